@@ -1,0 +1,109 @@
+//! What a guest or client may ask of a disk, and how it ends.
+//!
+//! Invariants: each operation carries exactly what it needs. Memory travels beside it, in
+//! [`crate::Buffers`], because only reads and writes have any.
+
+use crate::Extent;
+
+/// One request to a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Fill the buffers from the extent.
+    Read(Extent),
+    /// Store the buffers in the extent.
+    Write(Extent, Durability),
+    /// The guest no longer needs the extent: a hint. Its content is undefined afterwards.
+    Discard(Extent, Durability),
+    /// The extent reads as zeroes afterwards.
+    WriteZeroes(Extent, Unmap, Durability),
+    /// All writes completed before this request was made survive a power loss.
+    Flush,
+}
+
+impl Operation {
+    /// Whether the operation may change what a later read returns.
+    pub fn is_change(&self) -> bool {
+        match self {
+            Self::Read(_) | Self::Flush => false,
+            Self::Write(..) | Self::Discard(..) | Self::WriteZeroes(..) => true,
+        }
+    }
+
+    /// The bytes the operation is about; `None` for a flush, which is about all.
+    pub fn extent(&self) -> Option<Extent> {
+        match *self {
+            Self::Read(extent)
+            | Self::Write(extent, _)
+            | Self::Discard(extent, _)
+            | Self::WriteZeroes(extent, _, _) => Some(extent),
+            Self::Flush => None,
+        }
+    }
+
+    /// When a change must survive a power loss. Reads and flushes have nothing to keep.
+    pub fn durability(&self) -> Durability {
+        match *self {
+            Self::Read(_) | Self::Flush => Durability::Cached,
+            Self::Write(_, durability)
+            | Self::Discard(_, durability)
+            | Self::WriteZeroes(_, _, durability) => durability,
+        }
+    }
+
+    /// The operation's name in messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Read(_) => "read",
+            Self::Write(..) => "write",
+            Self::Discard(..) => "discard",
+            Self::WriteZeroes(..) => "write-zeroes",
+            Self::Flush => "flush",
+        }
+    }
+}
+
+/// When a change must survive a power loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// With the next flush (write-back).
+    Cached,
+    /// Before the request completes (write-through).
+    Stable,
+}
+
+/// Whether zeroed space may be given back to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unmap {
+    /// The space stays allocated.
+    Keep,
+    /// The space may be deallocated if it still reads as zeroes.
+    Allowed,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "an outcome that is dropped leaves its guest waiting for ever"]
+pub enum Outcome {
+    /// It was carried out completely.
+    Done,
+    /// It was not carried out, or only in part.
+    Failed(FailKind),
+}
+
+/// Why a request failed, for code to branch on. Each protocol maps it to its own codes in one
+/// function; the sentence for the operator is written where the cause is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailKind {
+    /// The host could not read or write.
+    Io,
+    /// The host has no space left.
+    NoSpace,
+    /// A change was asked of something read-only.
+    ReadOnly,
+    /// The request reaches beyond the end of the disk.
+    OutOfRange,
+    /// The request is not of a known form.
+    Malformed,
+    /// The request is of a known form that this disk does not serve.
+    Unsupported,
+}

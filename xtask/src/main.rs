@@ -1,0 +1,121 @@
+//! The commands of the project: `cargo xtask check`, `test`, `tidy` and `install`.
+//!
+//! Limits: a command takes no further arguments; what CI runs is what a developer runs.
+//! Not here: the steps of each command, which stand in the module of its name.
+
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool talks to its user on the terminal"
+)]
+
+mod check;
+mod install;
+mod steps;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::steps::Workspace;
+
+const USAGE: &str = "usage: cargo xtask <command>
+
+commands:
+  check    the quick gate: fmt, tidy, clippy, docs, unit tests; installs nothing
+  test     install what the tests need, then check and every test; what CI runs
+  tidy     the rules of the project that no other tool checks
+  install  only install what the tests need
+  help     print this text";
+
+/// What the user asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Command {
+    Check,
+    Test,
+    Tidy,
+    Install,
+    Help,
+}
+
+/// Understands the arguments after the program's name, or says what is wrong with them.
+fn parse(arguments: &[String]) -> Result<Command, String> {
+    let (name, rest) = match arguments {
+        [] => return Err("no command given".to_owned()),
+        [name, rest @ ..] => (name.as_str(), rest),
+    };
+    let command = match name {
+        "check" => Command::Check,
+        "test" => Command::Test,
+        "tidy" => Command::Tidy,
+        "install" => Command::Install,
+        "help" | "--help" | "-h" => Command::Help,
+        other => return Err(format!("unknown command `{other}`")),
+    };
+    match rest {
+        [] => Ok(command),
+        [extra, ..] => Err(format!("`{name}` takes no argument, not `{extra}`")),
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    let workspace = Workspace::find()?;
+    match command {
+        Command::Check => check::run(&workspace),
+        Command::Test => test::run(&workspace),
+        Command::Tidy => tidy::run(&workspace),
+        Command::Install => install::run(&workspace).map(drop),
+        Command::Help => {
+            println!("{USAGE}");
+            Ok(())
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> =
+        std::env::args_os().skip(1).map(|it| it.to_string_lossy().into_owned()).collect();
+    match parse(&arguments) {
+        Err(problem) => {
+            eprintln!("xtask: {problem}\n\n{USAGE}");
+            ExitCode::from(2)
+        }
+        Ok(command) => match run(command) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("xtask: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(input: &[&str], expected: Result<Command, &str>) {
+        let arguments: Vec<String> = input.iter().map(|&it| it.to_owned()).collect();
+        assert_eq!(parse(&arguments), expected.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn every_command_is_known_by_its_name() {
+        check(&["check"], Ok(Command::Check));
+        check(&["test"], Ok(Command::Test));
+        check(&["tidy"], Ok(Command::Tidy));
+        check(&["install"], Ok(Command::Install));
+        check(&["--help"], Ok(Command::Help));
+    }
+
+    #[test]
+    fn wrong_arguments_are_named() {
+        check(&[], Err("no command given"));
+        check(&["tset"], Err("unknown command `tset`"));
+        check(&["test", "--fast"], Err("`test` takes no argument, not `--fast`"));
+    }
+}

@@ -1,0 +1,139 @@
+//! `cargo xtask test`: everything a change must pass; CI runs this and nothing of its own.
+//!
+//! Installs what the tests need, runs `check`, then every test of the workspace and the loom
+//! models. A test that cannot run prints `skipped: <reason>`; the skips are counted and told at
+//! the end.
+//!
+//! Invariants: as root a skip that `ALLOWED_SKIPS` does not name fails the command, since root
+//! can install whatever is missing; for others it is a warning.
+//! Not here: how lines are understood (`test::tally`), how a command is watched (`test::watch`).
+
+mod tally;
+mod watch;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::steps::{Workspace, cargo_step, step};
+use crate::test::tally::{Show, Skip, Tally};
+use crate::{check, install};
+
+/// Skips that are accepted even in CI: the name of the test as libtest prints it.
+const ALLOWED_SKIPS: &[&str] = &[];
+
+/// Crates with loom models: unit tests whose names start with `loom_`, built with `--cfg loom`.
+const LOOM_CRATES: &[&str] = &["request_path"];
+
+/// Installs, checks, tests; the first step that fails ends it.
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let user = install::run(workspace)?;
+    check::run(workspace)?;
+
+    // The tests start `ringloom` as a process. Cargo builds it only for the tests of its own
+    // package, so it is built here for all; compiler output stays out of the log of the tests.
+    cargo_step(workspace, "binaries", &["build", "--quiet", "--workspace", "--bins"], &[])?;
+    cargo_step(workspace, "build tests", &["test", "--quiet", "--workspace", "--no-run"], &[])?;
+
+    let mut tally = Tally::default();
+    let result = run_tests(workspace, &mut tally);
+    println!("{}", tally.summary());
+    for skip in tally.skips.iter().collect::<BTreeSet<_>>() {
+        println!("   skipped: {skip}");
+    }
+    result?;
+    match judge(&tally.skips, user) {
+        Verdict::Accept => Ok(()),
+        Verdict::Warn(warning) => {
+            println!("   warning: {warning}");
+            Ok(())
+        }
+        Verdict::Refuse(reason) => bail!(reason),
+    }
+}
+
+/// Runs the tests of the workspace and the loom models; the tally has what ran before a failure.
+fn run_tests(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
+    let log_dir = workspace.target_dir().join("xtask");
+    std::fs::create_dir_all(&log_dir).with_context(|| format!("{}", log_dir.display()))?;
+
+    let arguments = ["test", "--workspace", "--no-fail-fast", "--", "--show-output"];
+    step("tests", &format!("cargo {}", arguments.join(" ")), || {
+        let mut command = workspace.cargo(&arguments);
+        watch::run(&mut command, &log_dir.join("test.log"), |line| show(tally.feed(line), line))
+    })?;
+    for name in LOOM_CRATES {
+        let log = log_dir.join(format!("loom-{name}.log"));
+        tally.add(loom(workspace, name, &log)?);
+    }
+    Ok(())
+}
+
+fn show(what: Show, line: &str) {
+    match what {
+        Show::Line => println!("   {line}"),
+        Show::LogOnly => {}
+    }
+}
+
+/// Runs the loom models of one crate; none at all is an error, since a filter that matches
+/// nothing would pass for ever.
+fn loom(workspace: &Workspace, name: &str, log: &Path) -> Result<Tally> {
+    let target_dir = workspace.target_dir().join("loom");
+    let target_dir = target_dir.to_string_lossy();
+    let arguments =
+        ["test", "--package", name, "--release", "--lib", "--target-dir", &target_dir, "loom_"];
+    let mut tally = Tally::default();
+    step("loom models", &format!("RUSTFLAGS='--cfg loom' cargo {}", arguments.join(" ")), || {
+        let mut command = workspace.cargo(&arguments);
+        command.env("RUSTFLAGS", "--cfg loom");
+        watch::run(&mut command, log, |line| show(tally.feed(line), line))?;
+        if tally.passed == 0 {
+            bail!("crate {name}: no test whose name starts with `loom_`");
+        }
+        Ok(())
+    })?;
+    Ok(tally)
+}
+
+/// What skipped tests mean for the whole command.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Accept,
+    Warn(String),
+    Refuse(String),
+}
+
+fn judge(skips: &[Skip], user: install::User) -> Verdict {
+    let unexpected = skips
+        .iter()
+        .filter(|skip| !skip.test.as_deref().is_some_and(|it| ALLOWED_SKIPS.contains(&it)))
+        .count();
+    let count = tally::tests(unexpected);
+    match (unexpected, user) {
+        (0, _) => Verdict::Accept,
+        (_, install::User::Other) => Verdict::Warn(format!("{count} skipped; as root this fails")),
+        (_, install::User::Root) => Verdict::Refuse(format!(
+            "{count} skipped: as root every test must run unless ALLOWED_SKIPS in \
+             xtask/src/test.rs names it"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skip_fails_for_root_only() {
+        let skips = [Skip { test: Some("guest_boots".to_owned()), reason: "no qemu".to_owned() }];
+        assert!(matches!(judge(&skips, install::User::Root), Verdict::Refuse(_)));
+        assert!(matches!(judge(&skips, install::User::Other), Verdict::Warn(_)));
+    }
+
+    #[test]
+    fn no_skip_is_fine() {
+        assert_eq!(judge(&[], install::User::Root), Verdict::Accept);
+    }
+}

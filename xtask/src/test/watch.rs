@@ -1,0 +1,120 @@
+//! Runs a test command: every line of its output goes to a log and to the caller, as it comes.
+//!
+//! Threads: one reads the command's output, so that this one can notice that the command has
+//! ended while a process that a test left behind still holds the pipe. At most `LINES_AHEAD` lines
+//! wait between them.
+//! Not here: what a line means (`test::tally`).
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::steps;
+
+/// How long the pipe may stay open after the command has ended, before a process that a test
+/// forgot to stop is blamed. A daemon that was asked to stop drains within this time.
+const LEFTOVER_GRACE: Duration = Duration::from_secs(10);
+
+/// How often the end of the command is looked for while it prints nothing.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// How many lines may wait to be logged; a command that prints faster is slowed down.
+const LINES_AHEAD: usize = 1024;
+
+/// Runs the command and hands on its output, both streams in order, line by line.
+pub(crate) fn run(
+    command: &mut Command,
+    log_path: &Path,
+    mut take_line: impl FnMut(&str),
+) -> Result<()> {
+    let mut log =
+        BufWriter::new(File::create(log_path).with_context(|| format!("{}", log_path.display()))?);
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let errors = writer.try_clone().context("cannot copy the pipe")?;
+    command.stdin(Stdio::null()).stdout(writer).stderr(errors);
+    let mut child = command.spawn().context("cannot start the tests")?;
+    // The command owns the write ends; the reader sees the end of the pipe only without them.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+
+    let lines = read_lines(reader);
+    let mut ended = None;
+    let leftover = loop {
+        match lines.recv_timeout(LOOK_EVERY) {
+            Ok(line) => {
+                writeln!(log, "{line}").with_context(|| format!("{}", log_path.display()))?;
+                take_line(&line);
+            }
+            Err(RecvTimeoutError::Disconnected) => break false,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if ended.is_none() && child.try_wait().context("cannot wait for the tests")?.is_some() {
+            ended = Some(steps::now());
+        }
+        if ended.is_some_and(|at| steps::now().duration_since(at) > LEFTOVER_GRACE) {
+            break true;
+        }
+    };
+    log.flush().with_context(|| format!("{}", log_path.display()))?;
+    let status = child.wait().context("cannot wait for the tests")?;
+    if !status.success() {
+        bail!("{status}; all output is in {}", log_path.display());
+    }
+    if leftover {
+        bail!("a process that a test started is still running and holds the output");
+    }
+    Ok(())
+}
+
+/// Reads lines on a thread of their own; the channel closes at the end of the output.
+fn read_lines(reader: std::io::PipeReader) -> Receiver<String> {
+    let (sender, receiver) = sync_channel(LINES_AHEAD);
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(reader);
+        let mut bytes = Vec::new();
+        // An error of the pipe ends the reading as its end does; the exit status is the verdict.
+        while reader.read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
+            let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            bytes.clear();
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_shell(script: &str, name: &str) -> (Result<()>, Vec<String>, String) {
+        let log = std::env::temp_dir().join(format!("xtask-{}-{name}.log", std::process::id()));
+        let mut lines = Vec::new();
+        let mut command = Command::new("sh");
+        let result = run(command.args(["-c", script]), &log, |line| lines.push(line.to_owned()));
+        let text = std::fs::read_to_string(&log).expect("the log was written");
+        std::fs::remove_file(&log).expect("the log can be removed");
+        (result, lines, text)
+    }
+
+    #[test]
+    fn both_streams_reach_log_and_caller_in_order() {
+        let (result, lines, log) =
+            run_shell("echo one; echo two >&2; printf '\\377three'", "order");
+        result.expect("the script exits with 0");
+        assert_eq!(lines, ["one", "two", "\u{fffd}three"]);
+        assert_eq!(log, "one\ntwo\n\u{fffd}three\n");
+    }
+
+    #[test]
+    fn a_failing_command_is_an_error_that_names_the_log() {
+        let (result, _, _) = run_shell("exit 101", "fail");
+        let text = format!("{:#}", result.expect_err("the script exits with 101"));
+        assert!(text.contains("101") && text.contains("fail.log"), "{text}");
+    }
+}

@@ -1,0 +1,135 @@
+//! Which crate may depend on which: the arrows of ARCHITECTURE.md as one table.
+//!
+//! Invariants: a new edge changes this table and ARCHITECTURE.md in the same commit. `testkit` is
+//! only ever a dev-dependency. An allowed edge need not be in use.
+
+use crate::tidy::Problem;
+use crate::tidy::metadata::{Dependency, Kind, Member};
+
+/// What one crate may use.
+struct Row {
+    name: &'static str,
+    normal: &'static [&'static str],
+    /// For tests only, besides `normal` and `testkit`.
+    dev: &'static [&'static str],
+}
+
+const fn row(
+    name: &'static str,
+    normal: &'static [&'static str],
+    dev: &'static [&'static str],
+) -> Row {
+    Row { name, normal, dev }
+}
+
+const TESTKIT: &str = "testkit";
+
+const TABLE: &[Row] = &[
+    row("cli", &["daemon", "tuner"], &[]),
+    row("tuner", &["load"], &[]),
+    row("load", &[], &[]),
+    row(
+        "daemon",
+        &["block", "disk", "iothread", "kernel_io", "request_path", "vhost_user", "virtio"],
+        &[],
+    ),
+    row("iothread", &["block", "kernel_io", "request_path"], &["disk"]),
+    row("request_path", &["block", "kernel_io", "virtio"], &["disk"]),
+    row("disk", &["block", "kernel_io"], &[]),
+    row("vhost_user", &["block", "virtio"], &[]),
+    row("virtio", &["block"], &[]),
+    row("kernel_io", &["block"], &[]),
+    row("block", &[], &[]),
+    row(TESTKIT, &["block", "kernel_io"], &[]),
+    row("xtask", &[], &[]),
+];
+
+/// Compares the workspace with the table.
+pub(crate) fn check(members: &[Member]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for member in members {
+        match TABLE.iter().find(|row| row.name == member.name) {
+            Some(row) => problems
+                .extend(member.dependencies.iter().filter_map(|dependency| judge(row, dependency))),
+            None => problems.push(Problem::new(
+                &member.name,
+                "crate has no row in the table of xtask/src/tidy/edges.rs",
+            )),
+        }
+    }
+    for row in TABLE {
+        if !members.iter().any(|member| member.name == row.name) {
+            problems.push(Problem::new(
+                row.name,
+                "crate is in the table of xtask/src/tidy/edges.rs but not in the workspace",
+            ));
+        }
+    }
+    problems
+}
+
+fn judge(row: &Row, dependency: &Dependency) -> Option<Problem> {
+    let name = dependency.name.as_str();
+    let message = match dependency.kind {
+        Kind::Normal if name == TESTKIT => "`testkit` may only be a dev-dependency".to_owned(),
+        Kind::Normal if row.normal.contains(&name) => return None,
+        Kind::Dev if name == TESTKIT || row.normal.contains(&name) || row.dev.contains(&name) => {
+            return None;
+        }
+        Kind::Normal => format!("may not depend on `{name}`"),
+        Kind::Dev => format!("may not depend on `{name}`, not even in tests"),
+    };
+    Some(Problem::new(row.name, message + "; xtask/src/tidy/edges.rs has the allowed edges"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_edge(from: &str, to: &str, kind: Kind, allowed: bool) {
+        let dependency = Dependency { name: to.to_owned(), kind };
+        let row = TABLE.iter().find(|row| row.name == from).expect("the crate has a row");
+        assert_eq!(judge(row, &dependency).is_none(), allowed, "{from} -> {to} as {kind:?}");
+    }
+
+    #[test]
+    fn arrows_point_down_only() {
+        check_edge("cli", "daemon", Kind::Normal, true);
+        check_edge("daemon", "cli", Kind::Normal, false);
+        check_edge("disk", "kernel_io", Kind::Normal, true);
+        check_edge("vhost_user", "kernel_io", Kind::Normal, false);
+        check_edge("tuner", "daemon", Kind::Normal, false);
+        check_edge("load", "block", Kind::Dev, false);
+    }
+
+    #[test]
+    fn testkit_is_for_tests_only() {
+        check_edge("disk", "testkit", Kind::Dev, true);
+        check_edge("disk", "testkit", Kind::Normal, false);
+    }
+
+    #[test]
+    fn some_edges_are_for_tests_only() {
+        check_edge("iothread", "disk", Kind::Dev, true);
+        check_edge("iothread", "disk", Kind::Normal, false);
+    }
+
+    #[test]
+    fn every_name_in_the_table_has_a_row_below_its_user() {
+        for (index, row) in TABLE.iter().enumerate() {
+            for name in row.normal {
+                let target = TABLE.iter().position(|it| it.name == *name);
+                let is_below = target.is_some_and(|it| it > index) || row.name == TESTKIT;
+                assert!(is_below, "{} -> {name}", row.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_crate_that_is_not_in_the_table_is_told() {
+        let problems = check(&[Member { name: "qcow2".to_owned(), dependencies: Vec::new() }]);
+        assert!(problems.iter().any(|it| it.to_string().starts_with("qcow2: crate has no row")));
+        assert_eq!(problems.len(), 1 + TABLE.len());
+    }
+}
