@@ -8,10 +8,7 @@
 //! into that memory: a guest may change it at any time, so every access is a copy.
 //! Threads: segments may be sent along with their request; nothing else shares them.
 
-#![expect(
-    unsafe_code,
-    reason = "guest memory is only reachable through raw pointers"
-)]
+#![expect(unsafe_code, reason = "guest memory is only reachable through raw pointers")]
 
 use std::ptr::NonNull;
 
@@ -53,10 +50,7 @@ impl Segment {
         // SAFETY: `skip` is at most the segment's length, so the result stays inside or one past
         // the end of the same mapping.
         let base = unsafe { self.base.add(skip) };
-        Self {
-            base,
-            count: count.min(self.count - skip),
-        }
+        Self { base, count: count.min(self.count - skip) }
     }
 }
 
@@ -70,10 +64,7 @@ pub struct Buffers {
 impl Buffers {
     /// Room for `segments` segments without a further allocation.
     pub fn with_capacity(segments: usize) -> Self {
-        Self {
-            segments: Vec::with_capacity(segments),
-            count: 0,
-        }
+        Self { segments: Vec::with_capacity(segments), count: 0 }
     }
 
     /// Adds a segment behind the others. Empty ones are dropped.
@@ -103,9 +94,7 @@ impl Buffers {
     /// Whether every segment starts and ends at a multiple of `alignment` (a power of two).
     pub fn is_aligned(&self, alignment: usize) -> bool {
         let mask = alignment - 1;
-        self.segments
-            .iter()
-            .all(|s| (s.base.addr().get() | s.count) & mask == 0)
+        self.segments.iter().all(|s| (s.base.addr().get() | s.count) & mask == 0)
     }
 
     /// Takes `count` bytes off the end and returns the address of the first of them, if they lie
@@ -223,10 +212,7 @@ mod tests {
 
     #[track_caller]
     fn check_range(lengths: &[usize], skip: usize, count: usize, expected: &[usize]) {
-        let found: Vec<usize> = over(lengths)
-            .range(skip, count)
-            .map(Segment::count)
-            .collect();
+        let found: Vec<usize> = over(lengths).range(skip, count).map(Segment::count).collect();
         assert_eq!(found, expected, "{count} bytes from {skip} of {lengths:?}");
     }
 

@@ -72,15 +72,8 @@ impl DiskSize {
     /// Proves that `count` bytes from `start` lie inside the disk.
     pub fn check(self, start: ByteOffset, count: ByteCount) -> Result<Extent, OutOfRange> {
         match start.0.checked_add(count.0) {
-            Some(end) if end <= self.0.0 => Ok(Extent {
-                start: start.0,
-                count: count.0,
-            }),
-            Some(_) | None => Err(OutOfRange {
-                start,
-                count,
-                size: self.0,
-            }),
+            Some(end) if end <= self.0.0 => Ok(Extent { start: start.0, count: count.0 }),
+            Some(_) | None => Err(OutOfRange { start, count, size: self.0 }),
         }
     }
 

@@ -13,6 +13,7 @@ mod clock;
 mod extent;
 mod node;
 mod operation;
+mod rate;
 
 pub use buffers::{Buffers, Segment};
 pub use clock::{Clock, SystemClock};
@@ -22,3 +23,4 @@ pub use node::{
     Target, TooManyPieces,
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, Unmap};
+pub use rate::SentenceRate;

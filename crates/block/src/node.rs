@@ -121,34 +121,19 @@ pub struct Pieces {
 impl Pieces {
     /// An answer without any piece: there is nothing to do.
     pub fn none() -> Self {
-        let nothing = Piece {
-            count: ByteCount(0),
-            target: Target::Nothing,
-        };
-        Self {
-            pieces: [nothing; PIECES_MAX],
-            used: 0,
-        }
+        let nothing = Piece { count: ByteCount(0), target: Target::Nothing };
+        Self { pieces: [nothing; PIECES_MAX], used: 0 }
     }
 
     /// An answer of one piece, by far the most frequent.
     pub fn one(piece: Piece) -> Self {
-        let nothing = Piece {
-            count: ByteCount(0),
-            target: Target::Nothing,
-        };
-        Self {
-            pieces: [piece, nothing, nothing, nothing],
-            used: 1,
-        }
+        let nothing = Piece { count: ByteCount(0), target: Target::Nothing };
+        Self { pieces: [piece, nothing, nothing, nothing], used: 1 }
     }
 
     /// Adds a piece behind the others.
     pub fn push(&mut self, piece: Piece) -> Result<(), TooManyPieces> {
-        let place = self
-            .pieces
-            .get_mut(usize::from(self.used))
-            .ok_or(TooManyPieces)?;
+        let place = self.pieces.get_mut(usize::from(self.used)).ok_or(TooManyPieces)?;
         *place = piece;
         self.used += 1;
         Ok(())
@@ -181,10 +166,7 @@ mod tests {
     use super::*;
 
     fn piece(count: u64) -> Piece {
-        Piece {
-            count: ByteCount(count),
-            target: Target::Zeroes,
-        }
+        Piece { count: ByteCount(count), target: Target::Zeroes }
     }
 
     #[test]
