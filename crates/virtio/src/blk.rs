@@ -1,0 +1,224 @@
+//! From a chain to a virtio-blk request (virtio 1.2, 5.2.6).
+//!
+//! Where it stands in the life of a request: `request_path` calls [`decode`] for every popped
+//! chain and gives the operation to the lane.
+//!
+//! Invariants: an operation that leaves here is inside the disk, allowed by the rules and of whole
+//! sectors; header and range are copied before they are checked. How the driver cuts a request
+//! into descriptors makes no difference (virtio 1.2, 2.7.4).
+//! Limits: [`DATA_BYTES_MAX`] bytes of data, [`RANGE_SECTORS_MAX`] sectors to discard or zero.
+
+mod status;
+
+use block::{
+    Access, Buffers, ByteCount, DiskSize, Durability, Extent, FailKind, Operation, SECTOR_BYTES,
+    Sector, Segment, Unmap,
+};
+
+use crate::{Chain, RANGE_SECTORS_MAX};
+
+pub use status::{status_byte, write_status};
+
+/// The most data one request may carry, QEMU's bound: what fits in a signed 32-bit count.
+pub const DATA_BYTES_MAX: u64 = (1 << 31) - SECTOR_BYTES;
+
+/// Bytes of the answer to VIRTIO_BLK_T_GET_ID.
+pub const ID_BYTES: usize = 20;
+
+const HEADER_BYTES: usize = 16;
+const RANGE_BYTES: usize = 16;
+/// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.
+const FLAG_UNMAP: u32 = 1;
+
+const TYPE_IN: u32 = 0;
+const TYPE_OUT: u32 = 1;
+const TYPE_FLUSH: u32 = 4;
+const TYPE_GET_ID: u32 = 8;
+const TYPE_DISCARD: u32 = 11;
+const TYPE_WRITE_ZEROES: u32 = 13;
+
+/// A decoded request. Its data stay in the chain: after [`decode`], `writable` holds exactly what
+/// a read or GET_ID fills, `readable` exactly what a write stores.
+#[derive(Debug, Clone, Copy)]
+pub struct BlkRequest {
+    /// What to do.
+    pub kind: BlkKind,
+    /// Where the status byte goes.
+    pub status: Segment,
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlkKind {
+    /// An operation on the disk.
+    Disk(Operation),
+    /// The disk's name, see [`write_id`].
+    GetId,
+    /// Nothing that can be done; only the status is to be written.
+    Refused(FailKind),
+}
+
+/// What a disk allows and how it is written.
+#[derive(Debug, Clone, Copy)]
+pub struct BlkRules {
+    /// The size of the disk.
+    pub size: DiskSize,
+    /// Whether it takes changes.
+    pub access: Access,
+    /// When changes must survive a power loss.
+    pub durability: Durability,
+    /// Whether discards were offered.
+    pub discard: bool,
+    /// Whether write-zeroes were offered.
+    pub write_zeroes: bool,
+}
+
+/// A request whose outcome cannot be told, which breaks the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoStatus {
+    /// There is no byte for the status.
+    #[error("request without a writable byte for its status")]
+    Status,
+    /// There is no room for a header.
+    #[error("request with a header of {bytes} instead of {HEADER_BYTES} bytes")]
+    Header {
+        /// The readable bytes.
+        bytes: usize,
+    },
+}
+
+/// Decodes a chain; takes the status byte off its writable and the header off its readable memory.
+pub fn decode(chain: &mut Chain, rules: &BlkRules) -> Result<BlkRequest, NoStatus> {
+    let status = chain.writable.take_last(1).ok_or(NoStatus::Status)?;
+    let header: [u8; HEADER_BYTES] = take_first(&mut chain.readable)
+        .ok_or(NoStatus::Header { bytes: chain.readable.count() })?;
+    let [t0, t1, t2, t3, _, _, _, _, s0, s1, s2, s3, s4, s5, s6, s7] = header;
+    let sector = Sector(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
+    let kind = match u32::from_le_bytes([t0, t1, t2, t3]) {
+        TYPE_IN => rules.data(sector, &chain.writable).map(Operation::Read),
+        TYPE_OUT => rules.write(sector, &chain.readable),
+        TYPE_FLUSH => Ok(Operation::Flush),
+        TYPE_GET_ID => {
+            return Ok(BlkRequest { kind: BlkKind::GetId, status });
+        }
+        TYPE_DISCARD => rules.discard(&mut chain.readable),
+        TYPE_WRITE_ZEROES => rules.write_zeroes(&mut chain.readable),
+        _ => Err(FailKind::Unsupported),
+    };
+    let kind = match kind {
+        Ok(operation) => BlkKind::Disk(operation),
+        Err(kind) => BlkKind::Refused(kind),
+    };
+    Ok(BlkRequest { kind, status })
+}
+
+/// Answers GET_ID: the name, filled up with zeroes to 20 bytes; what fits in the guest's memory.
+/// A name of 20 bytes has no zero at its end (virtio 1.2, 5.2.6.1). Returns the bytes written.
+pub fn write_id(writable: &mut Buffers, id: &str) -> usize {
+    let mut bytes = [0; ID_BYTES];
+    let count = id.len().min(ID_BYTES);
+    bytes[..count].copy_from_slice(&id.as_bytes()[..count]);
+    writable.copy_from(0, &bytes)
+}
+
+impl BlkRules {
+    fn data(&self, sector: Sector, buffers: &Buffers) -> Result<Extent, FailKind> {
+        let count = buffers.count() as u64;
+        if !count.is_multiple_of(SECTOR_BYTES) || count > DATA_BYTES_MAX {
+            return Err(FailKind::Malformed);
+        }
+        self.extent(sector, count)
+    }
+
+    fn write(&self, sector: Sector, buffers: &Buffers) -> Result<Operation, FailKind> {
+        self.refuse_read_only()?;
+        let extent = self.data(sector, buffers)?;
+        Ok(Operation::Write(extent, self.durability))
+    }
+
+    fn discard(&self, buffers: &mut Buffers) -> Result<Operation, FailKind> {
+        self.refuse_read_only()?;
+        if !self.discard {
+            return Err(FailKind::Unsupported);
+        }
+        let range = Range::take(buffers)?;
+        let extent = self.range(&range)?;
+        // Unmap is not for discards, and unknown flags are for nobody (virtio 1.2, 5.2.6.2).
+        if range.flags != 0 {
+            return Err(FailKind::Unsupported);
+        }
+        Ok(Operation::Discard(extent, self.durability))
+    }
+
+    fn write_zeroes(&self, buffers: &mut Buffers) -> Result<Operation, FailKind> {
+        self.refuse_read_only()?;
+        if !self.write_zeroes {
+            return Err(FailKind::Unsupported);
+        }
+        let range = Range::take(buffers)?;
+        let extent = self.range(&range)?;
+        let unmap = match range.flags {
+            0 => Unmap::Keep,
+            FLAG_UNMAP => Unmap::Allowed,
+            _ => return Err(FailKind::Unsupported),
+        };
+        Ok(Operation::WriteZeroes(extent, unmap, self.durability))
+    }
+
+    fn range(&self, range: &Range) -> Result<Extent, FailKind> {
+        if range.sectors > RANGE_SECTORS_MAX {
+            return Err(FailKind::Malformed);
+        }
+        self.extent(range.sector, u64::from(range.sectors) * SECTOR_BYTES)
+    }
+
+    fn extent(&self, sector: Sector, count: u64) -> Result<Extent, FailKind> {
+        let start = sector.to_offset().ok_or(FailKind::OutOfRange)?;
+        match self.size.check(start, ByteCount(count)) {
+            Ok(extent) => Ok(extent),
+            Err(_reaches_beyond) => Err(FailKind::OutOfRange),
+        }
+    }
+
+    fn refuse_read_only(&self) -> Result<(), FailKind> {
+        match self.access {
+            Access::ReadOnly => Err(FailKind::ReadOnly),
+            Access::ReadWrite => Ok(()),
+        }
+    }
+}
+
+/// The segment of a discard or write-zeroes.
+struct Range {
+    sector: Sector,
+    sectors: u32,
+    flags: u32,
+}
+
+impl Range {
+    /// One range is offered (`max_discard_seg`, `max_write_zeroes_seg`), so more are unsupported
+    /// and less is malformed, as qemu-storage-daemon answers.
+    fn take(buffers: &mut Buffers) -> Result<Self, FailKind> {
+        if buffers.count() > RANGE_BYTES {
+            return Err(FailKind::Unsupported);
+        }
+        let bytes: [u8; RANGE_BYTES] = take_first(buffers).ok_or(FailKind::Malformed)?;
+        let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, f0, f1, f2, f3] = bytes;
+        Ok(Self {
+            sector: Sector(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7])),
+            sectors: u32::from_le_bytes([n0, n1, n2, n3]),
+            flags: u32::from_le_bytes([f0, f1, f2, f3]),
+        })
+    }
+}
+
+/// Copies the first bytes and drops them; `None` if there are fewer.
+fn take_first<const N: usize>(buffers: &mut Buffers) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    if buffers.copy_to(0, &mut bytes) < N {
+        return None;
+    }
+    buffers.skip_first(N);
+    // What is checked must be what is used: the compiler may not read the guest's memory again.
+    Some(std::hint::black_box(bytes))
+}

@@ -1,0 +1,31 @@
+//! Guest memory, split rings and the decoding of virtio-blk requests.
+//!
+//! Where it stands in the life of a request: at both ends. `vhost_user` builds [`GuestMemory`]
+//! and says where a ring lies; `request_path` pops a [`Chain`] from its [`SplitRing`], decodes it
+//! to a [`BlkRequest`], and later stages the completion and publishes it.
+//!
+//! Invariants: whatever lies in guest memory is hostile; each field is read once, copied and then
+//! checked. All unsafe code of this crate is in the modules that say so.
+//! Not here: who is interrupted and how (`request_path`), messages (`vhost_user`).
+
+#![deny(unsafe_code)]
+
+mod blk;
+mod config;
+mod features;
+mod memory;
+mod split;
+
+pub use blk::{
+    BlkKind, BlkRequest, BlkRules, DATA_BYTES_MAX, ID_BYTES, NoStatus, decode, status_byte,
+    write_id, write_status,
+};
+pub use config::{BlkConfig, CONFIG_BYTES, RANGE_SECTORS_MAX, SEG_MAX};
+pub use features::Features;
+pub use memory::{
+    GuestAddress, GuestMemory, LastHit, MemoryError, NotMapped, REGIONS_MAX, Region, RegionSpec,
+};
+pub use split::{
+    Area, Chain, Head, Interrupt, RING_SIZE_MAX, RingAddresses, RingError, RingSetup, SEGMENTS_MAX,
+    SplitRing,
+};

@@ -1,0 +1,158 @@
+//! One mapped run of guest memory.
+//!
+//! Invariants: a region is mapped readable and writable from `map` to drop, and its file was long
+//! enough for it when it was mapped.
+//! Not here: a front end that cuts its file afterwards; that raises SIGBUS, which the daemon
+//! handles.
+
+#![expect(unsafe_code, reason = "maps and unmaps guest memory")]
+
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use rustix::fs::{FileType, Stat, fstat};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::param::page_size;
+
+use super::{GuestAddress, MemoryError};
+
+/// A region as the front end describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Its first guest physical address.
+    pub guest: GuestAddress,
+    /// Its size.
+    pub bytes: u64,
+    /// Its first address in the front end's own address space.
+    pub user_address: u64,
+    /// Where it starts in its file.
+    pub file_offset: u64,
+}
+
+impl RegionSpec {
+    /// Whether both name the same memory, wherever it lies in its file.
+    pub(super) fn is_same_place(&self, other: &Self) -> bool {
+        (self.guest, self.bytes, self.user_address)
+            == (other.guest, other.bytes, other.user_address)
+    }
+
+    /// The byte of the file behind the region, if no address wraps.
+    fn file_end(&self) -> Option<u64> {
+        self.guest.0.checked_add(self.bytes)?;
+        self.user_address.checked_add(self.bytes)?;
+        self.file_offset.checked_add(self.bytes)
+    }
+}
+
+/// A mapped region; unmapped when dropped.
+#[derive(Debug)]
+pub struct Region {
+    spec: RegionSpec,
+    base: NonNull<u8>,
+    mapping: NonNull<c_void>,
+    mapped: usize,
+}
+
+// SAFETY: the mapping belongs to the process; any thread may use and unmap it.
+unsafe impl Send for Region {}
+
+// SAFETY: a shared region hands out its address and nothing else.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps the region of this file. The descriptor is not needed afterwards and is closed.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the front end gave the descriptor away; whoever maps it closes it"
+    )]
+    pub fn map(fd: OwnedFd, spec: RegionSpec) -> Result<Self, MemoryError> {
+        let failed = |errno: rustix::io::Errno| MemoryError::Map {
+            guest: spec.guest,
+            bytes: spec.bytes,
+            source: errno.into(),
+        };
+        let stat = fstat(&fd).map_err(failed)?;
+        let place = Placement::check(&spec, &stat)?;
+        // SAFETY: a null hint lets the kernel choose the place, so no mapping of ours is touched.
+        let mapping = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                place.mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &fd,
+                place.file_offset,
+            )
+        }
+        .map_err(failed)?;
+        // SAFETY: the range was mapped just now and DONTDUMP changes no content. A core dump with
+        // the guest's memory is no use, so a kernel that cannot leave it out is no error.
+        let _kept_out_of_dumps = unsafe { madvise(mapping, place.mapped, Advice::LinuxDontDump) };
+        let mapping = NonNull::new(mapping).expect("mmap without MAP_FIXED never returns page 0");
+        // SAFETY: the slack is less than the mapping's length.
+        let base = unsafe { mapping.cast::<u8>().add(place.slack) };
+        Ok(Self { spec, base, mapping, mapped: place.mapped })
+    }
+
+    /// What the front end said of it.
+    pub fn spec(&self) -> RegionSpec {
+        self.spec
+    }
+
+    /// Its first byte in this process.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly what `map` mapped. Whoever made a segment of it kept the
+        // region until the request had completed (`Slot::segment`), so nobody uses it now.
+        let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.mapped) };
+        assert!(unmapped.is_ok(), "unmapping what was mapped cannot fail");
+    }
+}
+
+/// What to map so that the region is covered. Files on huge pages are mapped only by whole pages,
+/// and they say how large those are in `st_blksize`.
+struct Placement {
+    file_offset: u64,
+    slack: usize,
+    mapped: usize,
+}
+
+impl Placement {
+    fn check(spec: &RegionSpec, stat: &Stat) -> Result<Self, MemoryError> {
+        let RegionSpec { guest, bytes, user_address, file_offset } = *spec;
+        if bytes == 0 {
+            return Err(MemoryError::Empty { guest });
+        }
+        let wraps = || MemoryError::Wraps { guest, bytes, user_address, file_offset };
+        let end = spec.file_end().ok_or_else(wraps)?;
+        // Devices (/dev/dax) have no size here; the kernel checks theirs.
+        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && end > file_bytes {
+            return Err(MemoryError::BeyondFile { guest, end, file_bytes });
+        }
+        let page = page_granule(stat);
+        let slack = file_offset % page;
+        let mapped = (slack + bytes).checked_next_multiple_of(page).ok_or_else(wraps)?;
+        match (usize::try_from(slack), usize::try_from(mapped)) {
+            (Ok(slack), Ok(mapped)) => {
+                Ok(Self { file_offset: file_offset - slack as u64, slack, mapped })
+            }
+            (Err(_), _) | (_, Err(_)) => Err(wraps()),
+        }
+    }
+}
+
+/// The unit of mapping: a page, or a huge page.
+fn page_granule(stat: &Stat) -> u64 {
+    let page = page_size() as u64;
+    match u64::try_from(stat.st_blksize) {
+        Ok(block) if block.is_power_of_two() => block.max(page),
+        Ok(_) | Err(_) => page,
+    }
+}

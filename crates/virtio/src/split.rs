@@ -1,0 +1,298 @@
+//! The device side of a split virtqueue (virtio 1.2, 2.7).
+//!
+//! Where it stands in the life of a request: its first and its last stop. `request_path` pops
+//! chains in batches, and stages and publishes their completions in batches.
+//!
+//! Invariants: a head is popped only while it is not in flight and returned exactly once; staged
+//! elements become visible only with the index that `publish` stores.
+//! Threads: owned by one iothread at a time, moved as a value between them. Nothing blocks.
+//! Limits: at most `size` chains are in flight; a chain has at most [`SEGMENTS_MAX`] segments.
+//! Not here: the kick and call descriptors (`request_path`).
+
+mod areas;
+mod chain;
+mod error;
+mod heads;
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use crate::GuestMemory;
+use areas::Areas;
+use chain::{Hits, Reader};
+use heads::Heads;
+
+pub use chain::{Chain, SEGMENTS_MAX};
+pub use error::{Area, RingError};
+
+/// The largest split ring (virtio 1.2, 2.7).
+pub const RING_SIZE_MAX: u16 = 32768;
+
+/// VIRTQ_USED_F_NO_NOTIFY: the device does not want kicks.
+const NO_NOTIFY: u16 = 1;
+/// VIRTQ_AVAIL_F_NO_INTERRUPT: the driver does not want interrupts.
+const NO_INTERRUPT: u16 = 1;
+
+/// Where a ring lies, in front-end addresses (vhost-user, SET_VRING_ADDR).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingAddresses {
+    /// The descriptor table.
+    pub descriptors: u64,
+    /// The available ring.
+    pub available: u64,
+    /// The used ring.
+    pub used: u64,
+}
+
+/// All that is needed to serve a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingSetup {
+    /// The number of descriptors.
+    pub size: u16,
+    /// Where it lies.
+    pub addresses: RingAddresses,
+    /// The available index of the first chain to serve (vhost-user, SET_VRING_BASE).
+    pub next_available: u16,
+    /// Whether VIRTIO_RING_F_EVENT_IDX was negotiated.
+    pub event_idx: bool,
+    /// Whether VIRTIO_RING_F_INDIRECT_DESC was negotiated.
+    pub indirect: bool,
+}
+
+impl RingSetup {
+    /// Whether the ring has a possible size and lies in this memory, aligned: whether
+    /// [`SplitRing::new`] would take it. Touches nothing.
+    pub fn check(&self, memory: &GuestMemory) -> Result<(), RingError> {
+        Areas::find(memory, &self.addresses, self.size).map(|_found| ())
+    }
+}
+
+/// A popped chain, named by its first descriptor. To be returned with [`SplitRing::push_used`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Head(pub u16);
+
+/// Whether the guest wants to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a guest that waits for an interrupt waits for ever without it"]
+pub enum Interrupt {
+    /// It waits for an interrupt.
+    Wanted,
+    /// It looks by itself, or there is nothing new.
+    Suppressed,
+}
+
+/// Whether the driver kicks when it makes chains available.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kicks {
+    /// For the first chain from this available index on.
+    Requested { at: u16 },
+    /// It should not.
+    Suppressed,
+}
+
+/// A split ring being served.
+#[derive(Debug)]
+pub struct SplitRing {
+    areas: Areas,
+    memory: Arc<GuestMemory>,
+    hits: Hits,
+    in_flight: Heads,
+    next_available: u16,
+    /// The available index as last read; entries before it may be popped.
+    seen_available: u16,
+    /// Where the next used element goes.
+    next_used: u16,
+    /// The used index as the driver sees it.
+    published_used: u16,
+    kicks: Kicks,
+    /// Whether an interrupt was decided upon since the start. The first is always wanted: who
+    /// served the ring before may have left the driver waiting.
+    decided: bool,
+    event_idx: bool,
+    indirect: bool,
+}
+
+impl SplitRing {
+    /// Starts to serve a ring, with kicks requested. The used index is taken from the ring itself,
+    /// as it was left by whoever served it before (vhost-user, "Starting and stopping rings").
+    pub fn new(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
+        let areas = Areas::find(&memory, &setup.addresses, setup.size)?;
+        let used = areas.used_index();
+        let mut ring = Self {
+            in_flight: Heads::none(setup.size),
+            areas,
+            memory,
+            hits: Hits::default(),
+            next_available: setup.next_available,
+            seen_available: setup.next_available,
+            next_used: used,
+            published_used: used,
+            kicks: Kicks::Suppressed,
+            decided: false,
+            event_idx: setup.event_idx,
+            indirect: setup.indirect,
+        };
+        ring.areas.set_used_flags(0);
+        // Chains that wait already are seen by the caller's first pop.
+        let _waiting = ring.request_kicks();
+        Ok(ring)
+    }
+
+    /// The number of descriptors.
+    pub fn size(&self) -> u16 {
+        self.areas.size()
+    }
+
+    /// Takes the next available chain, if there is one, and puts its memory in `chain`, which is
+    /// cleared first. After an error the ring must not be served any further.
+    pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
+        chain.clear();
+        if self.next_available == self.seen_available {
+            self.look()?;
+            if self.next_available == self.seen_available {
+                return Ok(None);
+            }
+        }
+        let size = self.size();
+        let head = self.areas.available_entry(self.next_available);
+        if head >= size {
+            return Err(RingError::HeadOutOfRange { head, size });
+        }
+        if !self.in_flight.insert(head) {
+            return Err(RingError::HeadInFlight { head });
+        }
+        Reader {
+            areas: &self.areas,
+            memory: &self.memory,
+            hits: &mut self.hits,
+            indirect: self.indirect,
+            head,
+        }
+        .read(chain)?;
+        self.next_available = self.next_available.wrapping_add(1);
+        Ok(Some(Head(head)))
+    }
+
+    /// Stages the completion of a popped chain; `written` is the number of bytes written to its
+    /// memory from the start. The driver sees it after [`SplitRing::publish`].
+    ///
+    /// Panics if the chain is not in flight: a request was completed twice.
+    pub fn push_used(&mut self, head: Head, written: u32) {
+        assert!(
+            self.in_flight.remove(head.0),
+            "chain {} was returned without being in flight",
+            head.0
+        );
+        self.areas.set_used_element(self.next_used, head.0, written);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Shows the driver all that was staged, and says whether it wants an interrupt for it.
+    pub fn publish(&mut self) -> Interrupt {
+        let (old, new) = (self.published_used, self.next_used);
+        if old == new {
+            return Interrupt::Suppressed;
+        }
+        self.areas.set_used_index(new);
+        self.published_used = new;
+        // The index must be visible before the driver's wish is read: the driver writes its wish
+        // first and looks at the index after (virtio 1.2, 2.7.7.2 and 2.7.10).
+        fence(Ordering::SeqCst);
+        let first = !std::mem::replace(&mut self.decided, true);
+        let wanted = if self.event_idx {
+            first || has_passed(self.areas.used_event(), old, new)
+        } else {
+            self.areas.available_flags() & NO_INTERRUPT == 0
+        };
+        if wanted { Interrupt::Wanted } else { Interrupt::Suppressed }
+    }
+
+    /// Asks the driver not to kick, as long as the caller looks by itself. A hint: kicks may still
+    /// come.
+    pub fn suppress_kicks(&mut self) {
+        let Kicks::Requested { at } = self.kicks else {
+            return;
+        };
+        self.kicks = Kicks::Suppressed;
+        if !self.event_idx {
+            self.areas.set_used_flags(NO_NOTIFY);
+        } else if self.areas.available_index() == at {
+            // The driver has not passed the event yet. One behind it, it is passed again only
+            // after 65535 more chains.
+            self.areas.set_available_event(at.wrapping_sub(1));
+        }
+    }
+
+    /// Asks the driver to kick for the next chain. `true` if chains have arrived meanwhile, for
+    /// which no kick may come: the caller must pop again.
+    #[must_use = "chains that arrived meanwhile come without a kick"]
+    pub fn request_kicks(&mut self) -> bool {
+        let at = self.next_available;
+        if self.event_idx {
+            if self.kicks != (Kicks::Requested { at }) {
+                self.areas.set_available_event(at);
+            }
+        } else if self.kicks == Kicks::Suppressed {
+            self.areas.set_used_flags(0);
+        }
+        self.kicks = Kicks::Requested { at };
+        // The wish must be visible before the index is read: the driver stores its index first
+        // and reads the wish after (virtio 1.2, 2.7.13.4.1).
+        fence(Ordering::SeqCst);
+        self.areas.available_index() != at
+    }
+
+    /// The available index of the next chain to pop (vhost-user, GET_VRING_BASE).
+    pub fn next_available(&self) -> u16 {
+        self.next_available
+    }
+
+    /// Reads the available index and believes it only if that many chains fit in the ring.
+    fn look(&mut self) -> Result<(), RingError> {
+        let (next, found, size) = (self.next_available, self.areas.available_index(), self.size());
+        if found.wrapping_sub(next) > size {
+            return Err(RingError::AvailableJump { next, found, size });
+        }
+        self.seen_available = found;
+        Ok(())
+    }
+}
+
+/// Whether an index that went from `old` to `new` has passed `event` (virtio 1.2, 2.7.10.1).
+fn has_passed(event: u16, old: u16, new: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(event: u16, old: u16, new: u16, expected: bool) {
+        assert_eq!(
+            has_passed(event, old, new),
+            expected,
+            "event {event}, index from {old} to {new}"
+        );
+    }
+
+    #[test]
+    fn an_event_is_passed_when_the_index_steps_over_it() {
+        check(5, 5, 6, true);
+        check(6, 5, 6, false);
+        check(4, 5, 6, false);
+        check(7, 5, 9, true);
+        check(9, 5, 9, false);
+    }
+
+    #[test]
+    fn an_event_is_passed_across_the_wrap_at_65535() {
+        check(65535, 65535, 0, true);
+        check(65535, 65534, 65535, false);
+        check(0, 65535, 0, false);
+        check(0, 65535, 1, true);
+        check(65534, 65535, 3, false);
+        check(2, 65530, 3, true);
+        check(3, 65530, 3, false);
+    }
+}

@@ -1,0 +1,157 @@
+//! What is wrong with a ring. Each of these breaks it: the guest can no longer be told what
+//! became of its requests, so the ring is served no further.
+
+use std::fmt;
+
+use super::{RING_SIZE_MAX, SEGMENTS_MAX};
+use crate::NotMapped;
+
+/// One of the three parts of a split ring (virtio 1.2, 2.7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Area {
+    /// The descriptor table.
+    Descriptors,
+    /// The available ring, written by the driver.
+    Available,
+    /// The used ring, written by the device.
+    Used,
+}
+
+impl fmt::Display for Area {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Descriptors => "descriptor table",
+            Self::Available => "available ring",
+            Self::Used => "used ring",
+        })
+    }
+}
+
+/// Why a ring cannot be served (any further).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    /// A size that a split ring cannot have.
+    #[error("ring size {size} is not a power of two from 1 to {RING_SIZE_MAX}")]
+    Size {
+        /// The size asked for.
+        size: u16,
+    },
+    /// A part of the ring lies outside guest memory, or crosses a border of regions.
+    #[error("the {area} of {bytes} bytes at front-end address {address:#x} is not in guest memory")]
+    AreaNotMapped {
+        /// Which part.
+        area: Area,
+        /// Where it should be.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// A part of the ring is not aligned as virtio 1.2, 2.7 asks.
+    #[error("the {area} at front-end address {address:#x} is not aligned to {alignment} bytes")]
+    AreaMisaligned {
+        /// Which part.
+        area: Area,
+        /// Where it is.
+        address: u64,
+        /// What it needs.
+        alignment: usize,
+    },
+    /// The driver claims more available chains than the ring has room for.
+    #[error("available index went from {next} to {found}, more than the ring size {size}")]
+    AvailableJump {
+        /// The next chain to be served.
+        next: u16,
+        /// What the driver wrote.
+        found: u16,
+        /// The ring size.
+        size: u16,
+    },
+    /// A chain starts at a descriptor that does not exist.
+    #[error("descriptor head {head} is beyond the ring size {size}")]
+    HeadOutOfRange {
+        /// The head.
+        head: u16,
+        /// The ring size.
+        size: u16,
+    },
+    /// A chain was made available a second time before it was returned.
+    #[error("descriptor head {head} was made available while its request is in flight")]
+    HeadInFlight {
+        /// The head.
+        head: u16,
+    },
+    /// A chain goes on at a descriptor that does not exist.
+    #[error("chain {head}: descriptor {index} is beyond its table of {entries}")]
+    DescriptorOutOfRange {
+        /// Where the chain starts.
+        head: u16,
+        /// The descriptor.
+        index: u16,
+        /// How many there are.
+        entries: u32,
+    },
+    /// A chain visits more descriptors than its table has.
+    #[error("chain {head} loops: it is longer than its table of {entries} descriptors")]
+    Loop {
+        /// Where the chain starts.
+        head: u16,
+        /// How many descriptors there are.
+        entries: u32,
+    },
+    /// More memory segments than a request may have.
+    #[error("chain {head} has more than {SEGMENTS_MAX} segments")]
+    TooManySegments {
+        /// Where the chain starts.
+        head: u16,
+    },
+    /// A buffer without a byte.
+    #[error("chain {head}: buffer at guest address {address:#x} is empty")]
+    EmptyBuffer {
+        /// Where the chain starts.
+        head: u16,
+        /// Where the buffer is.
+        address: u64,
+    },
+    /// A buffer or an indirect table outside guest memory.
+    #[error("chain {head}: {missing}")]
+    NotMapped {
+        /// Where the chain starts.
+        head: u16,
+        /// What is not there.
+        missing: NotMapped,
+    },
+    /// A device-readable descriptor behind a device-writable one.
+    #[error("chain {head}: a readable descriptor follows a writable one")]
+    ReadableAfterWritable {
+        /// Where the chain starts.
+        head: u16,
+    },
+    /// An indirect descriptor although the feature was not negotiated.
+    #[error("chain {head}: indirect descriptor, but indirect descriptors were not negotiated")]
+    IndirectNotNegotiated {
+        /// Where the chain starts.
+        head: u16,
+    },
+    /// An indirect descriptor inside an indirect table.
+    #[error("chain {head}: indirect table inside an indirect table")]
+    IndirectNested {
+        /// Where the chain starts.
+        head: u16,
+    },
+    /// An indirect descriptor that has a successor.
+    #[error("chain {head}: indirect descriptor with a next descriptor")]
+    IndirectWithNext {
+        /// Where the chain starts.
+        head: u16,
+    },
+    /// An indirect table that is empty, cut off or longer than any ring.
+    #[error(
+        "chain {head}: indirect table of {bytes} bytes is not 1 to {RING_SIZE_MAX} descriptors of 16 bytes"
+    )]
+    IndirectLength {
+        /// Where the chain starts.
+        head: u16,
+        /// The length of the table.
+        bytes: u32,
+    },
+}

@@ -1,0 +1,59 @@
+//! The configuration space, byte for byte.
+
+use block::{Access, ByteCount, DiskSize};
+use virtio::{BlkConfig, Features};
+
+const CONFIG: BlkConfig = BlkConfig {
+    size: DiskSize(ByteCount(10 << 20)),
+    logical_block: 512,
+    physical_block: 512,
+    queues: 4,
+    access: Access::ReadWrite,
+    discard: true,
+    write_zeroes: true,
+};
+
+#[track_caller]
+fn check(config: BlkConfig, expected: &str) {
+    let found: String = config.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(found, expected.replace(' ', ""));
+}
+
+/// Read from qemu-storage-daemon 10.0.2 with GET_CONFIG, all but the byte that says that
+/// write-zeroes may unmap, which is 0 there although it does.
+#[test]
+fn the_space_is_that_of_qemu_storage_daemon() {
+    check(
+        CONFIG,
+        "0050000000000000 00000000 7e000000 00000000 00020000 00 00 0100 01000000 00 00 0400 \
+         00800000 01000000 01000000 00800000 01000000 01000000",
+    );
+    let blocks = BlkConfig { logical_block: 4096, physical_block: 4096, queues: 1, ..CONFIG };
+    check(
+        blocks,
+        "0050000000000000 00000000 7e000000 00000000 00100000 00 00 0100 01000000 00 00 0100 \
+         00800000 01000000 08000000 00800000 01000000 01000000",
+    );
+}
+
+#[test]
+fn a_disk_without_discards_names_no_limits_for_them() {
+    let plain = BlkConfig { physical_block: 4096, discard: false, write_zeroes: false, ..CONFIG };
+    check(
+        plain,
+        "0050000000000000 00000000 7e000000 00000000 00020000 03 00 0100 01000000 00 00 0400 \
+         00000000 00000000 00000000 00000000 00000000 00000000",
+    );
+}
+
+#[test]
+fn the_features_follow_the_configuration() {
+    let all = CONFIG.features();
+    assert_eq!(all, Features(0x1_3000_7644));
+    assert!(all.contains(Features::BLK_DISCARD | Features::VERSION_1));
+    assert!(!all.contains(Features::BLK_RO));
+    let plain =
+        BlkConfig { access: Access::ReadOnly, discard: false, write_zeroes: false, ..CONFIG };
+    let changed = Features::BLK_DISCARD | Features::BLK_WRITE_ZEROES;
+    assert_eq!(plain.features(), all.without(changed) | Features::BLK_RO);
+}

@@ -1,0 +1,9 @@
+//! The device side of a ring against a driver written for the purpose: orderly, random, hostile.
+
+mod blk;
+mod config;
+mod driver;
+mod hostile;
+mod memory;
+mod notify;
+mod random;
