@@ -1,0 +1,125 @@
+//! Aligned memory of our own, for requests whose memory or place direct I/O cannot take.
+//!
+//! Limits: a pool lends at most [`BUFFERS_MAX`] buffers of [`BOUNCE_BYTES`]; whoever gets none
+//! waits for one to come back. Buffers are allocated when first needed and kept.
+
+#![expect(unsafe_code, reason = "aligned memory that the kernel may write has to be raw")]
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+use block::{Buffers, Segment};
+
+/// The size of a bounce buffer: large enough that cutting a request costs little.
+pub const BOUNCE_BYTES: usize = 256 << 10;
+
+/// The most buffers one iothread lends: 4 MiB.
+const BUFFERS_MAX: usize = 16;
+
+/// The most that any known device wants its memory aligned to.
+const BOUNCE_ALIGNMENT: usize = 4096;
+
+const LAYOUT: Layout = match Layout::from_size_align(BOUNCE_BYTES, BOUNCE_ALIGNMENT) {
+    Ok(layout) => layout,
+    Err(_) => panic!("256 KiB aligned to 4 KiB is a layout"),
+};
+
+/// The bounce buffers of one iothread.
+#[derive(Debug, Default)]
+pub struct BouncePool {
+    free: Vec<BounceBuffer>,
+    lent: usize,
+}
+
+impl BouncePool {
+    /// Lends a buffer, or `None` if all are lent. Give it back with [`BouncePool::put`].
+    pub fn take(&mut self) -> Option<BounceBuffer> {
+        if self.lent == BUFFERS_MAX {
+            return None;
+        }
+        self.lent += 1;
+        Some(self.free.pop().unwrap_or_else(BounceBuffer::new))
+    }
+
+    /// Takes a buffer back.
+    pub fn put(&mut self, buffer: BounceBuffer) {
+        self.lent -= 1;
+        self.free.push(buffer);
+    }
+}
+
+/// [`BOUNCE_BYTES`] of memory, aligned for direct I/O.
+#[derive(Debug)]
+pub struct BounceBuffer {
+    base: NonNull<u8>,
+}
+
+// SAFETY: the buffer owns its memory; nothing else points to it but the kernel, while it is
+// parked.
+unsafe impl Send for BounceBuffer {}
+
+impl BounceBuffer {
+    fn new() -> Self {
+        // SAFETY: the layout has a size above zero.
+        let base = unsafe { std::alloc::alloc_zeroed(LAYOUT) };
+        let Some(base) = NonNull::new(base) else { std::alloc::handle_alloc_error(LAYOUT) };
+        Self { base }
+    }
+
+    /// Names the first `count` bytes, at most all, for the kernel.
+    pub(crate) fn segment(&self, count: usize) -> Segment {
+        // SAFETY: the memory is ours and aligned; the caller parks `self` until the completion.
+        unsafe { Segment::new(self.base, count.min(BOUNCE_BYTES)) }
+    }
+
+    /// Copies `count` bytes of `from`, from `skip` on, to the place `at` in the buffer.
+    pub fn fill(&mut self, at: usize, from: &Buffers, skip: usize, count: usize) {
+        let copied = from.copy_to(skip, &mut self.bytes_mut()[at..at + count]);
+        assert_eq!(copied, count, "a request has as much memory as it has bytes");
+    }
+
+    /// Copies `count` bytes at the place `at` in the buffer to `to`, from `skip` on.
+    pub fn drain(&self, at: usize, to: &mut Buffers, skip: usize, count: usize) {
+        let copied = to.copy_from(skip, &self.bytes()[at..at + count]);
+        assert_eq!(copied, count, "a request has as much memory as it has bytes");
+    }
+
+    /// Zeroes `count` bytes at the place `at`.
+    pub fn zero(&mut self, at: usize, count: usize) {
+        self.bytes_mut()[at..at + count].fill(0);
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the memory is ours, initialised, and as long; while the kernel may write to it
+        // the buffer is parked and out of reach.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), BOUNCE_BYTES) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` keeps everybody else out.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), BOUNCE_BYTES) }
+    }
+}
+
+impl Drop for BounceBuffer {
+    fn drop(&mut self) {
+        // SAFETY: the memory came from `alloc_zeroed` with this layout and is freed once.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), LAYOUT) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_lends_a_bounded_number_of_buffers_and_takes_them_back() {
+        let mut pool = BouncePool::default();
+        let lent: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(lent.len(), BUFFERS_MAX);
+        for buffer in lent {
+            pool.put(buffer);
+        }
+        assert!(pool.take().is_some());
+    }
+}

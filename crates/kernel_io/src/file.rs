@@ -1,0 +1,263 @@
+//! A file or block device that a protocol node stores its bytes in.
+//!
+//! Where it stands in the life of a request: `disk` opens it once; every iothread does
+//! positional I/O on this one open file description (DESIGN: image locks and I/O share it).
+//!
+//! Invariants: size and alignment are read once, at open. Threads: shared by all iothreads.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+
+use crate::WriteRanges;
+
+/// What direct I/O is assumed to need where the kernel does not say.
+const ALIGNMENT_FALLBACK: u32 = 4096;
+
+/// How to open a file.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it must be.
+    pub kind: FileKind,
+    /// Whether it may be changed.
+    pub access: block::Access,
+    /// Whether the host's page cache is used.
+    pub caching: Caching,
+}
+
+/// What sort of file holds the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A block device of the host.
+    BlockDevice,
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Regular => "regular file",
+            Self::BlockDevice => "block device",
+        })
+    }
+}
+
+/// Whether the host's page cache is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caching {
+    /// Through the page cache.
+    Buffered,
+    /// Past it (O_DIRECT).
+    Direct,
+}
+
+/// An open file and what I/O on it needs.
+#[derive(Debug)]
+pub struct OpenFile {
+    path: PathBuf,
+    fd: OwnedFd,
+    bytes: u64,
+    kind: FileKind,
+    memory_alignment: u32,
+    offset_alignment: u32,
+    physical_block: u32,
+    ranges: WriteRanges,
+    failed_sync: AtomicBool,
+}
+
+impl OpenFile {
+    /// Opens the file and asks the kernel how it wants to be used. Blocks.
+    pub fn open(options: &OpenOptions) -> Result<Self, OpenError> {
+        let path = &options.path;
+        let cause = |source: rustix::io::Errno| OpenError::Open { path: path.clone(), source };
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+        flags |= match options.access {
+            block::Access::ReadOnly => OFlags::RDONLY,
+            block::Access::ReadWrite => OFlags::RDWR,
+        };
+        if options.caching == Caching::Direct {
+            flags |= OFlags::DIRECT;
+        }
+        // A named pipe would block in open; whatever it is, it is not what we want.
+        check_kind(path, options.kind, rustix::fs::stat(path).map_err(cause)?.st_mode)?;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+            rustix::io::Errno::INVAL if options.caching == Caching::Direct => {
+                OpenError::NoDirect { path: path.clone() }
+            }
+            source => OpenError::Open { path: path.clone(), source },
+        })?;
+        check_kind(path, options.kind, rustix::fs::fstat(&fd).map_err(cause)?.st_mode)?;
+        let bytes = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(cause)?;
+        let alignment = Alignment::ask(fd.as_fd(), options).map_err(cause)?;
+        Ok(Self {
+            path: path.clone(),
+            fd,
+            bytes,
+            kind: options.kind,
+            memory_alignment: alignment.memory,
+            offset_alignment: alignment.offset,
+            physical_block: alignment.physical_block,
+            ranges: WriteRanges::default(),
+            failed_sync: AtomicBool::new(false),
+        })
+    }
+
+    /// Takes over a descriptor that is open already, for I/O without any alignment. `path` is
+    /// its name in messages.
+    pub fn adopt(fd: OwnedFd, path: PathBuf, bytes: u64) -> Self {
+        Self {
+            path,
+            fd,
+            bytes,
+            kind: FileKind::Regular,
+            memory_alignment: 1,
+            offset_alignment: 1,
+            physical_block: 512,
+            ranges: WriteRanges::default(),
+            failed_sync: AtomicBool::new(false),
+        }
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size in bytes when it was opened.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What sort of file it is.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// What memory addresses and lengths must be a multiple of, in bytes; a power of two.
+    pub fn memory_alignment(&self) -> u32 {
+        self.memory_alignment
+    }
+
+    /// What places and lengths must be a multiple of, in bytes; a power of two.
+    pub fn offset_alignment(&self) -> u32 {
+        self.offset_alignment
+    }
+
+    /// The physical block size in bytes, for the guest's topology.
+    pub fn physical_block(&self) -> u32 {
+        self.physical_block
+    }
+
+    /// Who changes which range now. Only used where a change can need a read-modify-write.
+    pub fn ranges(&self) -> &WriteRanges {
+        &self.ranges
+    }
+
+    /// Notes that a sync has failed. The page cache forgets such data, so no later sync of this
+    /// description may succeed.
+    pub fn remember_failed_sync(&self) {
+        // A lone flag: nothing else is published by it.
+        self.failed_sync.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a sync has ever failed.
+    pub fn has_failed_sync(&self) -> bool {
+        self.failed_sync.load(Ordering::Relaxed)
+    }
+
+    /// Makes everything written so far durable. Blocks: for the end of a daemon, not for
+    /// iothreads.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.fd)?)
+    }
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn check_kind(path: &Path, wanted: FileKind, mode: u32) -> Result<(), OpenError> {
+    let path = path.to_path_buf();
+    match (wanted, FileType::from_raw_mode(mode)) {
+        (FileKind::Regular, FileType::RegularFile)
+        | (FileKind::BlockDevice, FileType::BlockDevice) => Ok(()),
+        (_, FileType::Directory) => Err(OpenError::Directory { path }),
+        (wanted, _) => Err(OpenError::Kind { path, wanted }),
+    }
+}
+
+/// What I/O on a file must be a multiple of.
+struct Alignment {
+    memory: u32,
+    offset: u32,
+    physical_block: u32,
+}
+
+impl Alignment {
+    fn ask(fd: BorrowedFd<'_>, options: &OpenOptions) -> rustix::io::Result<Self> {
+        let physical_block = match options.kind {
+            FileKind::BlockDevice => rustix::fs::ioctl_blkpbszget(fd)?,
+            FileKind::Regular => 512,
+        };
+        if options.caching == Caching::Buffered {
+            return Ok(Self { memory: 1, offset: 1, physical_block });
+        }
+        let statx = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+        let told = statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+        let usable = |value: u32| told && value.is_power_of_two();
+        let block_size = match options.kind {
+            FileKind::BlockDevice => rustix::fs::ioctl_blksszget(fd)?,
+            FileKind::Regular => ALIGNMENT_FALLBACK,
+        };
+        let choose = |value: u32| if usable(value) { value } else { block_size };
+        let offset = choose(statx.stx_dio_offset_align);
+        Ok(Self {
+            memory: choose(statx.stx_dio_mem_align),
+            offset,
+            physical_block: physical_block.max(offset),
+        })
+    }
+}
+
+/// A file could not be opened. Every message names the path.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The kernel refused.
+    #[error("cannot open {path}")]
+    Open {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: rustix::io::Errno,
+    },
+    /// A directory has no bytes to serve.
+    #[error("{path} is a directory, not a disk image")]
+    Directory {
+        /// Which one.
+        path: PathBuf,
+    },
+    /// The file is of another sort than the driver serves.
+    #[error("{path} is not a {wanted}")]
+    Kind {
+        /// Which file.
+        path: PathBuf,
+        /// What was expected.
+        wanted: FileKind,
+    },
+    /// The file system cannot do direct I/O.
+    #[error("{path}: this file system has no direct I/O; use cache.direct=off")]
+    NoDirect {
+        /// Which file.
+        path: PathBuf,
+    },
+}

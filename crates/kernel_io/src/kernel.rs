@@ -1,0 +1,452 @@
+//! One iothread's io_uring: submission, waiting, and the events that come back.
+//!
+//! Where it stands in the life of a request: `request_path` submits operations, the iothread's
+//! event loop waits and hands the events back to it.
+//!
+//! Invariants: what an operation works on is parked until its last completion; short transfers
+//! and interrupted calls are carried on here, so an event is final. Threads: belongs to the
+//! thread that made it (SINGLE_ISSUER); only [`Kernel::wait`] blocks.
+//! Limits: the caller bounds the operations in flight; beyond [`COMPLETIONS`] the kernel keeps
+//! completions aside (NODROP), which is slower but loses none.
+//! Not here: files without asynchronous I/O are left to the kernel's workers for now.
+
+#![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::io::Errno;
+
+use crate::parked::{Content, InFlight, Parked, PollPhase, PollState, Progress, SlotIndex, Work};
+use crate::{BOUNCE_BYTES, BounceBuffer, FileTable, OpenFile, Tag};
+
+/// Submission entries: a batch; more are submitted on the way.
+const SUBMISSIONS: u32 = 256;
+
+/// Completion entries: the operations of sixteen full rings of 256, and the polls.
+const COMPLETIONS: u32 = 8192;
+
+/// The most segments of one system call (IOV_MAX).
+const SEGMENTS_MAX: usize = 1024;
+
+/// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
+const RETRIES_MAX: u8 = 100;
+
+/// User data of submissions whose completion means nothing.
+const UNNAMED: u64 = u64::MAX;
+
+/// How to wait for events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Until there is at least one event.
+    Block,
+    /// Not at all: submit what is queued and collect what is there.
+    Poll,
+}
+
+/// How `fallocate` changes a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allocation {
+    /// Give the space back; it reads as zeroes.
+    PunchHole,
+    /// Keep the space; it reads as zeroes.
+    Zero,
+}
+
+/// Something that has happened.
+#[derive(Debug)]
+pub enum Event {
+    /// An operation is over, completely or with a failure.
+    Finished {
+        /// Whose.
+        tag: Tag,
+        /// How.
+        result: Result<(), IoFailure>,
+        /// The bounce buffer it worked on, if it did.
+        bounce: Option<BounceBuffer>,
+    },
+    /// A polled descriptor has something to read.
+    Readable {
+        /// Whose.
+        tag: Tag,
+    },
+    /// A cancelled poll is over: no [`Event::Readable`] of it comes any more.
+    PollEnded {
+        /// Whose.
+        tag: Tag,
+    },
+}
+
+/// Why an operation failed, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum IoFailure {
+    /// The kernel said so.
+    #[error("at byte {offset}")]
+    Errno {
+        /// The first byte that was not transferred.
+        offset: ByteOffset,
+        /// What it said.
+        #[source]
+        errno: Errno,
+    },
+    /// The file is shorter than when it was opened.
+    #[error("the file ends at byte {offset}")]
+    EndOfFile {
+        /// Where.
+        offset: ByteOffset,
+    },
+}
+
+/// An io_uring could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("io_uring is not available (kernel.io_uring_disabled, seccomp or a kernel before 6.1)")]
+pub struct KernelError(#[source] io::Error);
+
+/// One iothread's way to the kernel.
+pub struct Kernel {
+    uring: ManuallyDrop<IoUring>,
+    in_flight: ManuallyDrop<InFlight>,
+    table: Arc<FileTable>,
+    files: Vec<Option<Arc<OpenFile>>>,
+    completed: Vec<cqueue::Entry>,
+    events: VecDeque<Event>,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernel").field("operations", &self.in_flight.operations()).finish()
+    }
+}
+
+impl Kernel {
+    /// Makes the calling thread's io_uring. Call it on the thread that will use it.
+    pub fn new(table: Arc<FileTable>) -> Result<Self, KernelError> {
+        let uring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_cqsize(COMPLETIONS)
+            .build(SUBMISSIONS)
+            .map_err(KernelError)?;
+        Ok(Self {
+            uring: ManuallyDrop::new(uring),
+            in_flight: ManuallyDrop::new(InFlight::default()),
+            table,
+            files: Vec::new(),
+            completed: Vec::new(),
+            events: VecDeque::new(),
+        })
+    }
+
+    /// The file behind an id.
+    pub fn file(&mut self, id: FileId) -> &Arc<OpenFile> {
+        let place = id.0 as usize;
+        if place >= self.files.len() {
+            self.files.resize(place + 1, None);
+        }
+        let table = &self.table;
+        self.files[place].get_or_insert_with(|| table.get(id))
+    }
+
+    /// Reads from the file into the memory.
+    pub fn read(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        memory: impl Iterator<Item = Segment>,
+        tag: Tag,
+    ) {
+        self.start(Work::Read, file, offset, memory, None, tag);
+    }
+
+    /// Writes the memory to the file.
+    pub fn write(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        durability: Durability,
+        memory: impl Iterator<Item = Segment>,
+        tag: Tag,
+    ) {
+        self.start(Work::Write(durability), file, offset, memory, None, tag);
+    }
+
+    /// Reads `count` bytes into a bounce buffer, which comes back with the event.
+    pub fn read_bounce(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        count: usize,
+        buffer: BounceBuffer,
+        tag: Tag,
+    ) {
+        assert!(count <= BOUNCE_BYTES, "{count} bytes do not fit into a bounce buffer");
+        let memory = std::iter::once(buffer.segment(count));
+        self.start(Work::Read, file, offset, memory, Some(buffer), tag);
+    }
+
+    /// Writes the first `count` bytes of a bounce buffer, which comes back with the event.
+    pub fn write_bounce(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        durability: Durability,
+        count: usize,
+        buffer: BounceBuffer,
+        tag: Tag,
+    ) {
+        assert!(count <= BOUNCE_BYTES, "{count} bytes do not fit into a bounce buffer");
+        let memory = std::iter::once(buffer.segment(count));
+        self.start(Work::Write(durability), file, offset, memory, Some(buffer), tag);
+    }
+
+    /// Makes the file's data durable.
+    pub fn sync(&mut self, file: FileId, tag: Tag) {
+        self.start(Work::Sync, file, ByteOffset(0), std::iter::empty(), None, tag);
+    }
+
+    /// Punches or zeroes a range of the file, whose size stays as it is.
+    pub fn allocate(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        count: ByteCount,
+        how: Allocation,
+        tag: Tag,
+    ) {
+        let mode = match how {
+            Allocation::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            Allocation::Zero => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+        };
+        let work = Work::Allocate(mode, count.0);
+        self.start(work, file, offset, std::iter::empty(), None, tag);
+    }
+
+    /// Watches a descriptor until [`Kernel::cancel_poll`]. The kernel keeps the descriptor's file
+    /// alive meanwhile. Neither its counter nor its flags are touched: the front end shares them.
+    pub fn poll(&mut self, fd: BorrowedFd<'_>, tag: Tag) {
+        let poll = PollState { tag, fd: fd.as_raw_fd(), phase: PollPhase::Armed };
+        let index = self.in_flight.park_poll(poll);
+        self.push_poll(index, poll.fd);
+    }
+
+    /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
+    pub fn cancel_poll(&mut self, tag: Tag) {
+        let index = self.in_flight.find_poll(tag).expect("only a running poll is cancelled");
+        if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
+            let before = std::mem::replace(&mut poll.phase, PollPhase::Cancelled);
+            if before == PollPhase::Deaf {
+                self.in_flight.forget_poll(index);
+                return self.events.push_back(Event::PollEnded { tag });
+            }
+        }
+        // POLL_REMOVE gives up (EALREADY) when the poll is about to fire; ASYNC_CANCEL does not.
+        let entry = opcode::AsyncCancel::new(u64::from(index.0)).build().user_data(UNNAMED);
+        // SAFETY: a cancellation names no memory.
+        unsafe { self.push(&entry) };
+    }
+
+    /// Submits what is queued, and waits as told unless events are there already.
+    pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
+        let want = usize::from(wait == Wait::Block && self.events.is_empty());
+        match self.uring.submit_and_wait(want) {
+            Ok(_) => {}
+            // Interrupted, or the kernel wants completions collected first: both are done below.
+            Err(error) if is_passing(&error) => {}
+            Err(error) => return Err(error),
+        }
+        self.collect();
+        Ok(())
+    }
+
+    /// The next event, if there is one.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn start(
+        &mut self,
+        work: Work,
+        file: FileId,
+        offset: ByteOffset,
+        memory: impl Iterator<Item = Segment>,
+        bounce: Option<BounceBuffer>,
+        tag: Tag,
+    ) {
+        let parked = Parked { work, tag, file, offset, bounce, retries: 0 };
+        let index = self.in_flight.park(parked, memory);
+        self.submit(index);
+    }
+
+    /// Queues what is left of a parked operation.
+    fn submit(&mut self, index: SlotIndex) {
+        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+            panic!("slot {} holds no operation", index.0)
+        };
+        let (work, file, offset) = (parked.work, parked.file, parked.offset.0);
+        let fd = types::Fd(self.file(file).as_fd().as_raw_fd());
+        let memory = self.in_flight.memory(index);
+        let segments = u32::try_from(memory.len().min(SEGMENTS_MAX)).expect("at most 1024");
+        let iovecs = memory.as_ptr().cast::<libc::iovec>();
+        let entry = match work {
+            Work::Read => opcode::Readv::new(fd, iovecs, segments).offset(offset).build(),
+            Work::Write(durability) => {
+                let flags = match durability {
+                    Durability::Cached => 0,
+                    Durability::Stable => libc::RWF_DSYNC,
+                };
+                let write = opcode::Writev::new(fd, iovecs, segments).offset(offset);
+                write.rw_flags(flags).build()
+            }
+            Work::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Work::Allocate(mode, count) => {
+                opcode::Fallocate::new(fd, count).offset(offset).mode(mode).build()
+            }
+        };
+        // SAFETY: `push` needs the list of segments and their memory to live until the
+        // completion. The list is the slot's and stays untouched until then; guest memory is
+        // mapped until its request has completed (`Segment::new`), a bounce buffer is parked in
+        // the slot. Segment has the layout of iovec.
+        unsafe { self.push(&entry.user_data(u64::from(index.0))) };
+    }
+
+    fn push_poll(&mut self, index: SlotIndex, fd: i32) {
+        let events = u32::try_from(libc::POLLIN).expect("a positive constant");
+        let poll = opcode::PollAdd::new(types::Fd(fd), events).multi(true).build();
+        // SAFETY: a poll names no memory.
+        unsafe { self.push(&poll.user_data(u64::from(index.0))) };
+    }
+
+    /// Queues an entry, submitting and collecting if the queue is full.
+    ///
+    /// # Safety
+    /// What the entry names must live until its completion has been collected.
+    unsafe fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: the caller's promise is the callee's duty.
+            if unsafe { self.uring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            match self.uring.submit() {
+                Ok(_) => {}
+                Err(error) if is_passing(&error) => self.collect(),
+                Err(error) => panic!("io_uring refuses a well-formed submission: {error}"),
+            }
+        }
+    }
+
+    fn collect(&mut self) {
+        let mut completed = std::mem::take(&mut self.completed);
+        completed.extend(self.uring.completion());
+        for entry in completed.drain(..) {
+            if entry.user_data() != UNNAMED {
+                self.complete(&entry);
+            }
+        }
+        self.completed = completed;
+    }
+
+    fn complete(&mut self, entry: &cqueue::Entry) {
+        let index = u32::try_from(entry.user_data()).expect("user data is a slot's number");
+        let index = SlotIndex(index);
+        match self.in_flight.get(index) {
+            Some(Content::Poll(poll)) => {
+                let poll = *poll;
+                self.complete_poll(index, poll, entry);
+            }
+            Some(Content::Operation(parked)) => {
+                let verdict = judge(parked, entry.result());
+                self.complete_operation(index, verdict);
+            }
+            None => panic!("the kernel completed slot {} twice", index.0),
+        }
+    }
+
+    fn complete_poll(&mut self, index: SlotIndex, poll: PollState, entry: &cqueue::Entry) {
+        let armed = poll.phase == PollPhase::Armed;
+        if entry.result() >= 0 && armed {
+            self.events.push_back(Event::Readable { tag: poll.tag });
+        }
+        if cqueue::more(entry.flags()) {
+            return;
+        }
+        if !armed {
+            self.in_flight.forget_poll(index);
+            self.events.push_back(Event::PollEnded { tag: poll.tag });
+        } else if entry.result() >= 0 {
+            self.push_poll(index, poll.fd);
+        } else if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
+            tracing::warn!("descriptor {} cannot be polled: {}", poll.fd, entry.result());
+            poll.phase = PollPhase::Deaf;
+        }
+    }
+
+    fn complete_operation(&mut self, index: SlotIndex, verdict: Judgement) {
+        let result = match verdict {
+            Judgement::Again => return self.submit(index),
+            Judgement::Transferred(count) => match self.in_flight.advance(index, count) {
+                Progress::Partial => return self.submit(index),
+                Progress::Complete => Ok(()),
+            },
+            Judgement::Over(result) => result,
+        };
+        let Parked { tag, bounce, .. } = self.in_flight.take(index);
+        self.events.push_back(Event::Finished { tag, result, bounce });
+    }
+}
+
+/// What a completion means for its operation.
+#[derive(Debug, Clone, Copy)]
+enum Judgement {
+    Again,
+    Transferred(usize),
+    Over(Result<(), IoFailure>),
+}
+
+fn judge(parked: &mut Parked, result: i32) -> Judgement {
+    let offset = parked.offset;
+    let Ok(count) = usize::try_from(result) else {
+        let errno = Errno::from_raw_os_error(-result);
+        let passing = errno == Errno::INTR || errno == Errno::AGAIN;
+        if passing && parked.retries < RETRIES_MAX {
+            parked.retries += 1;
+            return Judgement::Again;
+        }
+        return Judgement::Over(Err(IoFailure::Errno { offset, errno }));
+    };
+    match parked.work {
+        Work::Sync | Work::Allocate(..) => Judgement::Over(Ok(())),
+        Work::Read | Work::Write(_) if count > 0 => Judgement::Transferred(count),
+        Work::Read => Judgement::Over(Err(IoFailure::EndOfFile { offset })),
+        Work::Write(_) => Judgement::Over(Err(IoFailure::Errno { offset, errno: Errno::IO })),
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        while self.in_flight.operations() > 0 {
+            if let Err(error) = self.wait(Wait::Block) {
+                let operations = self.in_flight.operations();
+                tracing::error!(
+                    "io_uring: {error}: {operations} operations stay in flight, leaked"
+                );
+                return;
+            }
+            self.events.clear();
+        }
+        // SAFETY: dropped once, here, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.uring) };
+        // SAFETY: as above; no operation is in flight, so the kernel touches nothing in it.
+        unsafe { ManuallyDrop::drop(&mut self.in_flight) };
+    }
+}

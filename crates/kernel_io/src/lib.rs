@@ -1,0 +1,29 @@
+//! Waiting and I/O: one io_uring per iothread, files, and everything the kernel may still touch.
+//!
+//! Where it stands in the life of a request: `request_path` hands a [`Kernel`] operations on
+//! [`block::Segment`]s or on a [`BounceBuffer`]; the kernel_io parks what they need until the
+//! completion, which comes back as an [`Event`].
+//!
+//! Not here: what a request is made of (`request_path`), which bytes live where (`disk`).
+
+#![deny(unsafe_code)]
+
+mod bounce;
+mod file;
+mod files;
+mod kernel;
+mod notifier;
+mod parked;
+mod process;
+mod ranges;
+
+pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
+pub use file::{Caching, FileKind, OpenError, OpenFile, OpenOptions};
+pub use files::FileTable;
+pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
+pub use notifier::Notifier;
+pub use parked::Tag;
+pub use process::{
+    DaemonizeError, Daemonized, Readiness, Verdict, daemonize, raise_open_files_limit,
+};
+pub use ranges::{RangeGuard, WriteRanges};

@@ -1,0 +1,48 @@
+//! Wakes an iothread from any thread.
+//!
+//! Threads: [`Notifier::wake`] may be called from any thread at any time; the owner polls
+//! [`Notifier::as_fd`] and calls [`Notifier::clear`].
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+/// A door bell: an eventfd.
+#[derive(Debug)]
+pub struct Notifier {
+    fd: OwnedFd,
+}
+
+impl Notifier {
+    /// A new bell that nobody has rung.
+    pub fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { fd })
+    }
+
+    /// Wakes the owner; many calls before it wakes are one.
+    pub fn wake(&self) {
+        match rustix::io::write(&self.fd, &1_u64.to_ne_bytes()) {
+            // A full counter means that the owner has been told already.
+            Ok(_) | Err(Errno::AGAIN) => {}
+            Err(errno) => panic!("an eventfd of our own refuses a write: {errno}"),
+        }
+    }
+
+    /// Forgets all calls so far. What they were about must be looked at afterwards.
+    pub fn clear(&self) {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.fd, &mut count) {
+            Ok(_) | Err(Errno::AGAIN) => {}
+            Err(errno) => panic!("an eventfd of our own refuses a read: {errno}"),
+        }
+    }
+}
+
+impl AsFd for Notifier {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

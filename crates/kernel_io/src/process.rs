@@ -1,0 +1,123 @@
+//! What concerns the whole process: going to the background, and the limit of open files.
+//!
+//! Threads: [`daemonize`] must be called while the process has one thread and no io_uring, since
+//! neither survives a fork.
+
+#![expect(unsafe_code, reason = "fork has no safe form")]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::pipe::PipeFlags;
+use rustix::process::{Resource, Rlimit, WaitOptions};
+
+/// Lets the process open as many files as its hard limit allows: 256 rings need 512 descriptors
+/// for each export. Returns the new soft limit; `None` is no limit.
+pub fn raise_open_files_limit() -> io::Result<Option<u64>> {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    rustix::process::setrlimit(Resource::Nofile, raised)?;
+    Ok(raised.current)
+}
+
+/// Which side of the fork this is.
+#[derive(Debug)]
+#[must_use = "the parent must exit with the child's verdict"]
+pub enum Daemonized {
+    /// The first process. The daemon started, or failed after it had said why.
+    Parent(Verdict),
+    /// The daemon itself.
+    Child(Readiness),
+}
+
+/// How the daemon's start ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is ready.
+    Ready,
+    /// It ended before it was ready.
+    Failed,
+}
+
+/// The daemon's way to tell its parent that it is ready. Dropped before, it tells of a failure.
+#[derive(Debug)]
+#[must_use = "the parent waits until it is told"]
+pub struct Readiness {
+    pipe: File,
+}
+
+/// Going to the background failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonizeError {
+    /// There are threads already, which a fork would lose.
+    #[error("cannot go to the background: the process has {threads} threads already")]
+    Threads {
+        /// How many.
+        threads: usize,
+    },
+    /// The kernel refused.
+    #[error("cannot go to the background")]
+    Kernel(#[source] io::Error),
+}
+
+impl From<io::Error> for DaemonizeError {
+    fn from(source: io::Error) -> Self {
+        Self::Kernel(source)
+    }
+}
+
+impl From<rustix::io::Errno> for DaemonizeError {
+    fn from(source: rustix::io::Errno) -> Self {
+        Self::Kernel(source.into())
+    }
+}
+
+/// Forks. In the parent it returns when the child is ready or has ended; the child goes on in a
+/// session of its own, still with the standard streams so that it can say why it fails.
+pub fn daemonize() -> Result<Daemonized, DaemonizeError> {
+    let threads = std::fs::read_dir("/proc/self/task")?.count();
+    if threads != 1 {
+        return Err(DaemonizeError::Threads { threads });
+    }
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    // SAFETY: the process has one thread, as just checked, so the child may do anything.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error().into()),
+        0 => {
+            drop(reader);
+            rustix::process::setsid()?;
+            Ok(Daemonized::Child(Readiness { pipe: File::from(writer) }))
+        }
+        child => {
+            drop(writer);
+            let verdict = wait_for(reader)?;
+            if verdict == Verdict::Failed {
+                let child = rustix::process::Pid::from_raw(child);
+                // Only so that no zombie is left; the verdict is in already.
+                let _reaped = rustix::process::waitpid(child, WaitOptions::empty());
+            }
+            Ok(Daemonized::Parent(verdict))
+        }
+    }
+}
+
+fn wait_for(reader: OwnedFd) -> io::Result<Verdict> {
+    let mut told = Vec::new();
+    File::from(reader).read_to_end(&mut told)?;
+    Ok(if told.is_empty() { Verdict::Failed } else { Verdict::Ready })
+}
+
+impl Readiness {
+    /// Leaves the terminal and the directory, and lets the parent exit with success.
+    pub fn tell(mut self) -> Result<(), DaemonizeError> {
+        rustix::process::chdir("/")?;
+        let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        self.pipe.write_all(b"r")?;
+        Ok(())
+    }
+}
