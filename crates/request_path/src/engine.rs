@@ -1,0 +1,532 @@
+//! What one iothread does with requests between their decoding and their outcome.
+//!
+//! Where it stands in the life of a request: a source adds decoded operations
+//! ([`Engine::add`]) and has them mapped and started in one batch ([`Engine::start_batch`]); the
+//! iothread's event loop hands kernel events in ([`Engine::dispatch`]); finished requests wait at
+//! the source's seat.
+//!
+//! Threads: belongs to one iothread. Only [`Engine::wait`] blocks.
+//! Limits: [`REQUESTS_MAX`] requests in flight; sources ask [`Engine::room`] first.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use block::{
+    Answer, Buffers, ByteOffset, Clock, FailKind, FileId, LaneError, Mapping, Node, Operation,
+    Outcome, Pieces, Target, Unmap,
+};
+use kernel_io::{
+    Allocation, BounceBuffer, BouncePool, Event, FileTable, IoFailure, Kernel, KernelError,
+    Notifier, Wait,
+};
+use rustix::io::Errno;
+use virtio::Head;
+
+use crate::job::{Addressee, Job, JobIndex, Jobs, Phase};
+use crate::lanes::{LaneIndex, Lanes};
+use crate::report::Report;
+use crate::seats::{Seat, Seats};
+use crate::staged::{Chunk, Next, Staged, StagedKind, Step};
+use crate::{Mailbox, SourceKey};
+
+/// The most requests one iothread has in flight: sixteen full rings of 256.
+const REQUESTS_MAX: usize = 4096;
+
+/// Something for the event loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// The guest has kicked, or outcomes wait at the seat: give the source a turn.
+    Turn(SourceKey),
+    /// The source's kick is not watched any more.
+    Unwatched(SourceKey),
+    /// Somebody rang the bell: look at commands and mailboxes.
+    Bell,
+}
+
+/// One iothread's lanes, jobs and way to the kernel.
+#[derive(Debug)]
+pub struct Engine {
+    kernel: Kernel,
+    bell: Arc<Notifier>,
+    lanes: Lanes,
+    seats: Seats,
+    jobs: Jobs,
+    bounce: BouncePool,
+    /// Jobs that wait for a bounce buffer, in order.
+    want_buffer: VecDeque<JobIndex>,
+    /// Jobs that wait for a range somebody else is changing.
+    want_range: VecDeque<JobIndex>,
+    batch: Vec<JobIndex>,
+    mappings: Vec<Mapping>,
+    report: Report,
+}
+
+impl Engine {
+    /// Makes the calling iothread's engine; `bell` is how others wake it.
+    pub fn new(
+        table: Arc<FileTable>,
+        bell: Arc<Notifier>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, KernelError> {
+        let mut kernel = Kernel::new(table)?;
+        kernel.poll(bell.as_fd(), Addressee::Bell.to_tag());
+        Ok(Self {
+            kernel,
+            bell,
+            lanes: Lanes::default(),
+            seats: Seats::default(),
+            jobs: Jobs::default(),
+            bounce: BouncePool::default(),
+            want_buffer: VecDeque::new(),
+            want_range: VecDeque::new(),
+            batch: Vec::new(),
+            mappings: Vec::new(),
+            report: Report::new(clock),
+        })
+    }
+
+    /// This iothread's bell.
+    pub fn bell(&self) -> &Arc<Notifier> {
+        &self.bell
+    }
+
+    /// Opens the iothread's lane on a node, or uses the one that is open.
+    pub fn open_lane(&mut self, node: &Arc<dyn Node>) -> Result<LaneIndex, LaneError> {
+        self.lanes.open(node)
+    }
+
+    /// Gives a lane back.
+    pub fn close_lane(&mut self, lane: LaneIndex) {
+        self.lanes.close(lane);
+    }
+
+    /// Gives a ring that has arrived a seat.
+    pub fn sit(&mut self, mailbox: &Arc<Mailbox>, size: u16, key: SourceKey) -> Seat {
+        self.seats.sit(Arc::clone(mailbox), size, key)
+    }
+
+    /// Takes a seat back; what is in flight there will be posted to the ring's mailbox.
+    pub fn leave(&mut self, seat: Seat) {
+        self.seats.leave(seat);
+    }
+
+    /// Watches a source's kick.
+    pub fn watch(&mut self, kick: BorrowedFd<'_>, key: SourceKey) {
+        self.kernel.poll(kick, Addressee::Kick(key).to_tag());
+    }
+
+    /// Ends watching; [`Signal::Unwatched`] follows. The descriptor must stay open until then.
+    pub fn unwatch(&mut self, key: SourceKey) {
+        self.kernel.cancel_poll(Addressee::Kick(key).to_tag());
+    }
+
+    /// How many more requests may be added now.
+    pub fn room(&self) -> usize {
+        REQUESTS_MAX.saturating_sub(self.jobs.open())
+    }
+
+    /// Takes a request on. Its memory is swapped out of `memory`. It starts with the batch.
+    pub fn add(&mut self, seat: Seat, head: Head, operation: Operation, memory: &mut Buffers) {
+        let ticket = self.seats.open(seat, head);
+        self.batch.push(self.jobs.add(ticket, operation, memory));
+        let answer = Answer::Now(Pieces::none());
+        self.mappings.push(Mapping { operation, answer });
+    }
+
+    /// Maps and starts everything added since the last batch, with one call of the lane.
+    pub fn start_batch(&mut self, lane: LaneIndex) {
+        if self.batch.is_empty() {
+            return;
+        }
+        self.lanes.map(lane, &mut self.mappings);
+        let (batch, mappings) = (self.batch.len(), std::mem::take(&mut self.mappings));
+        for (place, mapping) in mappings.iter().enumerate().take(batch) {
+            let index = self.batch[place];
+            match mapping.answer {
+                Answer::Refused(kind) => self.finish(index, Outcome::Failed(kind)),
+                Answer::Now(pieces) => {
+                    self.jobs.get(index).pieces = pieces;
+                    self.start(index);
+                }
+            }
+        }
+        self.batch.clear();
+        self.mappings = mappings;
+        self.mappings.clear();
+    }
+
+    /// Takes the finished requests of a seat, into an empty list.
+    pub(crate) fn take_finished(&mut self, seat: Seat, into: &mut Vec<(Head, Outcome)>) {
+        self.seats.take(seat, into);
+    }
+
+    /// Submits what is queued and waits as told.
+    pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
+        self.kernel.wait(wait)
+    }
+
+    /// Works off all kernel events; what concerns the event loop goes to `signals`.
+    pub fn dispatch(&mut self, signals: &mut Vec<Signal>) {
+        while let Some(event) = self.kernel.next_event() {
+            match event {
+                Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
+                Event::Readable { tag } => match Addressee::from_tag(tag) {
+                    Addressee::Kick(key) => signals.push(Signal::Turn(key)),
+                    Addressee::Bell => {
+                        self.bell.clear();
+                        self.retry_ranges();
+                        signals.push(Signal::Bell);
+                    }
+                    Addressee::Job(..) => panic!("a request is no descriptor"),
+                },
+                Event::PollEnded { tag } => match Addressee::from_tag(tag) {
+                    Addressee::Kick(key) => signals.push(Signal::Unwatched(key)),
+                    Addressee::Bell | Addressee::Job(..) => panic!("only kicks are unwatched"),
+                },
+            }
+        }
+        signals.extend(self.seats.drain_called().map(Signal::Turn));
+    }
+
+    fn operation_over(
+        &mut self,
+        tag: kernel_io::Tag,
+        result: Result<(), IoFailure>,
+        bounce: Option<BounceBuffer>,
+    ) {
+        let Addressee::Job(index, piece) = Addressee::from_tag(tag) else {
+            panic!("only requests have operations")
+        };
+        self.jobs.get(index).outstanding -= 1;
+        match bounce {
+            Some(buffer) => self.staged_step_over(index, result, buffer),
+            None => {
+                if let Err(failure) = result {
+                    self.piece_failed(index, piece, failure);
+                }
+                self.settle(index);
+            }
+        }
+    }
+
+    /// Starts a mapped job, once nobody else is changing what it changes.
+    fn start(&mut self, index: JobIndex) {
+        if self.hold_ranges(index) {
+            self.submit_pieces(index);
+            self.settle(index);
+        } else {
+            self.want_range.push_back(index);
+        }
+    }
+
+    fn retry_ranges(&mut self) {
+        for index in std::mem::take(&mut self.want_range) {
+            self.start(index);
+        }
+    }
+
+    /// Holds all ranges that the job changes in files where that may need a read-modify-write.
+    fn hold_ranges(&mut self, index: JobIndex) -> bool {
+        let Self { jobs, kernel, bell, .. } = self;
+        let job = jobs.get(index);
+        if !job.operation.is_change() {
+            return true;
+        }
+        for piece in job.pieces.as_slice() {
+            let Target::File { file, offset } = piece.target else { continue };
+            let file = kernel.file(file);
+            let alignment = u64::from(file.offset_alignment());
+            if alignment <= block::SECTOR_BYTES {
+                continue;
+            }
+            let start = offset.0 - offset.0 % alignment;
+            let end = (offset.0 + piece.count.0).next_multiple_of(alignment);
+            match file.ranges().try_hold(start..end, bell) {
+                Some(guard) => job.holds.push(guard),
+                None => {
+                    job.holds.clear();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn submit_pieces(&mut self, index: JobIndex) {
+        let Self { jobs, kernel, .. } = self;
+        let job = jobs.get(index);
+        let mut skip = 0;
+        for (place, piece) in job.pieces.as_slice().iter().copied().enumerate() {
+            let tag = Addressee::Job(index, u8::try_from(place).expect("at most 4 pieces"));
+            let count = usize::try_from(piece.count.0).expect("64-bit host");
+            match (piece.target, job.operation) {
+                (Target::Nothing, _) => {}
+                (Target::Zeroes, Operation::Read(_)) => job.memory.zero(skip, count),
+                (
+                    Target::Zeroes,
+                    Operation::Write(..)
+                    | Operation::Discard(..)
+                    | Operation::WriteZeroes(..)
+                    | Operation::Flush,
+                ) => {}
+                (Target::File { file, .. }, Operation::Flush) => {
+                    job.outstanding += submit_sync(kernel, file, tag, &mut job.failure);
+                }
+                (Target::File { .. }, _) if count == 0 => {}
+                (Target::File { file, offset }, operation) => {
+                    let run = Run { file, offset, skip, count };
+                    if let Some(staged) = submit_run(kernel, operation, run, &job.memory, tag) {
+                        job.staged.push(staged);
+                    } else {
+                        job.outstanding += 1;
+                    }
+                }
+            }
+            skip += count;
+        }
+    }
+
+    /// Does what a job with nothing in flight needs next: the next staged transfer, durability,
+    /// or the end.
+    fn settle(&mut self, index: JobIndex) {
+        let job = self.jobs.get(index);
+        if job.outstanding > 0 {
+            return;
+        }
+        if job.failure.is_none() {
+            if let Some(staged) = job.staged.last_mut() {
+                match self.bounce.take() {
+                    Some(buffer) => {
+                        let next = staged.begin();
+                        self.staged_next(index, next, buffer);
+                    }
+                    None => self.want_buffer.push_back(index),
+                }
+                return;
+            }
+            if must_sync(job) {
+                job.phase = Phase::Sync;
+                self.submit_syncs(index);
+                return self.settle(index);
+            }
+        }
+        let outcome = job.failure.map_or(Outcome::Done, Outcome::Failed);
+        self.finish(index, outcome);
+    }
+
+    fn submit_syncs(&mut self, index: JobIndex) {
+        let Self { jobs, kernel, .. } = self;
+        let job = jobs.get(index);
+        for (place, piece) in job.pieces.as_slice().iter().enumerate() {
+            if let Target::File { file, .. } = piece.target {
+                let tag = Addressee::Job(index, u8::try_from(place).expect("at most 4 pieces"));
+                job.outstanding += submit_sync(kernel, file, tag, &mut job.failure);
+            }
+        }
+    }
+
+    fn staged_step_over(
+        &mut self,
+        index: JobIndex,
+        result: Result<(), IoFailure>,
+        buffer: BounceBuffer,
+    ) {
+        let job = self.jobs.get(index);
+        let staged = job.staged.last_mut().expect("a bounce buffer belongs to a staged transfer");
+        if let Err(failure) = result {
+            let file = staged.file;
+            let kind = self.report_failure(index, file, failure);
+            self.jobs.get(index).fail(kind);
+            self.give_back(buffer);
+            return self.settle(index);
+        }
+        if staged.kind == StagedKind::Read && staged.step == Step::Reading {
+            let chunk = staged.chunk();
+            buffer.drain(chunk.lead, &mut job.memory, staged.skip, chunk.body);
+        }
+        let next = staged.proceed();
+        self.staged_next(index, next, buffer);
+    }
+
+    fn staged_next(&mut self, index: JobIndex, next: Next, mut buffer: BounceBuffer) {
+        let Self { jobs, kernel, .. } = self;
+        let job = jobs.get(index);
+        let staged = job.staged.last().expect("the current staged transfer");
+        let tag = Addressee::Job(index, 0).to_tag();
+        match next {
+            Next::Read(Chunk { start, count, .. }) => {
+                kernel.read_bounce(staged.file, start, count, buffer, tag);
+                job.outstanding += 1;
+            }
+            Next::FillAndWrite(Chunk { start, count, lead, body }) => {
+                if staged.kind == StagedKind::Zero {
+                    buffer.zero(lead, body);
+                } else {
+                    buffer.fill(lead, &job.memory, staged.skip, body);
+                }
+                let durability = job.operation.durability();
+                kernel.write_bounce(staged.file, start, durability, count, buffer, tag);
+                job.outstanding += 1;
+            }
+            Next::Finished => {
+                job.staged.pop();
+                self.give_back(buffer);
+                self.settle(index);
+            }
+        }
+    }
+
+    fn give_back(&mut self, buffer: BounceBuffer) {
+        self.bounce.put(buffer);
+        if let Some(index) = self.want_buffer.pop_front() {
+            self.settle(index);
+        }
+    }
+
+    /// A piece failed: some failures mean another way, the others are the guest's.
+    fn piece_failed(&mut self, index: JobIndex, piece: u8, failure: IoFailure) {
+        let job = self.jobs.get(index);
+        let place = usize::from(piece);
+        let piece = job.pieces.as_slice()[place];
+        let Target::File { file, offset } = piece.target else {
+            panic!("only a file's operations fail")
+        };
+        if job.phase == Phase::Sync || job.operation == Operation::Flush {
+            self.kernel.file(file).remember_failed_sync();
+        } else if unsupported(failure) {
+            match job.operation {
+                // A hint that the file system cannot take.
+                Operation::Discard(..) => return,
+                Operation::WriteZeroes(..) => {
+                    let alignment = u64::from(self.kernel.file(file).offset_alignment());
+                    let (kind, step) = (StagedKind::Zero, Step::Idle);
+                    let (at, left) = (offset.0, piece.count.0);
+                    job.staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
+                    return;
+                }
+                Operation::Read(_) | Operation::Write(..) | Operation::Flush => {}
+            }
+        }
+        let kind = self.report_failure(index, file, failure);
+        self.jobs.get(index).fail(kind);
+    }
+
+    fn report_failure(&mut self, index: JobIndex, file: FileId, failure: IoFailure) -> FailKind {
+        let operation = self.jobs.get(index).operation;
+        let path = self.kernel.file(file).path().display();
+        let name = operation.name();
+        let cause = std::error::Error::source(&failure).map(|errno| format!(": {errno}"));
+        let cause = cause.unwrap_or_default();
+        match operation.extent() {
+            Some(extent) => self.report.say(format_args!(
+                "disk {path}: {name} of {} bytes at byte {} failed {failure}{cause}",
+                extent.count(),
+                extent.start()
+            )),
+            None => self.report.say(format_args!("disk {path}: {name} failed{cause}")),
+        }
+        fail_kind(failure)
+    }
+
+    fn finish(&mut self, index: JobIndex, outcome: Outcome) {
+        let ticket = self.jobs.remove(index);
+        self.seats.complete(ticket, outcome);
+    }
+}
+
+/// A run of bytes of a job and where it lives in a file.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    file: FileId,
+    offset: ByteOffset,
+    skip: usize,
+    count: usize,
+}
+
+/// Submits one run, or says how to stage it if direct I/O cannot do it in place.
+fn submit_run(
+    kernel: &mut Kernel,
+    operation: Operation,
+    run: Run,
+    memory: &Buffers,
+    addressee: Addressee,
+) -> Option<Staged> {
+    let Run { file, offset, skip, count } = run;
+    let tag = addressee.to_tag();
+    let kind = match operation {
+        Operation::Discard(..) | Operation::WriteZeroes(_, Unmap::Allowed, _) => {
+            let bytes = block::ByteCount(count as u64);
+            kernel.allocate(file, offset, bytes, Allocation::PunchHole, tag);
+            return None;
+        }
+        Operation::WriteZeroes(_, Unmap::Keep, _) => {
+            let bytes = block::ByteCount(count as u64);
+            kernel.allocate(file, offset, bytes, Allocation::Zero, tag);
+            return None;
+        }
+        Operation::Flush => panic!("a flush has no bytes"),
+        Operation::Read(_) => StagedKind::Read,
+        Operation::Write(..) => StagedKind::Write,
+    };
+    let open = kernel.file(file);
+    let alignment = u64::from(open.offset_alignment());
+    let memory_alignment = open.memory_alignment() as usize;
+    let place = offset.0 | count as u64;
+    let in_place = place.is_multiple_of(alignment)
+        && skip.is_multiple_of(memory_alignment)
+        && memory.is_aligned(memory_alignment);
+    if !in_place {
+        let (at, left, step) = (offset.0, count as u64, Step::Idle);
+        return Some(Staged { kind, file, at, skip, left, alignment, step });
+    }
+    match operation {
+        Operation::Write(_, durability) => {
+            kernel.write(file, offset, durability, memory.range(skip, count), tag);
+        }
+        Operation::Read(_)
+        | Operation::Discard(..)
+        | Operation::WriteZeroes(..)
+        | Operation::Flush => kernel.read(file, offset, memory.range(skip, count), tag),
+    }
+    None
+}
+
+/// Submits a sync and returns how many operations that is; none if the file has lost data
+/// before, which no later sync can undo.
+fn submit_sync(
+    kernel: &mut Kernel,
+    file: FileId,
+    addressee: Addressee,
+    failure: &mut Option<FailKind>,
+) -> u32 {
+    if kernel.file(file).has_failed_sync() {
+        failure.get_or_insert(FailKind::Io);
+        return 0;
+    }
+    kernel.sync(file, addressee.to_tag());
+    1
+}
+
+/// Whether a change that the kernel cannot make durable by itself still has to be.
+fn must_sync(job: &Job) -> bool {
+    let stable = job.operation.durability() == block::Durability::Stable;
+    let separate = match job.operation {
+        Operation::Discard(..) | Operation::WriteZeroes(..) => true,
+        Operation::Read(_) | Operation::Write(..) | Operation::Flush => false,
+    };
+    stable && separate && job.phase == Phase::Transfer
+}
+
+fn unsupported(failure: IoFailure) -> bool {
+    matches!(failure, IoFailure::Errno { errno: Errno::OPNOTSUPP | Errno::NOSYS, .. })
+}
+
+fn fail_kind(failure: IoFailure) -> FailKind {
+    match failure {
+        IoFailure::Errno { errno: Errno::NOSPC | Errno::DQUOT, .. } => FailKind::NoSpace,
+        IoFailure::Errno { errno: Errno::ROFS, .. } => FailKind::ReadOnly,
+        IoFailure::Errno { .. } | IoFailure::EndOfFile { .. } => FailKind::Io,
+    }
+}

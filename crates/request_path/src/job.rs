@@ -1,0 +1,169 @@
+//! A request while this iothread carries it out.
+//!
+//! Invariants: a job's list of segments stays untouched while one of its operations is in
+//! flight. Jobs stay in their table when they are over and keep their lists, so that a warm
+//! iothread allocates nothing for a request. Limits: the caller asks for room first.
+
+use block::{Buffers, FailKind, Operation, Pieces};
+use kernel_io::{RangeGuard, Tag};
+
+use crate::SourceKey;
+use crate::seats::Ticket;
+use crate::staged::Staged;
+
+/// The number of a job in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct JobIndex(u32);
+
+/// How far a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Its bytes are on their way.
+    Transfer,
+    /// Its bytes are there and are being made durable.
+    Sync,
+}
+
+/// A request that is being carried out.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) ticket: Option<Ticket>,
+    pub(crate) operation: Operation,
+    pub(crate) memory: Buffers,
+    pub(crate) pieces: Pieces,
+    /// Kernel operations in flight.
+    pub(crate) outstanding: u32,
+    pub(crate) failure: Option<FailKind>,
+    pub(crate) phase: Phase,
+    /// What direct I/O could not do in place; carried out one after the other, last first.
+    pub(crate) staged: Vec<Staged>,
+    /// The ranges it holds against read-modify-write.
+    pub(crate) holds: Vec<RangeGuard>,
+}
+
+/// The jobs of one iothread.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    jobs: Vec<Job>,
+    free: Vec<JobIndex>,
+}
+
+impl Jobs {
+    /// Takes a request on. `memory` gets an empty list back.
+    pub(crate) fn add(
+        &mut self,
+        ticket: Ticket,
+        operation: Operation,
+        memory: &mut Buffers,
+    ) -> JobIndex {
+        let index = self.free.pop().unwrap_or_else(|| {
+            let index = u32::try_from(self.jobs.len()).expect("jobs are numbered by u32");
+            self.jobs.push(Job::empty());
+            JobIndex(index)
+        });
+        let job = self.get(index);
+        job.ticket = Some(ticket);
+        job.operation = operation;
+        job.failure = None;
+        job.phase = Phase::Transfer;
+        std::mem::swap(&mut job.memory, memory);
+        memory.clear();
+        index
+    }
+
+    /// The job of that number.
+    pub(crate) fn get(&mut self, index: JobIndex) -> &mut Job {
+        &mut self.jobs[index.0 as usize]
+    }
+
+    /// Ends a job.
+    pub(crate) fn remove(&mut self, index: JobIndex) -> Ticket {
+        let job = self.get(index);
+        assert_eq!(job.outstanding, 0, "a request ends while the kernel works on it");
+        job.memory.clear();
+        job.staged.clear();
+        job.holds.clear();
+        let ticket = job.ticket.take().expect("a request ends once");
+        self.free.push(index);
+        ticket
+    }
+
+    /// Jobs that are not over.
+    pub(crate) fn open(&self) -> usize {
+        self.jobs.len() - self.free.len()
+    }
+}
+
+impl Job {
+    fn empty() -> Self {
+        Self {
+            ticket: None,
+            operation: Operation::Flush,
+            memory: Buffers::default(),
+            pieces: Pieces::none(),
+            outstanding: 0,
+            failure: None,
+            phase: Phase::Transfer,
+            staged: Vec::new(),
+            holds: Vec::new(),
+        }
+    }
+
+    /// Notes a failure; the first one counts.
+    pub(crate) fn fail(&mut self, kind: FailKind) {
+        self.failure.get_or_insert(kind);
+    }
+}
+
+/// Who is meant by the tag of a kernel event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Addressee {
+    /// A piece of a job, by its place in the answer.
+    Job(JobIndex, u8),
+    /// A source's kick.
+    Kick(SourceKey),
+    /// This iothread's door bell.
+    Bell,
+}
+
+const KICK: u64 = 1 << 62;
+const BELL: u64 = 1 << 63;
+
+impl Addressee {
+    pub(crate) fn to_tag(self) -> Tag {
+        Tag(match self {
+            Self::Job(job, piece) => u64::from(job.0) | u64::from(piece) << 32,
+            Self::Kick(key) => KICK | u64::from(key.0),
+            Self::Bell => BELL,
+        })
+    }
+
+    pub(crate) fn from_tag(tag: Tag) -> Self {
+        let low = u32::try_from(tag.0 & u64::from(u32::MAX)).expect("masked to 32 bits");
+        if tag.0 & BELL != 0 {
+            Self::Bell
+        } else if tag.0 & KICK != 0 {
+            Self::Kick(SourceKey(low))
+        } else {
+            let piece = u8::try_from((tag.0 >> 32) & 0xff).expect("masked to 8 bits");
+            Self::Job(JobIndex(low), piece)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_names_its_addressee() {
+        for addressee in [
+            Addressee::Job(JobIndex(0), 0),
+            Addressee::Job(JobIndex(u32::MAX), 255),
+            Addressee::Kick(SourceKey(u32::MAX)),
+            Addressee::Bell,
+        ] {
+            assert_eq!(Addressee::from_tag(addressee.to_tag()), addressee);
+        }
+    }
+}

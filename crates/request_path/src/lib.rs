@@ -1,0 +1,27 @@
+//! The hot loop: from a ring through a lane to the kernel and back to the used ring.
+//!
+//! Where it stands in the life of a request: all of it. A [`RingSource`] pops and decodes, the
+//! [`Engine`] of its iothread maps, submits and finishes, and the outcome goes back to whoever
+//! owns the ring by then: directly, or through the ring's [`Mailbox`].
+//!
+//! Not here: when a ring gets its turn, and on which thread (`iothread`).
+
+#![forbid(unsafe_code)]
+
+mod engine;
+mod job;
+mod lanes;
+mod mailbox;
+mod report;
+mod ring;
+mod seats;
+mod source;
+mod staged;
+mod sync;
+
+pub use engine::{Engine, Signal};
+pub use lanes::LaneIndex;
+pub use mailbox::{Mailbox, Wake};
+pub use ring::{RingSource, RingSourceSetup};
+pub use seats::Seat;
+pub use source::{Appetite, Counters, Ending, Fault, Source, SourceKey, Turn};

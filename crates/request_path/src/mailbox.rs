@@ -1,0 +1,254 @@
+//! Where outcomes wait that arose on a thread which no longer owns the ring.
+//!
+//! Where it stands in the life of a request: an operation stays on the iothread that started it.
+//! If the ring has moved on meanwhile, its outcome is posted here and whoever owns the ring now
+//! is woken to drain it.
+//!
+//! Invariants: capacity is the ring size and a head has at most one request in flight, so there
+//! is a place for every outcome and posting never waits for room. Each outcome is drained exactly
+//! once. A new owner drains after it has become the owner; a poster posts before it asks who the
+//! owner is; so either the new owner finds the outcome or the poster wakes it (model-checked
+//! below with loom).
+//! Threads: anyone posts; the owner drains. The mutex guards one pointer and is only taken when a
+//! ring moves or an outcome arrives after a move.
+
+use std::sync::Arc;
+
+use block::{FailKind, Outcome};
+use virtio::Head;
+
+use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
+
+/// Something that can wake an iothread.
+pub trait Wake: std::fmt::Debug + Send + Sync {
+    /// Makes the iothread look at its mailboxes soon.
+    fn wake(&self);
+}
+
+impl Wake for kernel_io::Notifier {
+    fn wake(&self) {
+        kernel_io::Notifier::wake(self);
+    }
+}
+
+/// The mailbox of one ring.
+#[derive(Debug)]
+pub struct Mailbox {
+    /// One bit for each head whose outcome waits.
+    waiting: Box<[AtomicU64]>,
+    /// The outcomes by head; valid where the bit is set.
+    outcomes: Box<[AtomicU8]>,
+    owner: Mutex<Arc<dyn Wake>>,
+}
+
+const HEADS_PER_WORD: usize = 64;
+
+impl Mailbox {
+    /// An empty mailbox for a ring of `size` heads, owned by `owner`.
+    pub fn new(size: u16, owner: Arc<dyn Wake>) -> Self {
+        let heads = usize::from(size);
+        Self {
+            waiting: (0..heads.div_ceil(HEADS_PER_WORD)).map(|_| AtomicU64::new(0)).collect(),
+            outcomes: (0..heads).map(|_| AtomicU8::new(0)).collect(),
+            owner: Mutex::new(owner),
+        }
+    }
+
+    /// Makes `owner` the one to wake. The new owner must drain afterwards.
+    pub fn set_owner(&self, owner: Arc<dyn Wake>) {
+        *self.owner.lock().expect("no holder of this lock panics") = owner;
+    }
+
+    /// Leaves an outcome for the ring's owner and wakes it. From any thread.
+    pub fn post(&self, head: Head, outcome: Outcome) {
+        let head = usize::from(head.0);
+        self.outcomes[head].store(encode(outcome), Ordering::Relaxed);
+        let bit = 1 << (head % HEADS_PER_WORD);
+        let before = self.waiting[head / HEADS_PER_WORD].fetch_or(bit, Ordering::AcqRel);
+        assert_eq!(before & bit, 0, "request {head} was completed twice");
+        self.owner.lock().expect("no holder of this lock panics").wake();
+    }
+
+    /// Whether anything waits. Cheap; only the owner's answer means something.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Takes out all outcomes that wait. Only the owner may call it.
+    pub fn drain(&self, mut take: impl FnMut(Head, Outcome)) {
+        for (place, word) in self.waiting.iter().enumerate() {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = word.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let head = place * HEADS_PER_WORD + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let outcome = decode(self.outcomes[head].load(Ordering::Relaxed));
+                take(Head(u16::try_from(head).expect("heads are 16 bit")), outcome);
+            }
+        }
+    }
+}
+
+fn encode(outcome: Outcome) -> u8 {
+    match outcome {
+        Outcome::Done => 0,
+        Outcome::Failed(FailKind::Io) => 1,
+        Outcome::Failed(FailKind::NoSpace) => 2,
+        Outcome::Failed(FailKind::ReadOnly) => 3,
+        Outcome::Failed(FailKind::OutOfRange) => 4,
+        Outcome::Failed(FailKind::Malformed) => 5,
+        Outcome::Failed(FailKind::Unsupported) => 6,
+    }
+}
+
+fn decode(code: u8) -> Outcome {
+    Outcome::Failed(match code {
+        0 => return Outcome::Done,
+        1 => FailKind::Io,
+        2 => FailKind::NoSpace,
+        3 => FailKind::ReadOnly,
+        4 => FailKind::OutOfRange,
+        5 => FailKind::Malformed,
+        6 => FailKind::Unsupported,
+        _ => panic!("{code} is no code that encode makes"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Nobody;
+
+    impl Wake for Nobody {
+        fn wake(&self) {}
+    }
+
+    fn drained(mailbox: &Mailbox) -> Vec<(u16, Outcome)> {
+        let mut all = Vec::new();
+        mailbox.drain(|head, outcome| all.push((head.0, outcome)));
+        all
+    }
+
+    #[test]
+    fn every_outcome_comes_out_as_it_went_in_and_only_once() {
+        let mailbox = Mailbox::new(256, Arc::new(Nobody));
+        let kinds = [
+            Outcome::Done,
+            Outcome::Failed(FailKind::Io),
+            Outcome::Failed(FailKind::NoSpace),
+            Outcome::Failed(FailKind::ReadOnly),
+            Outcome::Failed(FailKind::OutOfRange),
+            Outcome::Failed(FailKind::Malformed),
+            Outcome::Failed(FailKind::Unsupported),
+        ];
+        let heads = [0, 1, 63, 64, 127, 200, 255];
+        for (head, outcome) in heads.into_iter().zip(kinds) {
+            mailbox.post(Head(head), outcome);
+        }
+        assert!(!mailbox.is_empty());
+        assert_eq!(drained(&mailbox), heads.into_iter().zip(kinds).collect::<Vec<_>>());
+        assert!(mailbox.is_empty());
+        assert!(drained(&mailbox).is_empty());
+    }
+
+    #[test]
+    fn a_full_mailbox_holds_an_outcome_for_every_head() {
+        let mailbox = Mailbox::new(100, Arc::new(Nobody));
+        for head in 0..100 {
+            mailbox.post(Head(head), Outcome::Done);
+        }
+        assert_eq!(drained(&mailbox).len(), 100);
+    }
+}
+
+/// The hand-over, explored in all interleavings:
+/// `RUSTFLAGS="--cfg loom" cargo test -p request_path --release --lib loom_`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::atomic::AtomicUsize;
+
+    /// An iothread's door bell: counts how often it was rung.
+    #[derive(Debug, Default)]
+    struct Bell {
+        rung: AtomicUsize,
+    }
+
+    impl Wake for Bell {
+        fn wake(&self) {
+            self.rung.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn drain(mailbox: &Mailbox, seen: &mut [u32]) {
+        mailbox.drain(|head, outcome| {
+            assert_eq!(outcome, Outcome::Failed(FailKind::Io));
+            seen[usize::from(head.0)] += 1;
+        });
+    }
+
+    /// What an iothread does after it was woken: clear the bell first, then look.
+    fn serve(mailbox: &Mailbox, bell: &Bell, seen: &mut [u32]) {
+        if bell.rung.swap(0, Ordering::SeqCst) > 0 {
+            drain(mailbox, seen);
+        }
+    }
+
+    #[test]
+    fn loom_an_outcome_posted_while_the_ring_moves_is_found_once_and_never_forgotten() {
+        loom::model(|| {
+            let (a, b) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
+            let mailbox = Arc::new(Mailbox::new(2, a.clone() as Arc<dyn Wake>));
+            let poster = {
+                let mailbox = mailbox.clone();
+                loom::thread::spawn(move || mailbox.post(Head(1), Outcome::Failed(FailKind::Io)))
+            };
+            // The ring moves from A to B: B becomes the owner, then drains once unconditionally.
+            let arrival = {
+                let (mailbox, b) = (mailbox.clone(), b.clone());
+                loom::thread::spawn(move || {
+                    mailbox.set_owner(b.clone() as Arc<dyn Wake>);
+                    let mut seen = [0; 2];
+                    drain(&mailbox, &mut seen);
+                    serve(&mailbox, &b, &mut seen);
+                    seen
+                })
+            };
+            poster.join().unwrap();
+            let mut seen = arrival.join().unwrap();
+            // B sleeps now. If the outcome is still in the box, its bell must be ringing.
+            serve(&mailbox, &b, &mut seen);
+            assert_eq!(seen, [0, 1]);
+        });
+    }
+
+    #[test]
+    fn loom_a_ring_that_comes_back_finds_what_both_threads_left() {
+        loom::model(|| {
+            let (a, b) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
+            let mailbox = Arc::new(Mailbox::new(2, a.clone() as Arc<dyn Wake>));
+            let late_on_a = {
+                let mailbox = mailbox.clone();
+                loom::thread::spawn(move || mailbox.post(Head(0), Outcome::Failed(FailKind::Io)))
+            };
+            let late_on_b = {
+                let mailbox = mailbox.clone();
+                loom::thread::spawn(move || mailbox.post(Head(1), Outcome::Failed(FailKind::Io)))
+            };
+            // A to B, B drains; B to A, A drains.
+            let mut seen = [0; 2];
+            mailbox.set_owner(b.clone() as Arc<dyn Wake>);
+            drain(&mailbox, &mut seen);
+            mailbox.set_owner(a.clone() as Arc<dyn Wake>);
+            drain(&mailbox, &mut seen);
+            late_on_a.join().unwrap();
+            late_on_b.join().unwrap();
+            serve(&mailbox, &a, &mut seen);
+            assert_eq!(seen, [1, 1]);
+        });
+    }
+}

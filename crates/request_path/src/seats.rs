@@ -1,0 +1,121 @@
+//! Which rings have, or had, requests in flight on this iothread, and how their outcomes reach
+//! them.
+//!
+//! Invariants: a seat is kept until its last request is finished, also after its ring has moved
+//! away. While the ring is here outcomes are handed over directly, afterwards by its mailbox.
+
+use std::sync::Arc;
+
+use block::Outcome;
+use virtio::Head;
+
+use crate::{Mailbox, SourceKey};
+
+/// A ring's place at one iothread's table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seat(u32);
+
+/// Whose request it is. Consumed by its completion: exactly one answer for each.
+#[derive(Debug)]
+#[must_use = "a request that is never completed hangs its guest"]
+pub(crate) struct Ticket {
+    seat: Seat,
+    head: Head,
+}
+
+#[derive(Debug)]
+struct Entry {
+    mailbox: Arc<Mailbox>,
+    residence: Residence,
+    requests: u32,
+}
+
+#[derive(Debug)]
+enum Residence {
+    /// The ring is served here; finished requests wait for its next turn.
+    Here { key: SourceKey, finished: Vec<(Head, Outcome)> },
+    /// The ring has moved away.
+    Away,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Seats {
+    entries: Vec<Option<Entry>>,
+    /// Sources that have something finished waiting.
+    called: Vec<SourceKey>,
+}
+
+impl Seats {
+    /// Seats a ring that has arrived.
+    pub(crate) fn sit(&mut self, mailbox: Arc<Mailbox>, size: u16, key: SourceKey) -> Seat {
+        let finished = Vec::with_capacity(usize::from(size));
+        let entry = Entry { mailbox, residence: Residence::Here { key, finished }, requests: 0 };
+        let place = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
+        if place == self.entries.len() {
+            self.entries.push(None);
+        }
+        self.entries[place] = Some(entry);
+        Seat(u32::try_from(place).expect("fewer rings than descriptors"))
+    }
+
+    /// The ring moves away; what is still in flight will be posted. It must have taken what is
+    /// finished before.
+    pub(crate) fn leave(&mut self, seat: Seat) {
+        let entry = self.entry(seat);
+        if let Residence::Here { finished, .. } = &entry.residence {
+            assert!(finished.is_empty(), "a ring leaves outcomes behind");
+        }
+        entry.residence = Residence::Away;
+        self.forget_if_over(seat);
+    }
+
+    /// A request is taken on.
+    pub(crate) fn open(&mut self, seat: Seat, head: Head) -> Ticket {
+        self.entry(seat).requests += 1;
+        Ticket { seat, head }
+    }
+
+    /// A request is over: its outcome goes to whoever owns the ring now.
+    #[expect(clippy::needless_pass_by_value, reason = "a ticket is used up: one answer for each")]
+    pub(crate) fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
+        let Ticket { seat, head } = ticket;
+        let entry = self.entries[seat.0 as usize].as_mut().expect("a ticket keeps its seat");
+        entry.requests -= 1;
+        match &mut entry.residence {
+            Residence::Here { key, finished } => {
+                if finished.is_empty() {
+                    self.called.push(*key);
+                }
+                finished.push((head, outcome));
+            }
+            Residence::Away => {
+                entry.mailbox.post(head, outcome);
+                self.forget_if_over(seat);
+            }
+        }
+    }
+
+    /// Takes what is finished for a ring, into an empty list that is swapped in.
+    pub(crate) fn take(&mut self, seat: Seat, into: &mut Vec<(Head, Outcome)>) {
+        if let Residence::Here { finished, .. } = &mut self.entry(seat).residence {
+            std::mem::swap(finished, into);
+        }
+    }
+
+    /// The sources that something was finished for since the last call, in order; a source may
+    /// appear that has taken it already.
+    pub(crate) fn drain_called(&mut self) -> impl Iterator<Item = SourceKey> + '_ {
+        self.called.drain(..)
+    }
+
+    fn entry(&mut self, seat: Seat) -> &mut Entry {
+        self.entries[seat.0 as usize].as_mut().expect("a ring keeps its seat until it leaves")
+    }
+
+    fn forget_if_over(&mut self, seat: Seat) {
+        let place = &mut self.entries[seat.0 as usize];
+        if let Some(Entry { residence: Residence::Away, requests: 0, .. }) = place {
+            *place = None;
+        }
+    }
+}

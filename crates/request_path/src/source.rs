@@ -1,0 +1,114 @@
+//! What an iothread serves, and the one dynamic call per source and turn.
+//!
+//! Threads: a source belongs to one iothread at a time and travels whole; what belongs to a
+//! thread (lanes, operations in flight) stays in that thread's [`Engine`].
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use block::Node;
+
+use crate::{Engine, LaneIndex, Mailbox};
+
+/// What an iothread calls a source that it serves now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SourceKey(pub u32);
+
+/// How much a source may take on in a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Appetite {
+    /// At most so many new requests.
+    Pop(u32),
+    /// None: only finish what is in flight.
+    DrainOnly,
+}
+
+/// What a turn left behind.
+#[derive(Debug)]
+#[must_use = "a source that has more to do must get another turn"]
+pub enum Turn {
+    /// Nothing to do until its kick, its mailbox or an outcome calls.
+    Idle,
+    /// There is more; give it another turn soon.
+    More,
+    /// There may be more, but the iothread has no room; give it another turn after completions.
+    Full,
+    /// The guest broke the rules of the ring: it is not served any more.
+    Broken(Fault),
+}
+
+/// Why a source cannot be served any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The ring itself is wrong.
+    #[error(transparent)]
+    Ring(#[from] virtio::RingError),
+    /// A request cannot be answered.
+    #[error("request {head} cannot be answered")]
+    NoStatus {
+        /// The request's head.
+        head: u16,
+        /// Why.
+        #[source]
+        source: virtio::NoStatus,
+    },
+}
+
+/// How many requests of each kind a source has completed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Discards.
+    pub discards: u64,
+    /// Write-zeroes.
+    pub write_zeroes: u64,
+    /// Requests that ended with an error, whatever their kind.
+    pub errors: u64,
+}
+
+/// What remains of a source when it is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ending {
+    /// The ring's next available index (virtio 1.2, 2.7.6): where a successor goes on.
+    pub next_available: u16,
+    /// What it did.
+    pub counters: Counters,
+}
+
+/// Something that brings requests: a ring.
+pub trait Source: std::fmt::Debug + Send {
+    /// The descriptor that becomes readable when there is something new.
+    fn kick(&self) -> BorrowedFd<'_>;
+
+    /// The node its requests go to.
+    fn node(&self) -> &Arc<dyn Node>;
+
+    /// Where outcomes from other threads arrive.
+    fn mailbox(&self) -> &Arc<Mailbox>;
+
+    /// Settles down on the calling iothread, with a lane it has opened on [`Source::node`].
+    fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey);
+
+    /// Does a bounded piece of work.
+    fn turn(&mut self, engine: &mut Engine, appetite: Appetite) -> Turn;
+
+    /// Leaves the calling iothread: takes along what is finished, leaves what is in flight.
+    fn depart(&mut self, engine: &mut Engine);
+
+    /// Requests taken from the guest and not yet completed.
+    fn in_flight(&self) -> usize;
+
+    /// Replaces the descriptor that interrupts the guest.
+    fn set_call(&mut self, call: Option<OwnedFd>);
+
+    /// Tells the front end of a fault, if it has given a descriptor for that.
+    fn signal_error(&self);
+
+    /// What it has done, and where a successor would go on.
+    fn ending(&self) -> Ending;
+}

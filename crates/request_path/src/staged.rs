@@ -1,0 +1,214 @@
+//! Transfers that direct I/O cannot do in place: through a bounce buffer, chunk by chunk, with
+//! read-modify-write where a chunk does not fill whole blocks.
+//!
+//! Where it stands in the life of a request: a job has a list of them for its misaligned pieces
+//! and carries out one after the other, with one buffer.
+//!
+//! Here is only the deciding: what to do next ([`Staged::begin`], [`Staged::proceed`]). `job` does
+//! it.
+
+use block::{ByteOffset, FileId};
+use kernel_io::BOUNCE_BYTES;
+
+/// What a transfer does with its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StagedKind {
+    /// File to request memory.
+    Read,
+    /// Request memory to file.
+    Write,
+    /// Zeroes to file.
+    Zero,
+}
+
+/// A run of bytes on its way through bounce buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Staged {
+    pub(crate) kind: StagedKind,
+    pub(crate) file: FileId,
+    /// Where the bytes that are left start in the file.
+    pub(crate) at: u64,
+    /// Where they start in the request's memory.
+    pub(crate) skip: usize,
+    /// How many are left.
+    pub(crate) left: u64,
+    /// What file ranges must be a multiple of; a power of two, at most [`BOUNCE_BYTES`].
+    pub(crate) alignment: u64,
+    pub(crate) step: Step,
+}
+
+/// What the kernel does for the current chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Idle,
+    Reading,
+    Writing,
+}
+
+/// The part of a transfer that one buffer takes: whole blocks around the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Where the blocks start in the file.
+    pub(crate) start: ByteOffset,
+    /// The blocks' bytes.
+    pub(crate) count: usize,
+    /// Where the transfer's bytes start in the blocks.
+    pub(crate) lead: usize,
+    /// How many bytes of the transfer are in the blocks.
+    pub(crate) body: usize,
+}
+
+/// What to do next with the current chunk and the buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Read the chunk's blocks into the buffer.
+    Read(Chunk),
+    /// Put the transfer's bytes of the chunk into the buffer, then write the blocks.
+    FillAndWrite(Chunk),
+    /// All bytes are through.
+    Finished,
+}
+
+impl Staged {
+    /// The chunk that starts where the bytes that are left start.
+    pub(crate) fn chunk(&self) -> Chunk {
+        let lead = self.at % self.alignment;
+        let body = self.left.min(BOUNCE_BYTES as u64 - lead);
+        let count = (lead + body).next_multiple_of(self.alignment);
+        let bounded = |bytes: u64| usize::try_from(bytes).expect("at most a bounce buffer");
+        Chunk {
+            start: ByteOffset(self.at - lead),
+            count: bounded(count),
+            lead: bounded(lead),
+            body: bounded(body),
+        }
+    }
+
+    /// What to do first with the next chunk.
+    pub(crate) fn begin(&mut self) -> Next {
+        if self.left == 0 {
+            return Next::Finished;
+        }
+        let chunk = self.chunk();
+        let whole = chunk.lead == 0 && chunk.body == chunk.count;
+        if self.kind == StagedKind::Read || !whole {
+            self.step = Step::Reading;
+            Next::Read(chunk)
+        } else {
+            self.step = Step::Writing;
+            Next::FillAndWrite(chunk)
+        }
+    }
+
+    /// What to do after the kernel has finished the current step. If a read has finished that
+    /// was the transfer's purpose, its bytes must be copied out of the buffer before.
+    pub(crate) fn proceed(&mut self) -> Next {
+        match (self.step, self.kind) {
+            (Step::Reading, StagedKind::Write | StagedKind::Zero) => {
+                self.step = Step::Writing;
+                Next::FillAndWrite(self.chunk())
+            }
+            (Step::Reading, StagedKind::Read) | (Step::Writing, _) => {
+                let body = self.chunk().body;
+                self.at += body as u64;
+                self.skip += body;
+                self.left -= body as u64;
+                self.step = Step::Idle;
+                self.begin()
+            }
+            (Step::Idle, _) => panic!("a step finished that was never begun"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn staged(kind: StagedKind, at: u64, left: u64) -> Staged {
+        let (file, alignment) = (FileId(0), 4096);
+        Staged { kind, file, at, skip: 0, left, alignment, step: Step::Idle }
+    }
+
+    /// Carries a transfer out on vectors and says which blocks it read and wrote.
+    fn play(mut transfer: Staged, disk: &mut [u8], memory: &mut [u8]) -> Vec<(char, u64, usize)> {
+        let mut log = Vec::new();
+        let mut buffer = vec![0xee; BOUNCE_BYTES];
+        let mut next = transfer.begin();
+        loop {
+            match next {
+                Next::Finished => return log,
+                Next::Read(chunk) => {
+                    let start = usize::try_from(chunk.start.0).unwrap();
+                    buffer[..chunk.count].copy_from_slice(&disk[start..start + chunk.count]);
+                    log.push(('r', chunk.start.0, chunk.count));
+                    if transfer.kind == StagedKind::Read {
+                        memory[transfer.skip..transfer.skip + chunk.body]
+                            .copy_from_slice(&buffer[chunk.lead..chunk.lead + chunk.body]);
+                    }
+                }
+                Next::FillAndWrite(chunk) => {
+                    let place = &mut buffer[chunk.lead..chunk.lead + chunk.body];
+                    match transfer.kind {
+                        StagedKind::Write => place
+                            .copy_from_slice(&memory[transfer.skip..transfer.skip + chunk.body]),
+                        StagedKind::Zero => place.fill(0),
+                        StagedKind::Read => panic!("a read writes"),
+                    }
+                    let start = usize::try_from(chunk.start.0).unwrap();
+                    disk[start..start + chunk.count].copy_from_slice(&buffer[..chunk.count]);
+                    log.push(('w', chunk.start.0, chunk.count));
+                }
+            }
+            next = transfer.proceed();
+        }
+    }
+
+    #[track_caller]
+    fn check_write(at: usize, count: usize, expected: &[(char, u64, usize)]) {
+        let mut disk: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
+        let mut memory: Vec<u8> = (0..count).map(|i| u8::try_from(i % 7).unwrap() + 100).collect();
+        let mut model = disk.clone();
+        model[at..at + count].copy_from_slice(&memory);
+        let transfer = staged(StagedKind::Write, at as u64, count as u64);
+        assert_eq!(play(transfer, &mut disk, &mut memory), expected);
+        assert!(disk == model, "{count} bytes at {at} went elsewhere");
+    }
+
+    #[test]
+    fn a_write_reads_only_the_chunks_it_does_not_fill() {
+        check_write(0, 4096, &[('w', 0, 4096)]);
+        check_write(512, 512, &[('r', 0, 4096), ('w', 0, 4096)]);
+        check_write(4096, 512, &[('r', 4096, 4096), ('w', 4096, 4096)]);
+        check_write(4000, 200, &[('r', 0, 8192), ('w', 0, 8192)]);
+        check_write(
+            0,
+            BOUNCE_BYTES + 512,
+            &[('w', 0, BOUNCE_BYTES), ('r', 262_144, 4096), ('w', 262_144, 4096)],
+        );
+    }
+
+    #[test]
+    fn a_read_brings_exactly_its_bytes() {
+        for (at, count) in [(0, 512), (512, 512), (4095, 2), (100, BOUNCE_BYTES * 2), (4096, 4096)]
+        {
+            let mut disk: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
+            let mut memory = vec![0xff; count];
+            play(staged(StagedKind::Read, at as u64, count as u64), &mut disk, &mut memory);
+            assert!(memory == disk[at..at + count], "{count} bytes at {at}");
+        }
+    }
+
+    #[test]
+    fn zeroing_keeps_the_neighbours() {
+        let mut disk = vec![7; 16384];
+        play(staged(StagedKind::Zero, 1000, 6000), &mut disk, &mut []);
+        assert!(disk[..1000].iter().chain(&disk[7000..]).all(|&byte| byte == 7));
+        assert!(disk[1000..7000].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_transfer_of_nothing_is_finished() {
+        assert_eq!(staged(StagedKind::Read, 5, 0).begin(), Next::Finished);
+    }
+}

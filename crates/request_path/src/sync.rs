@@ -1,0 +1,14 @@
+//! The primitives that threads meet on: the standard library's, or loom's when it explores all
+//! interleavings (`--cfg loom`).
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Mutex,
+    atomic::{AtomicU8, AtomicU64, Ordering},
+};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Mutex,
+    atomic::{AtomicU8, AtomicU64, Ordering},
+};
