@@ -1,0 +1,70 @@
+//! What control threads ask of an iothread.
+//!
+//! Threads: commands are queued under a lock that is held to push or take them; the iothread is
+//! woken by its bell. Answers come back over a channel of one message.
+//! Limits: a control thread has at most one command outstanding for each ring it controls.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, mpsc};
+
+use block::{LaneError, Node};
+use kernel_io::Notifier;
+use request_path::{LaneIndex, Source};
+
+use crate::Watcher;
+
+/// Names a source on all iothreads and for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct SourceId(pub(crate) u64);
+
+/// A source and what the event loop needs to serve it.
+#[derive(Debug)]
+pub(crate) struct Cargo {
+    pub(crate) id: SourceId,
+    pub(crate) source: Box<dyn Source>,
+    pub(crate) watcher: Arc<dyn Watcher>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Open a lane on the node and keep it for a source that will arrive.
+    Prepare { node: Arc<dyn Node>, reply: mpsc::Sender<Result<LaneIndex, LaneError>> },
+    /// Serve this source, on a lane prepared for it.
+    Arrive { cargo: Cargo, lane: LaneIndex, reply: mpsc::Sender<()> },
+    /// Send the source to another iothread, where a lane is prepared.
+    Depart { id: SourceId, to: Arc<Inbox>, lane: LaneIndex, reply: mpsc::Sender<()> },
+    /// Take nothing new from the source, finish what is in flight and give it back.
+    Stop { id: SourceId, reply: mpsc::Sender<Box<dyn Source>> },
+    /// Interrupt the guest through this descriptor from now on.
+    SetCall { id: SourceId, call: Option<OwnedFd> },
+    /// End the thread; no source may be left.
+    Quit,
+}
+
+/// Where an iothread gets its commands.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    commands: Mutex<Vec<Command>>,
+    bell: Arc<Notifier>,
+}
+
+impl Inbox {
+    pub(crate) fn new(bell: Arc<Notifier>) -> Self {
+        Self { commands: Mutex::new(Vec::new()), bell }
+    }
+
+    pub(crate) fn bell(&self) -> &Arc<Notifier> {
+        &self.bell
+    }
+
+    /// Queues a command and wakes the iothread.
+    pub(crate) fn send(&self, command: Command) {
+        self.commands.lock().expect("no holder of this lock panics").push(command);
+        self.bell.wake();
+    }
+
+    /// Takes all commands, in order.
+    pub(crate) fn take(&self) -> Vec<Command> {
+        std::mem::take(&mut self.commands.lock().expect("no holder of this lock panics"))
+    }
+}

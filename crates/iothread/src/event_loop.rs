@@ -1,0 +1,271 @@
+//! The loop of one iothread: commands, kernel events, turns.
+//!
+//! Where it stands in the life of a request: it calls each source's turn after a kick, a finished
+//! request or a ring of the bell, and sleeps when none has anything to do.
+//!
+//! A hand-over from A to B: the control thread has had a lane prepared on B; A stops popping and
+//! cancels the kick poll, waits until the kernel says that it is cancelled, makes B the owner of
+//! the mailbox and sends the source; B arms the poll and gives the source one turn
+//! unconditionally, because a kick may have been consumed by A. What A has in flight stays there
+//! and its outcomes are posted to the mailbox.
+//!
+//! Invariants: a source is in exactly one loop or in one inbox. A source that stops is given back
+//! only when its poll is cancelled and nothing of it is in flight on any thread.
+//! Threads: this is the iothread. It sleeps only in the kernel's wait.
+//! Limits: [`TURN_REQUESTS_MAX`] new requests for each source and turn.
+
+use std::io;
+use std::sync::{Arc, mpsc};
+
+use kernel_io::Wait;
+use request_path::{Appetite, Engine, Fault, LaneIndex, Signal, Source, SourceKey, Turn};
+
+use crate::command::{Cargo, Command, Inbox, SourceId};
+
+/// The most new requests a source may bring in one turn, so that a saturated ring delays the
+/// others on its thread by a bounded time.
+const TURN_REQUESTS_MAX: u32 = 64;
+
+/// What the iothread does with a source.
+#[derive(Debug)]
+enum Life {
+    /// Serves it.
+    Serving,
+    /// Does not take anything from it: its guest broke the rules.
+    Broken,
+    /// Hands it over once its poll is cancelled.
+    Departing { to: Arc<Inbox>, lane: LaneIndex, reply: mpsc::Sender<()> },
+    /// Gives it back once its poll is cancelled and nothing is in flight.
+    Stopping { reply: mpsc::Sender<Box<dyn Source>> },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watch {
+    On,
+    Ending,
+    Off,
+}
+
+#[derive(Debug)]
+struct Served {
+    cargo: Cargo,
+    lane: LaneIndex,
+    life: Life,
+    watch: Watch,
+    /// It is in `ready` already.
+    called: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct EventLoop {
+    engine: Engine,
+    inbox: Arc<Inbox>,
+    sources: Vec<Option<Served>>,
+    /// Sources that shall have a turn, in order.
+    ready: Vec<SourceKey>,
+    /// An empty list, kept for its room.
+    next_ready: Vec<SourceKey>,
+    /// Sources that wait for room.
+    full: Vec<SourceKey>,
+    signals: Vec<Signal>,
+    quit: bool,
+}
+
+impl EventLoop {
+    pub(crate) fn new(engine: Engine, inbox: Arc<Inbox>) -> Self {
+        Self {
+            engine,
+            inbox,
+            sources: Vec::new(),
+            ready: Vec::new(),
+            next_ready: Vec::new(),
+            full: Vec::new(),
+            signals: Vec::new(),
+            quit: false,
+        }
+    }
+
+    /// Serves until told to quit.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        while !self.quit {
+            let wait = if self.ready.is_empty() { Wait::Block } else { Wait::Poll };
+            self.engine.wait(wait)?;
+            let mut signals = std::mem::take(&mut self.signals);
+            self.engine.dispatch(&mut signals);
+            for signal in signals.drain(..) {
+                match signal {
+                    Signal::Turn(key) => self.call(key),
+                    Signal::Unwatched(key) => self.unwatched(key),
+                    Signal::Bell => self.answer_bell(),
+                }
+            }
+            self.signals = signals;
+            while let Some(key) = self.full.pop() {
+                self.call(key);
+            }
+            self.give_turns();
+        }
+        Ok(())
+    }
+
+    /// Gives every source that was called one turn. Who is called meanwhile is next.
+    fn give_turns(&mut self) {
+        let mut now = std::mem::replace(&mut self.ready, std::mem::take(&mut self.next_ready));
+        for key in now.drain(..) {
+            self.turn(key);
+        }
+        self.next_ready = now;
+    }
+
+    /// Notes that a source shall have a turn. It may have left meanwhile.
+    fn call(&mut self, key: SourceKey) {
+        if let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut)
+            && !served.called
+        {
+            served.called = true;
+            self.ready.push(key);
+        }
+    }
+
+    fn served(&mut self, key: SourceKey) -> &mut Served {
+        let place = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut);
+        place.expect("the source of this key is served here")
+    }
+
+    fn find(&self, id: SourceId) -> SourceKey {
+        let known = |served: &Option<Served>| served.as_ref().is_some_and(|s| s.cargo.id == id);
+        let place = self.sources.iter().position(known);
+        let place = place.expect("a source is asked for where its controller placed it");
+        SourceKey(u32::try_from(place).expect("fewer sources than descriptors"))
+    }
+
+    fn turn(&mut self, key: SourceKey) {
+        let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        served.called = false;
+        let appetite = match served.life {
+            Life::Serving => Appetite::Pop(TURN_REQUESTS_MAX),
+            Life::Broken | Life::Departing { .. } | Life::Stopping { .. } => Appetite::DrainOnly,
+        };
+        match served.cargo.source.turn(&mut self.engine, appetite) {
+            Turn::Idle => {}
+            Turn::More => self.call(key),
+            Turn::Full => self.full.push(key),
+            Turn::Broken(fault) => self.broken(key, &fault),
+        }
+        self.finish_stop(key);
+    }
+
+    fn broken(&mut self, key: SourceKey, fault: &Fault) {
+        let served = self.served(key);
+        served.life = Life::Broken;
+        served.cargo.source.signal_error();
+        served.cargo.watcher.broken(fault);
+        // What was popped before the fault is still carried out; its outcomes need a turn.
+        self.call(key);
+    }
+
+    fn answer_bell(&mut self) {
+        for command in self.inbox.take() {
+            self.obey(command);
+        }
+        for place in 0..self.sources.len() {
+            let mail = self.sources[place]
+                .as_ref()
+                .is_some_and(|served| !served.cargo.source.mailbox().is_empty());
+            if mail {
+                self.call(SourceKey(u32::try_from(place).expect("fewer sources than descriptors")));
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Prepare { node, reply } => answer(&reply, self.engine.open_lane(&node)),
+            Command::Arrive { cargo, lane, reply } => {
+                self.arrive(cargo, lane);
+                answer(&reply, ());
+            }
+            Command::Depart { id, to, lane, reply } => {
+                self.leave_when_unwatched(id, Life::Departing { to, lane, reply });
+            }
+            Command::Stop { id, reply } => self.leave_when_unwatched(id, Life::Stopping { reply }),
+            Command::SetCall { id, call } => {
+                let key = self.find(id);
+                self.served(key).cargo.source.set_call(call);
+            }
+            Command::Quit => self.quit = true,
+        }
+    }
+
+    fn arrive(&mut self, cargo: Cargo, lane: LaneIndex) {
+        let place = self.sources.iter().position(Option::is_none).unwrap_or(self.sources.len());
+        if place == self.sources.len() {
+            self.sources.push(None);
+        }
+        let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
+        let (life, watch) = (Life::Serving, Watch::On);
+        let served = self.sources[place].insert(Served { cargo, lane, life, watch, called: false });
+        served.cargo.source.arrive(&mut self.engine, lane, key);
+        self.engine.watch(served.cargo.source.kick(), key);
+        self.call(key);
+    }
+
+    /// Stops popping, cancels the poll and leaves the rest to [`EventLoop::unwatched`].
+    fn leave_when_unwatched(&mut self, id: SourceId, life: Life) {
+        let key = self.find(id);
+        let served = self.served(key);
+        assert!(served.watch == Watch::On, "a source leaves once");
+        served.life = life;
+        served.watch = Watch::Ending;
+        self.engine.unwatch(key);
+    }
+
+    fn unwatched(&mut self, key: SourceKey) {
+        let served = self.served(key);
+        served.watch = Watch::Off;
+        match served.life {
+            Life::Departing { .. } => self.hand_over(key),
+            Life::Stopping { .. } => self.call(key),
+            Life::Serving | Life::Broken => panic!("nobody asked to end this poll"),
+        }
+    }
+
+    fn hand_over(&mut self, key: SourceKey) {
+        let served = self.sources[key.0 as usize].take().expect("an unwatched source is here");
+        let Served { mut cargo, lane: own_lane, life: Life::Departing { to, lane, reply }, .. } =
+            served
+        else {
+            panic!("only a departing source is handed over")
+        };
+        cargo.source.depart(&mut self.engine);
+        self.engine.close_lane(own_lane);
+        cargo.source.mailbox().set_owner(Arc::clone(to.bell()) as Arc<dyn request_path::Wake>);
+        to.send(Command::Arrive { cargo, lane, reply });
+    }
+
+    fn finish_stop(&mut self, key: SourceKey) {
+        let place = &mut self.sources[key.0 as usize];
+        let over = place.as_ref().is_some_and(|served| {
+            matches!(served.life, Life::Stopping { .. })
+                && served.watch == Watch::Off
+                && served.cargo.source.in_flight() == 0
+        });
+        if !over {
+            return;
+        }
+        if let Some(Served { mut cargo, lane, life: Life::Stopping { reply }, .. }) = place.take() {
+            cargo.source.depart(&mut self.engine);
+            self.engine.close_lane(lane);
+            answer(&reply, cargo.source);
+        }
+    }
+}
+
+/// Answers a control thread. One that has gone away does not need the answer.
+fn answer<T>(reply: &mpsc::Sender<T>, value: T) {
+    if reply.send(value).is_err() {
+        tracing::debug!("nobody waits for an iothread's answer any more");
+    }
+}

@@ -1,0 +1,92 @@
+//! An iothread as control threads see it.
+
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use block::Clock;
+use kernel_io::{FileTable, KernelError, Notifier};
+use request_path::Engine;
+
+use crate::command::{Command, Inbox};
+use crate::event_loop::EventLoop;
+
+/// A running iothread. Dropped, it ends; all its sources must have been stopped.
+#[derive(Debug)]
+pub struct Iothread {
+    name: String,
+    inbox: Arc<Inbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// An iothread could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The host gave no thread or eventfd.
+    #[error("iothread {name}: cannot start a thread")]
+    Thread {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The host gave no io_uring.
+    #[error("iothread {name}")]
+    Kernel {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: KernelError,
+    },
+}
+
+impl Iothread {
+    /// Starts an iothread and waits until it can serve. Its io_uring is made on the thread
+    /// itself, so call it after any fork.
+    pub fn spawn(
+        name: &str,
+        files: Arc<FileTable>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, SpawnError> {
+        let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
+        let bell = Arc::new(Notifier::new().map_err(failed)?);
+        let inbox = Arc::new(Inbox::new(Arc::clone(&bell)));
+        let (ready, started) = mpsc::channel();
+        let theirs = Arc::clone(&inbox);
+        // The kernel shows 15 characters of a thread's name.
+        let thread = std::thread::Builder::new()
+            .name(format!("IO {name}").chars().take(15).collect())
+            .spawn(move || match Engine::new(files, bell, clock) {
+                Ok(engine) => {
+                    ready.send(Ok(())).expect("the starter waits");
+                    let served = EventLoop::new(engine, theirs).run();
+                    served.expect("io_uring_enter works while its ring exists");
+                }
+                Err(error) => ready.send(Err(error)).expect("the starter waits"),
+            })
+            .map_err(failed)?;
+        let verdict = started.recv().expect("an iothread says how its start went");
+        verdict.map_err(|source| SpawnError::Kernel { name: name.to_owned(), source })?;
+        Ok(Self { name: name.to_owned(), inbox, thread: Some(thread) })
+    }
+
+    /// Its name, as in `--object iothread,id=`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
+    }
+}
+
+impl Drop for Iothread {
+    fn drop(&mut self) {
+        self.inbox.send(Command::Quit);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("a panic in an iothread ends the process");
+        }
+    }
+}

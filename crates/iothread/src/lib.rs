@@ -1,0 +1,17 @@
+//! The threads that serve rings: event loop, placement, hand-over, stop and drain.
+//!
+//! Where it stands in the life of a request: it gives each ring its turns. Control threads place
+//! a source on an [`Iothread`], move it to another while the guest runs, and stop it.
+//!
+//! Not here: what happens in a turn (`request_path`), and who decides where a ring belongs
+//! (`daemon`).
+
+#![forbid(unsafe_code)]
+
+mod command;
+mod event_loop;
+mod handle;
+mod placed;
+
+pub use handle::{Iothread, SpawnError};
+pub use placed::{MoveError, PlaceError, Placed, Watcher};

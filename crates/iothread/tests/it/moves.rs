@@ -1,0 +1,176 @@
+//! Thousands of moves under a verifying load: no request is lost, none completed twice, and a
+//! read issued after a write's completion sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kernel_io::FileTable;
+
+use crate::guest::{Ask, BLOCK, Guest, SLOTS};
+use crate::setup::{file_node, iothreads, place};
+
+const RINGS: u64 = 4;
+const BLOCKS: u64 = 64;
+const MOVES: u32 = 4000;
+
+/// Numbers that look random and are the same for the same seed (xorshift).
+#[derive(Debug, Clone)]
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// A block that says where it belongs and which write it is from.
+fn stamp(block: u64, version: u64) -> Box<[u8; BLOCK]> {
+    let mut data = Box::new([0; BLOCK]);
+    for (place, bytes) in data.chunks_exact_mut(16).enumerate() {
+        bytes[..8].copy_from_slice(&(block << 16 | place as u64).to_le_bytes());
+        bytes[8..].copy_from_slice(&version.to_le_bytes());
+    }
+    data
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Doing {
+    Nothing,
+    Reading { block: u64, version: u64 },
+    Writing { block: u64, version: u64 },
+    Flushing,
+}
+
+/// One guest that works on blocks of its own and knows what each must hold.
+struct Load {
+    guest: Guest,
+    first: u64,
+    versions: Vec<u64>,
+    busy: Vec<bool>,
+    doing: [Doing; SLOTS as usize],
+    random: Seeded,
+    completed: u64,
+}
+
+impl Load {
+    fn new(ring: u64, seed: u64) -> Self {
+        let blocks = usize::try_from(BLOCKS).unwrap();
+        Self {
+            guest: Guest::new(),
+            first: ring * BLOCKS,
+            versions: vec![0; blocks],
+            busy: vec![false; blocks],
+            doing: [Doing::Nothing; SLOTS as usize],
+            random: Seeded(seed + ring * 7919),
+            completed: 0,
+        }
+    }
+
+    fn submit(&mut self, slot: u16) {
+        let index = usize::try_from(self.random.below(BLOCKS)).unwrap();
+        let block = self.first + index as u64;
+        let (ask, doing) = match self.random.below(16) {
+            0 => (Ask::Flush, Doing::Flushing),
+            _ if self.busy[index] => (Ask::Flush, Doing::Flushing),
+            kind if kind < 8 => {
+                (Ask::Read, Doing::Reading { block, version: self.versions[index] })
+            }
+            _ => {
+                let version = self.versions[index] + 1;
+                self.guest.fill(slot, &stamp(block, version));
+                (Ask::Write, Doing::Writing { block, version })
+            }
+        };
+        if ask != Ask::Flush {
+            self.busy[index] = true;
+        }
+        self.doing[usize::from(slot)] = doing;
+        self.guest.submit(slot, ask, block);
+    }
+
+    fn check(&mut self, slot: u16) {
+        assert_eq!(self.guest.status(slot), 0);
+        self.completed += 1;
+        let doing = std::mem::replace(&mut self.doing[usize::from(slot)], Doing::Nothing);
+        match doing {
+            Doing::Nothing => panic!("slot {slot} completed without a request"),
+            Doing::Flushing => {}
+            Doing::Writing { block, version } => {
+                let index = usize::try_from(block - self.first).unwrap();
+                self.versions[index] = version;
+                self.busy[index] = false;
+            }
+            Doing::Reading { block, version } => {
+                let index = usize::try_from(block - self.first).unwrap();
+                self.busy[index] = false;
+                let expected =
+                    if version == 0 { Box::new([0; BLOCK]) } else { stamp(block, version) };
+                assert!(
+                    self.guest.data(slot) == expected,
+                    "block {block} is not version {version}"
+                );
+            }
+        }
+    }
+
+    fn run(&mut self, over: &AtomicBool) {
+        while !over.load(Ordering::Relaxed) {
+            while self.guest.in_flight() < 12 {
+                let slot = self.guest.free_slot().unwrap();
+                self.submit(slot);
+            }
+            for slot in self.guest.completions() {
+                self.check(slot);
+            }
+        }
+        while self.guest.in_flight() > 0 {
+            for slot in self.guest.completions() {
+                self.check(slot);
+            }
+        }
+    }
+}
+
+#[test]
+fn thousands_of_moves_under_load_lose_nothing_and_repeat_nothing() {
+    let seed = 0x5eed;
+    println!("seed {seed}");
+    let files = Arc::new(FileTable::default());
+    let threads = iothreads::<3>(&files);
+    let (node, image) = file_node(&files, RINGS * BLOCKS * BLOCK as u64);
+    let mut loads: Vec<Load> = (0..RINGS).map(|ring| Load::new(ring, seed)).collect();
+    let placed: Vec<_> = loads.iter().map(|load| place(&load.guest, &node, &threads[0])).collect();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for load in &mut loads {
+            scope.spawn(|| load.run(&over));
+        }
+        let mut random = Seeded(seed);
+        for _ in 0..MOVES {
+            let ring = usize::try_from(random.below(RINGS)).unwrap();
+            let to = usize::try_from(random.below(3)).unwrap();
+            placed[ring].move_to(&threads[to]).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    for (load, placed) in loads.iter().zip(placed) {
+        let source = placed.stop();
+        assert_eq!(source.in_flight(), 0);
+        let counters = source.ending().counters;
+        let counted = counters.reads + counters.writes + counters.flushes;
+        assert_eq!((counted, counters.errors), (load.completed, 0));
+        assert!(load.completed > u64::from(MOVES) / 10, "only {} requests", load.completed);
+    }
+    // What the guests saw completed is in the file.
+    let bytes = std::fs::read(&image).unwrap();
+    for load in &loads {
+        for (index, &version) in load.versions.iter().enumerate().filter(|(_, v)| **v > 0) {
+            let block = load.first + index as u64;
+            let start = usize::try_from(block).unwrap() * BLOCK;
+            assert!(bytes[start..start + BLOCK] == stamp(block, version)[..], "block {block}");
+        }
+    }
+}

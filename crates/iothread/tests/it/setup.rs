@@ -1,0 +1,67 @@
+//! Iothreads and disks for tests.
+
+use std::sync::Arc;
+
+use block::{Access, Durability, Node, SystemClock};
+use disk::{DiscardPolicy, FileNode};
+use iothread::{Iothread, Placed, Watcher};
+use kernel_io::{Caching, FileKind, FileTable, OpenOptions};
+use request_path::{Fault, RingSource, RingSourceSetup, Source};
+use virtio::{BlkRules, SplitRing};
+
+use crate::guest::Guest;
+
+/// A test's guest keeps the rules.
+#[derive(Debug)]
+struct NoFault;
+
+impl Watcher for NoFault {
+    fn broken(&self, fault: &Fault) {
+        panic!("a well-behaved ring was found broken: {fault}");
+    }
+}
+
+pub(crate) fn iothreads<const N: usize>(files: &Arc<FileTable>) -> [Arc<Iothread>; N] {
+    std::array::from_fn(|i| {
+        let name = format!("t{i}");
+        Arc::new(Iothread::spawn(&name, Arc::clone(files), Arc::new(SystemClock)).unwrap())
+    })
+}
+
+/// A file of that many bytes in the target directory, whose file system has asynchronous I/O.
+pub(crate) fn file_node(files: &FileTable, bytes: u64) -> (Arc<dyn Node>, tempfile::TempPath) {
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(bytes).unwrap();
+    let options = OpenOptions {
+        path: image.path().to_path_buf(),
+        kind: FileKind::Regular,
+        access: Access::ReadWrite,
+        caching: Caching::Direct,
+    };
+    let node = FileNode::open("disk", &options, DiscardPolicy::Unmap, files).unwrap();
+    (Arc::new(node), image.into_temp_path())
+}
+
+pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
+    let rules = BlkRules {
+        size: node.size(),
+        access: node.access(),
+        durability: Durability::Cached,
+        discard: true,
+        write_zeroes: true,
+    };
+    Box::new(RingSource::new(RingSourceSetup {
+        ring: SplitRing::new(guest.memory(), guest.setup()).unwrap(),
+        rules,
+        node: Arc::clone(node),
+        serial: "test".to_owned(),
+        kick: guest.kick_fd(),
+        call: Some(guest.call_fd()),
+        error: None,
+        owner: Arc::new(kernel_io::Notifier::new().unwrap()),
+    }))
+}
+
+pub(crate) fn place(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed {
+    Placed::on(on, source(guest, node), Arc::new(NoFault)).unwrap()
+}
