@@ -1,0 +1,83 @@
+//! What a session needs from the export it speaks for.
+
+use std::error::Error;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use virtio::{Features, GuestMemory, RingSetup};
+
+/// One of the queues of a device, counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueIndex(pub u16);
+
+impl fmt::Display for QueueIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// An export, as a session sees it. The session calls `start` and `stop` in turn for each queue;
+/// after an error of either, the queue counts as stopped and the session ends. All calls may wait
+/// for the threads that serve rings.
+pub trait Device {
+    /// The features of the device and its rings that a driver may choose from.
+    fn features(&self) -> Features;
+
+    /// How many queues a front end may use, at most 256.
+    fn queues_max(&self) -> u16;
+
+    /// The configuration space.
+    fn config(&self) -> Vec<u8>;
+
+    /// Serves a ring from now on, beginning with one look at it whether a kick came or not.
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError>;
+
+    /// Serves a ring no longer. Returns when nothing of it is in flight any more and nothing
+    /// touches its memory, with the available index of the next chain.
+    fn stop(&mut self, queue: QueueIndex) -> Result<u16, DeviceError>;
+
+    /// Interrupts the guest through another descriptor, or not at all, from now on. The ring is
+    /// being served and goes on without a pause.
+    fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>);
+}
+
+/// All that is needed to serve a ring. The session has found that it lies in the memory.
+#[derive(Debug)]
+pub struct RingStart {
+    /// Where it lies and where it begins.
+    pub setup: RingSetup,
+    /// The guest's memory; to be kept until nothing of the ring is in flight.
+    pub memory: Arc<GuestMemory>,
+    /// Readable when the driver made chains available.
+    pub kick: OwnedFd,
+    /// To be written to interrupt the guest; none if it polls.
+    pub call: Option<OwnedFd>,
+    /// To be written when the ring is broken.
+    pub error: Option<OwnedFd>,
+    /// What device and driver agreed on.
+    pub features: Features,
+}
+
+/// A ring that the device could not serve or stop.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// It is not served.
+    #[error("queue {queue} cannot be served")]
+    Start {
+        /// Which.
+        queue: QueueIndex,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// It may still be in use.
+    #[error("queue {queue} cannot be stopped")]
+    Stop {
+        /// Which.
+        queue: QueueIndex,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+}

@@ -1,0 +1,21 @@
+//! A vhost-user-blk session as a state machine over the messages of the vhost crate.
+//!
+//! Where it stands in the life of a request: before the first and after the last one. The daemon
+//! calls [`serve`] for every connection, on a thread that owns no ring; the session maps the
+//! guest's memory, collects what belongs to each ring, and tells the [`Device`] to serve it or to
+//! stop.
+//!
+//! Not here: sockets and listening (`daemon`), the rings themselves (`virtio`, `request_path`).
+
+#![forbid(unsafe_code)]
+
+mod adapter;
+mod device;
+mod refusal;
+mod serve;
+mod session;
+
+pub use device::{Device, DeviceError, QueueIndex, RingStart};
+pub use refusal::Refusal;
+pub use serve::{SessionError, serve};
+pub use session::{Descriptor, Session};

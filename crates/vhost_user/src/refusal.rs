@@ -1,0 +1,127 @@
+//! Why a session refuses a message. Each refusal ends the session; its sentence is for the
+//! operator.
+
+use virtio::{Features, MemoryError, RingError};
+
+use crate::{Descriptor, DeviceError, QueueIndex};
+
+/// A message that the session does not carry out.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Feature bits that were not offered.
+    #[error("front end chose features {chosen} but only {offered} are offered")]
+    Features {
+        /// What it chose.
+        chosen: Features,
+        /// What it could choose from.
+        offered: Features,
+    },
+    /// Other features while a ring depends on the present ones.
+    #[error("front end changed the features while queue {queue} is being served")]
+    FeaturesInUse {
+        /// A queue that is being served.
+        queue: QueueIndex,
+    },
+    /// Protocol feature bits that were not offered.
+    #[error("front end chose protocol features {chosen:#x} but only {offered:#x} are offered")]
+    ProtocolFeatures {
+        /// What it chose.
+        chosen: u64,
+        /// What it could choose from.
+        offered: u64,
+    },
+    /// A ring of a driver from before virtio 1.0.
+    #[error(
+        "queue {queue}: driver did not choose VIRTIO_F_VERSION_1; legacy drivers are not served"
+    )]
+    Legacy {
+        /// Which.
+        queue: QueueIndex,
+    },
+    /// A queue that the device does not have.
+    #[error("queue {queue} does not exist, the export has {queues} queues")]
+    NoSuchQueue {
+        /// What was named.
+        queue: u32,
+        /// How many there are.
+        queues: u16,
+    },
+    /// A ring size that does not fit.
+    #[error("queue {queue}: ring size {size} is too large")]
+    RingSize {
+        /// Which.
+        queue: QueueIndex,
+        /// What was asked for.
+        size: u32,
+    },
+    /// A ring position that does not fit.
+    #[error("queue {queue}: {base} is not an available index of a split ring")]
+    RingBase {
+        /// Which.
+        queue: QueueIndex,
+        /// What was asked for.
+        base: u32,
+    },
+    /// A ring that cannot be served as it was described.
+    #[error("queue {queue} cannot be served")]
+    Ring {
+        /// Which.
+        queue: QueueIndex,
+        /// Why.
+        #[source]
+        source: RingError,
+    },
+    /// A change to a ring that is in use.
+    #[error("queue {queue}: {message} while it is being served")]
+    RingInUse {
+        /// Which.
+        queue: QueueIndex,
+        /// The message.
+        message: &'static str,
+    },
+    /// A ring that asks for writes to be logged.
+    #[error("queue {queue}: logging of written pages is not offered")]
+    RingLog {
+        /// Which.
+        queue: QueueIndex,
+    },
+    /// A ring without kick descriptor.
+    #[error("queue {queue}: front end gives no kick descriptor; polling for kicks is not served")]
+    NoKick {
+        /// Which.
+        queue: QueueIndex,
+    },
+    /// A descriptor that could not be duplicated.
+    #[error("queue {queue}: cannot duplicate its {descriptor} descriptor")]
+    Duplicate {
+        /// Which.
+        queue: QueueIndex,
+        /// What it is for.
+        descriptor: Descriptor,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Guest memory that cannot be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The device could not follow.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A change of the configuration space.
+    #[error(
+        "front end writes {bytes} bytes at {offset} of the configuration space, of which no field is writable"
+    )]
+    ConfigReadOnly {
+        /// Where.
+        offset: u32,
+        /// How many.
+        bytes: usize,
+    },
+    /// A message that belongs to a protocol feature that was not offered.
+    #[error("front end sent {message}, which was not offered")]
+    NotOffered {
+        /// Its name.
+        message: &'static str,
+    },
+}

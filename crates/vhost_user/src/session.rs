@@ -1,0 +1,297 @@
+//! The state of one session, with one method for each message.
+//!
+//! Where it stands: the adapter calls it for every message; it calls the device. A ring is served
+//! if and only if it is started (it has a kick descriptor), enabled, fully described and in guest
+//! memory (vhost-user, "Ring states"); after every message [`Session::settle`] makes it so.
+//!
+//! Invariants: guest memory changes only while no ring is served; nothing about a ring changes
+//! while it is served, except its call descriptor.
+//! Threads: one session has one thread of its own; it waits for the threads that serve rings.
+//! Limits: as many rings as the device has queues.
+
+mod config;
+mod memory;
+mod ring;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tracing::debug;
+use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
+use virtio::{Features, GuestMemory, RingAddresses};
+
+use crate::{Device, QueueIndex, Refusal, RingStart};
+use ring::{Ring, RingState};
+
+pub use ring::Descriptor;
+
+/// VHOST_USER_F_PROTOCOL_FEATURES, a feature bit of the transport.
+const PROTOCOL_FEATURES: Features = Features(1 << 30);
+
+/// A session with one front end.
+#[derive(Debug)]
+pub struct Session<D> {
+    device: D,
+    memory: Arc<GuestMemory>,
+    /// What the driver chose, with the transport's bit.
+    features: Features,
+    /// All rings that were ever named; the others are as [`Ring::default`] says.
+    rings: Vec<Ring>,
+}
+
+/// What happens to a ring that is started and enabled but lies outside guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OutsideMemory {
+    /// It is an error: the ring was just described.
+    Refuse,
+    /// It waits: the front end changes memory region by region.
+    Wait,
+}
+
+impl<D: Device> Session<D> {
+    /// A session in which nothing has been said yet.
+    pub fn new(device: D) -> Self {
+        Self { device, memory: Arc::default(), features: Features::NONE, rings: Vec::new() }
+    }
+
+    /// What the driver may choose from (GET_FEATURES).
+    pub fn features(&self) -> Features {
+        self.device.features() | PROTOCOL_FEATURES
+    }
+
+    /// What the driver chose (SET_FEATURES).
+    pub fn set_features(&mut self, chosen: Features) -> Result<(), Refusal> {
+        let offered = self.features();
+        if !offered.contains(chosen) {
+            return Err(Refusal::Features { chosen, offered });
+        }
+        if chosen != self.features
+            && let Some(queue) = self.served().next()
+        {
+            return Err(Refusal::FeaturesInUse { queue });
+        }
+        self.features = chosen;
+        Ok(())
+    }
+
+    /// What the front end may choose from (GET_PROTOCOL_FEATURES).
+    pub fn protocol_features(&self) -> Protocol {
+        Protocol::MQ
+            | Protocol::CONFIG
+            | Protocol::CONFIGURE_MEM_SLOTS
+            | Protocol::RESET_DEVICE
+            | Protocol::REPLY_ACK
+    }
+
+    /// What the front end chose (SET_PROTOCOL_FEATURES). The adapter's library holds it and
+    /// lets through only messages that go with it.
+    pub fn set_protocol_features(&mut self, chosen: u64) -> Result<(), Refusal> {
+        let offered = self.protocol_features().bits();
+        if chosen & !offered == 0 {
+            Ok(())
+        } else {
+            Err(Refusal::ProtocolFeatures { chosen, offered })
+        }
+    }
+
+    /// How many queues there are (GET_QUEUE_NUM).
+    pub fn queues_max(&self) -> u16 {
+        self.device.queues_max()
+    }
+
+    /// The number of descriptors of a ring (SET_VRING_NUM).
+    pub fn set_ring_size(&mut self, queue: u32, size: u32) -> Result<(), Refusal> {
+        let queue = self.at_rest(queue, "SET_VRING_NUM")?;
+        match u16::try_from(size) {
+            Ok(size) => self.ring(queue).size = Some(size),
+            Err(_too_large) => return Err(Refusal::RingSize { queue, size }),
+        }
+        self.settle(queue, OutsideMemory::Refuse)
+    }
+
+    /// Where a ring lies (SET_VRING_ADDR).
+    pub fn set_ring_addresses(
+        &mut self,
+        queue: u32,
+        addresses: RingAddresses,
+    ) -> Result<(), Refusal> {
+        let queue = self.at_rest(queue, "SET_VRING_ADDR")?;
+        self.ring(queue).addresses = Some(addresses);
+        self.settle(queue, OutsideMemory::Refuse)
+    }
+
+    /// The available index from which a ring is served (SET_VRING_BASE).
+    pub fn set_ring_base(&mut self, queue: u32, base: u32) -> Result<(), Refusal> {
+        let queue = self.at_rest(queue, "SET_VRING_BASE")?;
+        let Ok(next_available) = u16::try_from(base) else {
+            return Err(Refusal::RingBase { queue, base });
+        };
+        self.ring(queue).state = RingState::Stopped { next_available };
+        self.settle(queue, OutsideMemory::Refuse)
+    }
+
+    /// Stops a ring until it is kicked off again, and says where it stopped (GET_VRING_BASE).
+    pub fn stop_ring(&mut self, queue: u32) -> Result<u16, Refusal> {
+        let queue = self.check(queue)?;
+        let next_available = self.halt(queue)?;
+        self.ring(queue).kick = None;
+        Ok(next_available)
+    }
+
+    /// Starts a ring: the driver kicks through this descriptor (SET_VRING_KICK).
+    pub fn set_kick(&mut self, queue: u32, kick: Option<OwnedFd>) -> Result<(), Refusal> {
+        let queue = self.check(queue)?;
+        let kick = kick.ok_or(Refusal::NoKick { queue })?;
+        self.halt(queue)?;
+        self.ring(queue).kick = Some(kick);
+        self.settle(queue, OutsideMemory::Refuse)
+    }
+
+    /// The guest is interrupted through this descriptor; not at all without one
+    /// (SET_VRING_CALL).
+    pub fn set_call(&mut self, queue: u32, call: Option<OwnedFd>) -> Result<(), Refusal> {
+        let queue = self.check(queue)?;
+        let ring = self.ring(queue);
+        ring.call = call;
+        match ring.state {
+            RingState::Stopped { .. } => Ok(()),
+            RingState::Served => {
+                let copy = ring::duplicate(queue, Descriptor::Call, ring.call.as_ref())?;
+                self.device.set_call(queue, copy);
+                Ok(())
+            }
+        }
+    }
+
+    /// The front end hears through this descriptor that a ring is broken, from its next start on
+    /// (SET_VRING_ERR).
+    pub fn set_error(&mut self, queue: u32, error: Option<OwnedFd>) -> Result<(), Refusal> {
+        let queue = self.check(queue)?;
+        self.ring(queue).error = error;
+        Ok(())
+    }
+
+    /// Lets a started ring be served, or pauses it (SET_VRING_ENABLE).
+    pub fn set_enabled(&mut self, queue: u32, enabled: bool) -> Result<(), Refusal> {
+        let queue = self.check(queue)?;
+        self.ring(queue).enabled = enabled;
+        if !enabled {
+            self.halt(queue)?;
+        }
+        self.settle(queue, OutsideMemory::Refuse)
+    }
+
+    /// The device as it was when the session began, except for guest memory, which the front end
+    /// takes for still known (RESET_DEVICE).
+    pub fn reset(&mut self) -> Result<(), Refusal> {
+        self.halt_all()?;
+        self.rings.clear();
+        self.features = Features::NONE;
+        Ok(())
+    }
+
+    /// Disables all rings, the one meaning that was left to RESET_OWNER.
+    pub fn disable_all(&mut self) -> Result<(), Refusal> {
+        self.halt_all()?;
+        for ring in &mut self.rings {
+            ring.enabled = false;
+            // Without protocol features a ring is enabled by being started.
+            ring.kick = None;
+        }
+        Ok(())
+    }
+
+    /// Stops all rings. All are tried; the first error is returned.
+    pub fn halt_all(&mut self) -> Result<(), Refusal> {
+        let served: Vec<QueueIndex> = self.served().collect();
+        let mut result = Ok(());
+        for queue in served {
+            result = result.and(self.halt(queue).map(|_next| ()));
+        }
+        result
+    }
+
+    /// The queues that are being served.
+    fn served(&self) -> impl Iterator<Item = QueueIndex> + '_ {
+        (0..).zip(&self.rings).filter_map(|(index, ring)| match ring.state {
+            RingState::Served => Some(QueueIndex(index)),
+            RingState::Stopped { .. } => None,
+        })
+    }
+
+    fn check(&self, queue: u32) -> Result<QueueIndex, Refusal> {
+        let queues = self.device.queues_max();
+        match u16::try_from(queue) {
+            Ok(index) if index < queues => Ok(QueueIndex(index)),
+            Ok(_) | Err(_) => Err(Refusal::NoSuchQueue { queue, queues }),
+        }
+    }
+
+    /// A queue that exists and is not being served.
+    fn at_rest(&mut self, queue: u32, message: &'static str) -> Result<QueueIndex, Refusal> {
+        let queue = self.check(queue)?;
+        match self.ring(queue).state {
+            RingState::Stopped { .. } => Ok(queue),
+            RingState::Served => Err(Refusal::RingInUse { queue, message }),
+        }
+    }
+
+    fn ring(&mut self, queue: QueueIndex) -> &mut Ring {
+        let index = usize::from(queue.0);
+        if self.rings.len() <= index {
+            self.rings.resize_with(index + 1, Ring::default);
+        }
+        &mut self.rings[index]
+    }
+
+    /// Stops a ring if it is being served; says where it stands.
+    fn halt(&mut self, queue: QueueIndex) -> Result<u16, Refusal> {
+        match self.ring(queue).state {
+            RingState::Stopped { next_available } => Ok(next_available),
+            RingState::Served => {
+                let stopped = self.device.stop(queue);
+                // After an error the session ends and asks for nothing more.
+                let next_available = *stopped.as_ref().unwrap_or(&0);
+                self.ring(queue).state = RingState::Stopped { next_available };
+                stopped?;
+                debug!(%queue, next_available, "stopped");
+                Ok(next_available)
+            }
+        }
+    }
+
+    /// Serves a ring if it is ready and not being served.
+    fn settle(&mut self, queue: QueueIndex, outside: OutsideMemory) -> Result<(), Refusal> {
+        let features = self.features;
+        let Some(setup) = self.ring(queue).ready(features) else {
+            return Ok(());
+        };
+        if self.memory.is_empty() {
+            return Ok(());
+        }
+        if !features.contains(Features::VERSION_1) {
+            return Err(Refusal::Legacy { queue });
+        }
+        match (setup.check(&self.memory), outside) {
+            (Ok(()), _) => {}
+            (Err(source), OutsideMemory::Refuse) => return Err(Refusal::Ring { queue, source }),
+            (Err(error), OutsideMemory::Wait) => {
+                debug!(%queue, %error, "waits for its memory");
+                return Ok(());
+            }
+        }
+        let [kick, call, error] = self.ring(queue).descriptors(queue)?;
+        let start = RingStart {
+            setup,
+            memory: Arc::clone(&self.memory),
+            kick: kick.expect("a ring that is ready has been started with one"),
+            call,
+            error,
+            features: features.without(PROTOCOL_FEATURES),
+        };
+        self.device.start(queue, start)?;
+        self.ring(queue).state = RingState::Served;
+        debug!(%queue, next_available = setup.next_available, "served");
+        Ok(())
+    }
+}

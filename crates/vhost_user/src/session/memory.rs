@@ -1,0 +1,50 @@
+//! The messages about guest memory.
+//!
+//! Invariants: every ring is stopped before the table changes and goes on after with the same
+//! available index. The old table is unmapped when its last user, a ring or this session, has let
+//! go of it: when these methods return, unless the device kept something in flight.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use virtio::{GuestMemory, REGIONS_MAX, Region, RegionSpec};
+
+use super::{OutsideMemory, Session};
+use crate::{Device, QueueIndex, Refusal};
+
+impl<D: Device> Session<D> {
+    /// Replaces all memory (SET_MEM_TABLE).
+    pub fn set_memory(&mut self, regions: Vec<(OwnedFd, RegionSpec)>) -> Result<(), Refusal> {
+        let regions = regions
+            .into_iter()
+            .map(|(fd, spec)| Region::map(fd, spec).map(Arc::new))
+            .collect::<Result<_, _>>()?;
+        self.replace(GuestMemory::new(regions)?)
+    }
+
+    /// Adds a region (ADD_MEM_REG).
+    pub fn add_region(&mut self, fd: OwnedFd, spec: RegionSpec) -> Result<(), Refusal> {
+        let memory = self.memory.with(Region::map(fd, spec)?)?;
+        self.replace(memory)
+    }
+
+    /// Takes a region away; it is unmapped when this returns (REM_MEM_REG).
+    pub fn remove_region(&mut self, spec: &RegionSpec) -> Result<(), Refusal> {
+        let memory = self.memory.without(spec)?;
+        self.replace(memory)
+    }
+
+    /// How many regions there may be (GET_MAX_MEM_SLOTS).
+    pub fn regions_max(&self) -> u64 {
+        REGIONS_MAX as u64
+    }
+
+    fn replace(&mut self, memory: GuestMemory) -> Result<(), Refusal> {
+        self.halt_all()?;
+        self.memory = Arc::new(memory);
+        for queue in (0..).take(self.rings.len()).map(QueueIndex) {
+            self.settle(queue, OutsideMemory::Wait)?;
+        }
+        Ok(())
+    }
+}

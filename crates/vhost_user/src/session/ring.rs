@@ -1,0 +1,114 @@
+//! What the front end said of one ring.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use virtio::{Features, RingAddresses, RingSetup};
+
+use super::PROTOCOL_FEATURES;
+use crate::{QueueIndex, Refusal};
+
+/// A ring of a session.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) size: Option<u16>,
+    pub(super) addresses: Option<RingAddresses>,
+    /// There is one if the ring is started.
+    pub(super) kick: Option<OwnedFd>,
+    pub(super) call: Option<OwnedFd>,
+    pub(super) error: Option<OwnedFd>,
+    pub(super) enabled: bool,
+    pub(super) state: RingState,
+}
+
+/// Who knows where a ring stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RingState {
+    /// The session.
+    Stopped {
+        /// The available index of the next chain.
+        next_available: u16,
+    },
+    /// The device.
+    Served,
+}
+
+impl Default for Ring {
+    fn default() -> Self {
+        Self {
+            size: None,
+            addresses: None,
+            kick: None,
+            call: None,
+            error: None,
+            enabled: false,
+            state: RingState::Stopped { next_available: 0 },
+        }
+    }
+}
+
+impl Ring {
+    /// Where the ring lies and goes on, if it is started, enabled and fully described, and not
+    /// being served already.
+    pub(super) fn ready(&self, features: Features) -> Option<RingSetup> {
+        let RingState::Stopped { next_available } = self.state else {
+            return None;
+        };
+        // Without protocol features there is no SET_VRING_ENABLE: rings start enabled.
+        let enabled = self.enabled || !features.contains(PROTOCOL_FEATURES);
+        if !enabled || self.kick.is_none() {
+            return None;
+        }
+        Some(RingSetup {
+            size: self.size?,
+            addresses: self.addresses?,
+            next_available,
+            event_idx: features.contains(Features::RING_EVENT_IDX),
+            indirect: features.contains(Features::RING_INDIRECT_DESC),
+        })
+    }
+
+    /// Copies of the kick, call and error descriptors for the device; the session keeps its own
+    /// for the next start.
+    pub(super) fn descriptors(&self, queue: QueueIndex) -> Result<[Option<OwnedFd>; 3], Refusal> {
+        Ok([
+            duplicate(queue, Descriptor::Kick, self.kick.as_ref())?,
+            duplicate(queue, Descriptor::Call, self.call.as_ref())?,
+            duplicate(queue, Descriptor::Error, self.error.as_ref())?,
+        ])
+    }
+}
+
+/// What a descriptor of a ring is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Descriptor {
+    /// The driver tells the device that there are chains.
+    Kick,
+    /// The device tells the driver that there are completions.
+    Call,
+    /// The device tells the front end that the ring is broken.
+    Error,
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kick => "kick",
+            Self::Call => "call",
+            Self::Error => "error",
+        })
+    }
+}
+
+/// A copy for the device.
+pub(super) fn duplicate(
+    queue: QueueIndex,
+    descriptor: Descriptor,
+    fd: Option<&OwnedFd>,
+) -> Result<Option<OwnedFd>, Refusal> {
+    fd.map(OwnedFd::try_clone).transpose().map_err(|source| Refusal::Duplicate {
+        queue,
+        descriptor,
+        source,
+    })
+}

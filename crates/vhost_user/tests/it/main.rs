@@ -1,0 +1,9 @@
+//! Sessions over a real socket: a front end made of bytes on one side, a device that keeps a
+//! record on the other.
+
+mod front_end;
+mod garbage;
+mod memory;
+mod mock;
+mod negotiation;
+mod rings;

@@ -1,0 +1,99 @@
+//! A device that writes down what it is asked for.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use block::{Access, ByteCount, DiskSize};
+use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
+use virtio::{BlkConfig, Features};
+
+/// What the session asked the device for, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// A queue was started, from this available index.
+    Start(u16, u16),
+    Stop(u16),
+    /// Whether there was a descriptor.
+    Call(u16, bool),
+}
+
+#[derive(Default)]
+pub(crate) struct Record {
+    pub(crate) asked: Vec<Asked>,
+    pub(crate) served: HashMap<u16, RingStart>,
+    /// A queue that cannot be stopped.
+    pub(crate) stuck: Option<u16>,
+}
+
+/// A device of 256 queues; a clone is the same device.
+#[derive(Clone, Default)]
+pub(crate) struct Mock(Arc<Mutex<Record>>);
+
+pub(crate) const CONFIG: BlkConfig = BlkConfig {
+    size: DiskSize(ByteCount(1 << 20)),
+    logical_block: 512,
+    physical_block: 512,
+    queues: 256,
+    access: Access::ReadWrite,
+    discard: true,
+    write_zeroes: true,
+};
+
+/// How far a served ring gets until it is stopped.
+pub(crate) const PROGRESS: u16 = 10;
+
+impl Mock {
+    pub(crate) fn record(&self) -> MutexGuard<'_, Record> {
+        self.0.lock().expect("no test thread panics with it")
+    }
+
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.record().asked)
+    }
+}
+
+impl Device for Mock {
+    fn features(&self) -> Features {
+        CONFIG.features()
+    }
+
+    fn queues_max(&self) -> u16 {
+        256
+    }
+
+    fn config(&self) -> Vec<u8> {
+        CONFIG.to_bytes().to_vec()
+    }
+
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {
+        let mut record = self.record();
+        let at = start.setup.next_available;
+        record.asked.push(Asked::Start(queue.0, at));
+        assert!(record.served.insert(queue.0, start).is_none(), "queue {queue} was started twice");
+        Ok(())
+    }
+
+    fn stop(&mut self, queue: QueueIndex) -> Result<u16, DeviceError> {
+        let mut record = self.record();
+        record.asked.push(Asked::Stop(queue.0));
+        if record.stuck == Some(queue.0) {
+            let source = Box::from("a request does not end");
+            return Err(DeviceError::Stop { queue, source });
+        }
+        let start = record.served.remove(&queue.0).expect("it was started");
+        Ok(start.setup.next_available.wrapping_add(PROGRESS))
+    }
+
+    fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {
+        let mut record = self.record();
+        assert!(record.served.contains_key(&queue.0), "it is served");
+        record.asked.push(Asked::Call(queue.0, call.is_some()));
+    }
+}
+
+/// Whether two descriptors are of one file.
+pub(crate) fn is_same(one: impl AsFd, other: impl AsFd) -> bool {
+    let inode = |fd| rustix::fs::fstat(fd).expect("it is open").st_ino;
+    inode(one.as_fd()) == inode(other.as_fd())
+}
