@@ -1,0 +1,168 @@
+//! Finds the subcommand in an argument list.
+
+use std::error::Error;
+use std::ffi::{OsStr, OsString};
+use std::fmt::{self, Display};
+use std::path::Path;
+
+use daemon::options::nearest;
+
+/// The program's own name.
+pub(crate) const PROGRAM: &str = "ringloom";
+
+/// The name under which the program is a drop-in replacement.
+const DROP_IN: &str = "qemu-storage-daemon";
+
+/// What the program was called for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Called {
+    /// The name for messages.
+    pub(crate) program: &'static str,
+    /// What to do.
+    pub(crate) subcommand: Subcommand,
+    /// What belongs to the subcommand.
+    pub(crate) rest: Vec<OsString>,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subcommand {
+    /// Serve disks.
+    Serve,
+    /// Measure disks.
+    Tune,
+    /// Print the help and leave.
+    Help,
+    /// Print the version and leave.
+    Version,
+}
+
+/// A call that does not say what to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum CallError {
+    /// No subcommand.
+    Nothing,
+    /// No such subcommand.
+    Unknown {
+        /// The word as written.
+        given: String,
+        /// What was probably meant.
+        meant: Option<&'static str>,
+    },
+}
+
+impl Error for CallError {}
+
+impl Display for CallError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => formatter.write_str("say what to do: serve, tune or help"),
+            Self::Unknown { given, meant: None } => {
+                write!(formatter, "unknown command '{given}'; see {PROGRAM} --help")
+            }
+            Self::Unknown { given, meant: Some(meant) } => {
+                write!(formatter, "unknown command '{given}'; did you mean '{meant}'?")
+            }
+        }
+    }
+}
+
+/// Finds the subcommand. `help serve` is `serve --help`.
+pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Called, CallError> {
+    let mut arguments = arguments.into_iter();
+    let name = arguments.next().unwrap_or_default();
+    if Path::new(&name).file_name() == Some(OsStr::new(DROP_IN)) {
+        let rest = arguments.collect();
+        return Ok(Called { program: DROP_IN, subcommand: Subcommand::Serve, rest });
+    }
+    let first = arguments.next().ok_or(CallError::Nothing)?;
+    let mut rest: Vec<OsString> = arguments.collect();
+    let mut subcommand = find(&first)?;
+    if subcommand == Subcommand::Help
+        && let Some(topic) = rest.first()
+    {
+        subcommand = find(topic)?;
+        rest = vec!["--help".into()];
+    }
+    Ok(Called { program: PROGRAM, subcommand, rest })
+}
+
+fn find(word: &OsStr) -> Result<Subcommand, CallError> {
+    match word.to_str() {
+        Some("serve") => Ok(Subcommand::Serve),
+        Some("tune") => Ok(Subcommand::Tune),
+        Some("help" | "-h" | "--help") => Ok(Subcommand::Help),
+        Some("-V" | "--version") => Ok(Subcommand::Version),
+        _ => {
+            let given = word.display().to_string();
+            let names = ["serve", "tune", "help", "--help", "--version"];
+            Err(CallError::Unknown { meant: nearest(&given, names), given })
+        }
+    }
+}
+
+/// The help of the program as a whole, ending in a newline.
+pub(crate) fn help() -> String {
+    format!(
+        "\
+Usage: {PROGRAM} COMMAND [OPTIONS]
+Serves virtual disks over several threads and finds out how many are best.
+
+Commands:
+  serve   serve disks to virtual machines over vhost-user-blk
+  tune    measure a disk with different numbers of threads and recommend one
+  help    print this help, or that of a command: {PROGRAM} help serve
+
+Options:
+  -h, --help     print this help and leave
+  -V, --version  print the version and leave
+
+Start here:
+  {PROGRAM} tune
+  {PROGRAM} serve disk.img --socket disk.sock --iothreads 4
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::{CallError, Called, DROP_IN, PROGRAM, Subcommand, read};
+
+    #[track_caller]
+    fn check(line: &[&str], subcommand: Subcommand, rest: &[&str]) {
+        let rest = rest.iter().map(OsString::from).collect();
+        let program = if line[0].ends_with(DROP_IN) { DROP_IN } else { PROGRAM };
+        let called = Called { program, subcommand, rest };
+        assert_eq!(read(line.iter().map(OsString::from)), Ok(called));
+    }
+
+    #[track_caller]
+    fn refuse(line: &[&str], expected: &CallError) {
+        assert_eq!(read(line.iter().map(OsString::from)).as_ref(), Err(expected));
+    }
+
+    #[test]
+    fn the_first_word_or_the_name_says_what_to_do() {
+        check(&["ringloom", "serve", "a", "--socket"], Subcommand::Serve, &["a", "--socket"]);
+        check(&["/bin/qemu-storage-daemon", "--help"], Subcommand::Serve, &["--help"]);
+        check(&["qemu-storage-daemon", "tune"], Subcommand::Serve, &["tune"]);
+        check(&["ringloom", "tune"], Subcommand::Tune, &[]);
+        check(&["x", "--help"], Subcommand::Help, &[]);
+        check(&["x", "-h"], Subcommand::Help, &[]);
+        check(&["x", "help"], Subcommand::Help, &[]);
+        check(&["x", "help", "tune"], Subcommand::Tune, &["--help"]);
+        check(&["x", "--version"], Subcommand::Version, &[]);
+    }
+
+    #[test]
+    fn a_wrong_word_is_answered_with_the_nearest_one() {
+        let unknown = |given: &str, meant| CallError::Unknown { given: given.to_owned(), meant };
+        refuse(&["ringloom"], &CallError::Nothing);
+        refuse(&[], &CallError::Nothing);
+        refuse(&["ringloom", "sreve"], &unknown("sreve", Some("serve")));
+        refuse(&["ringloom", "help", "tun"], &unknown("tun", Some("tune")));
+        refuse(&["ringloom", "--object"], &unknown("--object", None));
+    }
+}

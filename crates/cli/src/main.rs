@@ -1,0 +1,78 @@
+//! The binary `ringloom`: finds the subcommand, reports its error, sets the exit code.
+//!
+//! Started under the name `qemu-storage-daemon` it is `ringloom serve`.
+//!
+//! Not here: the options of `serve` (`daemon::options`) and of `tune` (`tuner::TuneArgs`).
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod log;
+mod output;
+
+use std::env;
+use std::error::Error;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use arguments::{Called, Subcommand};
+use clap::Parser;
+use daemon::options::{self, Command};
+use daemon::{help, serve};
+
+fn main() -> ExitCode {
+    let called = match arguments::read(env::args_os()) {
+        Ok(called) => called,
+        Err(error) => return output::fail(arguments::PROGRAM, &error),
+    };
+    let Called { program, subcommand, rest } = called;
+    match subcommand {
+        Subcommand::Serve => run_serve(program, rest),
+        Subcommand::Tune => run_tune(rest),
+        Subcommand::Help => output::print(&arguments::help()),
+        Subcommand::Version => output::print(&help::version()),
+    }
+}
+
+fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
+    let plan = match options::parse(arguments) {
+        Ok(Command::Help(topic)) => return output::print(&help::text(topic)),
+        Ok(Command::Version) => return output::print(&help::version()),
+        Ok(Command::Serve(plan)) => plan,
+        Err(error) => return output::fail(program, &error),
+    };
+    log::start();
+    match serve::serve(plan) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => output::fail(program, &error),
+    }
+}
+
+/// Measures a disk with different numbers of iothreads and recommends one
+#[derive(Debug, Parser)]
+#[command(name = "ringloom tune", version)]
+struct Tune {
+    #[command(flatten)]
+    arguments: tuner::TuneArgs,
+}
+
+fn run_tune(arguments: Vec<OsString>) -> ExitCode {
+    let name = OsString::from("ringloom tune");
+    let tune = match Tune::try_parse_from([name].into_iter().chain(arguments)) {
+        Ok(tune) => tune,
+        Err(error) if error.use_stderr() => {
+            // Its text has its own form and colours; nobody is left to hear that stderr is closed.
+            drop(error.print());
+            return ExitCode::FAILURE;
+        }
+        Err(text) => return output::print(&text.render().to_string()),
+    };
+    log::start();
+    match tuner::run(tune.arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let cause: &(dyn Error + 'static) = error.as_ref();
+            output::fail(arguments::PROGRAM, cause);
+            ExitCode::from(tuner::exit_code(&error))
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Clients that break every rule, beside one that keeps them all.
+//!
+//! Each attack runs against one export of a daemon while a well-behaved client does verified I/O on another. What the
+//! attacker may see is IOERR, UNSUPP, a refused message or the end of its session; the daemon lives, the attacked
+//! export serves the next client, and the other client notices nothing.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use testkit::client::{Client, EventIndex, Shape};
+use testkit::deadline::poll_until;
+use testkit::model::{self, DiskModel, Plan};
+use testkit::process::{Bench, Program};
+use testkit::rawring::{BlockRequest, Form, RawDevice, RawShape, flag, kind};
+
+use crate::support::{Disk, Iothreads, ringloom, serve, stop, with};
+
+mod messages;
+mod requests;
+mod rings;
+
+/// Bytes of the attacked disk.
+const VICTIM_BYTES: usize = 4 << 20;
+const VICTIM_SECTORS: u64 = 8192;
+
+/// What an attack is given.
+struct Target<'a> {
+    /// The socket of a writable disk.
+    socket: &'a Path,
+    /// The socket of a read-only disk.
+    read_only: &'a Path,
+}
+
+impl Target<'_> {
+    /// A correct device on the writable disk, to be spoilt.
+    fn device(&self) -> Result<RawDevice> {
+        RawDevice::connect(self.socket, shape())
+    }
+}
+
+fn shape() -> RawShape {
+    RawShape { queues: 2, ..RawShape::default() }
+}
+
+/// Runs one attack beside a well-behaved client.
+fn check(program: &Program, attack: fn(&Target<'_>) -> Result<()>) -> Result<()> {
+    let bench = Bench::new()?;
+    let iothreads = if program.name() == "ringloom" { Iothreads::Two } else { Iothreads::One };
+    let disk = |id| Disk { iothreads, ..Disk::new(&bench, id, 2) };
+    let (good, victim) = (disk("good"), disk("victim"));
+    let read_only = Disk { writable: "off", ..disk("ro") };
+    let good_content = good.create(8 << 20, 0x31)?;
+    let victim_content = victim.create(VICTIM_BYTES, 0x32)?;
+    read_only.create(VICTIM_BYTES, 0x33)?;
+    let disks = [good.clone(), victim.clone(), read_only.clone()];
+    let mut server = serve(program, &disks)?;
+    let bystander = Bystander::start(&good.socket(), good_content)?;
+    bystander.wait_for_progress("before the attack")?;
+    let (socket, other) = (victim.socket(), read_only.socket());
+    let result = attack(&Target { socket: &socket, read_only: &other });
+    ensure!(server.is_alive()?, "the daemon died: {}; attack: {result:?}", server.log());
+    result.with_context(|| format!("log: {}", server.log()))?;
+    bystander.wait_for_progress("after the attack")?;
+    next_client_is_served(&victim.socket(), &victim_content).context("the next client")?;
+    let model = bystander.finish().context("the well-behaved client")?;
+    stop(server, &[])?;
+    model.check_image(&good.image())
+}
+
+/// The attacked disk still serves, and its first page (which no attack touches) is right.
+fn next_client_is_served(socket: &Path, content: &[u8]) -> Result<()> {
+    let mut device = RawDevice::connect(socket, shape())?;
+    for queue in 0..2 {
+        let data = vec![device.data(0, 4096, flag::WRITE)];
+        let read = BlockRequest { kind: kind::IN, sector: 0, data, form: Form::Indirect };
+        let outcome = device.request(queue, &read)?;
+        ensure!(outcome.is_ok(), "a read after the attack: {outcome:?}");
+        ensure!(device.get(0, 4096) == content[..4096], "wrong bytes after the attack");
+    }
+    Ok(())
+}
+
+/// A client that does verified I/O all the time, in a thread of its own.
+struct Bystander {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<Result<DiskModel>>,
+}
+
+impl Bystander {
+    fn start(socket: &Path, content: Vec<u8>) -> Result<Self> {
+        let plan = Plan { seed: 0x34, operations: 40, depth: 4, block_bytes: 512 };
+        let memory_bytes = plan.memory_bytes(2);
+        let event_index = EventIndex::On;
+        let shape = Shape { queues: 2, queue_size: 128, memory_bytes, event_index };
+        let mut client = Client::connect(socket, shape)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let rounds = Arc::new(AtomicU64::new(0));
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let thread = std::thread::spawn(move || {
+            let mut model = DiskModel::new(content);
+            while !stopped.load(Ordering::Relaxed) {
+                let seed = plan.seed + counted.fetch_add(1, Ordering::Relaxed);
+                model::run(&mut client, &mut model, &Plan { seed, ..plan })?;
+            }
+            model::verify_through(&mut client, &model)?;
+            Ok(model)
+        });
+        Ok(Self { stop, rounds, thread })
+    }
+
+    /// Waits until two more rounds have been begun, so that at least one has been done as a whole.
+    fn wait_for_progress(&self, when: &str) -> Result<()> {
+        let start = self.rounds.load(Ordering::Relaxed);
+        poll_until(&format!("the well-behaved client {when}"), Duration::from_secs(30), || {
+            ensure!(!self.thread.is_finished(), "the well-behaved client gave up {when}");
+            Ok((self.rounds.load(Ordering::Relaxed) >= start + 2).then_some(()))
+        })
+    }
+
+    fn finish(self) -> Result<DiskModel> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|panic| anyhow!("its thread panicked: {panic:?}"))?
+    }
+}
+
+/// One test per attack on ringloom, and one on the peer for those that the peer withstands.
+macro_rules! attacks {
+    (both { $($both:ident,)* } ringloom { $($own:ident,)* }) => {
+        #[cfg(test)]
+        mod on_ringloom {
+            $(#[test] fn $both() {
+                crate::support::with(&crate::support::ringloom(), |program| {
+                    crate::hostile::check(program, super::$both)
+                });
+            })*
+            $(#[test] fn $own() {
+                crate::support::with(&crate::support::ringloom(), |program| {
+                    crate::hostile::check(program, super::$own)
+                });
+            })*
+        }
+        #[cfg(test)]
+        mod on_the_peer {
+            $(#[test] fn $both() {
+                let peer = testkit::process::Program::qemu_storage_daemon();
+                crate::support::with(&peer, |program| {
+                    crate::hostile::check(program, super::$both)
+                });
+            })*
+        }
+    };
+}
+pub(crate) use attacks;
+
+/// The rig itself: without an attack all is well.
+fn no_attack(target: &Target<'_>) -> Result<()> {
+    target.device().map(drop)
+}
+
+#[test]
+fn without_an_attack_all_is_well() {
+    with(&ringloom(), |program| check(program, no_attack));
+    with(&Program::qemu_storage_daemon(), |program| check(program, no_attack));
+}

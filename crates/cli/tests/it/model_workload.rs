@@ -1,0 +1,164 @@
+//! Four queues under a random workload that compares every byte with a model.
+
+use anyhow::{Context, Result, ensure};
+use testkit::client::{Client, EventIndex, Shape};
+use testkit::deadline::Deadline;
+use testkit::model::{self, DiskModel, Plan};
+use testkit::process::{Bench, Program};
+use testkit::report::note;
+use testkit::{image, queue_report};
+
+use crate::support::{Disk, Iothreads, ringloom, stop, with};
+
+const QUEUES: usize = 4;
+const IMAGE_BYTES: usize = 64 << 20;
+
+fn plan(seed: u64, operations: u64) -> Plan {
+    Plan { seed, operations, depth: 16, block_bytes: 512 }
+}
+
+fn shape(plan: &Plan, event_index: EventIndex) -> Shape {
+    let memory_bytes = plan.memory_bytes(QUEUES);
+    Shape { queues: QUEUES, queue_size: 256, memory_bytes, event_index }
+}
+
+/// Runs the workload, then compares the disk through the client and the image on the host.
+fn check(
+    program: &Program,
+    iothreads: Iothreads,
+    direct: &str,
+    event_index: EventIndex,
+    plan: Plan,
+) -> Result<String> {
+    let bench = Bench::new()?;
+    let disk = Disk { iothreads, direct, ..Disk::new(&bench, "e0", QUEUES) };
+    let mut model = DiskModel::new(disk.create(IMAGE_BYTES, plan.seed)?);
+    let server = disk.serve(program)?;
+    let clock = Deadline::after(std::time::Duration::from_secs(600));
+    let mut client = Client::connect(&disk.socket(), shape(&plan, event_index))?;
+    let summary = model::run(&mut client, &mut model, &plan)
+        .with_context(|| format!("log: {}", server.log()))?;
+    model::verify_through(&mut client, &model)?;
+    client.flush()?;
+    drop(client);
+    note(&format!(
+        "{} {iothreads:?} seed {:#x}: {summary:?} {:?}",
+        program.name(),
+        plan.seed,
+        clock.elapsed()
+    ));
+    ensure!(summary.by_queue.iter().all(|requests| *requests > 0), "an idle queue: {summary:?}");
+    ensure!(summary.discards > 0 && summary.write_zeroes > 0, "no discard: {summary:?}");
+    let log = stop(server, &[&disk.socket()])?;
+    model.check_image(&disk.image())?;
+    Ok(log)
+}
+
+#[test]
+fn four_queues_without_iothreads_never_return_a_wrong_byte() {
+    with(&ringloom(), |program| {
+        check(program, Iothreads::None, "on", EventIndex::On, plan(0x51, 20_000)).map(drop)
+    });
+}
+
+#[test]
+fn four_queues_on_two_iothreads_never_return_a_wrong_byte() {
+    with(&ringloom(), |program| {
+        let log = check(program, Iothreads::Two, "on", EventIndex::On, plan(0x52, 20_000))?;
+        let reports = queue_report::parse(&log);
+        ensure!(reports.len() == QUEUES, "not one report per queue in the log: {log}");
+        for report in &reports {
+            let expected = format!("t{}", report.queue % 2);
+            ensure!(report.iothread == expected, "queues go round-robin: {report:?}");
+            ensure!(report.requests() > 0 && report.errors == 0, "{report:?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_page_cache_and_plain_interrupts_change_no_byte() {
+    with(&ringloom(), |program| {
+        check(program, Iothreads::Two, "off", EventIndex::Off, plan(0x53, 5_000)).map(drop)
+    });
+}
+
+#[test]
+fn the_peer_passes_the_workload() {
+    with(&Program::qemu_storage_daemon(), |program| {
+        check(program, Iothreads::None, "on", EventIndex::On, plan(0x54, 5_000)).map(drop)?;
+        check(program, Iothreads::One, "off", EventIndex::Off, plan(0x55, 2_000)).map(drop)
+    });
+}
+
+/// The rig must fail when the disk is wrong: one byte changed behind the server's back.
+#[test]
+fn a_corrupted_image_makes_the_model_check_fail() {
+    with(&Program::qemu_storage_daemon(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk { direct: "off", ..Disk::new(&bench, "e0", QUEUES) };
+        let plan = plan(0x56, 200);
+        let mut model = DiskModel::new(disk.create(4 << 20, plan.seed)?);
+        let server = disk.serve(program)?;
+        let mut client = Client::connect(&disk.socket(), shape(&plan, EventIndex::On))?;
+        model::run(&mut client, &mut model, &plan)?;
+        // A sector that no discard can have touched since: written now, read back, then spoilt.
+        let bytes = [0xa7; 512];
+        client.write(512, &bytes, 0)?;
+        client.flush()?;
+        model.write(512, &bytes);
+        model::verify_through(&mut client, &model).context("before the corruption")?;
+        image::corrupt(&disk.image(), 512 + 7)?;
+        let through = model::verify_through(&mut client, &model);
+        let on_host = model.check_image(&disk.image());
+        for (what, result) in [("client", through), ("host", on_host)] {
+            let error =
+                format!("{:?}", result.err().with_context(|| format!("{what} saw nothing"))?);
+            ensure!(error.contains("sector 1 "), "{what} blames something else: {error}");
+        }
+        drop(client);
+        stop(server, &[]).map(drop)
+    });
+}
+
+/// The random workload alone must find a few wrong bytes as well.
+#[test]
+fn a_corrupted_image_makes_the_random_workload_fail() {
+    with(&Program::qemu_storage_daemon(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "e0", QUEUES);
+        let plan = plan(0x58, 2_000);
+        let mut model = DiskModel::new(disk.create(4 << 20, plan.seed)?);
+        for place in 0..16 {
+            image::corrupt(&disk.image(), place * (256 << 10) + 700)?;
+        }
+        let server = disk.serve(program)?;
+        let mut client = Client::connect(&disk.socket(), shape(&plan, EventIndex::On))?;
+        let error = model::run(&mut client, &mut model, &plan).err();
+        let error = format!("{:#}", error.context("the workload saw nothing")?);
+        ensure!(error.contains("seed 0x58") && error.contains("at byte 188"), "{error}");
+        drop(client);
+        stop(server, &[]).map(drop)
+    });
+}
+
+/// The rig must fail on a server that forgets what is written.
+#[test]
+fn a_disk_that_forgets_makes_the_workload_fail() {
+    with(&Program::qemu_storage_daemon(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "e0", QUEUES);
+        let mut arguments = disk.arguments();
+        arguments[1] = format!("driver=null-co,node-name=file-e0,size={},read-zeroes=on", 4 << 20);
+        let server = program.start(&arguments, &[disk.socket()])?;
+        let plan = plan(0x57, 2_000);
+        let mut client = Client::connect(&disk.socket(), shape(&plan, EventIndex::On))?;
+        let mut model = DiskModel::new(vec![0; 4 << 20]);
+        let error = model::run(&mut client, &mut model, &plan).err();
+        let error = format!("{:#}", error.context("the workload saw nothing")?);
+        ensure!(error.contains("seed 0x57"), "the seed is not named: {error}");
+        drop(client);
+        drop(server);
+        Ok(())
+    });
+}

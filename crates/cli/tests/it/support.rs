@@ -1,0 +1,128 @@
+//! Command lines and checks that several tests share.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use testkit::image;
+use testkit::process::{Bench, Program, Server};
+use testkit::report::skipped;
+
+/// The binary under test.
+pub(crate) fn ringloom() -> Program {
+    Program::ringloom(env!("CARGO_BIN_EXE_ringloom"))
+}
+
+/// Runs a behaviour with a program, or says why it cannot.
+#[track_caller]
+pub(crate) fn with(program: &Program, behaviour: impl FnOnce(&Program) -> Result<()>) {
+    if let Some(reason) = program.missing() {
+        skipped(&reason);
+        return;
+    }
+    if let Err(error) = behaviour(program) {
+        panic!("{}: {error:#}", program.name());
+    }
+}
+
+/// Who serves the queues of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Iothreads {
+    /// The internal iothread `main`.
+    None,
+    /// One, named as qemu-storage-daemon takes it too.
+    One,
+    /// A list of two, which only ringloom takes.
+    Two,
+}
+
+/// One writable disk: `--blockdev` and `--export` with this id, socket `<id>.sock`, image `<id>.img`.
+#[derive(Clone, Debug)]
+pub(crate) struct Disk<'a> {
+    pub(crate) bench: &'a Bench,
+    pub(crate) id: &'a str,
+    pub(crate) queues: usize,
+    pub(crate) iothreads: Iothreads,
+    /// `on` or `off`.
+    pub(crate) direct: &'a str,
+    /// `on` or `off`.
+    pub(crate) writable: &'a str,
+}
+
+impl<'a> Disk<'a> {
+    /// A writable disk served without the page cache.
+    pub(crate) fn new(bench: &'a Bench, id: &'a str, queues: usize) -> Self {
+        Self { bench, id, queues, iothreads: Iothreads::None, direct: "on", writable: "on" }
+    }
+
+    pub(crate) fn image(&self) -> PathBuf {
+        self.bench.path(&format!("{}.img", self.id))
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.bench.path(&format!("{}.sock", self.id))
+    }
+
+    /// Makes the image, and returns its content.
+    pub(crate) fn create(&self, length: usize, seed: u64) -> Result<Vec<u8>> {
+        image::create_filled(&self.image(), length, seed)
+    }
+
+    /// `--blockdev … --export …`; the iothreads' objects come from `iothread_objects`.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let Self { id, queues, direct, writable, .. } = self;
+        let read_only = if *writable == "on" { "off" } else { "on" };
+        let image = self.image().display().to_string();
+        let socket = self.socket().display().to_string();
+        let iothread = match self.iothreads {
+            Iothreads::None => "",
+            Iothreads::One => ",iothread=t0",
+            Iothreads::Two => ",iothread.0=t0,iothread.1=t1",
+        };
+        vec![
+            "--blockdev".to_owned(),
+            format!(
+                "driver=file,node-name=file-{id},filename={image},cache.direct={direct},\
+                 read-only={read_only},discard=unmap"
+            ),
+            "--export".to_owned(),
+            format!(
+                "type=vhost-user-blk,id={id},node-name=file-{id},addr.type=unix,addr.path={socket},\
+                 writable={writable},num-queues={queues}{iothread}"
+            ),
+        ]
+    }
+
+    /// Starts a server for this disk alone.
+    pub(crate) fn serve(&self, program: &Program) -> Result<Server> {
+        serve(program, std::slice::from_ref(self))
+    }
+}
+
+/// Starts one server for all the disks.
+pub(crate) fn serve(program: &Program, disks: &[Disk<'_>]) -> Result<Server> {
+    let mut arguments = Vec::new();
+    let uses = |iothreads| disks.iter().any(|disk| disk.iothreads == iothreads);
+    let names: &[&str] = match (uses(Iothreads::Two), uses(Iothreads::One)) {
+        (true, _) => &["t0", "t1"],
+        (false, true) => &["t0"],
+        (false, false) => &[],
+    };
+    for name in names {
+        arguments.extend(["--object".to_owned(), format!("iothread,id={name}")]);
+    }
+    arguments.extend(disks.iter().flat_map(Disk::arguments));
+    let sockets: Vec<PathBuf> = disks.iter().map(Disk::socket).collect();
+    program.start(&arguments, &sockets)
+}
+
+/// Stops a server as an operator does; it must exit with 0 and take its sockets along.
+pub(crate) fn stop(mut server: Server, sockets: &[&Path]) -> Result<String> {
+    let status = server.terminate()?;
+    let log = server.log();
+    anyhow::ensure!(status.code() == Some(0), "exit status {status} after SIGTERM, log: {log}");
+    for socket in sockets {
+        let left = socket.try_exists().context("look at the socket")?;
+        anyhow::ensure!(!left, "{} is left behind", socket.display());
+    }
+    Ok(log)
+}

@@ -1,0 +1,190 @@
+//! From a plan to running iothreads, nodes and exports, in the order of the command line.
+//!
+//! Invariants: if a step fails, everything made before it is taken down again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use block::{Access, Clock, Node};
+use iothread::{Iothread, SpawnError};
+use kernel_io::FileTable;
+use virtio::BlkConfig;
+
+use crate::device::Offer;
+use crate::export::{Export, ExportError};
+use crate::graph::{Graph, GraphError};
+use crate::options::{ExportOptions, Plan, Step};
+use crate::socket::{Socket, SocketError};
+
+/// The name of the iothread that serves exports which name none.
+const MAIN: &str = "main";
+
+/// The queues of an export that offers as many as a front end asks for.
+const QUEUES_MAX: u16 = 256;
+
+/// Everything that serves.
+#[derive(Debug)]
+pub(crate) struct Built {
+    // Dropped in this order: exports use iothreads.
+    exports: Vec<Export>,
+    iothreads: HashMap<String, Arc<Iothread>>,
+    graph: Graph,
+    files: Arc<FileTable>,
+    clock: Arc<dyn Clock>,
+}
+
+/// A step of the plan failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// An iothread could not be started.
+    #[error(transparent)]
+    Iothread(#[from] SpawnError),
+    /// A node could not be made.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// An export names an iothread that there is not.
+    #[error("export {export}: there is no iothread '{iothread}'")]
+    NoIothread {
+        /// The export.
+        export: String,
+        /// The name.
+        iothread: String,
+    },
+    /// An export's disk cannot be shown in blocks of the size asked for.
+    #[error(
+        "export {export}: the size of node {node}, {bytes} bytes, is no multiple of the logical \
+         block size of {block} bytes"
+    )]
+    Size {
+        /// The export.
+        export: String,
+        /// Its node.
+        node: String,
+        /// The node's size.
+        bytes: u64,
+        /// The block size.
+        block: u32,
+    },
+    /// An export is to be writable and its node is not.
+    #[error("export {export}: node {node} is read-only, so writable=on cannot be")]
+    ReadOnly {
+        /// The export.
+        export: String,
+        /// Its node.
+        node: String,
+    },
+    /// An export's socket could not be made.
+    #[error("export {export}")]
+    Socket {
+        /// The export.
+        export: String,
+        /// Why.
+        #[source]
+        source: SocketError,
+    },
+    /// An export could not be started.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+}
+
+impl Built {
+    /// Carries the plan out, step by step. Blocks.
+    pub(crate) fn build<C: Clock + 'static>(
+        plan: &Plan,
+        files: &Arc<FileTable>,
+        clock: &Arc<C>,
+    ) -> Result<Self, BuildError> {
+        let mut built = Self {
+            exports: Vec::new(),
+            iothreads: HashMap::new(),
+            graph: Graph::new(Arc::clone(files)),
+            files: Arc::clone(files),
+            clock: Arc::clone(clock) as Arc<dyn Clock>,
+        };
+        for step in &plan.steps {
+            match step {
+                Step::Object(object) => {
+                    built.spawn(&object.id)?;
+                }
+                Step::Blockdev(blockdev) => built.graph.add(blockdev)?,
+                Step::Export(export) => built.export(export)?,
+            }
+        }
+        Ok(built)
+    }
+
+    /// Stops all exports, together, and gives back the iothreads that now serve nothing.
+    pub(crate) fn stop_exports(self) -> Vec<Arc<Iothread>> {
+        for export in &self.exports {
+            export.begin_stop();
+        }
+        drop(self.exports);
+        self.iothreads.into_values().collect()
+    }
+
+    fn spawn(&mut self, id: &str) -> Result<Arc<Iothread>, SpawnError> {
+        let iothread =
+            Iothread::spawn(id, Arc::clone(&self.files), Arc::clone(&self.clock)).map(Arc::new)?;
+        self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
+        Ok(iothread)
+    }
+
+    fn export(&mut self, options: &ExportOptions) -> Result<(), BuildError> {
+        let node = Arc::clone(self.graph.node(&options.node_name)?);
+        let config = config(options, &*node)?;
+        let iothreads = self.iothreads_of(options)?;
+        let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
+        let names = names.join(", ");
+        let id = options.id.clone();
+        let socket = Socket::listen(&options.socket)
+            .map_err(|source| BuildError::Socket { export: id.clone(), source })?;
+        tracing::info!("export {id}: listening on {}, served by {names}", socket.path().display());
+        let offer = Offer { id, node, config, iothreads };
+        self.exports.push(Export::start(offer, socket, Arc::clone(&self.clock))?);
+        Ok(())
+    }
+
+    fn iothreads_of(&mut self, options: &ExportOptions) -> Result<Vec<Arc<Iothread>>, BuildError> {
+        if options.iothreads.is_empty() {
+            return Ok(vec![match self.iothreads.get(MAIN) {
+                Some(main) => Arc::clone(main),
+                None => self.spawn(MAIN)?,
+            }]);
+        }
+        let find = |name: &String| {
+            let missing = || {
+                let (export, iothread) = (options.id.clone(), name.clone());
+                BuildError::NoIothread { export, iothread }
+            };
+            self.iothreads.get(name).cloned().ok_or_else(missing)
+        };
+        options.iothreads.iter().map(find).collect()
+    }
+}
+
+/// What a guest is told about the disk.
+fn config(options: &ExportOptions, node: &dyn Node) -> Result<BlkConfig, BuildError> {
+    let (export, name) = (options.id.clone(), node.name().to_owned());
+    let block = options.logical_block_size;
+    let bytes = node.size().0.0;
+    if !bytes.is_multiple_of(u64::from(block)) {
+        return Err(BuildError::Size { export, node: name, bytes, block });
+    }
+    let access = match (options.writable, node.access()) {
+        (true, Access::ReadOnly) => {
+            return Err(BuildError::ReadOnly { export, node: name });
+        }
+        (true, Access::ReadWrite) => Access::ReadWrite,
+        (false, _) => Access::ReadOnly,
+    };
+    let changes = access == Access::ReadWrite;
+    Ok(BlkConfig {
+        size: node.size(),
+        logical_block: block,
+        physical_block: node.limits().physical_block.get().max(block),
+        queues: options.num_queues.unwrap_or(QUEUES_MAX),
+        access,
+        discard: changes,
+        write_zeroes: changes,
+    })
+}

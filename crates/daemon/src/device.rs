@@ -1,0 +1,161 @@
+//! An export as the device of a vhost-user session: places rings on iothreads.
+//!
+//! Where it stands in the life of a request: before and after it. It makes a ring a source, puts
+//! it on the next iothread and takes it back when the session stops it.
+//!
+//! Threads: belongs to the session's thread.
+
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+
+use block::{Durability, Node};
+use iothread::{Iothread, Placed, Watcher};
+use kernel_io::Notifier;
+use request_path::{Fault, RingSource, RingSourceSetup};
+use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
+use virtio::{BlkConfig, BlkRules, Features, SplitRing};
+
+use crate::chain::chain_of;
+use crate::ledger::Ledger;
+
+/// What an export offers, the same for every session.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub(crate) id: String,
+    pub(crate) node: Arc<dyn Node>,
+    pub(crate) config: BlkConfig,
+    /// Who serves the rings, round-robin; never empty.
+    pub(crate) iothreads: Vec<Arc<Iothread>>,
+}
+
+/// The device of one session.
+#[derive(Debug)]
+pub(crate) struct BlkDevice {
+    offer: Arc<Offer>,
+    session: Arc<UnixStream>,
+    ledger: Arc<Mutex<Ledger>>,
+    placed: Vec<Option<Placed>>,
+}
+
+impl BlkDevice {
+    /// The device of a session on that connection.
+    pub(crate) fn new(
+        offer: Arc<Offer>,
+        session: Arc<UnixStream>,
+        ledger: Arc<Mutex<Ledger>>,
+    ) -> Self {
+        Self { offer, session, ledger, placed: Vec::new() }
+    }
+
+    fn rules(&self, features: Features) -> BlkRules {
+        let config = &self.offer.config;
+        // A driver that does not know flushes expects its writes to stay (virtio 1.2, 5.2.6.2).
+        let durability = if features.contains(Features::BLK_FLUSH) {
+            Durability::Cached
+        } else {
+            Durability::Stable
+        };
+        BlkRules {
+            size: config.size,
+            access: config.access,
+            durability,
+            discard: config.discard,
+            write_zeroes: config.write_zeroes,
+        }
+    }
+
+    fn place(
+        &self,
+        queue: QueueIndex,
+        start: RingStart,
+    ) -> Result<Placed, Box<dyn std::error::Error + Send + Sync>> {
+        let rules = self.rules(start.features);
+        // The mailbox needs somebody to wake before the ring is placed.
+        let nobody = Arc::new(Notifier::new()?);
+        let source = RingSource::new(RingSourceSetup {
+            ring: SplitRing::new(start.memory, start.setup)?,
+            rules,
+            node: Arc::clone(&self.offer.node),
+            serial: self.offer.id.clone(),
+            kick: start.kick,
+            call: start.call,
+            error: start.error,
+            owner: nobody,
+        });
+        let iothreads = &self.offer.iothreads;
+        let iothread = &iothreads[usize::from(queue.0) % iothreads.len()];
+        let watcher = SessionEnder {
+            export: self.offer.id.clone(),
+            queue,
+            session: Arc::clone(&self.session),
+        };
+        Placed::on(iothread, Box::new(source), Arc::new(watcher))
+            // The source goes with the session.
+            .map_err(|refusal| Box::new(refusal.source).into())
+    }
+
+    fn slot(&mut self, queue: QueueIndex) -> &mut Option<Placed> {
+        let place = usize::from(queue.0);
+        if place >= self.placed.len() {
+            self.placed.resize_with(place + 1, || None);
+        }
+        &mut self.placed[place]
+    }
+}
+
+impl Device for BlkDevice {
+    fn features(&self) -> Features {
+        self.offer.config.features()
+    }
+
+    fn queues_max(&self) -> u16 {
+        self.offer.config.queues
+    }
+
+    fn config(&self) -> Vec<u8> {
+        self.offer.config.to_bytes().to_vec()
+    }
+
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {
+        let placed =
+            self.place(queue, start).map_err(|source| DeviceError::Start { queue, source })?;
+        *self.slot(queue) = Some(placed);
+        Ok(())
+    }
+
+    fn stop(&mut self, queue: QueueIndex) -> Result<u16, DeviceError> {
+        let placed = self.slot(queue).take().expect("a session stops only what it has started");
+        let iothread = placed.iothread();
+        let ending = placed.stop().ending();
+        let mut ledger = self.ledger.lock().expect("no holder of this lock panics");
+        ledger.add(queue, iothread.name(), ending.counters);
+        Ok(ending.next_available)
+    }
+
+    fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {
+        if let Some(placed) = self.slot(queue) {
+            placed.set_call(call);
+        }
+    }
+}
+
+/// Ends a session whose guest broke the rules of a ring. The iothread only hangs up; the
+/// session's thread notices and stops all rings.
+#[derive(Debug)]
+struct SessionEnder {
+    export: String,
+    queue: QueueIndex,
+    session: Arc<UnixStream>,
+}
+
+impl Watcher for SessionEnder {
+    fn broken(&self, fault: &Fault) {
+        tracing::error!("export {}: queue {}: {}", self.export, self.queue, chain_of(fault));
+        if let Err(error) = self.session.shutdown(Shutdown::Both) {
+            // The front end has hung up itself.
+            tracing::debug!("export {}: cannot hang up: {error}", self.export);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! A vhost-user-blk export: one thread that accepts clients and serves one at a time.
+//!
+//! Where it stands in the life of a request: it owns the session that sets rings up. Further
+//! clients wait in the socket's backlog until the current one has left, as with
+//! qemu-storage-daemon.
+//!
+//! Threads: the export's thread blocks in accept and in the session; [`Export::stop`] comes from
+//! another one.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use block::{Clock, SentenceRate};
+use kernel_io::Notifier;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::chain::chain_of;
+use crate::device::{BlkDevice, Offer};
+use crate::ledger::Ledger;
+use crate::socket::Socket;
+
+/// A running export. Dropped, it is stopped.
+#[derive(Debug)]
+pub(crate) struct Export {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    offer: Arc<Offer>,
+    bell: Notifier,
+    state: Mutex<State>,
+    clock: Arc<dyn Clock>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No client.
+    Waiting,
+    /// A client on this connection.
+    Serving(Arc<UnixStream>),
+    /// No client is accepted any more.
+    Stopped,
+}
+
+/// An export could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("export {id}: cannot start its thread")]
+pub struct ExportError {
+    id: String,
+    #[source]
+    source: io::Error,
+}
+
+impl Export {
+    /// Begins to accept clients.
+    pub(crate) fn start(
+        offer: Offer,
+        socket: Socket,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, ExportError> {
+        let id = offer.id.clone();
+        let failed = |source| ExportError { id: id.clone(), source };
+        let shared = Arc::new(Shared {
+            offer: Arc::new(offer),
+            bell: Notifier::new().map_err(failed)?,
+            state: Mutex::new(State::Waiting),
+            clock,
+        });
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name(format!("export {id}").chars().take(15).collect())
+            .spawn(move || theirs.accept_clients(&socket))
+            .map_err(failed)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Makes the export stop, without waiting for it: no new client, the current one is hung up
+    /// on, its rings are drained.
+    pub(crate) fn begin_stop(&self) {
+        let state = std::mem::replace(&mut *self.shared.lock(), State::Stopped);
+        if let State::Serving(stream) = state
+            && let Err(error) = stream.shutdown(Shutdown::Both)
+        {
+            tracing::debug!("export {}: cannot hang up: {error}", self.shared.offer.id);
+        }
+        self.shared.bell.wake();
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        self.begin_stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("a panic in an export's thread ends the process");
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    fn accept_clients(&self, socket: &Socket) {
+        let mut rate = SentenceRate::default();
+        while let Some(stream) = self.next_client(socket) {
+            let Some(stream) = self.admit(stream) else { return };
+            self.serve(&stream, &mut rate);
+            if !self.dismiss() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for a client; `None` when the export is stopped.
+    fn next_client(&self, socket: &Socket) -> Option<UnixStream> {
+        loop {
+            let mut fds = [
+                PollFd::new(socket.listener(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => panic!("poll on descriptors of our own: {errno}"),
+            }
+            if !fds[1].revents().is_empty() {
+                return None;
+            }
+            if fds[0].revents().is_empty() {
+                continue;
+            }
+            match socket.listener().accept() {
+                Ok((stream, _)) => return Some(stream),
+                Err(error) => {
+                    // The client is gone, or we are out of descriptors for the moment.
+                    tracing::warn!("export {}: cannot accept a client: {error}", self.offer.id);
+                    self.pause();
+                }
+            }
+        }
+    }
+
+    /// Does not try again at once what failed for want of descriptors.
+    fn pause(&self) {
+        let tenth = rustix::event::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        let mut fds = [PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN)];
+        if let Err(errno) = rustix::event::poll(&mut fds, Some(&tenth)) {
+            tracing::debug!("poll on a descriptor of our own: {errno}");
+        }
+    }
+
+    fn admit(&self, stream: UnixStream) -> Option<Arc<UnixStream>> {
+        let mut state = self.lock();
+        if let State::Stopped = *state {
+            return None;
+        }
+        let stream = Arc::new(stream);
+        *state = State::Serving(Arc::clone(&stream));
+        Some(stream)
+    }
+
+    /// The client has left; whether the export goes on.
+    fn dismiss(&self) -> bool {
+        let mut state = self.lock();
+        match *state {
+            State::Stopped => false,
+            State::Waiting | State::Serving(_) => {
+                *state = State::Waiting;
+                true
+            }
+        }
+    }
+
+    fn serve(&self, stream: &Arc<UnixStream>, rate: &mut SentenceRate) {
+        let id = &self.offer.id;
+        let ledger = Arc::new(Mutex::new(Ledger::default()));
+        let device =
+            BlkDevice::new(Arc::clone(&self.offer), Arc::clone(stream), Arc::clone(&ledger));
+        let end = match stream.try_clone() {
+            Ok(stream) => vhost_user::serve(stream, device),
+            Err(source) => Err(vhost_user::SessionError::Socket { source }),
+        };
+        let lines = ledger.lock().expect("no holder of this lock panics").lines(id);
+        let Some(left_out) = rate.admit(self.clock.now()) else { return };
+        if left_out > 0 {
+            tracing::info!("export {id}: {left_out} more sessions ended");
+        }
+        match end {
+            Ok(()) => tracing::info!("export {id}: the client has left"),
+            Err(error) => tracing::warn!("export {id}: session ended: {}", chain_of(&error)),
+        }
+        for line in lines {
+            tracing::info!("{line}");
+        }
+    }
+}

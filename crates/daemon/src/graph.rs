@@ -1,0 +1,140 @@
+//! The block graph: nodes by name, built in the order of the command line.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use block::{Access, ByteCount, DiskSize, Node};
+use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
+use kernel_io::{Caching, FileKind, FileTable, OpenError, OpenOptions};
+
+use crate::options::{Blockdev, Child, Discard, Driver};
+
+/// The nodes of a daemon.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    nodes: HashMap<String, Arc<dyn Node>>,
+    files: Arc<FileTable>,
+}
+
+/// A node could not be made. Every message names the node.
+#[derive(Debug, thiserror::Error)]
+pub enum GraphError {
+    /// Its file could not be opened.
+    #[error("node {node}")]
+    Open {
+        /// The node-name.
+        node: String,
+        /// Why.
+        #[source]
+        source: OpenError,
+    },
+    /// There is no node of this name.
+    #[error("there is no node '{name}'")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// A writable node would stand on a read-only one.
+    #[error("node {node} is writable, but the node {child} below it is read-only")]
+    ChildReadOnly {
+        /// The upper node.
+        node: String,
+        /// The lower node.
+        child: String,
+    },
+    /// Direct I/O cannot reach the end of the file.
+    #[error(
+        "node {node}: the size of {path}, {bytes} bytes, is no multiple of the {alignment} bytes \
+         that direct I/O needs here; use cache.direct=off"
+    )]
+    Size {
+        /// The node-name.
+        node: String,
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// What it should be a multiple of.
+        alignment: u32,
+    },
+}
+
+impl Graph {
+    /// An empty graph whose files go into that table.
+    pub(crate) fn new(files: Arc<FileTable>) -> Self {
+        Self { nodes: HashMap::new(), files }
+    }
+
+    /// Makes the node that was asked for, and the nodes written inside it. Blocks.
+    pub(crate) fn add(&mut self, blockdev: &Blockdev) -> Result<(), GraphError> {
+        self.build(blockdev, "").map(drop)
+    }
+
+    /// The node of that name.
+    pub(crate) fn node(&self, name: &str) -> Result<&Arc<dyn Node>, GraphError> {
+        self.nodes.get(name).ok_or_else(|| GraphError::Unknown { name: name.to_owned() })
+    }
+
+    fn build(&mut self, blockdev: &Blockdev, parent: &str) -> Result<Arc<dyn Node>, GraphError> {
+        // A node written inside another one may have no name; messages still need one.
+        let given = blockdev.node_name.clone();
+        let name = given.clone().unwrap_or_else(|| format!("{parent}/file"));
+        let access = if blockdev.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let node: Arc<dyn Node> = match &blockdev.driver {
+            Driver::File { filename } => {
+                self.open(&name, filename, FileKind::Regular, blockdev, access)?
+            }
+            Driver::HostDevice { filename } => {
+                self.open(&name, filename, FileKind::BlockDevice, blockdev, access)?
+            }
+            Driver::NullCo { size, read_zeroes } => {
+                let content =
+                    if *read_zeroes { ReadContent::Zeroes } else { ReadContent::Untouched };
+                Arc::new(NullNode::new(&name, DiskSize(ByteCount(*size)), access, content))
+            }
+            Driver::Raw { file } => {
+                let child = match file {
+                    Child::Reference(child) => Arc::clone(self.node(child)?),
+                    Child::Inline(child) => self.build(child, &name)?,
+                };
+                if access == Access::ReadWrite && child.access() == Access::ReadOnly {
+                    let child = child.name().to_owned();
+                    return Err(GraphError::ChildReadOnly { node: name, child });
+                }
+                Arc::new(RawNode::new(&name, child, access))
+            }
+        };
+        if let Some(given) = given {
+            self.nodes.insert(given, Arc::clone(&node));
+        }
+        Ok(node)
+    }
+
+    fn open(
+        &self,
+        name: &str,
+        path: &Path,
+        kind: FileKind,
+        blockdev: &Blockdev,
+        access: Access,
+    ) -> Result<Arc<dyn Node>, GraphError> {
+        let caching = if blockdev.cache_direct { Caching::Direct } else { Caching::Buffered };
+        let options = OpenOptions { path: path.to_path_buf(), kind, access, caching };
+        let discard = match blockdev.discard {
+            Discard::Ignore => DiscardPolicy::Ignore,
+            Discard::Unmap => DiscardPolicy::Unmap,
+        };
+        let node = FileNode::open(name, &options, discard, &self.files)
+            .map_err(|source| GraphError::Open { node: name.to_owned(), source })?;
+        let alignment = node.limits().request_alignment.get();
+        let bytes = node.size().0.0;
+        // What 512-byte blocks need is checked by the export, which has a say in the block size.
+        if caching == Caching::Direct && alignment > 512 && !bytes.is_multiple_of(alignment.into())
+        {
+            let (node, path) = (name.to_owned(), path.to_path_buf());
+            return Err(GraphError::Size { node, path, bytes, alignment });
+        }
+        Ok(Arc::new(node))
+    }
+}

@@ -1,0 +1,136 @@
+//! The help texts of `ringloom serve`.
+//!
+//! Invariants: every option and key that works is in the text and in `docs/options.md`; the tests
+//! hold both against the tables that the parser reads.
+
+use crate::options::HelpTopic;
+
+/// The text for a topic, ending in a newline.
+pub fn text(topic: HelpTopic) -> String {
+    match topic {
+        HelpTopic::Object => OBJECT.to_owned(),
+        HelpTopic::Blockdev => BLOCKDEV.to_owned(),
+        HelpTopic::Export => EXPORT.to_owned(),
+        HelpTopic::Serve => {
+            format!("{HEAD}\n{SHORT}\n{LONG}\n{OBJECT}\n{BLOCKDEV}\n{EXPORT}\n{BOTH}\n{EXAMPLES}")
+        }
+    }
+}
+
+/// The version line, ending in a newline.
+pub fn version() -> String {
+    format!("ringloom {}\n", env!("CARGO_PKG_VERSION"))
+}
+
+const HEAD: &str = "\
+Usage: ringloom serve IMAGE --socket PATH [OPTIONS]
+       ringloom serve [--object …] [--blockdev …] [--export …] [OPTIONS]
+Serves virtual disks to virtual machines over vhost-user-blk.
+Under the name qemu-storage-daemon it takes the second form's options alone.
+";
+
+const SHORT: &str = "\
+One disk:
+  IMAGE                  a raw disk image or a block device; a file that looks like another
+                         format needs --format
+  --socket PATH          listen here
+  --iothreads N|none     how many threads serve the queues, 1 to 64; none: the main thread
+  --read-only            refuse writes
+  --num-queues N         offer so many queues, 1 to 256; default: as many as the guest asks for
+  --direct on|off        go past the host's page cache; default: on
+  --format raw           serve the file's bytes as they are, whatever it looks like
+";
+
+const LONG: &str = "\
+Several disks, as for qemu-storage-daemon. Options are carried out in the order given, and each
+names only what came before it. ARGUMENT is key=value,… (a comma in a value is doubled) or JSON.
+";
+
+const OBJECT: &str = "  --object [qom-type=]iothread,id=ID
+                         create a thread that serves queues
+";
+
+const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
+                         a regular file
+  --blockdev [driver=]host_device,node-name=N,filename=PATH
+                         a block device of the host
+  --blockdev [driver=]raw,node-name=N,file=NODE
+                         another node's bytes as they are; the other node may be written in
+                         place: file.driver=file,file.filename=PATH
+  --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off]
+                         a disk without content; default: 1 GiB, reads give whatever was there
+             all of them: [,read-only=on|off][,discard=ignore|unmap][,cache.direct=on|off]
+                         default: off, ignore, off
+";
+
+const EXPORT: &str =
+    "  --export [type=]vhost-user-blk,id=ID,node-name=N,addr.type=unix,addr.path=PATH
+           [,writable=on|off][,logical-block-size=BYTES][,num-queues=N]
+           [,iothread=ID | ,iothread.0=ID,iothread.1=ID,…]
+                         offer a node on a socket. Queues go to the iothreads round-robin; none
+                         named: the main thread. Default: read-only, blocks of 512 bytes, as many
+                         queues as the guest asks for (at most 256)
+";
+
+const BOTH: &str = "\
+Always:
+  --socket-mode MODE     permission bits of the sockets in octal, as 0660
+  --socket-group GROUP   group of the sockets, by name or number
+  --print qemu|libvirt   print the lines that attach a guest; default: qemu for one disk given
+                         as IMAGE, otherwise none
+  --daemonize            go to the background once everything is set up
+  --pidfile PATH         write the process id here once everything is set up
+  -h, --help             print this help and leave; --object help and the like print a part
+  -V, --version          print the version and leave
+SIGTERM and SIGINT finish the open requests, flush and leave; a second one leaves at once.
+RINGLOOM_LOG=error|warn|info|debug|trace sets what is logged to stderr; default: info.
+";
+
+const EXAMPLES: &str = "\
+Examples:
+  ringloom serve disk.img --socket /run/vm1.sock --iothreads 4
+  ringloom serve \\
+    --object iothread,id=t0 --object iothread,id=t1 \\
+    --blockdev host_device,node-name=n0,filename=/dev/vg0/vm1,cache.direct=on,discard=unmap \\
+    --export vhost-user-blk,id=vm1,node-name=n0,writable=on,addr.type=unix,\\
+addr.path=/run/vm1.sock,iothread.0=t0,iothread.1=t1
+  ringloom serve --blockdev '{\"driver\": \"null-co\", \"node-name\": \"n0\"}' \\
+    --export '{\"type\": \"vhost-user-blk\", \"id\": \"e0\", \"node-name\": \"n0\",
+              \"addr\": {\"type\": \"unix\", \"path\": \"/run/e0.sock\"}}'
+";
+
+#[cfg(test)]
+mod tests {
+    use super::{text, version};
+    use crate::options::{HelpTopic, documented_names};
+
+    /// Whether the text has the name as a word: not as a part of a longer name.
+    fn has_name(text: &str, name: &str) -> bool {
+        let part = |char: char| char.is_ascii_alphanumeric() || char == '-' || char == '_';
+        text.match_indices(name).any(|(start, _)| {
+            !text[..start].ends_with(part) && !text[start + name.len()..].starts_with(part)
+        })
+    }
+
+    #[test]
+    fn every_name_that_works_is_documented() {
+        let help = text(HelpTopic::Serve);
+        let document = include_str!("../../../docs/options.md");
+        for name in documented_names() {
+            assert!(has_name(&help, &name), "the help does not mention {name}");
+            assert!(has_name(document, &name), "docs/options.md does not mention {name}");
+        }
+    }
+
+    #[test]
+    fn lines_of_the_help_fit_a_terminal() {
+        for line in text(HelpTopic::Serve).lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_version_has_the_form_of_qemus() {
+        assert_eq!(version(), concat!("ringloom ", env!("CARGO_PKG_VERSION"), "\n"));
+    }
+}

@@ -1,0 +1,65 @@
+//! What each queue of an export has done in a session, for the operator.
+//!
+//! Threads: written by the session's thread when a ring is stopped; read when it ends.
+
+use std::collections::BTreeMap;
+
+use request_path::Counters;
+use vhost_user::QueueIndex;
+
+/// The queues that were served, and what they did.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    queues: BTreeMap<QueueIndex, Entry>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    iothread: String,
+    counters: Counters,
+}
+
+impl Ledger {
+    /// Adds what a queue has done until it was stopped on that iothread.
+    pub(crate) fn add(&mut self, queue: QueueIndex, iothread: &str, counters: Counters) {
+        let entry = self.queues.entry(queue).or_default();
+        iothread.clone_into(&mut entry.iothread);
+        let sum = &mut entry.counters;
+        sum.reads += counters.reads;
+        sum.writes += counters.writes;
+        sum.flushes += counters.flushes;
+        sum.discards += counters.discards;
+        sum.write_zeroes += counters.write_zeroes;
+        sum.errors += counters.errors;
+    }
+
+    /// One line for each queue.
+    pub(crate) fn lines(&self, export: &str) -> Vec<String> {
+        let line = |(queue, entry): (&QueueIndex, &Entry)| {
+            let Counters { reads, writes, flushes, discards, write_zeroes, errors } =
+                entry.counters;
+            format!(
+                "export {export}: queue {queue} on {}: reads={reads} writes={writes} \
+                 flushes={flushes} discards={discards} write-zeroes={write_zeroes} errors={errors}",
+                entry.iothread
+            )
+        };
+        self.queues.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_was_served_twice_has_one_line_with_the_sums() {
+        let mut ledger = Ledger::default();
+        let counters = Counters { reads: 2, errors: 1, ..Counters::default() };
+        ledger.add(QueueIndex(1), "t0", counters);
+        ledger.add(QueueIndex(1), "t1", counters);
+        let line = "export e: queue 1 on t1: reads=4 writes=0 flushes=0 discards=0 write-zeroes=0 \
+                    errors=2";
+        assert_eq!(ledger.lines("e"), [line]);
+    }
+}

@@ -1,0 +1,25 @@
+//! Joins the parts into ringloom serve: options, graph, exports and control.
+//!
+//! Where it stands in the life of a request: before the first and after the last. `cli` parses
+//! with [`options`] and hands the plan to [`serve`].
+
+#![forbid(unsafe_code)]
+
+pub mod attach;
+mod build;
+mod chain;
+mod device;
+mod export;
+mod graph;
+pub mod help;
+mod ledger;
+pub mod options;
+mod pidfile;
+pub mod serve;
+mod socket;
+
+pub use build::BuildError;
+pub use export::ExportError;
+pub use graph::GraphError;
+pub use pidfile::PidfileError;
+pub use socket::SocketError;

@@ -1,0 +1,127 @@
+//! `--export`: vhost-user-blk on a UNIX socket.
+//!
+//! Limits: 256 queues (ARCHITECTURE.md: rings per export), logical blocks of 512 bytes to 2 MiB
+//! (QEMU's), socket paths of 107 bytes (the kernel's `sun_path` with its terminating zero).
+//! Not here: nbd, fuse and vduse-blk exports; they are refused by name.
+
+use std::path::PathBuf;
+
+use super::fault::Fault;
+use super::fields::{Fields, Keys};
+use super::names::is_identifier;
+use super::plan::{ExportOptions, SocketOptions};
+
+/// The most queues of one export.
+const QUEUES_MAX: u16 = 256;
+
+/// The block size without `logical-block-size`.
+pub(super) const LOGICAL_BLOCK_BYTES: u32 = 512;
+
+/// The largest block size, as in QEMU.
+const LOGICAL_BLOCK_BYTES_MAX: u32 = 2 << 20;
+
+/// The longest path that fits `sun_path`.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The export types that work.
+const SUPPORTED: &[&str] = &["vhost-user-blk"];
+
+/// The export types that qemu-storage-daemon has and ringloom does not have yet.
+const LATER: &[&str] = &["nbd", "fuse", "vduse-blk"];
+
+/// The keys of `type=vhost-user-blk`.
+pub(super) const VHOST_USER_BLK: Keys = Keys {
+    of: "--export type=vhost-user-blk",
+    supported: &[&[
+        "type",
+        "id",
+        "node-name",
+        "addr",
+        "writable",
+        "logical-block-size",
+        "num-queues",
+        "iothread",
+    ]],
+    later: &[&["allow-inactive", "fixed-iothread", "writethrough"]],
+};
+
+/// The keys of `addr`.
+pub(super) const ADDR: Keys = Keys {
+    of: "addr.type=unix",
+    supported: &[&["type", "path"]],
+    later: &[&["abstract", "tight"]],
+};
+
+/// Reads the argument of `--export`.
+pub(super) fn parse(text: &str) -> Result<ExportOptions, Fault> {
+    let mut fields = Fields::parse(text, "type")?;
+    let kind = fields.required_text("type")?;
+    if LATER.contains(&kind.as_str()) {
+        let accepted = SUPPORTED.to_vec();
+        return Err(Fault::ValueNotYet { key: "export type".to_owned(), value: kind, accepted });
+    }
+    if !SUPPORTED.contains(&kind.as_str()) {
+        return Err(fields.unknown_value("type", kind, SUPPORTED));
+    }
+    fields.check_keys(&VHOST_USER_BLK)?;
+    let id = fields.required_text("id")?;
+    if !is_identifier(&id) {
+        return Err(Fault::NotAnIdentifier { key: "id", value: id });
+    }
+    Ok(ExportOptions {
+        id,
+        node_name: fields.required_text("node-name")?,
+        socket: SocketOptions { path: addr(&mut fields)?, mode: None, group: None },
+        writable: fields.flag("writable")?.unwrap_or(false),
+        logical_block_size: match fields.size("logical-block-size")? {
+            Some(bytes) => check_logical_block_size(bytes)?,
+            None => LOGICAL_BLOCK_BYTES,
+        },
+        num_queues: fields.number("num-queues")?.map(check_num_queues).transpose()?,
+        iothreads: fields.texts("iothread")?,
+    })
+}
+
+/// Checks a socket's path.
+pub(super) fn check_socket_path(path: PathBuf) -> Result<PathBuf, Fault> {
+    let bytes = path.as_os_str().len();
+    if bytes == 0 {
+        return Err(Fault::EmptyPath { what: "socket path" });
+    }
+    if bytes > SOCKET_PATH_BYTES_MAX {
+        return Err(Fault::SocketPathTooLong { path, bytes });
+    }
+    Ok(path)
+}
+
+/// Checks a number of queues.
+pub(super) fn check_num_queues(queues: u64) -> Result<u16, Fault> {
+    u16::try_from(queues)
+        .ok()
+        .filter(|queues| (1..=QUEUES_MAX).contains(queues))
+        .ok_or(Fault::NumQueues(queues))
+}
+
+fn check_logical_block_size(bytes: u64) -> Result<u32, Fault> {
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| bytes.is_power_of_two())
+        .filter(|bytes| (LOGICAL_BLOCK_BYTES..=LOGICAL_BLOCK_BYTES_MAX).contains(bytes))
+        .ok_or(Fault::LogicalBlockSize(bytes))
+}
+
+fn addr(fields: &mut Fields) -> Result<PathBuf, Fault> {
+    let missing = Fault::Missing { key: fields.path("addr") };
+    let mut addr = fields.object("addr")?.ok_or(missing)?;
+    let kind = addr.required_text("type")?;
+    match kind.as_str() {
+        "unix" => {}
+        "fd" => {
+            let accepted = vec!["unix"];
+            return Err(Fault::ValueNotYet { key: addr.path("type"), value: kind, accepted });
+        }
+        _ => return Err(addr.unknown_value("type", kind, &["unix"])),
+    }
+    addr.check_keys(&ADDR)?;
+    check_socket_path(addr.required_text("path")?.into())
+}

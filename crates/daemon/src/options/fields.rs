@@ -1,0 +1,290 @@
+//! Takes typed values out of one option's tree, by the rules of the notation it was written in.
+//!
+//! In the keyval form a number or a boolean is text; in JSON it has its own type and text is
+//! refused, as in QEMU.
+
+use serde_json::{Map, Value};
+
+use super::fault::Fault;
+use super::keyval::{self, Notation};
+use super::nearest::nearest;
+
+/// The keys of one kind of thing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keys {
+    /// What has them, for messages.
+    pub(super) of: &'static str,
+    /// The keys that work, in groups.
+    pub(super) supported: &'static [&'static [&'static str]],
+    /// The keys that qemu-storage-daemon has and ringloom does not have yet, in groups.
+    pub(super) later: &'static [&'static [&'static str]],
+}
+
+impl Keys {
+    /// The keys that work.
+    pub(super) fn supported(&self) -> impl Iterator<Item = &'static str> {
+        self.supported.iter().flat_map(|group| group.iter().copied())
+    }
+}
+
+/// What is left to take of one object.
+#[derive(Debug)]
+pub(super) struct Fields {
+    map: Map<String, Value>,
+    notation: Notation,
+    /// Where the object stands in the option: empty, or ends in a dot.
+    prefix: String,
+}
+
+impl Fields {
+    /// Reads an option's argument; a first parameter without `=` belongs to `implied`.
+    pub(super) fn parse(text: &str, implied: &str) -> Result<Self, Fault> {
+        let (map, notation) = keyval::parse(text, implied)?;
+        Ok(Self { map, notation, prefix: String::new() })
+    }
+
+    /// Refuses the first key that is left and not in the table. Call it before taking what is
+    /// required: a misspelt key is a better message than the missing one.
+    pub(super) fn check_keys(&self, keys: &Keys) -> Result<(), Fault> {
+        for key in self.map.keys() {
+            if keys.supported().any(|name| name == key) {
+                continue;
+            }
+            let of = keys.of;
+            if keys.later.iter().any(|group| group.contains(&key.as_str())) {
+                return Err(Fault::KeyNotYet { key: self.path(key), of });
+            }
+            let supported: Vec<_> = keys.supported().collect();
+            let nearest = nearest(key, supported.iter().copied());
+            return Err(Fault::UnknownKey { key: self.path(key), of, nearest, supported });
+        }
+        Ok(())
+    }
+
+    /// The key with all that stands before it.
+    pub(super) fn path(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    /// A text.
+    pub(super) fn text(&mut self, key: &str) -> Result<Option<String>, Fault> {
+        match self.map.remove(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.expects(key, "a string")),
+        }
+    }
+
+    /// A text that must be there.
+    pub(super) fn required_text(&mut self, key: &str) -> Result<String, Fault> {
+        let missing = Fault::Missing { key: self.path(key) };
+        self.text(key)?.ok_or(missing)
+    }
+
+    /// A boolean.
+    pub(super) fn flag(&mut self, key: &str) -> Result<Option<bool>, Fault> {
+        let Some(value) = self.map.remove(key) else {
+            return Ok(None);
+        };
+        let (flag, expected) = match self.notation {
+            Notation::Keyval => (value.as_str().and_then(parse_flag), "'on' or 'off'"),
+            Notation::Json => (value.as_bool(), "true or false"),
+        };
+        flag.map(Some).ok_or_else(|| self.expects(key, expected))
+    }
+
+    /// A whole number without unit.
+    pub(super) fn number(&mut self, key: &str) -> Result<Option<u64>, Fault> {
+        self.unsigned(key, parse_number, "a whole number without unit")
+    }
+
+    /// A size in bytes; in the keyval form it may have a unit.
+    pub(super) fn size(&mut self, key: &str) -> Result<Option<u64>, Fault> {
+        self.unsigned(key, parse_size, "a size: a whole number, optionally with k, M, G or T")
+    }
+
+    /// One of a few words.
+    pub(super) fn choice(
+        &mut self,
+        key: &str,
+        accepted: &[&'static str],
+    ) -> Result<Option<&'static str>, Fault> {
+        let Some(value) = self.text(key)? else {
+            return Ok(None);
+        };
+        match accepted.iter().find(|name| **name == value) {
+            Some(name) => Ok(Some(*name)),
+            None => Err(self.unknown_value(key, value, accepted)),
+        }
+    }
+
+    /// What says that a value is none of those accepted.
+    pub(super) fn unknown_value(
+        &self,
+        key: &str,
+        value: String,
+        accepted: &[&'static str],
+    ) -> Fault {
+        Fault::UnknownValue {
+            key: self.path(key),
+            nearest: nearest(&value, accepted.iter().copied()),
+            value,
+            accepted: accepted.to_vec(),
+        }
+    }
+
+    /// An object.
+    pub(super) fn object(&mut self, key: &str) -> Result<Option<Self>, Fault> {
+        match self.map.remove(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(self.nested(key, map))),
+            Some(_) => Err(self.expects(key, "an object")),
+        }
+    }
+
+    /// A text or an object.
+    pub(super) fn text_or_object(&mut self, key: &str) -> Result<TextOrObject, Fault> {
+        match self.map.remove(key) {
+            None => Err(Fault::Missing { key: self.path(key) }),
+            Some(Value::String(text)) => Ok(TextOrObject::Text(text)),
+            Some(Value::Object(map)) => Ok(TextOrObject::Object(self.nested(key, map))),
+            Some(_) => Err(self.expects(key, "a string or an object")),
+        }
+    }
+
+    /// A text or a list of texts.
+    pub(super) fn texts(&mut self, key: &str) -> Result<Vec<String>, Fault> {
+        let wrong = self.expects(key, "a string or a list of strings");
+        match self.map.remove(key) {
+            None => Ok(Vec::new()),
+            Some(Value::String(text)) => Ok(vec![text]),
+            Some(Value::Array(list)) if list.is_empty() => {
+                Err(Fault::EmptyList { key: self.path(key) })
+            }
+            Some(Value::Array(list)) => {
+                let texts = list.into_iter().map(|value| match value {
+                    Value::String(text) => Some(text),
+                    Value::Null
+                    | Value::Bool(_)
+                    | Value::Number(_)
+                    | Value::Array(_)
+                    | Value::Object(_) => None,
+                });
+                texts.collect::<Option<_>>().ok_or(wrong)
+            }
+            Some(_) => Err(wrong),
+        }
+    }
+
+    fn unsigned(
+        &mut self,
+        key: &str,
+        parse: fn(&str) -> Option<u64>,
+        expected: &'static str,
+    ) -> Result<Option<u64>, Fault> {
+        let Some(value) = self.map.remove(key) else {
+            return Ok(None);
+        };
+        let number = match self.notation {
+            Notation::Keyval => value.as_str().and_then(parse),
+            Notation::Json => value.as_u64(),
+        };
+        number.map(Some).ok_or_else(|| self.expects(key, expected))
+    }
+
+    fn nested(&self, key: &str, map: Map<String, Value>) -> Self {
+        Self { map, notation: self.notation, prefix: format!("{}{key}.", self.prefix) }
+    }
+
+    fn expects(&self, key: &str, expected: &'static str) -> Fault {
+        Fault::Expects { key: self.path(key), expected }
+    }
+}
+
+/// A reference by name, or the thing itself.
+#[derive(Debug)]
+pub(super) enum TextOrObject {
+    /// A name.
+    Text(String),
+    /// The thing itself.
+    Object(Fields),
+}
+
+/// A boolean as QEMU reads it on a command line.
+pub(super) fn parse_flag(text: &str) -> Option<bool> {
+    match text {
+        "on" | "yes" | "true" | "y" => Some(true),
+        "off" | "no" | "false" | "n" => Some(false),
+        _ => None,
+    }
+}
+
+/// A number in C's notation: decimal, `0x` hexadecimal or `0` octal, as QEMU reads it.
+pub(super) fn parse_number(text: &str) -> Option<u64> {
+    let digits = text.strip_prefix('+').unwrap_or(text);
+    let (digits, radix) = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        Some(hexadecimal) => (hexadecimal, 16),
+        None if digits.len() > 1 && digits.starts_with('0') => (digits, 8),
+        None => (digits, 10),
+    };
+    // `from_str_radix` would take a second sign.
+    if !digits.starts_with(|first: char| first.is_ascii_hexdigit()) {
+        return None;
+    }
+    u64::from_str_radix(digits, radix).ok()
+}
+
+/// A number of bytes: decimal with an optional unit (b, k, M, G, T, P, E in either case), or
+/// hexadecimal.
+fn parse_size(text: &str) -> Option<u64> {
+    if text.starts_with("0x") || text.starts_with("0X") {
+        return parse_number(text);
+    }
+    let Some(unit) = text.chars().next_back().filter(|last| !last.is_ascii_digit()) else {
+        return text.parse().ok();
+    };
+    let shift = match unit.to_ascii_lowercase() {
+        'b' => 0,
+        'k' => 10,
+        'm' => 20,
+        'g' => 30,
+        't' => 40,
+        'p' => 50,
+        'e' => 60,
+        _ => return None,
+    };
+    let number: u64 = text[..text.len() - unit.len_utf8()].parse().ok()?;
+    number.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{parse_number, parse_size};
+
+    #[track_caller]
+    fn check(text: &str, number: Option<u64>, size: Option<u64>) {
+        assert_eq!(parse_number(text), number, "number {text}");
+        assert_eq!(parse_size(text), size, "size {text}");
+    }
+
+    #[test]
+    fn numbers_and_sizes_read_as_in_qemu() {
+        check("0", Some(0), Some(0));
+        check("4096", Some(4096), Some(4096));
+        check("0x10", Some(16), Some(16));
+        check("010", Some(8), Some(10));
+        check("+5", Some(5), Some(5));
+        check("4k", None, Some(4096));
+        check("2M", None, Some(2 << 20));
+        check("1E", None, Some(1 << 60));
+        check("16E", None, None);
+        check("18446744073709551615", Some(u64::MAX), Some(u64::MAX));
+        check("18446744073709551616", None, None);
+        for text in ["", "-1", "+-1", "++1", "0x", "08", "x", "1.5k", " 1", "1 "] {
+            assert_eq!(parse_number(text), None, "{text}");
+        }
+        for text in ["", "-1", "k", "1kk", "1ü", "1.5k"] {
+            assert_eq!(parse_size(text), None, "{text}");
+        }
+    }
+}

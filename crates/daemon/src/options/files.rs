@@ -1,0 +1,149 @@
+//! Looks at the files that a command line names, before anything is started.
+//!
+//! Invariants: a file is opened here only to learn that it can be; nothing is read from it but,
+//! in the short form, the bytes that tell its format, and nothing is written.
+//! Not here: locks, sizes and alignment (the graph).
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
+
+use super::fault::Fault;
+use super::plan::{Blockdev, Child, Driver, Step};
+
+/// What can hold a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A block device.
+    BlockDevice,
+}
+
+/// Checks that the files of a step are there, of the right kind and ours to open.
+pub(super) fn check(step: &Step) -> Result<(), Fault> {
+    match step {
+        Step::Blockdev(blockdev) => check_node(blockdev),
+        Step::Object(_) | Step::Export(_) => Ok(()),
+    }
+}
+
+fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
+    let (driver, filename, kind, expected) = match &blockdev.driver {
+        Driver::File { filename } => ("file", filename, FileKind::Regular, "a regular file"),
+        Driver::HostDevice { filename } => {
+            ("host_device", filename, FileKind::BlockDevice, "a block device")
+        }
+        Driver::Raw { file: Child::Inline(inner) } => return check_node(inner),
+        Driver::Raw { file: Child::Reference(_) } | Driver::NullCo { .. } => return Ok(()),
+    };
+    // The type comes first: opening a FIFO would wait for its other end.
+    if file_kind(filename)? != Some(kind) {
+        return Err(Fault::FileKind { driver, path: filename.clone(), expected });
+    }
+    OpenOptions::new()
+        .read(true)
+        .write(!blockdev.read_only)
+        .open(filename)
+        .map_err(|cause| Fault::Open { path: filename.clone(), cause })?;
+    Ok(())
+}
+
+/// What a file is; `None` if it cannot hold a disk. A directory is an error of its own, as in
+/// QEMU.
+pub(super) fn file_kind(path: &Path) -> Result<Option<FileKind>, Fault> {
+    let metadata: Metadata = path.metadata().map_err(|cause| open_fault(path, cause))?;
+    if metadata.is_dir() {
+        return Err(open_fault(path, io::ErrorKind::IsADirectory.into()));
+    }
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        return Ok(Some(FileKind::Regular));
+    }
+    Ok(kind.is_block_device().then_some(FileKind::BlockDevice))
+}
+
+fn open_fault(path: &Path, cause: io::Error) -> Fault {
+    Fault::Open { path: path.to_owned(), cause }
+}
+
+/// What a file's first bytes say: format, offset, bytes.
+const MAGICS: &[(&str, usize, &[u8])] = &[
+    ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
+    ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
+    ("qcow", 0, b"QFI\xfb"),
+    ("qed", 0, b"QED\0"),
+    ("vmdk", 0, b"KDMV"),
+    ("vmdk", 0, b"COWD"),
+    ("vmdk", 0, b"# Disk DescriptorFile"),
+    ("vdi", 0x40, b"\x7f\x10\xda\xbe"),
+    ("vhdx", 0, b"vhdxfile"),
+    ("vpc", 0, b"conectix"),
+];
+
+/// What a file's name says: extension, format. The formats have QEMU's names.
+const EXTENSIONS: &[(&str, &str)] = &[
+    ("qcow2", "qcow2"),
+    ("qcow", "qcow"),
+    ("qed", "qed"),
+    ("vmdk", "vmdk"),
+    ("vdi", "vdi"),
+    ("vhd", "vpc"),
+    ("vpc", "vpc"),
+    ("vhdx", "vhdx"),
+];
+
+/// The bytes that hold every magic.
+const HEAD_BYTES: usize = 0x44;
+
+/// The formats that a file can look like.
+pub(super) fn formats() -> impl Iterator<Item = &'static str> {
+    EXTENSIONS.iter().map(|(_, format)| *format)
+}
+
+/// Refuses a file whose name says that it is an image format. Nothing is inferred from it: the
+/// operator has to say what is meant. The file need not be there.
+pub(super) fn check_name(path: &Path) -> Result<(), Fault> {
+    let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+    match EXTENSIONS.iter().find(|(known, _)| extension == *known) {
+        Some((known, format)) => {
+            let reason = format!("its name ends in .{known}");
+            Err(Fault::FormatNotSaid { format, reason })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a file whose first bytes say that it is an image format, as [`check_name`] does.
+pub(super) fn check_head(path: &Path) -> Result<(), Fault> {
+    let head = read_head(path).map_err(|cause| open_fault(path, cause))?;
+    let magic = MAGICS
+        .iter()
+        .find(|(_, offset, magic)| head.get(*offset..).is_some_and(|at| at.starts_with(magic)));
+    match magic {
+        Some((format, _, _)) => {
+            let reason = "by its first bytes".to_owned();
+            Err(Fault::FormatNotSaid { format, reason })
+        }
+        None => Ok(()),
+    }
+}
+
+/// The first bytes of a file, fewer if it is shorter.
+fn read_head(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let mut head = vec![0; HEAD_BYTES];
+    let mut filled = 0;
+    while filled < head.len() {
+        let offset = u64::try_from(filled).expect("the head is short");
+        match file.read_at(&mut head[filled..], offset) {
+            Ok(0) => break,
+            Ok(bytes) => filled += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    head.truncate(filled);
+    Ok(head)
+}

@@ -1,0 +1,178 @@
+//! The line as a whole: help and version, the form it has, and what both forms share.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::fault::{Fault, LineFault, OptionError};
+use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Step};
+use super::words::{Name, SharedName, ShortName, Word};
+#[cfg(test)]
+use super::{blockdev, export, object};
+use super::{long, short, words};
+
+/// Reads the arguments of `ringloom serve` or qemu-storage-daemon, without the program's name.
+///
+/// It looks at the files that are named, but changes nothing.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, OptionError> {
+    let words = words::split(arguments)?;
+    match words.last().map(|word| word.name) {
+        Some(Name::Help) => return Ok(Command::Help(HelpTopic::Serve)),
+        Some(Name::Version) => return Ok(Command::Version),
+        Some(Name::Step(_) | Name::Shared(_) | Name::Short(_) | Name::Later) | None => {}
+    }
+    if let Some(topic) = words.iter().find_map(long::help_topic) {
+        return Ok(Command::Help(topic));
+    }
+    if let Some(word) = words.iter().find(|word| word.name == Name::Later) {
+        return Err(LineFault::NotYet { option: word.option }.into());
+    }
+    let shared = Shared::read(&words)?;
+    let form = form(&words)?;
+    let mut steps = match form {
+        Form::Long => long::steps(&words)?,
+        Form::Short => short::steps(&words)?,
+    };
+    for step in &mut steps {
+        if let Step::Export(export) = step {
+            export.socket.mode = shared.socket_mode;
+            export.socket.group.clone_from(&shared.socket_group);
+        }
+    }
+    // Whoever uses the short form has no other place to learn how to attach a guest.
+    let hint = (form == Form::Short).then_some(AttachFormat::Qemu);
+    Ok(Command::Serve(Plan {
+        steps,
+        pidfile: shared.pidfile,
+        daemonize: shared.daemonize,
+        print: shared.print.or(hint),
+    }))
+}
+
+/// How a line says what to serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Step by step, as for qemu-storage-daemon.
+    Long,
+    /// An image and what to do with it.
+    Short,
+}
+
+/// Which form a line has. The two cannot be mixed.
+fn form(words: &[Word]) -> Result<Form, LineFault> {
+    let long = words.iter().find(|word| matches!(word.name, Name::Step(_)));
+    let short = words.iter().find(|word| matches!(word.name, Name::Short(_)));
+    match (long, short) {
+        (Some(long), Some(short)) => {
+            let short = if short.name == Name::Short(ShortName::Image) {
+                format!("'{}'", short.argument.display())
+            } else {
+                short.option.to_owned()
+            };
+            Err(LineFault::Mixed { short, long: long.option })
+        }
+        (Some(_), None) => Ok(Form::Long),
+        (None, Some(_)) => Ok(Form::Short),
+        (None, None) => Err(LineFault::Nothing),
+    }
+}
+
+/// What both forms have. The last of several wins, as in qemu-storage-daemon.
+#[derive(Debug)]
+struct Shared {
+    pidfile: Option<PathBuf>,
+    daemonize: Daemonize,
+    print: Option<AttachFormat>,
+    socket_mode: Option<u32>,
+    socket_group: Option<String>,
+}
+
+impl Shared {
+    fn read(words: &[Word]) -> Result<Self, OptionError> {
+        let mut shared = Self {
+            pidfile: None,
+            daemonize: Daemonize::Foreground,
+            print: None,
+            socket_mode: None,
+            socket_group: None,
+        };
+        for word in words {
+            if let Name::Shared(name) = word.name {
+                shared.take(name, word)?;
+            }
+        }
+        Ok(shared)
+    }
+
+    fn take(&mut self, name: SharedName, word: &Word) -> Result<(), OptionError> {
+        let argument = |text: &str, fault| OptionError::Argument {
+            option: word.option,
+            text: text.to_owned(),
+            fault: Box::new(fault),
+        };
+        match name {
+            SharedName::Pidfile if word.argument.is_empty() => {
+                return Err(argument("", Fault::EmptyPath { what: "pidfile's path" }));
+            }
+            SharedName::Pidfile => self.pidfile = Some(PathBuf::from(&word.argument)),
+            SharedName::Daemonize => self.daemonize = Daemonize::Background,
+            SharedName::Print => {
+                let text = word.text()?;
+                self.print = Some(print(text).map_err(|fault| argument(text, fault))?);
+            }
+            SharedName::SocketMode => {
+                let text = word.text()?;
+                self.socket_mode = Some(socket_mode(text).map_err(|fault| argument(text, fault))?);
+            }
+            SharedName::SocketGroup => {
+                let text = word.text()?;
+                if text.is_empty() {
+                    return Err(argument(text, Fault::ExpectsAlone { expected: "a group" }));
+                }
+                self.socket_group = Some(text.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn print(text: &str) -> Result<AttachFormat, Fault> {
+    match text {
+        "qemu" => Ok(AttachFormat::Qemu),
+        "libvirt" => Ok(AttachFormat::Libvirt),
+        _ => Err(Fault::ExpectsAlone { expected: "'qemu' or 'libvirt'" }),
+    }
+}
+
+/// Permission bits in octal, with or without a leading zero.
+fn socket_mode(text: &str) -> Result<u32, Fault> {
+    let all_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| all_digits && *mode <= 0o777)
+        .ok_or(Fault::ExpectsAlone { expected: "permission bits in octal, 0 to 0777" })
+}
+
+/// Every name that a user can write and that works: the options and the keys of their arguments.
+/// The documents are checked against it.
+#[cfg(test)]
+pub(crate) fn documented_names() -> Vec<String> {
+    let options = words::OPTIONS
+        .iter()
+        .filter(|known| known.name != Name::Later)
+        .map(|known| known.long.to_owned());
+    let tables = [
+        ("", object::IOTHREAD),
+        ("", blockdev::FILE),
+        ("", blockdev::HOST_DEVICE),
+        ("", blockdev::RAW),
+        ("", blockdev::NULL_CO),
+        ("cache.", blockdev::CACHE),
+        ("", export::VHOST_USER_BLK),
+        ("addr.", export::ADDR),
+    ];
+    let keys = tables
+        .iter()
+        .flat_map(|(prefix, keys)| keys.supported().map(move |key| format!("{prefix}{key}")));
+    // These two appear only with what is inside them.
+    options.chain(keys).filter(|name| name != "cache" && name != "addr").collect()
+}

@@ -1,0 +1,183 @@
+//! What the command line of `ringloom serve` asks for, checked and in order.
+//!
+//! Where it stands: written by [`parse`](super::parse), read by the graph and export builders and
+//! by [`attach`](crate::attach).
+//!
+//! Invariants: ids and node-names are well formed and unique; a step names only what an earlier
+//! step made; every number is within its bound. [`parse`](super::parse) is the only maker.
+
+use std::path::PathBuf;
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Serve disks.
+    Serve(Plan),
+    /// Print a help text and leave.
+    Help(HelpTopic),
+    /// Print the version and leave.
+    Version,
+}
+
+/// Which help text is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HelpTopic {
+    /// `ringloom serve --help`: everything.
+    Serve,
+    /// `--object help`.
+    Object,
+    /// `--blockdev help`.
+    Blockdev,
+    /// `--export help`.
+    Export,
+}
+
+/// Everything `ringloom serve` is to set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// What to create, in the order given.
+    pub steps: Vec<Step>,
+    /// Where to write the process id once everything is set up.
+    pub pidfile: Option<PathBuf>,
+    /// Whether the process leaves the terminal.
+    pub daemonize: Daemonize,
+    /// In which form to print the lines that attach a guest, if at all.
+    pub print: Option<AttachFormat>,
+}
+
+impl Plan {
+    /// The exports in the order given.
+    pub fn exports(&self) -> impl Iterator<Item = &ExportOptions> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Export(export) => Some(export),
+            Step::Object(_) | Step::Blockdev(_) => None,
+        })
+    }
+}
+
+/// Whether the process leaves the terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Daemonize {
+    /// It stays.
+    Foreground,
+    /// It forks; the parent leaves with the child's verdict.
+    Background,
+}
+
+/// For whom to print the lines that attach a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachFormat {
+    /// A QEMU command line.
+    Qemu,
+    /// Elements of a libvirt domain.
+    Libvirt,
+}
+
+/// One thing to create.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// `--object`.
+    Object(IothreadObject),
+    /// `--blockdev`.
+    Blockdev(Blockdev),
+    /// `--export`.
+    Export(ExportOptions),
+}
+
+/// `--object iothread`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IothreadObject {
+    /// Its name.
+    pub id: String,
+}
+
+/// `--blockdev`, or a node written inside another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blockdev {
+    /// Its name. `None` only for a node written inside another one.
+    pub node_name: Option<String>,
+    /// What it is.
+    pub driver: Driver,
+    /// Whether it refuses changes. A nested node takes its parent's answer unless it has its own.
+    pub read_only: bool,
+    /// What a discard does. A nested node passes it on, as in QEMU.
+    pub discard: Discard,
+    /// Whether the host's page cache is left out. A nested node takes its parent's answer unless
+    /// it has its own.
+    pub cache_direct: bool,
+}
+
+/// What a node is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Driver {
+    /// A regular file.
+    File {
+        /// Its path as written.
+        filename: PathBuf,
+    },
+    /// A block device of the host.
+    HostDevice {
+        /// Its path as written.
+        filename: PathBuf,
+    },
+    /// The bytes of another node as they are.
+    Raw {
+        /// The other node.
+        file: Child,
+    },
+    /// A disk without content.
+    NullCo {
+        /// Its size in bytes.
+        size: u64,
+        /// Whether reads give zeroes, or whatever the guest's memory holds.
+        read_zeroes: bool,
+    },
+}
+
+/// A node below another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Child {
+    /// A node made before, by its node-name.
+    Reference(String),
+    /// A node written in place.
+    Inline(Box<Blockdev>),
+}
+
+/// What a discard does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discard {
+    /// Nothing.
+    Ignore,
+    /// It gives the space back to the host.
+    Unmap,
+}
+
+/// `--export vhost-user-blk`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// Its name.
+    pub id: String,
+    /// The node to offer.
+    pub node_name: String,
+    /// Where to listen.
+    pub socket: SocketOptions,
+    /// Whether clients may write.
+    pub writable: bool,
+    /// The block size a guest sees in bytes: a power of two, 512 to 2 MiB.
+    pub logical_block_size: u32,
+    /// How many queues are offered, 1 to 256; `None` is as many as the front end asks for.
+    pub num_queues: Option<u16>,
+    /// The iothreads that serve the queues, round-robin. Empty is `none`.
+    pub iothreads: Vec<String>,
+}
+
+/// The UNIX socket of an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Its path as written, at most 107 bytes.
+    pub path: PathBuf,
+    /// Its permission bits, if not those the umask leaves.
+    pub mode: Option<u32>,
+    /// Its group, by name or number, if not the process's.
+    pub group: Option<String>,
+}

@@ -1,0 +1,330 @@
+//! Whole command lines: what they mean (here) and what is said about wrong ones (`refused`). The
+//! cases were tried on qemu-storage-daemon 10.0.2; `docs/options.md` lists the differences.
+//!
+//! The tests run in the crate's directory: `Cargo.toml` is a regular file, `src` a directory.
+
+mod refused;
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::{env, fs, iter, process};
+
+use super::{
+    AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions, HelpTopic,
+    IothreadObject, Plan, SocketOptions, Step, parse,
+};
+
+const NULL: &str = "--blockdev=null-co,node-name=n";
+const ADDR: &str = "node-name=n,addr.type=unix,addr.path=s";
+
+fn command(line: &[&str]) -> Result<Command, String> {
+    parse(line.iter().map(OsString::from)).map_err(|error| {
+        let first: Option<&dyn Error> = Some(&error);
+        let causes = iter::successors(first, |&error| error.source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    })
+}
+
+#[track_caller]
+fn plan(line: &[&str]) -> Plan {
+    match command(line) {
+        Ok(Command::Serve(plan)) => plan,
+        other => panic!("{line:?} gives {other:?}"),
+    }
+}
+
+/// Checks what one option's argument means, after a node `n` and iothreads `t0` and `t1`.
+#[track_caller]
+fn check(option: &str, arguments: &[&str], expected: &Step) {
+    for argument in arguments {
+        let line = ["--object=iothread,id=t0", "--object=iothread,id=t1", NULL, option, argument];
+        assert_eq!(plan(&line).steps.last(), Some(expected), "{argument}");
+    }
+}
+
+/// Checks what is said about one option's argument, after the same.
+#[track_caller]
+fn refuse(option: &str, argument: &str, expected: &str) {
+    let line = ["--object=iothread,id=t0", "--object=iothread,id=t1", NULL, option, argument];
+    assert_eq!(command(&line), Err(format!("{option} {argument}: {expected}")));
+}
+
+#[track_caller]
+fn refuse_line(line: &[&str], expected: &str) {
+    assert_eq!(command(line), Err(expected.to_owned()), "{line:?}");
+}
+
+fn file_node() -> Blockdev {
+    Blockdev {
+        node_name: Some("a".to_owned()),
+        driver: Driver::File { filename: "Cargo.toml".into() },
+        read_only: false,
+        discard: Discard::Ignore,
+        cache_direct: false,
+    }
+}
+
+fn null_driver() -> Driver {
+    Driver::NullCo { size: 1 << 30, read_zeroes: false }
+}
+
+fn export() -> ExportOptions {
+    ExportOptions {
+        id: "e".to_owned(),
+        node_name: "n".to_owned(),
+        socket: SocketOptions { path: "s".into(), mode: None, group: None },
+        writable: false,
+        logical_block_size: 512,
+        num_queues: None,
+        iothreads: Vec::new(),
+    }
+}
+
+/// A file that is removed again.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str, content: &[u8]) -> Self {
+        let path = env::temp_dir().join(format!("ringloom-options-{}-{name}", process::id()));
+        fs::write(&path, content).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A file left behind in the temporary directory fails no test.
+        drop(fs::remove_file(&self.0));
+    }
+}
+
+#[test]
+fn objects_read_the_same_in_both_notations() {
+    check(
+        "--object",
+        &[
+            "iothread,id=i.0-_",
+            "qom-type=iothread,id=i.0-_",
+            r#"{"qom-type":"iothread","id":"i.0-_"}"#,
+        ],
+        &Step::Object(IothreadObject { id: "i.0-_".to_owned() }),
+    );
+}
+
+#[test]
+fn nodes_read_the_same_in_both_notations() {
+    check(
+        "--blockdev",
+        &[
+            "file,node-name=a,filename=Cargo.toml",
+            "filename=Cargo.toml,driver=file,node-name=x,node-name=a,",
+            r#"{"driver":"file","node-name":"a","filename":"Cargo.toml"}"#,
+        ],
+        &Step::Blockdev(file_node()),
+    );
+    check(
+        "--blockdev",
+        &[
+            "file,node-name=a,filename=Cargo.toml,read-only=on,discard=unmap,cache.direct=on",
+            "file,node-name=a,filename=Cargo.toml,read-only=yes,discard=unmap,cache.direct=y",
+            r#"{"driver":"file","node-name":"a","filename":"Cargo.toml","read-only":true,
+                "discard":"unmap","cache":{"direct":true}}"#,
+        ],
+        &Step::Blockdev(Blockdev {
+            read_only: true,
+            discard: Discard::Unmap,
+            cache_direct: true,
+            ..file_node()
+        }),
+    );
+    check(
+        "--blockdev",
+        &[
+            "null-co,node-name=a,size=0x2000,read-zeroes=on",
+            r#"{"driver":"null-co","node-name":"a","size":8192,"read-zeroes":true}"#,
+        ],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::NullCo { size: 8192, read_zeroes: true },
+            ..file_node()
+        }),
+    );
+}
+
+#[test]
+fn a_node_inside_another_takes_what_the_other_has() {
+    check(
+        "--blockdev",
+        &["raw,node-name=a,file=n", r#"{"driver":"raw","node-name":"a","file":"n"}"#],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::Raw { file: Child::Reference("n".to_owned()) },
+            ..file_node()
+        }),
+    );
+    let inner = Blockdev {
+        node_name: None,
+        driver: null_driver(),
+        read_only: true,
+        discard: Discard::Unmap,
+        cache_direct: false,
+    };
+    check(
+        "--blockdev",
+        &[
+            "raw,node-name=a,read-only=on,cache.direct=on,file.driver=null-co,file.cache.direct=off",
+            r#"{"driver":"raw","node-name":"a","read-only":true,"cache":{"direct":true},
+                "file":{"driver":"null-co","cache":{"direct":false}}}"#,
+        ],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            read_only: true,
+            cache_direct: true,
+            ..file_node()
+        }),
+    );
+}
+
+#[test]
+fn exports_read_the_same_in_both_notations() {
+    check(
+        "--export",
+        &[
+            "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s",
+            r#"{"type":"vhost-user-blk","id":"e","node-name":"n","addr":{"type":"unix","path":"s"}}"#,
+        ],
+        &Step::Export(export()),
+    );
+    check(
+        "--export",
+        &[
+            "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s,writable=on,num-queues=256,\
+             logical-block-size=4k,iothread.0=t1,iothread.1=t0",
+            r#"{"type":"vhost-user-blk","id":"e","node-name":"n","addr":{"type":"unix","path":"s"},
+                "writable":true,"num-queues":256,"logical-block-size":4096,
+                "iothread":["t1","t0"]}"#,
+        ],
+        &Step::Export(ExportOptions {
+            writable: true,
+            num_queues: Some(256),
+            logical_block_size: 4096,
+            iothreads: vec!["t1".to_owned(), "t0".to_owned()],
+            ..export()
+        }),
+    );
+    check(
+        "--export",
+        &["vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s,iothread=t0"],
+        &Step::Export(ExportOptions { iothreads: vec!["t0".to_owned()], ..export() }),
+    );
+}
+
+#[test]
+fn what_both_forms_have_applies_to_all_exports() {
+    let first = format!("--export=vhost-user-blk,id=e,{ADDR}");
+    let second = format!("--expo=vhost-user-blk,id=f,{ADDR}2");
+    let line = [
+        "--daemonize",
+        "--socket-mode",
+        "0660",
+        NULL,
+        &first,
+        &second,
+        "--socket-group=kvm",
+        "--pidfile",
+        "old",
+        "--pidfile=new",
+        "--print=libvirt",
+    ];
+    let plan = plan(&line);
+    assert_eq!(plan.pidfile, Some(PathBuf::from("new")));
+    assert_eq!(plan.daemonize, Daemonize::Background);
+    assert_eq!(plan.print, Some(AttachFormat::Libvirt));
+    let sockets: Vec<_> = plan.exports().map(|export| export.socket.clone()).collect();
+    let socket = |path: &str| SocketOptions {
+        path: path.into(),
+        mode: Some(0o660),
+        group: Some("kvm".to_owned()),
+    };
+    assert_eq!(sockets, [socket("s"), socket("s2")]);
+}
+
+#[test]
+fn the_short_form_is_written_out() {
+    let image = Scratch::new("1 disk.img", b"");
+    let short = plan(&[image.path(), "--socket", "s", "--iothreads", "2", "--num-queues=4"]);
+    let node = format!("--blockdev=file,node-name=disk,filename={},cache.direct=on", image.path());
+    let id = format!("ringloom-options-{}-1-disk", process::id());
+    let export = format!(
+        "--export=vhost-user-blk,id={id},node-name=disk,addr.type=unix,addr.path=s,writable=on,\
+         num-queues=4,iothread.0=iothread0,iothread.1=iothread1"
+    );
+    let objects = ["--object=iothread,id=iothread0", "--object=iothread,id=iothread1"];
+    let long = plan(&[objects[0], objects[1], &node, &export, "--print=qemu"]);
+    assert_eq!(short, long);
+}
+
+#[test]
+fn the_short_form_has_safe_defaults() {
+    for line in [
+        ["--socket=s", "--read-only", "--direct=off", "Cargo.toml"].as_slice(),
+        &["--socket=s", "--read-only", "--direct=no", "--iothreads=none", "--", "Cargo.toml"],
+    ] {
+        let expected = plan(&[
+            "--blockdev=file,node-name=disk,filename=Cargo.toml,read-only=on",
+            "--export=vhost-user-blk,id=Cargo,node-name=disk,addr.type=unix,addr.path=s",
+            "--print=qemu",
+        ]);
+        assert_eq!(plan(line), expected);
+    }
+}
+
+#[test]
+fn a_format_must_be_said() {
+    let refused = |name: &str, content: &[u8], format: &str, reason: &str| {
+        let image = Scratch::new(name, content);
+        let path = image.path();
+        refuse_line(
+            &[path, "--socket=s"],
+            &format!(
+                "serve {path}: looks like {format} ({reason}); say --format raw to serve its bytes \
+                 as they are, or --format {format} for the disk inside it (not supported yet)"
+            ),
+        );
+        plan(&[path, "--socket=s", "--format=raw"]);
+        plan(&[&format!("--blockdev=file,node-name=n,filename={path}")]);
+    };
+    refused("a.qcow2", b"", "qcow2", "its name ends in .qcow2");
+    refused("a.VHD", b"x", "vpc", "its name ends in .vhd");
+    refused("b.img", b"QFI\xfb\0\0\0\x03", "qcow2", "by its first bytes");
+    refused("c.img", b"QFI\xfb\0\0\0\x01", "qcow", "by its first bytes");
+    refused("d.img", b"KDMV", "vmdk", "by its first bytes");
+    let vdi = [[b' '; 64].as_slice(), b"\x7f\x10\xda\xbe"].concat();
+    refused("e.img", &vdi, "vdi", "by its first bytes");
+    refuse_line(
+        &["Cargo.toml", "--socket=s", "--format", "qcow2"],
+        "--format qcow2: format 'qcow2' is not supported yet (supported: raw)",
+    );
+    refuse_line(
+        &["Cargo.toml", "--socket=s", "--format", "row"],
+        "--format row: parameter 'format' does not accept value 'row'; did you mean 'raw'?",
+    );
+}
+
+#[test]
+fn help_and_version_win_over_what_is_wrong_in_an_argument() {
+    let help = |topic| Ok(Command::Help(topic));
+    assert_eq!(command(&["--help"]), help(HelpTopic::Serve));
+    assert_eq!(command(&["-h", "--bogus"]), help(HelpTopic::Serve));
+    assert_eq!(command(&["--object", "bogus", "--help"]), help(HelpTopic::Serve));
+    assert_eq!(command(&["-V"]), Ok(Command::Version));
+    assert_eq!(command(&["-Vh", "--bogus"]), Ok(Command::Version));
+    assert_eq!(command(&["--chardev", "x", "--vers"]), Ok(Command::Version));
+    assert_eq!(command(&["--object", "help"]), help(HelpTopic::Object));
+    assert_eq!(command(&["--blockdev", "file,help"]), help(HelpTopic::Blockdev));
+    assert_eq!(command(&["--export=?"]), help(HelpTopic::Export));
+    refuse_line(&["--bogus", "--version"], "unknown option '--bogus'");
+}
