@@ -1,0 +1,182 @@
+//! The subject `host`: the load straight on the file, with io_uring, without any daemon.
+//!
+//! `run` is called by the tuner; each job has a ring of its own on its own thread.
+//!
+//! Invariants: the buffers live until the kernel has finished with every request of the ring
+//! (`HostEngine::drop`).
+//! Not here: whether the file allows O_DIRECT (`probe`).
+#![expect(unsafe_code, reason = "io_uring takes addresses of memory")]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use io_uring::squeue::Entry;
+use io_uring::{IoUring, opcode, types};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::buffers::Buffers;
+use crate::conduct::{Timing, Watch, conduct};
+use crate::drive::{Ended, Engine, Outcome};
+use crate::probe::CacheMode;
+use crate::workload::Access;
+use crate::{Direction, LoadError, Sample, Workload};
+
+/// Runs the workload on a file or block device.
+///
+/// # Errors
+/// If the file cannot be opened, io_uring is forbidden, a request fails or the watch stops the run.
+pub fn run(
+    path: &Path,
+    cache: CacheMode,
+    workload: &Workload,
+    timing: Timing,
+    watch: &mut dyn Watch,
+) -> Result<Sample, LoadError> {
+    let file = open(path, cache, workload)
+        .map_err(|error| LoadError::set_up(format!("open {}", path.display()), error))?;
+    let buffers =
+        Buffers::new(workload).map_err(|error| LoadError::set_up("allocate the buffers", error))?;
+    let buffers = Arc::new(buffers);
+    let file = file.as_raw_fd();
+    let makers = (0..workload.shape().jobs())
+        .map(|job| {
+            let buffers = Arc::clone(&buffers);
+            move || HostEngine::new(file, buffers, workload, job)
+        })
+        .collect();
+    conduct(workload, timing, watch, makers, &|| {})
+}
+
+/// Whether this host lets us use io_uring.
+///
+/// # Errors
+/// The kernel's answer to the attempt.
+pub fn available() -> io::Result<()> {
+    IoUring::new(1).map(drop)
+}
+
+fn open(path: &Path, cache: CacheMode, workload: &Workload) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(workload.shape().operation().writes());
+    if cache == CacheMode::Direct {
+        let flag = OFlags::DIRECT.bits();
+        options.custom_flags(i32::try_from(flag).expect("O_DIRECT fits the flags of open"));
+    }
+    options.open(path)
+}
+
+/// The newest cheap way to run a ring that only its own thread uses, or the plain one.
+fn ring(entries: u32) -> io::Result<IoUring> {
+    IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .build(entries)
+        .or_else(|_| IoUring::new(entries)) // Kernels before 6.1 refuse the flags; nothing is lost.
+}
+
+struct HostEngine {
+    ring: IoUring,
+    file: RawFd,
+    buffers: Arc<Buffers>,
+    job: u16,
+    block: u32,
+    in_flight: u32,
+}
+
+impl HostEngine {
+    /// `file` must stay open as long as the engine lives; `run` keeps it until all jobs have ended.
+    fn new(
+        file: RawFd,
+        buffers: Arc<Buffers>,
+        workload: &Workload,
+        job: u16,
+    ) -> Result<Self, LoadError> {
+        let shape = workload.shape();
+        let ring = ring(u32::from(shape.iodepth()))
+            .map_err(|error| LoadError::set_up("create an io_uring", error))?;
+        Ok(Self { ring, file, buffers, job, block: shape.block().get(), in_flight: 0 })
+    }
+
+    fn entry(&self, slot: u16, access: Access) -> Entry {
+        let memory = self.buffers.slot(self.job, slot).as_ptr();
+        let file = types::Fd(self.file);
+        let entry = match access.direction {
+            Direction::Read => {
+                opcode::Read::new(file, memory, self.block).offset(access.offset).build()
+            }
+            Direction::Write => {
+                opcode::Write::new(file, memory, self.block).offset(access.offset).build()
+            }
+        };
+        entry.user_data(u64::from(slot))
+    }
+
+    fn enter(&mut self) -> io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn outcome(&self, result: i32) -> Outcome {
+        match u32::try_from(result) {
+            Ok(moved) if moved == self.block => Outcome::Done,
+            Ok(moved) => Outcome::Short(moved),
+            Err(_) => Outcome::Failed(io::Error::from_raw_os_error(-result)),
+        }
+    }
+}
+
+impl Engine for HostEngine {
+    fn submit(&mut self, slot: u16, access: Access) -> Result<(), LoadError> {
+        let entry = self.entry(slot, access);
+        // SAFETY: `push` needs the entry's memory and file to stay valid until its completion. The
+        // memory is a slot of `self.buffers`, free by the contract of `Engine::submit` and kept by
+        // `drop` until the completion; the file is kept open by `run`.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.map_err(|error| LoadError::set_up("submit to io_uring", io::Error::other(error)))?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), LoadError> {
+        Ok(()) // `wait` submits and sleeps with one system call.
+    }
+
+    fn wait(&mut self, ended: &mut Vec<Ended>) -> Result<(), LoadError> {
+        self.enter().map_err(|error| LoadError::set_up("wait for io_uring", error))?;
+        let done: Vec<_> = self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
+        for (slot, result) in done {
+            self.in_flight -= 1;
+            let slot = u16::try_from(slot).expect("submit stored a slot");
+            ended.push(Ended { slot, outcome: self.outcome(result) });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HostEngine {
+    /// Waits until the kernel has let go of the buffers; if that fails, they are never unmapped.
+    fn drop(&mut self) {
+        while self.in_flight > 0 {
+            match self.enter() {
+                Ok(()) => {
+                    let seen = u32::try_from(self.ring.completion().count());
+                    self.in_flight -= seen.expect("no more than were in flight");
+                }
+                Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {}
+                Err(_) => {
+                    let _leaked = ManuallyDrop::new(Arc::clone(&self.buffers));
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Load generators of the tuner: a vhost-user client and plain file I/O, sharing no code with the daemon.
+//!
+//! The tuner calls `host::run` or `client::connect` and `Connection::run` once per measurement. Both
+//! put the same requests in flight with the same loop (`drive`), so that their samples compare.
+//!
+//! Not here: starting the daemon, statistics and reports, which are the crate `tuner`.
+#![deny(unsafe_code)]
+
+mod buffers;
+pub mod client;
+mod clock;
+mod conduct;
+mod drive;
+mod error;
+pub mod host;
+pub mod probe;
+mod random;
+mod sample;
+mod workload;
+
+pub use conduct::{Timing, Verdict, Watch};
+pub use error::LoadError;
+pub use random::Random;
+pub use sample::{Latency, Sample};
+pub use workload::{
+    BLOCK_BYTES_MAX, BlockBytes, Direction, IODEPTH_MAX, JOBS_MAX, Operation, Shape, ShapeError,
+    UnknownOperation, Workload,
+};

@@ -1,0 +1,19 @@
+//! Development only: what tests need to run ringloom, and its peers, as a process and from outside.
+//!
+//! Where it stands: only ever a dev-dependency. It links none of the daemon's crates, so that a mistake in the data
+//! path cannot hide in the tool that looks for it.
+//!
+//! Invariants: every wait has a deadline; every process is ended by its own pid when its owner is dropped.
+#![deny(unsafe_code)]
+
+pub mod client;
+pub mod deadline;
+pub mod guest;
+pub mod image;
+pub mod memory;
+pub mod model;
+pub mod process;
+pub mod queue_report;
+pub mod rawring;
+pub mod report;
+pub mod rng;

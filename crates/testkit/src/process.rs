@@ -1,0 +1,301 @@
+//! Servers under test as child processes: ringloom and its peer qemu-storage-daemon take the same command line.
+//!
+//! Where it stands: every protocol test starts here. `Bench` is the private directory of one test, `Program` says
+//! which binary serves, `Server` is the running process.
+//!
+//! Invariants: a server never outlives its `Server` (it is killed by its own pid on drop); its output is read all the
+//! time, so that a full pipe never stops it.
+//! Threads: one reader thread per captured stream, which ends when the stream does.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tempfile::TempDir;
+
+use crate::deadline::poll_until;
+
+/// How long a server may take to listen on its sockets.
+pub const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long a server may take to drain, flush and exit.
+pub const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// The private directory of one test. Its path is short, because a unix socket's path has at most 107 bytes.
+#[derive(Debug)]
+pub struct Bench {
+    directory: TempDir,
+}
+
+impl Bench {
+    /// A fresh directory, removed on drop.
+    pub fn new() -> Result<Self> {
+        let directory = tempfile::Builder::new()
+            .prefix("rl-")
+            .tempdir_in("/var/tmp")
+            .or_else(|_| tempfile::Builder::new().prefix("rl-").tempdir())
+            .context("make a directory for the test")?;
+        Ok(Self { directory })
+    }
+
+    /// The path of this name inside.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The path of this name inside, as text for a command line.
+    pub fn text(&self, name: &str) -> String {
+        self.path(name).to_str().expect("the directory's path is plain ASCII").to_owned()
+    }
+}
+
+/// A binary that serves disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    name: &'static str,
+    path: PathBuf,
+    first_arguments: Vec<OsString>,
+}
+
+impl Program {
+    /// ringloom at this path; `cli`'s tests pass `env!("CARGO_BIN_EXE_ringloom")`.
+    pub fn ringloom(path: impl Into<PathBuf>) -> Self {
+        Self { name: "ringloom", path: path.into(), first_arguments: vec!["serve".into()] }
+    }
+
+    /// The peer, from the search path.
+    pub fn qemu_storage_daemon() -> Self {
+        let name = "qemu-storage-daemon";
+        Self { name, path: name.into(), first_arguments: Vec::new() }
+    }
+
+    /// Its name, for messages.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Why it cannot run here, if it cannot.
+    pub fn missing(&self) -> Option<String> {
+        let probe = Command::new(&self.path)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        probe.err().map(|error| format!("{} cannot be started: {error}", self.path.display()))
+    }
+
+    /// Starts it and waits until it listens on all of `sockets`.
+    pub fn start(&self, arguments: &[String], sockets: &[PathBuf]) -> Result<Server> {
+        let mut server = self.spawn(arguments)?;
+        for socket in sockets {
+            let what = format!("{} to listen on {}", self.name, socket.display());
+            let waited = poll_until(&what, START_LIMIT, || {
+                if let Some(status) = server.child.try_wait().context("look at the server")? {
+                    bail!("{} ended with {status} instead of listening", server.name);
+                }
+                Ok(is_listening(socket)?.then_some(()))
+            });
+            if let Err(error) = waited {
+                return Err(error.context(format!("its output: {}", server.log())));
+            }
+        }
+        Ok(server)
+    }
+
+    /// Starts it without waiting for anything.
+    pub fn spawn(&self, arguments: &[String]) -> Result<Server> {
+        let mut child = Command::new(&self.path)
+            .args(&self.first_arguments)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {}", self.path.display()))?;
+        let stdout = Capture::of(child.stdout.take().context("the child's stdout")?);
+        let stderr = Capture::of(child.stderr.take().context("the child's stderr")?);
+        Ok(Server { name: self.name, child, stdout, stderr })
+    }
+
+    /// Starts it where it is expected to refuse its command line, and waits for its exit.
+    pub fn refusal(&self, arguments: &[String], limit: Duration) -> Result<Exit> {
+        let mut server = self.spawn(arguments)?;
+        let status = server.wait(limit)?;
+        Ok(Exit { status, stdout: server.stdout.text(), stderr: server.stderr.text() })
+    }
+}
+
+/// What a process that ended by itself left.
+#[derive(Clone, Debug)]
+pub struct Exit {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it wrote to stdout.
+    pub stdout: String,
+    /// What it wrote to stderr.
+    pub stderr: String,
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    name: &'static str,
+    child: Child,
+    stdout: Capture,
+    stderr: Capture,
+}
+
+impl Server {
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written to stderr so far.
+    pub fn log(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// What it has written to stdout so far.
+    pub fn stdout(&self) -> String {
+        self.stdout.text()
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait().context("look at the server")?.is_none())
+    }
+
+    /// Waits until its stderr holds `text`.
+    pub fn wait_for_log(&self, text: &str, limit: Duration) -> Result<()> {
+        poll_until(&format!("{text:?} in the log of {}", self.name), limit, || {
+            Ok(self.stderr.text().contains(text).then_some(()))
+        })
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), signal)
+            .with_context(|| format!("signal {signal:?} to {}", self.name))
+    }
+
+    /// Asks it to stop (SIGTERM) and waits for its exit; afterwards `log` is complete.
+    pub fn terminate(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.wait(STOP_LIMIT)
+    }
+
+    /// Waits for its exit; afterwards `log` is complete.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let name = self.name;
+        let child = &mut self.child;
+        let waited = poll_until(&format!("the exit of {name}"), limit, || {
+            child.try_wait().context("wait for the server")
+        });
+        let status = waited.with_context(|| format!("its output: {}", self.stderr.text()))?;
+        self.stdout.finish()?;
+        self.stderr.finish()?;
+        Ok(status)
+    }
+
+    /// Ends it at once, as a crash would.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("kill the server")?;
+        let status = self.child.wait().context("reap the server")?;
+        anyhow::ensure!(status.signal() == Some(9), "{} ended with {status} before", self.name);
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // An error means that it has ended already, which is what is wanted.
+        let _already_ended = self.child.kill();
+        let _already_reaped = self.child.wait();
+    }
+}
+
+/// A server that left its starter (`--daemonize`), known by its pidfile; killed on drop.
+#[derive(Debug)]
+pub struct Daemon {
+    pid: Pid,
+}
+
+impl Daemon {
+    /// The process whose id stands in this pidfile.
+    pub fn from_pidfile(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("read the pidfile {}", path.display()))?;
+        let number = text.trim().parse().with_context(|| format!("pidfile holds {text:?}"))?;
+        let pid = Pid::from_raw(number).context("the pidfile holds zero")?;
+        Ok(Self { pid })
+    }
+
+    /// Asks it to stop (SIGTERM).
+    pub fn terminate(&self) -> Result<()> {
+        kill_process(self.pid, Signal::TERM).context("signal the daemon")
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&self) -> bool {
+        test_kill_process(self.pid).is_ok()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // An error means that it has ended already, which is what is wanted.
+        let _already_ended = kill_process(self.pid, Signal::KILL);
+    }
+}
+
+/// A stream that a thread reads to its end.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: std::thread::JoinHandle<()>,
+}
+
+impl Capture {
+    pub(crate) fn of(mut stream: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&bytes);
+        let reader = std::thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            while let Ok(length @ 1..) = stream.read(&mut chunk) {
+                sink.lock().expect("no holder panics").extend_from_slice(&chunk[..length]);
+            }
+        });
+        Self { bytes, reader }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes.lock().expect("no holder panics")).into_owned()
+    }
+
+    /// Waits until the stream has ended, so that `text` is complete.
+    pub(crate) fn finish(&self) -> Result<()> {
+        poll_until("the end of the server's output", Duration::from_secs(5), || {
+            Ok(self.reader.is_finished().then_some(()))
+        })
+    }
+}
+
+/// Whether some process listens on this unix socket. The kernel's table is asked, because a connection made to find
+/// out would be a session for the server.
+pub fn is_listening(socket: &Path) -> Result<bool> {
+    /// `__SO_ACCEPTCON` in the flags column of `/proc/net/unix`.
+    const LISTENS: &str = "00010000";
+    let path = socket.to_str().context("a socket path is text")?;
+    let table = std::fs::read_to_string("/proc/net/unix").context("read /proc/net/unix")?;
+    Ok(table.lines().any(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        columns.get(3) == Some(&LISTENS) && columns.get(7) == Some(&path)
+    }))
+}

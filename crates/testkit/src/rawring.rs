@@ -1,0 +1,14 @@
+//! A front end written by hand, which can say anything: for clients that no driver would be.
+//!
+//! Where it stands: `FrontEnd` speaks vhost-user messages byte by byte, `RawRing` lays a split ring out in shared
+//! memory, `RawDevice` joins them to a disk that takes single requests. Any value can be put anywhere.
+//!
+//! Invariants: every wait ends at a deadline or when the server ends the session, and says which.
+
+mod device;
+mod message;
+mod ring;
+
+pub use device::{BlockRequest, Form, Outcome, RawDevice, RawShape, kind};
+pub use message::{Ack, FrontEnd, Region, feature, protocol_feature, request};
+pub use ring::{Descriptor, Piece, RawRing, Used, flag};

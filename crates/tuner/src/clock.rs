@@ -1,0 +1,21 @@
+//! The only place of this crate that reads clocks or sleeps.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The current time of the monotonic clock.
+#[expect(clippy::disallowed_methods, reason = "the tuner measures real time; its one clock")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Time since 1970, for the results and as a seed when none is given.
+#[expect(clippy::disallowed_methods, reason = "results carry the wall clock; its one reader")]
+pub(crate) fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Pauses while a child process starts or stops, for which there is no event to wait for.
+#[expect(clippy::disallowed_methods, reason = "a child's start and end are polled")]
+pub(crate) fn pause(duration: Duration) {
+    std::thread::sleep(duration);
+}

@@ -1,0 +1,353 @@
+//! The daemon under test as a child process: its command line, start, death and stop.
+//!
+//! Invariants: at most one child per `Running`, stopped with SIGTERM by its own pid and waited for
+//! on every way out. It runs in a process group of its own, so that Ctrl-C reaches only the tuner,
+//! which then stops it in order.
+//! Not here: waiting for the socket, which `measure` does by connecting.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use load::probe::CacheMode;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::cell::Iothreads;
+use crate::clock;
+use crate::target::{Kind, Target};
+
+/// A path must fit into `sockaddr_un` with its final zero.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// How long a daemon may take to drain and leave.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+const STOP_POLL: Duration = Duration::from_millis(2);
+const TAIL_LINES: usize = 12;
+const TAIL_BYTES_MAX: u64 = 16 << 10;
+
+/// The program that serves the disk.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    program: PathBuf,
+}
+
+impl Daemon {
+    /// The running program itself, with its subcommand `serve`.
+    ///
+    /// # Errors
+    /// If the system does not tell the path of the running program.
+    pub fn this_program() -> io::Result<Self> {
+        std::env::current_exe().map(Self::at)
+    }
+
+    /// Another program that takes the options of `ringloom serve`. Under the name
+    /// `qemu-storage-daemon` it is started without the word `serve`.
+    #[must_use]
+    pub fn at(program: PathBuf) -> Self {
+        Self { program }
+    }
+
+    fn subcommand(&self) -> Option<&'static str> {
+        let name = self.program.file_name().unwrap_or_default();
+        (name != "qemu-storage-daemon").then_some("serve")
+    }
+
+    /// The first line of `--version`.
+    ///
+    /// # Errors
+    /// If the program cannot be started.
+    pub(crate) fn version(&self) -> Result<String> {
+        let output = Command::new(&self.program)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("start the daemon {}", self.program.display()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().next().unwrap_or("unknown").to_owned())
+    }
+}
+
+/// What the daemon shall serve and how.
+#[derive(Debug)]
+pub(crate) struct Service<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) iothreads: Iothreads,
+    pub(crate) queues: u16,
+    pub(crate) writable: bool,
+}
+
+/// The options of the daemon, in qemu-storage-daemon's spelling.
+fn options(service: &Service<'_>, socket: &Path) -> Vec<OsString> {
+    let mut options = Vec::new();
+    let mut push = |name: &str, value: String| {
+        options.extend([OsString::from(name), OsString::from(value)]);
+    };
+    let iothreads = service.iothreads.count();
+    for thread in 0..iothreads {
+        push("--object", format!("iothread,id=t{thread}"));
+    }
+    push("--blockdev", blockdev(service));
+    let mut export = format!(
+        "type=vhost-user-blk,id=vda,node-name=disk,addr.type=unix,addr.path={}",
+        keyval(socket)
+    );
+    if service.writable {
+        export.push_str(",writable=on");
+    }
+    export.push_str(&format!(",num-queues={}", service.queues));
+    match iothreads {
+        0 => {}
+        1 => export.push_str(",iothread=t0"),
+        _ => {
+            let list = (0..iothreads).map(|thread| format!(",iothread.{thread}=t{thread}"));
+            export.extend(list);
+        }
+    }
+    push("--export", export);
+    options
+}
+
+fn blockdev(service: &Service<'_>) -> String {
+    let driver = match service.target.kind {
+        Kind::File => "file",
+        Kind::BlockDevice => "host_device",
+    };
+    let direct = match service.target.cache {
+        CacheMode::Direct => ",cache.direct=on",
+        CacheMode::Buffered => "",
+    };
+    let access = if service.writable { "" } else { ",read-only=on" };
+    let file = keyval(&service.target.path);
+    format!("driver={driver},node-name=disk,filename={file}{direct}{access}")
+}
+
+/// A comma inside a value is written twice.
+fn keyval(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// A started daemon.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    socket: PathBuf,
+    log: PathBuf,
+    /// Where the log of this start begins.
+    log_start: u64,
+    exit: Option<ExitStatus>,
+    _directory: TempDir,
+}
+
+impl Running {
+    /// Starts the daemon with its socket in a fresh private directory; its output goes to `log`.
+    ///
+    /// # Errors
+    /// If the program cannot be started or the temporary directory has too long a name.
+    pub(crate) fn start(daemon: &Daemon, service: &Service<'_>, log: &Path) -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("ringloom-tune-").tempdir()?;
+        let socket = directory.path().join("s");
+        if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+            let name = socket.display();
+            bail!("socket {name}: longer than {SOCKET_PATH_BYTES_MAX} bytes; set TMPDIR=/tmp");
+        }
+        let options = options(service, &socket);
+        let mut command = Command::new(&daemon.program);
+        command.args(daemon.subcommand()).args(&options);
+        let mut file = open_log(log)?;
+        writeln!(file, "$ {command:?}")?;
+        let log_start = file.seek(SeekFrom::End(0))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("start the daemon {}", daemon.program.display()))?;
+        let log = log.to_path_buf();
+        Ok(Self { child, socket, log, log_start, exit: None, _directory: directory })
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Fails if the daemon has ended by itself, with the end of its log.
+    pub(crate) fn check_alive(&mut self) -> Result<()> {
+        self.exit = self.child.try_wait().context("ask for the state of the daemon")?;
+        match self.exit {
+            None => Ok(()),
+            Some(status) => bail!("the daemon ended early ({status}){}", self.tail()),
+        }
+    }
+
+    /// Stops the daemon and checks that it left in order.
+    ///
+    /// # Errors
+    /// If it ended with an error or had to be killed.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.check_alive()?;
+        match self.end()? {
+            Ended::ByItself(status) if status.success() => Ok(()),
+            Ended::ByItself(status) => {
+                bail!("the daemon ended with {status} after SIGTERM{}", self.tail())
+            }
+            Ended::Killed => {
+                let limit = STOP_LIMIT.as_secs();
+                bail!("the daemon did not end within {limit} s of SIGTERM{}", self.tail())
+            }
+        }
+    }
+
+    fn end(&mut self) -> io::Result<Ended> {
+        // The pid cannot have been given to another process: nobody has waited for the child yet.
+        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        let deadline = clock::now() + STOP_LIMIT;
+        while clock::now() < deadline {
+            self.exit = self.child.try_wait()?;
+            if let Some(status) = self.exit {
+                return Ok(Ended::ByItself(status));
+            }
+            clock::pause(STOP_POLL);
+        }
+        self.child.kill()?;
+        self.exit = Some(self.child.wait()?);
+        Ok(Ended::Killed)
+    }
+
+    /// The last lines of this start's log, for an error message.
+    fn tail(&self) -> String {
+        let text = read_from(&self.log, self.log_start).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        if last.is_empty() {
+            return format!("; it wrote nothing to {}", self.log.display());
+        }
+        format!("; the end of {}:\n  {}", self.log.display(), last.join("\n  "))
+    }
+}
+
+enum Ended {
+    ByItself(ExitStatus),
+    Killed,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.exit.is_none() {
+            // On the way out of another error, which is the one to report.
+            drop(self.end());
+        }
+    }
+}
+
+fn open_log(path: &Path) -> Result<File> {
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    file.with_context(|| format!("open the daemon's log {}", path.display()))
+}
+
+fn read_from(path: &Path, start: u64) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let end = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(start.max(end.saturating_sub(TAIL_BYTES_MAX))))?;
+    let mut bytes = Vec::new();
+    file.take(TAIL_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::Writes;
+    use crate::target::Origin;
+
+    fn target(path: &str, cache: CacheMode, kind: Kind) -> Target {
+        Target {
+            path: PathBuf::from(path),
+            origin: Origin::User,
+            kind,
+            bytes: 1 << 30,
+            cache,
+            writes: Writes::Allowed,
+            file_system: "ext4".to_owned(),
+            notes: Vec::new(),
+        }
+    }
+
+    fn line(target: &Target, iothreads: u16, writable: bool) -> String {
+        let iothreads = Iothreads::new(iothreads);
+        let service = Service { target, iothreads, queues: 4, writable };
+        let words = options(&service, Path::new("/tmp/a,b/s"));
+        words.join(std::ffi::OsStr::new(" ")).into_string().unwrap()
+    }
+
+    #[test]
+    fn none_names_no_iothread() {
+        let disk = target("/d/disk.img", CacheMode::Direct, Kind::File);
+        assert_eq!(
+            line(&disk, 0, true),
+            "--blockdev driver=file,node-name=disk,filename=/d/disk.img,cache.direct=on \
+             --export type=vhost-user-blk,id=vda,node-name=disk,addr.type=unix,\
+             addr.path=/tmp/a,,b/s,writable=on,num-queues=4"
+        );
+    }
+
+    #[test]
+    fn one_iothread_has_the_form_qemu_knows() {
+        let disk = target("/dev/sdx", CacheMode::Buffered, Kind::BlockDevice);
+        assert_eq!(
+            line(&disk, 1, false),
+            "--object iothread,id=t0 \
+             --blockdev driver=host_device,node-name=disk,filename=/dev/sdx,read-only=on \
+             --export type=vhost-user-blk,id=vda,node-name=disk,addr.type=unix,\
+             addr.path=/tmp/a,,b/s,num-queues=4,iothread=t0"
+        );
+    }
+
+    #[test]
+    fn several_iothreads_are_a_list() {
+        let disk = target("/d/disk.img", CacheMode::Direct, Kind::File);
+        let line = line(&disk, 3, true);
+        assert!(line.starts_with("--object iothread,id=t0 --object iothread,id=t1 --object"));
+        assert!(line.ends_with("num-queues=4,iothread.0=t0,iothread.1=t1,iothread.2=t2"), "{line}");
+    }
+
+    fn start(program: &str) -> (Result<Running>, TempDir) {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("daemon.log");
+        let disk = target("/d/disk.img", CacheMode::Direct, Kind::File);
+        let iothreads = Iothreads::NONE;
+        let service = Service { target: &disk, iothreads, queues: 1, writable: false };
+        (Running::start(&Daemon::at(PathBuf::from(program)), &service, &log), directory)
+    }
+
+    #[test]
+    fn a_program_that_is_missing_is_named() {
+        let error = start("/nonexistent/daemon").0.unwrap_err();
+        assert!(format!("{error:#}").contains("/nonexistent/daemon"), "{error:#}");
+    }
+
+    #[test]
+    fn an_early_death_shows_the_log() {
+        // `ls` dislikes the options of a daemon, says so on standard error and ends.
+        let (running, _directory) = start("/bin/ls");
+        let mut running = running.unwrap();
+        let deadline = clock::now() + Duration::from_secs(10);
+        let error = loop {
+            match running.check_alive() {
+                Err(error) => break error.to_string(),
+                Ok(()) => assert!(clock::now() < deadline, "ls does not end"),
+            }
+        };
+        assert!(error.contains("ended early (exit status: 2)"), "{error}");
+        assert!(error.contains("--blockdev"), "{error}");
+    }
+}

@@ -1,0 +1,34 @@
+//! Measures a disk with different numbers of iothreads and recommends one.
+//!
+//! The command line calls `run`. Measuring (`measure`), summarising (`summary`) and rendering
+//! (`report`) are separate; the last two are pure functions of the recorded runs.
+//!
+//! Not here: the load generators (crate `load`) and anything of the daemon, which is only known as a
+//! process.
+#![forbid(unsafe_code)]
+
+mod args;
+mod cell;
+mod clock;
+mod cpu;
+mod daemon;
+mod interrupt;
+mod machine;
+mod matrix;
+mod measure;
+mod plan;
+mod progress;
+mod recommend;
+mod report;
+mod results;
+mod run;
+mod scratch;
+mod summary;
+mod table;
+mod target;
+mod units;
+
+pub use args::TuneArgs;
+pub use daemon::Daemon;
+pub use interrupt::Interrupted;
+pub use run::{exit_code, run};

@@ -1,0 +1,86 @@
+//! A table of text, rendered for a terminal or as Markdown. Pure functions.
+//!
+//! Invariants: every row has as many cells as the header; the first column is aligned to the left,
+//! all others to the right.
+
+/// Header and rows.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    header: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(header: &[&str]) -> Self {
+        Self { header: header.iter().map(ToString::to_string).collect(), rows: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, row: Vec<String>) {
+        assert_eq!(row.len(), self.header.len(), "a row has as many cells as the header");
+        self.rows.push(row);
+    }
+
+    /// Columns two spaces apart, indented by two.
+    pub(crate) fn plain(&self) -> String {
+        let widths = self.widths();
+        let mut text = String::new();
+        for row in std::iter::once(&self.header).chain(&self.rows) {
+            let cells: Vec<_> = row
+                .iter()
+                .zip(&widths)
+                .enumerate()
+                .map(|(column, (cell, &width))| pad(cell, width, column))
+                .collect();
+            text.push_str("  ");
+            text.push_str(cells.join("  ").trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
+    pub(crate) fn markdown(&self) -> String {
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let alignment = |column| if column == 0 { ":---" } else { "---:" };
+        let rule: Vec<_> = (0..self.header.len()).map(|c| alignment(c).to_owned()).collect();
+        let mut text = line(&self.header) + &line(&rule);
+        text.extend(self.rows.iter().map(|row| line(row).replace('*', "\\*")));
+        text
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let mut widths = vec![0; self.header.len()];
+        for row in std::iter::once(&self.header).chain(&self.rows) {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        widths
+    }
+}
+
+fn pad(cell: &str, width: usize, column: usize) -> String {
+    if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new(&["who", "µs"]);
+        table.push(vec!["none *".to_owned(), "7".to_owned()]);
+        table.push(vec!["2".to_owned(), "1,234".to_owned()]);
+        table
+    }
+
+    #[test]
+    fn plain_columns_are_aligned() {
+        assert_eq!(table().plain(), "  who        µs\n  none *      7\n  2       1,234\n");
+    }
+
+    #[test]
+    fn markdown_is_a_table() {
+        let expected = "| who | µs |\n| :--- | ---: |\n| none \\* | 7 |\n| 2 | 1,234 |\n";
+        assert_eq!(table().markdown(), expected);
+    }
+}

@@ -1,0 +1,172 @@
+//! The disk that is measured: the user's file or device, or the scratch file.
+//!
+//! Invariants: a `Target` exists, is a regular file or block device, can be opened as the run needs
+//! it, and its size is known. A block device is written only when nobody has mounted it (O_EXCL).
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use load::probe::{CacheMode, cache_mode};
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::machine::file_system;
+use crate::matrix::Writes;
+use crate::units::Bytes;
+
+/// Less than this is no disk.
+const DISK_BYTES_MIN: u64 = 1 << 20;
+/// The unit of `blocks` in the metadata of a file.
+const METADATA_BLOCK_BYTES: u64 = 512;
+
+/// Whose file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Origin {
+    /// A file made for this run and removed after it.
+    Scratch,
+    /// The PATH of the command line.
+    User,
+}
+
+/// How the daemon opens it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    BlockDevice,
+}
+
+/// A checked disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) path: PathBuf,
+    pub(crate) origin: Origin,
+    pub(crate) kind: Kind,
+    pub(crate) bytes: u64,
+    pub(crate) cache: CacheMode,
+    pub(crate) writes: Writes,
+    pub(crate) file_system: String,
+    /// What the user should know before trusting the numbers.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Target {
+    /// Checks the disk at `path`.
+    ///
+    /// # Errors
+    /// If it is missing, a directory, not accessible or too small.
+    pub(crate) fn open(path: &Path, origin: Origin, writes: Writes) -> Result<Self> {
+        let name = path.display();
+        let metadata = std::fs::metadata(path).with_context(|| format!("disk {name}"))?;
+        let kind = if metadata.is_file() {
+            Kind::File
+        } else if metadata.file_type().is_block_device() {
+            Kind::BlockDevice
+        } else if metadata.is_dir() {
+            bail!("disk {name}: is a directory; name a disk file or block device in it");
+        } else {
+            bail!("disk {name}: is neither a file nor a block device");
+        };
+        let mut file = open(path, kind, writes).with_context(|| match writes {
+            Writes::Allowed => format!("disk {name}: open for reading and writing"),
+            Writes::Skipped => format!("disk {name}: open for reading"),
+        })?;
+        let bytes = file.seek(SeekFrom::End(0)).with_context(|| format!("disk {name}: size"))?;
+        if bytes < DISK_BYTES_MIN {
+            let least = Bytes(DISK_BYTES_MIN);
+            bail!("disk {name}: {bytes} bytes are too few to measure, {least} is the least");
+        }
+        let cache = cache_mode(path).with_context(|| format!("disk {name}: read with O_DIRECT"))?;
+        let file_system = match kind {
+            Kind::File => file_system(path),
+            Kind::BlockDevice => "block device".to_owned(),
+        };
+        let stored = metadata.blocks().saturating_mul(METADATA_BLOCK_BYTES);
+        let holes = kind == Kind::File && stored < bytes / 10 * 9;
+        let notes = notes(cache, &file_system, holes);
+        let path = path.to_path_buf();
+        Ok(Self { path, origin, kind, bytes, cache, writes, file_system, notes })
+    }
+
+    /// `64M on ext4, O_DIRECT`.
+    pub(crate) fn description(&self) -> String {
+        let cache = match self.cache {
+            CacheMode::Direct => "O_DIRECT",
+            CacheMode::Buffered => "through the page cache",
+        };
+        format!("{} on {}, {cache}", Bytes(self.bytes), self.file_system)
+    }
+}
+
+fn open(path: &Path, kind: Kind, writes: Writes) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(writes == Writes::Allowed);
+    if kind == Kind::BlockDevice && writes == Writes::Allowed {
+        let exclusive = OFlags::EXCL.bits();
+        options.custom_flags(i32::try_from(exclusive).expect("O_EXCL fits the flags of open"));
+    }
+    options.open(path)
+}
+
+fn notes(cache: CacheMode, file_system: &str, holes: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if cache == CacheMode::Buffered {
+        notes.push(format!(
+            "{file_system} knows no O_DIRECT: all subjects go through the page cache, the numbers \
+             are those of memory as far as it reaches"
+        ));
+    } else if file_system == "tmpfs" {
+        notes.push("tmpfs is memory: the numbers are not those of a disk".to_owned());
+    }
+    if holes {
+        notes.push(
+            "the file has holes: reading them does not touch the disk and looks too fast"
+                .to_owned(),
+        );
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_refused(path: &Path, expected: &str) {
+        let error = Target::open(path, Origin::User, Writes::Skipped).unwrap_err();
+        let message = format!("{error:#}");
+        assert!(message.contains(expected), "{message}");
+        assert!(message.contains(&path.display().to_string()), "{message}");
+    }
+
+    #[test]
+    fn what_is_no_disk_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        check_refused(directory.path(), "is a directory");
+        check_refused(&directory.path().join("missing"), "No such file");
+        check_refused(Path::new("/dev/null"), "neither a file nor a block device");
+        let small = directory.path().join("small");
+        std::fs::write(&small, [0; 4096]).unwrap();
+        check_refused(&small, "4096 bytes are too few");
+    }
+
+    #[test]
+    fn a_sparse_file_gets_a_note() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sparse");
+        File::create(&path).unwrap().set_len(8 << 20).unwrap();
+        let target = Target::open(&path, Origin::User, Writes::Skipped).unwrap();
+        assert_eq!((target.bytes, target.kind), (8 << 20, Kind::File));
+        assert!(target.notes.iter().any(|note| note.contains("holes")), "{:?}", target.notes);
+    }
+
+    #[test]
+    fn what_bends_the_numbers_is_said() {
+        assert!(notes(CacheMode::Direct, "ext4", false).is_empty());
+        assert!(notes(CacheMode::Direct, "tmpfs", false)[0].contains("memory"));
+        assert!(notes(CacheMode::Buffered, "fuse", false)[0].contains("page cache"));
+    }
+}

@@ -1,0 +1,168 @@
+//! Numbers with units as users write and read them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+const SUFFIXES: [(char, u64); 4] = [('k', 1 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
+
+/// A number of bytes: `512`, `4k`, `64k`, `1M`, `1G`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Bytes(pub(crate) u64);
+
+#[derive(Debug, thiserror::Error)]
+#[error("'{0}' is no size: write bytes or a number with k, M, G or T, such as 4k or 1G")]
+pub(crate) struct BadSize(String);
+
+impl FromStr for Bytes {
+    type Err = BadSize;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bad = || BadSize(text.to_owned());
+        let last = text.chars().last().ok_or_else(bad)?;
+        let unit = SUFFIXES.iter().find(|(suffix, _)| suffix.eq_ignore_ascii_case(&last));
+        let (digits, factor) = match unit {
+            Some((_, factor)) => (&text[..text.len() - 1], *factor),
+            None => (text, 1),
+        };
+        let number: Option<u64> = digits.parse().ok();
+        number.and_then(|n| n.checked_mul(factor)).map(Self).ok_or_else(bad)
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exact = |(_, factor): &&(char, u64)| self.0 > 0 && self.0.is_multiple_of(*factor);
+        match SUFFIXES.iter().rev().find(exact) {
+            Some((suffix, factor)) => write!(f, "{}{suffix}", self.0 / factor),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// A time in seconds, with a fraction if wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Seconds(f64);
+
+/// One day.
+const SECONDS_MAX: f64 = 86_400.0;
+
+#[derive(Debug, thiserror::Error)]
+#[error("'{0}' is no time: write seconds between 0 and 86400, such as 2 or 0.5")]
+pub(crate) struct BadSeconds(String);
+
+impl FromStr for Seconds {
+    type Err = BadSeconds;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let seconds: Option<f64> = text.parse().ok();
+        let legal = seconds.filter(|s| (0.0..=SECONDS_MAX).contains(s));
+        legal.map(Self).ok_or_else(|| BadSeconds(text.to_owned()))
+    }
+}
+
+impl Seconds {
+    pub(crate) fn duration(self) -> Duration {
+        Duration::from_secs_f64(self.0)
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// `12,345`.
+pub(crate) fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `45 s`, `2 min 5 s`, `1 h 3 min`.
+pub(crate) fn human_time(duration: Duration) -> String {
+    let seconds = duration.as_millis().div_ceil(1000);
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// `2 jobs`, `1 job`.
+pub(crate) fn counted(number: usize, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_printed() {
+        for (text, bytes, printed) in [
+            ("512", 512, "512"),
+            ("4k", 4096, "4k"),
+            ("4K", 4096, "4k"),
+            ("64k", 65_536, "64k"),
+            ("1M", 1 << 20, "1M"),
+            ("1m", 1 << 20, "1M"),
+            ("1536k", 1_572_864, "1536k"),
+            ("2G", 2 << 30, "2G"),
+            ("1025", 1025, "1025"),
+        ] {
+            let size: Bytes = text.parse().unwrap();
+            assert_eq!((size.0, size.to_string().as_str()), (bytes, printed), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_sizes_are_refused() {
+        for text in ["", "k", "4x", "-1", "4 k", "1.5M", "99999999999T", "µ"] {
+            let message = text.parse::<Bytes>().unwrap_err().to_string();
+            assert!(message.contains("such as 4k"), "{message}");
+        }
+    }
+
+    #[test]
+    fn times_are_bounded() {
+        assert_eq!("1.5".parse::<Seconds>().unwrap().duration(), Duration::from_millis(1500));
+        for text in ["", "-1", "nan", "inf", "1e9", "2s"] {
+            assert!(text.parse::<Seconds>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        for (number, text) in
+            [(0.0, "0"), (999.4, "999"), (1000.0, "1,000"), (1_234_567.0, "1,234,567")]
+        {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn durations_read_well() {
+        for (seconds, text) in [
+            (0.0, "0 s"),
+            (0.2, "1 s"),
+            (59.0, "59 s"),
+            (125.0, "2 min 5 s"),
+            (3780.0, "1 h 3 min"),
+        ] {
+            assert_eq!(human_time(Duration::from_secs_f64(seconds)), text);
+        }
+    }
+}
