@@ -102,7 +102,7 @@ impl Graph {
                     let child = child.name().to_owned();
                     return Err(GraphError::ChildReadOnly { node: name, child });
                 }
-                Arc::new(RawNode::new(&name, child, access))
+                Arc::new(RawNode::new(&name, child, access, policy(blockdev.discard)))
             }
         };
         if let Some(given) = given {
@@ -121,10 +121,7 @@ impl Graph {
     ) -> Result<Arc<dyn Node>, GraphError> {
         let caching = if blockdev.cache_direct { Caching::Direct } else { Caching::Buffered };
         let options = OpenOptions { path: path.to_path_buf(), kind, access, caching };
-        let discard = match blockdev.discard {
-            Discard::Ignore => DiscardPolicy::Ignore,
-            Discard::Unmap => DiscardPolicy::Unmap,
-        };
+        let discard = policy(blockdev.discard);
         let node = FileNode::open(name, &options, discard, &self.files)
             .map_err(|source| GraphError::Open { node: name.to_owned(), source })?;
         let alignment = node.limits().request_alignment.get();
@@ -136,5 +133,12 @@ impl Graph {
             return Err(GraphError::Size { node, path, bytes, alignment });
         }
         Ok(Arc::new(node))
+    }
+}
+
+fn policy(discard: Discard) -> DiscardPolicy {
+    match discard {
+        Discard::Ignore => DiscardPolicy::Ignore,
+        Discard::Unmap => DiscardPolicy::Unmap,
     }
 }

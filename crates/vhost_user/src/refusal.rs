@@ -46,8 +46,8 @@ pub enum Refusal {
         /// How many there are.
         queues: u16,
     },
-    /// A ring size that does not fit.
-    #[error("queue {queue}: ring size {size} is too large")]
+    /// A ring size that a split ring cannot have.
+    #[error("queue {queue}: ring size {size} is no power of two up to 32768")]
     RingSize {
         /// Which.
         queue: QueueIndex,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
-use virtio::{Features, GuestMemory, RingAddresses};
+use virtio::{Features, GuestMemory, RING_SIZE_MAX, RingAddresses};
 
 use crate::{Device, QueueIndex, Refusal, RingStart};
 use ring::{Ring, RingState};
@@ -103,9 +103,12 @@ impl<D: Device> Session<D> {
     pub fn set_ring_size(&mut self, queue: u32, size: u32) -> Result<(), Refusal> {
         let queue = self.at_rest(queue, "SET_VRING_NUM")?;
         match u16::try_from(size) {
-            Ok(size) => self.ring(queue).size = Some(size),
-            Err(_too_large) => return Err(Refusal::RingSize { queue, size }),
+            Ok(fit) if fit.is_power_of_two() && fit <= RING_SIZE_MAX => {
+                self.ring(queue).size = Some(fit);
+            }
+            Ok(_) | Err(_) => return Err(Refusal::RingSize { queue, size }),
         }
+        self.check_description(queue)?;
         self.settle(queue, OutsideMemory::Refuse)
     }
 
@@ -117,6 +120,7 @@ impl<D: Device> Session<D> {
     ) -> Result<(), Refusal> {
         let queue = self.at_rest(queue, "SET_VRING_ADDR")?;
         self.ring(queue).addresses = Some(addresses);
+        self.check_description(queue)?;
         self.settle(queue, OutsideMemory::Refuse)
     }
 
@@ -257,6 +261,17 @@ impl<D: Device> Session<D> {
                 debug!(%queue, next_available, "stopped");
                 Ok(next_available)
             }
+        }
+    }
+
+    /// A ring that was just described must lie in guest memory, if there is any yet.
+    fn check_description(&mut self, queue: QueueIndex) -> Result<(), Refusal> {
+        let features = self.features;
+        match self.ring(queue).described(features) {
+            Some(setup) if !self.memory.is_empty() => {
+                setup.check(&self.memory).map_err(|source| Refusal::Ring { queue, source })
+            }
+            Some(_) | None => Ok(()),
         }
     }
 

@@ -51,14 +51,19 @@ impl Ring {
     /// Where the ring lies and goes on, if it is started, enabled and fully described, and not
     /// being served already.
     pub(super) fn ready(&self, features: Features) -> Option<RingSetup> {
-        let RingState::Stopped { next_available } = self.state else {
-            return None;
-        };
         // Without protocol features there is no SET_VRING_ENABLE: rings start enabled.
         let enabled = self.enabled || !features.contains(PROTOCOL_FEATURES);
         if !enabled || self.kick.is_none() {
             return None;
         }
+        self.described(features)
+    }
+
+    /// Where the ring lies and goes on, if it is fully described and not being served.
+    pub(super) fn described(&self, features: Features) -> Option<RingSetup> {
+        let RingState::Stopped { next_available } = self.state else {
+            return None;
+        };
         Some(RingSetup {
             size: self.size?,
             addresses: self.addresses?,

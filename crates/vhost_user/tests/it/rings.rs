@@ -200,8 +200,9 @@ fn a_queue_that_does_not_exist_is_refused() {
 
 #[test]
 fn a_ring_that_cannot_be_is_refused() {
-    let expected = "queue 1: ring size 65536 is too large";
+    let expected = "queue 1: ring size 65536 is no power of two up to 32768";
     refused(SET_VRING_NUM, &state(1, 65536), expected);
+    refused(SET_VRING_NUM, &state(1, 100), "queue 1: ring size 100 is no power of two up to 32768");
     let expected = "queue 1: 65536 is not an available index of a split ring";
     refused(SET_VRING_BASE, &state(1, 65536), expected);
     let expected = "queue 1: front end gives no kick descriptor; polling for kicks is not served";
@@ -212,29 +213,26 @@ fn a_ring_that_cannot_be_is_refused() {
     refused(SET_VRING_ADDR, &logged, expected);
 }
 
-#[track_caller]
-fn refused_start(size: u32, user: u64, expected: &str) {
+const OUTSIDE: &str = "queue 0 cannot be served: the descriptor table of 1024 bytes at front-end \
+                       address 0x71000000 is not in guest memory";
+
+#[test]
+fn a_ring_that_lies_outside_known_memory_is_refused_when_it_is_described() {
     let mut front_end = with_memory();
-    front_end.done(SET_VRING_NUM, &state(0, size));
-    front_end.done(SET_VRING_ADDR, &addresses(0, user));
-    front_end.kick_off(0);
-    front_end.send(SET_VRING_ENABLE, &state(0, 1));
-    front_end.refused(expected);
+    front_end.done(SET_VRING_NUM, &state(0, 64));
+    front_end.send(SET_VRING_ADDR, &addresses(0, HIGH.user));
+    front_end.refused(OUTSIDE);
 }
 
 #[test]
-fn a_ring_is_checked_when_it_starts() {
-    refused_start(
-        100,
-        LOW.user,
-        "queue 0 cannot be served: ring size 100 is not a power of two from 1 to 32768",
-    );
-    refused_start(
-        64,
-        HIGH.user,
-        "queue 0 cannot be served: the descriptor table of 1024 bytes at front-end address \
-         0x71000000 is not in guest memory",
-    );
+fn a_ring_that_was_described_before_memory_is_checked_when_it_starts() {
+    let mut front_end = FrontEnd::negotiated();
+    front_end.done(SET_VRING_NUM, &state(0, 64));
+    front_end.done(SET_VRING_ADDR, &addresses(0, HIGH.user));
+    front_end.set_memory(&[LOW]);
+    front_end.kick_off(0);
+    front_end.send(SET_VRING_ENABLE, &state(0, 1));
+    front_end.refused(OUTSIDE);
 }
 
 #[test]
