@@ -1,12 +1,11 @@
 //! One number of iothreads for the disk, and one honest sentence about it. Pure functions.
 //!
 //! The number is the one whose worst shortfall over all cells is smallest; counts within one
-//! percentage point of it are equal, and of equal counts the fewest is taken.
-
-use std::fmt::Write;
+//! percentage point of it are equal, and of equal counts the fewest is taken. A still smaller count
+//! is taken if it is enough in every cell and what it lacks is inside the spread of the repeats.
 
 use crate::cell::{Cell, Iothreads};
-use crate::summary::{CellSummary, Row, Spread, medians};
+use crate::summary::{CellSummary, ENOUGH, Row, Spread, medians};
 use crate::units::counted;
 
 /// Shortfalls closer than this cannot be told apart by a few repeats.
@@ -20,6 +19,16 @@ pub(crate) struct Recommendation {
     pub(crate) shortfall: f64,
     /// The cell of that shortfall.
     pub(crate) worst: Cell,
+    pub(crate) choice: Choice,
+}
+
+/// Why a count was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// Its worst shortfall is the smallest.
+    Smallest,
+    /// Another lacks less, but by no more than the spread of the repeats.
+    InsideSpread,
 }
 
 /// Recommends for all cells together; `None` if no client was measured.
@@ -30,13 +39,35 @@ pub(crate) fn recommend(cells: &[CellSummary]) -> Option<Recommendation> {
     candidates.dedup();
     let rated: Vec<_> = candidates.into_iter().filter_map(|n| worst_shortfall(n, cells)).collect();
     let least = rated.iter().map(|r| r.shortfall).fold(f64::INFINITY, f64::min);
-    rated.into_iter().find(|r| r.shortfall <= least + TIE)
+    let smallest = rated.iter().find(|r| r.shortfall <= least + TIE)?;
+    let as_good = |r: &&Recommendation| {
+        r.iothreads < smallest.iothreads
+            && r.shortfall <= 1.0 - ENOUGH
+            && cells.iter().all(|cell| overlap(cell, r.iothreads, smallest.iothreads))
+    };
+    Some(match rated.iter().find(as_good) {
+        Some(fewer) => Recommendation { choice: Choice::InsideSpread, ..fewer.clone() },
+        None => smallest.clone(),
+    })
+}
+
+/// Whether the spreads of two counts overlap in a cell.
+fn overlap(cell: &CellSummary, a: Iothreads, b: Iothreads) -> bool {
+    let (Some(a), Some(b)) = (stand_in(cell, a), stand_in(cell, b)) else { return false };
+    a.iops.lowest <= b.iops.highest && a.iops.highest >= b.iops.lowest
+}
+
+/// The row of a count, or of the highest one below it if the cell has too few jobs for it.
+fn stand_in(cell: &CellSummary, iothreads: Iothreads) -> Option<&Row> {
+    let measured = cell.rows.iter().filter(|row| row.iothreads().is_some_and(|n| n <= iothreads));
+    measured.max_by_key(|row| row.iothreads())
 }
 
 fn worst_shortfall(iothreads: Iothreads, cells: &[CellSummary]) -> Option<Recommendation> {
     let rate = |cell: &CellSummary| {
         let shortfall = shortfall(iothreads, &medians(&cell.rows))?;
-        Some(Recommendation { iothreads, shortfall, worst: cell.cell })
+        let choice = Choice::Smallest;
+        Some(Recommendation { iothreads, shortfall, worst: cell.cell, choice })
     };
     let worse =
         |a: Recommendation, b: Recommendation| if b.shortfall > a.shortfall { b } else { a };
@@ -61,17 +92,22 @@ pub(crate) fn sentence(recommendation: &Recommendation, cells: &[CellSummary]) -
     }
     let mut text = format!("Use {}: {}", threads(n), lack(recommendation, cells.len()));
     let gains: Vec<Gain> = cells.iter().filter_map(|cell| gain(cell, n)).collect();
-    if n == Iothreads::NONE || gains.is_empty() {
-        text.push('.');
-        return text;
+    if n != Iothreads::NONE && !gains.is_empty() {
+        text.push_str(&gained(&gains, cells));
     }
+    if recommendation.choice == Choice::InsideSpread {
+        text.push_str("; more iothreads gained no more than the spread of the repeats");
+    }
+    text.push('.');
+    text
+}
+
+/// The gain over none, with what is to be doubted about it.
+fn gained(gains: &[Gain], cells: &[CellSummary]) -> String {
     let medians = Spread::of(gains.iter().map(|gain| gain.to_none)).expect("there is a gain");
     let (low, high) = (percent_gain(medians.lowest), percent_gain(medians.highest));
     let range = if low == high { low } else { format!("{low} to {high}") };
-    write!(text, ", {range} over none").expect("writing to a string cannot fail");
-    text.push_str(&doubt(&gains, cells));
-    text.push('.');
-    text
+    format!(", {range} over none{}", doubt(gains, cells))
 }
 
 /// How much the recommended count lacks.
@@ -117,17 +153,11 @@ struct Gain {
     overlaps: bool,
 }
 
-/// The gain of a count, or of its stand-in where it was not measured.
 fn gain(cell: &CellSummary, iothreads: Iothreads) -> Option<Gain> {
-    let counts = medians(&cell.rows);
-    let (stand_in, _) =
-        counts.into_iter().filter(|(n, _)| *n <= iothreads).max_by_key(|(n, _)| *n)?;
-    let row = |n| cell.rows.iter().find(|row: &&Row| row.iothreads() == Some(n));
-    let (own, none) = (row(stand_in)?, row(Iothreads::NONE)?);
-    let overlaps = stand_in != Iothreads::NONE
-        && own.iops.lowest <= none.iops.highest
-        && own.iops.highest >= none.iops.lowest;
-    Some(Gain { to_none: own.to_none?.median, overlaps })
+    let row = stand_in(cell, iothreads)?;
+    let overlaps =
+        row.iothreads() != Some(Iothreads::NONE) && overlap(cell, iothreads, Iothreads::NONE);
+    Some(Gain { to_none: row.to_none?.median, overlaps })
 }
 
 /// `+12 %`, `−3 %`, `±0 %`.
@@ -213,10 +243,10 @@ mod tests {
     #[test]
     fn a_gain_inside_the_spread_is_called_so() {
         check(
-            &[&[(0, &[1000, 1100, 900]), (1, &[1050, 1050, 1050])]],
+            &[&[(0, &[1000, 1300, 900]), (1, &[1200, 1250, 1150])]],
             1,
-            "Use 1 iothread: the best, +5 % over none; but that is inside the spread of the repeats, \
-             so none may serve as well.",
+            "Use 1 iothread: the best, +20 % over none; but that is inside the spread of the \
+             repeats, so none may serve as well.",
         );
         check(
             &[
@@ -226,6 +256,25 @@ mod tests {
             1,
             "Use 1 iothread: the best in every cell, +5 % to +100 % over none; in 1 of 2 cells \
              that is inside the spread of the repeats.",
+        );
+    }
+
+    #[test]
+    fn fewer_are_taken_where_they_are_enough_and_the_rest_is_noise() {
+        check(
+            &[
+                &[(0, &[1000, 1100, 900]), (1, &[1050, 1050, 1050])],
+                &[(0, &[1000, 980, 1010]), (1, &[1005, 1000, 990])],
+            ],
+            0,
+            "Use no iothread: at most 5 % below the best of each cell (randread 4k jobs=8 \
+             iodepth=1); more iothreads gained no more than the spread of the repeats.",
+        );
+        check(
+            &[&[(0, &[500; 3]), (1, &[1000, 1100, 900]), (2, &[1050, 1050, 1050])]],
+            1,
+            "Use 1 iothread: 5 % below the best, +100 % over none; more iothreads gained no more \
+             than the spread of the repeats.",
         );
     }
 

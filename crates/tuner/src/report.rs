@@ -14,6 +14,8 @@ use crate::table::Table;
 use crate::target::Origin;
 use crate::units::{Bytes, counted, grouped};
 
+/// The narrowest terminal that is common.
+const TEXT_WIDTH: usize = 80;
 const MISSING: &str = "–";
 const COLUMNS: [&str; 10] =
     ["iothreads", "IOPS", "spread", "MB/s", "p50", "p99", "p99.9", "CPU", "gain", "/host"];
@@ -40,13 +42,13 @@ pub(crate) fn render(
     }
     text.push_str(&legend(style, header, &cells));
     for note in notes {
-        writeln!(text, "Note: {note}.").expect("writing to a string cannot fail");
+        text.push_str(&wrapped(style, &format!("Note: {note}.")));
     }
     if !skipped.is_empty() {
         let names: Vec<_> = skipped.iter().map(ToString::to_string).collect();
         let names = names.join(", ");
-        writeln!(text, "Skipped, they write (--destructive allows it): {names}.")
-            .expect("writing to a string cannot fail");
+        let line = format!("Skipped, they write (--destructive allows it): {names}.");
+        text.push_str(&wrapped(style, &line));
     }
     if let Some(recommendation) = recommend(&cells) {
         text.push_str(&advice(style, header, &recommendation, &cells));
@@ -189,14 +191,35 @@ fn advice(
     recommendation: &Recommendation,
     cells: &[CellSummary],
 ) -> String {
-    let sentence = sentence(recommendation, cells);
+    let sentence = wrapped(style, &sentence(recommendation, cells));
     let command = command(header, recommendation.iothreads);
     match style {
-        Style::Plain => format!("\n{sentence}\n\n    {command}\n"),
+        Style::Plain => format!("\n{sentence}\n    {command}\n"),
         Style::Markdown => {
-            format!("\n## Recommendation\n\n{sentence}\n\n```sh\n{command}\n```\n")
+            format!("\n## Recommendation\n\n{sentence}\n```sh\n{command}\n```\n")
         }
     }
+}
+
+/// Breaks a text into lines for a terminal; a number stays with its `%`. Markdown needs no breaks.
+fn wrapped(style: Style, text: &str) -> String {
+    let mut lines = String::new();
+    let mut width = 0;
+    for word in text.replace(" %", "\u{a0}%").split(' ') {
+        let length = word.chars().count();
+        if style == Style::Plain && width > 0 && width + 1 + length > TEXT_WIDTH {
+            lines.push('\n');
+            width = 0;
+        }
+        if width > 0 {
+            lines.push(' ');
+            width += 1;
+        }
+        lines.push_str(word);
+        width += length;
+    }
+    lines.push('\n');
+    lines.replace('\u{a0}', " ")
 }
 
 /// The line to paste. A scratch file is gone by then, so it names no path.

@@ -80,7 +80,7 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
     announce(&settings, &matrix, user_target.is_none().then_some(args.size));
     let scratch = match user_target {
         Some(_) => None,
-        None => Some(make_scratch(args.size, seed, interrupt)?),
+        None => Some(make_scratch(args.size, settings.seed, interrupt)?),
     };
     let target = match (user_target, &scratch) {
         (Some(target), _) => target,
@@ -207,9 +207,7 @@ fn measure_all(
 fn say_how_to_go_on(out: &Path, results: &Results) {
     let done = counted(results.runs().len(), "finished run");
     let name = out.display();
-    say(&format!(
-        "{done} in {name}; the same command with --resume --out {name} goes on from there."
-    ));
+    say(&format!("{done} in {name}: the same command with --resume --out {name} goes on."));
 }
 
 fn report(

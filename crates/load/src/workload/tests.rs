@@ -1,3 +1,5 @@
+//! What operations, bounds and offsets of a workload must be.
+
 use super::*;
 
 fn shape(operation: &str, jobs: u16) -> Shape {

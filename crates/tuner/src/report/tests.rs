@@ -1,3 +1,5 @@
+//! The report, compared with literal text.
+
 use std::path::PathBuf;
 
 use super::*;
@@ -119,4 +121,12 @@ fn the_line_to_paste_survives_a_shell() {
     header.disk.path = PathBuf::from("/d.img");
     let line = command(&header, Iothreads::NONE);
     assert_eq!(line, "ringloom serve /d.img --socket /run/ringloom/disk.sock");
+}
+
+#[test]
+fn long_sentences_are_broken_for_a_terminal() {
+    let text = format!("{} +123 % of it", "word ".repeat(15).trim_end());
+    let lines = wrapped(Style::Plain, &text);
+    assert_eq!(lines, format!("{}\n+123 % of it\n", "word ".repeat(15).trim_end()));
+    assert_eq!(wrapped(Style::Markdown, &text), format!("{text}\n"));
 }

@@ -1,3 +1,5 @@
+//! The results file: round trip, torn lines, refusal to mix runs. Also sample headers and runs for other tests.
+
 use super::*;
 use crate::args::tests::settings;
 use crate::cell::tests::{cell, client};
@@ -11,7 +13,7 @@ pub(crate) fn header(line: &str) -> Header {
     };
     let disk = Disk {
         origin: Origin::Scratch,
-        path: PathBuf::from("/work/ringloom-scratch-7.img"),
+        path: PathBuf::from("/disks/ringloom-scratch-7.img"),
         bytes: 1 << 30,
         description: "1G on ext4, O_DIRECT".to_owned(),
     };
@@ -121,7 +123,7 @@ fn runs_that_do_not_compare_are_not_mixed() {
 fn a_new_name_of_the_scratch_file_does_not_matter() {
     let directory = tempfile::tempdir().unwrap();
     let (mut header, runs) = filled(directory.path());
-    header.disk.path = PathBuf::from("/work/ringloom-scratch-8.img");
+    header.disk.path = PathBuf::from("/disks/ringloom-scratch-8.img");
     let stored = Stored::read(directory.path()).unwrap();
     let results = Results::resume(directory.path(), stored, &header).unwrap();
     assert_eq!(results.runs(), runs);

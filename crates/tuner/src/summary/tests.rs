@@ -1,3 +1,5 @@
+//! Medians, ratios, n90 and the property of the published sweep.
+
 use proptest::prelude::*;
 
 use super::*;

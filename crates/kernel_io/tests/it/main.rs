@@ -1,0 +1,183 @@
+//! The kernel's side: transfers, failures and polls on a real io_uring.
+
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
+use kernel_io::{Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Tag, Wait};
+use rustix::io::Errno;
+
+/// Memory that lives for ever, for segments.
+fn memory(bytes: &[u8]) -> (NonNull<u8>, impl Fn(usize, usize) -> Segment) {
+    let base = NonNull::from(Box::leak(bytes.to_vec().into_boxed_slice())).cast::<u8>();
+    let count = bytes.len();
+    let segment = move |skip: usize, length: usize| {
+        assert!(skip + length <= count);
+        // SAFETY: inside the leaked memory, as just checked.
+        let start = unsafe { base.add(skip) };
+        // SAFETY: the memory is never freed.
+        unsafe { Segment::new(start, length) }
+    };
+    (base, segment)
+}
+
+fn read_back(base: NonNull<u8>, count: usize) -> Vec<u8> {
+    // SAFETY: `memory` leaked at least `count` bytes there, and no operation is in flight.
+    unsafe { std::slice::from_raw_parts(base.as_ptr(), count) }.to_vec()
+}
+
+fn file(table: &FileTable, bytes: &[u8]) -> (FileId, std::fs::File) {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    let fd: OwnedFd = file.try_clone().unwrap().into();
+    (table.insert(Arc::new(OpenFile::adopt(fd, "image".into(), bytes.len() as u64))), file)
+}
+
+fn next(kernel: &mut Kernel) -> Event {
+    loop {
+        if let Some(event) = kernel.next_event() {
+            return event;
+        }
+        kernel.wait(Wait::Block).unwrap();
+    }
+}
+
+#[track_caller]
+fn finished(kernel: &mut Kernel, expected: Tag) -> Result<(), IoFailure> {
+    match next(kernel) {
+        Event::Finished { tag, result, .. } if tag == expected => result,
+        other @ (Event::Finished { .. } | Event::Readable { .. } | Event::PollEnded { .. }) => {
+            panic!("expected the end of {expected:?}, got {other:?}")
+        }
+    }
+}
+
+#[test]
+fn what_is_written_from_several_segments_is_read_into_others() {
+    let table = Arc::new(FileTable::default());
+    let (id, _file) = file(&table, &[0; 64]);
+    let mut kernel = Kernel::new(table).unwrap();
+    let (_, from) = memory(b"abcdefghij");
+    let parts = [from(0, 3), from(5, 5)].into_iter();
+    kernel.write(id, ByteOffset(10), Durability::Stable, parts, Tag(1));
+    finished(&mut kernel, Tag(1)).unwrap();
+    let (base, to) = memory(&[b'.'; 10]);
+    kernel.read(id, ByteOffset(9), [to(0, 1), to(1, 8), to(9, 1)].into_iter(), Tag(2));
+    finished(&mut kernel, Tag(2)).unwrap();
+    assert_eq!(read_back(base, 10), b"\0abcfghij\0");
+    kernel.sync(id, Tag(3));
+    finished(&mut kernel, Tag(3)).unwrap();
+}
+
+#[test]
+fn a_file_that_has_become_shorter_is_an_error_and_not_zeroes() {
+    let table = Arc::new(FileTable::default());
+    let (id, _file) = file(&table, &[7; 1000]);
+    let mut kernel = Kernel::new(table).unwrap();
+    let (_, to) = memory(&[0; 2000]);
+    kernel.read(id, ByteOffset(0), std::iter::once(to(0, 2000)), Tag(0));
+    let failure = finished(&mut kernel, Tag(0)).unwrap_err();
+    assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
+}
+
+#[test]
+fn more_segments_than_one_call_takes_arrive_all_the_same() {
+    let table = Arc::new(FileTable::default());
+    let (id, file) = file(&table, &[]);
+    let mut kernel = Kernel::new(table).unwrap();
+    let bytes: Vec<u8> = (0..=255).cycle().take(3000).collect();
+    let (_, from) = memory(&bytes);
+    let parts = (0..3000).map(|place| from(place, 1));
+    kernel.write(id, ByteOffset(0), Durability::Cached, parts, Tag(0));
+    finished(&mut kernel, Tag(0)).unwrap();
+    let mut found = vec![0; 3000];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
+    assert_eq!(found, bytes);
+}
+
+#[test]
+fn a_bounce_buffer_comes_back_with_its_operation() {
+    let table = Arc::new(FileTable::default());
+    let (id, _file) = file(&table, b"0123456789");
+    let mut kernel = Kernel::new(table).unwrap();
+    let mut pool = kernel_io::BouncePool::default();
+    kernel.read_bounce(id, ByteOffset(2), 5, pool.take().unwrap(), Tag(0));
+    let Event::Finished { result: Ok(()), bounce: Some(buffer), .. } = next(&mut kernel) else {
+        panic!("the read failed")
+    };
+    let (base, to) = memory(&[0; 5]);
+    let mut buffers = block::Buffers::default();
+    buffers.push(to(0, 5));
+    buffer.drain(0, &mut buffers, 0, 5);
+    assert_eq!(read_back(base, 5), b"23456");
+    pool.put(buffer);
+}
+
+#[test]
+fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
+    let table = Arc::new(FileTable::default());
+    let (id, file) = file(&table, &[9; 8192]);
+    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    let pipe = table.insert(Arc::new(OpenFile::adopt(reader, "pipe".into(), 0)));
+    let mut kernel = Kernel::new(table).unwrap();
+    kernel.allocate(id, ByteOffset(4096), ByteCount(4096), Allocation::PunchHole, Tag(0));
+    finished(&mut kernel, Tag(0)).unwrap();
+    let mut found = vec![0; 8192];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
+    assert!(found[..4096].iter().all(|byte| *byte == 9));
+    assert!(found[4096..].iter().all(|byte| *byte == 0));
+    kernel.sync(pipe, Tag(1));
+    let failure = finished(&mut kernel, Tag(1)).unwrap_err();
+    assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::INVAL });
+}
+
+#[test]
+fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
+    let mut kernel = Kernel::new(Arc::new(FileTable::default())).unwrap();
+    let bell = Arc::new(Notifier::new().unwrap());
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let ringer = {
+        let (bell, stop) = (Arc::clone(&bell), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                bell.wake();
+            }
+        })
+    };
+    // POLL_REMOVE gave up here within some hundred rounds.
+    for round in 0..5000 {
+        kernel.poll(bell.as_fd(), Tag(round));
+        if round % 2 == 0 {
+            kernel.wait(Wait::Poll).unwrap();
+        }
+        kernel.cancel_poll(Tag(round));
+        loop {
+            match next(&mut kernel) {
+                Event::PollEnded { tag } => break assert_eq!(tag, Tag(round)),
+                Event::Readable { tag } => assert_eq!(tag, Tag(round)),
+                other @ Event::Finished { .. } => panic!("{other:?}"),
+            }
+        }
+        bell.clear();
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    ringer.join().unwrap();
+}
+
+#[test]
+fn a_descriptor_that_cannot_be_polled_is_cancelled_like_any_other() {
+    let mut kernel = Kernel::new(Arc::new(FileTable::default())).unwrap();
+    let closed = {
+        let bell = Notifier::new().unwrap();
+        std::os::fd::AsRawFd::as_raw_fd(&bell.as_fd())
+    };
+    // SAFETY: nothing else in this test opens or closes descriptors, and a poll of a closed one
+    // only fails.
+    let closed = unsafe { std::os::fd::BorrowedFd::borrow_raw(closed) };
+    kernel.poll(closed, Tag(5));
+    kernel.wait(Wait::Poll).unwrap();
+    kernel.cancel_poll(Tag(5));
+    assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(5) }));
+}
