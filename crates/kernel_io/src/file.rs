@@ -67,6 +67,7 @@ pub struct OpenFile {
     kind: FileKind,
     memory_alignment: u32,
     offset_alignment: u32,
+    allocation_alignment: u32,
     physical_block: u32,
     ranges: WriteRanges,
     failed_sync: AtomicBool,
@@ -103,6 +104,7 @@ impl OpenFile {
             kind: options.kind,
             memory_alignment: alignment.memory,
             offset_alignment: alignment.offset,
+            allocation_alignment: alignment.allocation,
             physical_block: alignment.physical_block,
             ranges: WriteRanges::default(),
             failed_sync: AtomicBool::new(false),
@@ -119,6 +121,7 @@ impl OpenFile {
             kind: FileKind::Regular,
             memory_alignment: 1,
             offset_alignment: 1,
+            allocation_alignment: 1,
             physical_block: 512,
             ranges: WriteRanges::default(),
             failed_sync: AtomicBool::new(false),
@@ -148,6 +151,11 @@ impl OpenFile {
     /// What places and lengths must be a multiple of, in bytes; a power of two.
     pub fn offset_alignment(&self) -> u32 {
         self.offset_alignment
+    }
+
+    /// What ranges that are punched or zeroed must be a multiple of, in bytes; a power of two.
+    pub fn allocation_alignment(&self) -> u32 {
+        self.allocation_alignment
     }
 
     /// The physical block size in bytes, for the guest's topology.
@@ -199,30 +207,30 @@ fn check_kind(path: &Path, wanted: FileKind, mode: u32) -> Result<(), OpenError>
 struct Alignment {
     memory: u32,
     offset: u32,
+    allocation: u32,
     physical_block: u32,
 }
 
 impl Alignment {
     fn ask(fd: BorrowedFd<'_>, options: &OpenOptions) -> rustix::io::Result<Self> {
-        let physical_block = match options.kind {
-            FileKind::BlockDevice => rustix::fs::ioctl_blkpbszget(fd)?,
-            FileKind::Regular => 512,
+        let (block, allocation, physical_block) = match options.kind {
+            FileKind::BlockDevice => {
+                let block = rustix::fs::ioctl_blksszget(fd)?;
+                (block, block, rustix::fs::ioctl_blkpbszget(fd)?)
+            }
+            FileKind::Regular => (ALIGNMENT_FALLBACK, 1, 512),
         };
         if options.caching == Caching::Buffered {
-            return Ok(Self { memory: 1, offset: 1, physical_block });
+            return Ok(Self { memory: 1, offset: 1, allocation, physical_block });
         }
         let statx = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
         let told = statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
-        let usable = |value: u32| told && value.is_power_of_two();
-        let block_size = match options.kind {
-            FileKind::BlockDevice => rustix::fs::ioctl_blksszget(fd)?,
-            FileKind::Regular => ALIGNMENT_FALLBACK,
-        };
-        let choose = |value: u32| if usable(value) { value } else { block_size };
+        let choose = |value: u32| if told && value.is_power_of_two() { value } else { block };
         let offset = choose(statx.stx_dio_offset_align);
         Ok(Self {
             memory: choose(statx.stx_dio_mem_align),
             offset,
+            allocation,
             physical_block: physical_block.max(offset),
         })
     }

@@ -10,12 +10,13 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use block::{
-    Answer, Buffers, ByteOffset, Clock, FailKind, FileId, LaneError, Mapping, Node, Operation,
-    Outcome, Pieces, Target, Unmap,
+    Answer, Buffers, ByteCount, ByteOffset, Clock, FailKind, FileId, LaneError, Mapping, Node,
+    Operation, Outcome, Pieces, Target, Unmap,
 };
 use kernel_io::{
     Allocation, BounceBuffer, BouncePool, Event, FileTable, IoFailure, Kernel, KernelError,
@@ -258,7 +259,8 @@ impl Engine {
         let Self { jobs, kernel, .. } = self;
         let job = jobs.get(index);
         let mut skip = 0;
-        for (place, piece) in job.pieces.as_slice().iter().copied().enumerate() {
+        let pieces = job.pieces;
+        for (place, &piece) in pieces.as_slice().iter().enumerate() {
             let tag = Addressee::Job(index, u8::try_from(place).expect("at most 4 pieces"));
             let count = usize::try_from(piece.count.0).expect("64-bit host");
             match (piece.target, job.operation) {
@@ -277,11 +279,8 @@ impl Engine {
                 (Target::File { .. }, _) if count == 0 => {}
                 (Target::File { file, offset }, operation) => {
                     let run = Run { file, offset, skip, count };
-                    if let Some(staged) = submit_run(kernel, operation, run, &job.memory, tag) {
-                        job.staged.push(staged);
-                    } else {
-                        job.outstanding += 1;
-                    }
+                    let Job { memory, staged, .. } = &mut *job;
+                    job.outstanding += submit_run(kernel, operation, run, memory, staged, tag);
                 }
             }
             skip += count;
@@ -400,9 +399,12 @@ impl Engine {
                 // A hint that the file system cannot take.
                 Operation::Discard(..) => return,
                 Operation::WriteZeroes(..) => {
-                    let alignment = u64::from(self.kernel.file(file).offset_alignment());
+                    let open = self.kernel.file(file);
+                    let alignment = u64::from(open.offset_alignment());
+                    let bytes = offset.0..offset.0 + piece.count.0;
+                    let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
                     let (kind, step) = (StagedKind::Zero, Step::Idle);
-                    let (at, left) = (offset.0, piece.count.0);
+                    let (at, left) = (whole.start, whole.end - whole.start);
                     job.staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
                     return;
                 }
@@ -445,52 +447,87 @@ struct Run {
     count: usize,
 }
 
-/// Submits one run, or says how to stage it if direct I/O cannot do it in place.
+/// Submits one run and returns how many operations that is. What direct I/O cannot do in place is
+/// added to `staged`.
 fn submit_run(
     kernel: &mut Kernel,
     operation: Operation,
     run: Run,
     memory: &Buffers,
+    staged: &mut Vec<Staged>,
     addressee: Addressee,
-) -> Option<Staged> {
+) -> u32 {
     let Run { file, offset, skip, count } = run;
     let tag = addressee.to_tag();
-    let kind = match operation {
-        Operation::Discard(..) | Operation::WriteZeroes(_, Unmap::Allowed, _) => {
-            let bytes = block::ByteCount(count as u64);
-            kernel.allocate(file, offset, bytes, Allocation::PunchHole, tag);
-            return None;
-        }
-        Operation::WriteZeroes(_, Unmap::Keep, _) => {
-            let bytes = block::ByteCount(count as u64);
-            kernel.allocate(file, offset, bytes, Allocation::Zero, tag);
-            return None;
-        }
-        Operation::Flush => panic!("a flush has no bytes"),
-        Operation::Read(_) => StagedKind::Read,
-        Operation::Write(..) => StagedKind::Write,
-    };
     let open = kernel.file(file);
     let alignment = u64::from(open.offset_alignment());
     let memory_alignment = open.memory_alignment() as usize;
-    let place = offset.0 | count as u64;
-    let in_place = place.is_multiple_of(alignment)
+    let in_place = (offset.0 | count as u64).is_multiple_of(alignment)
         && skip.is_multiple_of(memory_alignment)
         && memory.is_aligned(memory_alignment);
-    if !in_place {
+    let mut stage = |kind| {
         let (at, left, step) = (offset.0, count as u64, Step::Idle);
-        return Some(Staged { kind, file, at, skip, left, alignment, step });
-    }
+        staged.push(Staged { kind, file, at, skip, left, alignment, step });
+        0
+    };
     match operation {
+        Operation::Read(_) if !in_place => stage(StagedKind::Read),
+        Operation::Write(..) if !in_place => stage(StagedKind::Write),
+        Operation::Read(_) => {
+            kernel.read(file, offset, memory.range(skip, count), tag);
+            1
+        }
         Operation::Write(_, durability) => {
             kernel.write(file, offset, durability, memory.range(skip, count), tag);
+            1
         }
-        Operation::Read(_)
-        | Operation::Discard(..)
-        | Operation::WriteZeroes(..)
-        | Operation::Flush => kernel.read(file, offset, memory.range(skip, count), tag),
+        Operation::Discard(..) => submit_allocation(kernel, run, Allocation::PunchHole, None, tag),
+        Operation::WriteZeroes(_, unmap, _) => {
+            let how = match unmap {
+                Unmap::Allowed => Allocation::PunchHole,
+                Unmap::Keep => Allocation::Zero,
+            };
+            submit_allocation(kernel, run, how, Some(staged), tag)
+        }
+        Operation::Flush => panic!("a flush has no bytes"),
     }
-    None
+}
+
+/// Punches or zeroes the whole blocks of a run and returns how many operations that is. The
+/// parts of blocks at its ends are added to `zero_ends`, or left alone.
+fn submit_allocation(
+    kernel: &mut Kernel,
+    run: Run,
+    how: Allocation,
+    zero_ends: Option<&mut Vec<Staged>>,
+    tag: kernel_io::Tag,
+) -> u32 {
+    let open = kernel.file(run.file);
+    let alignment = u64::from(open.offset_alignment());
+    let bytes = run.offset.0..run.offset.0 + run.count as u64;
+    let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
+    if let Some(staged) = zero_ends {
+        for end in [bytes.start..whole.start, whole.end..bytes.end] {
+            let (kind, file, step) = (StagedKind::Zero, run.file, Step::Idle);
+            let (at, left) = (end.start, end.end - end.start);
+            if left > 0 {
+                staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
+            }
+        }
+    }
+    if whole.is_empty() {
+        return 0;
+    }
+    let count = ByteCount(whole.end - whole.start);
+    kernel.allocate(run.file, ByteOffset(whole.start), count, how, tag);
+    1
+}
+
+/// The whole blocks inside a range; empty, at the range's end, if there is none.
+fn whole_blocks(bytes: &Range<u64>, block: u64) -> Range<u64> {
+    let start = bytes.start.next_multiple_of(block);
+    let end = bytes.end - bytes.end % block;
+    if start < end { start..end } else { bytes.end..bytes.end }
 }
 
 /// Submits a sync and returns how many operations that is; none if the file has lost data
@@ -528,5 +565,25 @@ fn fail_kind(failure: IoFailure) -> FailKind {
         IoFailure::Errno { errno: Errno::NOSPC | Errno::DQUOT, .. } => FailKind::NoSpace,
         IoFailure::Errno { errno: Errno::ROFS, .. } => FailKind::ReadOnly,
         IoFailure::Errno { .. } | IoFailure::EndOfFile { .. } => FailKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(bytes: Range<u64>, block: u64, expected: Range<u64>) {
+        assert_eq!(whole_blocks(&bytes, block), expected, "{bytes:?} in blocks of {block}");
+    }
+
+    #[test]
+    fn whole_blocks_are_those_that_lie_inside() {
+        check(0..8192, 4096, 0..8192);
+        check(1..8192, 4096, 4096..8192);
+        check(1..8191, 4096, 8191..8191);
+        check(4096..4608, 4096, 4608..4608);
+        check(512..12800, 4096, 4096..12288);
+        check(5..9, 1, 5..9);
     }
 }

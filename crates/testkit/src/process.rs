@@ -23,6 +23,8 @@ use crate::deadline::poll_until;
 
 /// How long a server may take to listen on its sockets.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long a program may take to print its version.
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a server may take to drain, flush and exit.
 pub const STOP_LIMIT: Duration = Duration::from_secs(30);
 
@@ -81,13 +83,26 @@ impl Program {
 
     /// Why it cannot run here, if it cannot.
     pub fn missing(&self) -> Option<String> {
-        let probe = Command::new(&self.path)
+        let started = Command::new(&self.path)
             .arg("--version")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .status();
-        probe.err().map(|error| format!("{} cannot be started: {error}", self.path.display()))
+            .spawn();
+        let mut child = match started {
+            Ok(child) => child,
+            Err(error) => return Some(format!("{} cannot be started: {error}", self.name)),
+        };
+        let ended = poll_until("the version to be printed", PROBE_LIMIT, || {
+            child.try_wait().context("wait for the version")
+        });
+        if let Err(error) = ended {
+            // An error means that it has ended by now.
+            let _already_ended = child.kill();
+            let _already_reaped = child.wait();
+            return Some(format!("{} --version: {error:#}", self.name));
+        }
+        None
     }
 
     /// Starts it and waits until it listens on all of `sockets`.

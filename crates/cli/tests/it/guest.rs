@@ -120,6 +120,8 @@ fn a_guest_uses_all_queues_of_a_disk_on_two_iothreads() {
             let errors: u64 = lines.iter().map(|report| report.errors).sum();
             ensure!(writes > 0 && errors == 0, "queue {queue}: {lines:?}, log: {log}");
         }
+        let discards: u64 = reports.iter().map(|report| report.discards).sum();
+        ensure!(discards > 0, "fstrim in the guest discarded nothing: {reports:?}");
         Ok(())
     });
 }

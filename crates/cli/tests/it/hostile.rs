@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use testkit::client::{Client, EventIndex, Shape};
 use testkit::deadline::poll_until;
 use testkit::model::{self, DiskModel, Plan};
-use testkit::process::{Bench, Program};
+use testkit::process::{Bench, Program, Server};
 use testkit::rawring::{BlockRequest, Form, RawDevice, RawShape, flag, kind};
 
 use crate::support::{Disk, Iothreads, ringloom, serve, stop, with};
@@ -58,12 +58,12 @@ fn check(program: &Program, attack: fn(&Target<'_>) -> Result<()>) -> Result<()>
     let disks = [good.clone(), victim.clone(), read_only.clone()];
     let mut server = serve(program, &disks)?;
     let bystander = Bystander::start(&good.socket(), good_content)?;
-    bystander.wait_for_progress("before the attack")?;
+    bystander.wait_for_progress(&mut server, "before the attack")?;
     let (socket, other) = (victim.socket(), read_only.socket());
     let result = attack(&Target { socket: &socket, read_only: &other });
     ensure!(server.is_alive()?, "the daemon died: {}; attack: {result:?}", server.log());
     result.with_context(|| format!("log: {}", server.log()))?;
-    bystander.wait_for_progress("after the attack")?;
+    bystander.wait_for_progress(&mut server, "after the attack")?;
     next_client_is_served(&victim.socket(), &victim_content).context("the next client")?;
     let model = bystander.finish().context("the well-behaved client")?;
     stop(server, &[])?;
@@ -113,9 +113,10 @@ impl Bystander {
     }
 
     /// Waits until two more rounds have been begun, so that at least one has been done as a whole.
-    fn wait_for_progress(&self, when: &str) -> Result<()> {
+    fn wait_for_progress(&self, server: &mut Server, when: &str) -> Result<()> {
         let start = self.rounds.load(Ordering::Relaxed);
         poll_until(&format!("the well-behaved client {when}"), Duration::from_secs(30), || {
+            ensure!(server.is_alive()?, "the daemon died, log: {}", server.log());
             ensure!(!self.thread.is_finished(), "the well-behaved client gave up {when}");
             Ok((self.rounds.load(Ordering::Relaxed) >= start + 2).then_some(()))
         })

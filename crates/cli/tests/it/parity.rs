@@ -73,7 +73,7 @@ fn workload(client: &mut Client) -> Result<Vec<Status>> {
     client.memory().write(0, &bytes);
     let mut requests = Vec::new();
     for round in 0..24_usize {
-        let offset = u64::try_from(round * 96 << 10).context("offset")?;
+        let offset = u64::try_from(round * (96 << 10)).context("offset")?;
         let start = round * 37;
         let segments = vec![
             Segment { offset: start, length: 1000 },
