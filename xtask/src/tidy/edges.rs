@@ -33,7 +33,7 @@ const TABLE: &[Row] = &[
         &["block", "disk", "iothread", "kernel_io", "request_path", "vhost_user", "virtio"],
         &[],
     ),
-    row("iothread", &["block", "kernel_io", "request_path"], &["disk"]),
+    row("iothread", &["block", "kernel_io", "request_path"], &["disk", "virtio"]),
     row("request_path", &["block", "kernel_io", "virtio"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
     row("vhost_user", &["block", "virtio"], &[]),

@@ -65,7 +65,7 @@ fn check(program: &Program, image_bytes: usize, operations: u64) -> Result<()> {
         ["--object", "iothread,id=t0", "--object", "iothread,id=t1", "--blockdev", &node];
     let mut arguments: Vec<String> = arguments.map(str::to_owned).to_vec();
     arguments.extend(["--export".to_owned(), export]);
-    let server = program.start(&arguments, &[socket.clone()])?;
+    let server = program.start(&arguments, std::slice::from_ref(&socket))?;
     let shape = Shape {
         queues: QUEUES,
         queue_size: 256,

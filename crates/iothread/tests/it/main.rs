@@ -1,5 +1,7 @@
 //! Iothreads under a guest: serving, moving rings while they are loaded, stopping in mid-move.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 mod guest;
 mod moves;
 mod open_requests;

@@ -1,5 +1,7 @@
 //! The kernel's side: transfers, failures and polls on a real io_uring.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
