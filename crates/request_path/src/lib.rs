@@ -17,6 +17,7 @@ mod ring;
 mod seats;
 mod source;
 mod staged;
+mod submit;
 mod sync;
 
 pub use engine::{Engine, Signal};

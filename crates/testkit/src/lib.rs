@@ -10,6 +10,7 @@ pub mod client;
 pub mod deadline;
 pub mod guest;
 pub mod image;
+pub mod libblkio;
 pub mod memory;
 pub mod model;
 pub mod process;

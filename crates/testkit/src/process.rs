@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+pub use rustix::process::Signal;
+use rustix::process::{Pid, kill_process, test_kill_process};
 use tempfile::TempDir;
 
 use crate::deadline::poll_until;
@@ -62,18 +63,30 @@ pub struct Program {
     name: &'static str,
     path: PathBuf,
     first_arguments: Vec<OsString>,
+    directory: Option<PathBuf>,
 }
 
 impl Program {
     /// ringloom at this path; `cli`'s tests pass `env!("CARGO_BIN_EXE_ringloom")`.
     pub fn ringloom(path: impl Into<PathBuf>) -> Self {
-        Self { name: "ringloom", path: path.into(), first_arguments: vec!["serve".into()] }
+        Self::named("ringloom", path, &["serve"])
+    }
+
+    /// Any program, with arguments that come before those of a start.
+    pub fn named(name: &'static str, path: impl Into<PathBuf>, first_arguments: &[&str]) -> Self {
+        let first_arguments = first_arguments.iter().map(OsString::from).collect();
+        Self { name, path: path.into(), first_arguments, directory: None }
+    }
+
+    /// The same, started in this directory.
+    pub fn in_directory(self, directory: PathBuf) -> Self {
+        Self { directory: Some(directory), ..self }
     }
 
     /// The peer, from the search path.
     pub fn qemu_storage_daemon() -> Self {
         let name = "qemu-storage-daemon";
-        Self { name, path: name.into(), first_arguments: Vec::new() }
+        Self::named(name, name, &[])
     }
 
     /// Its name, for messages.
@@ -125,7 +138,11 @@ impl Program {
 
     /// Starts it without waiting for anything.
     pub fn spawn(&self, arguments: &[String]) -> Result<Server> {
-        let mut child = Command::new(&self.path)
+        let mut command = Command::new(&self.path);
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        let mut child = command
             .args(&self.first_arguments)
             .args(arguments)
             .stdin(Stdio::null())
@@ -250,6 +267,11 @@ impl Daemon {
         let number = text.trim().parse().with_context(|| format!("pidfile holds {text:?}"))?;
         let pid = Pid::from_raw(number).context("the pidfile holds zero")?;
         Ok(Self { pid })
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_pid().cast_unsigned()
     }
 
     /// Asks it to stop (SIGTERM).

@@ -6,6 +6,7 @@
 mod block_device;
 mod guest;
 mod hostile;
+mod libblkio;
 mod model_workload;
 mod parity;
 mod refusals;

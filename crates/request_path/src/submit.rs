@@ -1,0 +1,164 @@
+//! From a piece of an answer to kernel operations: in place where direct I/O can, staged where it
+//! cannot; and what a failure means.
+//!
+//! Where it stands in the life of a request: `engine` calls it for each piece in a file.
+
+use std::ops::Range;
+
+use block::{Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Unmap};
+use kernel_io::{Allocation, IoFailure, Kernel, Tag};
+use rustix::io::Errno;
+
+use crate::job::{Addressee, Job, Phase};
+use crate::staged::{Staged, StagedKind, Step};
+
+/// A run of bytes of a job and where it lives in a file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Run {
+    pub(crate) file: FileId,
+    pub(crate) offset: ByteOffset,
+    /// Where the bytes start in the request's memory.
+    pub(crate) skip: usize,
+    pub(crate) count: usize,
+}
+
+/// Submits one run and returns how many operations that is. What direct I/O cannot do in place is
+/// added to `staged`.
+pub(crate) fn submit_run(
+    kernel: &mut Kernel,
+    operation: Operation,
+    run: Run,
+    memory: &Buffers,
+    staged: &mut Vec<Staged>,
+    addressee: Addressee,
+) -> u32 {
+    let Run { file, offset, skip, count } = run;
+    let tag = addressee.to_tag();
+    let open = kernel.file(file);
+    let alignment = u64::from(open.offset_alignment());
+    let memory_alignment = open.memory_alignment() as usize;
+    let in_place = (offset.0 | count as u64).is_multiple_of(alignment)
+        && skip.is_multiple_of(memory_alignment)
+        && memory.is_aligned(memory_alignment);
+    let mut stage = |kind| {
+        let (at, left, step) = (offset.0, count as u64, Step::Idle);
+        staged.push(Staged { kind, file, at, skip, left, alignment, step });
+        0
+    };
+    match operation {
+        Operation::Read(_) if !in_place => stage(StagedKind::Read),
+        Operation::Write(..) if !in_place => stage(StagedKind::Write),
+        Operation::Read(_) => {
+            kernel.read(file, offset, memory.range(skip, count), tag);
+            1
+        }
+        Operation::Write(_, durability) => {
+            kernel.write(file, offset, durability, memory.range(skip, count), tag);
+            1
+        }
+        Operation::Discard(..) => submit_allocation(kernel, run, Allocation::PunchHole, None, tag),
+        Operation::WriteZeroes(_, unmap, _) => {
+            let how = match unmap {
+                Unmap::Allowed => Allocation::PunchHole,
+                Unmap::Keep => Allocation::Zero,
+            };
+            submit_allocation(kernel, run, how, Some(staged), tag)
+        }
+        Operation::Flush => panic!("a flush has no bytes"),
+    }
+}
+
+/// Punches or zeroes the whole blocks of a run and returns how many operations that is. The
+/// parts of blocks at its ends are added to `zero_ends`, or left alone.
+fn submit_allocation(
+    kernel: &mut Kernel,
+    run: Run,
+    how: Allocation,
+    zero_ends: Option<&mut Vec<Staged>>,
+    tag: Tag,
+) -> u32 {
+    let open = kernel.file(run.file);
+    let alignment = u64::from(open.offset_alignment());
+    let bytes = run.offset.0..run.offset.0 + run.count as u64;
+    let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
+    if let Some(staged) = zero_ends {
+        for end in [bytes.start..whole.start, whole.end..bytes.end] {
+            let (kind, file, step) = (StagedKind::Zero, run.file, Step::Idle);
+            let (at, left) = (end.start, end.end - end.start);
+            if left > 0 {
+                staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
+            }
+        }
+    }
+    if whole.is_empty() {
+        return 0;
+    }
+    let count = ByteCount(whole.end - whole.start);
+    kernel.allocate(run.file, ByteOffset(whole.start), count, how, tag);
+    1
+}
+
+/// The whole blocks inside a range; empty, at the range's end, if there is none.
+pub(crate) fn whole_blocks(bytes: &Range<u64>, block: u64) -> Range<u64> {
+    let start = bytes.start.next_multiple_of(block);
+    let end = bytes.end - bytes.end % block;
+    if start < end { start..end } else { bytes.end..bytes.end }
+}
+
+/// Submits a sync and returns how many operations that is; none if the file has lost data
+/// before, which no later sync can undo.
+pub(crate) fn submit_sync(
+    kernel: &mut Kernel,
+    file: FileId,
+    addressee: Addressee,
+    failure: &mut Option<FailKind>,
+) -> u32 {
+    if kernel.file(file).has_failed_sync() {
+        failure.get_or_insert(FailKind::Io);
+        return 0;
+    }
+    kernel.sync(file, addressee.to_tag());
+    1
+}
+
+/// Whether a change that the kernel cannot make durable by itself still has to be.
+pub(crate) fn must_sync(job: &Job) -> bool {
+    let stable = job.operation.durability() == Durability::Stable;
+    let separate = match job.operation {
+        Operation::Discard(..) | Operation::WriteZeroes(..) => true,
+        Operation::Read(_) | Operation::Write(..) | Operation::Flush => false,
+    };
+    stable && separate && job.phase == Phase::Transfer
+}
+
+pub(crate) fn unsupported(failure: IoFailure) -> bool {
+    matches!(failure, IoFailure::Errno { errno: Errno::OPNOTSUPP | Errno::NOSYS, .. })
+}
+
+pub(crate) fn fail_kind(failure: IoFailure) -> FailKind {
+    match failure {
+        IoFailure::Errno { errno: Errno::NOSPC | Errno::DQUOT, .. } => FailKind::NoSpace,
+        IoFailure::Errno { errno: Errno::ROFS, .. } => FailKind::ReadOnly,
+        IoFailure::Errno { .. } | IoFailure::EndOfFile { .. } => FailKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(bytes: Range<u64>, block: u64, expected: Range<u64>) {
+        assert_eq!(whole_blocks(&bytes, block), expected, "{bytes:?} in blocks of {block}");
+    }
+
+    #[test]
+    fn whole_blocks_are_those_that_lie_inside() {
+        check(0..8192, 4096, 0..8192);
+        check(1..8192, 4096, 4096..8192);
+        check(1..8191, 4096, 8191..8191);
+        check(4096..4608, 4096, 4608..4608);
+        check(512..12800, 4096, 4096..12288);
+        check(5..9, 1, 5..9);
+    }
+}
