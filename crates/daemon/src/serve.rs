@@ -70,6 +70,7 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     if let Err(error) = kernel_io::raise_open_files_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
+    virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
     let built = Built::build(&plan, &files, &Arc::new(SystemClock))?;
     let pidfile = plan.pidfile.as_deref().map(Pidfile::write).transpose()?;

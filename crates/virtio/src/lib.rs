@@ -24,6 +24,7 @@ pub use config::{BlkConfig, CONFIG_BYTES, RANGE_SECTORS_MAX, SEG_MAX};
 pub use features::Features;
 pub use memory::{
     GuestAddress, GuestMemory, LastHit, MemoryError, NotMapped, REGIONS_MAX, Region, RegionSpec,
+    catch_lost_memory,
 };
 pub use split::{
     Area, Chain, Head, Interrupt, RING_SIZE_MAX, RingAddresses, RingError, RingSetup, SEGMENTS_MAX,

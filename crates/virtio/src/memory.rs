@@ -7,21 +7,28 @@
 //! Invariants: a table never changes; its regions are sorted and overlap neither in guest nor in
 //! front-end addresses; every segment it hands out lies inside one region.
 //! Threads: a table is shared by all rings of a session. Nothing blocks.
-//! Limits: [`REGIONS_MAX`] regions, what vhost-user's GET_MAX_MEM_SLOTS answers.
+//! Limits: [`REGIONS_MAX`] regions, what vhost-user's GET_MAX_MEM_SLOTS answers; all tables of the
+//! process have at most `WATCHES_MAX`.
 
 #![expect(
     unsafe_code,
     reason = "turns guest addresses into pointers into the mappings that `Region` owns"
 )]
 
+mod guard;
 mod region;
+mod watch;
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::Segment;
 
+use watch::WATCHES_MAX;
+
+pub use guard::catch_lost_memory;
 pub use region::{Region, RegionSpec};
 
 /// The most regions a guest's memory has: as many as QEMU's vhost-user front end can use.
@@ -46,6 +53,8 @@ pub struct LastHit(usize);
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     slots: Vec<Slot>,
+    /// The losses in the process up to which this memory is known to be whole.
+    whole_at: AtomicU64,
 }
 
 /// A region with what a translation needs beside it, so that no second pointer is followed.
@@ -73,12 +82,28 @@ impl GuestMemory {
         }
         slots.sort_by_key(|slot| slot.guest);
         refuse_overlap(&slots)?;
-        Ok(Self { slots })
+        Ok(Self { slots, whole_at: AtomicU64::default() })
     }
 
     /// Whether the guest has no memory (yet).
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// Whether memory of a region was found gone when it was touched (`Region::is_lost`). To be
+    /// asked after reading: what was read before may be zeroes that the guest never wrote.
+    /// As long as no session of the process loses memory this is a comparison.
+    pub fn is_lost(&self) -> bool {
+        let losses = watch::losses();
+        // A hint of this table alone, no order needed: any old value leads to a look.
+        if losses == self.whole_at.load(Ordering::Relaxed) {
+            return false;
+        }
+        let lost = self.slots.iter().any(|slot| slot.region.is_lost());
+        if !lost {
+            self.whole_at.store(losses, Ordering::Relaxed);
+        }
+        lost
     }
 
     /// This table and one more region.
@@ -310,6 +335,14 @@ pub enum MemoryError {
     TooManyRegions {
         /// How many there were.
         count: usize,
+    },
+    /// More regions than the process keeps watch over.
+    #[error(
+        "no room for the memory region at guest address {guest}: {WATCHES_MAX} regions of all sessions are mapped"
+    )]
+    TooManyInProcess {
+        /// Its first guest address.
+        guest: GuestAddress,
     },
     /// Two regions claim the same guest address.
     #[error("memory regions at guest addresses {first} and {second} overlap")]

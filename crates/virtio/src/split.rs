@@ -4,7 +4,8 @@
 //! chains in batches, and stages and publishes their completions in batches.
 //!
 //! Invariants: a head is popped only while it is not in flight and returned exactly once; staged
-//! elements become visible only with the index that `publish` stores.
+//! elements become visible only with the index that `publish` stores; no chain is handed out that
+//! was read from memory the front end had taken away.
 //! Threads: owned by one iothread at a time, moved as a value between them. Nothing blocks.
 //! Limits: at most `size` chains are in flight; a chain has at most [`SEGMENTS_MAX`] segments.
 //! Not here: the kick and call descriptors (`request_path`).
@@ -135,6 +136,7 @@ impl SplitRing {
         ring.areas.set_used_flags(0);
         // Chains that wait already are seen by the caller's first pop.
         let _waiting = ring.request_kicks();
+        ring.check_memory()?;
         Ok(ring)
     }
 
@@ -146,6 +148,14 @@ impl SplitRing {
     /// Takes the next available chain, if there is one, and puts its memory in `chain`, which is
     /// cleared first. After an error the ring must not be served any further.
     pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
+        let popped = self.pop_unchecked(chain);
+        // Lost memory reads as zero, which can look like anything.
+        self.check_memory()?;
+        popped
+    }
+
+    /// Like `pop`, without a look at whether the memory it has read is still there.
+    fn pop_unchecked(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
         chain.clear();
         if self.next_available == self.seen_available {
             self.look()?;
@@ -224,7 +234,7 @@ impl SplitRing {
     }
 
     /// Asks the driver to kick for the next chain. `true` if chains have arrived meanwhile, for
-    /// which no kick may come: the caller must pop again.
+    /// which no kick may come: the caller must pop again. Also if memory is lost: `pop` says so.
     #[must_use = "chains that arrived meanwhile come without a kick"]
     pub fn request_kicks(&mut self) -> bool {
         let at = self.next_available;
@@ -239,12 +249,16 @@ impl SplitRing {
         // The wish must be visible before the index is read: the driver stores its index first
         // and reads the wish after (virtio 1.2, 2.7.13.4.1).
         fence(Ordering::SeqCst);
-        self.areas.available_index() != at
+        self.areas.available_index() != at || self.memory.is_lost()
     }
 
     /// The available index of the next chain to pop (vhost-user, GET_VRING_BASE).
     pub fn next_available(&self) -> u16 {
         self.next_available
+    }
+
+    fn check_memory(&self) -> Result<(), RingError> {
+        if self.memory.is_lost() { Err(RingError::MemoryLost) } else { Ok(()) }
     }
 
     /// Reads the available index and believes it only if that many chains fit in the ring.

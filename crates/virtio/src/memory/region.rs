@@ -1,9 +1,8 @@
 //! One mapped run of guest memory.
 //!
-//! Invariants: a region is mapped readable and writable from `map` to drop, and its file was long
-//! enough for it when it was mapped.
-//! Not here: a front end that cuts its file afterwards; that raises SIGBUS, which the daemon
-//! handles.
+//! Invariants: a region is mapped readable and writable from `map` to drop, its file was long
+//! enough for it when it was mapped, and it is watched as long as it can be used.
+//! Not here: a front end that cuts its file afterwards; that raises SIGBUS (`guard`).
 
 #![expect(unsafe_code, reason = "maps and unmaps guest memory")]
 
@@ -12,9 +11,11 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use rustix::fs::{FileType, Stat, fstat};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
+use super::watch::Watch;
 use super::{GuestAddress, MemoryError};
 
 /// A region as the front end describes it.
@@ -49,16 +50,12 @@ impl RegionSpec {
 #[derive(Debug)]
 pub struct Region {
     spec: RegionSpec,
-    base: NonNull<u8>,
-    mapping: NonNull<c_void>,
-    mapped: usize,
+    slack: usize,
+    // Dropped before the mapping, in this order: once unmapped, the addresses may become those of
+    // another region.
+    watch: Watch,
+    mapping: Mapping,
 }
-
-// SAFETY: the mapping belongs to the process; any thread may use and unmap it.
-unsafe impl Send for Region {}
-
-// SAFETY: a shared region hands out its address and nothing else.
-unsafe impl Sync for Region {}
 
 impl Region {
     /// Maps the region of this file. The descriptor is not needed afterwards and is closed.
@@ -67,32 +64,15 @@ impl Region {
         reason = "the front end gave the descriptor away; whoever maps it closes it"
     )]
     pub fn map(fd: OwnedFd, spec: RegionSpec) -> Result<Self, MemoryError> {
-        let failed = |errno: rustix::io::Errno| MemoryError::Map {
-            guest: spec.guest,
-            bytes: spec.bytes,
-            source: errno.into(),
-        };
+        let guest = spec.guest;
+        let failed =
+            |errno: Errno| MemoryError::Map { guest, bytes: spec.bytes, source: errno.into() };
         let stat = fstat(&fd).map_err(failed)?;
         let place = Placement::check(&spec, &stat)?;
-        // SAFETY: a null hint lets the kernel choose the place, so no mapping of ours is touched.
-        let mapping = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                place.mapped,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                &fd,
-                place.file_offset,
-            )
-        }
-        .map_err(failed)?;
-        // SAFETY: the range was mapped just now and DONTDUMP changes no content. A core dump with
-        // the guest's memory is no use, so a kernel that cannot leave it out is no error.
-        let _kept_out_of_dumps = unsafe { madvise(mapping, place.mapped, Advice::LinuxDontDump) };
-        let mapping = NonNull::new(mapping).expect("mmap without MAP_FIXED never returns page 0");
-        // SAFETY: the slack is less than the mapping's length.
-        let base = unsafe { mapping.cast::<u8>().add(place.slack) };
-        Ok(Self { spec, base, mapping, mapped: place.mapped })
+        let mut watch = Watch::claim().ok_or(MemoryError::TooManyInProcess { guest })?;
+        let mapping = Mapping::new(&fd, &place).map_err(failed)?;
+        watch.cover(mapping.start.as_ptr().expose_provenance(), mapping.bytes, place.page);
+        Ok(Self { spec, slack: place.slack, watch, mapping })
     }
 
     /// What the front end said of it.
@@ -100,17 +80,59 @@ impl Region {
         self.spec
     }
 
+    /// Whether memory of it was found gone when it was touched: the front end has truncated its
+    /// file. What was lost reads as zero.
+    pub fn is_lost(&self) -> bool {
+        self.watch.is_lost()
+    }
+
     /// Its first byte in this process.
     pub(super) fn base(&self) -> NonNull<u8> {
-        self.base
+        // SAFETY: the slack is less than the mapping's length.
+        unsafe { self.mapping.start.cast::<u8>().add(self.slack) }
     }
 }
 
-impl Drop for Region {
+/// What `mmap` has mapped; unmapped when dropped.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<c_void>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process; any thread may use and unmap it.
+unsafe impl Send for Mapping {}
+
+// SAFETY: a shared mapping hands out its address and nothing else.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(fd: &OwnedFd, place: &Placement) -> Result<Self, Errno> {
+        // SAFETY: a null hint lets the kernel choose the place, so no mapping of ours is touched.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                place.mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                place.file_offset,
+            )
+        }?;
+        // SAFETY: the range was mapped just now and DONTDUMP changes no content. A core dump with
+        // the guest's memory is no use, so a kernel that cannot leave it out is no error.
+        let _kept_out_of_dumps = unsafe { madvise(start, place.mapped, Advice::LinuxDontDump) };
+        let start = NonNull::new(start).expect("mmap without MAP_FIXED never returns page 0");
+        Ok(Self { start, bytes: place.mapped })
+    }
+}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `map` mapped. Whoever made a segment of it kept the
-        // region until the request had completed (`Slot::segment`), so nobody uses it now.
-        let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.mapped) };
+        // SAFETY: the range is exactly what `new` mapped (zeroes may have taken the place of a
+        // part). Whoever made a segment of it kept the region until the request had completed
+        // (`Slot::segment`), so nobody uses it now.
+        let unmapped = unsafe { munmap(self.start.as_ptr(), self.bytes) };
         assert!(unmapped.is_ok(), "unmapping what was mapped cannot fail");
     }
 }
@@ -121,6 +143,8 @@ struct Placement {
     file_offset: u64,
     slack: usize,
     mapped: usize,
+    /// The unit of mapping.
+    page: usize,
 }
 
 impl Placement {
@@ -139,11 +163,11 @@ impl Placement {
         let page = page_granule(stat);
         let slack = file_offset % page;
         let mapped = (slack + bytes).checked_next_multiple_of(page).ok_or_else(wraps)?;
-        match (usize::try_from(slack), usize::try_from(mapped)) {
-            (Ok(slack), Ok(mapped)) => {
-                Ok(Self { file_offset: file_offset - slack as u64, slack, mapped })
+        match (usize::try_from(slack), usize::try_from(mapped), usize::try_from(page)) {
+            (Ok(slack), Ok(mapped), Ok(page)) => {
+                Ok(Self { file_offset: file_offset - slack as u64, slack, mapped, page })
             }
-            (Err(_), _) | (_, Err(_)) => Err(wraps()),
+            (Err(_), _, _) | (_, Err(_), _) | (_, _, Err(_)) => Err(wraps()),
         }
     }
 }

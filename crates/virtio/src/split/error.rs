@@ -56,6 +56,9 @@ pub enum RingError {
         /// What it needs.
         alignment: usize,
     },
+    /// Memory was gone when it was touched. What was read is not what the driver wrote.
+    #[error("the front end has taken guest memory away (its file was truncated)")]
+    MemoryLost,
     /// The driver claims more available chains than the ring has room for.
     #[error("available index went from {next} to {found}, more than the ring size {size}")]
     AvailableJump {

@@ -123,6 +123,11 @@ impl Driver {
         SplitRing::new(Arc::clone(&self.memory), setup).expect("the ring lies in memory")
     }
 
+    /// Cuts the file of all memory; the ring lies in the second half.
+    pub(crate) fn truncate(&self, bytes: u64) {
+        self.file.set_len(bytes).expect("the file may shrink");
+    }
+
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
         let (low, high) = bytes.split_at(before_border(address, bytes.len()));
         for (address, bytes) in [(address, low), (address + low.len() as u64, high)] {

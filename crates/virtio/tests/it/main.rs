@@ -4,6 +4,7 @@ mod blk;
 mod config;
 mod driver;
 mod hostile;
+mod lost;
 mod memory;
 mod notify;
 mod random;
