@@ -91,10 +91,12 @@ impl Buffers {
         &self.segments
     }
 
-    /// Whether every segment starts and ends at a multiple of `alignment` (a power of two).
-    pub fn is_aligned(&self, alignment: usize) -> bool {
-        let mask = alignment - 1;
-        self.segments.iter().all(|s| (s.base.addr().get() | s.count) & mask == 0)
+    /// Whether every segment starts at a multiple of `base` and has a length that is a multiple of
+    /// `length`; both are powers of two.
+    pub fn is_aligned(&self, base: usize, length: usize) -> bool {
+        let fits =
+            |s: &Segment| s.base.addr().get() & (base - 1) == 0 && s.count & (length - 1) == 0;
+        self.segments.iter().all(fits)
     }
 
     /// Takes `count` bytes off the end and returns the address of the first of them, if they lie
@@ -263,14 +265,19 @@ mod tests {
     #[test]
     fn alignment_looks_at_addresses_and_lengths() {
         let mut buffers = Buffers::default();
-        assert!(buffers.is_aligned(512));
+        assert!(buffers.is_aligned(512, 512));
         let page = NonNull::from(Box::leak(Box::new([0_u64; 4]))).cast::<u8>();
         // SAFETY: the array has 32 bytes and lives for ever.
         buffers.push(unsafe { Segment::new(page, 8) });
-        assert!(buffers.is_aligned(8));
+        assert!(buffers.is_aligned(8, 8));
         // SAFETY: as above.
         buffers.push(unsafe { Segment::new(page, 4) });
-        assert!(!buffers.is_aligned(8));
-        assert!(buffers.is_aligned(4));
+        assert!(!buffers.is_aligned(8, 8));
+        assert!(buffers.is_aligned(8, 4));
+        // SAFETY: as above.
+        let odd = unsafe { Segment::new(page, 32) }.part(4, 8);
+        buffers.push(odd);
+        assert!(!buffers.is_aligned(8, 4));
+        assert!(buffers.is_aligned(4, 4));
     }
 }

@@ -67,10 +67,11 @@ pub struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId(pub u32);
 
-/// One operation on its way through the lanes, and the answer to it.
+/// One operation on its way through the lanes, and the answer to it. What is carried out is the
+/// operation as the lanes leave it, on the pieces of the answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
-    /// What is asked. A layer may rewrite the extent before it asks the lane below.
+    /// What is asked. A lane may rewrite it before it answers or asks the lane below.
     pub operation: Operation,
     /// Where the bytes live.
     pub answer: Answer,

@@ -16,8 +16,8 @@ pub const BOUNCE_BYTES: usize = 256 << 10;
 /// The most buffers one iothread lends: 4 MiB.
 const BUFFERS_MAX: usize = 16;
 
-/// The most that any known device wants its memory aligned to.
-const BOUNCE_ALIGNMENT: usize = 4096;
+/// What a buffer is aligned to; files that want more are not opened for direct I/O.
+pub(crate) const BOUNCE_ALIGNMENT: usize = 4096;
 
 const LAYOUT: Layout = match Layout::from_size_align(BOUNCE_BYTES, BOUNCE_ALIGNMENT) {
     Ok(layout) => layout,

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 
-use crate::WriteRanges;
+use crate::bounce::BOUNCE_ALIGNMENT;
+use crate::{BOUNCE_BYTES, WriteRanges};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
@@ -65,11 +66,13 @@ pub struct OpenFile {
     fd: OwnedFd,
     bytes: u64,
     kind: FileKind,
+    caching: Caching,
     memory_alignment: u32,
     offset_alignment: u32,
     allocation_alignment: u32,
     physical_block: u32,
     ranges: WriteRanges,
+    sync_turn: WriteRanges,
     failed_sync: AtomicBool,
 }
 
@@ -97,16 +100,23 @@ impl OpenFile {
         check_kind(path, options.kind, rustix::fs::fstat(&fd).map_err(cause)?.st_mode)?;
         let bytes = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(cause)?;
         let alignment = Alignment::ask(fd.as_fd(), options).map_err(cause)?;
+        if alignment.offset as usize > BOUNCE_BYTES || alignment.memory as usize > BOUNCE_ALIGNMENT
+        {
+            let (memory, offset) = (alignment.memory, alignment.offset);
+            return Err(OpenError::Alignment { path: path.clone(), memory, offset });
+        }
         Ok(Self {
             path: path.clone(),
             fd,
             bytes,
             kind: options.kind,
+            caching: options.caching,
             memory_alignment: alignment.memory,
             offset_alignment: alignment.offset,
             allocation_alignment: alignment.allocation,
             physical_block: alignment.physical_block,
             ranges: WriteRanges::default(),
+            sync_turn: WriteRanges::default(),
             failed_sync: AtomicBool::new(false),
         })
     }
@@ -119,11 +129,13 @@ impl OpenFile {
             fd,
             bytes,
             kind: FileKind::Regular,
+            caching: Caching::Buffered,
             memory_alignment: 1,
             offset_alignment: 1,
             allocation_alignment: 1,
             physical_block: 512,
             ranges: WriteRanges::default(),
+            sync_turn: WriteRanges::default(),
             failed_sync: AtomicBool::new(false),
         }
     }
@@ -143,12 +155,18 @@ impl OpenFile {
         self.kind
     }
 
-    /// What memory addresses and lengths must be a multiple of, in bytes; a power of two.
+    /// Whether the host's page cache is used.
+    pub fn caching(&self) -> Caching {
+        self.caching
+    }
+
+    /// What memory addresses must be a multiple of, in bytes; a power of two.
     pub fn memory_alignment(&self) -> u32 {
         self.memory_alignment
     }
 
-    /// What places and lengths must be a multiple of, in bytes; a power of two.
+    /// What places, and the lengths of all memory segments, must be a multiple of, in bytes; a
+    /// power of two.
     pub fn offset_alignment(&self) -> u32 {
         self.offset_alignment
     }
@@ -180,10 +198,22 @@ impl OpenFile {
         self.failed_sync.load(Ordering::Relaxed)
     }
 
+    /// Whose turn it is to sync. The kernel tells a failed write-back once per description, so of
+    /// two syncs at once only one would hear of it: whoever syncs holds 0..1 of these ranges.
+    pub fn sync_turn(&self) -> &WriteRanges {
+        &self.sync_turn
+    }
+
     /// Makes everything written so far durable. Blocks: for the end of a daemon, not for
     /// iothreads.
     pub fn sync(&self) -> io::Result<()> {
-        Ok(rustix::fs::fdatasync(&self.fd)?)
+        if self.has_failed_sync() {
+            return Err(io::Error::other("an earlier flush failed and its data may be lost"));
+        }
+        rustix::fs::fdatasync(&self.fd).map_err(|errno| {
+            self.remember_failed_sync();
+            errno.into()
+        })
     }
 }
 
@@ -261,6 +291,19 @@ pub enum OpenError {
         path: PathBuf,
         /// What was expected.
         wanted: FileKind,
+    },
+    /// Direct I/O wants more than the bounce buffers give.
+    #[error(
+        "{path}: direct I/O needs blocks of {offset} bytes and memory aligned to {memory}, more \
+         than is supported; use cache.direct=off"
+    )]
+    Alignment {
+        /// Which file.
+        path: PathBuf,
+        /// What memory must be aligned to.
+        memory: u32,
+        /// The block size.
+        offset: u32,
     },
     /// The file system cannot do direct I/O.
     #[error("{path}: this file system has no direct I/O; use cache.direct=off")]

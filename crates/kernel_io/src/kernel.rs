@@ -86,7 +86,7 @@ pub enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IoFailure {
     /// The kernel said so.
-    #[error("at byte {offset}")]
+    #[error("error at byte {offset}")]
     Errno {
         /// The first byte that was not transferred.
         offset: ByteOffset,
@@ -113,7 +113,8 @@ pub struct Kernel {
     in_flight: ManuallyDrop<InFlight>,
     table: Arc<FileTable>,
     files: Vec<Option<Arc<OpenFile>>>,
-    completed: Vec<cqueue::Entry>,
+    /// Completions that were taken from the ring and not yet worked off, in order.
+    completed: VecDeque<cqueue::Entry>,
     events: VecDeque<Event>,
 }
 
@@ -139,7 +140,7 @@ impl Kernel {
             in_flight: ManuallyDrop::new(InFlight::default()),
             table,
             files: Vec::new(),
-            completed: Vec::new(),
+            completed: VecDeque::new(),
             events: VecDeque::new(),
         })
     }
@@ -254,7 +255,12 @@ impl Kernel {
 
     /// Submits what is queued, and waits as told unless events are there already.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
-        let want = usize::from(wait == Wait::Block && self.events.is_empty());
+        let idle = self.events.is_empty() && self.completed.is_empty();
+        let want = usize::from(wait == Wait::Block && idle);
+        if want == 0 && !self.must_enter() {
+            self.collect();
+            return Ok(());
+        }
         match self.uring.submit_and_wait(want) {
             Ok(_) => {}
             // Interrupted, or the kernel wants completions collected first: both are done below.
@@ -263,6 +269,13 @@ impl Kernel {
         }
         self.collect();
         Ok(())
+    }
+
+    /// Whether the kernel has to be entered: to take submissions, to run deferred work
+    /// (DEFER_TASKRUN) or to hand over completions that it keeps aside.
+    fn must_enter(&mut self) -> bool {
+        let submissions = self.uring.submission();
+        !submissions.is_empty() || submissions.taskrun() || submissions.cq_overflow()
     }
 
     /// The next event, if there is one.
@@ -335,21 +348,20 @@ impl Kernel {
             }
             match self.uring.submit() {
                 Ok(_) => {}
-                Err(error) if is_passing(&error) => self.collect(),
+                // Make room; what was completed keeps its order behind what is being worked off.
+                Err(error) if is_passing(&error) => self.completed.extend(self.uring.completion()),
                 Err(error) => panic!("io_uring refuses a well-formed submission: {error}"),
             }
         }
     }
 
     fn collect(&mut self) {
-        let mut completed = std::mem::take(&mut self.completed);
-        completed.extend(self.uring.completion());
-        for entry in completed.drain(..) {
+        self.completed.extend(self.uring.completion());
+        while let Some(entry) = self.completed.pop_front() {
             if entry.user_data() != UNNAMED {
                 self.complete(&entry);
             }
         }
-        self.completed = completed;
     }
 
     fn complete(&mut self, entry: &cqueue::Entry) {
@@ -382,7 +394,8 @@ impl Kernel {
         } else if entry.result() >= 0 {
             self.push_poll(index, poll.fd);
         } else if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
-            tracing::warn!("descriptor {} cannot be polled: {}", poll.fd, entry.result());
+            let errno = Errno::from_raw_os_error(-entry.result());
+            tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);
             poll.phase = PollPhase::Deaf;
         }
     }

@@ -22,6 +22,7 @@ use kernel_io::{
 };
 use virtio::Head;
 
+use crate::holds::{hold_changes, hold_sync_turns};
 use crate::job::{Addressee, Job, JobIndex, Jobs, Phase};
 use crate::lanes::{LaneIndex, Lanes};
 use crate::report::Report;
@@ -57,7 +58,7 @@ pub struct Engine {
     bounce: BouncePool,
     /// Jobs that wait for a bounce buffer, in order.
     want_buffer: VecDeque<JobIndex>,
-    /// Jobs that wait for a range somebody else is changing.
+    /// Jobs that wait for a range somebody else is changing, or for their turn to sync.
     want_range: VecDeque<JobIndex>,
     batch: Vec<JobIndex>,
     mappings: Vec<Mapping>,
@@ -148,7 +149,9 @@ impl Engine {
             match mapping.answer {
                 Answer::Refused(kind) => self.finish(index, Outcome::Failed(kind)),
                 Answer::Now(pieces) => {
-                    self.jobs.get(index).pieces = pieces;
+                    let job = self.jobs.get(index);
+                    job.operation = mapping.operation;
+                    job.pieces = pieces;
                     self.start(index);
                 }
             }
@@ -214,8 +217,23 @@ impl Engine {
 
     /// Starts a mapped job, once nobody else is changing what it changes.
     fn start(&mut self, index: JobIndex) {
-        if self.hold_ranges(index) {
+        let Self { jobs, kernel, bell, .. } = self;
+        let job = jobs.get(index);
+        if hold_changes(job, kernel, bell) {
+            job.phase = Phase::Transfer;
             self.submit_pieces(index);
+            self.settle(index);
+        } else {
+            self.want_range.push_back(index);
+        }
+    }
+
+    /// Makes a job's bytes durable, once nobody else is syncing their files.
+    fn sync(&mut self, index: JobIndex) {
+        let Self { jobs, kernel, bell, .. } = self;
+        let job = jobs.get(index);
+        if hold_sync_turns(job, kernel, bell) {
+            self.submit_syncs(index);
             self.settle(index);
         } else {
             self.want_range.push_back(index);
@@ -224,35 +242,12 @@ impl Engine {
 
     fn retry_ranges(&mut self) {
         for index in std::mem::take(&mut self.want_range) {
-            self.start(index);
-        }
-    }
-
-    /// Holds all ranges that the job changes in files where that may need a read-modify-write.
-    fn hold_ranges(&mut self, index: JobIndex) -> bool {
-        let Self { jobs, kernel, bell, .. } = self;
-        let job = jobs.get(index);
-        if !job.operation.is_change() {
-            return true;
-        }
-        for piece in job.pieces.as_slice() {
-            let Target::File { file, offset } = piece.target else { continue };
-            let file = kernel.file(file);
-            let alignment = u64::from(file.offset_alignment());
-            if alignment <= block::SECTOR_BYTES {
-                continue;
-            }
-            let start = offset.0 - offset.0 % alignment;
-            let end = (offset.0 + piece.count.0).next_multiple_of(alignment);
-            match file.ranges().try_hold(start..end, bell) {
-                Some(guard) => job.holds.push(guard),
-                None => {
-                    job.holds.clear();
-                    return false;
-                }
+            match self.jobs.get(index).phase {
+                Phase::Start => self.start(index),
+                Phase::Sync => self.sync(index),
+                Phase::Transfer => panic!("a job that is on its way waits for nothing"),
             }
         }
-        true
     }
 
     fn submit_pieces(&mut self, index: JobIndex) {
@@ -273,9 +268,7 @@ impl Engine {
                     | Operation::WriteZeroes(..)
                     | Operation::Flush,
                 ) => {}
-                (Target::File { file, .. }, Operation::Flush) => {
-                    job.outstanding += submit_sync(kernel, file, tag, &mut job.failure);
-                }
+                // A flush has no bytes; it only syncs.
                 (Target::File { .. }, _) if count == 0 => {}
                 (Target::File { file, offset }, operation) => {
                     let run = Run { file, offset, skip, count };
@@ -305,10 +298,11 @@ impl Engine {
                 }
                 return;
             }
-            if must_sync(job) {
+            if must_sync(job, &mut self.kernel) {
                 job.phase = Phase::Sync;
-                self.submit_syncs(index);
-                return self.settle(index);
+                // What it changed is changed.
+                job.holds.clear();
+                return self.sync(index);
             }
         }
         let outcome = job.failure.map_or(Outcome::Done, Outcome::Failed);
@@ -392,7 +386,7 @@ impl Engine {
         let Target::File { file, offset } = piece.target else {
             panic!("only a file's operations fail")
         };
-        if job.phase == Phase::Sync || job.operation == Operation::Flush {
+        if job.phase == Phase::Sync {
             self.kernel.file(file).remember_failed_sync();
         } else if unsupported(failure) {
             match job.operation {
@@ -423,7 +417,7 @@ impl Engine {
         let cause = cause.unwrap_or_default();
         match operation.extent() {
             Some(extent) => self.report.say(format_args!(
-                "disk {path}: {name} of {} bytes at byte {} failed {failure}{cause}",
+                "disk {path}: {name} of {} bytes at byte {} failed: {failure}{cause}",
                 extent.count(),
                 extent.start()
             )),

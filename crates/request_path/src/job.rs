@@ -18,9 +18,11 @@ pub(crate) struct JobIndex(u32);
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
+    /// It waits until nobody else changes what it changes.
+    Start,
     /// Its bytes are on their way.
     Transfer,
-    /// Its bytes are there and are being made durable.
+    /// Its bytes are there and are being made durable, or will be when it is its turn.
     Sync,
 }
 
@@ -65,7 +67,7 @@ impl Jobs {
         job.ticket = Some(ticket);
         job.operation = operation;
         job.failure = None;
-        job.phase = Phase::Transfer;
+        job.phase = Phase::Start;
         std::mem::swap(&mut job.memory, memory);
         memory.clear();
         index
@@ -103,7 +105,7 @@ impl Job {
             pieces: Pieces::none(),
             outstanding: 0,
             failure: None,
-            phase: Phase::Transfer,
+            phase: Phase::Start,
             staged: Vec::new(),
             holds: Vec::new(),
         }

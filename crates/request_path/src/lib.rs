@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod holds;
 mod job;
 mod lanes;
 mod mailbox;

@@ -192,10 +192,7 @@ impl RingSource {
     fn collect(&mut self, engine: &mut Engine) {
         let mut finished = std::mem::take(&mut self.finished);
         engine.take_finished(self.home().seat, &mut finished);
-        let mailbox = Arc::clone(&self.mailbox);
-        if !mailbox.is_empty() {
-            mailbox.drain(|head, outcome| finished.push((head, outcome)));
-        }
+        self.mailbox.drain(|head, outcome| finished.push((head, outcome)));
         for (head, outcome) in finished.drain(..) {
             self.complete(head, outcome);
         }

@@ -41,8 +41,8 @@ enum Residence {
 #[derive(Debug, Default)]
 pub(crate) struct Seats {
     entries: Vec<Option<Entry>>,
-    /// Sources that have something finished waiting.
-    called: Vec<SourceKey>,
+    /// Seats where something was finished since the last look.
+    called: Vec<Seat>,
 }
 
 impl Seats {
@@ -82,9 +82,9 @@ impl Seats {
         let entry = self.entries[seat.0 as usize].as_mut().expect("a ticket keeps its seat");
         entry.requests -= 1;
         match &mut entry.residence {
-            Residence::Here { key, finished } => {
+            Residence::Here { finished, .. } => {
                 if finished.is_empty() {
-                    self.called.push(*key);
+                    self.called.push(seat);
                 }
                 finished.push((head, outcome));
             }
@@ -102,10 +102,18 @@ impl Seats {
         }
     }
 
-    /// The sources that something was finished for since the last call, in order; a source may
-    /// appear that has taken it already.
+    /// The sources that have something finished waiting which they were not told of yet.
     pub(crate) fn drain_called(&mut self) -> impl Iterator<Item = SourceKey> + '_ {
-        self.called.drain(..)
+        let entries = &self.entries;
+        self.called.drain(..).filter_map(|seat| match &entries[seat.0 as usize] {
+            Some(Entry { residence: Residence::Here { key, finished }, .. })
+                if !finished.is_empty() =>
+            {
+                Some(*key)
+            }
+            // Taken already, in the source's own turn.
+            Some(_) | None => None,
+        })
     }
 
     fn entry(&mut self, seat: Seat) -> &mut Entry {

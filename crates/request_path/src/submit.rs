@@ -5,8 +5,10 @@
 
 use std::ops::Range;
 
-use block::{Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Unmap};
-use kernel_io::{Allocation, IoFailure, Kernel, Tag};
+use block::{
+    Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Target, Unmap,
+};
+use kernel_io::{Allocation, Caching, IoFailure, Kernel, Tag};
 use rustix::io::Errno;
 
 use crate::job::{Addressee, Job, Phase};
@@ -37,9 +39,11 @@ pub(crate) fn submit_run(
     let open = kernel.file(file);
     let alignment = u64::from(open.offset_alignment());
     let memory_alignment = open.memory_alignment() as usize;
+    // The kernel wants every segment, not only their sum, to be whole blocks.
+    let length_alignment = open.offset_alignment() as usize;
     let in_place = (offset.0 | count as u64).is_multiple_of(alignment)
-        && skip.is_multiple_of(memory_alignment)
-        && memory.is_aligned(memory_alignment);
+        && skip.is_multiple_of(length_alignment)
+        && memory.is_aligned(memory_alignment, length_alignment);
     let mut stage = |kind| {
         let (at, left, step) = (offset.0, count as u64, Step::Idle);
         staged.push(Staged { kind, file, at, skip, left, alignment, step });
@@ -53,6 +57,11 @@ pub(crate) fn submit_run(
             1
         }
         Operation::Write(_, durability) => {
+            let durability = match open.caching() {
+                Caching::Direct => durability,
+                // Made durable afterwards, see `must_sync`.
+                Caching::Buffered => Durability::Cached,
+            };
             kernel.write(file, offset, durability, memory.range(skip, count), tag);
             1
         }
@@ -121,14 +130,25 @@ pub(crate) fn submit_sync(
     1
 }
 
-/// Whether a change that the kernel cannot make durable by itself still has to be.
-pub(crate) fn must_sync(job: &Job) -> bool {
+/// Whether a job whose bytes are there has to sync their files before it is over.
+pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
+    if job.phase == Phase::Sync {
+        return false;
+    }
     let stable = job.operation.durability() == Durability::Stable;
-    let separate = match job.operation {
-        Operation::Discard(..) | Operation::WriteZeroes(..) => true,
-        Operation::Read(_) | Operation::Write(..) | Operation::Flush => false,
-    };
-    stable && separate && job.phase == Phase::Transfer
+    match job.operation {
+        Operation::Flush => true,
+        Operation::Read(_) => false,
+        Operation::Discard(..) | Operation::WriteZeroes(..) => stable,
+        // Direct writes carry RWF_DSYNC.
+        Operation::Write(..) => {
+            let buffered = |target| match target {
+                Target::File { file, .. } => kernel.file(file).caching() == Caching::Buffered,
+                Target::Zeroes | Target::Nothing => false,
+            };
+            stable && job.pieces.as_slice().iter().map(|piece| piece.target).any(buffered)
+        }
+    }
 }
 
 pub(crate) fn unsupported(failure: IoFailure) -> bool {
