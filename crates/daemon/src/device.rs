@@ -5,9 +5,7 @@
 //!
 //! Threads: belongs to the session's thread.
 
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use block::{Durability, Node};
@@ -18,6 +16,7 @@ use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
 use virtio::{BlkConfig, BlkRules, Features, SplitRing};
 
 use crate::chain::chain_of;
+use crate::connection::Connection;
 use crate::ledger::Ledger;
 
 /// What an export offers, the same for every session.
@@ -34,7 +33,7 @@ pub(crate) struct Offer {
 #[derive(Debug)]
 pub(crate) struct BlkDevice {
     offer: Arc<Offer>,
-    session: Arc<UnixStream>,
+    session: Arc<Connection>,
     ledger: Arc<Mutex<Ledger>>,
     placed: Vec<Option<Placed>>,
 }
@@ -43,7 +42,7 @@ impl BlkDevice {
     /// The device of a session on that connection.
     pub(crate) fn new(
         offer: Arc<Offer>,
-        session: Arc<UnixStream>,
+        session: Arc<Connection>,
         ledger: Arc<Mutex<Ledger>>,
     ) -> Self {
         Self { offer, session, ledger, placed: Vec::new() }
@@ -86,11 +85,7 @@ impl BlkDevice {
         });
         let iothreads = &self.offer.iothreads;
         let iothread = &iothreads[usize::from(queue.0) % iothreads.len()];
-        let watcher = SessionEnder {
-            export: self.offer.id.clone(),
-            queue,
-            session: Arc::clone(&self.session),
-        };
+        let watcher = SessionEnder { queue, session: Arc::clone(&self.session) };
         Placed::on(iothread, Box::new(source), Arc::new(watcher))
             // The source goes with the session.
             .map_err(|refusal| Box::new(refusal.source).into())
@@ -141,21 +136,16 @@ impl Device for BlkDevice {
     }
 }
 
-/// Ends a session whose guest broke the rules of a ring. The iothread only hangs up; the
-/// session's thread notices and stops all rings.
+/// Ends a session whose guest broke the rules of a ring. The iothread only leaves the reason and
+/// hangs up; the session's thread notices, stops all rings and says why.
 #[derive(Debug)]
 struct SessionEnder {
-    export: String,
     queue: QueueIndex,
-    session: Arc<UnixStream>,
+    session: Arc<Connection>,
 }
 
 impl Watcher for SessionEnder {
     fn broken(&self, fault: &Fault) {
-        tracing::error!("export {}: queue {}: {}", self.export, self.queue, chain_of(fault));
-        if let Err(error) = self.session.shutdown(Shutdown::Both) {
-            // The front end has hung up itself.
-            tracing::debug!("export {}: cannot hang up: {error}", self.export);
-        }
+        self.session.end_because(format!("queue {}: {}", self.queue, chain_of(fault)));
     }
 }

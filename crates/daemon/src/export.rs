@@ -8,7 +8,6 @@
 //! another one.
 
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -19,6 +18,7 @@ use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::chain::chain_of;
+use crate::connection::Connection;
 use crate::device::{BlkDevice, Offer};
 use crate::ledger::Ledger;
 use crate::socket::Socket;
@@ -43,7 +43,7 @@ enum State {
     /// No client.
     Waiting,
     /// A client on this connection.
-    Serving(Arc<UnixStream>),
+    Serving(Arc<Connection>),
     /// No client is accepted any more.
     Stopped,
 }
@@ -84,10 +84,8 @@ impl Export {
     /// on, its rings are drained.
     pub(crate) fn begin_stop(&self) {
         let state = std::mem::replace(&mut *self.shared.lock(), State::Stopped);
-        if let State::Serving(stream) = state
-            && let Err(error) = stream.shutdown(Shutdown::Both)
-        {
-            tracing::debug!("export {}: cannot hang up: {error}", self.shared.offer.id);
+        if let State::Serving(connection) = state {
+            connection.hang_up();
         }
         self.shared.bell.wake();
     }
@@ -110,8 +108,8 @@ impl Shared {
     fn accept_clients(&self, socket: &Socket) {
         let mut rate = SentenceRate::default();
         while let Some(stream) = self.next_client(socket) {
-            let Some(stream) = self.admit(stream) else { return };
-            self.serve(&stream, &mut rate);
+            let Some(connection) = self.admit(stream) else { return };
+            self.serve(&connection, &mut rate);
             if !self.dismiss() {
                 return;
             }
@@ -155,14 +153,14 @@ impl Shared {
         }
     }
 
-    fn admit(&self, stream: UnixStream) -> Option<Arc<UnixStream>> {
+    fn admit(&self, stream: UnixStream) -> Option<Arc<Connection>> {
         let mut state = self.lock();
         if let State::Stopped = *state {
             return None;
         }
-        let stream = Arc::new(stream);
-        *state = State::Serving(Arc::clone(&stream));
-        Some(stream)
+        let connection = Arc::new(Connection::new(stream));
+        *state = State::Serving(Arc::clone(&connection));
+        Some(connection)
     }
 
     /// The client has left; whether the export goes on.
@@ -177,12 +175,12 @@ impl Shared {
         }
     }
 
-    fn serve(&self, stream: &Arc<UnixStream>, rate: &mut SentenceRate) {
+    fn serve(&self, connection: &Arc<Connection>, rate: &mut SentenceRate) {
         let id = &self.offer.id;
         let ledger = Arc::new(Mutex::new(Ledger::default()));
         let device =
-            BlkDevice::new(Arc::clone(&self.offer), Arc::clone(stream), Arc::clone(&ledger));
-        let end = match stream.try_clone() {
+            BlkDevice::new(Arc::clone(&self.offer), Arc::clone(connection), Arc::clone(&ledger));
+        let end = match connection.stream() {
             Ok(stream) => vhost_user::serve(stream, device),
             Err(source) => Err(vhost_user::SessionError::Socket { source }),
         };
@@ -191,9 +189,12 @@ impl Shared {
         if left_out > 0 {
             tracing::info!("export {id}: {left_out} more sessions ended");
         }
-        match end {
-            Ok(()) => tracing::info!("export {id}: the client has left"),
-            Err(error) => tracing::warn!("export {id}: session ended: {}", chain_of(&error)),
+        match (connection.reason(), end) {
+            (Some(reason), _) => tracing::warn!("export {id}: session ended: {reason}"),
+            (None, Ok(())) => tracing::info!("export {id}: the client has left"),
+            (None, Err(error)) => {
+                tracing::warn!("export {id}: session ended: {}", chain_of(&error));
+            }
         }
         for line in lines {
             tracing::info!("{line}");

@@ -8,6 +8,7 @@
 pub mod attach;
 mod build;
 mod chain;
+mod connection;
 mod device;
 mod export;
 mod graph;

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 
 /// A pidfile of ours. Removed when it is dropped.
 #[derive(Debug)]
@@ -39,22 +41,35 @@ impl Pidfile {
     pub(crate) fn write(path: &Path) -> Result<Self, PidfileError> {
         let failed = |source| PidfileError::Write { path: path.to_path_buf(), source };
         let absolute = std::path::absolute(path).map_err(failed)?;
-        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&absolute, flags, Mode::from_raw_mode(0o644))
-            .map_err(|errno| failed(errno.into()))?;
-        rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|errno| {
-            match errno {
-                rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS => {
-                    PidfileError::Locked { path: path.to_path_buf() }
-                }
-                errno => failed(errno.into()),
+        let mut file = loop {
+            if let Some(file) = lock(&absolute)? {
+                break file;
             }
-        })?;
-        let mut file = File::from(fd);
+        };
         file.set_len(0).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(Self { path: absolute, _file: file })
     }
+}
+
+/// Opens and locks the file; `None` if it was removed meanwhile by the process that had it.
+fn lock(path: &Path) -> Result<Option<File>, PidfileError> {
+    let failed = |source| PidfileError::Write { path: path.to_path_buf(), source };
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))
+        .map_err(|errno| failed(errno.into()))?;
+    match rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::AGAIN | Errno::ACCESS) => {
+            return Err(PidfileError::Locked { path: path.to_path_buf() });
+        }
+        Err(errno) => return Err(failed(errno.into())),
+    }
+    let file = File::from(fd);
+    let ours = file.metadata().map_err(failed)?;
+    let there = std::fs::metadata(path).ok();
+    let same = there.is_some_and(|found| (found.dev(), found.ino()) == (ours.dev(), ours.ino()));
+    Ok(same.then_some(file))
 }
 
 impl Drop for Pidfile {

@@ -4,7 +4,7 @@
 //!
 //! Invariants: the fork comes before any thread and any io_uring. Going down: exports stop taking
 //! requests and drain, then files are made durable, then iothreads end; sockets and pidfile are
-//! removed on every way out but a second signal.
+//! removed on every way out but a second signal, or one before the daemon is ready.
 //! Threads: this is the process's first thread; it waits for signals.
 
 use std::io::{self, Write};
@@ -78,6 +78,7 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     if let Some(readiness) = readiness {
         readiness.tell()?;
     }
+    leave.be_patient();
     leave.wait();
     tracing::info!("stopping; a second signal leaves at once");
     let iothreads = built.stop_exports();
@@ -139,13 +140,20 @@ struct Leave {
 }
 
 impl Leave {
+    /// Until [`Leave::be_patient`] every signal ends the process at once: there is nothing to
+    /// finish yet, and what is being set up may block.
     fn prepare() -> io::Result<Self> {
-        let impatient = Arc::new(AtomicBool::new(false));
+        let impatient = Arc::new(AtomicBool::new(true));
         for signal in [SIGTERM, SIGINT, SIGHUP] {
             let flag = Arc::clone(&impatient);
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag)?;
         }
         Ok(Self { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, impatient })
+    }
+
+    /// From now on the first signal ends the process in good order.
+    fn be_patient(&self) {
+        self.impatient.store(false, Ordering::SeqCst);
     }
 
     /// Waits for the first signal.

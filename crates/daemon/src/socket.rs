@@ -2,11 +2,13 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Mode;
+use rustix::event::Timespec;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::options::SocketOptions;
@@ -14,11 +16,30 @@ use crate::options::SocketOptions;
 /// Clients that wait to be accepted while one is served.
 const BACKLOG: i32 = 64;
 
+/// How often, and for how long each, to try for the directory's lock.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
 /// A listening socket; its file is removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Socket {
     listener: UnixListener,
     path: PathBuf,
+    identity: Identity,
+}
+
+/// Which file it is, whatever its path is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    fn of(path: &Path) -> io::Result<Self> {
+        let found = std::fs::symlink_metadata(path)?;
+        Ok(Self { device: found.dev(), inode: found.ino() })
+    }
 }
 
 /// A socket could not be made.
@@ -62,10 +83,13 @@ impl Socket {
     pub(crate) fn listen(options: &SocketOptions) -> Result<Self, SocketError> {
         let path = std::path::absolute(&options.path)
             .map_err(|source| failed(&options.path, "find its directory", source))?;
+        // Between bind and listen a socket looks stale to another starter.
+        let _lock = lock_directory(&path)?;
         remove_stale(&path)?;
         let fd = bind(&path)?;
         // From here on the file is ours, also to remove.
-        let socket = Self { listener: UnixListener::from(fd), path };
+        let identity = Identity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
+        let socket = Self { listener: UnixListener::from(fd), path, identity };
         socket.set_rights(options)?;
         rustix::net::listen(&socket.listener, BACKLOG)
             .map_err(|errno| failed(&socket.path, "listen", errno.into()))?;
@@ -100,14 +124,41 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!("socket {}: cannot remove it: {error}", self.path.display());
+        let path = self.path.display();
+        // Somebody may have put another socket there, which is not ours to remove.
+        if Identity::of(&self.path).is_ok_and(|found| found == self.identity)
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!("socket {path}: cannot remove it: {error}");
         }
     }
 }
 
 fn failed(path: &Path, action: &'static str, source: io::Error) -> SocketError {
     SocketError::Kernel { path: path.to_path_buf(), action, source }
+}
+
+/// Keeps other starters out of the socket's directory until the guard is dropped.
+fn lock_directory(path: &Path) -> Result<OwnedFd, SocketError> {
+    let directory = path.parent().unwrap_or(path);
+    let kernel = |action| move |errno: Errno| failed(path, action, errno.into());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd =
+        rustix::fs::open(directory, flags, Mode::empty()).map_err(kernel("open its directory"))?;
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(fd),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+            Err(errno) => return Err(kernel("lock its directory")(errno)),
+        }
+        match rustix::event::poll(&mut [], Some(&LOCK_PAUSE)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(kernel("wait for its directory")(errno)),
+        }
+    }
+    // Anyone who may read the directory can lock it; that must not keep a disk from being served.
+    tracing::warn!("socket {}: another process keeps its directory locked", path.display());
+    Ok(fd)
 }
 
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
@@ -119,25 +170,37 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     if !found.file_type().is_socket() {
         return Err(SocketError::NoSocket { path: path.to_path_buf() });
     }
-    match UnixStream::connect(path) {
-        Ok(_) => Err(SocketError::Live { path: path.to_path_buf() }),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!("socket {}: replacing a stale one", path.display());
-            std::fs::remove_file(path)
-                .map_err(|source| failed(path, "remove the stale one", source))
-        }
-        Err(error) => Err(failed(path, "ask whether it is served", error)),
+    if is_served(path)? {
+        return Err(SocketError::Live { path: path.to_path_buf() });
+    }
+    tracing::info!("socket {}: replacing a stale one", path.display());
+    std::fs::remove_file(path).map_err(|source| failed(path, "remove the stale one", source))
+}
+
+/// Whether somebody listens. Does not wait for a listener whose backlog is full.
+fn is_served(path: &Path) -> Result<bool, SocketError> {
+    let fd = stream_socket(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    match rustix::net::connect(&fd, &address(path)?) {
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(errno) => Err(failed(path, "ask whether it is served", errno.into())),
     }
 }
 
 fn bind(path: &Path) -> Result<OwnedFd, SocketError> {
-    let kernel = |action| move |errno: rustix::io::Errno| failed(path, action, errno.into());
-    let flags = SocketFlags::CLOEXEC;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(kernel("make it"))?;
-    let address = SocketAddrUnix::new(path).map_err(kernel("name it"))?;
-    rustix::net::bind(&fd, &address).map_err(kernel("bind it"))?;
+    let fd = stream_socket(path, SocketFlags::CLOEXEC)?;
+    rustix::net::bind(&fd, &address(path)?)
+        .map_err(|errno| failed(path, "bind it", errno.into()))?;
     Ok(fd)
+}
+
+fn stream_socket(path: &Path, flags: SocketFlags) -> Result<OwnedFd, SocketError> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|errno| failed(path, "make it", errno.into()))
+}
+
+fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
+    SocketAddrUnix::new(path).map_err(|errno| failed(path, "name it", errno.into()))
 }
 
 fn group_id(path: &Path, group: &str) -> Result<u32, SocketError> {
@@ -169,6 +232,29 @@ mod tests {
         let error = Socket::listen(&options(&path, None)).unwrap_err();
         assert!(matches!(error, SocketError::Live { .. }), "{error}");
         drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_listener_that_does_not_accept_is_live_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let fd = bind(&path).unwrap();
+        rustix::net::listen(&fd, 0).unwrap();
+        let waiting: Vec<_> = (0..4).map(|_| is_served(&path).unwrap()).collect();
+        assert_eq!(waiting, [true; 4]);
+    }
+
+    #[test]
+    fn a_socket_that_was_replaced_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let first = Socket::listen(&options(&path, None)).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = Socket::listen(&options(&path, None)).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
         assert!(!path.exists());
     }
 

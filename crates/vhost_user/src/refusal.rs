@@ -91,6 +91,25 @@ pub enum Refusal {
         /// Which.
         queue: QueueIndex,
     },
+    /// A descriptor that is no eventfd.
+    #[error("queue {queue}: its {descriptor} descriptor is no eventfd")]
+    NoEventfd {
+        /// Which.
+        queue: QueueIndex,
+        /// What it is for.
+        descriptor: Descriptor,
+    },
+    /// A descriptor that could not be made non-blocking.
+    #[error("queue {queue}: cannot make its {descriptor} descriptor non-blocking")]
+    Mode {
+        /// Which.
+        queue: QueueIndex,
+        /// What it is for.
+        descriptor: Descriptor,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// A descriptor that could not be duplicated.
     #[error("queue {queue}: cannot duplicate its {descriptor} descriptor")]
     Duplicate {

@@ -10,6 +10,7 @@
 //! Limits: as many rings as the device has queues.
 
 mod config;
+mod descriptor;
 mod memory;
 mod ring;
 
@@ -23,7 +24,7 @@ use virtio::{Features, GuestMemory, RING_SIZE_MAX, RingAddresses};
 use crate::{Device, QueueIndex, Refusal, RingStart};
 use ring::{Ring, RingState};
 
-pub use ring::Descriptor;
+pub use descriptor::Descriptor;
 
 /// VHOST_USER_F_PROTOCOL_FEATURES, a feature bit of the transport.
 const PROTOCOL_FEATURES: Features = Features(1 << 30);
@@ -146,6 +147,7 @@ impl<D: Device> Session<D> {
     pub fn set_kick(&mut self, queue: u32, kick: Option<OwnedFd>) -> Result<(), Refusal> {
         let queue = self.check(queue)?;
         let kick = kick.ok_or(Refusal::NoKick { queue })?;
+        let kick = descriptor::take(queue, Descriptor::Kick, kick)?;
         self.halt(queue)?;
         self.ring(queue).kick = Some(kick);
         self.settle(queue, OutsideMemory::Refuse)
@@ -155,12 +157,14 @@ impl<D: Device> Session<D> {
     /// (SET_VRING_CALL).
     pub fn set_call(&mut self, queue: u32, call: Option<OwnedFd>) -> Result<(), Refusal> {
         let queue = self.check(queue)?;
+        let take = |fd| descriptor::take(queue, Descriptor::Call, fd);
+        let call = call.map(take).transpose()?;
         let ring = self.ring(queue);
         ring.call = call;
         match ring.state {
             RingState::Stopped { .. } => Ok(()),
             RingState::Served => {
-                let copy = ring::duplicate(queue, Descriptor::Call, ring.call.as_ref())?;
+                let copy = descriptor::duplicate(queue, Descriptor::Call, ring.call.as_ref())?;
                 self.device.set_call(queue, copy);
                 Ok(())
             }
@@ -171,7 +175,8 @@ impl<D: Device> Session<D> {
     /// (SET_VRING_ERR).
     pub fn set_error(&mut self, queue: u32, error: Option<OwnedFd>) -> Result<(), Refusal> {
         let queue = self.check(queue)?;
-        self.ring(queue).error = error;
+        let take = |fd| descriptor::take(queue, Descriptor::Error, fd);
+        self.ring(queue).error = error.map(take).transpose()?;
         Ok(())
     }
 

@@ -1,11 +1,11 @@
 //! What the front end said of one ring.
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 
 use virtio::{Features, RingAddresses, RingSetup};
 
 use super::PROTOCOL_FEATURES;
+use super::descriptor::{Descriptor, duplicate};
 use crate::{QueueIndex, Refusal};
 
 /// A ring of a session.
@@ -82,38 +82,4 @@ impl Ring {
             duplicate(queue, Descriptor::Error, self.error.as_ref())?,
         ])
     }
-}
-
-/// What a descriptor of a ring is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Descriptor {
-    /// The driver tells the device that there are chains.
-    Kick,
-    /// The device tells the driver that there are completions.
-    Call,
-    /// The device tells the front end that the ring is broken.
-    Error,
-}
-
-impl fmt::Display for Descriptor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kick => "kick",
-            Self::Call => "call",
-            Self::Error => "error",
-        })
-    }
-}
-
-/// A copy for the device.
-pub(super) fn duplicate(
-    queue: QueueIndex,
-    descriptor: Descriptor,
-    fd: Option<&OwnedFd>,
-) -> Result<Option<OwnedFd>, Refusal> {
-    fd.map(OwnedFd::try_clone).transpose().map_err(|source| Refusal::Duplicate {
-        queue,
-        descriptor,
-        source,
-    })
 }

@@ -76,6 +76,12 @@ pub(crate) fn state(queue: u32, number: u32) -> Vec<u8> {
     [queue.to_le_bytes(), number.to_le_bytes()].concat()
 }
 
+/// A descriptor as for kicks and interrupts.
+pub(crate) fn event() -> OwnedFd {
+    let flags = rustix::event::EventfdFlags::CLOEXEC;
+    rustix::event::eventfd(0, flags).expect("an eventfd")
+}
+
 pub(crate) fn memfd(bytes: u64) -> OwnedFd {
     let fd = memfd_create("front-end", MemfdFlags::CLOEXEC).expect("memory is available");
     ftruncate(&fd, bytes).expect("the file may grow");
@@ -95,7 +101,7 @@ impl FrontEnd {
             stream,
             session: std::thread::spawn(move || serve(other, device)),
             mock: mock.clone(),
-            kick: memfd(0),
+            kick: event(),
         }
     }
 

@@ -7,7 +7,7 @@ use virtio::{Features, RingAddresses, RingSetup};
 use crate::front_end::{
     FrontEnd, GET_VRING_BASE, HIGH, LOW, RESET_DEVICE, RESET_OWNER, SET_FEATURES, SET_VRING_ADDR,
     SET_VRING_BASE, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM,
-    addresses, memfd, state, words,
+    addresses, event, memfd, state, words,
 };
 use crate::mock::{Asked, CONFIG, PROGRESS, is_same};
 
@@ -22,7 +22,7 @@ fn with_memory() -> FrontEnd {
 #[test]
 fn a_ring_that_is_started_and_enabled_is_served_as_it_was_described() {
     let mut front_end = with_memory();
-    let (call, error) = (memfd(0), memfd(0));
+    let (call, error) = (event(), event());
     front_end.done_with(SET_VRING_CALL, &words(&[3]), &[call.as_fd()]);
     front_end.done_with(SET_VRING_ERR, &words(&[3]), &[error.as_fd()]);
     front_end.describe(3, LOW.user, 77);
@@ -112,12 +112,12 @@ fn without_protocol_features_a_ring_starts_enabled() {
 fn the_call_descriptor_changes_without_a_pause_and_the_kick_descriptor_with_one() {
     let mut front_end = with_memory();
     front_end.start(0, 0);
-    let call = memfd(0);
+    let call = event();
     front_end.done_with(SET_VRING_CALL, &words(&[0]), &[call.as_fd()]);
     front_end.done(SET_VRING_CALL, &words(&[NO_DESCRIPTOR]));
     let asked = [Asked::Start(0, 0), Asked::Call(0, true), Asked::Call(0, false)];
     assert_eq!(front_end.mock.asked(), asked);
-    front_end.kick = memfd(0);
+    front_end.kick = event();
     front_end.kick_off(0);
     assert_eq!(front_end.mock.asked(), [Asked::Stop(0), Asked::Start(0, 10)]);
     assert!(is_same(&front_end.mock.record().served[&0].kick, &front_end.kick));
@@ -246,4 +246,16 @@ fn a_ring_that_cannot_be_stopped_ends_the_session() {
     front_end.refused("queue 0 cannot be stopped: a request does not end");
     let stops = [Asked::Stop(0), Asked::Stop(1)];
     assert_eq!(mock.asked()[2..], stops, "each once, the others too");
+}
+
+#[test]
+fn a_descriptor_that_is_no_eventfd_is_refused() {
+    for (message, name) in
+        [(SET_VRING_KICK, "kick"), (SET_VRING_CALL, "call"), (SET_VRING_ERR, "error")]
+    {
+        let mut front_end = with_memory();
+        let file = memfd(4096);
+        front_end.send_with(message, &words(&[0]), &[file.as_fd()]);
+        front_end.refused(&format!("queue 0: its {name} descriptor is no eventfd"));
+    }
 }
