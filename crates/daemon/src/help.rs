@@ -26,7 +26,7 @@ const HEAD: &str = "\
 Usage: ringloom serve IMAGE --socket PATH [OPTIONS]
        ringloom serve [--object …] [--blockdev …] [--export …] [OPTIONS]
 Serves virtual disks to virtual machines over vhost-user-blk.
-Under the name qemu-storage-daemon it takes the second form's options alone.
+Under the name qemu-storage-daemon it takes the same options.
 ";
 
 const SHORT: &str = "\

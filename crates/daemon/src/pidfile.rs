@@ -2,11 +2,14 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+
+/// The most that a pidfile holds: a process id of any width, and some white space.
+const PID_BYTES_MAX: usize = 32;
 
 /// A pidfile of ours. Removed when it is dropped.
 #[derive(Debug)]
@@ -22,6 +25,12 @@ pub enum PidfileError {
     /// Another daemon uses it.
     #[error("pidfile {path} is locked by a live process")]
     Locked {
+        /// Which.
+        path: PathBuf,
+    },
+    /// What is there is no pidfile, and may be precious.
+    #[error("{path} exists and holds something else than a process id")]
+    Other {
         /// Which.
         path: PathBuf,
     },
@@ -46,10 +55,21 @@ impl Pidfile {
                 break file;
             }
         };
+        let mut found = [0; PID_BYTES_MAX + 1];
+        let count = file.read_at(&mut found, 0).map_err(failed)?;
+        if !could_be_pid(&found[..count]) {
+            return Err(PidfileError::Other { path: path.to_path_buf() });
+        }
         file.set_len(0).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(Self { path: absolute, _file: file })
     }
+}
+
+/// Whether that is what a pidfile holds, or an empty file.
+fn could_be_pid(content: &[u8]) -> bool {
+    content.len() <= PID_BYTES_MAX
+        && content.iter().all(|byte| byte.is_ascii_digit() || byte.is_ascii_whitespace())
 }
 
 /// Opens and locks the file; `None` if it was removed meanwhile by the process that had it.
@@ -88,10 +108,22 @@ mod tests {
     fn a_pidfile_holds_the_process_id_until_it_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pid");
-        std::fs::write(&path, "a stale pidfile of some length\n").unwrap();
+        std::fs::write(&path, "1234567890 \n").unwrap();
         let pidfile = Pidfile::write(&path).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));
         drop(pidfile);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_with_other_content_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        for content in [&[0; 4096][..], b"12x", &[b'1'; 33]] {
+            std::fs::write(&path, content).unwrap();
+            let error = Pidfile::write(&path).unwrap_err();
+            assert!(matches!(error, PidfileError::Other { .. }), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), content);
+        }
     }
 }

@@ -145,8 +145,10 @@ impl Leave {
     fn prepare() -> io::Result<Self> {
         let impatient = Arc::new(AtomicBool::new(true));
         for signal in [SIGTERM, SIGINT, SIGHUP] {
+            // In the handler, in this order: leave if impatient, otherwise become it.
             let flag = Arc::clone(&impatient);
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag)?;
+            signal_hook::flag::register(signal, Arc::clone(&impatient))?;
         }
         Ok(Self { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, impatient })
     }
@@ -159,7 +161,5 @@ impl Leave {
     /// Waits for the first signal.
     fn wait(&mut self) {
         self.signals.forever().next();
-        // The handler reads it on whichever thread the signal comes to; nothing else depends on it.
-        self.impatient.store(true, Ordering::SeqCst);
     }
 }

@@ -16,6 +16,9 @@ use crate::options::SocketOptions;
 /// Clients that wait to be accepted while one is served.
 const BACKLOG: i32 = 64;
 
+/// The longest path a UNIX socket can be bound to, in bytes (unix(7)).
+const NAME_BYTES_MAX: usize = 107;
+
 /// How often, and for how long each, to try for the directory's lock.
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -85,8 +88,10 @@ impl Socket {
             .map_err(|source| failed(&options.path, "find its directory", source))?;
         // Between bind and listen a socket looks stale to another starter.
         let _lock = lock_directory(&path)?;
-        remove_stale(&path)?;
-        let fd = bind(&path)?;
+        // As it is written it may be short enough only because it is relative.
+        let name = if path.as_os_str().len() <= NAME_BYTES_MAX { &path } else { &options.path };
+        remove_stale(name)?;
+        let fd = bind(name)?;
         // From here on the file is ours, also to remove.
         let identity = Identity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
         let socket = Self { listener: UnixListener::from(fd), path, identity };
@@ -204,7 +209,10 @@ fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
 }
 
 fn group_id(path: &Path, group: &str) -> Result<u32, SocketError> {
-    if let Ok(id) = group.parse() {
+    // To chown, the largest number means no change.
+    if let Ok(id) = group.parse()
+        && id != u32::MAX
+    {
         return Ok(id);
     }
     let found = nix::unistd::Group::from_name(group)

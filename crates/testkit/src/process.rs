@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 pub use rustix::process::Signal;
-use rustix::process::{Pid, kill_process, test_kill_process};
+use rustix::process::{Pid, kill_process};
 use tempfile::TempDir;
 
 use crate::deadline::poll_until;
@@ -279,9 +279,11 @@ impl Daemon {
         kill_process(self.pid, Signal::TERM).context("signal the daemon")
     }
 
-    /// Whether it still runs.
+    /// Whether it still runs. One that has ended and waits for its new parent to notice does not.
     pub fn is_alive(&self) -> bool {
-        test_kill_process(self.pid).is_ok()
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        // The state comes after the name, which stands in parentheses.
+        stat.is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().starts_with(" Z"))
     }
 }
 

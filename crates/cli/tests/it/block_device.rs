@@ -10,7 +10,7 @@ use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program};
 use testkit::report::skipped;
 
-use crate::support::{Disk, ringloom, stop, with};
+use crate::support::{Disk, is_root, ringloom, stop, with};
 
 const QUEUES: usize = 4;
 
@@ -37,12 +37,6 @@ impl Drop for LoopDevice {
         let status = Command::new("losetup").args(["--detach", &self.path]).status();
         assert!(status.is_ok_and(|status| status.success()), "{} stays attached", self.path);
     }
-}
-
-fn is_root() -> bool {
-    let owner =
-        std::fs::metadata("/proc/self").map(|found| std::os::unix::fs::MetadataExt::uid(&found));
-    owner.is_ok_and(|uid| uid == 0)
 }
 
 fn check(program: &Program, image_bytes: usize, operations: u64) -> Result<()> {

@@ -126,3 +126,10 @@ pub(crate) fn stop(mut server: Server, sockets: &[&Path]) -> Result<String> {
     }
     Ok(log)
 }
+
+/// Whether this process may do everything.
+pub(crate) fn is_root() -> bool {
+    let owner =
+        std::fs::metadata("/proc/self").map(|found| std::os::unix::fs::MetadataExt::uid(&found));
+    owner.is_ok_and(|uid| uid == 0)
+}

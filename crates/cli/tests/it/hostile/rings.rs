@@ -1,5 +1,7 @@
 //! Attacks with what lies in a ring: addresses, descriptors, heads and indices.
 
+use std::os::fd::AsFd;
+
 use anyhow::{Context, Result, ensure};
 use testkit::rawring::{
     Ack, Descriptor, Form, Outcome, Piece, RawDevice, RawRing, flag, kind, request,
@@ -245,6 +247,18 @@ fn truncate_memory(device: &RawDevice) -> Result<()> {
     file.set_len(0).context("truncate the memfd")
 }
 
+/// An interrupt descriptor whose counter is full: whoever writes to it unprepared sleeps for ever.
+fn call_descriptor_that_is_full(target: &Target<'_>) -> Result<()> {
+    let mut device = target.device()?;
+    let full = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
+    device.send_ring_fd(request::SET_VRING_CALL, 0, full.as_fd())?;
+    let (header, status) = device.frame(kind::IN, 0);
+    let data = device.data(0, 512, flag::WRITE);
+    device.ring(0).set_chain(0, &[header, data, status]);
+    device.offer(0, 0)
+}
+
 /// Kicks in a storm with nothing to do.
 fn kicks_without_requests(target: &Target<'_>) -> Result<()> {
     let device = target.device()?;
@@ -309,6 +323,7 @@ attacks! {
     gone_in_mid_request,
     }
     ringloom {
+        call_descriptor_that_is_full,
         memory_file_truncated,
         nested_indirect_table,
         rings_at_odd_addresses,
