@@ -13,7 +13,7 @@ use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, BlkRules, Features, SplitRing};
+use virtio::{BlkConfig, BlkRules, Features, Ring, RingBase};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
@@ -74,7 +74,7 @@ impl BlkDevice {
         // The mailbox needs somebody to wake before the ring is placed.
         let nobody = Arc::new(Notifier::new()?);
         let source = RingSource::new(RingSourceSetup {
-            ring: SplitRing::new(start.memory, start.setup)?,
+            ring: Ring::new(start.memory, start.setup)?,
             rules,
             node: Arc::clone(&self.offer.node),
             serial: self.offer.id.clone(),
@@ -120,13 +120,13 @@ impl Device for BlkDevice {
         Ok(())
     }
 
-    fn stop(&mut self, queue: QueueIndex) -> Result<u16, DeviceError> {
+    fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {
         let placed = self.slot(queue).take().expect("a session stops only what it has started");
         let iothread = placed.iothread();
         let ending = placed.stop().ending();
         let mut ledger = self.ledger.lock().expect("no holder of this lock panics");
         ledger.add(queue, iothread.name(), ending.counters);
-        Ok(ending.next_available)
+        Ok(ending.base)
     }
 
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {

@@ -4,7 +4,7 @@
 //! first takes back what is finished, then pops, decodes and starts new chains in one batch, and
 //! last publishes all completions at once and interrupts the guest if it asked.
 //!
-//! Invariants: a slot for each head; `SplitRing` does not pop a head again that is in flight, so no
+//! Invariants: a slot for each head; the ring does not pop a head again that is in flight, so no
 //! request is completed twice. Guest kicks are off from the first pop until the ring was found
 //! empty, and looked at again after they were switched on.
 //! Threads: belongs to the iothread that serves it and travels with all its slots.
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use block::{Node, Operation, Outcome, Segment};
 use rustix::io::Errno;
-use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, SplitRing};
+use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring};
 
 use crate::{
     Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Seat, Source, SourceKey, Turn,
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug)]
 pub struct RingSourceSetup {
     /// The ring itself.
-    pub ring: SplitRing,
+    pub ring: Ring,
     /// What requests are allowed.
     pub rules: BlkRules,
     /// Where they go.
@@ -78,7 +78,7 @@ enum Health {
 
 /// A ring and everything that travels with it.
 pub struct RingSource {
-    ring: SplitRing,
+    ring: Ring,
     rules: BlkRules,
     node: Arc<dyn Node>,
     serial: String,
@@ -298,7 +298,7 @@ impl Source for RingSource {
     }
 
     fn ending(&self) -> Ending {
-        Ending { next_available: self.ring.next_available(), counters: self.counters }
+        Ending { base: self.ring.base(), counters: self.counters }
     }
 }
 

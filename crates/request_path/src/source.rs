@@ -7,6 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use block::Node;
+use virtio::RingBase;
 
 use crate::{Engine, LaneIndex, Mailbox};
 
@@ -74,8 +75,8 @@ pub struct Counters {
 /// What remains of a source when it is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
-    /// The ring's next available index (virtio 1.2, 2.7.6): where a successor goes on.
-    pub next_available: u16,
+    /// How far the ring has been served: where a successor goes on.
+    pub base: RingBase,
     /// What it did.
     pub counters: Counters,
 }

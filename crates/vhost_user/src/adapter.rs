@@ -101,7 +101,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let base = self.stop_ring(index).map_err(refused)?;
-        Ok(VhostUserVringState::new(index, base.into()))
+        Ok(VhostUserVringState::new(index, base.0))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtio::{Features, GuestMemory, RingSetup};
+use virtio::{Features, GuestMemory, RingBase, RingSetup};
 
 /// One of the queues of a device, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,8 +34,8 @@ pub trait Device {
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError>;
 
     /// Serves a ring no longer. Returns when nothing of it is in flight any more and nothing
-    /// touches its memory, with the available index of the next chain.
-    fn stop(&mut self, queue: QueueIndex) -> Result<u16, DeviceError>;
+    /// touches its memory, with how far it was served.
+    fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError>;
 
     /// Interrupts the guest through another descriptor, or not at all, from now on. The ring is
     /// being served and goes on without a pause.

@@ -54,6 +54,14 @@ pub enum Refusal {
         /// What was asked for.
         size: u32,
     },
+    /// A ring size that a packed ring cannot have.
+    #[error("queue {queue}: packed ring size {size} is not from 1 to 32768")]
+    PackedRingSize {
+        /// Which.
+        queue: QueueIndex,
+        /// What was asked for.
+        size: u32,
+    },
     /// A ring position that does not fit.
     #[error("queue {queue}: {base} is not an available index of a split ring")]
     RingBase {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
-use virtio::{Features, GuestMemory, RING_SIZE_MAX, RingAddresses};
+use virtio::{Features, GuestMemory, RING_SIZE_MAX, RingAddresses, RingBase, RingLayout};
 
 use crate::{Device, QueueIndex, Refusal, RingStart};
 use ring::{Ring, RingState};
@@ -103,11 +103,15 @@ impl<D: Device> Session<D> {
     /// The number of descriptors of a ring (SET_VRING_NUM).
     pub fn set_ring_size(&mut self, queue: u32, size: u32) -> Result<(), Refusal> {
         let queue = self.at_rest(queue, "SET_VRING_NUM")?;
-        match u16::try_from(size) {
-            Ok(fit) if fit.is_power_of_two() && fit <= RING_SIZE_MAX => {
-                self.ring(queue).size = Some(fit);
-            }
-            Ok(_) | Err(_) => return Err(Refusal::RingSize { queue, size }),
+        let layout = self.layout();
+        let fits = |size: &u16| match layout {
+            RingLayout::Split => size.is_power_of_two() && *size <= RING_SIZE_MAX,
+            RingLayout::Packed => (1..=RING_SIZE_MAX).contains(size),
+        };
+        match (u16::try_from(size).ok().filter(fits), layout) {
+            (Some(size), _) => self.ring(queue).size = Some(size),
+            (None, RingLayout::Split) => return Err(Refusal::RingSize { queue, size }),
+            (None, RingLayout::Packed) => return Err(Refusal::PackedRingSize { queue, size }),
         }
         self.check_description(queue)?;
         self.settle(queue, OutsideMemory::Refuse)
@@ -125,22 +129,22 @@ impl<D: Device> Session<D> {
         self.settle(queue, OutsideMemory::Refuse)
     }
 
-    /// The available index from which a ring is served (SET_VRING_BASE).
+    /// Where a ring goes on (SET_VRING_BASE).
     pub fn set_ring_base(&mut self, queue: u32, base: u32) -> Result<(), Refusal> {
         let queue = self.at_rest(queue, "SET_VRING_BASE")?;
-        let Ok(next_available) = u16::try_from(base) else {
+        if self.layout() == RingLayout::Split && base > u16::MAX.into() {
             return Err(Refusal::RingBase { queue, base });
-        };
-        self.ring(queue).state = RingState::Stopped { next_available };
+        }
+        self.ring(queue).state = RingState::Stopped { base: Some(RingBase(base)) };
         self.settle(queue, OutsideMemory::Refuse)
     }
 
     /// Stops a ring until it is kicked off again, and says where it stopped (GET_VRING_BASE).
-    pub fn stop_ring(&mut self, queue: u32) -> Result<u16, Refusal> {
+    pub fn stop_ring(&mut self, queue: u32) -> Result<RingBase, Refusal> {
         let queue = self.check(queue)?;
-        let next_available = self.halt(queue)?;
+        let base = self.halt(queue)?;
         self.ring(queue).kick = None;
-        Ok(next_available)
+        Ok(base)
     }
 
     /// Starts a ring: the driver kicks through this descriptor (SET_VRING_KICK).
@@ -215,7 +219,7 @@ impl<D: Device> Session<D> {
         let served: Vec<QueueIndex> = self.served().collect();
         let mut result = Ok(());
         for queue in served {
-            result = result.and(self.halt(queue).map(|_next| ()));
+            result = result.and(self.halt(queue).map(|_base| ()));
         }
         result
     }
@@ -226,6 +230,11 @@ impl<D: Device> Session<D> {
             RingState::Served => Some(QueueIndex(index)),
             RingState::Stopped { .. } => None,
         })
+    }
+
+    /// How rings lie in memory, as far as the features were chosen.
+    fn layout(&self) -> RingLayout {
+        RingLayout::of(self.features)
     }
 
     fn check(&self, queue: u32) -> Result<QueueIndex, Refusal> {
@@ -254,17 +263,18 @@ impl<D: Device> Session<D> {
     }
 
     /// Stops a ring if it is being served; says where it stands.
-    fn halt(&mut self, queue: QueueIndex) -> Result<u16, Refusal> {
+    fn halt(&mut self, queue: QueueIndex) -> Result<RingBase, Refusal> {
+        let start = RingBase::start(self.layout());
         match self.ring(queue).state {
-            RingState::Stopped { next_available } => Ok(next_available),
+            RingState::Stopped { base } => Ok(base.unwrap_or(start)),
             RingState::Served => {
                 let stopped = self.device.stop(queue);
                 // After an error the session ends and asks for nothing more.
-                let next_available = *stopped.as_ref().unwrap_or(&0);
-                self.ring(queue).state = RingState::Stopped { next_available };
-                stopped?;
-                debug!(%queue, next_available, "stopped");
-                Ok(next_available)
+                let base = stopped.as_ref().ok().copied();
+                self.ring(queue).state = RingState::Stopped { base };
+                let base = stopped?;
+                debug!(%queue, %base, "stopped");
+                Ok(base)
             }
         }
     }
@@ -292,6 +302,8 @@ impl<D: Device> Session<D> {
         if !features.contains(Features::VERSION_1) {
             return Err(Refusal::Legacy { queue });
         }
+        // Not before: a front end may say the new size first and the new base after.
+        setup.check_base().map_err(|source| Refusal::Ring { queue, source })?;
         match (setup.check(&self.memory), outside) {
             (Ok(()), _) => {}
             (Err(source), OutsideMemory::Refuse) => return Err(Refusal::Ring { queue, source }),
@@ -311,7 +323,7 @@ impl<D: Device> Session<D> {
         };
         self.device.start(queue, start)?;
         self.ring(queue).state = RingState::Served;
-        debug!(%queue, next_available = setup.next_available, "served");
+        debug!(%queue, base = %setup.base, layout = %setup.layout, "served");
         Ok(())
     }
 }

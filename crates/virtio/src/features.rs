@@ -32,6 +32,8 @@ impl Features {
     pub const RING_EVENT_IDX: Self = Self(1 << 29);
     /// VIRTIO_F_VERSION_1: the device follows virtio 1.0 or later.
     pub const VERSION_1: Self = Self(1 << 32);
+    /// VIRTIO_F_RING_PACKED: rings are packed instead of split.
+    pub const RING_PACKED: Self = Self(1 << 34);
 
     /// Whether all of these are in the set.
     pub fn contains(self, features: Self) -> bool {

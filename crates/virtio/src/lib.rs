@@ -1,7 +1,7 @@
-//! Guest memory, split rings and the decoding of virtio-blk requests.
+//! Guest memory, split and packed rings, and the decoding of virtio-blk requests.
 //!
 //! Where it stands in the life of a request: at both ends. `vhost_user` builds [`GuestMemory`]
-//! and says where a ring lies; `request_path` pops a [`Chain`] from its [`SplitRing`], decodes it
+//! and says where a ring lies; `request_path` pops a [`Chain`] from its [`Ring`], decodes it
 //! to a [`BlkRequest`], and later stages the completion and publishes it.
 //!
 //! Invariants: whatever lies in guest memory is hostile; each field is read once, copied and then
@@ -14,6 +14,8 @@ mod blk;
 mod config;
 mod features;
 mod memory;
+mod packed;
+mod ring;
 mod split;
 
 pub use blk::{
@@ -26,7 +28,9 @@ pub use memory::{
     GuestAddress, GuestMemory, LastHit, MemoryError, NotMapped, REGIONS_MAX, Region, RegionSpec,
     catch_lost_memory,
 };
-pub use split::{
-    Area, Chain, Head, Interrupt, RING_SIZE_MAX, RingAddresses, RingError, RingSetup, SEGMENTS_MAX,
-    SplitRing,
+pub use packed::PackedRing;
+pub use ring::{
+    Area, Chain, Head, Interrupt, RING_SIZE_MAX, Ring, RingAddresses, RingBase, RingError,
+    RingLayout, RingSetup, SEGMENTS_MAX,
 };
+pub use split::SplitRing;

@@ -7,80 +7,28 @@
 //! elements become visible only with the index that `publish` stores; no chain is handed out that
 //! was read from memory the front end had taken away.
 //! Threads: owned by one iothread at a time, moved as a value between them. Nothing blocks.
-//! Limits: at most `size` chains are in flight; a chain has at most [`SEGMENTS_MAX`] segments.
+//! Limits: at most `size` chains are in flight; a chain has at most `SEGMENTS_MAX` segments.
 //! Not here: the kick and call descriptors (`request_path`).
 
 mod areas;
-mod chain;
-mod error;
 mod heads;
+mod reader;
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::GuestMemory;
+use crate::ring::{
+    Chain, Gather, Head, Hits, Interrupt, RingBase, RingError, RingLayout, RingSetup,
+};
 use areas::Areas;
-use chain::{Hits, Reader};
 use heads::Heads;
-
-pub use chain::{Chain, SEGMENTS_MAX};
-pub use error::{Area, RingError};
-
-/// The largest split ring (virtio 1.2, 2.7).
-pub const RING_SIZE_MAX: u16 = 32768;
+use reader::Reader;
 
 /// VIRTQ_USED_F_NO_NOTIFY: the device does not want kicks.
 const NO_NOTIFY: u16 = 1;
 /// VIRTQ_AVAIL_F_NO_INTERRUPT: the driver does not want interrupts.
 const NO_INTERRUPT: u16 = 1;
-
-/// Where a ring lies, in front-end addresses (vhost-user, SET_VRING_ADDR).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingAddresses {
-    /// The descriptor table.
-    pub descriptors: u64,
-    /// The available ring.
-    pub available: u64,
-    /// The used ring.
-    pub used: u64,
-}
-
-/// All that is needed to serve a ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingSetup {
-    /// The number of descriptors.
-    pub size: u16,
-    /// Where it lies.
-    pub addresses: RingAddresses,
-    /// The available index of the first chain to serve (vhost-user, SET_VRING_BASE).
-    pub next_available: u16,
-    /// Whether VIRTIO_RING_F_EVENT_IDX was negotiated.
-    pub event_idx: bool,
-    /// Whether VIRTIO_RING_F_INDIRECT_DESC was negotiated.
-    pub indirect: bool,
-}
-
-impl RingSetup {
-    /// Whether the ring has a possible size and lies in this memory, aligned: whether
-    /// [`SplitRing::new`] would take it. Touches nothing.
-    pub fn check(&self, memory: &GuestMemory) -> Result<(), RingError> {
-        Areas::find(memory, &self.addresses, self.size).map(|_found| ())
-    }
-}
-
-/// A popped chain, named by its first descriptor. To be returned with [`SplitRing::push_used`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Head(pub u16);
-
-/// Whether the guest wants to be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a guest that waits for an interrupt waits for ever without it"]
-pub enum Interrupt {
-    /// It waits for an interrupt.
-    Wanted,
-    /// It looks by itself, or there is nothing new.
-    Suppressed,
-}
 
 /// Whether the driver kicks when it makes chains available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +37,20 @@ enum Kicks {
     Requested { at: u16 },
     /// It should not.
     Suppressed,
+}
+
+/// Whether a split ring can lie where it is said to. Touches nothing.
+pub(crate) fn check(memory: &GuestMemory, setup: &RingSetup) -> Result<(), RingError> {
+    Areas::find(memory, &setup.addresses, setup.size).map(|_found| ())
+}
+
+/// The available index of the first chain to serve.
+pub(crate) fn next_available(setup: &RingSetup) -> Result<u16, RingError> {
+    let RingSetup { size, base, .. } = *setup;
+    match u16::try_from(base.0) {
+        Ok(next_available) => Ok(next_available),
+        Err(_) => Err(RingError::Base { base, layout: RingLayout::Split, size }),
+    }
 }
 
 /// A split ring being served.
@@ -118,14 +80,15 @@ impl SplitRing {
     /// as it was left by whoever served it before (vhost-user, "Starting and stopping rings").
     pub fn new(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
         let areas = Areas::find(&memory, &setup.addresses, setup.size)?;
+        let next_available = next_available(&setup)?;
         let used = areas.used_index();
         let mut ring = Self {
             in_flight: Heads::none(setup.size),
             areas,
             memory,
             hits: Hits::default(),
-            next_available: setup.next_available,
-            seen_available: setup.next_available,
+            next_available,
+            seen_available: next_available,
             next_used: used,
             published_used: used,
             kicks: Kicks::Suppressed,
@@ -173,10 +136,8 @@ impl SplitRing {
         }
         Reader {
             areas: &self.areas,
-            memory: &self.memory,
-            hits: &mut self.hits,
+            gather: Gather { memory: &self.memory, hits: &mut self.hits, head },
             indirect: self.indirect,
-            head,
         }
         .read(chain)?;
         self.next_available = self.next_available.wrapping_add(1);
@@ -253,8 +214,8 @@ impl SplitRing {
     }
 
     /// The available index of the next chain to pop (vhost-user, GET_VRING_BASE).
-    pub fn next_available(&self) -> u16 {
-        self.next_available
+    pub fn base(&self) -> RingBase {
+        RingBase(self.next_available.into())
     }
 
     fn check_memory(&self) -> Result<(), RingError> {

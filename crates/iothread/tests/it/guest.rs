@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
-use virtio::{GuestAddress, GuestMemory, Region, RegionSpec, RingAddresses, RingSetup};
+use virtio::{
+    GuestAddress, GuestMemory, Region, RegionSpec, RingAddresses, RingBase, RingLayout, RingSetup,
+};
 
 pub(crate) const BLOCK: usize = 4096;
 pub(crate) const RING_SIZE: u16 = 64;
@@ -88,8 +90,14 @@ impl Guest {
         let at = |place: usize| 0x10_0000 + place as u64;
         let addresses =
             RingAddresses { descriptors: at(0), available: at(AVAILABLE), used: at(USED) };
-        let next_available = self.available;
-        RingSetup { size: RING_SIZE, addresses, next_available, event_idx: false, indirect: false }
+        RingSetup {
+            layout: RingLayout::Split,
+            size: RING_SIZE,
+            addresses,
+            base: RingBase(self.available.into()),
+            event_idx: false,
+            indirect: false,
+        }
     }
 
     pub(crate) fn kick_fd(&self) -> OwnedFd {

@@ -7,7 +7,7 @@ use disk::{DiscardPolicy, FileNode};
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::{Caching, FileKind, FileTable, OpenOptions};
 use request_path::{Fault, RingSource, RingSourceSetup, Source};
-use virtio::{BlkRules, SplitRing};
+use virtio::{BlkRules, Ring};
 
 use crate::guest::Guest;
 
@@ -51,7 +51,7 @@ pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
         write_zeroes: true,
     };
     Box::new(RingSource::new(RingSourceSetup {
-        ring: SplitRing::new(guest.memory(), guest.setup()).unwrap(),
+        ring: Ring::new(guest.memory(), guest.setup()).unwrap(),
         rules,
         node: Arc::clone(node),
         serial: "test".to_owned(),

@@ -1,7 +1,7 @@
 //! The messages about guest memory.
 //!
-//! Invariants: every ring is stopped before the table changes and goes on after with the same
-//! available index. The old table is unmapped when its last user, a ring or this session, has let
+//! Invariants: every ring is stopped before the table changes and goes on after where it
+//! was. The old table is unmapped when its last user, a ring or this session, has let
 //! go of it: when these methods return, unless the device kept something in flight.
 
 use std::os::fd::OwnedFd;

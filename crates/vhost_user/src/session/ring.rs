@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use virtio::{Features, RingAddresses, RingSetup};
+use virtio::{Features, RingAddresses, RingBase, RingLayout, RingSetup};
 
 use super::PROTOCOL_FEATURES;
 use super::descriptor::{Descriptor, duplicate};
@@ -26,8 +26,8 @@ pub(super) struct Ring {
 pub(super) enum RingState {
     /// The session.
     Stopped {
-        /// The available index of the next chain.
-        next_available: u16,
+        /// How far it was served, if that was ever said.
+        base: Option<RingBase>,
     },
     /// The device.
     Served,
@@ -42,7 +42,7 @@ impl Default for Ring {
             call: None,
             error: None,
             enabled: false,
-            state: RingState::Stopped { next_available: 0 },
+            state: RingState::Stopped { base: None },
         }
     }
 }
@@ -61,13 +61,15 @@ impl Ring {
 
     /// Where the ring lies and goes on, if it is fully described and not being served.
     pub(super) fn described(&self, features: Features) -> Option<RingSetup> {
-        let RingState::Stopped { next_available } = self.state else {
+        let RingState::Stopped { base } = self.state else {
             return None;
         };
+        let layout = RingLayout::of(features);
         Some(RingSetup {
+            layout,
             size: self.size?,
             addresses: self.addresses?,
-            next_available,
+            base: base.unwrap_or(RingBase::start(layout)),
             event_idx: features.contains(Features::RING_EVENT_IDX),
             indirect: features.contains(Features::RING_INDIRECT_DESC),
         })

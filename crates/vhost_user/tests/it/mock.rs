@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, Features};
+use virtio::{BlkConfig, Features, RingBase, RingLayout};
 
 /// What the session asked the device for, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// A queue was started, from this available index.
-    Start(u16, u16),
+    /// A queue was started, from this base.
+    Start(u16, u32),
     Stop(u16),
     /// Whether there was a descriptor.
     Call(u16, bool),
@@ -40,7 +40,7 @@ pub(crate) const CONFIG: BlkConfig = BlkConfig {
     write_zeroes: true,
 };
 
-/// How far a served ring gets until it is stopped.
+/// How far a served ring gets until it is stopped, in both halves of the base of a packed one.
 pub(crate) const PROGRESS: u16 = 10;
 
 impl Mock {
@@ -68,13 +68,13 @@ impl Device for Mock {
 
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {
         let mut record = self.record();
-        let at = start.setup.next_available;
+        let at = start.setup.base.0;
         record.asked.push(Asked::Start(queue.0, at));
         assert!(record.served.insert(queue.0, start).is_none(), "queue {queue} was started twice");
         Ok(())
     }
 
-    fn stop(&mut self, queue: QueueIndex) -> Result<u16, DeviceError> {
+    fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {
         let mut record = self.record();
         record.asked.push(Asked::Stop(queue.0));
         if record.stuck == Some(queue.0) {
@@ -82,7 +82,11 @@ impl Device for Mock {
             return Err(DeviceError::Stop { queue, source });
         }
         let start = record.served.remove(&queue.0).expect("it was started");
-        Ok(start.setup.next_available.wrapping_add(PROGRESS))
+        let (base, progress) = (start.setup.base.0, u32::from(PROGRESS));
+        Ok(RingBase(match start.setup.layout {
+            RingLayout::Split => base.wrapping_add(progress) & 0xffff,
+            RingLayout::Packed => base + progress + (progress << 16),
+        }))
     }
 
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {

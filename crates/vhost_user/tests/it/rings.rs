@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use virtio::{Features, RingAddresses, RingSetup};
+use virtio::{Features, RingAddresses, RingBase, RingLayout, RingSetup};
 
 use crate::front_end::{
     FrontEnd, GET_VRING_BASE, HIGH, LOW, RESET_DEVICE, RESET_OWNER, SET_FEATURES, SET_VRING_ADDR,
@@ -34,13 +34,14 @@ fn a_ring_that_is_started_and_enabled_is_served_as_it_was_described() {
         let record = front_end.mock.record();
         let start = &record.served[&3];
         let expected = RingSetup {
+            layout: RingLayout::Split,
             size: 128,
             addresses: RingAddresses {
                 descriptors: LOW.user,
                 available: LOW.user + 0x1000,
                 used: LOW.user + 0x2000,
             },
-            next_available: 77,
+            base: RingBase(77),
             event_idx: true,
             indirect: true,
         };
@@ -76,7 +77,7 @@ fn a_ring_that_is_disabled_pauses_and_goes_on_where_it_was() {
     front_end.enable(0, 0);
     front_end.enable(0, 1);
     let next = 65530_u16.wrapping_add(PROGRESS);
-    let asked = [Asked::Start(0, 65530), Asked::Stop(0), Asked::Start(0, next)];
+    let asked = [Asked::Start(0, 65530), Asked::Stop(0), Asked::Start(0, next.into())];
     assert_eq!(front_end.mock.asked(), asked);
     front_end.leave().unwrap();
 }

@@ -13,11 +13,9 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use super::{Area, RING_SIZE_MAX, RingAddresses, RingError};
 use crate::GuestMemory;
+use crate::ring::{Area, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingError};
 
-/// Bytes of a descriptor (virtio 1.2, 2.7.5).
-pub(super) const DESCRIPTOR_BYTES: usize = 16;
 /// Bytes of an element of the used ring (virtio 1.2, 2.7.8).
 const USED_ELEMENT_BYTES: usize = 8;
 /// Bytes in front of the elements of an available or used ring: flags and index.
@@ -49,16 +47,7 @@ impl Areas {
         }
         let entries = u64::from(size);
         let find =
-            |area, address, bytes, alignment: usize| {
-                let base = memory
-                    .at_user_address(address, bytes)
-                    .ok_or(RingError::AreaNotMapped { area, address, bytes })?;
-                if base.addr().get() % alignment == 0 {
-                    Ok(base)
-                } else {
-                    Err(RingError::AreaMisaligned { area, address, alignment })
-                }
-            };
+            |area: Area, address, bytes, alignment| area.find(memory, address, bytes, alignment);
         // Both rings end with a field for EVENT_IDX, which is there without the feature too
         // (virtio 1.2, 2.7).
         Ok(Self {
@@ -120,17 +109,15 @@ impl Areas {
         self.u32_in_used(offset + 4).store(written.to_le(), Ordering::Relaxed);
     }
 
-    /// A copy of the descriptor; `None` if the table has no such one.
-    pub(super) fn descriptor(&self, index: u16) -> Option<[u8; DESCRIPTOR_BYTES]> {
-        if index >= self.size {
-            return None;
-        }
+    /// A copy of the descriptor. Panics if the table has no such one.
+    pub(super) fn descriptor(&self, index: u16) -> [u8; DESCRIPTOR_BYTES] {
+        assert!(index < self.size, "the caller checked");
         let offset = DESCRIPTOR_BYTES * usize::from(index);
         // SAFETY: the table has `size` descriptors (`find`) and `index` is less than that.
         let at = unsafe { self.descriptors.add(offset) };
         // SAFETY: the 16 bytes lie in the table, which is mapped and readable; an array of bytes
         // has no alignment and any content is valid.
-        Some(unsafe { at.cast::<[u8; DESCRIPTOR_BYTES]>().read_volatile() })
+        unsafe { at.cast::<[u8; DESCRIPTOR_BYTES]>().read_volatile() }
     }
 
     fn place(&self, index: u16) -> usize {

@@ -11,7 +11,8 @@ use virtio::{
     status_byte, write_id, write_status,
 };
 
-use crate::driver::{BUFFERS, Driver, WRITE, bytes, memfd};
+use crate::driver::{Driver, WRITE};
+use crate::guest::{BUFFERS, bytes, memfd};
 
 const SIZE: DiskSize = DiskSize(ByteCount(64 << 20));
 const RULES: BlkRules = BlkRules {
@@ -271,7 +272,7 @@ fn data_beyond_two_gigabytes_are_refused() {
     };
     let mut driver = Driver::new(8, 0);
     let region = Region::map(memfd(1 << 30), large).unwrap();
-    driver.memory = Arc::new(driver.memory.with(region).unwrap());
+    driver.guest.memory = Arc::new(driver.memory.with(region).unwrap());
     driver.write(BUFFERS, &header(IN, 0));
     for (less, refused) in [(512, false), (0, true)] {
         let buffers = [

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use virtio::{Chain, RingAddresses, RingError, RingSetup, SEGMENTS_MAX, SplitRing};
+use virtio::{Chain, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX, SplitRing};
 
-use crate::driver::{BUFFERS, Descriptor, Driver, END, GUEST, INDIRECT, NEXT, REGION, WRITE};
+use crate::driver::{Descriptor, Driver, INDIRECT, NEXT, WRITE};
+use crate::guest::{BUFFERS, END, GUEST, REGION};
 
 #[track_caller]
 fn refused(driver: &mut Driver, head: u16, expected: &str) {
@@ -184,7 +185,7 @@ fn indirect_descriptors_need_the_feature() {
     let mut driver = Driver::new(8, 0);
     driver.offer(0, &[(BUFFERS, 16, INDIRECT)]);
     let mut ring =
-        driver.ring_with(RingSetup { indirect: false, next_available: 0, ..driver.setup() });
+        driver.ring_with(RingSetup { indirect: false, base: RingBase(0), ..driver.setup() });
     assert_eq!(
         ring.pop(&mut Chain::default()).unwrap_err(),
         RingError::IndirectNotNegotiated { head: 0 }
@@ -221,6 +222,10 @@ fn a_ring_of_impossible_size_or_place_is_refused() {
             &format!("ring size {size} is not a power of two from 1 to 32768"),
         );
     }
+    refused_setup(
+        RingSetup { base: RingBase(65536), ..good },
+        "base 0x10000 is no position in a split ring of 8 descriptors",
+    );
     let with = |change: fn(&mut RingAddresses)| {
         let mut setup = good;
         change(&mut setup.addresses);

@@ -15,9 +15,8 @@ use virtio::{
     catch_lost_memory,
 };
 
-use crate::driver::{
-    BUFFERS, Descriptor, Driver, GUEST, INDIRECT, REGION, WRITE, bytes, map, memfd,
-};
+use crate::driver::{Descriptor, Driver, INDIRECT, WRITE};
+use crate::guest::{BUFFERS, GUEST, REGION, bytes, map, memfd};
 
 const PAGE: u64 = 4096;
 /// Says to a child what to do.

@@ -3,8 +3,10 @@
 mod blk;
 mod config;
 mod driver;
+mod guest;
 mod hostile;
 mod lost;
 mod memory;
 mod notify;
+mod packed;
 mod random;

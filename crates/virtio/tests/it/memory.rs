@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use virtio::{GuestAddress, GuestMemory, LastHit, MemoryError, REGIONS_MAX, Region, RegionSpec};
 
-use crate::driver::{BUFFERS, Driver, END, GUEST, REGION, bytes, map, memfd};
+use crate::driver::Driver;
+use crate::guest::{BUFFERS, END, GUEST, REGION, bytes, map, memfd};
 
 const PAGE: u64 = 4096;
 

@@ -6,9 +6,10 @@ use std::collections::VecDeque;
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, any, prop_oneof};
 use proptest::{prop_assert, prop_assert_eq, proptest};
-use virtio::{BlkRules, Chain, Head, decode};
+use virtio::{BlkRules, Chain, Head, RingBase, decode};
 
-use crate::driver::{BUFFERS, Descriptor, Driver, GUEST, INDIRECT, NEXT, REGION, WRITE, bytes};
+use crate::driver::{Descriptor, Driver, INDIRECT, NEXT, WRITE};
+use crate::guest::{BUFFERS, GUEST, REGION, bytes};
 
 const SIZE: u16 = 16;
 
@@ -123,7 +124,7 @@ proptest! {
             prop_assert_eq!(driver.take_used(), vec![(u32::from(offered.head), written)]);
         }
         prop_assert!(ring.pop(&mut chain).unwrap().is_none());
-        prop_assert_eq!(ring.next_available(), driver.available);
+        prop_assert_eq!(ring.base(), RingBase(driver.available.into()));
     }
 
     /// Whatever stands in the descriptors and the request: an answer or an error, and in bounds.

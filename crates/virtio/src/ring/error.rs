@@ -2,11 +2,12 @@
 //! became of its requests, so the ring is served no further.
 
 use std::fmt;
+use std::ptr::NonNull;
 
-use super::{RING_SIZE_MAX, SEGMENTS_MAX};
-use crate::NotMapped;
+use super::{RING_SIZE_MAX, RingBase, RingLayout, SEGMENTS_MAX};
+use crate::{GuestMemory, NotMapped};
 
-/// One of the three parts of a split ring (virtio 1.2, 2.7).
+/// One of the three parts of a ring (virtio 1.2, 2.7 and 2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Area {
     /// The descriptor table.
@@ -15,6 +16,35 @@ pub enum Area {
     Available,
     /// The used ring, written by the device.
     Used,
+    /// The descriptors of a packed ring, written by both.
+    DescriptorRing,
+    /// When the driver of a packed ring wants interrupts, written by the driver.
+    DriverEvents,
+    /// When the device of a packed ring wants kicks, written by the device.
+    DeviceEvents,
+}
+
+impl Area {
+    /// Finds this part of a ring at a front-end address.
+    pub(crate) fn find(
+        self,
+        memory: &GuestMemory,
+        address: u64,
+        bytes: u64,
+        alignment: usize,
+    ) -> Result<NonNull<u8>, RingError> {
+        let area = self;
+        let base = memory.at_user_address(address, bytes).ok_or(RingError::AreaNotMapped {
+            area,
+            address,
+            bytes,
+        })?;
+        if base.addr().get().is_multiple_of(alignment) {
+            Ok(base)
+        } else {
+            Err(RingError::AreaMisaligned { area, address, alignment })
+        }
+    }
 }
 
 impl fmt::Display for Area {
@@ -23,6 +53,9 @@ impl fmt::Display for Area {
             Self::Descriptors => "descriptor table",
             Self::Available => "available ring",
             Self::Used => "used ring",
+            Self::DescriptorRing => "descriptor ring",
+            Self::DriverEvents => "driver event suppression",
+            Self::DeviceEvents => "device event suppression",
         })
     }
 }
@@ -36,6 +69,22 @@ pub enum RingError {
         /// The size asked for.
         size: u16,
     },
+    /// A size that a packed ring cannot have.
+    #[error("packed ring size {size} is not from 1 to {RING_SIZE_MAX}")]
+    PackedSize {
+        /// The size asked for.
+        size: u16,
+    },
+    /// A base that names no place in the ring, or more descriptors in flight than there are.
+    #[error("base {base} is no position in a {layout} ring of {size} descriptors")]
+    Base {
+        /// What was asked for.
+        base: RingBase,
+        /// How the ring lies in memory.
+        layout: RingLayout,
+        /// The ring size.
+        size: u16,
+    },
     /// A part of the ring lies outside guest memory, or crosses a border of regions.
     #[error("the {area} of {bytes} bytes at front-end address {address:#x} is not in guest memory")]
     AreaNotMapped {
@@ -46,7 +95,7 @@ pub enum RingError {
         /// Its size.
         bytes: u64,
     },
-    /// A part of the ring is not aligned as virtio 1.2, 2.7 asks.
+    /// A part of the ring is not aligned as virtio 1.2, 2.7 and 2.8.10.1 ask.
     #[error("the {area} at front-end address {address:#x} is not aligned to {alignment} bytes")]
     AreaMisaligned {
         /// Which part.
@@ -82,6 +131,28 @@ pub enum RingError {
     HeadInFlight {
         /// The head.
         head: u16,
+    },
+    /// A packed chain has a buffer id that no slot can be kept for.
+    #[error("buffer id {id} is beyond the ring size {size}")]
+    IdOutOfRange {
+        /// The buffer id.
+        id: u16,
+        /// The ring size.
+        size: u16,
+    },
+    /// A buffer id was used a second time before its chain was returned.
+    #[error("buffer id {id} was made available while its request is in flight")]
+    IdInFlight {
+        /// The buffer id.
+        id: u16,
+    },
+    /// A packed chain reaches into descriptors that were not returned to the driver.
+    #[error("chain {head} is longer than the {free} descriptors of the ring that are not in use")]
+    ChainTooLong {
+        /// Where the chain starts.
+        head: u16,
+        /// How many descriptors the driver may have made available.
+        free: u16,
     },
     /// A chain goes on at a descriptor that does not exist.
     #[error("chain {head}: descriptor {index} is beyond its table of {entries}")]
@@ -144,6 +215,12 @@ pub enum RingError {
     /// An indirect descriptor that has a successor.
     #[error("chain {head}: indirect descriptor with a next descriptor")]
     IndirectWithNext {
+        /// Where the chain starts.
+        head: u16,
+    },
+    /// A packed chain of plain and indirect descriptors.
+    #[error("chain {head}: indirect descriptor behind a plain one")]
+    IndirectMixed {
         /// Where the chain starts.
         head: u16,
     },

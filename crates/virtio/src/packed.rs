@@ -1,0 +1,239 @@
+//! The device side of a packed virtqueue (virtio 1.2, 2.8).
+//!
+//! Where it stands in the life of a request: its first and its last stop, as `split` for the other
+//! layout.
+//!
+//! Invariants: a buffer id is popped only while it is not in flight and returned exactly once; from
+//! the first staged descriptor on nothing is visible to the driver before `publish` stores that
+//! one's flags; from the first published used descriptor to the next available one there are never
+//! more descriptors than the ring has; no chain is handed out that was read from memory the front
+//! end had taken away.
+//! Threads: owned by one iothread at a time, moved as a value between them. Nothing blocks.
+//! Limits: at most `size` chains are in flight; a chain has at most `SEGMENTS_MAX` segments.
+//! Not here: the kick and call descriptors (`request_path`).
+
+mod areas;
+mod position;
+mod reader;
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use crate::GuestMemory;
+use crate::ring::{Chain, Gather, Head, Hits, Interrupt, RingBase, RingError, RingSetup};
+use areas::{Areas, Events};
+use position::{Position, Progress};
+use reader::{Reader, Span};
+
+/// Whether the driver kicks when it makes chains available.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kicks {
+    /// For the first chain from this position on.
+    Requested { at: Position },
+    /// It should not.
+    Suppressed,
+}
+
+/// Whether a packed ring can lie where it is said to. Touches nothing.
+pub(crate) fn check(memory: &GuestMemory, setup: &RingSetup) -> Result<(), RingError> {
+    Areas::find(memory, &setup.addresses, setup.size).map(|_found| ())
+}
+
+/// How far the ring has been served.
+pub(crate) fn progress(setup: &RingSetup) -> Result<Progress, RingError> {
+    Progress::from_base(setup.base, setup.size)
+}
+
+/// A packed ring being served.
+#[derive(Debug)]
+pub struct PackedRing {
+    areas: Areas,
+    memory: Arc<GuestMemory>,
+    hits: Hits,
+    /// How many descriptors the chain of each buffer id has; 0 if it is not in flight.
+    in_flight: Box<[u16]>,
+    /// Where the next chain is looked for.
+    next_available: Position,
+    /// Where the next used descriptor goes.
+    next_used: Position,
+    /// The next used descriptor as the driver sees it.
+    published_used: Position,
+    /// The flags of the descriptor at `published_used`, once one was staged.
+    staged_flags: Option<u16>,
+    /// Descriptors that were staged.
+    staged: u16,
+    /// Descriptors from `published_used` to `next_available`.
+    held: u16,
+    kicks: Kicks,
+    /// Whether an interrupt was decided upon since the start. The first is always wanted: who
+    /// served the ring before may have left the driver waiting.
+    decided: bool,
+    event_idx: bool,
+    indirect: bool,
+}
+
+impl PackedRing {
+    /// Starts to serve a ring, with kicks requested.
+    pub fn new(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
+        let areas = Areas::find(&memory, &setup.addresses, setup.size)?;
+        let progress = progress(&setup)?;
+        let mut ring = Self {
+            in_flight: vec![0; usize::from(setup.size)].into_boxed_slice(),
+            areas,
+            memory,
+            hits: Hits::default(),
+            next_available: progress.available,
+            next_used: progress.used,
+            published_used: progress.used,
+            staged_flags: None,
+            staged: 0,
+            held: progress.held,
+            kicks: Kicks::Suppressed,
+            decided: false,
+            event_idx: setup.event_idx,
+            indirect: setup.indirect,
+        };
+        // Chains that wait already are seen by the caller's first pop.
+        let _waiting = ring.request_kicks();
+        ring.check_memory()?;
+        Ok(ring)
+    }
+
+    /// The number of descriptors.
+    pub fn size(&self) -> u16 {
+        self.areas.size()
+    }
+
+    /// Takes the next available chain, if there is one, and puts its memory in `chain`, which is
+    /// cleared first. After an error the ring must not be served any further.
+    pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
+        let popped = self.pop_unchecked(chain);
+        // Lost memory reads as zero, which can look like anything.
+        self.check_memory()?;
+        popped
+    }
+
+    /// Like `pop`, without a look at whether the memory it has read is still there.
+    fn pop_unchecked(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
+        chain.clear();
+        let start = self.next_available;
+        let flags = self.areas.flags(start.slot);
+        if !start.is_available(flags) {
+            return Ok(None);
+        }
+        let free = self.size() - self.held;
+        let span = Reader {
+            areas: &self.areas,
+            gather: Gather { memory: &self.memory, hits: &mut self.hits, head: start.slot },
+            indirect: self.indirect,
+            free,
+        }
+        .read(flags, chain)?;
+        self.claim(span)?;
+        self.next_available = start.after(span.descriptors, self.size());
+        Ok(Some(Head(span.id)))
+    }
+
+    /// Notes that a chain is in flight.
+    fn claim(&mut self, Span { id, descriptors }: Span) -> Result<(), RingError> {
+        let size = self.size();
+        let Some(in_flight) = self.in_flight.get_mut(usize::from(id)) else {
+            return Err(RingError::IdOutOfRange { id, size });
+        };
+        if *in_flight != 0 {
+            return Err(RingError::IdInFlight { id });
+        }
+        *in_flight = descriptors;
+        self.held += descriptors;
+        Ok(())
+    }
+
+    /// Stages the completion of a popped chain; `written` is the number of bytes written to its
+    /// memory from the start. The driver sees it after [`PackedRing::publish`].
+    ///
+    /// Panics if the chain is not in flight: a request was completed twice.
+    pub fn push_used(&mut self, head: Head, written: u32) {
+        let in_flight = self.in_flight.get_mut(usize::from(head.0));
+        let descriptors = in_flight.map_or(0, std::mem::take);
+        assert!(descriptors != 0, "chain {} was returned without being in flight", head.0);
+        let at = self.next_used;
+        let flags = at.used_flags(written);
+        self.areas.set_used(at.slot, head.0, written);
+        if self.staged_flags.is_none() {
+            // Written last, by `publish`: the driver looks at no descriptor behind it before.
+            self.staged_flags = Some(flags);
+        } else {
+            self.areas.set_flags(at.slot, flags);
+        }
+        // The used descriptor stands for the whole chain; the driver knows how many it skips
+        // (virtio 1.2, 2.8.6).
+        self.next_used = at.after(descriptors, self.size());
+        self.staged += descriptors;
+    }
+
+    /// Shows the driver all that was staged, and says whether it wants an interrupt for it.
+    pub fn publish(&mut self) -> Interrupt {
+        let Some(flags) = self.staged_flags.take() else {
+            return Interrupt::Suppressed;
+        };
+        self.areas.publish_flags(self.published_used.slot, flags);
+        self.published_used = self.next_used;
+        let passed = std::mem::take(&mut self.staged);
+        self.held -= passed;
+        // The descriptors must be visible before the driver's wish is read: the driver writes its
+        // wish first and looks at the descriptors after (virtio 1.2, 2.8.21.3.1).
+        fence(Ordering::SeqCst);
+        let first = !std::mem::replace(&mut self.decided, true);
+        let wanted = match self.areas.driver_events() {
+            Events::None => false,
+            Events::At(event) if self.event_idx => {
+                first || self.next_used.has_passed(event, passed, self.size())
+            }
+            Events::All | Events::At(_) => true,
+        };
+        if wanted { Interrupt::Wanted } else { Interrupt::Suppressed }
+    }
+
+    /// Asks the driver not to kick, as long as the caller looks by itself. A hint: kicks may still
+    /// come.
+    pub fn suppress_kicks(&mut self) {
+        let Kicks::Requested { at } = self.kicks else {
+            return;
+        };
+        self.kicks = Kicks::Suppressed;
+        // A driver that has passed the event passes it again only after two rounds: nothing to
+        // write.
+        if !self.event_idx || !at.is_available(self.areas.flags(at.slot)) {
+            self.areas.set_device_events(Events::None);
+        }
+    }
+
+    /// Asks the driver to kick for the next chain. `true` if chains have arrived meanwhile, for
+    /// which no kick may come: the caller must pop again. Also if memory is lost: `pop` says so.
+    #[must_use = "chains that arrived meanwhile come without a kick"]
+    pub fn request_kicks(&mut self) -> bool {
+        let at = self.next_available;
+        if self.event_idx {
+            if self.kicks != (Kicks::Requested { at }) {
+                self.areas.set_device_events(Events::At(at));
+            }
+        } else if self.kicks == Kicks::Suppressed {
+            self.areas.set_device_events(Events::All);
+        }
+        self.kicks = Kicks::Requested { at };
+        // The wish must be visible before the flags are read: the driver stores its flags first
+        // and reads the wish after (virtio 1.2, 2.8.21.3.1).
+        fence(Ordering::SeqCst);
+        at.is_available(self.areas.flags(at.slot)) || self.memory.is_lost()
+    }
+
+    /// Where the next chain and the next used descriptor are (vhost-user, GET_VRING_BASE).
+    pub fn base(&self) -> RingBase {
+        let [available, used] = [self.next_available, self.published_used].map(Position::to_bits);
+        RingBase(u32::from(available) | u32::from(used) << 16)
+    }
+
+    fn check_memory(&self) -> Result<(), RingError> {
+        if self.memory.is_lost() { Err(RingError::MemoryLost) } else { Ok(()) }
+    }
+}

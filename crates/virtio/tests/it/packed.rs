@@ -1,0 +1,6 @@
+//! Packed rings: orderly, random, hostile.
+
+mod driver;
+mod hostile;
+mod notify;
+mod random;
