@@ -42,6 +42,7 @@ impl BlkConfig {
         let mut features = Features::VERSION_1
             | Features::RING_INDIRECT_DESC
             | Features::RING_EVENT_IDX
+            | Features::RING_PACKED
             | Features::BLK_SEG_MAX
             | Features::BLK_BLK_SIZE
             | Features::BLK_TOPOLOGY

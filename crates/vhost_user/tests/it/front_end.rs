@@ -9,8 +9,9 @@ use std::thread::JoinHandle;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhost_user::{SessionError, serve};
+use virtio::Features;
 
-use crate::mock::{CONFIG, Mock};
+use crate::mock::{CONFIG, Mock, split_features};
 
 pub(crate) const GET_FEATURES: u32 = 1;
 pub(crate) const SET_FEATURES: u32 = 2;
@@ -105,18 +106,26 @@ impl FrontEnd {
         }
     }
 
-    /// Connected and agreed on all features.
+    /// Connected and agreed on all features but packed rings.
     pub(crate) fn negotiated() -> Self {
         Self::new().negotiate()
     }
 
-    pub(crate) fn negotiate(mut self) -> Self {
+    pub(crate) fn negotiate(self) -> Self {
+        self.choose(split_features())
+    }
+
+    /// Connected and agreed on all features.
+    pub(crate) fn packed() -> Self {
+        Self::new().choose(CONFIG.features())
+    }
+
+    fn choose(mut self, features: Features) -> Self {
         self.ask(GET_FEATURES, &[]);
         self.ask(GET_PROTOCOL_FEATURES, &[]);
         self.send(SET_PROTOCOL_FEATURES, &words(&[ALL_PROTOCOL_FEATURES]));
         self.done(SET_OWNER, &[]);
-        let features = CONFIG.features().0 | PROTOCOL_FEATURES;
-        self.done(SET_FEATURES, &words(&[features]));
+        self.done(SET_FEATURES, &words(&[features.0 | PROTOCOL_FEATURES]));
         self
     }
 

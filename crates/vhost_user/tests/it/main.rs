@@ -6,4 +6,5 @@ mod garbage;
 mod memory;
 mod mock;
 mod negotiation;
+mod packed;
 mod rings;

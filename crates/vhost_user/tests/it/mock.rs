@@ -40,6 +40,11 @@ pub(crate) const CONFIG: BlkConfig = BlkConfig {
     write_zeroes: true,
 };
 
+/// All features with split rings.
+pub(crate) fn split_features() -> Features {
+    CONFIG.features().without(Features::RING_PACKED)
+}
+
 /// How far a served ring gets until it is stopped, in both halves of the base of a packed one.
 pub(crate) const PROGRESS: u16 = 10;
 

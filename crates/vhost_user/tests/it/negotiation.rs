@@ -5,7 +5,7 @@ use crate::front_end::{
     GET_MAX_MEM_SLOTS, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, LOW, PROTOCOL_FEATURES, SET_CONFIG,
     SET_FEATURES, SET_LOG_BASE, SET_PROTOCOL_FEATURES, words,
 };
-use crate::mock::{CONFIG, Mock};
+use crate::mock::{CONFIG, Mock, split_features};
 
 fn config(front_end: &mut FrontEnd, offset: u32, count: u32) -> Vec<u8> {
     let mut payload = [offset, count, 0].map(u32::to_le_bytes).concat();
@@ -47,8 +47,8 @@ fn the_configuration_space_is_cut_or_filled_up_to_what_is_asked_for() {
 #[test]
 fn features_that_were_not_offered_are_refused() {
     let mut front_end = FrontEnd::new();
-    front_end.send(SET_FEATURES, &words(&[1 << 34]));
-    front_end.refused("front end chose features 0x400000000 but only 0x170007644 are offered");
+    front_end.send(SET_FEATURES, &words(&[1 << 33]));
+    front_end.refused("front end chose features 0x200000000 but only 0x570007644 are offered");
     let mut front_end = FrontEnd::new();
     front_end.send(SET_PROTOCOL_FEATURES, &words(&[1 << 12]));
     front_end.refused("front end chose protocol features 0x1000 but only 0xa209 are offered");
@@ -59,7 +59,7 @@ fn features_stay_as_they_are_while_a_ring_is_served() {
     let mut front_end = FrontEnd::negotiated();
     front_end.set_memory(&[LOW]);
     front_end.start(7, 0);
-    let features = CONFIG.features().0 | PROTOCOL_FEATURES;
+    let features = split_features().0 | PROTOCOL_FEATURES;
     front_end.done(SET_FEATURES, &words(&[features]));
     front_end.send(SET_FEATURES, &words(&[1 << 32]));
     front_end.refused("front end changed the features while queue 7 is being served");

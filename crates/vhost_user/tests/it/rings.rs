@@ -9,7 +9,7 @@ use crate::front_end::{
     SET_VRING_BASE, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM,
     addresses, event, memfd, state, words,
 };
-use crate::mock::{Asked, CONFIG, PROGRESS, is_same};
+use crate::mock::{Asked, PROGRESS, is_same, split_features};
 
 const NO_DESCRIPTOR: u64 = 0x100;
 
@@ -46,7 +46,7 @@ fn a_ring_that_is_started_and_enabled_is_served_as_it_was_described() {
             indirect: true,
         };
         assert_eq!(start.setup, expected);
-        assert_eq!(start.features, CONFIG.features());
+        assert_eq!(start.features, split_features());
         assert!(is_same(&start.kick, &front_end.kick));
         assert!(is_same(start.call.as_ref().unwrap(), &call));
         assert!(is_same(start.error.as_ref().unwrap(), &error));
@@ -100,7 +100,7 @@ fn a_ring_whose_base_was_asked_for_waits_for_its_next_kick_descriptor() {
 #[test]
 fn without_protocol_features_a_ring_starts_enabled() {
     let mut front_end = with_memory();
-    let features = CONFIG.features().without(Features::RING_EVENT_IDX);
+    let features = split_features().without(Features::RING_EVENT_IDX);
     front_end.done(SET_FEATURES, &words(&[features.0]));
     front_end.describe(0, LOW.user, 0);
     front_end.kick_off(0);
@@ -134,7 +134,7 @@ fn a_reset_forgets_rings_and_features_but_not_the_memory() {
     let asked = front_end.mock.asked();
     assert_eq!(asked[2..], [Asked::Stop(0), Asked::Stop(9)]);
     assert_eq!(front_end.base(0), 0);
-    let features = CONFIG.features().0 | crate::front_end::PROTOCOL_FEATURES;
+    let features = split_features().0 | crate::front_end::PROTOCOL_FEATURES;
     front_end.done(SET_FEATURES, &words(&[features]));
     front_end.start(0, 3);
     assert_eq!(front_end.mock.asked(), [Asked::Start(0, 3)]);

@@ -49,7 +49,7 @@ fn a_disk_without_discards_names_no_limits_for_them() {
 #[test]
 fn the_features_follow_the_configuration() {
     let all = CONFIG.features();
-    assert_eq!(all, Features(0x1_3000_7644));
+    assert_eq!(all, Features(0x5_3000_7644));
     assert!(all.contains(Features::BLK_DISCARD | Features::VERSION_1));
     assert!(!all.contains(Features::BLK_RO));
     let plain =
