@@ -11,6 +11,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -23,7 +24,10 @@ use virtio_driver::{
 use crate::deadline::Deadline;
 use crate::memory::SharedMemory;
 
+mod packed_base;
 mod raw_buffers;
+
+use packed_base::Relay;
 
 /// How long one request may take before a test gives up on it.
 pub const REQUEST_LIMIT: Duration = Duration::from_secs(60);
@@ -37,6 +41,15 @@ pub enum EventIndex {
     Off,
 }
 
+/// How the client's rings lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingLayout {
+    /// Split rings.
+    Split,
+    /// Packed rings, which the server must offer.
+    Packed,
+}
+
 /// What a client asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -48,12 +61,20 @@ pub struct Shape {
     pub memory_bytes: usize,
     /// Event suppression by index.
     pub event_index: EventIndex,
+    /// Split or packed rings.
+    pub layout: RingLayout,
 }
 
 impl Shape {
     /// One queue and a MiB of memory, for tests that do one thing at a time.
     pub fn small() -> Self {
-        Self { queues: 1, queue_size: 128, memory_bytes: 1 << 20, event_index: EventIndex::On }
+        Self {
+            queues: 1,
+            queue_size: 128,
+            memory_bytes: 1 << 20,
+            event_index: EventIndex::On,
+            layout: RingLayout::Split,
+        }
     }
 }
 
@@ -153,9 +174,11 @@ pub struct Configuration {
 
 /// A connected client with its queues set up.
 pub struct Client {
-    // Order matters: the queues point into memory that the transport unmaps when it is dropped.
+    // Order matters: the queues point into memory that the transport unmaps when it is dropped, and the relay waits for
+    // the transport to hang up.
     queues: Vec<Queue>,
     transport: Box<VirtioBlkTransport>,
+    _relay: Option<Relay>,
     memory: Arc<SharedMemory>,
     features: VirtioBlkFeatureFlags,
 }
@@ -175,15 +198,26 @@ struct Queue {
 impl Client {
     /// Connects, negotiates and sets up the queues.
     pub fn connect(socket: &Path, shape: Shape) -> Result<Self> {
+        let relay = match shape.layout {
+            RingLayout::Split => None,
+            RingLayout::Packed => Some(Relay::start(socket)?),
+        };
+        let socket = relay.as_ref().map_or_else(|| socket.to_owned(), Relay::socket);
         let path = socket.to_str().context("a socket path is text")?;
         let mut wanted = VirtioFeatureFlags::VERSION_1.bits() | disk_features().bits();
         if shape.event_index == EventIndex::On {
             wanted |= VirtioFeatureFlags::RING_EVENT_IDX.bits();
         }
+        if shape.layout == RingLayout::Packed {
+            wanted |= VirtioFeatureFlags::RING_PACKED.bits();
+        }
         let connection = VhostUser::<VirtioBlkConfig, VirtioBlkReqBuf>::new(path, wanted)
             .with_context(|| format!("connect to {path}"))?;
         let mut transport: Box<VirtioBlkTransport> = Box::new(connection);
-        let features = VirtioBlkFeatureFlags::from_bits_truncate(transport.get_features());
+        let chosen = transport.get_features();
+        let is_packed = chosen & VirtioFeatureFlags::RING_PACKED.bits() != 0;
+        ensure!(is_packed == (shape.layout == RingLayout::Packed), "features {chosen:#x}");
+        let features = VirtioBlkFeatureFlags::from_bits_truncate(chosen);
         let rings =
             VirtioBlkQueue::setup_queues(transport.as_mut(), shape.queues, shape.queue_size)
                 .context("set up the queues")?;
@@ -199,7 +233,7 @@ impl Client {
             let call = transport.get_completion_fd(index);
             queues.push(Queue { ring, kick, call });
         }
-        Ok(Self { queues, transport, memory, features })
+        Ok(Self { queues, transport, _relay: relay, memory, features })
     }
 
     /// The memory that segments lie in.
@@ -269,15 +303,25 @@ impl Client {
     /// Waits until at least one request has come back in any queue; gives (queue, completion).
     pub fn wait_any(&mut self, deadline: Deadline) -> Result<Vec<(usize, Completion)>> {
         loop {
-            let mut found = Vec::new();
-            for queue in 0..self.queues.len() {
-                found.extend(self.completions(queue).into_iter().map(|done| (queue, done)));
+            let found = self.completions_of_all();
+            if !found.is_empty() {
+                return Ok(found);
             }
+            // The driver's wish for an interrupt must be visible before it looks for the last time; for packed rings it
+            // leaves that to its user.
+            fence(Ordering::SeqCst);
+            let found = self.completions_of_all();
             if !found.is_empty() {
                 return Ok(found);
             }
             self.sleep_until_called(deadline)?;
         }
+    }
+
+    fn completions_of_all(&mut self) -> Vec<(usize, Completion)> {
+        (0..self.queues.len())
+            .flat_map(|queue| self.completions(queue).into_iter().map(move |done| (queue, done)))
+            .collect()
     }
 
     /// Does one request and waits for its end; nothing else may be in flight in that queue.

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::client::RingLayout;
 use crate::deadline::poll_until;
 use crate::process::{Bench, Capture};
 
@@ -54,6 +55,8 @@ pub struct Guest {
     pub disks: Vec<PathBuf>,
     /// Queues of each disk; also the number of CPUs, so that each CPU has a queue of its own.
     pub queues: usize,
+    /// The rings of each disk. A driver is free to take split ones although packed ones are offered; Linux takes packed.
+    pub layout: RingLayout,
     /// Shell commands for busybox' sh, run as root after the disks are there. The function
     /// `section NAME COMMAND…` runs a command and reports its output and status as `Console::section`.
     pub script: String,
@@ -106,13 +109,17 @@ impl Guest {
              -serial stdio -no-reboot \
              -object memory-backend-memfd,id=mem,size={MEMORY_MIB}M,share=on -machine q35,memory-backend=mem"
         );
+        let packed = match self.layout {
+            RingLayout::Split => "off",
+            RingLayout::Packed => "on",
+        };
         let mut arguments: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
         for (index, socket) in self.disks.iter().enumerate() {
             arguments.extend([
                 "-chardev".to_owned(),
                 format!("socket,id=c{index},path={}", socket.display()),
                 "-device".to_owned(),
-                format!("vhost-user-blk-pci,chardev=c{index},num-queues={queues}"),
+                format!("vhost-user-blk-pci,chardev=c{index},num-queues={queues},packed={packed}"),
             ]);
         }
         arguments.extend([

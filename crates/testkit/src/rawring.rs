@@ -6,7 +6,7 @@
 //! Invariants: every wait ends at a deadline or when the server ends the session, and says which.
 
 mod device;
-mod message;
+pub(crate) mod message;
 mod ring;
 
 pub use device::{BlockRequest, Form, Outcome, RawDevice, RawShape, kind};

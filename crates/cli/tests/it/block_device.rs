@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use testkit::client::{Client, EventIndex, Shape};
+use testkit::client::{Client, Shape};
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program};
 use testkit::report::skipped;
@@ -64,7 +64,7 @@ fn check(program: &Program, image_bytes: usize, operations: u64) -> Result<()> {
         queues: QUEUES,
         queue_size: 256,
         memory_bytes: plan.memory_bytes(QUEUES),
-        event_index: EventIndex::On,
+        ..Shape::small()
     };
     let mut client = Client::connect(&socket, shape)?;
     ensure!(client.configuration()?.blk_size == 512, "the client must be able to write sectors");

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use testkit::client::RingLayout;
 use testkit::deadline::Deadline;
 use testkit::guest::{self, Guest};
 use testkit::process::{Bench, Program, Server};
@@ -16,6 +17,8 @@ use crate::support::{Disk, Iothreads, ringloom, stop, with};
 const QUEUES: usize = 4;
 const IMAGE_BYTES: u64 = 96 << 20;
 const KNOWN: &str = "these bytes came through the guest";
+/// The bit of VIRTIO_F_RING_PACKED.
+const RING_PACKED: usize = 34;
 /// About 20 s under TCG on two cores; the rest is for a loaded machine.
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
 
@@ -24,6 +27,7 @@ fn script() -> String {
     format!(
         "section queues sh -c 'ls -d /sys/block/vda/mq/* | wc -l'\n\
          section sectors cat /sys/block/vda/size\n\
+         section features cat /sys/bus/virtio/devices/virtio0/features\n\
          section mkfs mkfs.ext4 -q -F -E nodiscard /dev/vda\n\
          section mount mount -t ext4 /dev/vda /mnt\n\
          for cpu in 0 1 2 3; do\n\
@@ -43,17 +47,20 @@ do_verify=1\nrandseed=7\nEOF\n\
 }
 
 /// Runs the guest on a disk, checks all that does not depend on the server, and returns the server's log.
-fn check(program: &Program, iothreads: Iothreads) -> Result<String> {
+fn check(program: &Program, iothreads: Iothreads, layout: RingLayout) -> Result<String> {
     let bench = Bench::new()?;
     let disk = Disk { iothreads, ..Disk::new(&bench, "e0", QUEUES) };
     image::create_sparse(&disk.image(), IMAGE_BYTES)?;
     let server = disk.serve(program)?;
     let clock = Deadline::after(GUEST_LIMIT);
-    let guest = Guest { disks: vec![disk.socket()], queues: QUEUES, script: script() };
+    let guest = Guest { disks: vec![disk.socket()], queues: QUEUES, layout, script: script() };
     let console = guest
         .run(&bench, GUEST_LIMIT)
         .with_context(|| format!("log of the server: {}", server.log()))?;
     note(&format!("guest on {}: {:?}", program.name(), clock.elapsed()));
+    // One character per feature bit.
+    let packed = console.success("features")?.chars().nth(RING_PACKED) == Some('1');
+    ensure!(packed == (layout == RingLayout::Packed), "packed in the guest: {packed}");
     let queues = console.success("queues")?;
     ensure!(queues == QUEUES.to_string(), "{queues} queues in the guest: {}", console.tail());
     let sectors: u64 = console.success("sectors")?.parse().context("size in the guest")?;
@@ -108,27 +115,35 @@ fn with_guest(program: &Program, behaviour: impl FnOnce(&Program) -> Result<()>)
     }
 }
 
+/// The guest with its four queues on two iothreads, and what the server says of them afterwards.
+fn check_two_iothreads(program: &Program, layout: RingLayout) -> Result<()> {
+    let log = check(program, Iothreads::Two, layout)?;
+    let reports = queue_report::parse(&log);
+    for queue in 0..QUEUES {
+        // A guest's firmware opens a session of its own first, so a queue may have several lines.
+        let lines: Vec<_> = reports.iter().filter(|report| report.queue == queue).collect();
+        let writes: u64 = lines.iter().map(|report| report.writes).sum();
+        let errors: u64 = lines.iter().map(|report| report.errors).sum();
+        ensure!(writes > 0 && errors == 0, "queue {queue}: {lines:?}, log: {log}");
+    }
+    let discards: u64 = reports.iter().map(|report| report.discards).sum();
+    ensure!(discards > 0, "fstrim in the guest discarded nothing: {reports:?}");
+    Ok(())
+}
+
 #[test]
 fn a_guest_uses_all_queues_of_a_disk_on_two_iothreads() {
-    with_guest(&ringloom(), |program| {
-        let log = check(program, Iothreads::Two)?;
-        let reports = queue_report::parse(&log);
-        for queue in 0..QUEUES {
-            // A guest's firmware opens a session of its own first, so a queue may have several lines.
-            let lines: Vec<_> = reports.iter().filter(|report| report.queue == queue).collect();
-            let writes: u64 = lines.iter().map(|report| report.writes).sum();
-            let errors: u64 = lines.iter().map(|report| report.errors).sum();
-            ensure!(writes > 0 && errors == 0, "queue {queue}: {lines:?}, log: {log}");
-        }
-        let discards: u64 = reports.iter().map(|report| report.discards).sum();
-        ensure!(discards > 0, "fstrim in the guest discarded nothing: {reports:?}");
-        Ok(())
-    });
+    with_guest(&ringloom(), |program| check_two_iothreads(program, RingLayout::Split));
+}
+
+#[test]
+fn a_guest_with_packed_rings_uses_all_queues_of_a_disk_on_two_iothreads() {
+    with_guest(&ringloom(), |program| check_two_iothreads(program, RingLayout::Packed));
 }
 
 #[test]
 fn the_peer_passes_the_guest() {
     with_guest(&Program::qemu_storage_daemon(), |program| {
-        check(program, Iothreads::None).map(drop)
+        check(program, Iothreads::None, RingLayout::Split).map(drop)
     });
 }

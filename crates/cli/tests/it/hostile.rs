@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use testkit::client::{Client, EventIndex, Shape};
+use testkit::client::{Client, Shape};
 use testkit::deadline::poll_until;
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program, Server};
@@ -99,8 +99,7 @@ impl Bystander {
     fn start(socket: &Path, content: Vec<u8>) -> Result<Self> {
         let plan = Plan { seed: 0x34, operations: 40, depth: 4, block_bytes: 512 };
         let memory_bytes = plan.memory_bytes(2);
-        let event_index = EventIndex::On;
-        let shape = Shape { queues: 2, queue_size: 128, memory_bytes, event_index };
+        let shape = Shape { queues: 2, memory_bytes, ..Shape::small() };
         let mut client = Client::connect(socket, shape)?;
         let stop = Arc::new(AtomicBool::new(false));
         let rounds = Arc::new(AtomicU64::new(0));

@@ -1,7 +1,7 @@
 //! Four queues under a random workload that compares every byte with a model.
 
 use anyhow::{Context, Result, ensure};
-use testkit::client::{Client, EventIndex, Shape};
+use testkit::client::{Client, EventIndex, RingLayout, Shape};
 use testkit::deadline::Deadline;
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program};
@@ -17,9 +17,26 @@ fn plan(seed: u64, operations: u64) -> Plan {
     Plan { seed, operations, depth: 16, block_bytes: 512 }
 }
 
-fn shape(plan: &Plan, event_index: EventIndex) -> Shape {
-    let memory_bytes = plan.memory_bytes(QUEUES);
-    Shape { queues: QUEUES, queue_size: 256, memory_bytes, event_index }
+fn split(plan: &Plan) -> Shape {
+    Shape {
+        queues: QUEUES,
+        queue_size: 256,
+        memory_bytes: plan.memory_bytes(QUEUES),
+        ..Shape::small()
+    }
+}
+
+fn split_without_index(plan: &Plan) -> Shape {
+    Shape { event_index: EventIndex::Off, ..split(plan) }
+}
+
+/// Of a size that is no power of two, so that chains lie across the end of the ring in ever new ways.
+fn packed(plan: &Plan) -> Shape {
+    Shape { queue_size: 201, layout: RingLayout::Packed, ..split(plan) }
+}
+
+fn packed_without_index(plan: &Plan) -> Shape {
+    Shape { event_index: EventIndex::Off, ..packed(plan) }
 }
 
 /// Runs the workload, then compares the disk through the client and the image on the host.
@@ -27,7 +44,7 @@ fn check(
     program: &Program,
     iothreads: Iothreads,
     direct: &str,
-    event_index: EventIndex,
+    shape: fn(&Plan) -> Shape,
     plan: Plan,
 ) -> Result<String> {
     let bench = Bench::new()?;
@@ -35,7 +52,7 @@ fn check(
     let mut model = DiskModel::new(disk.create(IMAGE_BYTES, plan.seed)?);
     let server = disk.serve(program)?;
     let clock = Deadline::after(std::time::Duration::from_secs(600));
-    let mut client = Client::connect(&disk.socket(), shape(&plan, event_index))?;
+    let mut client = Client::connect(&disk.socket(), shape(&plan))?;
     let summary = model::run(&mut client, &mut model, &plan)
         .with_context(|| format!("log: {}", server.log()))?;
     model::verify_through(&mut client, &model)?;
@@ -57,37 +74,52 @@ fn check(
 #[test]
 fn four_queues_without_iothreads_never_return_a_wrong_byte() {
     with(&ringloom(), |program| {
-        check(program, Iothreads::None, "on", EventIndex::On, plan(0x51, 20_000)).map(drop)
+        check(program, Iothreads::None, "on", split, plan(0x51, 20_000)).map(drop)
     });
+}
+
+/// Runs the workload on two iothreads and looks at what the server says of its queues.
+fn check_two_iothreads(program: &Program, shape: fn(&Plan) -> Shape, plan: Plan) -> Result<()> {
+    let log = check(program, Iothreads::Two, "on", shape, plan)?;
+    let reports = queue_report::parse(&log);
+    ensure!(reports.len() == QUEUES, "not one report per queue in the log: {log}");
+    for report in &reports {
+        let expected = format!("t{}", report.queue % 2);
+        ensure!(report.iothread == expected, "queues go round-robin: {report:?}");
+        ensure!(report.requests() > 0 && report.errors == 0, "{report:?}");
+    }
+    Ok(())
 }
 
 #[test]
 fn four_queues_on_two_iothreads_never_return_a_wrong_byte() {
+    with(&ringloom(), |program| check_two_iothreads(program, split, plan(0x52, 20_000)));
+}
+
+#[test]
+fn four_packed_queues_on_two_iothreads_never_return_a_wrong_byte() {
+    with(&ringloom(), |program| check_two_iothreads(program, packed, plan(0x59, 20_000)));
+}
+
+#[test]
+fn packed_queues_with_plain_interrupts_change_no_byte() {
     with(&ringloom(), |program| {
-        let log = check(program, Iothreads::Two, "on", EventIndex::On, plan(0x52, 20_000))?;
-        let reports = queue_report::parse(&log);
-        ensure!(reports.len() == QUEUES, "not one report per queue in the log: {log}");
-        for report in &reports {
-            let expected = format!("t{}", report.queue % 2);
-            ensure!(report.iothread == expected, "queues go round-robin: {report:?}");
-            ensure!(report.requests() > 0 && report.errors == 0, "{report:?}");
-        }
-        Ok(())
+        check(program, Iothreads::Two, "off", packed_without_index, plan(0x5a, 5_000)).map(drop)
     });
 }
 
 #[test]
 fn the_page_cache_and_plain_interrupts_change_no_byte() {
     with(&ringloom(), |program| {
-        check(program, Iothreads::Two, "off", EventIndex::Off, plan(0x53, 5_000)).map(drop)
+        check(program, Iothreads::Two, "off", split_without_index, plan(0x53, 5_000)).map(drop)
     });
 }
 
 #[test]
 fn the_peer_passes_the_workload() {
     with(&Program::qemu_storage_daemon(), |program| {
-        check(program, Iothreads::None, "on", EventIndex::On, plan(0x54, 5_000)).map(drop)?;
-        check(program, Iothreads::One, "off", EventIndex::Off, plan(0x55, 2_000)).map(drop)
+        check(program, Iothreads::None, "on", split, plan(0x54, 5_000)).map(drop)?;
+        check(program, Iothreads::One, "off", split_without_index, plan(0x55, 2_000)).map(drop)
     });
 }
 
@@ -100,7 +132,7 @@ fn a_corrupted_image_makes_the_model_check_fail() {
         let plan = plan(0x56, 200);
         let mut model = DiskModel::new(disk.create(4 << 20, plan.seed)?);
         let server = disk.serve(program)?;
-        let mut client = Client::connect(&disk.socket(), shape(&plan, EventIndex::On))?;
+        let mut client = Client::connect(&disk.socket(), split(&plan))?;
         model::run(&mut client, &mut model, &plan)?;
         // A sector that no discard can have touched since: written now, read back, then spoilt.
         let bytes = [0xa7; 512];
@@ -133,7 +165,7 @@ fn a_corrupted_image_makes_the_random_workload_fail() {
             image::corrupt(&disk.image(), place * (256 << 10) + 700)?;
         }
         let server = disk.serve(program)?;
-        let mut client = Client::connect(&disk.socket(), shape(&plan, EventIndex::On))?;
+        let mut client = Client::connect(&disk.socket(), split(&plan))?;
         let error = model::run(&mut client, &mut model, &plan).err();
         let error = format!("{:#}", error.context("the workload saw nothing")?);
         ensure!(error.contains("seed 0x58") && error.contains("at byte 188"), "{error}");
@@ -152,7 +184,7 @@ fn a_disk_that_forgets_makes_the_workload_fail() {
         arguments[1] = format!("driver=null-co,node-name=file-e0,size={},read-zeroes=on", 4 << 20);
         let server = program.start(&arguments, &[disk.socket()])?;
         let plan = plan(0x57, 2_000);
-        let mut client = Client::connect(&disk.socket(), shape(&plan, EventIndex::On))?;
+        let mut client = Client::connect(&disk.socket(), split(&plan))?;
         let mut model = DiskModel::new(vec![0; 4 << 20]);
         let error = model::run(&mut client, &mut model, &plan).err();
         let error = format!("{:#}", error.context("the workload saw nothing")?);

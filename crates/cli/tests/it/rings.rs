@@ -242,6 +242,21 @@ fn the_device_is_reset_and_used_again(device: &mut RawDevice, content: &[u8]) ->
     Ok(())
 }
 
+/// Both positions of a packed ring and their wrap counters come back as they were set. The ring is empty in each round.
+fn a_packed_ring_keeps_its_base(device: &mut RawDevice, _: &[u8]) -> Result<()> {
+    ensure!(device.features & feature::RING_PACKED != 0, "packed rings are not offered");
+    let state = |base: u32| [1_u32.to_le_bytes(), base.to_le_bytes()].concat();
+    let front_end = &device.front_end;
+    for base in [0, 0x8000_8000, 0x8005_8005, 0x003f_003f, 0x803f_803f] {
+        front_end.ask(request::GET_VRING_BASE, &state(0))?;
+        front_end.must(request::SET_VRING_BASE, &state(base), &[])?;
+        device.send_ring_fd(request::SET_VRING_KICK, 1, device.ring(1).kick_fd())?;
+        let reply = front_end.ask(request::GET_VRING_BASE, &state(0))?;
+        ensure!(reply == state(base), "base {base:#x} came back as {reply:02x?}");
+    }
+    Ok(())
+}
+
 /// After a client has left, or has just vanished, the next one finds everything as new.
 fn clients_follow_each_other(program: &Program) -> Result<()> {
     let bench = Bench::new()?;
@@ -265,6 +280,11 @@ fn two_queues() -> RawShape {
 /// The same without event suppression by index.
 fn plain_interrupts() -> RawShape {
     let features = RawShape::default().features & !feature::RING_EVENT_IDX;
+    RawShape { features, ..two_queues() }
+}
+
+fn two_packed_queues() -> RawShape {
+    let features = RawShape::default().features | feature::RING_PACKED;
     RawShape { features, ..two_queues() }
 }
 
@@ -305,6 +325,12 @@ behaviours! {
 #[test]
 fn the_device_is_reset() {
     with(&ringloom(), |program| check(program, two_queues(), the_device_is_reset_and_used_again));
+}
+
+/// The peer has no packed rings.
+#[test]
+fn a_packed_ring_is_stopped_and_started() {
+    with(&ringloom(), |program| check(program, two_packed_queues(), a_packed_ring_keeps_its_base));
 }
 
 #[test]

@@ -62,6 +62,7 @@ pub mod feature {
     #![expect(missing_docs, reason = "the names are the specification's")]
     pub const RING_INDIRECT_DESC: u64 = 1 << 28;
     pub const RING_EVENT_IDX: u64 = 1 << 29;
+    pub const RING_PACKED: u64 = 1 << 34;
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
     pub const BLK_RO: u64 = 1 << 5;
@@ -144,17 +145,7 @@ impl FrontEnd {
 
     /// Sends bytes as they are. A session that the server has ended is no error here: the next receive shows it.
     pub fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            ensure!(control.push(SendAncillaryMessage::ScmRights(fds)), "too many descriptors");
-        }
-        match sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Ok(sent) => ensure!(sent == bytes.len(), "{sent} of {} bytes sent", bytes.len()),
-            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
-            Err(error) => return Err(error).context("send a message"),
-        }
-        Ok(())
+        send_bytes(&self.stream, bytes, fds)
     }
 
     /// Sends one message.
@@ -253,6 +244,21 @@ impl FrontEnd {
             Err(error) => Err(error).context("read from the server"),
         }
     }
+}
+
+/// Sends bytes with descriptors; the end of the session is no error.
+pub(crate) fn send_bytes(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        ensure!(control.push(SendAncillaryMessage::ScmRights(fds)), "too many descriptors");
+    }
+    match sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+        Ok(sent) => ensure!(sent == bytes.len(), "{sent} of {} bytes sent", bytes.len()),
+        Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
+        Err(error) => return Err(error).context("send a message"),
+    }
+    Ok(())
 }
 
 fn is_one_of(error: &std::io::Error, kinds: [ErrorKind; 2]) -> bool {
