@@ -181,7 +181,7 @@ impl PackedRing {
         let passed = std::mem::take(&mut self.staged);
         self.held -= passed;
         // The descriptors must be visible before the driver's wish is read: the driver writes its
-        // wish first and looks at the descriptors after (virtio 1.2, 2.8.21.3.1).
+        // wish first and looks at the descriptors after (virtio 1.2, 2.8.22).
         fence(Ordering::SeqCst);
         let first = !std::mem::replace(&mut self.decided, true);
         let wanted = match self.areas.driver_events() {
