@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use testkit::client::{Client, EventIndex, Shape};
+use testkit::client::{Client, EventIndex, RingLayout, Shape};
 use testkit::deadline::poll_until;
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program, STOP_LIMIT, Server};
@@ -62,8 +62,13 @@ fn ensure_back_to(server: &Server, before: &Holdings) -> Result<()> {
 fn verified(socket: &Path, model: &mut DiskModel, seed: u64) -> Result<()> {
     let plan = Plan { seed, operations: 1_500, depth: 8, block_bytes: 512 };
     let memory_bytes = plan.memory_bytes(QUEUES);
-    let shape =
-        Shape { queues: QUEUES, queue_size: 256, memory_bytes, event_index: EventIndex::On };
+    let shape = Shape {
+        queues: QUEUES,
+        queue_size: 256,
+        memory_bytes,
+        event_index: EventIndex::On,
+        layout: RingLayout::Split,
+    };
     let mut client = Client::connect(socket, shape)?;
     model::run(&mut client, model, &plan)?;
     model::verify_through(&mut client, model)?;

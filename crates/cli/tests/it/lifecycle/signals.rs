@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testkit::client::{Client, Completion, EventIndex, Request, Segment, Shape, Status};
+use testkit::client::{
+    Client, Completion, EventIndex, Request, RingLayout, Segment, Shape, Status,
+};
 use testkit::deadline::{Deadline, poll_until};
 use testkit::image;
 use testkit::process::{Bench, Program, STOP_LIMIT, Server, Signal};
@@ -44,8 +46,13 @@ struct Writer {
 impl Writer {
     fn connect(socket: &Path) -> Result<Self> {
         let memory_bytes = QUEUES * DEPTH * BLOCK;
-        let shape =
-            Shape { queues: QUEUES, queue_size: 128, memory_bytes, event_index: EventIndex::On };
+        let shape = Shape {
+            queues: QUEUES,
+            queue_size: 128,
+            memory_bytes,
+            event_index: EventIndex::On,
+            layout: RingLayout::Split,
+        };
         Ok(Self {
             client: Client::connect(socket, shape)?,
             blocks: vec![Block::default(); IMAGE_BYTES / BLOCK],
