@@ -6,14 +6,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use block::{Access, Clock, Node};
-use iothread::{Iothread, SpawnError};
+use iothread::{Iothread, PollSettings, Polling, SpawnError};
 use kernel_io::FileTable;
 use virtio::BlkConfig;
 
 use crate::device::Offer;
 use crate::export::{Export, ExportError};
 use crate::graph::{Graph, GraphError};
-use crate::options::{ExportOptions, Plan, Step};
+use crate::options::{ExportOptions, Plan, PollOptions, Step};
 use crate::socket::{Socket, SocketError};
 
 /// The name of the iothread that serves exports which name none.
@@ -31,11 +31,15 @@ pub(crate) struct Built {
     graph: Graph,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
+    polling: Arc<Polling>,
 }
 
 /// A step of the plan failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
+    /// The kernel does not say which CPUs there are.
+    #[error("cannot find out which CPUs may be used")]
+    Cpus(#[source] std::io::Error),
     /// An iothread could not be started.
     #[error(transparent)]
     Iothread(#[from] SpawnError),
@@ -100,11 +104,12 @@ impl Built {
             graph: Graph::new(Arc::clone(files)),
             files: Arc::clone(files),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
+            polling: Polling::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
         };
         for step in &plan.steps {
             match step {
                 Step::Object(object) => {
-                    built.spawn(&object.id)?;
+                    built.spawn(&object.id, settings(object.polling))?;
                 }
                 Step::Blockdev(blockdev) => built.graph.add(blockdev)?,
                 Step::Export(export) => built.export(export)?,
@@ -122,9 +127,10 @@ impl Built {
         self.iothreads.into_values().collect()
     }
 
-    fn spawn(&mut self, id: &str) -> Result<Arc<Iothread>, SpawnError> {
-        let iothread =
-            Iothread::spawn(id, Arc::clone(&self.files), Arc::clone(&self.clock)).map(Arc::new)?;
+    fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
+        let (files, clock) = (Arc::clone(&self.files), Arc::clone(&self.clock));
+        let polling = Arc::clone(&self.polling);
+        let iothread = Iothread::spawn(id, files, clock, settings, polling).map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
         Ok(iothread)
     }
@@ -148,7 +154,7 @@ impl Built {
         if options.iothreads.is_empty() {
             return Ok(vec![match self.iothreads.get(MAIN) {
                 Some(main) => Arc::clone(main),
-                None => self.spawn(MAIN)?,
+                None => self.spawn(MAIN, PollSettings::OFF)?,
             }]);
         }
         let find = |name: &String| {
@@ -160,6 +166,11 @@ impl Built {
         };
         options.iothreads.iter().map(find).collect()
     }
+}
+
+fn settings(options: PollOptions) -> PollSettings {
+    let PollOptions { max_ns, grow, shrink } = options;
+    PollSettings { max: std::time::Duration::from_nanos(max_ns), grow, shrink }
 }
 
 /// What a guest is told about the disk.

@@ -46,8 +46,11 @@ Several disks, as for qemu-storage-daemon. Options are carried out in the order 
 names only what came before it. ARGUMENT is key=value,… (a comma in a value is doubled) or JSON.
 ";
 
-const OBJECT: &str = "  --object [qom-type=]iothread,id=ID
-                         create a thread that serves queues
+const OBJECT: &str =
+    "  --object [qom-type=]iothread,id=ID[,poll-max-ns=NS][,poll-grow=N][,poll-shrink=N]
+                         create a thread that serves queues; it looks for work up to NS
+                         nanoseconds before it sleeps (default 32768, 0: never), longer and
+                         shorter by these factors (default 0: twice, and not at all)
 ";
 
 const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH

@@ -31,5 +31,5 @@ pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
     AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions, HelpTopic,
-    IothreadObject, Plan, SocketOptions, Step,
+    IothreadObject, Plan, PollOptions, SocketOptions, Step,
 };

@@ -1,7 +1,8 @@
 //! The loop of one iothread: commands, kernel events, turns.
 //!
 //! Where it stands in the life of a request: it calls each source's turn after a kick, a finished
-//! request or a ring of the bell, and sleeps when none has anything to do.
+//! request or a ring of the bell. When none has anything to do it looks for a while, if that is
+//! worth it and takes CPU from nobody (`looker`), and then asks for kicks and sleeps.
 //!
 //! A hand-over from A to B: the control thread has had a lane prepared on B; A stops popping and
 //! cancels the kick poll, waits until the kernel says that it is cancelled, makes B the owner of
@@ -16,15 +17,22 @@
 
 use std::io;
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
+use block::Clock;
 use kernel_io::Wait;
-use request_path::{Appetite, Engine, Fault, LaneIndex, Signal, Source, SourceKey, Turn};
+use request_path::{Appetite, Engine, Fault, LaneIndex, Rest, Signal, Source, SourceKey, Turn};
 
 use crate::command::{Cargo, Command, Inbox, SourceId};
+use crate::looker::Looker;
+use crate::polling::{Adaptive, IDLE_AFTER};
 
 /// The most new requests a source may bring in one turn, so that a saturated ring delays the
 /// others on its thread by a bounded time.
 const TURN_REQUESTS_MAX: u32 = 64;
+
+/// How often to look between two looks at the clock, which cost about as much as ten of them.
+const LOOKS_PER_CLOCK: u32 = 16;
 
 /// What the iothread does with a source.
 #[derive(Debug)]
@@ -37,6 +45,12 @@ enum Life {
     Departing { to: Arc<Inbox>, lane: LaneIndex, reply: mpsc::Sender<()> },
     /// Gives it back once its poll is cancelled and nothing is in flight.
     Stopping { reply: mpsc::Sender<Box<dyn Source>> },
+}
+
+impl Life {
+    fn is_serving(&self) -> bool {
+        matches!(self, Self::Serving)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +68,12 @@ struct Served {
     watch: Watch,
     /// It is in `ready` already.
     called: bool,
+    /// It is in `awake`: new requests may come without a kick.
+    awake: bool,
+    /// How long it is worth looking for.
+    adaptive: Adaptive,
+    /// When it last had something new, as far as the loop has looked at the clock.
+    last_new: Instant,
 }
 
 #[derive(Debug)]
@@ -67,12 +87,23 @@ pub(crate) struct EventLoop {
     next_ready: Vec<SourceKey>,
     /// Sources that wait for room.
     full: Vec<SourceKey>,
+    /// Sources that have to be looked at, or asked to kick, before the thread sleeps.
+    awake: Vec<SourceKey>,
     signals: Vec<Signal>,
+    looker: Looker,
+    clock: Arc<dyn Clock>,
+    /// The last look at the clock.
+    now: Instant,
     quit: bool,
 }
 
 impl EventLoop {
-    pub(crate) fn new(engine: Engine, inbox: Arc<Inbox>) -> Self {
+    pub(crate) fn new(
+        engine: Engine,
+        inbox: Arc<Inbox>,
+        looker: Looker,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         Self {
             engine,
             inbox,
@@ -80,7 +111,11 @@ impl EventLoop {
             ready: Vec::new(),
             next_ready: Vec::new(),
             full: Vec::new(),
+            awake: Vec::new(),
             signals: Vec::new(),
+            looker,
+            now: clock.now(),
+            clock,
             quit: false,
         }
     }
@@ -88,24 +123,151 @@ impl EventLoop {
     /// Serves until told to quit.
     pub(crate) fn run(mut self) -> io::Result<()> {
         while !self.quit {
-            let wait = if self.ready.is_empty() { Wait::Block } else { Wait::Poll };
-            self.engine.wait(wait)?;
-            let mut signals = std::mem::take(&mut self.signals);
-            self.engine.dispatch(&mut signals);
-            for signal in signals.drain(..) {
-                match signal {
-                    Signal::Turn(key) => self.call(key),
-                    Signal::Unwatched(key) => self.unwatched(key),
-                    Signal::Bell => self.answer_bell(),
-                }
-            }
-            self.signals = signals;
+            // What is submitted first may be finished at once.
+            self.engine.wait(Wait::Poll)?;
+            let slept = if self.ready.is_empty() { self.find_work()? } else { None };
+            self.take_signals(slept);
             while let Some(key) = self.full.pop() {
                 self.call(key);
             }
             self.give_turns();
         }
         Ok(())
+    }
+
+    /// Looks for work, and sleeps until there is some if none was found. Returns how long that
+    /// took if it slept.
+    fn find_work(&mut self) -> io::Result<Option<Duration>> {
+        if self.engine.has_news() {
+            return Ok(None);
+        }
+        let start = self.clock.now();
+        self.now = start;
+        if self.look() || self.let_all_rest() {
+            return Ok(None);
+        }
+        self.looker.sleep(self.now);
+        self.engine.wait(Wait::Block)?;
+        self.now = self.clock.now();
+        Ok(Some(self.now.saturating_duration_since(start)))
+    }
+
+    /// Looks for something new as long as the sources are worth it; whether there was any.
+    fn look(&mut self) -> bool {
+        let budget = self.budget();
+        if budget.is_zero() || !self.looker.may_look(self.now) {
+            return false;
+        }
+        self.let_idle_rest();
+        let start = self.now;
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.call_new() || self.engine.has_news() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            self.now = self.clock.now();
+            if self.now.saturating_duration_since(start) >= budget {
+                return false;
+            }
+        }
+    }
+
+    /// How long it is worth looking now: as long as for the source that is worth most.
+    fn budget(&self) -> Duration {
+        let of_source = |key: &SourceKey| {
+            let served = self.sources[key.0 as usize].as_ref();
+            served.map_or(Duration::ZERO, |served| served.adaptive.budget())
+        };
+        let sources = self.awake.iter().map(of_source).max().unwrap_or_default();
+        let busy = self.engine.is_busy();
+        let completions = if busy { self.looker.completions_budget() } else { Duration::ZERO };
+        sources.max(completions)
+    }
+
+    /// Calls the sources that have something new; whether there was one.
+    fn call_new(&mut self) -> bool {
+        for &key in &self.awake {
+            if let Some(served) = &mut self.sources[key.0 as usize]
+                && !served.called
+                && served.life.is_serving()
+                && served.cargo.source.has_new()
+            {
+                served.called = true;
+                served.last_new = self.now;
+                self.ready.push(key);
+            }
+        }
+        !self.ready.is_empty()
+    }
+
+    /// Asks all sources for kicks; whether one has something new for which no kick may come.
+    fn let_all_rest(&mut self) -> bool {
+        while let Some(key) = self.awake.pop() {
+            self.let_rest(key);
+        }
+        !self.ready.is_empty()
+    }
+
+    /// Asks the sources for kicks that have been silent for long: looking at them would cost those
+    /// that are not.
+    fn let_idle_rest(&mut self) {
+        let now = self.now;
+        let mut place = 0;
+        while let Some(&key) = self.awake.get(place) {
+            let idle = self.sources[key.0 as usize]
+                .as_ref()
+                .is_none_or(|served| now.saturating_duration_since(served.last_new) > IDLE_AFTER);
+            if idle {
+                self.awake.swap_remove(place);
+                self.let_rest(key);
+            } else {
+                place += 1;
+            }
+        }
+    }
+
+    fn let_rest(&mut self, key: SourceKey) {
+        let Some(served) = &mut self.sources[key.0 as usize] else { return };
+        served.awake = false;
+        if served.life.is_serving() && served.cargo.source.rest() == Rest::More {
+            self.call(key);
+        }
+    }
+
+    /// Works off what the kernel has brought; `slept` is how long that took if the loop slept.
+    fn take_signals(&mut self, slept: Option<Duration>) {
+        let mut signals = std::mem::take(&mut self.signals);
+        self.engine.dispatch(&mut signals);
+        let mut completed = false;
+        for signal in signals.drain(..) {
+            match signal {
+                Signal::Kicked(key) => {
+                    self.kicked(key, slept);
+                    self.call(key);
+                }
+                Signal::Finished(key) => {
+                    completed = true;
+                    self.call(key);
+                }
+                Signal::Unwatched(key) => self.unwatched(key),
+                Signal::Bell => self.answer_bell(),
+            }
+        }
+        self.signals = signals;
+        if let Some(slept) = slept.filter(|_| completed) {
+            self.looker.completed_after(slept);
+        }
+    }
+
+    fn kicked(&mut self, key: SourceKey, slept: Option<Duration>) {
+        if let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut) {
+            served.last_new = self.now;
+            if let Some(slept) = slept {
+                served.adaptive.called_after(slept, self.looker.settings());
+            }
+        }
     }
 
     /// Gives every source that was called one turn. Who is called meanwhile is next.
@@ -148,6 +310,10 @@ impl EventLoop {
             Life::Serving => Appetite::Pop(TURN_REQUESTS_MAX),
             Life::Broken | Life::Departing { .. } | Life::Stopping { .. } => Appetite::DrainOnly,
         };
+        if !served.awake && served.life.is_serving() {
+            served.awake = true;
+            self.awake.push(key);
+        }
         match served.cargo.source.turn(&mut self.engine, appetite) {
             Turn::Idle => {}
             Turn::More => self.call(key),
@@ -206,7 +372,16 @@ impl EventLoop {
         }
         let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
         let (life, watch) = (Life::Serving, Watch::On);
-        let served = self.sources[place].insert(Served { cargo, lane, life, watch, called: false });
+        let served = self.sources[place].insert(Served {
+            cargo,
+            lane,
+            life,
+            watch,
+            called: false,
+            awake: false,
+            adaptive: Adaptive::default(),
+            last_new: self.now,
+        });
         served.cargo.source.arrive(&mut self.engine, lane, key);
         self.engine.watch(served.cargo.source.kick(), key);
         self.call(key);
@@ -240,6 +415,7 @@ impl EventLoop {
             panic!("only a departing source is handed over")
         };
         cargo.source.depart(&mut self.engine);
+        self.awake.retain(|awake| *awake != key);
         self.engine.close_lane(own_lane);
         cargo.source.mailbox().set_owner(Arc::clone(to.bell()) as Arc<dyn request_path::Wake>);
         to.send(Command::Arrive { cargo, lane, reply });
@@ -256,7 +432,10 @@ impl EventLoop {
             return;
         }
         if let Some(Served { mut cargo, lane, life: Life::Stopping { reply }, .. }) = place.take() {
+            // Whoever serves the ring next may rely on kicks; what came meanwhile is theirs.
+            let _more = cargo.source.rest();
             cargo.source.depart(&mut self.engine);
+            self.awake.retain(|awake| *awake != key);
             self.engine.close_lane(lane);
             answer(&reply, cargo.source);
         }

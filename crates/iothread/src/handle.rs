@@ -10,6 +10,8 @@ use request_path::Engine;
 
 use crate::command::{Command, Inbox};
 use crate::event_loop::EventLoop;
+use crate::looker::{Looker, Polling};
+use crate::polling::PollSettings;
 
 /// A running iothread. Dropped, it ends; all its sources must have been stopped.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ impl Iothread {
         name: &str,
         files: Arc<FileTable>,
         clock: Arc<dyn Clock>,
+        settings: PollSettings,
+        polling: Arc<Polling>,
     ) -> Result<Self, SpawnError> {
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let bell = Arc::new(Notifier::new().map_err(failed)?);
@@ -58,10 +62,11 @@ impl Iothread {
         // The kernel shows 15 characters of a thread's name.
         let thread = std::thread::Builder::new()
             .name(format!("IO {name}").chars().take(15).collect())
-            .spawn(move || match Engine::new(files, bell, clock) {
+            .spawn(move || match Engine::new(files, bell, Arc::clone(&clock)) {
                 Ok(engine) => {
                     ready.send(Ok(())).expect("the starter waits");
-                    let served = EventLoop::new(engine, theirs).run();
+                    let looker = Looker::new(settings, polling);
+                    let served = EventLoop::new(engine, theirs, looker, clock).run();
                     served.expect("io_uring_enter works while its ring exists");
                 }
                 Err(error) => ready.send(Err(error)).expect("the starter waits"),

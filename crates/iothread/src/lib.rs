@@ -11,7 +11,12 @@
 mod command;
 mod event_loop;
 mod handle;
+mod looker;
+mod permits;
 mod placed;
+mod polling;
 
 pub use handle::{Iothread, SpawnError};
+pub use looker::Polling;
 pub use placed::{MoveError, PlaceError, Placed, Watcher};
+pub use polling::PollSettings;

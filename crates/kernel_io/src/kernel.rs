@@ -271,6 +271,14 @@ impl Kernel {
         Ok(())
     }
 
+    /// Whether [`Kernel::wait`] without blocking would do anything: submit, or bring events.
+    pub fn has_news(&mut self) -> bool {
+        !self.events.is_empty()
+            || !self.completed.is_empty()
+            || self.must_enter()
+            || !self.uring.completion().is_empty()
+    }
+
     /// Whether the kernel has to be entered: to take submissions, to run deferred work
     /// (DEFER_TASKRUN) or to hand over completions that it keeps aside.
     fn must_enter(&mut self) -> bool {

@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 mod bounce;
+mod cpu;
 mod file;
 mod files;
 mod kernel;
@@ -18,6 +19,7 @@ mod process;
 mod ranges;
 
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
+pub use cpu::{Cpus, thread_cpu_time};
 pub use file::{Caching, FileKind, OpenError, OpenFile, OpenOptions};
 pub use files::FileTable;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};

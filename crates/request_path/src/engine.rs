@@ -39,8 +39,10 @@ const REQUESTS_MAX: usize = 4096;
 /// Something for the event loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
-    /// The guest has kicked, or outcomes wait at the seat: give the source a turn.
-    Turn(SourceKey),
+    /// The guest has kicked: give the source a turn.
+    Kicked(SourceKey),
+    /// Finished requests wait at the source's seat: give it a turn.
+    Finished(SourceKey),
     /// The source's kick is not watched any more.
     Unwatched(SourceKey),
     /// Somebody rang the bell: look at commands and mailboxes.
@@ -171,13 +173,24 @@ impl Engine {
         self.kernel.wait(wait)
     }
 
+    /// Whether [`Engine::wait`] without blocking would do anything: submit, or bring events.
+    /// Cheap enough to be asked again and again.
+    pub fn has_news(&mut self) -> bool {
+        self.kernel.has_news()
+    }
+
+    /// Whether requests are being carried out here.
+    pub fn is_busy(&self) -> bool {
+        self.jobs.open() > 0
+    }
+
     /// Works off all kernel events; what concerns the event loop goes to `signals`.
     pub fn dispatch(&mut self, signals: &mut Vec<Signal>) {
         while let Some(event) = self.kernel.next_event() {
             match event {
                 Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
                 Event::Readable { tag } => match Addressee::from_tag(tag) {
-                    Addressee::Kick(key) => signals.push(Signal::Turn(key)),
+                    Addressee::Kick(key) => signals.push(Signal::Kicked(key)),
                     Addressee::Bell => {
                         self.bell.clear();
                         self.retry_ranges();
@@ -191,7 +204,7 @@ impl Engine {
                 },
             }
         }
-        signals.extend(self.seats.drain_called().map(Signal::Turn));
+        signals.extend(self.seats.drain_called().map(Signal::Finished));
     }
 
     fn operation_over(

@@ -26,4 +26,4 @@ pub use lanes::LaneIndex;
 pub use mailbox::{Mailbox, Wake};
 pub use ring::{RingSource, RingSourceSetup};
 pub use seats::Seat;
-pub use source::{Appetite, Counters, Ending, Fault, Source, SourceKey, Turn};
+pub use source::{Appetite, Counters, Ending, Fault, Rest, Source, SourceKey, Turn};

@@ -5,8 +5,8 @@
 //! last publishes all completions at once and interrupts the guest if it asked.
 //!
 //! Invariants: a slot for each head; the ring does not pop a head again that is in flight, so no
-//! request is completed twice. Guest kicks are off from the first pop until the ring was found
-//! empty, and looked at again after they were switched on.
+//! request is completed twice. Guest kicks are off from the first pop until the iothread wants to
+//! sleep, and the ring is looked at again after they were switched on.
 //! Threads: belongs to the iothread that serves it and travels with all its slots.
 
 use std::fmt;
@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring};
 
 use crate::{
-    Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Seat, Source, SourceKey, Turn,
-    Wake,
+    Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Source, SourceKey,
+    Turn, Wake,
 };
 
 /// What a ring is made of.
@@ -148,7 +148,6 @@ impl RingSource {
                     Ok(()) => popped += 1,
                     Err(fault) => return Turn::Broken(fault),
                 },
-                Ok(None) if self.ring.request_kicks() => self.ring.suppress_kicks(),
                 Ok(None) => return Turn::Idle,
                 Err(error) => return Turn::Broken(error.into()),
             }
@@ -270,6 +269,17 @@ impl Source for RingSource {
         };
         self.publish();
         turn
+    }
+
+    fn has_new(&self) -> bool {
+        self.health == Health::Sound && self.ring.has_available()
+    }
+
+    fn rest(&mut self) -> Rest {
+        match self.health {
+            Health::Sound if self.ring.request_kicks() => Rest::More,
+            Health::Sound | Health::Broken => Rest::Kicks,
+        }
     }
 
     fn depart(&mut self, engine: &mut Engine) {

@@ -28,7 +28,7 @@ pub enum Appetite {
 #[derive(Debug)]
 #[must_use = "a source that has more to do must get another turn"]
 pub enum Turn {
-    /// Nothing to do until its kick, its mailbox or an outcome calls.
+    /// Nothing to do until there is something new, its mailbox or an outcome calls.
     Idle,
     /// There is more; give it another turn soon.
     More,
@@ -36,6 +36,16 @@ pub enum Turn {
     Full,
     /// The guest broke the rules of the ring: it is not served any more.
     Broken(Fault),
+}
+
+/// Whether a source lets its iothread sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "what came meanwhile comes without a kick"]
+pub enum Rest {
+    /// It will kick when there is something new.
+    Kicks,
+    /// Something new came meanwhile, for which no kick may come: give it a turn.
+    More,
 }
 
 /// Why a source cannot be served any more.
@@ -95,8 +105,15 @@ pub trait Source: std::fmt::Debug + Send {
     /// Settles down on the calling iothread, with a lane it has opened on [`Source::node`].
     fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey);
 
-    /// Does a bounded piece of work.
+    /// Does a bounded piece of work. Afterwards new requests need not come with a kick: before
+    /// the iothread sleeps it must look ([`Source::has_new`]) or call [`Source::rest`].
     fn turn(&mut self, engine: &mut Engine, appetite: Appetite) -> Turn;
+
+    /// Whether there is something new. Cheap enough to be asked again and again.
+    fn has_new(&self) -> bool;
+
+    /// Asks for kicks, so that the iothread need not look any more.
+    fn rest(&mut self) -> Rest;
 
     /// Leaves the calling iothread: takes along what is finished, leaves what is in flight.
     fn depart(&mut self, engine: &mut Engine);

@@ -227,6 +227,12 @@ impl PackedRing {
         at.is_available(self.areas.flags(at.slot)) || self.memory.is_lost()
     }
 
+    /// Whether there is something to pop: one look at the flags, nothing is checked.
+    pub fn has_available(&self) -> bool {
+        let at = self.next_available;
+        at.is_available(self.areas.flags(at.slot))
+    }
+
     /// Where the next chain and the next used descriptor are (vhost-user, GET_VRING_BASE).
     pub fn base(&self) -> RingBase {
         let [available, used] = [self.next_available, self.published_used].map(Position::to_bits);

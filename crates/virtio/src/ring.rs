@@ -202,6 +202,14 @@ impl Ring {
         }
     }
 
+    /// Whether there is something to pop: one look, nothing is checked.
+    pub fn has_available(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.has_available(),
+            Self::Packed(ring) => ring.has_available(),
+        }
+    }
+
     /// How far it has been served (vhost-user, GET_VRING_BASE).
     pub fn base(&self) -> RingBase {
         match self {

@@ -168,7 +168,7 @@ fn a_socket_in_a_missing_directory_is_refused() {
 
 #[test]
 fn options_of_later_issues_are_refused_by_name() {
-    ringloom_refuses(&["--object", "iothread,id=t0,poll-max-ns=1000"], &["poll-max-ns"]);
+    ringloom_refuses(&["--object", "iothread,id=t0,aio-max-batch=1"], &["aio-max-batch"]);
     ringloom_refuses(
         &["--blockdev", "driver=file,node-name=f0,filename=IMAGE,aio=threads"],
         &["aio"],

@@ -5,7 +5,7 @@
 use super::fault::Fault;
 use super::fields::{Fields, Keys};
 use super::names::is_identifier;
-use super::plan::IothreadObject;
+use super::plan::{IothreadObject, PollOptions};
 
 /// The object types that work.
 const SUPPORTED: &[&str] = &["iothread"];
@@ -31,15 +31,8 @@ const LATER: &[&str] = &[
 /// The keys of an iothread.
 pub(super) const IOTHREAD: Keys = Keys {
     of: "--object iothread",
-    supported: &[&["qom-type", "id"]],
-    later: &[&[
-        "aio-max-batch",
-        "poll-grow",
-        "poll-max-ns",
-        "poll-shrink",
-        "thread-pool-max",
-        "thread-pool-min",
-    ]],
+    supported: &[&["qom-type", "id", "poll-max-ns", "poll-grow", "poll-shrink"]],
+    later: &[&["aio-max-batch", "thread-pool-max", "thread-pool-min"]],
 };
 
 /// Reads the argument of `--object`.
@@ -58,5 +51,21 @@ pub(super) fn parse(text: &str) -> Result<IothreadObject, Fault> {
     if !is_identifier(&id) {
         return Err(Fault::NotAnIdentifier { key: "id", value: id });
     }
-    Ok(IothreadObject { id })
+    let default = PollOptions::default();
+    let polling = PollOptions {
+        max_ns: fields.number("poll-max-ns")?.unwrap_or(default.max_ns),
+        grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(default.grow.into()))?,
+        shrink: factor(
+            "poll-shrink",
+            fields.number("poll-shrink")?.unwrap_or(default.shrink.into()),
+        )?,
+    };
+    Ok(IothreadObject { id, polling })
+}
+
+/// A factor of polling; what is more than a million is no factor that anybody wants.
+fn factor(key: &'static str, value: u64) -> Result<u32, Fault> {
+    const MAX: u32 = 1_000_000;
+    let fits = u32::try_from(value).ok().filter(|factor| *factor <= MAX);
+    fits.ok_or(Fault::Expects { key: key.to_owned(), expected: "a number up to 1000000" })
 }

@@ -12,7 +12,9 @@ use super::fault::{Fault, LineFault, OptionError};
 use super::fields::{parse_flag, parse_number};
 use super::files::{self, FileKind};
 use super::nearest::nearest;
-use super::plan::{Blockdev, Discard, Driver, ExportOptions, IothreadObject, SocketOptions, Step};
+use super::plan::{
+    Blockdev, Discard, Driver, ExportOptions, IothreadObject, PollOptions, SocketOptions, Step,
+};
 use super::words::{Name, ShortName, Word};
 
 /// The most iothreads of the short form: four times what QEMU's own advice tops out at. More can
@@ -109,7 +111,10 @@ impl Short {
     fn steps(&self, kind: FileKind) -> Vec<Step> {
         let iothreads: Vec<String> =
             (0..self.iothreads).map(|number| format!("iothread{number}")).collect();
-        let objects = iothreads.iter().cloned().map(|id| Step::Object(IothreadObject { id }));
+        let objects = iothreads
+            .iter()
+            .cloned()
+            .map(|id| Step::Object(IothreadObject { id, polling: PollOptions::default() }));
         let filename = self.image.clone();
         let node = Blockdev {
             node_name: Some("disk".to_owned()),

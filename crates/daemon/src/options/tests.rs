@@ -12,7 +12,7 @@ use std::{env, fs, iter, process};
 
 use super::{
     AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions, HelpTopic,
-    IothreadObject, Plan, SocketOptions, Step, parse,
+    IothreadObject, Plan, PollOptions, SocketOptions, Step, parse,
 };
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
@@ -112,7 +112,18 @@ fn objects_read_the_same_in_both_notations() {
             "qom-type=iothread,id=i.0-_",
             r#"{"qom-type":"iothread","id":"i.0-_"}"#,
         ],
-        &Step::Object(IothreadObject { id: "i.0-_".to_owned() }),
+        &Step::Object(IothreadObject { id: "i.0-_".to_owned(), polling: PollOptions::default() }),
+    );
+    check(
+        "--object",
+        &[
+            "iothread,id=t,poll-max-ns=0,poll-grow=3,poll-shrink=2",
+            r#"{"qom-type":"iothread","id":"t","poll-max-ns":0,"poll-grow":3,"poll-shrink":2}"#,
+        ],
+        &Step::Object(IothreadObject {
+            id: "t".to_owned(),
+            polling: PollOptions { max_ns: 0, grow: 3, shrink: 2 },
+        }),
     );
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
-use iothread::{Iothread, Placed, Watcher};
+use iothread::{Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Caching, FileKind, FileTable, OpenOptions};
 use request_path::{Fault, RingSource, RingSourceSetup, Source};
 use virtio::{BlkRules, Ring};
@@ -22,9 +22,13 @@ impl Watcher for NoFault {
 }
 
 pub(crate) fn iothreads<const N: usize>(files: &Arc<FileTable>) -> [Arc<Iothread>; N] {
+    let polling = Arc::new(Polling::of_process().unwrap());
     std::array::from_fn(|i| {
         let name = format!("t{i}");
-        Arc::new(Iothread::spawn(&name, Arc::clone(files), Arc::new(SystemClock)).unwrap())
+        let (files, clock) = (Arc::clone(files), Arc::new(SystemClock));
+        // One of them never looks, as `none` does not.
+        let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
+        Arc::new(Iothread::spawn(&name, files, clock, settings, Arc::clone(&polling)).unwrap())
     })
 }
 

@@ -16,13 +16,18 @@ fn wrong_objects_are_named() {
     );
     refuse(
         "--object",
-        "iothread,id=x,poll-max-ns=0",
-        "option 'poll-max-ns' of --object iothread is not supported yet",
+        "iothread,id=x,aio-max-batch=0",
+        "option 'aio-max-batch' of --object iothread is not supported yet",
+    );
+    refuse(
+        "--object",
+        "iothread,id=x,poll-grow=1000001",
+        "parameter 'poll-grow' expects a number up to 1000000",
     );
     refuse(
         "--object",
         "iothread,foo=1",
-        "unknown option 'foo' of --object iothread (supported: qom-type, id)",
+        "unknown option 'foo' of --object iothread (supported: qom-type, id, poll-max-ns, poll-grow, poll-shrink)",
     );
     refuse(
         "--object",

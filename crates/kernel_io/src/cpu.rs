@@ -1,0 +1,81 @@
+//! CPU time: what this thread used, and what nobody used.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// CPU time of the calling thread.
+pub fn thread_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).expect("CPU time is not negative");
+    Duration::from_secs(seconds)
+        + Duration::from_nanos(u64::try_from(time.tv_nsec).expect("nanoseconds are not negative"))
+}
+
+/// The CPUs that the process may use.
+#[derive(Debug, Clone)]
+pub struct Cpus {
+    numbers: Vec<usize>,
+    tick: Duration,
+}
+
+impl Cpus {
+    /// Asks the kernel.
+    pub fn of_process() -> io::Result<Self> {
+        let set = rustix::thread::sched_getaffinity(None)?;
+        let numbers = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+        let ticks = rustix::param::clock_ticks_per_second().max(1);
+        let tick = Duration::from_secs(1) / u32::try_from(ticks).unwrap_or(100);
+        Ok(Self { numbers, tick })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// How long they were idle since the host was started; `None` if the kernel does not say.
+    pub fn idle_time(&self) -> Option<Duration> {
+        let stat = std::fs::read_to_string("/proc/stat").ok()?;
+        Some(
+            self.tick
+                * u32::try_from(idle_ticks(&stat, &self.numbers) % u64::from(u32::MAX)).ok()?,
+        )
+    }
+}
+
+/// Ticks idle or waiting for I/O, of these CPUs, in the text of `/proc/stat` (proc(5)).
+fn idle_ticks(stat: &str, cpus: &[usize]) -> u64 {
+    let of_line = |line: &str| {
+        let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
+        let cpu: usize = words.next()?.parse().ok()?;
+        if !cpus.contains(&cpu) {
+            return None;
+        }
+        let idle: u64 = words.nth(3)?.parse().ok()?;
+        let waiting: u64 = words.next()?.parse().ok()?;
+        Some(idle + waiting)
+    };
+    stat.lines().filter_map(of_line).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_ticks_are_those_of_the_named_cpus() {
+        let stat = "cpu  9 9 9 9 9 9 9\ncpu0 1 2 3 40 5 6 7\ncpu1 1 1 1 100 10 1 1\nintr 5\n";
+        assert_eq!(idle_ticks(stat, &[0]), 45);
+        assert_eq!(idle_ticks(stat, &[0, 1]), 155);
+        assert_eq!(idle_ticks(stat, &[7]), 0);
+    }
+
+    #[test]
+    fn the_host_says_how_idle_it_is() {
+        let cpus = Cpus::of_process().unwrap();
+        assert!(cpus.count() > 0);
+        assert!(cpus.idle_time().is_some());
+    }
+}
