@@ -4,9 +4,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Access, Clock, Node};
-use iothread::{Iothread, PollSettings, Polling, SpawnError};
+use iothread::{Iothread, PollLimit, PollSettings, Polling, SpawnError};
 use kernel_io::FileTable;
 use virtio::BlkConfig;
 
@@ -170,7 +171,13 @@ impl Built {
 
 fn settings(options: PollOptions) -> PollSettings {
     let PollOptions { max_ns, grow, shrink } = options;
-    PollSettings { max: std::time::Duration::from_nanos(max_ns), grow, shrink }
+    let default = PollSettings::default();
+    match max_ns {
+        None => PollSettings { grow, shrink, ..default },
+        Some(ns) => {
+            PollSettings { max: Duration::from_nanos(ns), grow, shrink, limit: PollLimit::Strict }
+        }
+    }
 }
 
 /// What a guest is told about the disk.

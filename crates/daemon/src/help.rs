@@ -49,7 +49,7 @@ names only what came before it. ARGUMENT is key=value,… (a comma in a value is
 const OBJECT: &str =
     "  --object [qom-type=]iothread,id=ID[,poll-max-ns=NS][,poll-grow=N][,poll-shrink=N]
                          create a thread that serves queues; it looks for work up to NS
-                         nanoseconds before it sleeps (default 32768, 0: never), longer and
+                         nanoseconds before it sleeps (0: never; default: about 32768), longer and
                          shorter by these factors (default 0: twice, and not at all)
 ";
 

@@ -163,6 +163,7 @@ impl EventLoop {
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
                 if self.call_new() || self.engine.has_news() {
+                    self.found(start);
                     return true;
                 }
                 std::hint::spin_loop();
@@ -170,6 +171,24 @@ impl EventLoop {
             self.now = self.clock.now();
             if self.now.saturating_duration_since(start) >= budget {
                 return false;
+            }
+        }
+    }
+
+    /// Tells the sources that are on trial how long the look took.
+    fn found(&mut self, start: Instant) {
+        let settings = *self.looker.settings();
+        let mut waited = None;
+        for key in &self.ready {
+            if let Some(served) = &mut self.sources[key.0 as usize]
+                && served.adaptive.is_on_trial()
+            {
+                let now = &mut self.now;
+                let waited = *waited.get_or_insert_with(|| {
+                    *now = self.clock.now();
+                    now.saturating_duration_since(start)
+                });
+                served.adaptive.found_after(waited, &settings);
             }
         }
     }

@@ -19,4 +19,4 @@ mod polling;
 pub use handle::{Iothread, SpawnError};
 pub use looker::Polling;
 pub use placed::{MoveError, PlaceError, Placed, Watcher};
-pub use polling::PollSettings;
+pub use polling::{PollLimit, PollSettings};

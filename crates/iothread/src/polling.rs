@@ -4,6 +4,13 @@
 //! ([`Adaptive::budget`]), and tells each source that called how long the call took to come
 //! ([`Adaptive::called_after`]).
 //!
+//! Two threads that wake each other are slow or fast, and both last: as long as each sleeps while
+//! the other is being woken, no look within QEMU's limit finds anything; but while one looks for as
+//! long as a wake-up takes, the other seldom gets to sleep and most calls come within a few
+//! microseconds. So where the limit is left to the daemon, a source that keeps calling just beyond
+//! it is looked for up to [`LONG`] in a trial. While the calls of a window then come soon on
+//! average, that goes on; if not, the next trial comes after twice as many calls.
+//!
 //! Here is only the deciding; the time is an argument.
 
 use std::time::Duration;
@@ -17,6 +24,18 @@ const FIRST: Duration = Duration::from_micros(4);
 /// The factor that stands for `poll-grow=0`.
 const GROW_DEFAULT: u32 = 2;
 
+/// The longest look of a trial: beyond what waking a thread takes in a virtual machine (50 to
+/// 100 µs).
+const LONG: Duration = Duration::from_micros(256);
+
+/// How many calls are judged together in a trial. They must come within half the limit on average;
+/// independent arrivals that do have no time to sleep between them anyway.
+const WINDOW: u32 = 32;
+
+/// After how many calls just beyond the limit the first trial comes, and the last.
+const TRIAL_AFTER_FIRST: u32 = 8;
+const TRIAL_AFTER_MAX: u32 = 4096;
+
 /// How long a source may be silent before it is not looked at any more; its kick calls it back.
 pub(crate) const IDLE_AFTER: Duration = Duration::from_millis(100);
 
@@ -29,33 +48,104 @@ pub struct PollSettings {
     pub grow: u32,
     /// By how much a time that was in vain shrinks (`poll-shrink`); 0 means to nothing.
     pub shrink: u32,
+    /// Whether `max` is a limit that somebody has set, or may be exceeded to try.
+    pub limit: PollLimit,
+}
+
+/// Whether the longest time to look was set by somebody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PollLimit {
+    /// It was: never exceed it.
+    Strict,
+    /// It was not: try longer ones now and then.
+    Adaptive,
 }
 
 impl PollSettings {
     /// Never looks before sleeping.
-    pub const OFF: Self = Self { max: Duration::ZERO, grow: 0, shrink: 0 };
+    pub const OFF: Self =
+        Self { max: Duration::ZERO, grow: 0, shrink: 0, limit: PollLimit::Strict };
 }
 
 impl Default for PollSettings {
     fn default() -> Self {
-        Self { max: Duration::from_nanos(u64::from(MAX_NS_DEFAULT)), grow: 0, shrink: 0 }
+        let max = Duration::from_nanos(u64::from(MAX_NS_DEFAULT));
+        Self { max, grow: 0, shrink: 0, limit: PollLimit::Adaptive }
     }
 }
 
 /// How long one source is worth looking for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Adaptive {
     budget: Duration,
+    trial: Trial,
+    /// After how many calls just beyond the limit the next trial comes.
+    trial_after: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trial {
+    /// So many calls came just beyond the limit since the last trial.
+    Off { beyond: u32 },
+    /// So many calls came in the current window, and that long they took together.
+    On { calls: u32, total: Duration },
+}
+
+impl Default for Adaptive {
+    fn default() -> Self {
+        let (budget, trial) = (Duration::ZERO, Trial::Off { beyond: 0 });
+        Self { budget, trial, trial_after: TRIAL_AFTER_FIRST }
+    }
 }
 
 impl Adaptive {
     /// How long to look for it now.
-    pub(crate) fn budget(self) -> Duration {
-        self.budget
+    pub(crate) fn budget(&self) -> Duration {
+        match self.trial {
+            Trial::Off { .. } => self.budget,
+            Trial::On { .. } => LONG,
+        }
     }
 
-    /// The source has called `waited` after the loop had nothing to do.
+    /// Whether [`Adaptive::found_after`] wants to know of calls that were found by looking.
+    pub(crate) fn is_on_trial(&self) -> bool {
+        matches!(self.trial, Trial::On { .. })
+    }
+
+    /// The source has called `waited` after the loop had nothing to do, and was found by looking.
+    pub(crate) fn found_after(&mut self, waited: Duration, settings: &PollSettings) {
+        let Trial::On { calls, total } = self.trial else { return };
+        let (calls, total) = (calls + 1, total + waited);
+        if total > settings.max / 2 * WINDOW {
+            self.budget = Duration::ZERO;
+            self.trial_after = (self.trial_after * 2).min(TRIAL_AFTER_MAX);
+            self.trial = Trial::Off { beyond: 0 };
+        } else if calls == WINDOW {
+            self.trial_after = TRIAL_AFTER_FIRST;
+            self.trial = Trial::On { calls: 0, total: Duration::ZERO };
+        } else {
+            self.trial = Trial::On { calls, total };
+        }
+    }
+
+    /// The source has called `waited` after the loop had nothing to do, and the loop slept.
     pub(crate) fn called_after(&mut self, waited: Duration, settings: &PollSettings) {
+        match &mut self.trial {
+            Trial::On { .. } => self.found_after(waited, settings),
+            Trial::Off { beyond } if waited > settings.max && waited <= LONG => {
+                *beyond += 1;
+                if settings.limit == PollLimit::Adaptive && *beyond >= self.trial_after {
+                    self.trial = Trial::On { calls: 0, total: Duration::ZERO };
+                } else {
+                    self.adapt(waited, settings);
+                }
+            }
+            Trial::Off { .. } => self.adapt(waited, settings),
+        }
+    }
+
+    /// QEMU's rule.
+    fn adapt(&mut self, waited: Duration, settings: &PollSettings) {
         if waited <= self.budget {
             // Looking paid off.
         } else if waited > settings.max {
@@ -77,8 +167,12 @@ impl Adaptive {
 mod tests {
     use super::*;
 
-    const SETTINGS: PollSettings =
-        PollSettings { max: Duration::from_nanos(32_768), grow: 0, shrink: 0 };
+    const SETTINGS: PollSettings = PollSettings {
+        max: Duration::from_nanos(32_768),
+        grow: 0,
+        shrink: 0,
+        limit: PollLimit::Strict,
+    };
 
     /// The budget in nanoseconds after each call, by how long the calls took to come.
     #[track_caller]
@@ -113,5 +207,57 @@ mod tests {
     #[test]
     fn nothing_is_looked_for_when_polling_is_off() {
         check(&PollSettings::OFF, &[1, 1_000, 1_000_000], &[0, 0, 0]);
+    }
+
+    const US: Duration = Duration::from_micros(1);
+
+    /// A source whose calls have kept coming just beyond the limit, so that it is on trial.
+    fn on_trial() -> (Adaptive, PollSettings) {
+        let settings = PollSettings::default();
+        let mut adaptive = Adaptive::default();
+        for _ in 0..TRIAL_AFTER_FIRST {
+            assert!(!adaptive.is_on_trial());
+            adaptive.called_after(60 * US, &settings);
+        }
+        assert!(adaptive.is_on_trial());
+        assert_eq!(adaptive.budget(), LONG);
+        (adaptive, settings)
+    }
+
+    #[test]
+    fn a_trial_goes_on_while_calls_come_soon_on_average() {
+        let (mut adaptive, settings) = on_trial();
+        for _ in 0..10 * WINDOW {
+            adaptive.found_after(60 * US, &settings);
+            for _ in 0..7 {
+                adaptive.found_after(5 * US, &settings);
+            }
+            assert!(adaptive.is_on_trial());
+        }
+    }
+
+    #[test]
+    fn a_trial_in_vain_ends_soon_and_the_next_comes_later() {
+        let (mut adaptive, settings) = on_trial();
+        let looks = (0..WINDOW).take_while(|_| {
+            adaptive.found_after(60 * US, &settings);
+            adaptive.is_on_trial()
+        });
+        assert!(looks.count() < 10);
+        assert!(adaptive.budget().is_zero());
+        for _ in 0..2 * TRIAL_AFTER_FIRST {
+            assert!(!adaptive.is_on_trial());
+            adaptive.called_after(60 * US, &settings);
+        }
+        assert!(adaptive.is_on_trial());
+    }
+
+    #[test]
+    fn a_limit_that_somebody_has_set_is_never_exceeded() {
+        let mut adaptive = Adaptive::default();
+        for _ in 0..1000 {
+            adaptive.called_after(60 * US, &SETTINGS);
+            assert!(adaptive.budget() <= SETTINGS.max);
+        }
     }
 }

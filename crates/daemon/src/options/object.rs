@@ -51,14 +51,10 @@ pub(super) fn parse(text: &str) -> Result<IothreadObject, Fault> {
     if !is_identifier(&id) {
         return Err(Fault::NotAnIdentifier { key: "id", value: id });
     }
-    let default = PollOptions::default();
     let polling = PollOptions {
-        max_ns: fields.number("poll-max-ns")?.unwrap_or(default.max_ns),
-        grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(default.grow.into()))?,
-        shrink: factor(
-            "poll-shrink",
-            fields.number("poll-shrink")?.unwrap_or(default.shrink.into()),
-        )?,
+        max_ns: fields.number("poll-max-ns")?,
+        grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(0))?,
+        shrink: factor("poll-shrink", fields.number("poll-shrink")?.unwrap_or(0))?,
     };
     Ok(IothreadObject { id, polling })
 }

@@ -94,21 +94,15 @@ pub struct IothreadObject {
 }
 
 /// The polling of an iothread, as in QEMU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PollOptions {
-    /// The longest time to look, in nanoseconds; 0 switches polling off.
-    pub max_ns: u64,
+    /// The longest time to look, in nanoseconds; 0 switches polling off. `None` leaves it to the
+    /// daemon.
+    pub max_ns: Option<u64>,
     /// By how much a time that was too short grows; 0 leaves it to the daemon.
     pub grow: u32,
     /// By how much a time that was in vain shrinks; 0 leaves it to the daemon.
     pub shrink: u32,
-}
-
-impl Default for PollOptions {
-    /// As QEMU sets it.
-    fn default() -> Self {
-        Self { max_ns: 32_768, grow: 0, shrink: 0 }
-    }
 }
 
 /// `--blockdev`, or a node written inside another one.

@@ -122,7 +122,7 @@ fn objects_read_the_same_in_both_notations() {
         ],
         &Step::Object(IothreadObject {
             id: "t".to_owned(),
-            polling: PollOptions { max_ns: 0, grow: 3, shrink: 2 },
+            polling: PollOptions { max_ns: Some(0), grow: 3, shrink: 2 },
         }),
     );
 }
