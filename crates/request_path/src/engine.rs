@@ -254,7 +254,9 @@ impl Engine {
     }
 
     fn retry_ranges(&mut self) {
-        for index in std::mem::take(&mut self.want_range) {
+        // Whoever gets nothing again goes to the end, and is not asked twice.
+        for _ in 0..self.want_range.len() {
+            let Some(index) = self.want_range.pop_front() else { return };
             match self.jobs.get(index).phase {
                 Phase::Start => self.start(index),
                 Phase::Sync => self.sync(index),

@@ -1,0 +1,122 @@
+//! A warm path allocates nothing for a request: counted on the thread that serves.
+
+#![expect(unsafe_code, reason = "an allocator is an unsafe trait")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use block::{Access, ByteCount, DiskSize, Node, SystemClock};
+use disk::{NullNode, ReadContent};
+use kernel_io::{FileTable, Notifier, Wait};
+use request_path::{Appetite, Engine, Rest, Signal, Source, SourceKey, Turn};
+
+use crate::guest::{Ask, BLOCK, Guest};
+use crate::setup::{file_node, source};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting for each thread.
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+// SAFETY: everything is left to the system's allocator; counting touches a thread-local number that
+// needs no allocation.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise is the callee's duty.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+/// Serves the ring on this thread as an iothread would, and counts what that allocates.
+struct Served {
+    engine: Engine,
+    source: Box<dyn Source>,
+    signals: Vec<Signal>,
+    allocations: u64,
+}
+
+impl Served {
+    fn new(guest: &Guest, node: &Arc<dyn Node>, files: &Arc<FileTable>) -> Self {
+        let bell = Arc::new(Notifier::new().unwrap());
+        let mut engine = Engine::new(Arc::clone(files), bell, Arc::new(SystemClock)).unwrap();
+        let mut source = source(guest, node);
+        let lane = engine.open_lane(node).unwrap();
+        source.arrive(&mut engine, lane, SourceKey(0));
+        Self { engine, source, signals: Vec::new(), allocations: 0 }
+    }
+
+    fn serve_once(&mut self) {
+        let before = ALLOCATIONS.get();
+        match self.source.turn(&mut self.engine, Appetite::Pop(64)) {
+            Turn::Idle | Turn::More | Turn::Full => {}
+            Turn::Broken(fault) => panic!("{fault}"),
+        }
+        let resting = self.source.rest() == Rest::Kicks;
+        let wait = if resting && self.source.in_flight() > 0 { Wait::Block } else { Wait::Poll };
+        self.engine.wait(wait).unwrap();
+        self.engine.dispatch(&mut self.signals);
+        self.signals.clear();
+        self.allocations += ALLOCATIONS.get() - before;
+    }
+}
+
+#[track_caller]
+fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>) {
+    let mut guest = Guest::new();
+    let mut served = Served::new(&guest, node, files);
+    let mut allocations = [0; 2];
+    // The first round fills the lists that are kept.
+    for allocations in &mut allocations {
+        served.allocations = 0;
+        let mut completed = 0;
+        while completed < 3000 {
+            while let Some(slot) = guest.free_slot() {
+                let ask = [Ask::Read, Ask::Write, Ask::Read, Ask::Flush][usize::from(slot % 4)];
+                guest.submit(slot, ask, u64::from(slot));
+            }
+            served.serve_once();
+            completed += guest.poll().len();
+        }
+        while guest.in_flight() > 0 {
+            served.serve_once();
+            guest.poll();
+        }
+        *allocations = served.allocations;
+    }
+    served.source.depart(&mut served.engine);
+    assert!(allocations[0] > 0, "the rig does not count");
+    // A list that meets a new high-water mark grows once more; nothing is allocated per request.
+    assert!(allocations[1] < 10, "{} allocations for 3000 requests", allocations[1]);
+}
+
+#[test]
+fn a_request_to_a_null_disk_allocates_nothing() {
+    let size = DiskSize(ByteCount(1 << 20));
+    let node = NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes);
+    check(&(Arc::new(node) as Arc<dyn Node>), &Arc::new(FileTable::default()));
+}
+
+#[test]
+fn a_request_to_a_file_allocates_nothing() {
+    let files = Arc::new(FileTable::default());
+    let (node, _image) = file_node(&files, 64 * BLOCK as u64);
+    check(&node, &files);
+}
