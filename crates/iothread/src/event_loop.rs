@@ -13,7 +13,8 @@
 //! Invariants: a source is in exactly one loop or in one inbox. A source that stops is given back
 //! only when its poll is cancelled and nothing of it is in flight on any thread.
 //! Threads: this is the iothread. It sleeps only in the kernel's wait.
-//! Limits: [`TURN_REQUESTS_MAX`] new requests for each source and turn.
+//! Limits: [`TURN_REQUESTS_ALONE`] new requests for each source and turn, or
+//! [`TURN_REQUESTS_SHARED`].
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -27,9 +28,12 @@ use crate::command::{Cargo, Command, Inbox, SourceId};
 use crate::looker::Looker;
 use crate::polling::{Adaptive, IDLE_AFTER};
 
-/// The most new requests a source may bring in one turn, so that a saturated ring delays the
-/// others on its thread by a bounded time.
-const TURN_REQUESTS_MAX: u32 = 64;
+/// The most new requests a source may bring in one turn while no other source is awake.
+const TURN_REQUESTS_ALONE: u32 = 64;
+
+/// The same while others are, so that a saturated ring delays each of them by at most so many
+/// requests.
+const TURN_REQUESTS_SHARED: u32 = 16;
 
 /// How often to look between two looks at the clock, which cost about as much as ten of them.
 const LOOKS_PER_CLOCK: u32 = 16;
@@ -321,12 +325,13 @@ impl EventLoop {
     }
 
     fn turn(&mut self, key: SourceKey) {
+        let most = if self.awake.len() > 1 { TURN_REQUESTS_SHARED } else { TURN_REQUESTS_ALONE };
         let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut) else {
             return;
         };
         served.called = false;
         let appetite = match served.life {
-            Life::Serving => Appetite::Pop(TURN_REQUESTS_MAX),
+            Life::Serving => Appetite::Pop(most),
             Life::Broken | Life::Departing { .. } | Life::Stopping { .. } => Appetite::DrainOnly,
         };
         if !served.awake && served.life.is_serving() {
