@@ -6,18 +6,22 @@
 //! Invariants: size and alignment are read once, at open. Threads: shared by all iothreads.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::bounce::BOUNCE_ALIGNMENT;
 use crate::{BOUNCE_BYTES, WriteRanges};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
+
+/// The file systems whose bytes are in memory: TMPFS_MAGIC and RAMFS_MAGIC.
+const MEMORY_MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// How to open a file.
 #[derive(Debug, Clone)]
@@ -59,6 +63,35 @@ pub enum Caching {
     Direct,
 }
 
+/// Where a file's bytes are, as far as it matters to how they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residence {
+    /// In memory, on a file system that cannot say that it would block (tmpfs has no NOWAIT): a
+    /// plain read is a copy, while io_uring hands each one to a kernel worker.
+    Memory,
+    /// On a device or another host.
+    Elsewhere,
+}
+
+impl Residence {
+    /// Asks the kernel. NFS and FUSE have no NOWAIT either, but there a plain read may take for
+    /// ever, so the file system must be one in memory as well.
+    fn ask(fd: BorrowedFd<'_>) -> Self {
+        let in_memory = rustix::fs::fstatfs(fd).is_ok_and(|found| {
+            let magic = u64::try_from(found.f_type).unwrap_or_default();
+            MEMORY_MAGICS.contains(&magic)
+        });
+        let mut byte = [0];
+        let mut memory = [IoSliceMut::new(&mut byte)];
+        // Only whether the kernel takes the flag matters.
+        let probe = rustix::io::preadv2(fd, &mut memory, 0, ReadWriteFlags::NOWAIT);
+        match probe {
+            Err(Errno::OPNOTSUPP) if in_memory => Self::Memory,
+            Ok(_) | Err(_) => Self::Elsewhere,
+        }
+    }
+}
+
 /// An open file and what I/O on it needs.
 #[derive(Debug)]
 pub struct OpenFile {
@@ -67,6 +100,7 @@ pub struct OpenFile {
     bytes: u64,
     kind: FileKind,
     caching: Caching,
+    residence: Residence,
     memory_alignment: u32,
     offset_alignment: u32,
     allocation_alignment: u32,
@@ -80,7 +114,7 @@ impl OpenFile {
     /// Opens the file and asks the kernel how it wants to be used. Blocks.
     pub fn open(options: &OpenOptions) -> Result<Self, OpenError> {
         let path = &options.path;
-        let cause = |source: rustix::io::Errno| OpenError::Open { path: path.clone(), source };
+        let cause = |source: Errno| OpenError::Open { path: path.clone(), source };
         let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
         flags |= match options.access {
             block::Access::ReadOnly => OFlags::RDONLY,
@@ -92,7 +126,7 @@ impl OpenFile {
         // A named pipe would block in open; whatever it is, it is not what we want.
         check_kind(path, options.kind, rustix::fs::stat(path).map_err(cause)?.st_mode)?;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-            rustix::io::Errno::INVAL if options.caching == Caching::Direct => {
+            Errno::INVAL if options.caching == Caching::Direct => {
                 OpenError::NoDirect { path: path.clone() }
             }
             source => OpenError::Open { path: path.clone(), source },
@@ -107,6 +141,7 @@ impl OpenFile {
         }
         Ok(Self {
             path: path.clone(),
+            residence: Residence::ask(fd.as_fd()),
             fd,
             bytes,
             kind: options.kind,
@@ -126,6 +161,7 @@ impl OpenFile {
     pub fn adopt(fd: OwnedFd, path: PathBuf, bytes: u64) -> Self {
         Self {
             path,
+            residence: Residence::ask(fd.as_fd()),
             fd,
             bytes,
             kind: FileKind::Regular,
@@ -158,6 +194,11 @@ impl OpenFile {
     /// Whether the host's page cache is used.
     pub fn caching(&self) -> Caching {
         self.caching
+    }
+
+    /// Whether its bytes are in memory.
+    pub fn residence(&self) -> Residence {
+        self.residence
     }
 
     /// What memory addresses must be a multiple of, in bytes; a power of two.
@@ -276,7 +317,7 @@ pub enum OpenError {
         path: PathBuf,
         /// Why.
         #[source]
-        source: rustix::io::Errno,
+        source: Errno,
     },
     /// A directory has no bytes to serve.
     #[error("{path} is a directory, not a disk image")]

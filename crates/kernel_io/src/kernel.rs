@@ -8,7 +8,7 @@
 //! thread that made it (SINGLE_ISSUER); only [`Kernel::wait`] blocks.
 //! Limits: the caller bounds the operations in flight; beyond [`COMPLETIONS`] the kernel keeps
 //! completions aside (NODROP), which is slower but loses none.
-//! Not here: files without asynchronous I/O are left to the kernel's workers for now.
+//! Files that live in memory are read and written inline (`inline`), which bounds each turn.
 
 #![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
 
@@ -22,17 +22,16 @@ use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 
+use crate::calls::{iovecs, perform, write_flags};
+use crate::inline::{self, InlineTurn};
 use crate::parked::{Content, InFlight, Parked, PollPhase, PollState, Progress, SlotIndex, Work};
-use crate::{BOUNCE_BYTES, BounceBuffer, FileTable, OpenFile, Tag};
+use crate::{BOUNCE_BYTES, BounceBuffer, FileTable, OpenFile, Residence, Tag};
 
 /// Submission entries: a batch; more are submitted on the way.
 const SUBMISSIONS: u32 = 256;
 
 /// Completion entries: the operations of sixteen full rings of 256, and the polls.
 const COMPLETIONS: u32 = 8192;
-
-/// The most segments of one system call (IOV_MAX).
-const SEGMENTS_MAX: usize = 1024;
 
 /// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
 const RETRIES_MAX: u8 = 100;
@@ -115,6 +114,7 @@ pub struct Kernel {
     files: Vec<Option<Arc<OpenFile>>>,
     /// Completions that were taken from the ring and not yet worked off, in order.
     completed: VecDeque<cqueue::Entry>,
+    inline: InlineTurn,
     events: VecDeque<Event>,
 }
 
@@ -141,6 +141,7 @@ impl Kernel {
             table,
             files: Vec::new(),
             completed: VecDeque::new(),
+            inline: InlineTurn::default(),
             events: VecDeque::new(),
         })
     }
@@ -253,9 +254,12 @@ impl Kernel {
         unsafe { self.push(&entry) };
     }
 
-    /// Submits what is queued, and waits as told unless events are there already.
+    /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told
+    /// unless events, or inline work for another turn, are there already.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
-        let idle = self.events.is_empty() && self.completed.is_empty();
+        self.inline.begin();
+        self.work_inline();
+        let idle = self.events.is_empty() && self.completed.is_empty() && self.inline.is_empty();
         let want = usize::from(wait == Wait::Block && idle);
         if want == 0 && !self.must_enter() {
             self.collect();
@@ -297,25 +301,53 @@ impl Kernel {
         self.submit(index);
     }
 
-    /// Queues what is left of a parked operation.
+    /// Starts what is left of a parked operation.
     fn submit(&mut self, index: SlotIndex) {
+        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+            panic!("slot {} holds no operation", index.0)
+        };
+        let (work, file) = (parked.work, parked.file);
+        match self.file(file).residence() {
+            Residence::Memory if inline::suits(work) => {
+                self.inline.push(index);
+                self.work_inline();
+            }
+            Residence::Memory | Residence::Elsewhere => self.push_operation(index),
+        }
+    }
+
+    /// Does as much inline as this turn has room for.
+    fn work_inline(&mut self) {
+        while let Some(index) = self.inline.next() {
+            let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+                panic!("slot {} holds no operation", index.0)
+            };
+            let (work, file, offset) = (parked.work, parked.file, parked.offset);
+            let file = Arc::clone(self.file(file));
+            let memory = self.inline.charge(work, self.in_flight.memory(index));
+            // SAFETY: the list of segments is the slot's or the turn's; guest memory is mapped
+            // until its request has completed (`Segment::new`), a bounce buffer is parked.
+            let result = unsafe { perform(work, file.as_fd(), offset, iovecs(memory)) };
+            if self.conclude(index, result) == Conclusion::Again {
+                self.inline.push(index);
+            }
+        }
+    }
+
+    /// Queues an operation for io_uring.
+    fn push_operation(&mut self, index: SlotIndex) {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
         let (work, file, offset) = (parked.work, parked.file, parked.offset.0);
         let fd = types::Fd(self.file(file).as_fd().as_raw_fd());
-        let memory = self.in_flight.memory(index);
-        let segments = u32::try_from(memory.len().min(SEGMENTS_MAX)).expect("at most 1024");
-        let iovecs = memory.as_ptr().cast::<libc::iovec>();
+        let (iovecs, segments) = iovecs(self.in_flight.memory(index));
+        let segments = segments.cast_unsigned();
         let entry = match work {
             Work::Read => opcode::Readv::new(fd, iovecs, segments).offset(offset).build(),
             Work::Write(durability) => {
-                let flags = match durability {
-                    Durability::Cached => 0,
-                    Durability::Stable => libc::RWF_DSYNC,
-                };
                 let write = opcode::Writev::new(fd, iovecs, segments).offset(offset);
-                write.rw_flags(flags).build()
+                write.rw_flags(write_flags(durability)).build()
             }
             Work::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Work::Allocate(mode, count) => {
@@ -372,9 +404,10 @@ impl Kernel {
                 let poll = *poll;
                 self.complete_poll(index, poll, entry);
             }
-            Some(Content::Operation(parked)) => {
-                let verdict = judge(parked, entry.result());
-                self.complete_operation(index, verdict);
+            Some(Content::Operation(_)) => {
+                if self.conclude(index, entry.result()) == Conclusion::Again {
+                    self.submit(index);
+                }
             }
             None => panic!("the kernel completed slot {} twice", index.0),
         }
@@ -400,18 +433,31 @@ impl Kernel {
         }
     }
 
-    fn complete_operation(&mut self, index: SlotIndex, verdict: Judgement) {
-        let result = match verdict {
-            Judgement::Again => return self.submit(index),
+    /// Works a result off: the operation is over and an event, or has to be started again.
+    fn conclude(&mut self, index: SlotIndex, result: i32) -> Conclusion {
+        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+            panic!("slot {} holds no operation", index.0)
+        };
+        let result = match judge(parked, result) {
+            Judgement::Again => return Conclusion::Again,
             Judgement::Transferred(count) => match self.in_flight.advance(index, count) {
-                Progress::Partial => return self.submit(index),
+                Progress::Partial => return Conclusion::Again,
                 Progress::Complete => Ok(()),
             },
             Judgement::Over(result) => result,
         };
         let Parked { tag, bounce, .. } = self.in_flight.take(index);
         self.events.push_back(Event::Finished { tag, result, bounce });
+        Conclusion::Over
     }
+}
+
+/// What is to be done about an operation after a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "an operation that is not over has to be started again"]
+enum Conclusion {
+    Over,
+    Again,
 }
 
 /// What a completion means for its operation.

@@ -9,8 +9,10 @@
 #![deny(unsafe_code)]
 
 mod bounce;
+mod calls;
 mod file;
 mod files;
+mod inline;
 mod kernel;
 mod notifier;
 mod parked;
@@ -18,7 +20,7 @@ mod process;
 mod ranges;
 
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
-pub use file::{Caching, FileKind, OpenError, OpenFile, OpenOptions};
+pub use file::{Caching, FileKind, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;

@@ -12,3 +12,4 @@ mod parity;
 mod refusals;
 mod rings;
 mod support;
+mod tmpfs;

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod inline;
+
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,7 +14,7 @@ use kernel_io::{Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenF
 use rustix::io::Errno;
 
 /// Memory that lives for ever, for segments.
-fn memory(bytes: &[u8]) -> (NonNull<u8>, impl Fn(usize, usize) -> Segment) {
+fn memory(bytes: &[u8]) -> (NonNull<u8>, impl Fn(usize, usize) -> Segment + use<>) {
     let base = NonNull::from(Box::leak(bytes.to_vec().into_boxed_slice())).cast::<u8>();
     let count = bytes.len();
     let segment = move |skip: usize, length: usize| {
