@@ -6,8 +6,7 @@
 //! Invariants: what an operation works on is parked until its last completion; short transfers
 //! and interrupted calls are carried on here, so an event is final. Threads: belongs to the
 //! thread that made it (SINGLE_ISSUER); only [`Kernel::wait`] blocks.
-//! Limits: the caller bounds the operations in flight; beyond [`COMPLETIONS`] the kernel keeps
-//! completions aside (NODROP), which is slower but loses none.
+//! Limits: the caller bounds the operations in flight.
 //! Files that live in memory are read and written inline (`inline`), which bounds each turn.
 
 #![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
@@ -19,25 +18,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 
-use crate::calls::{iovecs, perform, write_flags};
+use crate::calls::{iovecs, perform};
 use crate::inline::{self, InlineTurn};
 use crate::parked::{Content, InFlight, Parked, PollPhase, PollState, Progress, SlotIndex, Work};
+use crate::uring::{Completion, FilePlace, Uring};
 use crate::{BOUNCE_BYTES, BounceBuffer, FileTable, OpenFile, Residence, Tag};
-
-/// Submission entries: a batch; more are submitted on the way.
-const SUBMISSIONS: u32 = 256;
-
-/// Completion entries: the operations of sixteen full rings of 256, and the polls.
-const COMPLETIONS: u32 = 8192;
 
 /// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
 const RETRIES_MAX: u8 = 100;
-
-/// User data of submissions whose completion means nothing.
-const UNNAMED: u64 = u64::MAX;
 
 /// How to wait for events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,43 +94,34 @@ pub enum IoFailure {
 /// An io_uring could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("io_uring is not available (kernel.io_uring_disabled, seccomp or a kernel before 6.1)")]
-pub struct KernelError(#[source] io::Error);
+pub struct KernelError(#[source] pub(crate) io::Error);
 
-/// One iothread's way to the kernel.
-pub struct Kernel {
-    uring: ManuallyDrop<IoUring>,
-    in_flight: ManuallyDrop<InFlight>,
-    table: Arc<FileTable>,
-    files: Vec<Option<Arc<OpenFile>>>,
-    /// Completions that were taken from the ring and not yet worked off, in order.
-    completed: VecDeque<cqueue::Entry>,
-    inline: InlineTurn,
-    events: VecDeque<Event>,
+/// A file as this iothread uses it.
+#[derive(Debug)]
+struct Opened {
+    file: Arc<OpenFile>,
+    place: FilePlace,
 }
 
-impl std::fmt::Debug for Kernel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kernel").field("operations", &self.in_flight.operations()).finish()
-    }
+/// One iothread's way to the kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    uring: ManuallyDrop<Uring>,
+    in_flight: ManuallyDrop<InFlight>,
+    table: Arc<FileTable>,
+    files: Vec<Option<Opened>>,
+    inline: InlineTurn,
+    events: VecDeque<Event>,
 }
 
 impl Kernel {
     /// Makes the calling thread's io_uring. Call it on the thread that will use it.
     pub fn new(table: Arc<FileTable>) -> Result<Self, KernelError> {
-        let uring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_submit_all()
-            .setup_cqsize(COMPLETIONS)
-            .build(SUBMISSIONS)
-            .map_err(KernelError)?;
         Ok(Self {
-            uring: ManuallyDrop::new(uring),
+            uring: ManuallyDrop::new(Uring::new()?),
             in_flight: ManuallyDrop::new(InFlight::default()),
             table,
             files: Vec::new(),
-            completed: VecDeque::new(),
             inline: InlineTurn::default(),
             events: VecDeque::new(),
         })
@@ -148,12 +129,20 @@ impl Kernel {
 
     /// The file behind an id.
     pub fn file(&mut self, id: FileId) -> &Arc<OpenFile> {
-        let place = id.0 as usize;
-        if place >= self.files.len() {
-            self.files.resize(place + 1, None);
+        &self.opened(id).file
+    }
+
+    fn opened(&mut self, id: FileId) -> &Opened {
+        let number = id.0 as usize;
+        if number >= self.files.len() {
+            self.files.resize_with(number + 1, || None);
         }
-        let table = &self.table;
-        self.files[place].get_or_insert_with(|| table.get(id))
+        let (table, uring) = (&self.table, &mut self.uring);
+        self.files[number].get_or_insert_with(|| {
+            let file = table.get(id);
+            let place = uring.place(id, file.as_fd());
+            Opened { file, place }
+        })
     }
 
     /// Reads from the file into the memory.
@@ -235,7 +224,7 @@ impl Kernel {
     pub fn poll(&mut self, fd: BorrowedFd<'_>, tag: Tag) {
         let poll = PollState { tag, fd: fd.as_raw_fd(), phase: PollPhase::Armed };
         let index = self.in_flight.park_poll(poll);
-        self.push_poll(index, poll.fd);
+        self.uring.push_poll(index, poll.fd);
     }
 
     /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
@@ -248,10 +237,7 @@ impl Kernel {
                 return self.events.push_back(Event::PollEnded { tag });
             }
         }
-        // POLL_REMOVE gives up (EALREADY) when the poll is about to fire; ASYNC_CANCEL does not.
-        let entry = opcode::AsyncCancel::new(u64::from(index.0)).build().user_data(UNNAMED);
-        // SAFETY: a cancellation names no memory.
-        unsafe { self.push(&entry) };
+        self.uring.push_cancel(index);
     }
 
     /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told
@@ -259,27 +245,12 @@ impl Kernel {
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
         self.inline.begin();
         self.work_inline();
-        let idle = self.events.is_empty() && self.completed.is_empty() && self.inline.is_empty();
-        let want = usize::from(wait == Wait::Block && idle);
-        if want == 0 && !self.must_enter() {
-            self.collect();
-            return Ok(());
+        let idle = self.events.is_empty() && self.inline.is_empty();
+        self.uring.wait(wait == Wait::Block && idle)?;
+        while let Some(completion) = self.uring.next() {
+            self.complete(completion);
         }
-        match self.uring.submit_and_wait(want) {
-            Ok(_) => {}
-            // Interrupted, or the kernel wants completions collected first: both are done below.
-            Err(error) if is_passing(&error) => {}
-            Err(error) => return Err(error),
-        }
-        self.collect();
         Ok(())
-    }
-
-    /// Whether the kernel has to be entered: to take submissions, to run deferred work
-    /// (DEFER_TASKRUN) or to hand over completions that it keeps aside.
-    fn must_enter(&mut self) -> bool {
-        let submissions = self.uring.submission();
-        !submissions.is_empty() || submissions.taskrun() || submissions.cq_overflow()
     }
 
     /// The next event, if there is one.
@@ -339,73 +310,24 @@ impl Kernel {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
-        let (work, file, offset) = (parked.work, parked.file, parked.offset.0);
-        let fd = types::Fd(self.file(file).as_fd().as_raw_fd());
-        let (iovecs, segments) = iovecs(self.in_flight.memory(index));
-        let segments = segments.cast_unsigned();
-        let entry = match work {
-            Work::Read => opcode::Readv::new(fd, iovecs, segments).offset(offset).build(),
-            Work::Write(durability) => {
-                let write = opcode::Writev::new(fd, iovecs, segments).offset(offset);
-                write.rw_flags(write_flags(durability)).build()
-            }
-            Work::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-            Work::Allocate(mode, count) => {
-                opcode::Fallocate::new(fd, count).offset(offset).mode(mode).build()
-            }
-        };
-        // SAFETY: `push` needs the list of segments and their memory to live until the
-        // completion. The list is the slot's and stays untouched until then; guest memory is
-        // mapped until its request has completed (`Segment::new`), a bounce buffer is parked in
-        // the slot. Segment has the layout of iovec.
-        unsafe { self.push(&entry.user_data(u64::from(index.0))) };
+        let (work, file, offset) = (parked.work, parked.file, parked.offset);
+        let place = self.opened(file).place;
+        let memory = iovecs(self.in_flight.memory(index));
+        // SAFETY: the list of segments is the slot's and stays untouched until the completion;
+        // guest memory is mapped until its request has completed (`Segment::new`), a bounce
+        // buffer is parked in the slot.
+        unsafe { self.uring.push_operation(index, work, place, offset, memory) };
     }
 
-    fn push_poll(&mut self, index: SlotIndex, fd: i32) {
-        let events = u32::try_from(libc::POLLIN).expect("a positive constant");
-        let poll = opcode::PollAdd::new(types::Fd(fd), events).multi(true).build();
-        // SAFETY: a poll names no memory.
-        unsafe { self.push(&poll.user_data(u64::from(index.0))) };
-    }
-
-    /// Queues an entry, submitting and collecting if the queue is full.
-    ///
-    /// # Safety
-    /// What the entry names must live until its completion has been collected.
-    unsafe fn push(&mut self, entry: &squeue::Entry) {
-        loop {
-            // SAFETY: the caller's promise is the callee's duty.
-            if unsafe { self.uring.submission().push(entry) }.is_ok() {
-                return;
-            }
-            match self.uring.submit() {
-                Ok(_) => {}
-                // Make room; what was completed keeps its order behind what is being worked off.
-                Err(error) if is_passing(&error) => self.completed.extend(self.uring.completion()),
-                Err(error) => panic!("io_uring refuses a well-formed submission: {error}"),
-            }
-        }
-    }
-
-    fn collect(&mut self) {
-        self.completed.extend(self.uring.completion());
-        while let Some(entry) = self.completed.pop_front() {
-            if entry.user_data() != UNNAMED {
-                self.complete(&entry);
-            }
-        }
-    }
-
-    fn complete(&mut self, entry: &cqueue::Entry) {
-        let index = u32::try_from(entry.user_data()).expect("user data is a slot's number");
-        let index = SlotIndex(index);
+    fn complete(&mut self, completion: Completion) {
+        let index = completion.index;
         match self.in_flight.get(index) {
             Some(Content::Poll(poll)) => {
                 let poll = *poll;
-                self.complete_poll(index, poll, entry);
+                self.complete_poll(poll, completion);
             }
             Some(Content::Operation(_)) => {
-                if self.conclude(index, entry.result()) == Conclusion::Again {
+                if self.conclude(index, completion.result) == Conclusion::Again {
                     self.submit(index);
                 }
             }
@@ -413,21 +335,22 @@ impl Kernel {
         }
     }
 
-    fn complete_poll(&mut self, index: SlotIndex, poll: PollState, entry: &cqueue::Entry) {
+    fn complete_poll(&mut self, poll: PollState, completion: Completion) {
+        let Completion { index, result, more } = completion;
         let armed = poll.phase == PollPhase::Armed;
-        if entry.result() >= 0 && armed {
+        if result >= 0 && armed {
             self.events.push_back(Event::Readable { tag: poll.tag });
         }
-        if cqueue::more(entry.flags()) {
+        if more {
             return;
         }
         if !armed {
             self.in_flight.forget_poll(index);
             self.events.push_back(Event::PollEnded { tag: poll.tag });
-        } else if entry.result() >= 0 {
-            self.push_poll(index, poll.fd);
+        } else if result >= 0 {
+            self.uring.push_poll(index, poll.fd);
         } else if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
-            let errno = Errno::from_raw_os_error(-entry.result());
+            let errno = Errno::from_raw_os_error(-result);
             tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);
             poll.phase = PollPhase::Deaf;
         }
@@ -485,10 +408,6 @@ fn judge(parked: &mut Parked, result: i32) -> Judgement {
         Work::Read => Judgement::Over(Err(IoFailure::EndOfFile { offset })),
         Work::Write(_) => Judgement::Over(Err(IoFailure::Errno { offset, errno: Errno::IO })),
     }
-}
-
-fn is_passing(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
 }
 
 impl Drop for Kernel {

@@ -18,6 +18,7 @@ mod notifier;
 mod parked;
 mod process;
 mod ranges;
+mod uring;
 
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use file::{Caching, FileKind, OpenError, OpenFile, OpenOptions, Residence};

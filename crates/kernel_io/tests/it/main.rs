@@ -185,3 +185,27 @@ fn a_descriptor_that_cannot_be_polled_is_cancelled_like_any_other() {
     kernel.cancel_poll(Tag(5));
     assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(5) }));
 }
+
+#[test]
+fn more_files_than_a_ring_registers_are_read_all_the_same() {
+    let table = Arc::new(FileTable::default());
+    let mut image = tempfile::tempfile().unwrap();
+    let bytes: Vec<u8> = (0..=255).cycle().take(300).collect();
+    image.write_all(&bytes).unwrap();
+    let ids: Vec<FileId> = (0..300)
+        .map(|_| {
+            let fd: OwnedFd = image.try_clone().unwrap().into();
+            table.insert(Arc::new(OpenFile::adopt(fd, "image".into(), 300)))
+        })
+        .collect();
+    let mut kernel = Kernel::new(table).unwrap();
+    let (base, to) = memory(&[0; 300]);
+    for (place, id) in ids.into_iter().enumerate() {
+        let part = std::iter::once(to(place, 1));
+        kernel.read(id, ByteOffset(place as u64), part, Tag(place as u64));
+    }
+    for _ in 0..300 {
+        assert!(matches!(next(&mut kernel), Event::Finished { result: Ok(()), .. }));
+    }
+    assert_eq!(read_back(base, 300), bytes);
+}
