@@ -120,14 +120,19 @@ impl FileLane {
 mod tests {
     use super::*;
     use block::{Durability, Extent};
-    use kernel_io::{Caching, FileKind};
+    use kernel_io::{Aio, Caching, FileKind};
 
     fn node(access: Access, discard: DiscardPolicy) -> FileNode {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(8192).unwrap();
         let path = image.path().to_path_buf();
-        let options =
-            OpenOptions { path, kind: FileKind::Regular, access, caching: Caching::Buffered };
+        let options = OpenOptions {
+            path,
+            kind: FileKind::Regular,
+            access,
+            caching: Caching::Buffered,
+            aio: Aio::Automatic,
+        };
         FileNode::open("disk", &options, discard, &FileTable::default()).unwrap()
     }
 
@@ -179,6 +184,7 @@ mod tests {
             kind: FileKind::Regular,
             access: Access::ReadOnly,
             caching: Caching::Buffered,
+            aio: Aio::Automatic,
         };
         let error = OpenFile::open(&options).unwrap_err();
         assert_eq!(error.to_string(), "/proc is a directory, not a disk image");

@@ -1,7 +1,6 @@
 //! One attempt at a parked operation by a plain system call that may block.
 //!
-//! Where it stands in the life of a request: the calls behind inline I/O, where io_uring could only
-//! hand the operation to a kernel worker.
+//! Where it stands in the life of a request: the calls behind inline I/O and the workers'.
 
 #![expect(unsafe_code, reason = "the calls name memory that is only reachable through pointers")]
 
@@ -50,7 +49,12 @@ pub(crate) unsafe fn perform(
     let result = match work {
         Work::Read => {
             // SAFETY: the caller keeps the iovecs and their memory during the call.
-            unsafe { libc::preadv2(raw, iovecs, segments, place, 0) }
+            match unsafe { libc::preadv2(raw, iovecs, segments, place, 0) } {
+                // A pipe has no places; io_uring and whoever uses one here ignore them.
+                // SAFETY: as above.
+                -1 if last_errno() == libc::ESPIPE => unsafe { libc::readv(raw, iovecs, segments) },
+                result => result,
+            }
         }
         Work::Write(durability) => {
             let flags = write_flags(durability);

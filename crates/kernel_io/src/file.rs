@@ -15,7 +15,9 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::bounce::BOUNCE_ALIGNMENT;
-use crate::{BOUNCE_BYTES, WriteRanges};
+use crate::native::Native;
+use crate::uring::Uring;
+use crate::{BOUNCE_BYTES, KernelError, WriteRanges};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
@@ -34,6 +36,21 @@ pub struct OpenOptions {
     pub access: block::Access,
     /// Whether the host's page cache is used.
     pub caching: Caching,
+    /// Which engine does its I/O.
+    pub aio: Aio,
+}
+
+/// Which engine does a file's I/O (`aio=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aio {
+    /// The best that the host allows.
+    Automatic,
+    /// io_uring.
+    IoUring,
+    /// Linux AIO, which needs direct I/O.
+    Native,
+    /// Threads that do blocking calls.
+    Threads,
 }
 
 /// What sort of file holds the bytes.
@@ -100,6 +117,7 @@ pub struct OpenFile {
     bytes: u64,
     kind: FileKind,
     caching: Caching,
+    aio: Aio,
     residence: Residence,
     memory_alignment: u32,
     offset_alignment: u32,
@@ -123,6 +141,7 @@ impl OpenFile {
         if options.caching == Caching::Direct {
             flags |= OFlags::DIRECT;
         }
+        check_aio(options)?;
         // A named pipe would block in open; whatever it is, it is not what we want.
         check_kind(path, options.kind, rustix::fs::stat(path).map_err(cause)?.st_mode)?;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -146,6 +165,7 @@ impl OpenFile {
             bytes,
             kind: options.kind,
             caching: options.caching,
+            aio: options.aio,
             memory_alignment: alignment.memory,
             offset_alignment: alignment.offset,
             allocation_alignment: alignment.allocation,
@@ -158,7 +178,7 @@ impl OpenFile {
 
     /// Takes over a descriptor that is open already, for I/O without any alignment. `path` is
     /// its name in messages.
-    pub fn adopt(fd: OwnedFd, path: PathBuf, bytes: u64) -> Self {
+    pub fn adopt(fd: OwnedFd, path: PathBuf, bytes: u64, aio: Aio) -> Self {
         Self {
             path,
             residence: Residence::ask(fd.as_fd()),
@@ -166,6 +186,7 @@ impl OpenFile {
             bytes,
             kind: FileKind::Regular,
             caching: Caching::Buffered,
+            aio,
             memory_alignment: 1,
             offset_alignment: 1,
             allocation_alignment: 1,
@@ -194,6 +215,11 @@ impl OpenFile {
     /// Whether the host's page cache is used.
     pub fn caching(&self) -> Caching {
         self.caching
+    }
+
+    /// Which engine does its I/O.
+    pub fn aio(&self) -> Aio {
+        self.aio
     }
 
     /// Whether its bytes are in memory.
@@ -261,6 +287,23 @@ impl OpenFile {
 impl AsFd for OpenFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Refuses an engine that was asked for and cannot be had.
+fn check_aio(options: &OpenOptions) -> Result<(), OpenError> {
+    let path = || options.path.clone();
+    match options.aio {
+        Aio::Automatic | Aio::Threads => Ok(()),
+        Aio::IoUring => {
+            Uring::probe().map_err(|source| OpenError::NoUring { path: path(), source })
+        }
+        Aio::Native if options.caching == Caching::Buffered => {
+            Err(OpenError::NativeBuffered { path: path() })
+        }
+        Aio::Native => {
+            Native::probe().map_err(|source| OpenError::NoNative { path: path(), source })
+        }
     }
 }
 
@@ -345,6 +388,30 @@ pub enum OpenError {
         memory: u32,
         /// The block size.
         offset: u32,
+    },
+    /// The host has no io_uring for us.
+    #[error("{path}: aio=io_uring cannot be; leave aio out for what the host allows")]
+    NoUring {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: KernelError,
+    },
+    /// The host has no Linux AIO for us.
+    #[error("{path}: aio=native cannot be (see fs.aio-max-nr); use aio=threads")]
+    NoNative {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Linux AIO blocks on what goes through the page cache.
+    #[error("{path}: aio=native was specified, but it requires cache.direct=on")]
+    NativeBuffered {
+        /// Which file.
+        path: PathBuf,
     },
     /// The file system cannot do direct I/O.
     #[error("{path}: this file system has no direct I/O; use cache.direct=off")]

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
@@ -22,9 +22,14 @@ use rustix::io::Errno;
 
 use crate::calls::{iovecs, perform};
 use crate::inline::{self, InlineTurn};
-use crate::parked::{Content, InFlight, Parked, PollPhase, PollState, Progress, SlotIndex, Work};
-use crate::uring::{Completion, FilePlace, Uring};
-use crate::{BOUNCE_BYTES, BounceBuffer, FileTable, OpenFile, Residence, Tag};
+use crate::native::Native;
+use crate::parked::{
+    Content, InFlight, Parked, PollOwner, PollPhase, PollState, Progress, SlotIndex, Work,
+};
+use crate::reactor::{Completion, Reactor};
+use crate::uring::{FilePlace, Uring};
+use crate::workers::Workers;
+use crate::{Aio, BOUNCE_BYTES, BounceBuffer, FileTable, OpenFile, Residence, Tag};
 
 /// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
 const RETRIES_MAX: u8 = 100;
@@ -96,21 +101,37 @@ pub enum IoFailure {
 #[error("io_uring is not available (kernel.io_uring_disabled, seccomp or a kernel before 6.1)")]
 pub struct KernelError(#[source] pub(crate) io::Error);
 
+/// How this iothread does I/O on a file.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Uring(FilePlace),
+    Native,
+    Workers,
+}
+
 /// A file as this iothread uses it.
 #[derive(Debug)]
 struct Opened {
     file: Arc<OpenFile>,
-    place: FilePlace,
+    way: Way,
+    /// Whether what is short is done at once instead.
+    inline: bool,
 }
 
 /// One iothread's way to the kernel.
 #[derive(Debug)]
 pub struct Kernel {
-    uring: ManuallyDrop<Uring>,
+    reactor: ManuallyDrop<Reactor>,
     in_flight: ManuallyDrop<InFlight>,
     table: Arc<FileTable>,
     files: Vec<Option<Opened>>,
     inline: InlineTurn,
+    /// Made when a file first needs it.
+    native: Option<Native>,
+    /// Made when an operation first needs them.
+    workers: Option<Workers>,
+    /// An empty list, kept for its room.
+    done: Vec<Completion>,
     events: VecDeque<Event>,
 }
 
@@ -118,11 +139,14 @@ impl Kernel {
     /// Makes the calling thread's io_uring. Call it on the thread that will use it.
     pub fn new(table: Arc<FileTable>) -> Result<Self, KernelError> {
         Ok(Self {
-            uring: ManuallyDrop::new(Uring::new()?),
+            reactor: ManuallyDrop::new(Reactor::Uring(Uring::new()?)),
             in_flight: ManuallyDrop::new(InFlight::default()),
             table,
             files: Vec::new(),
             inline: InlineTurn::default(),
+            native: None,
+            workers: None,
+            done: Vec::new(),
             events: VecDeque::new(),
         })
     }
@@ -137,12 +161,41 @@ impl Kernel {
         if number >= self.files.len() {
             self.files.resize_with(number + 1, || None);
         }
-        let (table, uring) = (&self.table, &mut self.uring);
-        self.files[number].get_or_insert_with(|| {
-            let file = table.get(id);
-            let place = uring.place(id, file.as_fd());
-            Opened { file, place }
-        })
+        if self.files[number].is_none() {
+            let file = self.table.get(id);
+            let way = self.way(id, &file);
+            let inline = file.residence() == Residence::Memory && file.aio() != Aio::Threads;
+            self.files[number] = Some(Opened { file, way, inline });
+        }
+        self.files[number].as_ref().expect("just opened")
+    }
+
+    fn way(&mut self, id: FileId, file: &OpenFile) -> Way {
+        match (file.aio(), &mut *self.reactor) {
+            (Aio::Automatic | Aio::IoUring, Reactor::Uring(uring)) => {
+                Way::Uring(uring.place(id, file.as_fd()))
+            }
+            (Aio::Native, _) => self.native_or_workers(),
+            (Aio::Threads, _) => Way::Workers,
+        }
+    }
+
+    fn native_or_workers(&mut self) -> Way {
+        if self.native.is_some() {
+            return Way::Native;
+        }
+        match Native::new() {
+            Ok(native) => {
+                let bell = native.bell().as_raw_fd();
+                self.watch(bell, PollOwner::Native);
+                self.native = Some(native);
+                Way::Native
+            }
+            Err(error) => {
+                tracing::warn!("no Linux AIO (see fs.aio-max-nr), so threads are used: {error}");
+                Way::Workers
+            }
+        }
     }
 
     /// Reads from the file into the memory.
@@ -222,35 +275,78 @@ impl Kernel {
     /// Watches a descriptor until [`Kernel::cancel_poll`]. The kernel keeps the descriptor's file
     /// alive meanwhile. Neither its counter nor its flags are touched: the front end shares them.
     pub fn poll(&mut self, fd: BorrowedFd<'_>, tag: Tag) {
-        let poll = PollState { tag, fd: fd.as_raw_fd(), phase: PollPhase::Armed };
+        self.watch(fd.as_raw_fd(), PollOwner::Caller(tag));
+    }
+
+    fn watch(&mut self, fd: RawFd, owner: PollOwner) {
+        let poll = PollState { owner, fd, phase: PollPhase::Armed };
         let index = self.in_flight.park_poll(poll);
-        self.uring.push_poll(index, poll.fd);
+        self.reactor.watch(index, fd);
     }
 
     /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
     pub fn cancel_poll(&mut self, tag: Tag) {
         let index = self.in_flight.find_poll(tag).expect("only a running poll is cancelled");
-        if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
-            let before = std::mem::replace(&mut poll.phase, PollPhase::Cancelled);
-            if before == PollPhase::Deaf {
+        let Some(Content::Poll(poll)) = self.in_flight.get(index) else {
+            panic!("slot {} was found to be a poll", index.0)
+        };
+        let fd = poll.fd;
+        match std::mem::replace(&mut poll.phase, PollPhase::Cancelled) {
+            PollPhase::Deaf => {
                 self.in_flight.forget_poll(index);
-                return self.events.push_back(Event::PollEnded { tag });
+                self.events.push_back(Event::PollEnded { tag });
             }
+            PollPhase::Armed | PollPhase::Cancelled => self.reactor.unwatch(index, fd),
         }
-        self.uring.push_cancel(index);
     }
 
     /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told
-    /// unless events, or inline work for another turn, are there already.
+    /// unless events, or work for another turn, are there already.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
         self.inline.begin();
         self.work_inline();
-        let idle = self.events.is_empty() && self.inline.is_empty();
-        self.uring.wait(wait == Wait::Block && idle)?;
-        while let Some(completion) = self.uring.next() {
-            self.complete(completion);
+        self.submit_native();
+        let stuck = self.native.as_ref().is_some_and(Native::is_stuck);
+        let idle = self.events.is_empty() && self.inline.is_empty() && !stuck;
+        self.reactor.wait(wait == Wait::Block && idle)?;
+        while let Some(completion) = self.reactor.next() {
+            self.complete(completion)?;
         }
         Ok(())
+    }
+
+    fn submit_native(&mut self) {
+        if let Some(native) = &mut self.native {
+            let mut refused = std::mem::take(&mut self.done);
+            native.submit(&mut refused);
+            self.conclude_all(refused);
+        }
+    }
+
+    /// Somebody rang one of the engines' bells.
+    fn answer_bell(&mut self, owner: PollOwner) -> io::Result<()> {
+        let mut done = std::mem::take(&mut self.done);
+        match owner {
+            PollOwner::Native => {
+                let native = self.native.as_mut().expect("its bell rang");
+                native.take_done(&mut done)?;
+            }
+            PollOwner::Workers => {
+                done = self.workers.as_ref().expect("their bell rang").take_done();
+            }
+            PollOwner::Caller(tag) => self.events.push_back(Event::Readable { tag }),
+        }
+        self.conclude_all(done);
+        Ok(())
+    }
+
+    fn conclude_all(&mut self, mut done: Vec<Completion>) {
+        for Completion { index, result, .. } in done.drain(..) {
+            if self.conclude(index, result) == Conclusion::Again {
+                self.submit(index);
+            }
+        }
+        self.done = done;
     }
 
     /// The next event, if there is one.
@@ -278,12 +374,14 @@ impl Kernel {
             panic!("slot {} holds no operation", index.0)
         };
         let (work, file) = (parked.work, parked.file);
-        match self.file(file).residence() {
-            Residence::Memory if inline::suits(work) => {
+        let Opened { inline, way, .. } = *self.opened(file);
+        match way {
+            _ if inline && inline::suits(work) => {
                 self.inline.push(index);
                 self.work_inline();
             }
-            Residence::Memory | Residence::Elsewhere => self.push_operation(index),
+            Way::Native if !Native::suits(work) => self.push_operation(index, Way::Workers),
+            Way::Uring(_) | Way::Native | Way::Workers => self.push_operation(index, way),
         }
     }
 
@@ -305,26 +403,52 @@ impl Kernel {
         }
     }
 
-    /// Queues an operation for io_uring.
-    fn push_operation(&mut self, index: SlotIndex) {
+    /// Hands an operation to an engine.
+    fn push_operation(&mut self, index: SlotIndex, way: Way) {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
-        let (work, file, offset) = (parked.work, parked.file, parked.offset);
-        let place = self.opened(file).place;
+        let (work, id, offset) = (parked.work, parked.file, parked.offset);
         let memory = iovecs(self.in_flight.memory(index));
-        // SAFETY: the list of segments is the slot's and stays untouched until the completion;
-        // guest memory is mapped until its request has completed (`Segment::new`), a bounce
-        // buffer is parked in the slot.
-        unsafe { self.uring.push_operation(index, work, place, offset, memory) };
+        // What each engine demands: the list of segments is the slot's and stays untouched until
+        // the completion; guest memory is mapped until its request has completed
+        // (`Segment::new`), a bounce buffer is parked in the slot; `files` keeps the file open.
+        match (way, &mut *self.reactor) {
+            (Way::Uring(place), Reactor::Uring(uring)) => {
+                // SAFETY: see above.
+                unsafe { uring.push_operation(index, work, place, offset, memory) };
+            }
+            (Way::Native, _) => {
+                let file = self.files[id.0 as usize].as_ref().expect("the file is open");
+                let native = self.native.as_mut().expect("made with the file");
+                // SAFETY: see above.
+                unsafe { native.push(index, work, &file.file, offset, memory) };
+            }
+            (Way::Workers, _) => {
+                let file = Arc::clone(self.file(id));
+                let workers = self.workers();
+                // SAFETY: see above.
+                unsafe { workers.push(index, work, file, offset, memory) };
+            }
+        }
     }
 
-    fn complete(&mut self, completion: Completion) {
+    fn workers(&mut self) -> &Workers {
+        if self.workers.is_none() {
+            let workers = Workers::new().expect("an eventfd for the workers");
+            let bell = workers.bell().as_raw_fd();
+            self.watch(bell, PollOwner::Workers);
+            self.workers = Some(workers);
+        }
+        self.workers.as_ref().expect("just made")
+    }
+
+    fn complete(&mut self, completion: Completion) -> io::Result<()> {
         let index = completion.index;
         match self.in_flight.get(index) {
             Some(Content::Poll(poll)) => {
                 let poll = *poll;
-                self.complete_poll(poll, completion);
+                return self.complete_poll(poll, completion);
             }
             Some(Content::Operation(_)) => {
                 if self.conclude(index, completion.result) == Conclusion::Again {
@@ -333,27 +457,33 @@ impl Kernel {
             }
             None => panic!("the kernel completed slot {} twice", index.0),
         }
+        Ok(())
     }
 
-    fn complete_poll(&mut self, poll: PollState, completion: Completion) {
+    fn complete_poll(&mut self, poll: PollState, completion: Completion) -> io::Result<()> {
         let Completion { index, result, more } = completion;
         let armed = poll.phase == PollPhase::Armed;
         if result >= 0 && armed {
-            self.events.push_back(Event::Readable { tag: poll.tag });
+            self.answer_bell(poll.owner)?;
         }
         if more {
-            return;
+            return Ok(());
         }
-        if !armed {
-            self.in_flight.forget_poll(index);
-            self.events.push_back(Event::PollEnded { tag: poll.tag });
-        } else if result >= 0 {
-            self.uring.push_poll(index, poll.fd);
-        } else if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
+        if armed && result >= 0 {
+            self.reactor.watch(index, poll.fd);
+        } else if armed {
             let errno = Errno::from_raw_os_error(-result);
             tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);
-            poll.phase = PollPhase::Deaf;
+            if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
+                poll.phase = PollPhase::Deaf;
+            }
+        } else {
+            self.in_flight.forget_poll(index);
+            if let PollOwner::Caller(tag) = poll.owner {
+                self.events.push_back(Event::PollEnded { tag });
+            }
         }
+        Ok(())
     }
 
     /// Works a result off: the operation is over and an event, or has to be started again.
@@ -415,15 +545,15 @@ impl Drop for Kernel {
         while self.in_flight.operations() > 0 {
             if let Err(error) = self.wait(Wait::Block) {
                 let operations = self.in_flight.operations();
-                tracing::error!(
-                    "io_uring: {error}: {operations} operations stay in flight, leaked"
-                );
+                tracing::error!("{error}: {operations} operations stay in flight, leaked");
+                // Workers and Linux AIO would wait for what they have.
+                let _leaked = ManuallyDrop::new((self.native.take(), self.workers.take()));
                 return;
             }
             self.events.clear();
         }
         // SAFETY: dropped once, here, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.uring) };
+        unsafe { ManuallyDrop::drop(&mut self.reactor) };
         // SAFETY: as above; no operation is in flight, so the kernel touches nothing in it.
         unsafe { ManuallyDrop::drop(&mut self.in_flight) };
     }

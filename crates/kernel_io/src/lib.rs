@@ -14,14 +14,17 @@ mod file;
 mod files;
 mod inline;
 mod kernel;
+mod native;
 mod notifier;
 mod parked;
 mod process;
 mod ranges;
+mod reactor;
 mod uring;
+mod workers;
 
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
-pub use file::{Caching, FileKind, OpenError, OpenFile, OpenOptions, Residence};
+pub use file::{Aio, Caching, FileKind, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use crate::KernelError;
 use crate::calls::{Iovecs, write_flags};
 use crate::parked::{SlotIndex, Work};
+use crate::reactor::Completion;
 
 /// Submission entries: a batch; more are submitted on the way.
 const SUBMISSIONS: u32 = 256;
@@ -50,16 +51,6 @@ enum Registration {
     Off,
 }
 
-/// Something the kernel has done.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Completion {
-    pub(crate) index: SlotIndex,
-    /// What it gave, or minus the errno.
-    pub(crate) result: i32,
-    /// Whether more completions of a poll will come.
-    pub(crate) more: bool,
-}
-
 pub(crate) struct Uring {
     ring: IoUring,
     registration: Registration,
@@ -76,19 +67,17 @@ impl std::fmt::Debug for Uring {
 impl Uring {
     /// Makes the calling thread's io_uring.
     pub(crate) fn new() -> Result<Self, KernelError> {
-        let ring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_submit_all()
-            .setup_cqsize(COMPLETIONS)
-            .build(SUBMISSIONS)
-            .map_err(KernelError)?;
+        let ring = build(SUBMISSIONS, COMPLETIONS)?;
         let registration = match ring.submitter().register_files_sparse(REGISTERED_MAX) {
             Ok(()) => Registration::On,
             Err(error) => not_registered(&error),
         };
         Ok(Self { ring, registration, completed: VecDeque::new() })
+    }
+
+    /// Whether the host lets this process have an io_uring.
+    pub(crate) fn probe() -> Result<(), KernelError> {
+        build(1, 2).map(drop)
     }
 
     /// Enters a file in the ring's table if that can be. The descriptor must stay open as long as
@@ -216,6 +205,17 @@ impl Drop for Uring {
             tracing::debug!("io_uring: files stay registered until the ring is gone: {error}");
         }
     }
+}
+
+fn build(submissions: u32, completions: u32) -> Result<IoUring, KernelError> {
+    IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .setup_cqsize(completions)
+        .build(submissions)
+        .map_err(KernelError)
 }
 
 fn not_registered(error: &io::Error) -> Registration {

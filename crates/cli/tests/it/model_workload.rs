@@ -32,11 +32,21 @@ fn check(
 ) -> Result<String> {
     let bench = Bench::new()?;
     let disk = Disk { iothreads, direct, ..Disk::new(&bench, "e0", QUEUES) };
+    check_disk(program, &disk, event_index, &plan)
+}
+
+fn check_disk(
+    program: &Program,
+    disk: &Disk<'_>,
+    event_index: EventIndex,
+    plan: &Plan,
+) -> Result<String> {
+    let iothreads = disk.iothreads;
     let mut model = DiskModel::new(disk.create(IMAGE_BYTES, plan.seed)?);
     let server = disk.serve(program)?;
     let clock = Deadline::after(std::time::Duration::from_secs(600));
-    let mut client = Client::connect(&disk.socket(), shape(&plan, event_index))?;
-    let summary = model::run(&mut client, &mut model, &plan)
+    let mut client = Client::connect(&disk.socket(), shape(plan, event_index))?;
+    let summary = model::run(&mut client, &mut model, plan)
         .with_context(|| format!("log: {}", server.log()))?;
     model::verify_through(&mut client, &model)?;
     client.flush()?;
@@ -52,6 +62,32 @@ fn check(
     let log = stop(server, &[&disk.socket()])?;
     model.check_image(&disk.image())?;
     Ok(log)
+}
+
+/// Every engine on the same workload.
+fn check_engine(aio: &str, direct: &str, seed: u64) {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let iothreads = Iothreads::Two;
+        let disk = Disk { iothreads, direct, aio: Some(aio), ..Disk::new(&bench, "e0", QUEUES) };
+        check_disk(program, &disk, EventIndex::On, &plan(seed, 10_000)).map(drop)
+    });
+}
+
+#[test]
+fn io_uring_by_name_never_returns_a_wrong_byte() {
+    check_engine("io_uring", "on", 0x59);
+}
+
+#[test]
+fn linux_aio_never_returns_a_wrong_byte() {
+    check_engine("native", "on", 0x5a);
+}
+
+#[test]
+fn threads_never_return_a_wrong_byte() {
+    check_engine("threads", "on", 0x5b);
+    check_engine("threads", "off", 0x5c);
 }
 
 #[test]

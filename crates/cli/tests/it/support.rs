@@ -44,6 +44,8 @@ pub(crate) struct Disk<'a> {
     pub(crate) iothreads: Iothreads,
     /// `on` or `off`.
     pub(crate) direct: &'a str,
+    /// An engine, if it is named.
+    pub(crate) aio: Option<&'a str>,
     /// `on` or `off`.
     pub(crate) writable: &'a str,
 }
@@ -51,7 +53,8 @@ pub(crate) struct Disk<'a> {
 impl<'a> Disk<'a> {
     /// A writable disk served without the page cache.
     pub(crate) fn new(bench: &'a Bench, id: &'a str, queues: usize) -> Self {
-        Self { bench, id, queues, iothreads: Iothreads::None, direct: "on", writable: "on" }
+        let iothreads = Iothreads::None;
+        Self { bench, id, queues, iothreads, direct: "on", aio: None, writable: "on" }
     }
 
     pub(crate) fn image(&self) -> PathBuf {
@@ -72,6 +75,7 @@ impl<'a> Disk<'a> {
         let Self { id, queues, direct, writable, .. } = self;
         let read_only = if *writable == "on" { "off" } else { "on" };
         let image = self.image().display().to_string();
+        let aio = self.aio.map(|aio| format!(",aio={aio}")).unwrap_or_default();
         let socket = self.socket().display().to_string();
         let iothread = match self.iothreads {
             Iothreads::None => "",
@@ -82,7 +86,7 @@ impl<'a> Disk<'a> {
             "--blockdev".to_owned(),
             format!(
                 "driver=file,node-name=file-{id},filename={image},cache.direct={direct},\
-                 read-only={read_only},discard=unmap"
+                 read-only={read_only},discard=unmap{aio}"
             ),
             "--export".to_owned(),
             format!(

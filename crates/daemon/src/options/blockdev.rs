@@ -5,7 +5,7 @@
 use super::fault::Fault;
 use super::fields::{Fields, Keys, TextOrObject};
 use super::names::is_identifier;
-use super::plan::{Blockdev, Child, Discard, Driver};
+use super::plan::{AioEngine, Blockdev, Child, Discard, Driver};
 
 /// QEMU's default size of a null-co disk: 1 GiB.
 const NULL_CO_BYTES: u64 = 1 << 30;
@@ -71,19 +71,19 @@ const BASE: &[&str] = &["driver", "node-name", "read-only", "discard", "cache"];
 const BASE_LATER: &[&str] = &["active", "auto-read-only", "detect-zeroes", "force-share"];
 
 const FILE_LATER: &[&str] =
-    &["aio", "aio-max-batch", "drop-cache", "locking", "pr-manager", "x-check-cache-dropped"];
+    &["aio-max-batch", "drop-cache", "locking", "pr-manager", "x-check-cache-dropped"];
 
 /// The keys of `driver=file`.
 pub(super) const FILE: Keys = Keys {
     of: "--blockdev driver=file",
-    supported: &[BASE, &["filename"]],
+    supported: &[BASE, &["filename", "aio"]],
     later: &[BASE_LATER, FILE_LATER],
 };
 
 /// The keys of `driver=host_device`.
 pub(super) const HOST_DEVICE: Keys = Keys {
     of: "--blockdev driver=host_device",
-    supported: &[BASE, &["filename"]],
+    supported: &[BASE, &["filename", "aio"]],
     later: &[BASE_LATER, FILE_LATER],
 };
 
@@ -139,8 +139,14 @@ fn read(mut fields: Fields, inherited: Inherited, depth: usize) -> Result<Blockd
     // A format passes discards on: its child takes them whatever the format itself was told.
     let below = Inherited { read_only, discard: Discard::Unmap, cache_direct };
     let driver = match keys.0 {
-        DriverName::File => Driver::File { filename: filename(&mut fields)?.into() },
-        DriverName::HostDevice => Driver::HostDevice { filename: filename(&mut fields)?.into() },
+        DriverName::File => Driver::File {
+            filename: filename(&mut fields)?.into(),
+            aio: aio(&mut fields, cache_direct)?,
+        },
+        DriverName::HostDevice => Driver::HostDevice {
+            filename: filename(&mut fields)?.into(),
+            aio: aio(&mut fields, cache_direct)?,
+        },
         DriverName::Raw => Driver::Raw { file: child(&mut fields, below, depth)? },
         DriverName::NullCo => Driver::NullCo {
             size: null_co_size(&mut fields)?,
@@ -197,6 +203,16 @@ fn filename(fields: &mut Fields) -> Result<String, Fault> {
         return Err(Fault::EmptyPath { what: "filename" });
     }
     Ok(filename)
+}
+
+fn aio(fields: &mut Fields, cache_direct: bool) -> Result<Option<AioEngine>, Fault> {
+    match fields.choice("aio", &["threads", "native", "io_uring"])? {
+        None => Ok(None),
+        Some("threads") => Ok(Some(AioEngine::Threads)),
+        Some("native") if !cache_direct => Err(Fault::NativeBuffered),
+        Some("native") => Ok(Some(AioEngine::Native)),
+        Some(_) => Ok(Some(AioEngine::IoUring)),
+    }
 }
 
 fn child(fields: &mut Fields, below: Inherited, depth: usize) -> Result<Child, Fault> {

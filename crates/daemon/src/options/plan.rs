@@ -114,11 +114,15 @@ pub enum Driver {
     File {
         /// Its path as written.
         filename: PathBuf,
+        /// Which engine does its I/O; `None` is the best that the host allows.
+        aio: Option<AioEngine>,
     },
     /// A block device of the host.
     HostDevice {
         /// Its path as written.
         filename: PathBuf,
+        /// Which engine does its I/O; `None` is the best that the host allows.
+        aio: Option<AioEngine>,
     },
     /// The bytes of another node as they are.
     Raw {
@@ -132,6 +136,17 @@ pub enum Driver {
         /// Whether reads give zeroes, or whatever the guest's memory holds.
         read_zeroes: bool,
     },
+}
+
+/// What does a file's I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AioEngine {
+    /// io_uring.
+    IoUring,
+    /// Linux AIO.
+    Native,
+    /// Threads that do blocking calls.
+    Threads,
 }
 
 /// A node below another one.

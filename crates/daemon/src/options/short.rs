@@ -114,8 +114,8 @@ impl Short {
         let node = Blockdev {
             node_name: Some("disk".to_owned()),
             driver: match kind {
-                FileKind::Regular => Driver::File { filename },
-                FileKind::BlockDevice => Driver::HostDevice { filename },
+                FileKind::Regular => Driver::File { filename, aio: None },
+                FileKind::BlockDevice => Driver::HostDevice { filename, aio: None },
             },
             read_only: self.read_only,
             discard: Discard::Ignore,

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::{env, fs, iter, process};
 
 use super::{
-    AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions, HelpTopic,
-    IothreadObject, Plan, SocketOptions, Step, parse,
+    AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions,
+    HelpTopic, IothreadObject, Plan, SocketOptions, Step, parse,
 };
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
@@ -58,7 +58,7 @@ fn refuse_line(line: &[&str], expected: &str) {
 fn file_node() -> Blockdev {
     Blockdev {
         node_name: Some("a".to_owned()),
-        driver: Driver::File { filename: "Cargo.toml".into() },
+        driver: Driver::File { filename: "Cargo.toml".into(), aio: None },
         read_only: false,
         discard: Discard::Ignore,
         cache_direct: false,
@@ -141,6 +141,16 @@ fn nodes_read_the_same_in_both_notations() {
             cache_direct: true,
             ..file_node()
         }),
+    );
+    let native = Driver::File { filename: "Cargo.toml".into(), aio: Some(AioEngine::Native) };
+    check(
+        "--blockdev",
+        &[
+            "file,node-name=a,filename=Cargo.toml,cache.direct=on,aio=native",
+            r#"{"driver":"file","node-name":"a","filename":"Cargo.toml","aio":"native",
+                "cache":{"direct":true}}"#,
+        ],
+        &Step::Blockdev(Blockdev { driver: native, cache_direct: true, ..file_node() }),
     );
     check(
         "--blockdev",

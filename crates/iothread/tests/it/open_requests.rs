@@ -11,7 +11,7 @@ use block::{
     Access, Answer, ByteCount, ByteOffset, DiskSize, FileId, Lane, LaneError, Limits, Mapping,
     Node, Piece, Pieces, Target,
 };
-use kernel_io::{FileTable, OpenFile};
+use kernel_io::{Aio, FileTable, OpenFile};
 
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::setup::{iothreads, place};
@@ -58,7 +58,7 @@ impl Lane for PipeLane {
 
 fn pipe_node(files: &FileTable) -> (Arc<dyn Node>, std::fs::File) {
     let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
-    let file = OpenFile::adopt(reader, "pipe".into(), 1 << 20);
+    let file = OpenFile::adopt(reader, "pipe".into(), 1 << 20, Aio::Automatic);
     (Arc::new(PipeNode(files.insert(Arc::new(file)))), writer.into())
 }
 

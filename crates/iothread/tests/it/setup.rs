@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{Iothread, Placed, Watcher};
-use kernel_io::{Caching, FileKind, FileTable, OpenOptions};
+use kernel_io::{Aio, Caching, FileKind, FileTable, OpenOptions};
 use request_path::{Fault, RingSource, RingSourceSetup, Source};
 use virtio::{BlkRules, SplitRing};
 
@@ -37,6 +37,7 @@ pub(crate) fn file_node(files: &FileTable, bytes: u64) -> (Arc<dyn Node>, tempfi
         kind: FileKind::Regular,
         access: Access::ReadWrite,
         caching: Caching::Direct,
+        aio: Aio::Automatic,
     };
     let node = FileNode::open("disk", &options, DiscardPolicy::Unmap, files).unwrap();
     (Arc::new(node), image.into_temp_path())

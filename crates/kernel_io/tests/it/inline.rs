@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId};
 use kernel_io::{
-    Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Residence, Tag, Wait,
+    Aio, Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Residence, Tag, Wait,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ const MIB: usize = 1 << 20;
 fn memory_file(table: &FileTable, bytes: usize) -> FileId {
     let fd = rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
-    let file = OpenFile::adopt(fd, "image".into(), bytes as u64);
+    let file = OpenFile::adopt(fd, "image".into(), bytes as u64, Aio::Automatic);
     assert_eq!(file.residence(), Residence::Memory);
     table.insert(Arc::new(file))
 }
