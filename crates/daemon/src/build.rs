@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use block::{Access, Clock, Node};
 use iothread::{Iothread, SpawnError};
-use kernel_io::FileTable;
+use kernel_io::{FileTable, Reactors};
 use virtio::BlkConfig;
 
 use crate::device::Offer;
@@ -124,7 +124,8 @@ impl Built {
 
     fn spawn(&mut self, id: &str) -> Result<Arc<Iothread>, SpawnError> {
         let iothread =
-            Iothread::spawn(id, Arc::clone(&self.files), Arc::clone(&self.clock)).map(Arc::new)?;
+            Iothread::spawn(id, Arc::clone(&self.files), Arc::clone(&self.clock), Reactors::Any)
+                .map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
         Ok(iothread)
     }

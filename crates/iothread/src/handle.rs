@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use block::Clock;
-use kernel_io::{FileTable, KernelError, Notifier};
+use kernel_io::{FileTable, KernelError, Notifier, Reactors};
 use request_path::Engine;
 
 use crate::command::{Command, Inbox};
@@ -31,7 +31,7 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// The host gave no io_uring.
+    /// The host gave nothing to wait with.
     #[error("iothread {name}")]
     Kernel {
         /// Its name.
@@ -43,26 +43,29 @@ pub enum SpawnError {
 }
 
 impl Iothread {
-    /// Starts an iothread and waits until it can serve. Its io_uring is made on the thread
+    /// Starts an iothread and waits until it can serve. Its reactor is made on the thread
     /// itself, so call it after any fork.
     pub fn spawn(
         name: &str,
         files: Arc<FileTable>,
         clock: Arc<dyn Clock>,
+        allowed: Reactors,
     ) -> Result<Self, SpawnError> {
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let bell = Arc::new(Notifier::new().map_err(failed)?);
         let inbox = Arc::new(Inbox::new(Arc::clone(&bell)));
         let (ready, started) = mpsc::channel();
         let theirs = Arc::clone(&inbox);
+        let own_name = name.to_owned();
         // The kernel shows 15 characters of a thread's name.
         let thread = std::thread::Builder::new()
             .name(format!("IO {name}").chars().take(15).collect())
-            .spawn(move || match Engine::new(files, bell, clock) {
+            .spawn(move || match Engine::new(files, bell, clock, allowed) {
                 Ok(engine) => {
+                    tracing::info!("iothread {own_name}: {}", engine.waits_with());
                     ready.send(Ok(())).expect("the starter waits");
                     let served = EventLoop::new(engine, theirs).run();
-                    served.expect("io_uring_enter works while its ring exists");
+                    served.expect("waiting works while its reactor exists");
                 }
                 Err(error) => ready.send(Err(error)).expect("the starter waits"),
             })

@@ -1,4 +1,4 @@
-//! One iothread's io_uring: submission, waiting, and the events that come back.
+//! One iothread's way to the kernel: operations, waiting, and the events that come back.
 //!
 //! Where it stands in the life of a request: `request_path` submits operations, the iothread's
 //! event loop waits and hands the events back to it.
@@ -26,10 +26,10 @@ use crate::native::Native;
 use crate::parked::{
     Content, InFlight, Parked, PollOwner, PollPhase, PollState, Progress, SlotIndex, Work,
 };
-use crate::reactor::{Completion, Reactor};
-use crate::uring::{FilePlace, Uring};
+use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
+use crate::uring::FilePlace;
 use crate::workers::Workers;
-use crate::{Aio, BOUNCE_BYTES, BounceBuffer, FileTable, OpenFile, Residence, Tag};
+use crate::{Aio, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag};
 
 /// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
 const RETRIES_MAX: u8 = 100;
@@ -96,10 +96,16 @@ pub enum IoFailure {
     },
 }
 
-/// An io_uring could not be made.
+/// What an iothread needs could not be made.
 #[derive(Debug, thiserror::Error)]
-#[error("io_uring is not available (kernel.io_uring_disabled, seccomp or a kernel before 6.1)")]
-pub struct KernelError(#[source] pub(crate) io::Error);
+pub enum KernelError {
+    /// No io_uring.
+    #[error("io_uring is not available")]
+    Uring(#[source] io::Error),
+    /// Not even epoll.
+    #[error("epoll is not available")]
+    Epoll(#[source] io::Error),
+}
 
 /// How this iothread does I/O on a file.
 #[derive(Debug, Clone, Copy)]
@@ -122,6 +128,7 @@ struct Opened {
 #[derive(Debug)]
 pub struct Kernel {
     reactor: ManuallyDrop<Reactor>,
+    waits_with: WaitsWith,
     in_flight: ManuallyDrop<InFlight>,
     table: Arc<FileTable>,
     files: Vec<Option<Opened>>,
@@ -136,10 +143,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Makes the calling thread's io_uring. Call it on the thread that will use it.
-    pub fn new(table: Arc<FileTable>) -> Result<Self, KernelError> {
+    /// Makes the calling thread's reactor. Call it on the thread that will use it.
+    pub fn new(table: Arc<FileTable>, allowed: Reactors) -> Result<Self, KernelError> {
+        let (reactor, waits_with) = Reactor::new(allowed)?;
         Ok(Self {
-            reactor: ManuallyDrop::new(Reactor::Uring(Uring::new()?)),
+            reactor: ManuallyDrop::new(reactor),
+            waits_with,
             in_flight: ManuallyDrop::new(InFlight::default()),
             table,
             files: Vec::new(),
@@ -149,6 +158,11 @@ impl Kernel {
             done: Vec::new(),
             events: VecDeque::new(),
         })
+    }
+
+    /// What it waits with.
+    pub fn waits_with(&self) -> &WaitsWith {
+        &self.waits_with
     }
 
     /// The file behind an id.
@@ -175,6 +189,10 @@ impl Kernel {
             (Aio::Automatic | Aio::IoUring, Reactor::Uring(uring)) => {
                 Way::Uring(uring.place(id, file.as_fd()))
             }
+            (Aio::Automatic | Aio::IoUring, Reactor::Epoll(_)) => match file.caching() {
+                Caching::Direct => self.native_or_workers(),
+                Caching::Buffered => Way::Workers,
+            },
             (Aio::Native, _) => self.native_or_workers(),
             (Aio::Threads, _) => Way::Workers,
         }
@@ -418,6 +436,7 @@ impl Kernel {
                 // SAFETY: see above.
                 unsafe { uring.push_operation(index, work, place, offset, memory) };
             }
+            (Way::Uring(_), Reactor::Epoll(_)) => panic!("the file was given an engine there is"),
             (Way::Native, _) => {
                 let file = self.files[id.0 as usize].as_ref().expect("the file is open");
                 let native = self.native.as_mut().expect("made with the file");

@@ -1,4 +1,4 @@
-//! Waiting and I/O: one io_uring per iothread, files, and everything the kernel may still touch.
+//! Waiting and I/O: one reactor per iothread (io_uring, or epoll), engines, files, and everything the kernel may still touch.
 //!
 //! Where it stands in the life of a request: `request_path` hands a [`Kernel`] operations on
 //! [`block::Segment`]s or on a [`BounceBuffer`]; the kernel_io parks what they need until the
@@ -10,6 +10,7 @@
 
 mod bounce;
 mod calls;
+mod epoll;
 mod file;
 mod files;
 mod inline;
@@ -33,3 +34,4 @@ pub use process::{
     DaemonizeError, Daemonized, Readiness, Verdict, daemonize, raise_open_files_limit,
 };
 pub use ranges::{RangeGuard, WriteRanges};
+pub use reactor::{Reactors, WaitsWith};

@@ -215,7 +215,7 @@ fn build(submissions: u32, completions: u32) -> Result<IoUring, KernelError> {
         .setup_submit_all()
         .setup_cqsize(completions)
         .build(submissions)
-        .map_err(KernelError)
+        .map_err(KernelError::Uring)
 }
 
 fn not_registered(error: &io::Error) -> Registration {

@@ -11,7 +11,9 @@ use testkit::process::{Bench, Program, Server};
 use testkit::report::{note, skipped};
 use testkit::{image, queue_report};
 
-use crate::support::{Disk, Iothreads, ringloom, stop, with};
+use crate::support::{
+    Disk, Iothreads, check_epoll, ringloom, ringloom_without_io_uring, stop, with,
+};
 
 const QUEUES: usize = 4;
 const IMAGE_BYTES: u64 = 96 << 20;
@@ -123,6 +125,13 @@ fn a_guest_uses_all_queues_of_a_disk_on_two_iothreads() {
         let discards: u64 = reports.iter().map(|report| report.discards).sum();
         ensure!(discards > 0, "fstrim in the guest discarded nothing: {reports:?}");
         Ok(())
+    });
+}
+
+#[test]
+fn a_guest_uses_a_disk_on_a_host_without_io_uring() {
+    with_guest(&ringloom_without_io_uring(), |program| {
+        check_epoll(&check(program, Iothreads::Two)?)
     });
 }
 

@@ -8,7 +8,9 @@ use testkit::process::{Bench, Program};
 use testkit::report::note;
 use testkit::{image, queue_report};
 
-use crate::support::{Disk, Iothreads, ringloom, stop, with};
+use crate::support::{
+    Disk, Iothreads, check_epoll, ringloom, ringloom_without_io_uring, stop, with,
+};
 
 const QUEUES: usize = 4;
 const IMAGE_BYTES: usize = 64 << 20;
@@ -71,6 +73,50 @@ fn check_engine(aio: &str, direct: &str, seed: u64) {
         let iothreads = Iothreads::Two;
         let disk = Disk { iothreads, direct, aio: Some(aio), ..Disk::new(&bench, "e0", QUEUES) };
         check_disk(program, &disk, EventIndex::On, &plan(seed, 10_000)).map(drop)
+    });
+}
+
+#[test]
+fn a_host_without_io_uring_never_returns_a_wrong_byte() {
+    with(&ringloom_without_io_uring(), |program| {
+        for (iothreads, direct, seed) in [
+            (Iothreads::Two, "on", 0x60),
+            (Iothreads::Two, "off", 0x61),
+            (Iothreads::None, "on", 0x62),
+        ] {
+            let log = check(program, iothreads, direct, EventIndex::On, plan(seed, 10_000))?;
+            check_epoll(&log)?;
+        }
+        let bench = Bench::new()?;
+        let disk = Disk { aio: Some("threads"), ..Disk::new(&bench, "e0", QUEUES) };
+        check_disk(program, &disk, EventIndex::Off, &plan(0x63, 5_000)).map(drop)
+    });
+}
+
+#[test]
+fn what_is_waited_with_is_said_once_for_each_iothread() {
+    with(&ringloom(), |program| {
+        let log = check(program, Iothreads::Two, "on", EventIndex::On, plan(0x64, 500))?;
+        for name in ["t0", "t1"] {
+            let said = format!("iothread {name}: io_uring");
+            ensure!(log.matches(&said).count() == 1, "not one {said:?}: {log}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn io_uring_by_name_on_a_host_without_it_is_refused() {
+    with(&ringloom_without_io_uring(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk { aio: Some("io_uring"), ..Disk::new(&bench, "e0", 1) };
+        disk.create(1 << 20, 1)?;
+        let exit = program.refusal(&disk.arguments(), std::time::Duration::from_secs(10))?;
+        ensure!(exit.status.code() == Some(1), "{exit:?}");
+        for part in ["aio=io_uring cannot be", "io_uring is not available", "not permitted"] {
+            ensure!(exit.stderr.contains(part), "no {part:?}: {exit:?}");
+        }
+        Ok(())
     });
 }
 

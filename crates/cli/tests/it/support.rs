@@ -12,6 +12,18 @@ pub(crate) fn ringloom() -> Program {
     Program::ringloom(env!("CARGO_BIN_EXE_ringloom"))
 }
 
+/// The same on a host that forbids io_uring.
+pub(crate) fn ringloom_without_io_uring() -> Program {
+    ringloom().without_io_uring()
+}
+
+/// Checks that a server says that it serves without io_uring.
+pub(crate) fn check_epoll(log: &str) -> Result<()> {
+    let said = "epoll (io_uring is not available: Operation not permitted";
+    anyhow::ensure!(log.contains(said), "not said what it waits with: {log}");
+    Ok(())
+}
+
 /// Runs a behaviour with a program, or says why it cannot.
 #[track_caller]
 pub(crate) fn with(program: &Program, behaviour: impl FnOnce(&Program) -> Result<()>) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{Iothread, Placed, Watcher};
-use kernel_io::{Aio, Caching, FileKind, FileTable, OpenOptions};
+use kernel_io::{Aio, Caching, FileKind, FileTable, OpenOptions, Reactors};
 use request_path::{Fault, RingSource, RingSourceSetup, Source};
 use virtio::{BlkRules, SplitRing};
 
@@ -21,10 +21,20 @@ impl Watcher for NoFault {
     }
 }
 
-pub(crate) fn iothreads<const N: usize>(files: &Arc<FileTable>) -> [Arc<Iothread>; N] {
+/// Runs a test on both reactors.
+pub(crate) fn on_both(test: impl Fn(Reactors)) {
+    test(Reactors::Any);
+    test(Reactors::EpollOnly);
+}
+
+pub(crate) fn iothreads<const N: usize>(
+    files: &Arc<FileTable>,
+    reactors: Reactors,
+) -> [Arc<Iothread>; N] {
     std::array::from_fn(|i| {
         let name = format!("t{i}");
-        Arc::new(Iothread::spawn(&name, Arc::clone(files), Arc::new(SystemClock)).unwrap())
+        let clock = Arc::new(SystemClock);
+        Arc::new(Iothread::spawn(&name, Arc::clone(files), clock, reactors).unwrap())
     })
 }
 

@@ -1,4 +1,4 @@
-//! The kernel's side: transfers, failures and polls, on every engine.
+//! The kernel's side: transfers, failures and polls, on every engine and reactor.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use kernel_io::{
-    Aio, Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Tag, Wait,
+    Aio, Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Reactors, Tag, Wait,
 };
 use rustix::io::Errno;
 
@@ -37,22 +37,25 @@ fn read_back(base: NonNull<u8>, count: usize) -> Vec<u8> {
 /// What a test runs on.
 #[derive(Debug, Clone, Copy)]
 struct Rig {
+    reactors: Reactors,
     aio: Aio,
 }
 
 impl Rig {
     fn kernel(self, table: Arc<FileTable>) -> Kernel {
-        Kernel::new(table).unwrap()
+        Kernel::new(table, self.reactors).unwrap()
     }
 }
 
-/// Runs a test on every engine.
+/// Runs a test on every engine and reactor.
 #[expect(clippy::print_stdout, reason = "a failure has to say on what it happened")]
 fn on_all(test: impl Fn(Rig)) {
-    for aio in [Aio::Automatic, Aio::IoUring, Aio::Native, Aio::Threads] {
-        let rig = Rig { aio };
-        println!("{rig:?}");
-        test(rig);
+    for reactors in [Reactors::Any, Reactors::EpollOnly] {
+        for aio in [Aio::Automatic, Aio::IoUring, Aio::Native, Aio::Threads] {
+            let rig = Rig { reactors, aio };
+            println!("{rig:?}");
+            test(rig);
+        }
     }
 }
 
@@ -291,5 +294,47 @@ fn what_is_in_flight_is_waited_for_before_the_kernel_is_given_up() {
         let mut found = [0; 64];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
         assert_eq!(found, [7; 64]);
+    });
+}
+
+#[test]
+fn a_counter_that_nobody_reads_is_told_once_for_each_write() {
+    on_all(|rig| {
+        let mut kernel = rig.kernel(Arc::new(FileTable::default()));
+        let bell = Notifier::new().unwrap();
+        bell.wake();
+        kernel.poll(bell.as_fd(), Tag(1));
+        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(1) }));
+        for _ in 0..10 {
+            kernel.wait(Wait::Poll).unwrap();
+            assert!(kernel.next_event().is_none(), "an unread counter must not spin");
+        }
+        bell.wake();
+        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(1) }));
+        bell.wake();
+        kernel.wait(Wait::Poll).unwrap();
+        kernel.cancel_poll(Tag(1));
+        while !matches!(next(&mut kernel), Event::PollEnded { tag: Tag(1) }) {}
+        bell.wake();
+        kernel.wait(Wait::Poll).unwrap();
+        assert!(kernel.next_event().is_none(), "an event after the end");
+    });
+}
+
+#[test]
+fn two_descriptors_of_one_counter_are_watched_each_for_itself() {
+    on_all(|rig| {
+        let mut kernel = rig.kernel(Arc::new(FileTable::default()));
+        let bell = Notifier::new().unwrap();
+        let second = bell.as_fd().try_clone_to_owned().unwrap();
+        kernel.poll(bell.as_fd(), Tag(1));
+        kernel.poll(second.as_fd(), Tag(2));
+        kernel.cancel_poll(Tag(1));
+        assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(1) }));
+        bell.wake();
+        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(2) }));
+        // The number is free for another watch.
+        kernel.poll(bell.as_fd(), Tag(3));
+        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(3) }));
     });
 }
