@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use block::{Access, ByteCount, DiskSize, Node};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
-use kernel_io::{Aio, Caching, FileKind, FileTable, OpenError, OpenOptions};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, OpenError, OpenOptions};
 
-use crate::options::{AioEngine, Blockdev, Child, Discard, Driver};
+use crate::options::{self, AioEngine, Blockdev, Child, Discard, Driver};
 
 /// The nodes of a daemon.
 #[derive(Debug)]
@@ -150,6 +150,10 @@ fn open_options(
             Some(AioEngine::IoUring) => Aio::IoUring,
             Some(AioEngine::Native) => Aio::Native,
             Some(AioEngine::Threads) => Aio::Threads,
+        },
+        flushes: match blockdev.flushes {
+            options::Flushes::Obeyed => Flushes::Obeyed,
+            options::Flushes::Ignored => Flushes::Ignored,
         },
     }
 }

@@ -63,7 +63,9 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
   --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off]
                          a disk without content; default: 1 GiB, reads give whatever was there
              all of them: [,read-only=on|off][,discard=ignore|unmap][,cache.direct=on|off]
-                         default: off, ignore, off
+                        [,cache.no-flush=on|off]
+                         default: off, ignore, off, off. no-flush: flushes have no effect, and a
+                         power loss may cost the whole disk
 ";
 
 const EXPORT: &str =

@@ -38,6 +38,17 @@ pub struct OpenOptions {
     pub caching: Caching,
     /// Which engine does its I/O.
     pub aio: Aio,
+    /// What becomes of flushes.
+    pub flushes: Flushes,
+}
+
+/// What becomes of flushes (`cache.no-flush`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flushes {
+    /// They make durable what was written.
+    Obeyed,
+    /// They complete without any effect: a power loss may cost everything.
+    Ignored,
 }
 
 /// Which engine does a file's I/O (`aio=`).
@@ -118,6 +129,7 @@ pub struct OpenFile {
     kind: FileKind,
     caching: Caching,
     aio: Aio,
+    flushes: Flushes,
     residence: Residence,
     memory_alignment: u32,
     offset_alignment: u32,
@@ -166,6 +178,7 @@ impl OpenFile {
             kind: options.kind,
             caching: options.caching,
             aio: options.aio,
+            flushes: options.flushes,
             memory_alignment: alignment.memory,
             offset_alignment: alignment.offset,
             allocation_alignment: alignment.allocation,
@@ -187,6 +200,7 @@ impl OpenFile {
             kind: FileKind::Regular,
             caching: Caching::Buffered,
             aio,
+            flushes: Flushes::Obeyed,
             memory_alignment: 1,
             offset_alignment: 1,
             allocation_alignment: 1,
@@ -271,9 +285,12 @@ impl OpenFile {
         &self.sync_turn
     }
 
-    /// Makes everything written so far durable. Blocks: for the end of a daemon, not for
-    /// iothreads.
+    /// Makes everything written so far durable, if flushes are obeyed. Blocks: for the end of a
+    /// daemon, not for iothreads.
     pub fn sync(&self) -> io::Result<()> {
+        if self.flushes == Flushes::Ignored {
+            return Ok(());
+        }
         if self.has_failed_sync() {
             return Err(io::Error::other("an earlier flush failed and its data may be lost"));
         }

@@ -25,7 +25,7 @@ mod uring;
 mod workers;
 
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
-pub use file::{Aio, Caching, FileKind, OpenError, OpenFile, OpenOptions, Residence};
+pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;

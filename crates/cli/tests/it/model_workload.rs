@@ -121,6 +121,14 @@ fn io_uring_by_name_on_a_host_without_it_is_refused() {
 }
 
 #[test]
+fn ignored_flushes_change_no_byte() {
+    with(&ringloom(), |program| {
+        let direct = "off,cache.no-flush=on";
+        check(program, Iothreads::Two, direct, EventIndex::On, plan(0x65, 5_000)).map(drop)
+    });
+}
+
+#[test]
 fn io_uring_by_name_never_returns_a_wrong_byte() {
     check_engine("io_uring", "on", 0x59);
 }

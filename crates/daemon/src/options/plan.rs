@@ -105,6 +105,8 @@ pub struct Blockdev {
     /// Whether the host's page cache is left out. A nested node takes its parent's answer unless
     /// it has its own.
     pub cache_direct: bool,
+    /// What becomes of flushes. A nested node takes its parent's answer unless it has its own.
+    pub flushes: Flushes,
 }
 
 /// What a node is.
@@ -165,6 +167,15 @@ pub enum Discard {
     Ignore,
     /// It gives the space back to the host.
     Unmap,
+}
+
+/// What becomes of flushes (`cache.no-flush`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flushes {
+    /// They make durable what was written.
+    Obeyed,
+    /// They complete without any effect.
+    Ignored,
 }
 
 /// `--export vhost-user-blk`.

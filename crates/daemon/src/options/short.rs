@@ -12,7 +12,9 @@ use super::fault::{Fault, LineFault, OptionError};
 use super::fields::{parse_flag, parse_number};
 use super::files::{self, FileKind};
 use super::nearest::nearest;
-use super::plan::{Blockdev, Discard, Driver, ExportOptions, IothreadObject, SocketOptions, Step};
+use super::plan::{
+    Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, SocketOptions, Step,
+};
 use super::words::{Name, ShortName, Word};
 
 /// The most iothreads of the short form: four times what QEMU's own advice tops out at. More can
@@ -120,6 +122,7 @@ impl Short {
             read_only: self.read_only,
             discard: Discard::Ignore,
             cache_direct: self.cache_direct,
+            flushes: Flushes::Obeyed,
         };
         let export = ExportOptions {
             id: export_id(&self.image),

@@ -12,7 +12,7 @@ use std::{env, fs, iter, process};
 
 use super::{
     AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions,
-    HelpTopic, IothreadObject, Plan, SocketOptions, Step, parse,
+    Flushes, HelpTopic, IothreadObject, Plan, SocketOptions, Step, parse,
 };
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
@@ -62,6 +62,7 @@ fn file_node() -> Blockdev {
         read_only: false,
         discard: Discard::Ignore,
         cache_direct: false,
+        flushes: Flushes::Obeyed,
     }
 }
 
@@ -166,6 +167,29 @@ fn nodes_read_the_same_in_both_notations() {
 }
 
 #[test]
+fn a_node_inside_another_takes_what_becomes_of_flushes() {
+    let inner = Blockdev {
+        node_name: None,
+        discard: Discard::Unmap,
+        flushes: Flushes::Ignored,
+        ..file_node()
+    };
+    check(
+        "--blockdev",
+        &[
+            "raw,node-name=a,cache.no-flush=on,file.driver=file,file.filename=Cargo.toml",
+            r#"{"driver":"raw","node-name":"a","cache":{"no-flush":true},
+                "file":{"driver":"file","filename":"Cargo.toml"}}"#,
+        ],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            flushes: Flushes::Ignored,
+            ..file_node()
+        }),
+    );
+}
+
+#[test]
 fn a_node_inside_another_takes_what_the_other_has() {
     check(
         "--blockdev",
@@ -181,6 +205,7 @@ fn a_node_inside_another_takes_what_the_other_has() {
         read_only: true,
         discard: Discard::Unmap,
         cache_direct: false,
+        flushes: Flushes::Obeyed,
     };
     check(
         "--blockdev",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{Iothread, Placed, Watcher};
-use kernel_io::{Aio, Caching, FileKind, FileTable, OpenOptions, Reactors};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, OpenOptions, Reactors};
 use request_path::{Fault, RingSource, RingSourceSetup, Source};
 use virtio::{BlkRules, SplitRing};
 
@@ -48,6 +48,7 @@ pub(crate) fn file_node(files: &FileTable, bytes: u64) -> (Arc<dyn Node>, tempfi
         access: Access::ReadWrite,
         caching: Caching::Direct,
         aio: Aio::Automatic,
+        flushes: Flushes::Obeyed,
     };
     let node = FileNode::open("disk", &options, DiscardPolicy::Unmap, files).unwrap();
     (Arc::new(node), image.into_temp_path())

@@ -108,11 +108,6 @@ fn what_a_node_cannot_do_yet_is_refused_by_name() {
     for key in ["active", "auto-read-only", "detect-zeroes", "force-share"] {
         refuse("null-co", key, "off");
     }
-    super::refuse(
-        "--blockdev",
-        "null-co,node-name=a,cache.no-flush=on",
-        "option 'cache.no-flush' of --blockdev cache is not supported yet",
-    );
 }
 
 #[test]
