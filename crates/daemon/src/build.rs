@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Access, Clock, Node};
-use iothread::{Iothread, PollLimit, PollSettings, Polling, SpawnError};
-use kernel_io::FileTable;
+use iothread::{Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
+use kernel_io::{FileTable, Reactors};
 use virtio::BlkConfig;
 
 use crate::device::Offer;
@@ -129,9 +129,13 @@ impl Built {
     }
 
     fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
-        let (files, clock) = (Arc::clone(&self.files), Arc::clone(&self.clock));
-        let polling = Arc::clone(&self.polling);
-        let iothread = Iothread::spawn(id, files, clock, settings, polling).map(Arc::new)?;
+        let host = Host {
+            files: Arc::clone(&self.files),
+            clock: Arc::clone(&self.clock),
+            polling: Arc::clone(&self.polling),
+            reactors: Reactors::Any,
+        };
+        let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
         Ok(iothread)
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use block::{Access, ByteCount, DiskSize, Node};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
-use kernel_io::{Caching, FileKind, FileTable, OpenError, OpenOptions};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, OpenError, OpenOptions};
 
-use crate::options::{Blockdev, Child, Discard, Driver};
+use crate::options::{self, AioEngine, Blockdev, Child, Discard, Driver};
 
 /// The nodes of a daemon.
 #[derive(Debug)]
@@ -80,13 +80,15 @@ impl Graph {
         // A node written inside another one may have no name; messages still need one.
         let given = blockdev.node_name.clone();
         let name = given.clone().unwrap_or_else(|| format!("{parent}/file"));
-        let access = if blockdev.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let access = access(blockdev);
         let node: Arc<dyn Node> = match &blockdev.driver {
-            Driver::File { filename } => {
-                self.open(&name, filename, FileKind::Regular, blockdev, access)?
+            Driver::File { filename, aio } => {
+                let options = open_options(filename, FileKind::Regular, *aio, blockdev);
+                self.open(&name, &options, blockdev)?
             }
-            Driver::HostDevice { filename } => {
-                self.open(&name, filename, FileKind::BlockDevice, blockdev, access)?
+            Driver::HostDevice { filename, aio } => {
+                let options = open_options(filename, FileKind::BlockDevice, *aio, blockdev);
+                self.open(&name, &options, blockdev)?
             }
             Driver::NullCo { size, read_zeroes } => {
                 let content =
@@ -114,26 +116,50 @@ impl Graph {
     fn open(
         &self,
         name: &str,
-        path: &Path,
-        kind: FileKind,
+        options: &OpenOptions,
         blockdev: &Blockdev,
-        access: Access,
     ) -> Result<Arc<dyn Node>, GraphError> {
-        let caching = if blockdev.cache_direct { Caching::Direct } else { Caching::Buffered };
-        let options = OpenOptions { path: path.to_path_buf(), kind, access, caching };
         let discard = policy(blockdev.discard);
-        let node = FileNode::open(name, &options, discard, &self.files)
+        let node = FileNode::open(name, options, discard, &self.files)
             .map_err(|source| GraphError::Open { node: name.to_owned(), source })?;
         let alignment = node.limits().request_alignment.get();
         let bytes = node.size().0.0;
         // What 512-byte blocks need is checked by the export, which has a say in the block size.
-        if caching == Caching::Direct && alignment > 512 && !bytes.is_multiple_of(alignment.into())
-        {
-            let (node, path) = (name.to_owned(), path.to_path_buf());
+        let direct = options.caching == Caching::Direct;
+        if direct && alignment > 512 && !bytes.is_multiple_of(alignment.into()) {
+            let (node, path) = (name.to_owned(), options.path.clone());
             return Err(GraphError::Size { node, path, bytes, alignment });
         }
         Ok(Arc::new(node))
     }
+}
+
+fn open_options(
+    path: &Path,
+    kind: FileKind,
+    aio: Option<AioEngine>,
+    blockdev: &Blockdev,
+) -> OpenOptions {
+    OpenOptions {
+        path: path.to_path_buf(),
+        kind,
+        access: access(blockdev),
+        caching: if blockdev.cache_direct { Caching::Direct } else { Caching::Buffered },
+        aio: match aio {
+            None => Aio::Automatic,
+            Some(AioEngine::IoUring) => Aio::IoUring,
+            Some(AioEngine::Native) => Aio::Native,
+            Some(AioEngine::Threads) => Aio::Threads,
+        },
+        flushes: match blockdev.flushes {
+            options::Flushes::Obeyed => Flushes::Obeyed,
+            options::Flushes::Ignored => Flushes::Ignored,
+        },
+    }
+}
+
+fn access(blockdev: &Blockdev) -> Access {
+    if blockdev.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
 fn policy(discard: Discard) -> DiscardPolicy {

@@ -57,13 +57,18 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
                          a regular file
   --blockdev [driver=]host_device,node-name=N,filename=PATH
                          a block device of the host
+             both: [,aio=io_uring|native|threads]
+                         which engine does the I/O; native (Linux AIO) needs cache.direct=on.
+                         Default: io_uring; where the host forbids it, the better of the others
   --blockdev [driver=]raw,node-name=N,file=NODE
                          another node's bytes as they are; the other node may be written in
                          place: file.driver=file,file.filename=PATH
   --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off]
                          a disk without content; default: 1 GiB, reads give whatever was there
              all of them: [,read-only=on|off][,discard=ignore|unmap][,cache.direct=on|off]
-                         default: off, ignore, off
+                        [,cache.no-flush=on|off]
+                         default: off, ignore, off, off. no-flush: flushes have no effect, and a
+                         power loss may cost the whole disk
 ";
 
 const EXPORT: &str =

@@ -30,6 +30,6 @@ pub(crate) use line::documented_names;
 pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
-    AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions, HelpTopic,
-    IothreadObject, Plan, PollOptions, SocketOptions, Step,
+    AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions,
+    Flushes, HelpTopic, IothreadObject, Plan, PollOptions, SocketOptions, Step,
 };

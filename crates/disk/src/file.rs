@@ -7,10 +7,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, DiskSize, FailKind, FileId, Lane, LaneError, Limits,
-    Mapping, Node, Operation, Piece, Pieces, Target, Unmap,
+    Access, Answer, ByteCount, ByteOffset, DiskSize, Durability, FailKind, FileId, Lane, LaneError,
+    Limits, Mapping, Node, Operation, Piece, Pieces, Target, Unmap,
 };
-use kernel_io::{FileTable, OpenError, OpenFile, OpenOptions};
+use kernel_io::{FileTable, Flushes, OpenError, OpenFile, OpenOptions};
 
 /// Whether discards reach the host (`discard=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,7 @@ pub struct FileNode {
     id: FileId,
     access: Access,
     discard: DiscardPolicy,
+    flushes: Flushes,
 }
 
 impl FileNode {
@@ -41,7 +42,14 @@ impl FileNode {
     ) -> Result<Self, OpenError> {
         let file = Arc::new(OpenFile::open(options)?);
         let id = table.insert(Arc::clone(&file));
-        Ok(Self { name: name.to_owned(), file, id, access: options.access, discard })
+        Ok(Self {
+            name: name.to_owned(),
+            file,
+            id,
+            access: options.access,
+            discard,
+            flushes: options.flushes,
+        })
     }
 }
 
@@ -69,8 +77,9 @@ impl Node for FileNode {
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
-        let (file, access, discard) = (self.id, self.access, self.discard);
-        Ok(Box::new(FileLane { file, access, discard }))
+        let (file, access) = (self.id, self.access);
+        let (discard, flushes) = (self.discard, self.flushes);
+        Ok(Box::new(FileLane { file, access, discard, flushes }))
     }
 }
 
@@ -79,6 +88,7 @@ struct FileLane {
     file: FileId,
     access: Access,
     discard: DiscardPolicy,
+    flushes: Flushes,
 }
 
 impl Lane for FileLane {
@@ -95,7 +105,11 @@ impl FileLane {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
             return;
         }
+        if self.flushes == Flushes::Ignored {
+            mapping.operation = cached(mapping.operation);
+        }
         mapping.answer = Answer::Now(match mapping.operation {
+            Operation::Flush if self.flushes == Flushes::Ignored => Pieces::none(),
             Operation::Discard(..) if self.discard == DiscardPolicy::Ignore => Pieces::none(),
             Operation::WriteZeroes(extent, Unmap::Allowed, durability)
                 if self.discard == DiscardPolicy::Ignore =>
@@ -116,18 +130,36 @@ impl FileLane {
     }
 }
 
+/// The same change, complete as soon as the host's page cache or the device has it.
+fn cached(operation: Operation) -> Operation {
+    match operation {
+        Operation::Read(_) | Operation::Flush => operation,
+        Operation::Write(extent, _) => Operation::Write(extent, Durability::Cached),
+        Operation::Discard(extent, _) => Operation::Discard(extent, Durability::Cached),
+        Operation::WriteZeroes(extent, unmap, _) => {
+            Operation::WriteZeroes(extent, unmap, Durability::Cached)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Durability, Extent};
-    use kernel_io::{Caching, FileKind};
+    use block::Extent;
+    use kernel_io::{Aio, Caching, FileKind};
 
-    fn node(access: Access, discard: DiscardPolicy) -> FileNode {
+    fn node(access: Access, discard: DiscardPolicy, flushes: Flushes) -> FileNode {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(8192).unwrap();
         let path = image.path().to_path_buf();
-        let options =
-            OpenOptions { path, kind: FileKind::Regular, access, caching: Caching::Buffered };
+        let options = OpenOptions {
+            path,
+            kind: FileKind::Regular,
+            access,
+            caching: Caching::Buffered,
+            aio: Aio::Automatic,
+            flushes,
+        };
         FileNode::open("disk", &options, discard, &FileTable::default()).unwrap()
     }
 
@@ -143,7 +175,16 @@ mod tests {
         becomes: Operation,
         pieces: Result<usize, FailKind>,
     ) {
-        let node = node(access, discard);
+        check_on(&node(access, discard, Flushes::Obeyed), operation, becomes, pieces);
+    }
+
+    #[track_caller]
+    fn check_on(
+        node: &FileNode,
+        operation: Operation,
+        becomes: Operation,
+        pieces: Result<usize, FailKind>,
+    ) {
         let mut lane = node.open_lane().unwrap();
         let mut batch = [Mapping { operation, answer: Answer::Refused(FailKind::Io) }];
         lane.map(&mut batch);
@@ -173,12 +214,31 @@ mod tests {
     }
 
     #[test]
+    fn without_flushes_nothing_waits_for_the_device() {
+        let node = node(Access::ReadWrite, DiscardPolicy::Unmap, Flushes::Ignored);
+        check_on(&node, Operation::Flush, Operation::Flush, Ok(0));
+        let with = |durability| {
+            [
+                Operation::Write(extent(), durability),
+                Operation::Discard(extent(), durability),
+                Operation::WriteZeroes(extent(), Unmap::Keep, durability),
+            ]
+        };
+        for (stable, cached) in with(Durability::Stable).into_iter().zip(with(Durability::Cached)) {
+            check_on(&node, stable, cached, Ok(1));
+        }
+        check_on(&node, Operation::Read(extent()), Operation::Read(extent()), Ok(1));
+    }
+
+    #[test]
     fn a_directory_is_refused_by_name() {
         let options = OpenOptions {
             path: "/proc".into(),
             kind: FileKind::Regular,
             access: Access::ReadOnly,
             caching: Caching::Buffered,
+            aio: Aio::Automatic,
+            flushes: Flushes::Obeyed,
         };
         let error = OpenFile::open(&options).unwrap_err();
         assert_eq!(error.to_string(), "/proc is a directory, not a disk image");

@@ -5,13 +5,26 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use block::Clock;
-use kernel_io::{FileTable, KernelError, Notifier};
+use kernel_io::{FileTable, KernelError, Notifier, Reactors};
 use request_path::Engine;
 
 use crate::command::{Command, Inbox};
 use crate::event_loop::EventLoop;
 use crate::looker::{Looker, Polling};
 use crate::polling::PollSettings;
+
+/// What an iothread has from its process.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// The open files.
+    pub files: Arc<FileTable>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// The permits to look before sleeping.
+    pub polling: Arc<Polling>,
+    /// What it may wait with.
+    pub reactors: Reactors,
+}
 
 /// A running iothread. Dropped, it ends; all its sources must have been stopped.
 #[derive(Debug)]
@@ -33,7 +46,7 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// The host gave no io_uring.
+    /// The host gave nothing to wait with.
     #[error("iothread {name}")]
     Kernel {
         /// Its name.
@@ -45,29 +58,26 @@ pub enum SpawnError {
 }
 
 impl Iothread {
-    /// Starts an iothread and waits until it can serve. Its io_uring is made on the thread
+    /// Starts an iothread and waits until it can serve. Its reactor is made on the thread
     /// itself, so call it after any fork.
-    pub fn spawn(
-        name: &str,
-        files: Arc<FileTable>,
-        clock: Arc<dyn Clock>,
-        settings: PollSettings,
-        polling: Arc<Polling>,
-    ) -> Result<Self, SpawnError> {
+    pub fn spawn(name: &str, host: Host, settings: PollSettings) -> Result<Self, SpawnError> {
+        let Host { files, clock, polling, reactors } = host;
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let bell = Arc::new(Notifier::new().map_err(failed)?);
         let inbox = Arc::new(Inbox::new(Arc::clone(&bell)));
         let (ready, started) = mpsc::channel();
         let theirs = Arc::clone(&inbox);
+        let own_name = name.to_owned();
         // The kernel shows 15 characters of a thread's name.
         let thread = std::thread::Builder::new()
             .name(format!("IO {name}").chars().take(15).collect())
-            .spawn(move || match Engine::new(files, bell, Arc::clone(&clock)) {
+            .spawn(move || match Engine::new(files, bell, Arc::clone(&clock), reactors) {
                 Ok(engine) => {
+                    tracing::info!("iothread {own_name}: {}", engine.waits_with());
                     ready.send(Ok(())).expect("the starter waits");
                     let looker = Looker::new(settings, polling);
                     let served = EventLoop::new(engine, theirs, looker, clock).run();
-                    served.expect("io_uring_enter works while its ring exists");
+                    served.expect("waiting works while its reactor exists");
                 }
                 Err(error) => ready.send(Err(error)).expect("the starter waits"),
             })

@@ -6,18 +6,24 @@
 //! Invariants: size and alignment are read once, at open. Threads: shared by all iothreads.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::bounce::BOUNCE_ALIGNMENT;
-use crate::{BOUNCE_BYTES, WriteRanges};
+use crate::native::Native;
+use crate::uring::Uring;
+use crate::{BOUNCE_BYTES, KernelError, WriteRanges};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
+
+/// The file systems whose bytes are in memory: TMPFS_MAGIC and RAMFS_MAGIC.
+const MEMORY_MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// How to open a file.
 #[derive(Debug, Clone)]
@@ -30,6 +36,32 @@ pub struct OpenOptions {
     pub access: block::Access,
     /// Whether the host's page cache is used.
     pub caching: Caching,
+    /// Which engine does its I/O.
+    pub aio: Aio,
+    /// What becomes of flushes.
+    pub flushes: Flushes,
+}
+
+/// What becomes of flushes (`cache.no-flush`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flushes {
+    /// They make durable what was written.
+    Obeyed,
+    /// They complete without any effect: a power loss may cost everything.
+    Ignored,
+}
+
+/// Which engine does a file's I/O (`aio=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aio {
+    /// The best that the host allows.
+    Automatic,
+    /// io_uring.
+    IoUring,
+    /// Linux AIO, which needs direct I/O.
+    Native,
+    /// Threads that do blocking calls.
+    Threads,
 }
 
 /// What sort of file holds the bytes.
@@ -59,6 +91,35 @@ pub enum Caching {
     Direct,
 }
 
+/// Where a file's bytes are, as far as it matters to how they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residence {
+    /// In memory, on a file system that cannot say that it would block (tmpfs has no NOWAIT): a
+    /// plain read is a copy, while io_uring hands each one to a kernel worker.
+    Memory,
+    /// On a device or another host.
+    Elsewhere,
+}
+
+impl Residence {
+    /// Asks the kernel. NFS and FUSE have no NOWAIT either, but there a plain read may take for
+    /// ever, so the file system must be one in memory as well.
+    fn ask(fd: BorrowedFd<'_>) -> Self {
+        let in_memory = rustix::fs::fstatfs(fd).is_ok_and(|found| {
+            let magic = u64::try_from(found.f_type).unwrap_or_default();
+            MEMORY_MAGICS.contains(&magic)
+        });
+        let mut byte = [0];
+        let mut memory = [IoSliceMut::new(&mut byte)];
+        // Only whether the kernel takes the flag matters.
+        let probe = rustix::io::preadv2(fd, &mut memory, 0, ReadWriteFlags::NOWAIT);
+        match probe {
+            Err(Errno::OPNOTSUPP) if in_memory => Self::Memory,
+            Ok(_) | Err(_) => Self::Elsewhere,
+        }
+    }
+}
+
 /// An open file and what I/O on it needs.
 #[derive(Debug)]
 pub struct OpenFile {
@@ -67,6 +128,9 @@ pub struct OpenFile {
     bytes: u64,
     kind: FileKind,
     caching: Caching,
+    aio: Aio,
+    flushes: Flushes,
+    residence: Residence,
     memory_alignment: u32,
     offset_alignment: u32,
     allocation_alignment: u32,
@@ -80,7 +144,7 @@ impl OpenFile {
     /// Opens the file and asks the kernel how it wants to be used. Blocks.
     pub fn open(options: &OpenOptions) -> Result<Self, OpenError> {
         let path = &options.path;
-        let cause = |source: rustix::io::Errno| OpenError::Open { path: path.clone(), source };
+        let cause = |source: Errno| OpenError::Open { path: path.clone(), source };
         let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
         flags |= match options.access {
             block::Access::ReadOnly => OFlags::RDONLY,
@@ -89,10 +153,11 @@ impl OpenFile {
         if options.caching == Caching::Direct {
             flags |= OFlags::DIRECT;
         }
+        check_aio(options)?;
         // A named pipe would block in open; whatever it is, it is not what we want.
         check_kind(path, options.kind, rustix::fs::stat(path).map_err(cause)?.st_mode)?;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-            rustix::io::Errno::INVAL if options.caching == Caching::Direct => {
+            Errno::INVAL if options.caching == Caching::Direct => {
                 OpenError::NoDirect { path: path.clone() }
             }
             source => OpenError::Open { path: path.clone(), source },
@@ -107,10 +172,13 @@ impl OpenFile {
         }
         Ok(Self {
             path: path.clone(),
+            residence: Residence::ask(fd.as_fd()),
             fd,
             bytes,
             kind: options.kind,
             caching: options.caching,
+            aio: options.aio,
+            flushes: options.flushes,
             memory_alignment: alignment.memory,
             offset_alignment: alignment.offset,
             allocation_alignment: alignment.allocation,
@@ -123,13 +191,16 @@ impl OpenFile {
 
     /// Takes over a descriptor that is open already, for I/O without any alignment. `path` is
     /// its name in messages.
-    pub fn adopt(fd: OwnedFd, path: PathBuf, bytes: u64) -> Self {
+    pub fn adopt(fd: OwnedFd, path: PathBuf, bytes: u64, aio: Aio) -> Self {
         Self {
             path,
+            residence: Residence::ask(fd.as_fd()),
             fd,
             bytes,
             kind: FileKind::Regular,
             caching: Caching::Buffered,
+            aio,
+            flushes: Flushes::Obeyed,
             memory_alignment: 1,
             offset_alignment: 1,
             allocation_alignment: 1,
@@ -158,6 +229,16 @@ impl OpenFile {
     /// Whether the host's page cache is used.
     pub fn caching(&self) -> Caching {
         self.caching
+    }
+
+    /// Which engine does its I/O.
+    pub fn aio(&self) -> Aio {
+        self.aio
+    }
+
+    /// Whether its bytes are in memory.
+    pub fn residence(&self) -> Residence {
+        self.residence
     }
 
     /// What memory addresses must be a multiple of, in bytes; a power of two.
@@ -204,9 +285,12 @@ impl OpenFile {
         &self.sync_turn
     }
 
-    /// Makes everything written so far durable. Blocks: for the end of a daemon, not for
-    /// iothreads.
+    /// Makes everything written so far durable, if flushes are obeyed. Blocks: for the end of a
+    /// daemon, not for iothreads.
     pub fn sync(&self) -> io::Result<()> {
+        if self.flushes == Flushes::Ignored {
+            return Ok(());
+        }
         if self.has_failed_sync() {
             return Err(io::Error::other("an earlier flush failed and its data may be lost"));
         }
@@ -220,6 +304,23 @@ impl OpenFile {
 impl AsFd for OpenFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Refuses an engine that was asked for and cannot be had.
+fn check_aio(options: &OpenOptions) -> Result<(), OpenError> {
+    let path = || options.path.clone();
+    match options.aio {
+        Aio::Automatic | Aio::Threads => Ok(()),
+        Aio::IoUring => {
+            Uring::probe().map_err(|source| OpenError::NoUring { path: path(), source })
+        }
+        Aio::Native if options.caching == Caching::Buffered => {
+            Err(OpenError::NativeBuffered { path: path() })
+        }
+        Aio::Native => {
+            Native::probe().map_err(|source| OpenError::NoNative { path: path(), source })
+        }
     }
 }
 
@@ -276,7 +377,7 @@ pub enum OpenError {
         path: PathBuf,
         /// Why.
         #[source]
-        source: rustix::io::Errno,
+        source: Errno,
     },
     /// A directory has no bytes to serve.
     #[error("{path} is a directory, not a disk image")]
@@ -304,6 +405,30 @@ pub enum OpenError {
         memory: u32,
         /// The block size.
         offset: u32,
+    },
+    /// The host has no io_uring for us.
+    #[error("{path}: aio=io_uring cannot be; leave aio out for what the host allows")]
+    NoUring {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: KernelError,
+    },
+    /// The host has no Linux AIO for us.
+    #[error("{path}: aio=native cannot be (see fs.aio-max-nr); use aio=threads")]
+    NoNative {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Linux AIO blocks on what goes through the page cache.
+    #[error("{path}: aio=native was specified, but it requires cache.direct=on")]
+    NativeBuffered {
+        /// Which file.
+        path: PathBuf,
     },
     /// The file system cannot do direct I/O.
     #[error("{path}: this file system has no direct I/O; use cache.direct=off")]

@@ -1,4 +1,4 @@
-//! One iothread's io_uring: submission, waiting, and the events that come back.
+//! One iothread's way to the kernel: operations, waiting, and the events that come back.
 //!
 //! Where it stands in the life of a request: `request_path` submits operations, the iothread's
 //! event loop waits and hands the events back to it.
@@ -6,39 +6,33 @@
 //! Invariants: what an operation works on is parked until its last completion; short transfers
 //! and interrupted calls are carried on here, so an event is final. Threads: belongs to the
 //! thread that made it (SINGLE_ISSUER); only [`Kernel::wait`] blocks.
-//! Limits: the caller bounds the operations in flight; beyond [`COMPLETIONS`] the kernel keeps
-//! completions aside (NODROP), which is slower but loses none.
-//! Not here: files without asynchronous I/O are left to the kernel's workers for now.
+//! Limits: the caller bounds the operations in flight.
+//! Files that live in memory are read and written inline (`inline`), which bounds each turn.
 
 #![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
 
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 
-use crate::parked::{Content, InFlight, Parked, PollPhase, PollState, Progress, SlotIndex, Work};
-use crate::{BOUNCE_BYTES, BounceBuffer, FileTable, OpenFile, Tag};
-
-/// Submission entries: a batch; more are submitted on the way.
-const SUBMISSIONS: u32 = 256;
-
-/// Completion entries: the operations of sixteen full rings of 256, and the polls.
-const COMPLETIONS: u32 = 8192;
-
-/// The most segments of one system call (IOV_MAX).
-const SEGMENTS_MAX: usize = 1024;
+use crate::calls::{iovecs, perform};
+use crate::inline::{self, InlineTurn};
+use crate::native::Native;
+use crate::parked::{
+    Content, InFlight, Parked, PollOwner, PollPhase, PollState, Progress, SlotIndex, Work,
+};
+use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
+use crate::uring::FilePlace;
+use crate::workers::Workers;
+use crate::{Aio, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag};
 
 /// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
 const RETRIES_MAX: u8 = 100;
-
-/// User data of submissions whose completion means nothing.
-const UNNAMED: u64 = u64::MAX;
 
 /// How to wait for events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,57 +96,124 @@ pub enum IoFailure {
     },
 }
 
-/// An io_uring could not be made.
+/// What an iothread needs could not be made.
 #[derive(Debug, thiserror::Error)]
-#[error("io_uring is not available (kernel.io_uring_disabled, seccomp or a kernel before 6.1)")]
-pub struct KernelError(#[source] io::Error);
+pub enum KernelError {
+    /// No io_uring.
+    #[error("io_uring is not available")]
+    Uring(#[source] io::Error),
+    /// Not even epoll.
+    #[error("epoll is not available")]
+    Epoll(#[source] io::Error),
+}
+
+/// How this iothread does I/O on a file.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Uring(FilePlace),
+    Native,
+    Workers,
+}
+
+/// A file as this iothread uses it.
+#[derive(Debug)]
+struct Opened {
+    file: Arc<OpenFile>,
+    way: Way,
+    /// Whether what is short is done at once instead.
+    inline: bool,
+}
 
 /// One iothread's way to the kernel.
+#[derive(Debug)]
 pub struct Kernel {
-    uring: ManuallyDrop<IoUring>,
+    reactor: ManuallyDrop<Reactor>,
+    waits_with: WaitsWith,
     in_flight: ManuallyDrop<InFlight>,
     table: Arc<FileTable>,
-    files: Vec<Option<Arc<OpenFile>>>,
-    /// Completions that were taken from the ring and not yet worked off, in order.
-    completed: VecDeque<cqueue::Entry>,
+    files: Vec<Option<Opened>>,
+    inline: InlineTurn,
+    /// Made when a file first needs it.
+    native: Option<Native>,
+    /// Made when an operation first needs them.
+    workers: Option<Workers>,
+    /// An empty list, kept for its room.
+    done: Vec<Completion>,
     events: VecDeque<Event>,
 }
 
-impl std::fmt::Debug for Kernel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kernel").field("operations", &self.in_flight.operations()).finish()
-    }
-}
-
 impl Kernel {
-    /// Makes the calling thread's io_uring. Call it on the thread that will use it.
-    pub fn new(table: Arc<FileTable>) -> Result<Self, KernelError> {
-        let uring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_submit_all()
-            .setup_cqsize(COMPLETIONS)
-            .build(SUBMISSIONS)
-            .map_err(KernelError)?;
+    /// Makes the calling thread's reactor. Call it on the thread that will use it.
+    pub fn new(table: Arc<FileTable>, allowed: Reactors) -> Result<Self, KernelError> {
+        let (reactor, waits_with) = Reactor::new(allowed)?;
         Ok(Self {
-            uring: ManuallyDrop::new(uring),
+            reactor: ManuallyDrop::new(reactor),
+            waits_with,
             in_flight: ManuallyDrop::new(InFlight::default()),
             table,
             files: Vec::new(),
-            completed: VecDeque::new(),
+            inline: InlineTurn::default(),
+            native: None,
+            workers: None,
+            done: Vec::new(),
             events: VecDeque::new(),
         })
     }
 
+    /// What it waits with.
+    pub fn waits_with(&self) -> &WaitsWith {
+        &self.waits_with
+    }
+
     /// The file behind an id.
     pub fn file(&mut self, id: FileId) -> &Arc<OpenFile> {
-        let place = id.0 as usize;
-        if place >= self.files.len() {
-            self.files.resize(place + 1, None);
+        &self.opened(id).file
+    }
+
+    fn opened(&mut self, id: FileId) -> &Opened {
+        let number = id.0 as usize;
+        if number >= self.files.len() {
+            self.files.resize_with(number + 1, || None);
         }
-        let table = &self.table;
-        self.files[place].get_or_insert_with(|| table.get(id))
+        if self.files[number].is_none() {
+            let file = self.table.get(id);
+            let way = self.way(id, &file);
+            let inline = file.residence() == Residence::Memory && file.aio() != Aio::Threads;
+            self.files[number] = Some(Opened { file, way, inline });
+        }
+        self.files[number].as_ref().expect("just opened")
+    }
+
+    fn way(&mut self, id: FileId, file: &OpenFile) -> Way {
+        match (file.aio(), &mut *self.reactor) {
+            (Aio::Automatic | Aio::IoUring, Reactor::Uring(uring)) => {
+                Way::Uring(uring.place(id, file.as_fd()))
+            }
+            (Aio::Automatic | Aio::IoUring, Reactor::Epoll(_)) => match file.caching() {
+                Caching::Direct => self.native_or_workers(),
+                Caching::Buffered => Way::Workers,
+            },
+            (Aio::Native, _) => self.native_or_workers(),
+            (Aio::Threads, _) => Way::Workers,
+        }
+    }
+
+    fn native_or_workers(&mut self) -> Way {
+        if self.native.is_some() {
+            return Way::Native;
+        }
+        match Native::new() {
+            Ok(native) => {
+                let bell = native.bell().as_raw_fd();
+                self.watch(bell, PollOwner::Native);
+                self.native = Some(native);
+                Way::Native
+            }
+            Err(error) => {
+                tracing::warn!("no Linux AIO (see fs.aio-max-nr), so threads are used: {error}");
+                Way::Workers
+            }
+        }
     }
 
     /// Reads from the file into the memory.
@@ -232,58 +293,84 @@ impl Kernel {
     /// Watches a descriptor until [`Kernel::cancel_poll`]. The kernel keeps the descriptor's file
     /// alive meanwhile. Neither its counter nor its flags are touched: the front end shares them.
     pub fn poll(&mut self, fd: BorrowedFd<'_>, tag: Tag) {
-        let poll = PollState { tag, fd: fd.as_raw_fd(), phase: PollPhase::Armed };
+        self.watch(fd.as_raw_fd(), PollOwner::Caller(tag));
+    }
+
+    fn watch(&mut self, fd: RawFd, owner: PollOwner) {
+        let poll = PollState { owner, fd, phase: PollPhase::Armed };
         let index = self.in_flight.park_poll(poll);
-        self.push_poll(index, poll.fd);
+        self.reactor.watch(index, fd);
     }
 
     /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
     pub fn cancel_poll(&mut self, tag: Tag) {
         let index = self.in_flight.find_poll(tag).expect("only a running poll is cancelled");
-        if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
-            let before = std::mem::replace(&mut poll.phase, PollPhase::Cancelled);
-            if before == PollPhase::Deaf {
+        let Some(Content::Poll(poll)) = self.in_flight.get(index) else {
+            panic!("slot {} was found to be a poll", index.0)
+        };
+        let fd = poll.fd;
+        match std::mem::replace(&mut poll.phase, PollPhase::Cancelled) {
+            PollPhase::Deaf => {
                 self.in_flight.forget_poll(index);
-                return self.events.push_back(Event::PollEnded { tag });
+                self.events.push_back(Event::PollEnded { tag });
             }
+            PollPhase::Armed | PollPhase::Cancelled => self.reactor.unwatch(index, fd),
         }
-        // POLL_REMOVE gives up (EALREADY) when the poll is about to fire; ASYNC_CANCEL does not.
-        let entry = opcode::AsyncCancel::new(u64::from(index.0)).build().user_data(UNNAMED);
-        // SAFETY: a cancellation names no memory.
-        unsafe { self.push(&entry) };
     }
 
-    /// Submits what is queued, and waits as told unless events are there already.
+    /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told
+    /// unless events, or work for another turn, are there already.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
-        let idle = self.events.is_empty() && self.completed.is_empty();
-        let want = usize::from(wait == Wait::Block && idle);
-        if want == 0 && !self.must_enter() {
-            self.collect();
-            return Ok(());
+        self.inline.begin();
+        self.work_inline();
+        self.submit_native();
+        let stuck = self.native.as_ref().is_some_and(Native::is_stuck);
+        let idle = self.events.is_empty() && self.inline.is_empty() && !stuck;
+        self.reactor.wait(wait == Wait::Block && idle)?;
+        while let Some(completion) = self.reactor.next() {
+            self.complete(completion)?;
         }
-        match self.uring.submit_and_wait(want) {
-            Ok(_) => {}
-            // Interrupted, or the kernel wants completions collected first: both are done below.
-            Err(error) if is_passing(&error) => {}
-            Err(error) => return Err(error),
-        }
-        self.collect();
         Ok(())
     }
 
-    /// Whether [`Kernel::wait`] without blocking would do anything: submit, or bring events.
+    /// Whether [`Kernel::wait`] without blocking would bring anything, as far as can be seen without
+    /// a system call. Submit what is queued before you ask.
     pub fn has_news(&mut self) -> bool {
-        !self.events.is_empty()
-            || !self.completed.is_empty()
-            || self.must_enter()
-            || !self.uring.completion().is_empty()
+        !self.events.is_empty() || !self.inline.is_empty() || self.reactor.has_news()
     }
 
-    /// Whether the kernel has to be entered: to take submissions, to run deferred work
-    /// (DEFER_TASKRUN) or to hand over completions that it keeps aside.
-    fn must_enter(&mut self) -> bool {
-        let submissions = self.uring.submission();
-        !submissions.is_empty() || submissions.taskrun() || submissions.cq_overflow()
+    fn submit_native(&mut self) {
+        if let Some(native) = &mut self.native {
+            let mut refused = std::mem::take(&mut self.done);
+            native.submit(&mut refused);
+            self.conclude_all(refused);
+        }
+    }
+
+    /// Somebody rang one of the engines' bells.
+    fn answer_bell(&mut self, owner: PollOwner) -> io::Result<()> {
+        let mut done = std::mem::take(&mut self.done);
+        match owner {
+            PollOwner::Native => {
+                let native = self.native.as_mut().expect("its bell rang");
+                native.take_done(&mut done)?;
+            }
+            PollOwner::Workers => {
+                done = self.workers.as_ref().expect("their bell rang").take_done();
+            }
+            PollOwner::Caller(tag) => self.events.push_back(Event::Readable { tag }),
+        }
+        self.conclude_all(done);
+        Ok(())
+    }
+
+    fn conclude_all(&mut self, mut done: Vec<Completion>) {
+        for Completion { index, result, .. } in done.drain(..) {
+            if self.conclude(index, result) == Conclusion::Again {
+                self.submit(index);
+            }
+        }
+        self.done = done;
     }
 
     /// The next event, if there is one.
@@ -305,121 +392,150 @@ impl Kernel {
         self.submit(index);
     }
 
-    /// Queues what is left of a parked operation.
+    /// Starts what is left of a parked operation.
     fn submit(&mut self, index: SlotIndex) {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
-        let (work, file, offset) = (parked.work, parked.file, parked.offset.0);
-        let fd = types::Fd(self.file(file).as_fd().as_raw_fd());
-        let memory = self.in_flight.memory(index);
-        let segments = u32::try_from(memory.len().min(SEGMENTS_MAX)).expect("at most 1024");
-        let iovecs = memory.as_ptr().cast::<libc::iovec>();
-        let entry = match work {
-            Work::Read => opcode::Readv::new(fd, iovecs, segments).offset(offset).build(),
-            Work::Write(durability) => {
-                let flags = match durability {
-                    Durability::Cached => 0,
-                    Durability::Stable => libc::RWF_DSYNC,
-                };
-                let write = opcode::Writev::new(fd, iovecs, segments).offset(offset);
-                write.rw_flags(flags).build()
+        let (work, file) = (parked.work, parked.file);
+        let Opened { inline, way, .. } = *self.opened(file);
+        match way {
+            _ if inline && inline::suits(work) => {
+                self.inline.push(index);
+                self.work_inline();
             }
-            Work::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-            Work::Allocate(mode, count) => {
-                opcode::Fallocate::new(fd, count).offset(offset).mode(mode).build()
+            Way::Native if !Native::suits(work) => self.push_operation(index, Way::Workers),
+            Way::Uring(_) | Way::Native | Way::Workers => self.push_operation(index, way),
+        }
+    }
+
+    /// Does as much inline as this turn has room for.
+    fn work_inline(&mut self) {
+        while let Some(index) = self.inline.next() {
+            let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+                panic!("slot {} holds no operation", index.0)
+            };
+            let (work, file, offset) = (parked.work, parked.file, parked.offset);
+            let file = Arc::clone(self.file(file));
+            let memory = self.inline.charge(work, self.in_flight.memory(index));
+            // SAFETY: the list of segments is the slot's or the turn's; guest memory is mapped
+            // until its request has completed (`Segment::new`), a bounce buffer is parked.
+            let result = unsafe { perform(work, file.as_fd(), offset, iovecs(memory)) };
+            if self.conclude(index, result) == Conclusion::Again {
+                self.inline.push(index);
             }
+        }
+    }
+
+    /// Hands an operation to an engine.
+    fn push_operation(&mut self, index: SlotIndex, way: Way) {
+        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+            panic!("slot {} holds no operation", index.0)
         };
-        // SAFETY: `push` needs the list of segments and their memory to live until the
-        // completion. The list is the slot's and stays untouched until then; guest memory is
-        // mapped until its request has completed (`Segment::new`), a bounce buffer is parked in
-        // the slot. Segment has the layout of iovec.
-        unsafe { self.push(&entry.user_data(u64::from(index.0))) };
-    }
-
-    fn push_poll(&mut self, index: SlotIndex, fd: i32) {
-        let events = u32::try_from(libc::POLLIN).expect("a positive constant");
-        let poll = opcode::PollAdd::new(types::Fd(fd), events).multi(true).build();
-        // SAFETY: a poll names no memory.
-        unsafe { self.push(&poll.user_data(u64::from(index.0))) };
-    }
-
-    /// Queues an entry, submitting and collecting if the queue is full.
-    ///
-    /// # Safety
-    /// What the entry names must live until its completion has been collected.
-    unsafe fn push(&mut self, entry: &squeue::Entry) {
-        loop {
-            // SAFETY: the caller's promise is the callee's duty.
-            if unsafe { self.uring.submission().push(entry) }.is_ok() {
-                return;
+        let (work, id, offset) = (parked.work, parked.file, parked.offset);
+        let memory = iovecs(self.in_flight.memory(index));
+        // What each engine demands: the list of segments is the slot's and stays untouched until
+        // the completion; guest memory is mapped until its request has completed
+        // (`Segment::new`), a bounce buffer is parked in the slot; `files` keeps the file open.
+        match (way, &mut *self.reactor) {
+            (Way::Uring(place), Reactor::Uring(uring)) => {
+                // SAFETY: see above.
+                unsafe { uring.push_operation(index, work, place, offset, memory) };
             }
-            match self.uring.submit() {
-                Ok(_) => {}
-                // Make room; what was completed keeps its order behind what is being worked off.
-                Err(error) if is_passing(&error) => self.completed.extend(self.uring.completion()),
-                Err(error) => panic!("io_uring refuses a well-formed submission: {error}"),
+            (Way::Uring(_), Reactor::Epoll(_)) => panic!("the file was given an engine there is"),
+            (Way::Native, _) => {
+                let file = self.files[id.0 as usize].as_ref().expect("the file is open");
+                let native = self.native.as_mut().expect("made with the file");
+                // SAFETY: see above.
+                unsafe { native.push(index, work, &file.file, offset, memory) };
+            }
+            (Way::Workers, _) => {
+                let file = Arc::clone(self.file(id));
+                let workers = self.workers();
+                // SAFETY: see above.
+                unsafe { workers.push(index, work, file, offset, memory) };
             }
         }
     }
 
-    fn collect(&mut self) {
-        self.completed.extend(self.uring.completion());
-        while let Some(entry) = self.completed.pop_front() {
-            if entry.user_data() != UNNAMED {
-                self.complete(&entry);
-            }
+    fn workers(&mut self) -> &Workers {
+        if self.workers.is_none() {
+            let workers = Workers::new().expect("an eventfd for the workers");
+            let bell = workers.bell().as_raw_fd();
+            self.watch(bell, PollOwner::Workers);
+            self.workers = Some(workers);
         }
+        self.workers.as_ref().expect("just made")
     }
 
-    fn complete(&mut self, entry: &cqueue::Entry) {
-        let index = u32::try_from(entry.user_data()).expect("user data is a slot's number");
-        let index = SlotIndex(index);
+    fn complete(&mut self, completion: Completion) -> io::Result<()> {
+        let index = completion.index;
         match self.in_flight.get(index) {
             Some(Content::Poll(poll)) => {
                 let poll = *poll;
-                self.complete_poll(index, poll, entry);
+                return self.complete_poll(poll, completion);
             }
-            Some(Content::Operation(parked)) => {
-                let verdict = judge(parked, entry.result());
-                self.complete_operation(index, verdict);
+            Some(Content::Operation(_)) => {
+                if self.conclude(index, completion.result) == Conclusion::Again {
+                    self.submit(index);
+                }
             }
             None => panic!("the kernel completed slot {} twice", index.0),
         }
+        Ok(())
     }
 
-    fn complete_poll(&mut self, index: SlotIndex, poll: PollState, entry: &cqueue::Entry) {
+    fn complete_poll(&mut self, poll: PollState, completion: Completion) -> io::Result<()> {
+        let Completion { index, result, more } = completion;
         let armed = poll.phase == PollPhase::Armed;
-        if entry.result() >= 0 && armed {
-            self.events.push_back(Event::Readable { tag: poll.tag });
+        if result >= 0 && armed {
+            self.answer_bell(poll.owner)?;
         }
-        if cqueue::more(entry.flags()) {
-            return;
+        if more {
+            return Ok(());
         }
-        if !armed {
-            self.in_flight.forget_poll(index);
-            self.events.push_back(Event::PollEnded { tag: poll.tag });
-        } else if entry.result() >= 0 {
-            self.push_poll(index, poll.fd);
-        } else if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
-            let errno = Errno::from_raw_os_error(-entry.result());
+        if armed && result >= 0 {
+            self.reactor.watch(index, poll.fd);
+        } else if armed {
+            let errno = Errno::from_raw_os_error(-result);
             tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);
-            poll.phase = PollPhase::Deaf;
+            if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
+                poll.phase = PollPhase::Deaf;
+            }
+        } else {
+            self.in_flight.forget_poll(index);
+            if let PollOwner::Caller(tag) = poll.owner {
+                self.events.push_back(Event::PollEnded { tag });
+            }
         }
+        Ok(())
     }
 
-    fn complete_operation(&mut self, index: SlotIndex, verdict: Judgement) {
-        let result = match verdict {
-            Judgement::Again => return self.submit(index),
+    /// Works a result off: the operation is over and an event, or has to be started again.
+    fn conclude(&mut self, index: SlotIndex, result: i32) -> Conclusion {
+        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+            panic!("slot {} holds no operation", index.0)
+        };
+        let result = match judge(parked, result) {
+            Judgement::Again => return Conclusion::Again,
             Judgement::Transferred(count) => match self.in_flight.advance(index, count) {
-                Progress::Partial => return self.submit(index),
+                Progress::Partial => return Conclusion::Again,
                 Progress::Complete => Ok(()),
             },
             Judgement::Over(result) => result,
         };
         let Parked { tag, bounce, .. } = self.in_flight.take(index);
         self.events.push_back(Event::Finished { tag, result, bounce });
+        Conclusion::Over
     }
+}
+
+/// What is to be done about an operation after a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "an operation that is not over has to be started again"]
+enum Conclusion {
+    Over,
+    Again,
 }
 
 /// What a completion means for its operation.
@@ -449,24 +565,20 @@ fn judge(parked: &mut Parked, result: i32) -> Judgement {
     }
 }
 
-fn is_passing(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
-}
-
 impl Drop for Kernel {
     fn drop(&mut self) {
         while self.in_flight.operations() > 0 {
             if let Err(error) = self.wait(Wait::Block) {
                 let operations = self.in_flight.operations();
-                tracing::error!(
-                    "io_uring: {error}: {operations} operations stay in flight, leaked"
-                );
+                tracing::error!("{error}: {operations} operations stay in flight, leaked");
+                // Workers and Linux AIO would wait for what they have.
+                let _leaked = ManuallyDrop::new((self.native.take(), self.workers.take()));
                 return;
             }
             self.events.clear();
         }
         // SAFETY: dropped once, here, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.uring) };
+        unsafe { ManuallyDrop::drop(&mut self.reactor) };
         // SAFETY: as above; no operation is in flight, so the kernel touches nothing in it.
         unsafe { ManuallyDrop::drop(&mut self.in_flight) };
     }

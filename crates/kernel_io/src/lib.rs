@@ -1,4 +1,4 @@
-//! Waiting and I/O: one io_uring per iothread, files, and everything the kernel may still touch.
+//! Waiting and I/O: one reactor per iothread (io_uring, or epoll), engines, files, and everything the kernel may still touch.
 //!
 //! Where it stands in the life of a request: `request_path` hands a [`Kernel`] operations on
 //! [`block::Segment`]s or on a [`BounceBuffer`]; the kernel_io parks what they need until the
@@ -9,18 +9,25 @@
 #![deny(unsafe_code)]
 
 mod bounce;
+mod calls;
 mod cpu;
+mod epoll;
 mod file;
 mod files;
+mod inline;
 mod kernel;
+mod native;
 mod notifier;
 mod parked;
 mod process;
 mod ranges;
+mod reactor;
+mod uring;
+mod workers;
 
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, thread_cpu_time};
-pub use file::{Caching, FileKind, OpenError, OpenFile, OpenOptions};
+pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;
@@ -29,3 +36,4 @@ pub use process::{
     DaemonizeError, Daemonized, Readiness, Verdict, daemonize, raise_open_files_limit,
 };
 pub use ranges::{RangeGuard, WriteRanges};
+pub use reactor::{Reactors, WaitsWith};

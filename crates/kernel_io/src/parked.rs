@@ -60,9 +60,20 @@ enum State {
 /// A multishot poll.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PollState {
-    pub(crate) tag: Tag,
+    pub(crate) owner: PollOwner,
     pub(crate) fd: i32,
     pub(crate) phase: PollPhase,
+}
+
+/// Who wants to know that a descriptor is readable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PollOwner {
+    /// The caller, by this tag.
+    Caller(Tag),
+    /// Linux AIO: it is its bell.
+    Native,
+    /// The workers: it is their bell.
+    Workers,
 }
 
 /// What becomes of a poll when the kernel says that it is over.
@@ -141,7 +152,7 @@ impl InFlight {
     /// The slot of the poll with this tag that is not yet cancelled.
     pub(crate) fn find_poll(&self, tag: Tag) -> Option<SlotIndex> {
         let place = self.slots.iter().position(
-            |slot| matches!(slot.state, State::Poll(poll) if poll.tag == tag && poll.phase != PollPhase::Cancelled),
+            |slot| matches!(slot.state, State::Poll(poll) if poll.owner == PollOwner::Caller(tag) && poll.phase != PollPhase::Cancelled),
         )?;
         Some(SlotIndex(u32::try_from(place).expect("slots are numbered by u32")))
     }

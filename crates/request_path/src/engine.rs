@@ -18,7 +18,8 @@ use block::{
     Target,
 };
 use kernel_io::{
-    BounceBuffer, BouncePool, Event, FileTable, IoFailure, Kernel, KernelError, Notifier, Wait,
+    BounceBuffer, BouncePool, Event, FileTable, IoFailure, Kernel, KernelError, Notifier, Reactors,
+    Wait, WaitsWith,
 };
 use virtio::Head;
 
@@ -73,8 +74,9 @@ impl Engine {
         table: Arc<FileTable>,
         bell: Arc<Notifier>,
         clock: Arc<dyn Clock>,
+        allowed: Reactors,
     ) -> Result<Self, KernelError> {
-        let mut kernel = Kernel::new(table)?;
+        let mut kernel = Kernel::new(table, allowed)?;
         kernel.poll(bell.as_fd(), Addressee::Bell.to_tag());
         Ok(Self {
             kernel,
@@ -89,6 +91,11 @@ impl Engine {
             mappings: Vec::new(),
             report: Report::new(clock),
         })
+    }
+
+    /// What this iothread waits with.
+    pub fn waits_with(&self) -> &WaitsWith {
+        self.kernel.waits_with()
     }
 
     /// This iothread's bell.

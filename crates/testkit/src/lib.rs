@@ -18,3 +18,4 @@ pub mod queue_report;
 pub mod rawring;
 pub mod report;
 pub mod rng;
+mod seccomp;

@@ -21,6 +21,7 @@ use rustix::process::{Pid, kill_process};
 use tempfile::TempDir;
 
 use crate::deadline::poll_until;
+use crate::seccomp;
 
 /// How long a server may take to listen on its sockets.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
@@ -64,6 +65,14 @@ pub struct Program {
     path: PathBuf,
     first_arguments: Vec<OsString>,
     directory: Option<PathBuf>,
+    host: Host,
+}
+
+/// What the host allows a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Host {
+    Everything,
+    NoIoUring,
 }
 
 impl Program {
@@ -75,7 +84,12 @@ impl Program {
     /// Any program, with arguments that come before those of a start.
     pub fn named(name: &'static str, path: impl Into<PathBuf>, first_arguments: &[&str]) -> Self {
         let first_arguments = first_arguments.iter().map(OsString::from).collect();
-        Self { name, path: path.into(), first_arguments, directory: None }
+        Self { name, path: path.into(), first_arguments, directory: None, host: Host::Everything }
+    }
+
+    /// The same, on a host that forbids io_uring (seccomp, EPERM).
+    pub fn without_io_uring(self) -> Self {
+        Self { host: Host::NoIoUring, ..self }
     }
 
     /// The same, started in this directory.
@@ -141,6 +155,10 @@ impl Program {
         let mut command = Command::new(&self.path);
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
+        }
+        match self.host {
+            Host::Everything => {}
+            Host::NoIoUring => seccomp::deny_io_uring(&mut command),
         }
         let mut child = command
             .args(&self.first_arguments)

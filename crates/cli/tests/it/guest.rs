@@ -12,7 +12,9 @@ use testkit::process::{Bench, Program, Server};
 use testkit::report::{note, skipped};
 use testkit::{image, queue_report};
 
-use crate::support::{Disk, Iothreads, ringloom, stop, with};
+use crate::support::{
+    Disk, Iothreads, check_epoll, ringloom, ringloom_without_io_uring, stop, with,
+};
 
 const QUEUES: usize = 4;
 const IMAGE_BYTES: u64 = 96 << 20;
@@ -139,6 +141,13 @@ fn a_guest_uses_all_queues_of_a_disk_on_two_iothreads() {
 #[test]
 fn a_guest_with_packed_rings_uses_all_queues_of_a_disk_on_two_iothreads() {
     with_guest(&ringloom(), |program| check_two_iothreads(program, RingLayout::Packed));
+}
+
+#[test]
+fn a_guest_uses_a_disk_on_a_host_without_io_uring() {
+    with_guest(&ringloom_without_io_uring(), |program| {
+        check_epoll(&check(program, Iothreads::Two, RingLayout::Split)?)
+    });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use testkit::libblkio::LibblkioDisk;
 use testkit::process::{Bench, Program};
 use testkit::rng::Rng;
 
-use crate::support::{Disk, Iothreads, ringloom, stop, with};
+use crate::support::{Disk, Iothreads, ringloom, ringloom_without_io_uring, stop, with};
 
 const QUEUES: usize = 4;
 const IMAGE_BYTES: usize = 4 << 20;
@@ -49,6 +49,11 @@ fn check(program: &Program, iothreads: Iothreads) -> Result<()> {
 #[test]
 fn libblkio_reads_what_it_wrote_through_two_iothreads() {
     with(&ringloom(), |program| check(program, Iothreads::Two));
+}
+
+#[test]
+fn libblkio_reads_what_it_wrote_on_a_host_without_io_uring() {
+    with(&ringloom_without_io_uring(), |program| check(program, Iothreads::Two));
 }
 
 #[test]

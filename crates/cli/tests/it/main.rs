@@ -15,3 +15,4 @@ mod refusals;
 mod rings;
 mod short_form;
 mod support;
+mod tmpfs;

@@ -8,7 +8,9 @@ use testkit::process::{Bench, Program};
 use testkit::report::note;
 use testkit::{image, queue_report};
 
-use crate::support::{Disk, Iothreads, ringloom, stop, with};
+use crate::support::{
+    Disk, Iothreads, check_epoll, ringloom, ringloom_without_io_uring, stop, with,
+};
 
 const QUEUES: usize = 4;
 const IMAGE_BYTES: usize = 64 << 20;
@@ -49,11 +51,21 @@ fn check(
 ) -> Result<String> {
     let bench = Bench::new()?;
     let disk = Disk { iothreads, direct, ..Disk::new(&bench, "e0", QUEUES) };
+    check_disk(program, &disk, shape, &plan)
+}
+
+fn check_disk(
+    program: &Program,
+    disk: &Disk<'_>,
+    shape: fn(&Plan) -> Shape,
+    plan: &Plan,
+) -> Result<String> {
+    let iothreads = disk.iothreads;
     let mut model = DiskModel::new(disk.create(IMAGE_BYTES, plan.seed)?);
     let server = disk.serve(program)?;
     let clock = Deadline::after(std::time::Duration::from_secs(600));
-    let mut client = Client::connect(&disk.socket(), shape(&plan))?;
-    let summary = model::run(&mut client, &mut model, &plan)
+    let mut client = Client::connect(&disk.socket(), shape(plan))?;
+    let summary = model::run(&mut client, &mut model, plan)
         .with_context(|| format!("log: {}", server.log()))?;
     model::verify_through(&mut client, &model)?;
     client.flush()?;
@@ -69,6 +81,84 @@ fn check(
     let log = stop(server, &[&disk.socket()])?;
     model.check_image(&disk.image())?;
     Ok(log)
+}
+
+/// Every engine on the same workload.
+fn check_engine(aio: &str, direct: &str, seed: u64) {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let iothreads = Iothreads::Two;
+        let disk = Disk { iothreads, direct, aio: Some(aio), ..Disk::new(&bench, "e0", QUEUES) };
+        check_disk(program, &disk, split, &plan(seed, 10_000)).map(drop)
+    });
+}
+
+#[test]
+fn a_host_without_io_uring_never_returns_a_wrong_byte() {
+    with(&ringloom_without_io_uring(), |program| {
+        for (iothreads, direct, seed) in [
+            (Iothreads::Two, "on", 0x60),
+            (Iothreads::Two, "off", 0x61),
+            (Iothreads::None, "on", 0x62),
+        ] {
+            let log = check(program, iothreads, direct, split, plan(seed, 10_000))?;
+            check_epoll(&log)?;
+        }
+        let bench = Bench::new()?;
+        let disk = Disk { aio: Some("threads"), ..Disk::new(&bench, "e0", QUEUES) };
+        check_disk(program, &disk, split_without_index, &plan(0x63, 5_000)).map(drop)
+    });
+}
+
+#[test]
+fn what_is_waited_with_is_said_once_for_each_iothread() {
+    with(&ringloom(), |program| {
+        let log = check(program, Iothreads::Two, "on", split, plan(0x64, 500))?;
+        for name in ["t0", "t1"] {
+            let said = format!("iothread {name}: io_uring");
+            ensure!(log.matches(&said).count() == 1, "not one {said:?}: {log}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn io_uring_by_name_on_a_host_without_it_is_refused() {
+    with(&ringloom_without_io_uring(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk { aio: Some("io_uring"), ..Disk::new(&bench, "e0", 1) };
+        disk.create(1 << 20, 1)?;
+        let exit = program.refusal(&disk.arguments(), std::time::Duration::from_secs(10))?;
+        ensure!(exit.status.code() == Some(1), "{exit:?}");
+        for part in ["aio=io_uring cannot be", "io_uring is not available", "not permitted"] {
+            ensure!(exit.stderr.contains(part), "no {part:?}: {exit:?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn ignored_flushes_change_no_byte() {
+    with(&ringloom(), |program| {
+        let direct = "off,cache.no-flush=on";
+        check(program, Iothreads::Two, direct, split, plan(0x65, 5_000)).map(drop)
+    });
+}
+
+#[test]
+fn io_uring_by_name_never_returns_a_wrong_byte() {
+    check_engine("io_uring", "on", 0x59);
+}
+
+#[test]
+fn linux_aio_never_returns_a_wrong_byte() {
+    check_engine("native", "on", 0x5a);
+}
+
+#[test]
+fn threads_never_return_a_wrong_byte() {
+    check_engine("threads", "on", 0x5b);
+    check_engine("threads", "off", 0x5c);
 }
 
 #[test]

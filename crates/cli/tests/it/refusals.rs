@@ -167,11 +167,19 @@ fn a_socket_in_a_missing_directory_is_refused() {
 }
 
 #[test]
+fn linux_aio_through_the_page_cache_is_refused() {
+    both_refuse(
+        &["--blockdev", "driver=file,node-name=f0,filename=IMAGE,aio=native"],
+        &["aio=native was specified, but it requires cache.direct=on, which was not specified."],
+    );
+}
+
+#[test]
 fn options_of_later_issues_are_refused_by_name() {
     ringloom_refuses(&["--object", "iothread,id=t0,aio-max-batch=1"], &["aio-max-batch"]);
     ringloom_refuses(
-        &["--blockdev", "driver=file,node-name=f0,filename=IMAGE,aio=threads"],
-        &["aio"],
+        &["--blockdev", "driver=file,node-name=f0,filename=IMAGE,aio-max-batch=4"],
+        &["aio-max-batch"],
     );
     ringloom_refuses(&["--monitor", "chardev=c0"], &["monitor"]);
     ringloom_refuses(&["--blockdev", "driver=qcow2,node-name=f0,file=f1"], &["qcow2"]);

@@ -12,6 +12,18 @@ pub(crate) fn ringloom() -> Program {
     Program::ringloom(env!("CARGO_BIN_EXE_ringloom"))
 }
 
+/// The same on a host that forbids io_uring.
+pub(crate) fn ringloom_without_io_uring() -> Program {
+    ringloom().without_io_uring()
+}
+
+/// Checks that a server says that it serves without io_uring.
+pub(crate) fn check_epoll(log: &str) -> Result<()> {
+    let said = "epoll (io_uring is not available: Operation not permitted";
+    anyhow::ensure!(log.contains(said), "not said what it waits with: {log}");
+    Ok(())
+}
+
 /// Runs a behaviour with a program, or says why it cannot.
 #[track_caller]
 pub(crate) fn with(program: &Program, behaviour: impl FnOnce(&Program) -> Result<()>) {
@@ -44,6 +56,8 @@ pub(crate) struct Disk<'a> {
     pub(crate) iothreads: Iothreads,
     /// `on` or `off`.
     pub(crate) direct: &'a str,
+    /// An engine, if it is named.
+    pub(crate) aio: Option<&'a str>,
     /// `on` or `off`.
     pub(crate) writable: &'a str,
 }
@@ -51,7 +65,8 @@ pub(crate) struct Disk<'a> {
 impl<'a> Disk<'a> {
     /// A writable disk served without the page cache.
     pub(crate) fn new(bench: &'a Bench, id: &'a str, queues: usize) -> Self {
-        Self { bench, id, queues, iothreads: Iothreads::None, direct: "on", writable: "on" }
+        let iothreads = Iothreads::None;
+        Self { bench, id, queues, iothreads, direct: "on", aio: None, writable: "on" }
     }
 
     pub(crate) fn image(&self) -> PathBuf {
@@ -72,6 +87,7 @@ impl<'a> Disk<'a> {
         let Self { id, queues, direct, writable, .. } = self;
         let read_only = if *writable == "on" { "off" } else { "on" };
         let image = self.image().display().to_string();
+        let aio = self.aio.map(|aio| format!(",aio={aio}")).unwrap_or_default();
         let socket = self.socket().display().to_string();
         let iothread = match self.iothreads {
             Iothreads::None => "",
@@ -82,7 +98,7 @@ impl<'a> Disk<'a> {
             "--blockdev".to_owned(),
             format!(
                 "driver=file,node-name=file-{id},filename={image},cache.direct={direct},\
-                 read-only={read_only},discard=unmap"
+                 read-only={read_only},discard=unmap{aio}"
             ),
             "--export".to_owned(),
             format!(

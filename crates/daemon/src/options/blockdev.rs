@@ -5,7 +5,7 @@
 use super::fault::Fault;
 use super::fields::{Fields, Keys, TextOrObject};
 use super::names::is_identifier;
-use super::plan::{Blockdev, Child, Discard, Driver};
+use super::plan::{AioEngine, Blockdev, Child, Discard, Driver, Flushes};
 
 /// QEMU's default size of a null-co disk: 1 GiB.
 const NULL_CO_BYTES: u64 = 1 << 30;
@@ -71,19 +71,19 @@ const BASE: &[&str] = &["driver", "node-name", "read-only", "discard", "cache"];
 const BASE_LATER: &[&str] = &["active", "auto-read-only", "detect-zeroes", "force-share"];
 
 const FILE_LATER: &[&str] =
-    &["aio", "aio-max-batch", "drop-cache", "locking", "pr-manager", "x-check-cache-dropped"];
+    &["aio-max-batch", "drop-cache", "locking", "pr-manager", "x-check-cache-dropped"];
 
 /// The keys of `driver=file`.
 pub(super) const FILE: Keys = Keys {
     of: "--blockdev driver=file",
-    supported: &[BASE, &["filename"]],
+    supported: &[BASE, &["filename", "aio"]],
     later: &[BASE_LATER, FILE_LATER],
 };
 
 /// The keys of `driver=host_device`.
 pub(super) const HOST_DEVICE: Keys = Keys {
     of: "--blockdev driver=host_device",
-    supported: &[BASE, &["filename"]],
+    supported: &[BASE, &["filename", "aio"]],
     later: &[BASE_LATER, FILE_LATER],
 };
 
@@ -103,7 +103,7 @@ pub(super) const NULL_CO: Keys = Keys {
 
 /// The keys of `cache`.
 pub(super) const CACHE: Keys =
-    Keys { of: "--blockdev cache", supported: &[&["direct"]], later: &[&["no-flush"]] };
+    Keys { of: "--blockdev cache", supported: &[&["direct", "no-flush"]], later: &[] };
 
 /// What a node has unless it says otherwise.
 #[derive(Debug, Clone, Copy)]
@@ -111,12 +111,18 @@ struct Inherited {
     read_only: bool,
     discard: Discard,
     cache_direct: bool,
+    flushes: Flushes,
 }
 
 /// Reads the argument of `--blockdev`.
 pub(super) fn parse(text: &str) -> Result<Blockdev, Fault> {
     let fields = Fields::parse(text, "driver")?;
-    let root = Inherited { read_only: false, discard: Discard::Ignore, cache_direct: false };
+    let root = Inherited {
+        read_only: false,
+        discard: Discard::Ignore,
+        cache_direct: false,
+        flushes: Flushes::Obeyed,
+    };
     let node = read(fields, root, 0)?;
     if node.node_name.is_none() {
         return Err(Fault::NoNodeName);
@@ -135,19 +141,25 @@ fn read(mut fields: Fields, inherited: Inherited, depth: usize) -> Result<Blockd
         Some(_) => Discard::Ignore,
         None => inherited.discard,
     };
-    let cache_direct = cache_direct(&mut fields)?.unwrap_or(inherited.cache_direct);
+    let (cache_direct, flushes) = cache(&mut fields, inherited)?;
     // A format passes discards on: its child takes them whatever the format itself was told.
-    let below = Inherited { read_only, discard: Discard::Unmap, cache_direct };
+    let below = Inherited { read_only, discard: Discard::Unmap, cache_direct, flushes };
     let driver = match keys.0 {
-        DriverName::File => Driver::File { filename: filename(&mut fields)?.into() },
-        DriverName::HostDevice => Driver::HostDevice { filename: filename(&mut fields)?.into() },
+        DriverName::File => Driver::File {
+            filename: filename(&mut fields)?.into(),
+            aio: aio(&mut fields, cache_direct)?,
+        },
+        DriverName::HostDevice => Driver::HostDevice {
+            filename: filename(&mut fields)?.into(),
+            aio: aio(&mut fields, cache_direct)?,
+        },
         DriverName::Raw => Driver::Raw { file: child(&mut fields, below, depth)? },
         DriverName::NullCo => Driver::NullCo {
             size: null_co_size(&mut fields)?,
             read_zeroes: fields.flag("read-zeroes")?.unwrap_or(false),
         },
     };
-    Ok(Blockdev { node_name, driver, read_only, discard, cache_direct })
+    Ok(Blockdev { node_name, driver, read_only, discard, cache_direct, flushes })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -183,12 +195,19 @@ fn check_node_name(name: String) -> Result<String, Fault> {
     Ok(name)
 }
 
-fn cache_direct(fields: &mut Fields) -> Result<Option<bool>, Fault> {
+/// Whether the page cache is left out, and what becomes of flushes.
+fn cache(fields: &mut Fields, inherited: Inherited) -> Result<(bool, Flushes), Fault> {
     let Some(mut cache) = fields.object("cache")? else {
-        return Ok(None);
+        return Ok((inherited.cache_direct, inherited.flushes));
     };
     cache.check_keys(&CACHE)?;
-    cache.flag("direct")
+    let direct = cache.flag("direct")?.unwrap_or(inherited.cache_direct);
+    let flushes = match cache.flag("no-flush")? {
+        Some(true) => Flushes::Ignored,
+        Some(false) => Flushes::Obeyed,
+        None => inherited.flushes,
+    };
+    Ok((direct, flushes))
 }
 
 fn filename(fields: &mut Fields) -> Result<String, Fault> {
@@ -197,6 +216,16 @@ fn filename(fields: &mut Fields) -> Result<String, Fault> {
         return Err(Fault::EmptyPath { what: "filename" });
     }
     Ok(filename)
+}
+
+fn aio(fields: &mut Fields, cache_direct: bool) -> Result<Option<AioEngine>, Fault> {
+    match fields.choice("aio", &["threads", "native", "io_uring"])? {
+        None => Ok(None),
+        Some("threads") => Ok(Some(AioEngine::Threads)),
+        Some("native") if !cache_direct => Err(Fault::NativeBuffered),
+        Some("native") => Ok(Some(AioEngine::Native)),
+        Some(_) => Ok(Some(AioEngine::IoUring)),
+    }
 }
 
 fn child(fields: &mut Fields, below: Inherited, depth: usize) -> Result<Child, Fault> {

@@ -122,6 +122,9 @@ pub enum LineFault {
 /// What is wrong with one argument.
 #[derive(Debug, Error)]
 pub enum Fault {
+    /// Linux AIO blocks on what goes through the page cache. QEMU's sentence.
+    #[error("aio=native was specified, but it requires cache.direct=on, which was not specified.")]
+    NativeBuffered,
     /// Not JSON.
     #[error("not valid JSON")]
     Json(#[source] serde_json::Error),

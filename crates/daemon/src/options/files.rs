@@ -31,8 +31,8 @@ pub(super) fn check(step: &Step) -> Result<(), Fault> {
 
 fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
     let (driver, filename, kind, expected) = match &blockdev.driver {
-        Driver::File { filename } => ("file", filename, FileKind::Regular, "a regular file"),
-        Driver::HostDevice { filename } => {
+        Driver::File { filename, .. } => ("file", filename, FileKind::Regular, "a regular file"),
+        Driver::HostDevice { filename, .. } => {
             ("host_device", filename, FileKind::BlockDevice, "a block device")
         }
         Driver::Raw { file: Child::Inline(inner) } => return check_node(inner),

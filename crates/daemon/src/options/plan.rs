@@ -119,6 +119,8 @@ pub struct Blockdev {
     /// Whether the host's page cache is left out. A nested node takes its parent's answer unless
     /// it has its own.
     pub cache_direct: bool,
+    /// What becomes of flushes. A nested node takes its parent's answer unless it has its own.
+    pub flushes: Flushes,
 }
 
 /// What a node is.
@@ -128,11 +130,15 @@ pub enum Driver {
     File {
         /// Its path as written.
         filename: PathBuf,
+        /// Which engine does its I/O; `None` is the best that the host allows.
+        aio: Option<AioEngine>,
     },
     /// A block device of the host.
     HostDevice {
         /// Its path as written.
         filename: PathBuf,
+        /// Which engine does its I/O; `None` is the best that the host allows.
+        aio: Option<AioEngine>,
     },
     /// The bytes of another node as they are.
     Raw {
@@ -146,6 +152,17 @@ pub enum Driver {
         /// Whether reads give zeroes, or whatever the guest's memory holds.
         read_zeroes: bool,
     },
+}
+
+/// What does a file's I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AioEngine {
+    /// io_uring.
+    IoUring,
+    /// Linux AIO.
+    Native,
+    /// Threads that do blocking calls.
+    Threads,
 }
 
 /// A node below another one.
@@ -164,6 +181,15 @@ pub enum Discard {
     Ignore,
     /// It gives the space back to the host.
     Unmap,
+}
+
+/// What becomes of flushes (`cache.no-flush`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flushes {
+    /// They make durable what was written.
+    Obeyed,
+    /// They complete without any effect.
+    Ignored,
 }
 
 /// `--export vhost-user-blk`.

@@ -13,7 +13,8 @@ use super::fields::{parse_flag, parse_number};
 use super::files::{self, FileKind};
 use super::nearest::nearest;
 use super::plan::{
-    Blockdev, Discard, Driver, ExportOptions, IothreadObject, PollOptions, SocketOptions, Step,
+    Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, PollOptions, SocketOptions,
+    Step,
 };
 use super::words::{Name, ShortName, Word};
 
@@ -119,12 +120,13 @@ impl Short {
         let node = Blockdev {
             node_name: Some("disk".to_owned()),
             driver: match kind {
-                FileKind::Regular => Driver::File { filename },
-                FileKind::BlockDevice => Driver::HostDevice { filename },
+                FileKind::Regular => Driver::File { filename, aio: None },
+                FileKind::BlockDevice => Driver::HostDevice { filename, aio: None },
             },
             read_only: self.read_only,
             discard: Discard::Ignore,
             cache_direct: self.cache_direct,
+            flushes: Flushes::Obeyed,
         };
         let export = ExportOptions {
             id: export_id(&self.image),

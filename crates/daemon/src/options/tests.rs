@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::{env, fs, iter, process};
 
 use super::{
-    AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions, HelpTopic,
-    IothreadObject, Plan, PollOptions, SocketOptions, Step, parse,
+    AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions,
+    Flushes, HelpTopic, IothreadObject, Plan, PollOptions, SocketOptions, Step, parse,
 };
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
@@ -58,10 +58,11 @@ fn refuse_line(line: &[&str], expected: &str) {
 fn file_node() -> Blockdev {
     Blockdev {
         node_name: Some("a".to_owned()),
-        driver: Driver::File { filename: "Cargo.toml".into() },
+        driver: Driver::File { filename: "Cargo.toml".into(), aio: None },
         read_only: false,
         discard: Discard::Ignore,
         cache_direct: false,
+        flushes: Flushes::Obeyed,
     }
 }
 
@@ -153,6 +154,16 @@ fn nodes_read_the_same_in_both_notations() {
             ..file_node()
         }),
     );
+    let native = Driver::File { filename: "Cargo.toml".into(), aio: Some(AioEngine::Native) };
+    check(
+        "--blockdev",
+        &[
+            "file,node-name=a,filename=Cargo.toml,cache.direct=on,aio=native",
+            r#"{"driver":"file","node-name":"a","filename":"Cargo.toml","aio":"native",
+                "cache":{"direct":true}}"#,
+        ],
+        &Step::Blockdev(Blockdev { driver: native, cache_direct: true, ..file_node() }),
+    );
     check(
         "--blockdev",
         &[
@@ -161,6 +172,29 @@ fn nodes_read_the_same_in_both_notations() {
         ],
         &Step::Blockdev(Blockdev {
             driver: Driver::NullCo { size: 8192, read_zeroes: true },
+            ..file_node()
+        }),
+    );
+}
+
+#[test]
+fn a_node_inside_another_takes_what_becomes_of_flushes() {
+    let inner = Blockdev {
+        node_name: None,
+        discard: Discard::Unmap,
+        flushes: Flushes::Ignored,
+        ..file_node()
+    };
+    check(
+        "--blockdev",
+        &[
+            "raw,node-name=a,cache.no-flush=on,file.driver=file,file.filename=Cargo.toml",
+            r#"{"driver":"raw","node-name":"a","cache":{"no-flush":true},
+                "file":{"driver":"file","filename":"Cargo.toml"}}"#,
+        ],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            flushes: Flushes::Ignored,
             ..file_node()
         }),
     );
@@ -182,6 +216,7 @@ fn a_node_inside_another_takes_what_the_other_has() {
         read_only: true,
         discard: Discard::Unmap,
         cache_direct: false,
+        flushes: Flushes::Obeyed,
     };
     check(
         "--blockdev",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use block::{Access, ByteCount, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
-use kernel_io::{FileTable, Notifier, Wait};
+use kernel_io::{FileTable, Notifier, Reactors, Wait};
 use request_path::{Appetite, Engine, Rest, Signal, Source, SourceKey, Turn};
 
 use crate::guest::{Ask, BLOCK, Guest};
@@ -56,7 +56,8 @@ struct Served {
 impl Served {
     fn new(guest: &Guest, node: &Arc<dyn Node>, files: &Arc<FileTable>) -> Self {
         let bell = Arc::new(Notifier::new().unwrap());
-        let mut engine = Engine::new(Arc::clone(files), bell, Arc::new(SystemClock)).unwrap();
+        let mut engine =
+            Engine::new(Arc::clone(files), bell, Arc::new(SystemClock), Reactors::Any).unwrap();
         let mut source = source(guest, node);
         let lane = engine.open_lane(node).unwrap();
         source.arrive(&mut engine, lane, SourceKey(0));

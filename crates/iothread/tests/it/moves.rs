@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kernel_io::FileTable;
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
-use crate::setup::{file_node, iothreads, place};
+use crate::setup::{file_node, iothreads, on_both, place};
 
 const RINGS: u64 = 4;
 const BLOCKS: u64 = 64;
 const MOVES: u32 = 4000;
-/// Moves go on until every guest has had so many requests completed.
-const REQUESTS_MIN: u64 = 1000;
+/// The most, even if a ring makes no progress.
+const MOVES_MAX: u32 = 500_000;
+/// The fewest requests of each ring under the moves.
+const REQUESTS_MIN: u64 = 400;
 const SEED: u64 = 0x5eed;
 
 /// Numbers that look random and are the same for the same seed (xorshift).
@@ -55,7 +57,7 @@ struct Load {
     busy: Vec<bool>,
     doing: [Doing; SLOTS as usize],
     random: Seeded,
-    completed: Arc<AtomicU64>,
+    completed: u64,
 }
 
 impl Load {
@@ -68,7 +70,7 @@ impl Load {
             busy: vec![false; blocks],
             doing: [Doing::Nothing; SLOTS as usize],
             random: Seeded(SEED + ring * 7919),
-            completed: Arc::default(),
+            completed: 0,
         }
     }
 
@@ -96,7 +98,7 @@ impl Load {
 
     fn check(&mut self, slot: u16) {
         assert_eq!(self.guest.status(slot), 0);
-        self.completed.fetch_add(1, Ordering::Relaxed);
+        self.completed += 1;
         let doing = std::mem::replace(&mut self.doing[usize::from(slot)], Doing::Nothing);
         match doing {
             Doing::Nothing => panic!("slot {slot} completed without a request"),
@@ -119,7 +121,7 @@ impl Load {
         }
     }
 
-    fn run(&mut self, over: &AtomicBool) {
+    fn run(&mut self, over: &AtomicBool, slowest: &Progress) {
         while !over.load(Ordering::Relaxed) {
             while self.guest.in_flight() < 12 {
                 let slot = self.guest.free_slot().unwrap();
@@ -128,6 +130,7 @@ impl Load {
             for slot in self.guest.completions() {
                 self.check(slot);
             }
+            slowest.note(self.first / BLOCKS, self.completed);
         }
         while self.guest.in_flight() > 0 {
             for slot in self.guest.completions() {
@@ -137,44 +140,62 @@ impl Load {
     }
 }
 
+/// How many requests each ring has had, for the mover to see.
+#[derive(Default)]
+struct Progress([AtomicU64; 4]);
+
+impl Progress {
+    fn note(&self, ring: u64, completed: u64) {
+        self.0[usize::try_from(ring).unwrap()].store(completed, Ordering::Relaxed);
+    }
+
+    fn least(&self) -> u64 {
+        self.0.iter().map(|ring| ring.load(Ordering::Relaxed)).min().unwrap()
+    }
+}
+
 #[test]
 fn thousands_of_moves_under_load_lose_nothing_and_repeat_nothing() {
-    let files = Arc::new(FileTable::default());
-    let threads = iothreads::<3>(&files);
-    let (node, image) = file_node(&files, RINGS * BLOCKS * BLOCK as u64);
-    let mut loads: Vec<Load> = (0..RINGS).map(Load::new).collect();
-    let placed: Vec<_> = loads.iter().map(|load| place(&load.guest, &node, &threads[0])).collect();
-    let over = AtomicBool::new(false);
-    let completed: Vec<_> = loads.iter().map(|load| Arc::clone(&load.completed)).collect();
-    std::thread::scope(|scope| {
-        for load in &mut loads {
-            scope.spawn(|| load.run(&over));
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let threads = iothreads::<3>(&files, reactors);
+        let (node, image) = file_node(&files, RINGS * BLOCKS * BLOCK as u64);
+        let mut loads: Vec<Load> = (0..RINGS).map(Load::new).collect();
+        let placed: Vec<_> =
+            loads.iter().map(|load| place(&load.guest, &node, &threads[0])).collect();
+        let over = AtomicBool::new(false);
+        let progress = Progress::default();
+        std::thread::scope(|scope| {
+            for load in &mut loads {
+                scope.spawn(|| load.run(&over, &progress));
+            }
+            let mut random = Seeded(SEED);
+            let mut moves = 0;
+            // On a slow disk the requests, not the moves, say how long it takes.
+            while moves < MOVES || progress.least() < REQUESTS_MIN && moves < MOVES_MAX {
+                moves += 1;
+                let ring = usize::try_from(random.below(RINGS)).unwrap();
+                let to = usize::try_from(random.below(3)).unwrap();
+                placed[ring].move_to(&threads[to]).unwrap();
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        for (load, placed) in loads.iter().zip(placed) {
+            let source = placed.stop();
+            assert_eq!(source.in_flight(), 0);
+            let counters = source.ending().counters;
+            let counted = counters.reads + counters.writes + counters.flushes;
+            assert_eq!((counted, counters.errors), (load.completed, 0));
+            assert!(load.completed >= REQUESTS_MIN, "only {} requests", load.completed);
         }
-        let mut random = Seeded(SEED);
-        let loaded = || completed.iter().all(|count| count.load(Ordering::Relaxed) > REQUESTS_MIN);
-        let mut moves = 0;
-        while moves < MOVES || !loaded() {
-            moves += 1;
-            let ring = usize::try_from(random.below(RINGS)).unwrap();
-            let to = usize::try_from(random.below(3)).unwrap();
-            placed[ring].move_to(&threads[to]).unwrap();
+        // What the guests saw completed is in the file.
+        let bytes = std::fs::read(&image).unwrap();
+        for load in &loads {
+            for (index, &version) in load.versions.iter().enumerate().filter(|(_, v)| **v > 0) {
+                let block = load.first + index as u64;
+                let start = usize::try_from(block).unwrap() * BLOCK;
+                assert!(bytes[start..start + BLOCK] == stamp(block, version)[..], "block {block}");
+            }
         }
-        over.store(true, Ordering::Relaxed);
     });
-    for (load, placed) in loads.iter().zip(placed) {
-        let source = placed.stop();
-        assert_eq!(source.in_flight(), 0);
-        let counters = source.ending().counters;
-        let counted = counters.reads + counters.writes + counters.flushes;
-        assert_eq!((counted, counters.errors), (load.completed.load(Ordering::Relaxed), 0));
-    }
-    // What the guests saw completed is in the file.
-    let bytes = std::fs::read(&image).unwrap();
-    for load in &loads {
-        for (index, &version) in load.versions.iter().enumerate().filter(|(_, v)| **v > 0) {
-            let block = load.first + index as u64;
-            let start = usize::try_from(block).unwrap() * BLOCK;
-            assert!(bytes[start..start + BLOCK] == stamp(block, version)[..], "block {block}");
-        }
-    }
 }

@@ -11,18 +11,21 @@ use block::{
     Access, Answer, ByteCount, ByteOffset, DiskSize, FileId, Lane, LaneError, Limits, Mapping,
     Node, Piece, Pieces, Target,
 };
-use kernel_io::{FileTable, OpenFile};
+use kernel_io::{Aio, FileTable, OpenFile};
 use virtio::RingBase;
 
 use crate::guest::{Ask, BLOCK, Guest};
-use crate::setup::{iothreads, place};
+use crate::setup::{iothreads, on_both, place};
 
-/// A disk whose reads last until the test writes to the pipe.
-#[derive(Debug)]
-struct PipeNode(FileId);
+/// A disk whose reads last until the test writes to the pipe. It tells of each read.
+#[derive(Debug, Clone)]
+struct PipeNode {
+    file: FileId,
+    begun: mpsc::Sender<()>,
+}
 
 #[derive(Debug)]
-struct PipeLane(FileId);
+struct PipeLane(PipeNode);
 
 impl Node for PipeNode {
     fn name(&self) -> &str {
@@ -43,101 +46,114 @@ impl Node for PipeNode {
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
-        Ok(Box::new(PipeLane(self.0)))
+        Ok(Box::new(PipeLane(self.clone())))
     }
 }
 
 impl Lane for PipeLane {
     fn map(&mut self, batch: &mut [Mapping]) {
         for mapping in batch {
-            let target = Target::File { file: self.0, offset: ByteOffset(0) };
+            let target = Target::File { file: self.0.file, offset: ByteOffset(0) };
             let count = mapping.operation.extent().unwrap().count();
             mapping.answer = Answer::Now(Pieces::one(Piece { count, target }));
+            // Not every test listens.
+            let _heard = self.0.begun.send(());
         }
     }
 }
 
-fn pipe_node(files: &FileTable) -> (Arc<dyn Node>, std::fs::File) {
+/// The node, what its reads wait for, and what tells that one has begun.
+fn pipe_node(files: &FileTable) -> (Arc<dyn Node>, std::fs::File, mpsc::Receiver<()>) {
+    let (begun, beginnings) = mpsc::channel();
     let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
-    let file = OpenFile::adopt(reader, "pipe".into(), 1 << 20);
-    (Arc::new(PipeNode(files.insert(Arc::new(file)))), writer.into())
+    let file = OpenFile::adopt(reader, "pipe".into(), 1 << 20, Aio::Automatic);
+    let file = files.insert(Arc::new(file));
+    (Arc::new(PipeNode { file, begun }), writer.into(), beginnings)
 }
 
 #[test]
 fn a_ring_that_comes_back_while_its_first_requests_are_open_gets_each_answer_once() {
-    let files = Arc::new(FileTable::default());
-    let [a, b] = iothreads::<2>(&files);
-    let (node, mut pipe) = pipe_node(&files);
-    let mut guest = Guest::new();
-    let placed = place(&guest, &node, &a);
-    // Each move leaves a request open on the thread it leaves.
-    for (slot, to) in (0..).zip([&b, &a, &b, &a]) {
-        guest.submit(slot, Ask::Read, 0);
-        placed.move_to(to).unwrap();
-    }
-    guest.submit(4, Ask::Read, 0);
-    assert!(guest.poll().is_empty());
-    let mut answered = Vec::new();
-    for round in 0..5_u8 {
-        pipe.write_all(&[round + 1; BLOCK]).unwrap();
-        for slot in guest.completions() {
-            assert_eq!(guest.status(slot), 0);
-            assert!(guest.data(slot).iter().all(|byte| (1..=5).contains(byte)));
-            answered.push(slot);
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, b] = iothreads::<2>(&files, reactors);
+        let (node, mut pipe, _) = pipe_node(&files);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &a);
+        // Each move leaves a request open on the thread it leaves.
+        for (slot, to) in (0..).zip([&b, &a, &b, &a]) {
+            guest.submit(slot, Ask::Read, 0);
+            placed.move_to(to).unwrap();
         }
-    }
-    while answered.len() < 5 {
-        answered.extend(guest.completions());
-    }
-    answered.sort_unstable();
-    assert_eq!(answered, [0, 1, 2, 3, 4]);
-    assert_eq!(placed.stop().in_flight(), 0);
+        guest.submit(4, Ask::Read, 0);
+        assert!(guest.poll().is_empty());
+        let mut answered = Vec::new();
+        for round in 0..5_u8 {
+            pipe.write_all(&[round + 1; BLOCK]).unwrap();
+            for slot in guest.completions() {
+                assert_eq!(guest.status(slot), 0);
+                assert!(guest.data(slot).iter().all(|byte| (1..=5).contains(byte)));
+                answered.push(slot);
+            }
+        }
+        while answered.len() < 5 {
+            answered.extend(guest.completions());
+        }
+        answered.sort_unstable();
+        assert_eq!(answered, [0, 1, 2, 3, 4]);
+        assert_eq!(placed.stop().in_flight(), 0);
+    });
 }
 
 #[test]
 fn a_stop_in_mid_move_waits_for_requests_open_on_both_threads() {
-    let files = Arc::new(FileTable::default());
-    let [a, b] = iothreads::<2>(&files);
-    let (node, mut pipe) = pipe_node(&files);
-    let mut guest = Guest::new();
-    let placed = place(&guest, &node, &a);
-    guest.submit(0, Ask::Read, 0);
-    placed.move_to(&b).unwrap();
-    guest.submit(1, Ask::Read, 0);
-    let (stopped, stop) = mpsc::channel();
-    std::thread::scope(|scope| {
-        scope.spawn(move || stopped.send(placed.stop()).unwrap());
-        // Not a proof that it waits, but a ring given up too early would be here by then.
-        let early = stop.recv_timeout(Duration::from_millis(100));
-        assert!(early.is_err(), "stopped with two requests open");
-        pipe.write_all(&[1; BLOCK]).unwrap();
-        let early = stop.recv_timeout(Duration::from_millis(100));
-        assert!(early.is_err(), "stopped with one request open");
-        pipe.write_all(&[2; BLOCK]).unwrap();
-        let source = stop.recv_timeout(Duration::from_secs(10)).unwrap();
-        assert_eq!((source.in_flight(), source.ending().base), (0, RingBase(2)));
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, b] = iothreads::<2>(&files, reactors);
+        let (node, mut pipe, beginnings) = pipe_node(&files);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &a);
+        guest.submit(0, Ask::Read, 0);
+        beginnings.recv_timeout(Duration::from_secs(10)).unwrap();
+        placed.move_to(&b).unwrap();
+        guest.submit(1, Ask::Read, 0);
+        beginnings.recv_timeout(Duration::from_secs(10)).unwrap();
+        let (stopped, stop) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || stopped.send(placed.stop()).unwrap());
+            // Not a proof that it waits, but a ring given up too early would be here by then.
+            let early = stop.recv_timeout(Duration::from_millis(100));
+            assert!(early.is_err(), "stopped with two requests open");
+            pipe.write_all(&[1; BLOCK]).unwrap();
+            let early = stop.recv_timeout(Duration::from_millis(100));
+            assert!(early.is_err(), "stopped with one request open");
+            pipe.write_all(&[2; BLOCK]).unwrap();
+            let source = stop.recv_timeout(Duration::from_secs(10)).unwrap();
+            assert_eq!((source.in_flight(), source.ending().base), (0, RingBase(2)));
+        });
+        assert_eq!(guest.poll().len(), 2);
     });
-    assert_eq!(guest.poll().len(), 2);
 }
 
 #[test]
 fn moves_and_stops_from_several_threads_at_once_are_all_obeyed() {
-    let files = Arc::new(FileTable::default());
-    let [a, b] = iothreads::<2>(&files);
-    let (node, mut pipe) = pipe_node(&files);
-    for round in 0..50 {
-        let mut guest = Guest::new();
-        let placed = Arc::new(place(&guest, &node, &a));
-        guest.submit(0, Ask::Read, 0);
-        std::thread::scope(|scope| {
-            for to in [&b, &a, &b] {
-                let placed = Arc::clone(&placed);
-                scope.spawn(move || placed.move_to(to).unwrap());
-            }
-            pipe.write_all(&[round; BLOCK]).unwrap();
-        });
-        assert_eq!(guest.completions(), [0]);
-        let placed = Arc::into_inner(placed).unwrap();
-        assert_eq!(placed.stop().ending().counters.reads, 1);
-    }
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, b] = iothreads::<2>(&files, reactors);
+        let (node, mut pipe, _) = pipe_node(&files);
+        for round in 0..50 {
+            let mut guest = Guest::new();
+            let placed = Arc::new(place(&guest, &node, &a));
+            guest.submit(0, Ask::Read, 0);
+            std::thread::scope(|scope| {
+                for to in [&b, &a, &b] {
+                    let placed = Arc::clone(&placed);
+                    scope.spawn(move || placed.move_to(to).unwrap());
+                }
+                pipe.write_all(&[round; BLOCK]).unwrap();
+            });
+            assert_eq!(guest.completions(), [0]);
+            let placed = Arc::into_inner(placed).unwrap();
+            assert_eq!(placed.stop().ending().counters.reads, 1);
+        }
+    });
 }

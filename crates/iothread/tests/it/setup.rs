@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
-use iothread::{Iothread, Placed, PollSettings, Polling, Watcher};
-use kernel_io::{Caching, FileKind, FileTable, OpenOptions};
+use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, OpenOptions, Reactors};
 use request_path::{Fault, RingSource, RingSourceSetup, Source};
 use virtio::{BlkRules, Ring};
 
@@ -21,14 +21,24 @@ impl Watcher for NoFault {
     }
 }
 
-pub(crate) fn iothreads<const N: usize>(files: &Arc<FileTable>) -> [Arc<Iothread>; N] {
+/// Runs a test on both reactors.
+pub(crate) fn on_both(test: impl Fn(Reactors)) {
+    test(Reactors::Any);
+    test(Reactors::EpollOnly);
+}
+
+pub(crate) fn iothreads<const N: usize>(
+    files: &Arc<FileTable>,
+    reactors: Reactors,
+) -> [Arc<Iothread>; N] {
     let polling = Arc::new(Polling::of_process().unwrap());
     std::array::from_fn(|i| {
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::new(SystemClock));
+        let host = Host { files, clock, polling: Arc::clone(&polling), reactors };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
-        Arc::new(Iothread::spawn(&name, files, clock, settings, Arc::clone(&polling)).unwrap())
+        Arc::new(Iothread::spawn(&name, host, settings).unwrap())
     })
 }
 
@@ -41,6 +51,8 @@ pub(crate) fn file_node(files: &FileTable, bytes: u64) -> (Arc<dyn Node>, tempfi
         kind: FileKind::Regular,
         access: Access::ReadWrite,
         caching: Caching::Direct,
+        aio: Aio::Automatic,
+        flushes: Flushes::Obeyed,
     };
     let node = FileNode::open("disk", &options, DiscardPolicy::Unmap, files).unwrap();
     (Arc::new(node), image.into_temp_path())

@@ -1,6 +1,8 @@
-//! The kernel's side: transfers, failures and polls on a real io_uring.
+//! The kernel's side: transfers, failures and polls, on every engine and reactor.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod inline;
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,11 +10,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
-use kernel_io::{Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Tag, Wait};
+use kernel_io::{
+    Aio, Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Reactors, Tag, Wait,
+};
 use rustix::io::Errno;
 
 /// Memory that lives for ever, for segments.
-fn memory(bytes: &[u8]) -> (NonNull<u8>, impl Fn(usize, usize) -> Segment) {
+fn memory(bytes: &[u8]) -> (NonNull<u8>, impl Fn(usize, usize) -> Segment + use<>) {
     let base = NonNull::from(Box::leak(bytes.to_vec().into_boxed_slice())).cast::<u8>();
     let count = bytes.len();
     let segment = move |skip: usize, length: usize| {
@@ -30,11 +34,36 @@ fn read_back(base: NonNull<u8>, count: usize) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(base.as_ptr(), count) }.to_vec()
 }
 
-fn file(table: &FileTable, bytes: &[u8]) -> (FileId, std::fs::File) {
+/// What a test runs on.
+#[derive(Debug, Clone, Copy)]
+struct Rig {
+    reactors: Reactors,
+    aio: Aio,
+}
+
+impl Rig {
+    fn kernel(self, table: Arc<FileTable>) -> Kernel {
+        Kernel::new(table, self.reactors).unwrap()
+    }
+}
+
+/// Runs a test on every engine and reactor.
+#[expect(clippy::print_stdout, reason = "a failure has to say on what it happened")]
+fn on_all(test: impl Fn(Rig)) {
+    for reactors in [Reactors::Any, Reactors::EpollOnly] {
+        for aio in [Aio::Automatic, Aio::IoUring, Aio::Native, Aio::Threads] {
+            let rig = Rig { reactors, aio };
+            println!("{rig:?}");
+            test(rig);
+        }
+    }
+}
+
+fn file(rig: Rig, table: &FileTable, bytes: &[u8]) -> (FileId, std::fs::File) {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
     let fd: OwnedFd = file.try_clone().unwrap().into();
-    (table.insert(Arc::new(OpenFile::adopt(fd, "image".into(), bytes.len() as u64))), file)
+    (table.insert(Arc::new(OpenFile::adopt(fd, "image".into(), bytes.len() as u64, rig.aio))), file)
 }
 
 fn next(kernel: &mut Kernel) -> Event {
@@ -58,128 +87,254 @@ fn finished(kernel: &mut Kernel, expected: Tag) -> Result<(), IoFailure> {
 
 #[test]
 fn what_is_written_from_several_segments_is_read_into_others() {
-    let table = Arc::new(FileTable::default());
-    let (id, _file) = file(&table, &[0; 64]);
-    let mut kernel = Kernel::new(table).unwrap();
-    let (_, from) = memory(b"abcdefghij");
-    let parts = [from(0, 3), from(5, 5)].into_iter();
-    kernel.write(id, ByteOffset(10), Durability::Stable, parts, Tag(1));
-    finished(&mut kernel, Tag(1)).unwrap();
-    let (base, to) = memory(&[b'.'; 10]);
-    kernel.read(id, ByteOffset(9), [to(0, 1), to(1, 8), to(9, 1)].into_iter(), Tag(2));
-    finished(&mut kernel, Tag(2)).unwrap();
-    assert_eq!(read_back(base, 10), b"\0abcfghij\0");
-    kernel.sync(id, Tag(3));
-    finished(&mut kernel, Tag(3)).unwrap();
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, _file) = file(rig, &table, &[0; 64]);
+        let mut kernel = rig.kernel(table);
+        let (_, from) = memory(b"abcdefghij");
+        let parts = [from(0, 3), from(5, 5)].into_iter();
+        kernel.write(id, ByteOffset(10), Durability::Stable, parts, Tag(1));
+        finished(&mut kernel, Tag(1)).unwrap();
+        let (base, to) = memory(&[b'.'; 10]);
+        kernel.read(id, ByteOffset(9), [to(0, 1), to(1, 8), to(9, 1)].into_iter(), Tag(2));
+        finished(&mut kernel, Tag(2)).unwrap();
+        assert_eq!(read_back(base, 10), b"\0abcfghij\0");
+        kernel.sync(id, Tag(3));
+        finished(&mut kernel, Tag(3)).unwrap();
+    });
 }
 
 #[test]
 fn a_file_that_has_become_shorter_is_an_error_and_not_zeroes() {
-    let table = Arc::new(FileTable::default());
-    let (id, _file) = file(&table, &[7; 1000]);
-    let mut kernel = Kernel::new(table).unwrap();
-    let (_, to) = memory(&[0; 2000]);
-    kernel.read(id, ByteOffset(0), std::iter::once(to(0, 2000)), Tag(0));
-    let failure = finished(&mut kernel, Tag(0)).unwrap_err();
-    assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, _file) = file(rig, &table, &[7; 1000]);
+        let mut kernel = rig.kernel(table);
+        let (_, to) = memory(&[0; 2000]);
+        kernel.read(id, ByteOffset(0), std::iter::once(to(0, 2000)), Tag(0));
+        let failure = finished(&mut kernel, Tag(0)).unwrap_err();
+        assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
+    });
 }
 
 #[test]
 fn more_segments_than_one_call_takes_arrive_all_the_same() {
-    let table = Arc::new(FileTable::default());
-    let (id, file) = file(&table, &[]);
-    let mut kernel = Kernel::new(table).unwrap();
-    let bytes: Vec<u8> = (0..=255).cycle().take(3000).collect();
-    let (_, from) = memory(&bytes);
-    let parts = (0..3000).map(|place| from(place, 1));
-    kernel.write(id, ByteOffset(0), Durability::Cached, parts, Tag(0));
-    finished(&mut kernel, Tag(0)).unwrap();
-    let mut found = vec![0; 3000];
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
-    assert_eq!(found, bytes);
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, file) = file(rig, &table, &[]);
+        let mut kernel = rig.kernel(table);
+        let bytes: Vec<u8> = (0..=255).cycle().take(3000).collect();
+        let (_, from) = memory(&bytes);
+        let parts = (0..3000).map(|place| from(place, 1));
+        kernel.write(id, ByteOffset(0), Durability::Cached, parts, Tag(0));
+        finished(&mut kernel, Tag(0)).unwrap();
+        let mut found = vec![0; 3000];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
+        assert_eq!(found, bytes);
+    });
 }
 
 #[test]
 fn a_bounce_buffer_comes_back_with_its_operation() {
-    let table = Arc::new(FileTable::default());
-    let (id, _file) = file(&table, b"0123456789");
-    let mut kernel = Kernel::new(table).unwrap();
-    let mut pool = kernel_io::BouncePool::default();
-    kernel.read_bounce(id, ByteOffset(2), 5, pool.take().unwrap(), Tag(0));
-    let Event::Finished { result: Ok(()), bounce: Some(buffer), .. } = next(&mut kernel) else {
-        panic!("the read failed")
-    };
-    let (base, to) = memory(&[0; 5]);
-    let mut buffers = block::Buffers::default();
-    buffers.push(to(0, 5));
-    buffer.drain(0, &mut buffers, 0, 5);
-    assert_eq!(read_back(base, 5), b"23456");
-    pool.put(buffer);
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, _file) = file(rig, &table, b"0123456789");
+        let mut kernel = rig.kernel(table);
+        let mut pool = kernel_io::BouncePool::default();
+        kernel.read_bounce(id, ByteOffset(2), 5, pool.take().unwrap(), Tag(0));
+        let Event::Finished { result: Ok(()), bounce: Some(buffer), .. } = next(&mut kernel) else {
+            panic!("the read failed")
+        };
+        let (base, to) = memory(&[0; 5]);
+        let mut buffers = block::Buffers::default();
+        buffers.push(to(0, 5));
+        buffer.drain(0, &mut buffers, 0, 5);
+        assert_eq!(read_back(base, 5), b"23456");
+        pool.put(buffer);
+    });
 }
 
 #[test]
 fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
-    let table = Arc::new(FileTable::default());
-    let (id, file) = file(&table, &[9; 8192]);
-    let (reader, _writer) = rustix::pipe::pipe().unwrap();
-    let pipe = table.insert(Arc::new(OpenFile::adopt(reader, "pipe".into(), 0)));
-    let mut kernel = Kernel::new(table).unwrap();
-    kernel.allocate(id, ByteOffset(4096), ByteCount(4096), Allocation::PunchHole, Tag(0));
-    finished(&mut kernel, Tag(0)).unwrap();
-    let mut found = vec![0; 8192];
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
-    assert!(found[..4096].iter().all(|byte| *byte == 9));
-    assert!(found[4096..].iter().all(|byte| *byte == 0));
-    kernel.sync(pipe, Tag(1));
-    let failure = finished(&mut kernel, Tag(1)).unwrap_err();
-    assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::INVAL });
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, file) = file(rig, &table, &[9; 8192]);
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let pipe = table.insert(Arc::new(OpenFile::adopt(reader, "pipe".into(), 0, rig.aio)));
+        let mut kernel = rig.kernel(table);
+        kernel.allocate(id, ByteOffset(4096), ByteCount(4096), Allocation::PunchHole, Tag(0));
+        finished(&mut kernel, Tag(0)).unwrap();
+        let mut found = vec![0; 8192];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
+        assert!(found[..4096].iter().all(|byte| *byte == 9));
+        assert!(found[4096..].iter().all(|byte| *byte == 0));
+        kernel.sync(pipe, Tag(1));
+        let failure = finished(&mut kernel, Tag(1)).unwrap_err();
+        assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::INVAL });
+    });
 }
 
 #[test]
 fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
-    let mut kernel = Kernel::new(Arc::new(FileTable::default())).unwrap();
-    let bell = Arc::new(Notifier::new().unwrap());
-    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let ringer = {
-        let (bell, stop) = (Arc::clone(&bell), Arc::clone(&stop));
-        std::thread::spawn(move || {
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                bell.wake();
+    on_all(|rig| {
+        let mut kernel = rig.kernel(Arc::new(FileTable::default()));
+        let bell = Arc::new(Notifier::new().unwrap());
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let ringer = {
+            let (bell, stop) = (Arc::clone(&bell), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    bell.wake();
+                }
+            })
+        };
+        // POLL_REMOVE gave up here within some hundred rounds.
+        for round in 0..5000 {
+            kernel.poll(bell.as_fd(), Tag(round));
+            if round % 2 == 0 {
+                kernel.wait(Wait::Poll).unwrap();
             }
-        })
-    };
-    // POLL_REMOVE gave up here within some hundred rounds.
-    for round in 0..5000 {
-        kernel.poll(bell.as_fd(), Tag(round));
-        if round % 2 == 0 {
-            kernel.wait(Wait::Poll).unwrap();
-        }
-        kernel.cancel_poll(Tag(round));
-        loop {
-            match next(&mut kernel) {
-                Event::PollEnded { tag } => break assert_eq!(tag, Tag(round)),
-                Event::Readable { tag } => assert_eq!(tag, Tag(round)),
-                other @ Event::Finished { .. } => panic!("{other:?}"),
+            kernel.cancel_poll(Tag(round));
+            loop {
+                match next(&mut kernel) {
+                    Event::PollEnded { tag } => break assert_eq!(tag, Tag(round)),
+                    Event::Readable { tag } => assert_eq!(tag, Tag(round)),
+                    other @ Event::Finished { .. } => panic!("{other:?}"),
+                }
             }
+            bell.clear();
         }
-        bell.clear();
-    }
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    ringer.join().unwrap();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        ringer.join().unwrap();
+    });
 }
 
 #[test]
 fn a_descriptor_that_cannot_be_polled_is_cancelled_like_any_other() {
-    let mut kernel = Kernel::new(Arc::new(FileTable::default())).unwrap();
-    let closed = {
+    on_all(|rig| {
+        let mut kernel = rig.kernel(Arc::new(FileTable::default()));
+        let closed = {
+            let bell = Notifier::new().unwrap();
+            std::os::fd::AsRawFd::as_raw_fd(&bell.as_fd())
+        };
+        // SAFETY: nothing else in this test opens or closes descriptors, and a poll of a closed one
+        // only fails.
+        let closed = unsafe { std::os::fd::BorrowedFd::borrow_raw(closed) };
+        kernel.poll(closed, Tag(5));
+        kernel.wait(Wait::Poll).unwrap();
+        kernel.cancel_poll(Tag(5));
+        assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(5) }));
+    });
+}
+
+#[test]
+fn more_files_than_a_ring_registers_are_read_all_the_same() {
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let mut image = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..=255).cycle().take(300).collect();
+        image.write_all(&bytes).unwrap();
+        let ids: Vec<FileId> = (0..300)
+            .map(|_| {
+                let fd: OwnedFd = image.try_clone().unwrap().into();
+                table.insert(Arc::new(OpenFile::adopt(fd, "image".into(), 300, rig.aio)))
+            })
+            .collect();
+        let mut kernel = rig.kernel(table);
+        let (base, to) = memory(&[0; 300]);
+        for (place, id) in ids.into_iter().enumerate() {
+            let part = std::iter::once(to(place, 1));
+            kernel.read(id, ByteOffset(place as u64), part, Tag(place as u64));
+        }
+        for _ in 0..300 {
+            assert!(matches!(next(&mut kernel), Event::Finished { result: Ok(()), .. }));
+        }
+        assert_eq!(read_back(base, 300), bytes);
+    });
+}
+
+#[test]
+fn many_operations_at_once_are_all_carried_out() {
+    const COUNT: usize = 3000;
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, _file) = file(rig, &table, &[0; COUNT]);
+        let mut kernel = rig.kernel(table);
+        let bytes: Vec<u8> = (0..=255).cycle().take(COUNT).collect();
+        let (_, from) = memory(&bytes);
+        let (base, to) = memory(&[0; COUNT]);
+        for place in 0..COUNT {
+            let (offset, tag) = (ByteOffset(place as u64), Tag(place as u64));
+            let part = std::iter::once(from(place, 1));
+            kernel.write(id, offset, Durability::Cached, part, tag);
+        }
+        for _ in 0..COUNT {
+            assert!(matches!(next(&mut kernel), Event::Finished { result: Ok(()), .. }));
+        }
+        for place in 0..COUNT {
+            let (offset, tag) = (ByteOffset(place as u64), Tag(place as u64));
+            kernel.read(id, offset, std::iter::once(to(place, 1)), tag);
+        }
+        for _ in 0..COUNT {
+            assert!(matches!(next(&mut kernel), Event::Finished { result: Ok(()), .. }));
+        }
+        assert_eq!(read_back(base, COUNT), bytes);
+    });
+}
+
+#[test]
+fn what_is_in_flight_is_waited_for_before_the_kernel_is_given_up() {
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, file) = file(rig, &table, &[0; 64]);
+        let mut kernel = rig.kernel(table);
+        let (_, from) = memory(&[7; 64]);
+        kernel.write(id, ByteOffset(0), Durability::Stable, std::iter::once(from(0, 64)), Tag(0));
+        drop(kernel);
+        let mut found = [0; 64];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
+        assert_eq!(found, [7; 64]);
+    });
+}
+
+#[test]
+fn a_counter_that_nobody_reads_is_told_once_for_each_write() {
+    on_all(|rig| {
+        let mut kernel = rig.kernel(Arc::new(FileTable::default()));
         let bell = Notifier::new().unwrap();
-        std::os::fd::AsRawFd::as_raw_fd(&bell.as_fd())
-    };
-    // SAFETY: nothing else in this test opens or closes descriptors, and a poll of a closed one
-    // only fails.
-    let closed = unsafe { std::os::fd::BorrowedFd::borrow_raw(closed) };
-    kernel.poll(closed, Tag(5));
-    kernel.wait(Wait::Poll).unwrap();
-    kernel.cancel_poll(Tag(5));
-    assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(5) }));
+        bell.wake();
+        kernel.poll(bell.as_fd(), Tag(1));
+        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(1) }));
+        for _ in 0..10 {
+            kernel.wait(Wait::Poll).unwrap();
+            assert!(kernel.next_event().is_none(), "an unread counter must not spin");
+        }
+        bell.wake();
+        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(1) }));
+        bell.wake();
+        kernel.wait(Wait::Poll).unwrap();
+        kernel.cancel_poll(Tag(1));
+        while !matches!(next(&mut kernel), Event::PollEnded { tag: Tag(1) }) {}
+        bell.wake();
+        kernel.wait(Wait::Poll).unwrap();
+        assert!(kernel.next_event().is_none(), "an event after the end");
+    });
+}
+
+#[test]
+fn two_descriptors_of_one_counter_are_watched_each_for_itself() {
+    on_all(|rig| {
+        let mut kernel = rig.kernel(Arc::new(FileTable::default()));
+        let bell = Notifier::new().unwrap();
+        let second = bell.as_fd().try_clone_to_owned().unwrap();
+        kernel.poll(bell.as_fd(), Tag(1));
+        kernel.poll(second.as_fd(), Tag(2));
+        kernel.cancel_poll(Tag(1));
+        assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(1) }));
+        bell.wake();
+        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(2) }));
+        // The number is free for another watch.
+        kernel.poll(bell.as_fd(), Tag(3));
+        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(3) }));
+    });
 }

@@ -105,7 +105,7 @@ fn what_a_node_cannot_do_yet_is_refused_by_name() {
             &format!("option '{key}' of --blockdev driver={driver} is not supported yet"),
         );
     };
-    refuse("file", "aio", "native");
+    refuse("file", "aio-max-batch", "0");
     refuse("file", "locking", "off");
     refuse("host_device", "pr-manager", "p");
     refuse("raw", "offset", "0");
@@ -113,10 +113,20 @@ fn what_a_node_cannot_do_yet_is_refused_by_name() {
     for key in ["active", "auto-read-only", "detect-zeroes", "force-share"] {
         refuse("null-co", key, "off");
     }
-    super::refuse(
+}
+
+#[test]
+fn engines_that_cannot_be_are_named() {
+    let node = |rest: &str| format!("file,node-name=a,filename=Cargo.toml,{rest}");
+    refuse(
         "--blockdev",
-        "null-co,node-name=a,cache.no-flush=on",
-        "option 'cache.no-flush' of --blockdev cache is not supported yet",
+        &node("aio=native"),
+        "aio=native was specified, but it requires cache.direct=on, which was not specified.",
+    );
+    refuse(
+        "--blockdev",
+        &node("aio=uring,cache.direct=on"),
+        "parameter 'aio' does not accept value 'uring' (supported: threads, native, io_uring)",
     );
 }
 

@@ -1,0 +1,85 @@
+//! One attempt at a parked operation by a plain system call that may block.
+//!
+//! Where it stands in the life of a request: the calls behind inline I/O and the workers'.
+
+#![expect(unsafe_code, reason = "the calls name memory that is only reachable through pointers")]
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use block::{ByteOffset, Durability, Segment};
+use rustix::io::Errno;
+
+use crate::parked::Work;
+
+/// The most segments of one system call (IOV_MAX).
+pub(crate) const SEGMENTS_MAX: usize = 1024;
+
+/// The iovecs of a call: where they are and how many.
+pub(crate) type Iovecs = (*const libc::iovec, libc::c_int);
+
+/// The iovecs of one call over this memory. Segment has the layout of iovec.
+pub(crate) fn iovecs(memory: &[Segment]) -> Iovecs {
+    let count = memory.len().min(SEGMENTS_MAX);
+    (memory.as_ptr().cast(), libc::c_int::try_from(count).expect("at most 1024"))
+}
+
+/// The flags of a write.
+pub(crate) fn write_flags(durability: Durability) -> libc::c_int {
+    match durability {
+        Durability::Cached => 0,
+        Durability::Stable => libc::RWF_DSYNC,
+    }
+}
+
+/// Does the work once. The result is that of a completion: bytes transferred, or minus the errno.
+///
+/// # Safety
+/// The iovecs, and the memory they name, must stay as they are during the call; a read writes to
+/// that memory.
+pub(crate) unsafe fn perform(
+    work: Work,
+    fd: BorrowedFd<'_>,
+    offset: ByteOffset,
+    (iovecs, segments): Iovecs,
+) -> i32 {
+    let raw = fd.as_raw_fd();
+    let Ok(place) = libc::off_t::try_from(offset.0) else {
+        return -Errno::INVAL.raw_os_error();
+    };
+    let result = match work {
+        Work::Read => {
+            // SAFETY: the caller keeps the iovecs and their memory during the call.
+            match unsafe { libc::preadv2(raw, iovecs, segments, place, 0) } {
+                // A pipe has no places; io_uring and whoever uses one here ignore them.
+                // SAFETY: as above.
+                -1 if last_errno() == libc::ESPIPE => unsafe { libc::readv(raw, iovecs, segments) },
+                result => result,
+            }
+        }
+        Work::Write(durability) => {
+            let flags = write_flags(durability);
+            // SAFETY: as for the read.
+            unsafe { libc::pwritev2(raw, iovecs, segments, place, flags) }
+        }
+        Work::Sync => return completion(rustix::fs::fdatasync(fd)),
+        Work::Allocate(mode, count) => {
+            let Ok(count) = libc::off_t::try_from(count) else {
+                return -Errno::INVAL.raw_os_error();
+            };
+            // SAFETY: the call names no memory.
+            let result = unsafe { libc::fallocate(raw, mode, place, count) };
+            return if result == 0 { 0 } else { -last_errno() };
+        }
+    };
+    // One call transfers less than 2 GiB.
+    if result < 0 { -last_errno() } else { i32::try_from(result).unwrap_or(i32::MAX) }
+}
+
+fn completion(result: rustix::io::Result<()>) -> i32 {
+    result.map_or_else(|errno| -errno.raw_os_error(), |()| 0)
+}
+
+fn last_errno() -> i32 {
+    let error = std::io::Error::last_os_error();
+    error.raw_os_error().expect("the error of a system call has a number")
+}

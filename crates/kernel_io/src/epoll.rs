@@ -1,0 +1,92 @@
+//! Waiting without io_uring.
+//!
+//! Where it stands in the life of a request: [`crate::reactor::Reactor`] watches descriptors with
+//! it where the host forbids io_uring. It does no I/O; Linux AIO and the workers do.
+//!
+//! Invariants: descriptors are watched for edges, since nobody reads a kick's counter: one that
+//! stays readable is told once, and again with each write to it. After the end of a watch was
+//! asked for, only its end is told.
+
+#![expect(unsafe_code, reason = "a watched descriptor is known by its number")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use crate::parked::SlotIndex;
+use crate::reactor::Completion;
+
+/// Events taken with one call; the others come with the next.
+const BATCH: usize = 128;
+
+/// An epoll instance.
+pub(crate) struct Epoll {
+    fd: OwnedFd,
+    ready: Vec<epoll::Event>,
+    /// Completions that were not yet worked off, in order.
+    completed: VecDeque<Completion>,
+}
+
+impl std::fmt::Debug for Epoll {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Epoll").field("fd", &self.fd).finish_non_exhaustive()
+    }
+}
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<Self> {
+        let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { fd, ready: Vec::with_capacity(BATCH), completed: VecDeque::new() })
+    }
+
+    /// Watches a descriptor, which stays open until the end of the watch has been told.
+    pub(crate) fn watch(&mut self, index: SlotIndex, fd: RawFd) {
+        let data = epoll::EventData::new_u64(u64::from(index.0));
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        if let Err(errno) = epoll::add(&self.fd, borrow(fd), data, flags) {
+            let result = -errno.raw_os_error();
+            self.completed.push_back(Completion { index, result, more: false });
+        }
+    }
+
+    /// Ends a watch.
+    pub(crate) fn unwatch(&mut self, index: SlotIndex, fd: RawFd) {
+        self.completed.retain(|completion| completion.index != index);
+        // What could not be watched is not there to be removed.
+        if let Err(errno) = epoll::delete(&self.fd, borrow(fd)) {
+            tracing::debug!("descriptor {fd} was not watched any more: {errno}");
+        }
+        self.completed.push_back(Completion { index, result: 0, more: false });
+    }
+
+    /// Waits for a completion, if told so and none is there.
+    pub(crate) fn wait(&mut self, block: bool) -> io::Result<()> {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let limit = if block && self.completed.is_empty() { None } else { Some(&at_once) };
+        self.ready.clear();
+        match epoll::wait(&self.fd, rustix::buffer::spare_capacity(&mut self.ready), limit) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        for event in &self.ready {
+            let index = u32::try_from(event.data.u64()).expect("the data is a slot's number");
+            let completion = Completion { index: SlotIndex(index), result: 1, more: true };
+            self.completed.push_back(completion);
+        }
+        Ok(())
+    }
+
+    /// The next completion, in order.
+    pub(crate) fn next(&mut self) -> Option<Completion> {
+        self.completed.pop_front()
+    }
+}
+
+fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: whoever has it watched keeps it open until the end of the watch has been told
+    // (`Kernel::poll`, `Kernel::cancel_poll`); it is used for one call only.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}

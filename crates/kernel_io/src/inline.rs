@@ -1,0 +1,105 @@
+//! Operations that are done at once, on the iothread, because nothing else would be faster: on
+//! files that live in memory, where io_uring hands each operation to a kernel worker.
+//!
+//! Where it stands in the life of a request: [`crate::Kernel`] asks for the next one of a turn, does
+//! it with a plain call, and makes its completion an event.
+//!
+//! Limits: [`TURN_OPERATIONS_MAX`] and [`TURN_BYTES_MAX`] per turn of the event loop; what is more
+//! waits, in order, for the next turns, so that the other rings of the iothread get theirs. A
+//! range larger than [`ALLOCATION_BYTES_MAX`] is not punched inline at all.
+
+use std::collections::VecDeque;
+
+use block::Segment;
+
+use crate::parked::{SlotIndex, Work};
+
+/// The most operations of a turn: four rings' worth of new requests.
+const TURN_OPERATIONS_MAX: u32 = 256;
+
+/// The most bytes of a turn: about 100 µs of copying.
+const TURN_BYTES_MAX: usize = 1 << 20;
+
+/// The largest range punched inline: about a millisecond of freeing pages.
+const ALLOCATION_BYTES_MAX: u64 = 16 << 20;
+
+/// Whether the work is short enough to be done inline on a file in memory.
+pub(crate) fn suits(work: Work) -> bool {
+    match work {
+        // A turn's bound cuts transfers; there is nothing to sync in memory.
+        Work::Read | Work::Write(_) | Work::Sync => true,
+        Work::Allocate(_, count) => count <= ALLOCATION_BYTES_MAX,
+    }
+}
+
+/// What one iothread may still do inline in this turn, and what waits.
+#[derive(Debug)]
+pub(crate) struct InlineTurn {
+    waiting: VecDeque<SlotIndex>,
+    operations_left: u32,
+    bytes_left: usize,
+    /// The memory of a transfer that this turn's bound cuts.
+    cut: Vec<Segment>,
+}
+
+impl Default for InlineTurn {
+    fn default() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            operations_left: TURN_OPERATIONS_MAX,
+            bytes_left: TURN_BYTES_MAX,
+            cut: Vec::new(),
+        }
+    }
+}
+
+impl InlineTurn {
+    /// A new turn of the event loop.
+    pub(crate) fn begin(&mut self) {
+        self.operations_left = TURN_OPERATIONS_MAX;
+        self.bytes_left = TURN_BYTES_MAX;
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Queues an operation, or what is left of it.
+    pub(crate) fn push(&mut self, index: SlotIndex) {
+        self.waiting.push_back(index);
+    }
+
+    /// The next operation that this turn has room for.
+    pub(crate) fn next(&mut self) -> Option<SlotIndex> {
+        if self.operations_left == 0 || self.bytes_left == 0 {
+            return None;
+        }
+        let index = self.waiting.pop_front()?;
+        self.operations_left -= 1;
+        Some(index)
+    }
+
+    /// Takes what the work costs off the turn, and returns the memory for one call: all that is
+    /// left of it, or as much as the turn has room for.
+    pub(crate) fn charge<'a>(&'a mut self, work: Work, memory: &'a [Segment]) -> &'a [Segment] {
+        if let Work::Allocate(_, count) = work {
+            let count = usize::try_from(count).unwrap_or(usize::MAX);
+            self.bytes_left = self.bytes_left.saturating_sub(count);
+            return memory;
+        }
+        for (place, segment) in memory.iter().enumerate() {
+            if segment.count() > self.bytes_left {
+                self.cut.clear();
+                self.cut.extend_from_slice(&memory[..place]);
+                if self.bytes_left > 0 {
+                    self.cut.push(segment.part(0, self.bytes_left));
+                }
+                self.bytes_left = 0;
+                return &self.cut;
+            }
+            self.bytes_left -= segment.count();
+        }
+        memory
+    }
+}

@@ -1,0 +1,239 @@
+//! Linux AIO (`aio=native`): asynchronous direct I/O without io_uring.
+//!
+//! Where it stands in the life of a request: [`crate::Kernel`] queues parked operations here,
+//! submits them once per turn, polls the bell that the kernel rings for completions, and takes
+//! those out when it rings.
+//!
+//! Limits: [`EVENTS_MAX`] operations at once per iothread, as in QEMU; `fs.aio-max-nr` bounds
+//! them over all processes. What is more waits, in order. It cannot do fallocate.
+
+#![expect(unsafe_code, reason = "Linux AIO has no safe form")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use block::ByteOffset;
+use rustix::io::Errno;
+
+use crate::calls::{Iovecs, write_flags};
+use crate::parked::{SlotIndex, Work};
+use crate::reactor::Completion;
+use crate::{Notifier, OpenFile};
+
+/// The most operations in flight.
+const EVENTS_MAX: u32 = 1024;
+
+/// Completions taken with one call.
+const BATCH: usize = 128;
+
+const IOCB_CMD_FDSYNC: u16 = 3;
+const IOCB_CMD_PREADV: u16 = 7;
+const IOCB_CMD_PWRITEV: u16 = 8;
+const IOCB_FLAG_RESFD: u32 = 1;
+
+const _: () = assert!(cfg!(target_endian = "little"), "the order of `key` and `flags`");
+
+/// The kernel's `struct iocb` (linux/aio_abi.h).
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+struct ControlBlock {
+    data: u64,
+    key: u32,
+    flags: i32,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    iovecs: u64,
+    segments: u64,
+    offset: i64,
+    reserved: u64,
+    block_flags: u32,
+    bell: u32,
+}
+
+/// The kernel's `struct io_event`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+struct IoEvent {
+    data: u64,
+    control_block: u64,
+    result: i64,
+    second: i64,
+}
+
+/// One iothread's context of Linux AIO. Nothing may be in flight when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Native {
+    context: libc::c_ulong,
+    bell: Notifier,
+    queue: VecDeque<ControlBlock>,
+    flying: usize,
+    events: Vec<IoEvent>,
+}
+
+impl Native {
+    /// A context for a full iothread.
+    pub(crate) fn new() -> io::Result<Self> {
+        let bell = Notifier::new()?;
+        let context = setup(EVENTS_MAX)?;
+        let events = vec![IoEvent::default(); BATCH];
+        Ok(Self { context, bell, queue: VecDeque::new(), flying: 0, events })
+    }
+
+    /// Whether the host has Linux AIO.
+    pub(crate) fn probe() -> io::Result<()> {
+        setup(1).map(destroy)
+    }
+
+    /// Whether it can do such work.
+    pub(crate) fn suits(work: Work) -> bool {
+        match work {
+            Work::Read | Work::Write(_) | Work::Sync => true,
+            Work::Allocate(..) => false,
+        }
+    }
+
+    /// Rings when [`Native::take_done`] has something; each time anew, never cleared.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Whether something is queued that no completion will bring on its way.
+    pub(crate) fn is_stuck(&self) -> bool {
+        !self.queue.is_empty() && self.flying == 0
+    }
+
+    /// Queues an operation, which [`Native::suits`], for the next [`Native::submit`].
+    ///
+    /// # Safety
+    /// The file must stay open, and the iovecs, and the memory they name, must stay as they are,
+    /// until the completion of this slot has been taken; a read writes to that memory.
+    pub(crate) unsafe fn push(
+        &mut self,
+        index: SlotIndex,
+        work: Work,
+        file: &OpenFile,
+        offset: ByteOffset,
+        (iovecs, segments): Iovecs,
+    ) {
+        let (opcode, flags) = match work {
+            Work::Read => (IOCB_CMD_PREADV, 0),
+            Work::Write(durability) => (IOCB_CMD_PWRITEV, write_flags(durability)),
+            Work::Sync => (IOCB_CMD_FDSYNC, 0),
+            Work::Allocate(..) => panic!("Linux AIO has no fallocate"),
+        };
+        let mut block = ControlBlock {
+            data: u64::from(index.0),
+            flags,
+            opcode,
+            fd: file.as_fd().as_raw_fd().cast_unsigned(),
+            block_flags: IOCB_FLAG_RESFD,
+            bell: self.bell.as_fd().as_raw_fd().cast_unsigned(),
+            ..ControlBlock::default()
+        };
+        if opcode != IOCB_CMD_FDSYNC {
+            block.iovecs = iovecs.expose_provenance() as u64;
+            block.segments = u64::from(segments.cast_unsigned());
+            // What does not fit is refused by the kernel as negative.
+            block.offset = offset.0.cast_signed();
+        }
+        self.queue.push_back(block);
+    }
+
+    /// Hands what is queued to the kernel, as far as there is room. What the kernel refuses is
+    /// added to `refused`.
+    pub(crate) fn submit(&mut self, refused: &mut Vec<Completion>) {
+        loop {
+            let room = EVENTS_MAX as usize - self.flying;
+            let batch = self.queue.len().min(room).min(BATCH);
+            if batch == 0 {
+                return;
+            }
+            let mut blocks: [*mut ControlBlock; BATCH] = [std::ptr::null_mut(); BATCH];
+            for (block, place) in self.queue.iter_mut().zip(&mut blocks).take(batch) {
+                *place = block;
+            }
+            // SAFETY: the blocks are the queue's, which nobody touches during the call; the
+            // kernel copies them. What they name is kept as `push` demands.
+            let taken = unsafe {
+                libc::syscall(libc::SYS_io_submit, self.context, batch, blocks.as_mut_ptr())
+            };
+            if let Ok(taken @ 1..) = usize::try_from(taken) {
+                self.flying += taken;
+                self.queue.drain(..taken);
+                continue;
+            }
+            let errno = Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO);
+            if errno == Errno::AGAIN && self.flying > 0 {
+                return;
+            }
+            // The first one is what the kernel did not like.
+            let block = self.queue.pop_front().expect("a batch is not empty");
+            refused.push(completion(block.data, -errno.raw_os_error()));
+            if errno == Errno::AGAIN {
+                return;
+            }
+        }
+    }
+
+    /// Adds the completions there are to `done`.
+    pub(crate) fn take_done(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+        loop {
+            let events = self.events.as_mut_ptr();
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: there is room for as many events as asked for, and the time is only read.
+            let taken = unsafe {
+                libc::syscall(
+                    libc::SYS_io_getevents,
+                    self.context,
+                    0_i64,
+                    BATCH,
+                    events,
+                    &raw const now,
+                )
+            };
+            let Ok(taken) = usize::try_from(taken) else {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return Err(error);
+            };
+            self.flying -= taken;
+            for event in &self.events[..taken] {
+                let result = i32::try_from(event.result).unwrap_or(i32::MAX);
+                done.push(completion(event.data, result));
+            }
+            if taken < BATCH {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn completion(data: u64, result: i32) -> Completion {
+    let index = u32::try_from(data).expect("the data of a block is a slot's number");
+    Completion { index: SlotIndex(index), result, more: false }
+}
+
+fn setup(events: u32) -> io::Result<libc::c_ulong> {
+    let mut context: libc::c_ulong = 0;
+    // SAFETY: the call writes the context, which is zero as it must be, and nothing else.
+    match unsafe { libc::syscall(libc::SYS_io_setup, events, &raw mut context) } {
+        0 => Ok(context),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn destroy(context: libc::c_ulong) {
+    // SAFETY: the context is given up here; the call waits for what is in flight.
+    let result = unsafe { libc::syscall(libc::SYS_io_destroy, context) };
+    assert!(result == 0, "a context of our own cannot be destroyed");
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        destroy(self.context);
+    }
+}

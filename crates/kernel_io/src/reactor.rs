@@ -1,0 +1,123 @@
+//! What an iothread waits with.
+//!
+//! Where it stands in the life of a request: [`crate::Kernel`] watches descriptors with it and
+//! sleeps in it; completions come back by the number of their slot.
+
+use std::fmt;
+use std::io;
+use std::os::fd::RawFd;
+
+use crate::KernelError;
+use crate::epoll::Epoll;
+use crate::parked::SlotIndex;
+use crate::uring::Uring;
+
+/// Something that has happened to a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Completion {
+    pub(crate) index: SlotIndex,
+    /// What it gave, or minus the errno.
+    pub(crate) result: i32,
+    /// Whether more completions of a poll will come.
+    pub(crate) more: bool,
+}
+
+/// What an iothread may wait with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reactors {
+    /// io_uring, or epoll where the host forbids that.
+    Any,
+    /// epoll, whatever the host allows.
+    EpollOnly,
+}
+
+/// What an iothread waits with.
+#[derive(Debug)]
+pub enum WaitsWith {
+    /// io_uring.
+    IoUring,
+    /// epoll, because nothing else was wanted.
+    Epoll,
+    /// epoll, because there is no io_uring.
+    EpollInstead(KernelError),
+}
+
+impl fmt::Display for WaitsWith {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::IoUring => f.write_str("io_uring"),
+            Self::Epoll => f.write_str("epoll"),
+            Self::EpollInstead(error) => {
+                let cause = std::error::Error::source(error);
+                let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+                write!(f, "epoll ({error}{cause})")
+            }
+        }
+    }
+}
+
+/// The way of an iothread to wait.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per thread, and each turn looks at it")]
+pub(crate) enum Reactor {
+    /// An io_uring, which does I/O as well.
+    Uring(Uring),
+    /// epoll, which does no I/O.
+    Epoll(Epoll),
+}
+
+impl Reactor {
+    /// Makes the calling thread's reactor, and says which it is.
+    pub(crate) fn new(allowed: Reactors) -> Result<(Self, WaitsWith), KernelError> {
+        let instead = match allowed {
+            Reactors::EpollOnly => WaitsWith::Epoll,
+            Reactors::Any => match Uring::new() {
+                Ok(uring) => return Ok((Self::Uring(uring), WaitsWith::IoUring)),
+                Err(error) => WaitsWith::EpollInstead(error),
+            },
+        };
+        Ok((Self::Epoll(Epoll::new().map_err(KernelError::Epoll)?), instead))
+    }
+
+    /// Watches a descriptor until [`Reactor::unwatch`]: a completion each time that it becomes
+    /// readable, or one without more to come when that cannot be, or not any longer.
+    pub(crate) fn watch(&mut self, index: SlotIndex, fd: RawFd) {
+        match self {
+            Self::Uring(uring) => uring.push_poll(index, fd),
+            Self::Epoll(epoll) => epoll.watch(index, fd),
+        }
+    }
+
+    /// Ends watching; the last completion of the slot follows.
+    pub(crate) fn unwatch(&mut self, index: SlotIndex, fd: RawFd) {
+        match self {
+            Self::Uring(uring) => uring.push_cancel(index),
+            Self::Epoll(epoll) => epoll.unwatch(index, fd),
+        }
+    }
+
+    /// Hands over what is queued, and waits for a completion if told so and none is there.
+    pub(crate) fn wait(&mut self, block: bool) -> io::Result<()> {
+        match self {
+            Self::Uring(uring) => uring.wait(block),
+            Self::Epoll(epoll) => epoll.wait(block),
+        }
+    }
+
+    /// Whether waiting without blocking would bring anything, as far as can be seen without a system
+    /// call: epoll cannot tell.
+    pub(crate) fn has_news(&mut self) -> bool {
+        match self {
+            Self::Uring(uring) => uring.has_news(),
+            Self::Epoll(_) => false,
+        }
+    }
+
+    /// The next completion, in order.
+    pub(crate) fn next(&mut self) -> Option<Completion> {
+        match self {
+            Self::Uring(uring) => uring.next(),
+            Self::Epoll(epoll) => epoll.next(),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! An io_uring: what is queued for the kernel, and what it completed.
+//!
+//! Where it stands in the life of a request: [`crate::Kernel`] queues parked operations and polls
+//! here by the number of their slot, and takes completions out by the same number.
+//!
+//! Invariants: a file has the slot of the ring's file table that its id numbers, for good.
+//! Threads: belongs to the thread that made it (SINGLE_ISSUER); only [`Uring::wait`] blocks.
+//! Limits: beyond [`COMPLETIONS`] the kernel keeps completions aside (NODROP), which is slower
+//! but loses none; files beyond [`REGISTERED_MAX`] are used by their descriptors.
+
+#![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use block::{ByteOffset, FileId};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::io::Errno;
+
+use crate::KernelError;
+use crate::calls::{Iovecs, write_flags};
+use crate::parked::{SlotIndex, Work};
+use crate::reactor::Completion;
+
+/// Submission entries: a batch; more are submitted on the way.
+const SUBMISSIONS: u32 = 256;
+
+/// Completion entries: the operations of sixteen full rings of 256, and the polls.
+const COMPLETIONS: u32 = 8192;
+
+/// The slots of the ring's file table.
+const REGISTERED_MAX: u32 = 256;
+
+/// User data of submissions whose completion means nothing.
+const UNNAMED: u64 = u64::MAX;
+
+/// How the ring knows a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FilePlace {
+    /// By its slot in the ring's table, which saves a look-up and a reference count per operation.
+    Registered(u32),
+    /// By its descriptor.
+    Descriptor(RawFd),
+}
+
+/// Whether the ring has a table of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Registration {
+    On,
+    Off,
+}
+
+pub(crate) struct Uring {
+    ring: IoUring,
+    registration: Registration,
+    /// Completions that were taken from the ring and not yet worked off, in order.
+    completed: VecDeque<cqueue::Entry>,
+}
+
+impl std::fmt::Debug for Uring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Uring").field("registration", &self.registration).finish()
+    }
+}
+
+impl Uring {
+    /// Makes the calling thread's io_uring.
+    pub(crate) fn new() -> Result<Self, KernelError> {
+        let ring = build(SUBMISSIONS, COMPLETIONS)?;
+        let registration = match ring.submitter().register_files_sparse(REGISTERED_MAX) {
+            Ok(()) => Registration::On,
+            Err(error) => not_registered(&error),
+        };
+        Ok(Self { ring, registration, completed: VecDeque::new() })
+    }
+
+    /// Whether the host lets this process have an io_uring.
+    pub(crate) fn probe() -> Result<(), KernelError> {
+        build(1, 2).map(drop)
+    }
+
+    /// Enters a file in the ring's table if that can be. The descriptor must stay open as long as
+    /// the ring.
+    pub(crate) fn place(&mut self, file: FileId, fd: BorrowedFd<'_>) -> FilePlace {
+        let raw = fd.as_raw_fd();
+        if self.registration == Registration::Off || file.0 >= REGISTERED_MAX {
+            return FilePlace::Descriptor(raw);
+        }
+        match self.ring.submitter().register_files_update(file.0, &[raw]) {
+            Ok(_) => FilePlace::Registered(file.0),
+            Err(error) => {
+                self.registration = not_registered(&error);
+                FilePlace::Descriptor(raw)
+            }
+        }
+    }
+
+    /// Queues an operation.
+    ///
+    /// # Safety
+    /// The iovecs, and the memory they name, must stay as they are until the completion of this
+    /// slot has been taken; a read writes to that memory.
+    pub(crate) unsafe fn push_operation(
+        &mut self,
+        index: SlotIndex,
+        work: Work,
+        place: FilePlace,
+        offset: ByteOffset,
+        (iovecs, segments): Iovecs,
+    ) {
+        let (fd, flags) = match place {
+            FilePlace::Registered(slot) => (slot.cast_signed(), squeue::Flags::FIXED_FILE),
+            FilePlace::Descriptor(fd) => (fd, squeue::Flags::empty()),
+        };
+        let (fd, segments) = (types::Fd(fd), segments.cast_unsigned());
+        let entry = match work {
+            Work::Read => opcode::Readv::new(fd, iovecs, segments).offset(offset.0).build(),
+            Work::Write(durability) => {
+                let write = opcode::Writev::new(fd, iovecs, segments).offset(offset.0);
+                write.rw_flags(write_flags(durability)).build()
+            }
+            Work::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Work::Allocate(mode, count) => {
+                opcode::Fallocate::new(fd, count).offset(offset.0).mode(mode).build()
+            }
+        };
+        // SAFETY: the caller keeps what the entry names until its completion.
+        unsafe { self.push(&entry.flags(flags).user_data(u64::from(index.0))) };
+    }
+
+    /// Queues a multishot poll.
+    pub(crate) fn push_poll(&mut self, index: SlotIndex, fd: RawFd) {
+        let events = u32::try_from(libc::POLLIN).expect("a positive constant");
+        let poll = opcode::PollAdd::new(types::Fd(fd), events).multi(true).build();
+        // SAFETY: a poll names no memory.
+        unsafe { self.push(&poll.user_data(u64::from(index.0))) };
+    }
+
+    /// Queues the end of a poll. Its last completion follows.
+    pub(crate) fn push_cancel(&mut self, index: SlotIndex) {
+        // POLL_REMOVE gives up (EALREADY) when the poll is about to fire; ASYNC_CANCEL does not.
+        let entry = opcode::AsyncCancel::new(u64::from(index.0)).build().user_data(UNNAMED);
+        // SAFETY: a cancellation names no memory.
+        unsafe { self.push(&entry) };
+    }
+
+    /// Submits what is queued and waits for a completion, if told so and none is there.
+    pub(crate) fn wait(&mut self, block: bool) -> io::Result<()> {
+        let want = usize::from(block && self.completed.is_empty());
+        if want == 1 || self.must_enter() {
+            match self.ring.submit_and_wait(want) {
+                Ok(_) => {}
+                // Interrupted, or the kernel wants completions collected first, as is done below.
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.completed.extend(self.ring.completion());
+        Ok(())
+    }
+
+    /// The next completion, in order.
+    pub(crate) fn next(&mut self) -> Option<Completion> {
+        let named = |entry: &cqueue::Entry| entry.user_data() != UNNAMED;
+        let entry = std::iter::from_fn(|| self.completed.pop_front()).find(named)?;
+        let index = u32::try_from(entry.user_data()).expect("user data is a slot's number");
+        let (result, more) = (entry.result(), cqueue::more(entry.flags()));
+        Some(Completion { index: SlotIndex(index), result, more })
+    }
+
+    /// Whether waiting without blocking would do anything: submit, or bring completions.
+    pub(crate) fn has_news(&mut self) -> bool {
+        !self.completed.is_empty() || self.must_enter() || !self.ring.completion().is_empty()
+    }
+
+    /// Whether the kernel has to be entered: to take submissions, to run deferred work
+    /// (DEFER_TASKRUN) or to hand over completions that it keeps aside.
+    fn must_enter(&mut self) -> bool {
+        let submissions = self.ring.submission();
+        !submissions.is_empty() || submissions.taskrun() || submissions.cq_overflow()
+    }
+
+    /// Queues an entry, submitting and collecting if the queue is full.
+    ///
+    /// # Safety
+    /// What the entry names must live until its completion has been collected.
+    unsafe fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: the caller's promise is the callee's duty.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            match self.ring.submit() {
+                Ok(_) => {}
+                // Make room; what was completed keeps its order behind what is being worked off.
+                Err(error) if is_passing(&error) => self.completed.extend(self.ring.completion()),
+                Err(error) => panic!("io_uring refuses a well-formed submission: {error}"),
+            }
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The kernel takes a ring down later; the files' descriptions must not live on in it.
+        if self.registration == Registration::On
+            && let Err(error) = self.ring.submitter().unregister_files()
+        {
+            tracing::debug!("io_uring: files stay registered until the ring is gone: {error}");
+        }
+    }
+}
+
+fn build(submissions: u32, completions: u32) -> Result<IoUring, KernelError> {
+    IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .setup_cqsize(completions)
+        .build(submissions)
+        .map_err(KernelError::Uring)
+}
+
+fn not_registered(error: &io::Error) -> Registration {
+    tracing::warn!("io_uring takes no registered files, so descriptors are used: {error}");
+    Registration::Off
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
+}

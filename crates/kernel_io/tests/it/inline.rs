@@ -1,0 +1,139 @@
+//! Files in memory: done inline, with a bound for each turn.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use block::{ByteCount, ByteOffset, Durability, FileId};
+use kernel_io::{
+    Aio, Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Reactors, Residence,
+    Tag, Wait,
+};
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+
+use super::{Rig, finished, memory, next, read_back};
+
+const MIB: usize = 1 << 20;
+
+fn memory_file(table: &FileTable, bytes: usize) -> FileId {
+    let fd = rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
+    let file = OpenFile::adopt(fd, "image".into(), bytes as u64, Aio::Automatic);
+    assert_eq!(file.residence(), Residence::Memory);
+    table.insert(Arc::new(file))
+}
+
+fn on_both(test: impl Fn(Rig)) {
+    for reactors in [Reactors::Any, Reactors::EpollOnly] {
+        test(Rig { reactors, aio: Aio::Automatic });
+    }
+}
+
+fn events(kernel: &mut Kernel) -> Vec<Event> {
+    std::iter::from_fn(|| kernel.next_event()).collect()
+}
+
+#[test]
+fn what_is_written_inline_is_an_event_at_once_and_read_back() {
+    on_both(|rig| {
+        let table = Arc::new(FileTable::default());
+        let id = memory_file(&table, MIB);
+        let mut kernel = rig.kernel(table);
+        let bytes: Vec<u8> = (0..=255).cycle().take(3000).collect();
+        let (_, from) = memory(&bytes);
+        let parts = (0..3000).map(|place| from(place, 1));
+        kernel.write(id, ByteOffset(512), Durability::Stable, parts, Tag(0));
+        // Without waiting: 3000 segments are three calls of one turn.
+        assert!(matches!(events(&mut kernel)[..], [Event::Finished { tag: Tag(0), .. }]));
+        let (base, to) = memory(&[1; 4000]);
+        kernel.read(id, ByteOffset(0), [to(0, 700), to(700, 3300)].into_iter(), Tag(1));
+        finished(&mut kernel, Tag(1)).unwrap();
+        let found = read_back(base, 4000);
+        assert!(found[..512].iter().all(|byte| *byte == 0));
+        assert_eq!(found[512..3512], bytes);
+        kernel.allocate(id, ByteOffset(0), ByteCount(4096), Allocation::PunchHole, Tag(2));
+        finished(&mut kernel, Tag(2)).unwrap();
+        kernel.sync(id, Tag(3));
+        finished(&mut kernel, Tag(3)).unwrap();
+        kernel.read(id, ByteOffset(0), std::iter::once(to(0, 4000)), Tag(4));
+        finished(&mut kernel, Tag(4)).unwrap();
+        assert_eq!(read_back(base, 4000), vec![0; 4000]);
+    });
+}
+
+#[test]
+fn failures_inline_are_told_like_any_other() {
+    on_both(|rig| {
+        let table = Arc::new(FileTable::default());
+        let id = memory_file(&table, 1000);
+        let mut kernel = rig.kernel(table);
+        let (_, to) = memory(&[0; 2000]);
+        kernel.read(id, ByteOffset(0), std::iter::once(to(0, 2000)), Tag(0));
+        let failure = finished(&mut kernel, Tag(0)).unwrap_err();
+        assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
+        kernel.allocate(id, ByteOffset(0), ByteCount(4096), Allocation::Zero, Tag(1));
+        let failure = finished(&mut kernel, Tag(1)).unwrap_err();
+        assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::OPNOTSUPP });
+    });
+}
+
+#[test]
+fn a_turn_is_bounded_and_polls_get_theirs_between_two() {
+    on_both(|rig| {
+        let table = Arc::new(FileTable::default());
+        let id = memory_file(&table, 4 * MIB);
+        let mut kernel = rig.kernel(table);
+        let bell = Notifier::new().unwrap();
+        kernel.poll(bell.as_fd(), Tag(9));
+        kernel.wait(Wait::Poll).unwrap();
+        let (_, to) = memory(&vec![0; 4 * MIB]);
+        kernel.read(id, ByteOffset(0), std::iter::once(to(0, 3 * MIB + 5)), Tag(0));
+        kernel.read(id, ByteOffset(0), std::iter::once(to(0, 512)), Tag(1));
+        assert!(kernel.next_event().is_none(), "3 MiB are more than a turn's bytes");
+        bell.wake();
+        // The next turn goes to the large read as well; the call must not block.
+        kernel.wait(Wait::Block).unwrap();
+        let found = events(&mut kernel);
+        assert!(matches!(found[..], [Event::Readable { tag: Tag(9) }]), "{found:?}");
+        // What is left of the large read has queued behind the small one.
+        finished(&mut kernel, Tag(1)).unwrap();
+        finished(&mut kernel, Tag(0)).unwrap();
+    });
+}
+
+#[test]
+fn many_small_operations_are_bounded_and_stay_in_order() {
+    on_both(|rig| {
+        let table = Arc::new(FileTable::default());
+        let id = memory_file(&table, MIB);
+        let mut kernel = rig.kernel(table);
+        let (_, to) = memory(&[0; 512]);
+        for number in 0..1000 {
+            kernel.read(id, ByteOffset(0), std::iter::once(to(0, 512)), Tag(number));
+        }
+        let first = events(&mut kernel).len();
+        assert!((1..1000).contains(&first), "{first} operations in one turn");
+        for number in first as u64..1000 {
+            let Event::Finished { tag, result: Ok(()), .. } = next(&mut kernel) else {
+                panic!("read {number} failed")
+            };
+            assert_eq!(tag, Tag(number));
+        }
+    });
+}
+
+#[test]
+fn what_waits_for_its_turn_is_done_before_the_kernel_is_given_up() {
+    on_both(|rig| {
+        let table = Arc::new(FileTable::default());
+        let id = memory_file(&table, 4 * MIB);
+        let (_, from) = memory(&vec![7; 4 * MIB]);
+        let mut kernel = rig.kernel(Arc::clone(&table));
+        let all = std::iter::once(from(0, 4 * MIB));
+        kernel.write(id, ByteOffset(0), Durability::Cached, all, Tag(0));
+        drop(kernel);
+        let mut last = [0];
+        rustix::io::pread(table.get(id).as_fd(), &mut last, 4 * MIB as u64 - 1).unwrap();
+        assert_eq!(last, [7]);
+    });
+}
