@@ -1,6 +1,6 @@
-//! The commands of the project: `cargo xtask check`, `test`, `tidy` and `install`.
+//! The commands of the project: `cargo xtask check`, `test`, `bench`, `tidy` and `install`.
 //!
-//! Limits: a command takes no further arguments; what CI runs is what a developer runs.
+//! Limits: only `bench` takes further arguments; what CI runs is what a developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
 
 #![forbid(unsafe_code)]
@@ -10,6 +10,7 @@
     reason = "a command line tool talks to its user on the terminal"
 )]
 
+mod bench;
 mod check;
 mod install;
 mod steps;
@@ -26,14 +27,17 @@ const USAGE: &str = "usage: cargo xtask <command>
 
 commands:
   check    the quick gate: fmt, tidy, clippy, docs, unit tests; installs nothing
+  bench    compare with qemu-storage-daemon and the bare host; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
   tidy     the rules of the project that no other tool checks
   install  only install what the tests need
   help     print this text";
 
 /// What the user asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Command {
+    /// With the arguments of the bench.
+    Bench(Vec<String>),
     Check,
     Test,
     Tidy,
@@ -48,6 +52,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         [name, rest @ ..] => (name.as_str(), rest),
     };
     let command = match name {
+        "bench" => return Ok(Command::Bench(rest.to_vec())),
         "check" => Command::Check,
         "test" => Command::Test,
         "tidy" => Command::Tidy,
@@ -64,6 +69,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
 fn run(command: Command) -> Result<()> {
     let workspace = Workspace::find()?;
     match command {
+        Command::Bench(arguments) => bench::run(&workspace, &arguments),
         Command::Check => check::run(&workspace),
         Command::Test => test::run(&workspace),
         Command::Tidy => tidy::run(&workspace),
@@ -106,6 +112,7 @@ mod tests {
     #[test]
     fn every_command_is_known_by_its_name() {
         check(&["check"], Ok(Command::Check));
+        check(&["bench", "--quick"], Ok(Command::Bench(vec!["--quick".to_owned()])));
         check(&["test"], Ok(Command::Test));
         check(&["tidy"], Ok(Command::Tidy));
         check(&["install"], Ok(Command::Install));

@@ -10,6 +10,9 @@
 //! Limits: three descriptors per request, so a ring has at most 1024 (`IODEPTH_MAX` is 256).
 #![expect(unsafe_code, reason = "virtio-driver takes addresses of memory")]
 
+mod arrivals;
+mod spin;
+
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -28,6 +31,8 @@ use crate::conduct::{TICK, Timing, Verdict, Watch, conduct};
 use crate::drive::{Ended, Engine, Outcome};
 use crate::workload::Access;
 use crate::{Direction, LoadError, Sample, Workload};
+
+pub(crate) use spin::{Spinning, spin_with};
 
 const DESCRIPTORS_PER_REQUEST: u16 = 3;
 /// Small rings are what a guest never has; QEMU's default is 128.
@@ -122,18 +127,8 @@ impl Connection {
     pub fn run(self, timing: Timing, watch: &mut dyn Watch) -> Result<Sample, LoadError> {
         let Self { queues, transport, buffers, workload } = self;
         let calls: Vec<_> = (0..queues.len()).map(|q| transport.get_completion_fd(q)).collect();
-        let engines = (0_u16..).zip(queues).map(|(job, mut queue)| {
-            queue.set_used_notif_enabled(false);
-            ClientEngine {
-                queue,
-                kick: transport.get_submission_notifier(usize::from(job)),
-                call: transport.get_completion_fd(usize::from(job)),
-                buffers: Arc::clone(&buffers),
-                job,
-                block: workload.shape().block().get(),
-            }
-        });
-        let makers = engines.map(|engine| move || Ok(engine)).collect();
+        let engines = engines(queues, &*transport, &buffers, &workload);
+        let makers = engines.into_iter().map(|engine| move || Ok(engine)).collect();
         let wake = || {
             for call in &calls {
                 // An eventfd refuses a write only when it is full, and then its reader wakes anyway.
@@ -144,6 +139,27 @@ impl Connection {
         drop(transport); // After the engines, which `conduct` has consumed: queues point into it.
         result
     }
+}
+
+/// One engine per queue, with notifications off. They must be dropped before the transport.
+fn engines(
+    queues: Vec<VirtioBlkQueue<'static, u16>>,
+    transport: &VirtioBlkTransport,
+    buffers: &Arc<Buffers>,
+    workload: &Workload,
+) -> Vec<ClientEngine> {
+    let engine = |(job, mut queue): (u16, VirtioBlkQueue<'static, u16>)| {
+        queue.set_used_notif_enabled(false);
+        ClientEngine {
+            queue,
+            kick: transport.get_submission_notifier(usize::from(job)),
+            call: transport.get_completion_fd(usize::from(job)),
+            buffers: Arc::clone(buffers),
+            job,
+            block: workload.shape().block().get(),
+        }
+    };
+    (0_u16..).zip(queues).map(engine).collect()
 }
 
 /// What of the export does not fit the workload, if anything.

@@ -16,7 +16,7 @@ use crate::{Latency, LoadError, Sample, Workload};
 /// How often the watch is asked.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 /// Longer than any disk may need for one request, and than the kernel's own 30 s before it retries.
-const STALL_LIMIT: Duration = Duration::from_secs(40);
+pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(40);
 
 /// How long to run before and inside the measured window.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -174,7 +174,12 @@ fn fill_queue<E: Engine>(
     Ok(slots)
 }
 
-fn check(outcome: Outcome, access: Access, workload: &Workload) -> Result<(), LoadError> {
+/// Turns the outcome of a request into an error that names the request.
+pub(crate) fn check(
+    outcome: Outcome,
+    access: Access,
+    workload: &Workload,
+) -> Result<(), LoadError> {
     let Access { direction, offset } = access;
     let length = workload.shape().block().get();
     match outcome {

@@ -7,6 +7,10 @@
 //! Not here: whether the file allows O_DIRECT (`probe`).
 #![expect(unsafe_code, reason = "io_uring takes addresses of memory")]
 
+mod fixed;
+mod libaio;
+mod psync;
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -23,6 +27,7 @@ use rustix::io::Errno;
 use crate::buffers::Buffers;
 use crate::conduct::{Timing, Watch, conduct};
 use crate::drive::{Ended, Engine, Outcome};
+use crate::light::drive_lightly;
 use crate::probe::CacheMode;
 use crate::workload::Access;
 use crate::{Direction, LoadError, Sample, Workload};
@@ -51,6 +56,81 @@ pub fn run(
         })
         .collect();
     conduct(workload, timing, watch, makers, &|| {})
+}
+
+/// A way to do I/O without a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// io_uring with registered buffers and a registered file.
+    IoUringFixed,
+    /// Linux AIO: `io_submit` and `io_getevents`.
+    Libaio,
+    /// `pread` and `pwrite`, one after the other.
+    Psync,
+}
+
+impl Method {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::IoUringFixed, Self::Libaio, Self::Psync];
+
+    /// Its name in tables and results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::IoUringFixed => "io_uring",
+            Self::Libaio => "libaio",
+            Self::Psync => "psync",
+        }
+    }
+}
+
+/// Runs the workload of one job on the calling thread, timing only a few requests.
+///
+/// # Errors
+/// As [`run`], or if the host refuses the method.
+///
+/// # Panics
+/// If the workload has more than one job.
+pub fn run_lightly(
+    path: &Path,
+    cache: CacheMode,
+    method: Method,
+    workload: &Workload,
+    timing: Timing,
+    watch: &mut dyn Watch,
+) -> Result<Sample, LoadError> {
+    assert_eq!(workload.shape().jobs(), 1, "the calling thread is the only job");
+    let file = open(path, cache, workload)
+        .map_err(|error| LoadError::set_up(format!("open {}", path.display()), error))?;
+    let buffers =
+        Buffers::new(workload).map_err(|error| LoadError::set_up("allocate the buffers", error))?;
+    let (buffers, fd) = (Arc::new(buffers), file.as_raw_fd());
+    match method {
+        Method::IoUringFixed => {
+            let engine = fixed::FixedEngine::new(fd, buffers, workload)?;
+            drive_lightly(&mut [engine], workload, timing, watch)
+        }
+        Method::Libaio => {
+            let engine = libaio::LibaioEngine::new(fd, buffers, workload)?;
+            drive_lightly(&mut [engine], workload, timing, watch)
+        }
+        Method::Psync => {
+            let engine = psync::PsyncEngine::new(fd, buffers, workload);
+            drive_lightly(&mut [engine], workload, timing, watch)
+        }
+    }
+}
+
+/// What a number of bytes moved, or a negative errno, means for a request of `block` bytes.
+fn outcome(result: i64, block: u32) -> Outcome {
+    match u32::try_from(result) {
+        Ok(moved) if moved == block => Outcome::Done,
+        Ok(moved) => Outcome::Short(moved),
+        Err(_) => {
+            let errno = i32::try_from(-result).expect("the kernel returns a small errno");
+            Outcome::Failed(io::Error::from_raw_os_error(errno))
+        }
+    }
 }
 
 /// Whether this host lets us use io_uring.
@@ -124,14 +204,6 @@ impl HostEngine {
             Err(error) => Err(error),
         }
     }
-
-    fn outcome(&self, result: i32) -> Outcome {
-        match u32::try_from(result) {
-            Ok(moved) if moved == self.block => Outcome::Done,
-            Ok(moved) => Outcome::Short(moved),
-            Err(_) => Outcome::Failed(io::Error::from_raw_os_error(-result)),
-        }
-    }
 }
 
 impl Engine for HostEngine {
@@ -156,7 +228,7 @@ impl Engine for HostEngine {
         for (slot, result) in done {
             self.in_flight -= 1;
             let slot = u16::try_from(slot).expect("submit stored a slot");
-            ended.push(Ended { slot, outcome: self.outcome(result) });
+            ended.push(Ended { slot, outcome: outcome(result.into(), self.block) });
         }
         Ok(())
     }

@@ -3,6 +3,9 @@
 //! The tuner calls `host::run` or `client::connect` and `Connection::run` once per measurement. Both
 //! put the same requests in flight with the same loop (`drive`), so that their samples compare.
 //!
+//! `cargo xtask bench` uses the same engines with a lighter loop (`light`): `Connection::spin`,
+//! `Connection::arrive` and `host::run_lightly`.
+//!
 //! Not here: starting the daemon, statistics and reports, which are the crate `tuner`.
 #![deny(unsafe_code)]
 
@@ -13,6 +16,8 @@ mod conduct;
 mod drive;
 mod error;
 pub mod host;
+mod light;
+pub mod loopback;
 pub mod probe;
 mod random;
 mod sample;

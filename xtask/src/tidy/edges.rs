@@ -26,6 +26,11 @@ const TESTKIT: &str = "testkit";
 
 const TABLE: &[Row] = &[
     row("cli", &["daemon", "tuner"], &[]),
+    row(
+        "bench",
+        &["block", "disk", "iothread", "kernel_io", "load", "request_path", "virtio"],
+        &[],
+    ),
     row("tuner", &["load"], &[]),
     row("load", &[], &[]),
     row(

@@ -1,0 +1,256 @@
+//! Self-refilling rings: each iothread plays its own guest, so that the path and its scaling over
+//! threads can be measured without a client and on few CPUs.
+//!
+//! A [`Refilling`] is a ring's `Source` and its guest: after each turn it takes what is used and
+//! makes as much available, on the same thread. The data path is the shipped one, from the event
+//! loop to the used ring; only kick and interrupt are missing, since nobody sleeps.
+//!
+//! Threads: the ring travels with its guest; only the number of answers is shared.
+
+mod guest;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use block::{Access, ByteCount, DiskSize, Durability, Node, SystemClock};
+use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
+use iothread::{Iothread, Placed, Watcher};
+use kernel_io::{Caching, FileKind, FileTable, Notifier, OpenOptions};
+use load::probe::CacheMode;
+use request_path::{
+    Appetite, Ending, Engine, Fault, LaneIndex, Mailbox, RingSource, RingSourceSetup, Source,
+    SourceKey, Turn,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use virtio::{BlkRules, SplitRing};
+
+use crate::clock;
+use crate::counters::cpu_ns;
+use crate::disks::{DISK_BYTES, DiskFile};
+use crate::measure::{Values, as_f64};
+use crate::refill::guest::Guest;
+use crate::results::Metric;
+
+const RAMP: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The number of answers of one ring, in a cache line of its own. Relaxed: it carries no data.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Answers(AtomicU64);
+
+/// A ring whose guest is served by the same thread.
+#[derive(Debug)]
+struct Refilling {
+    ring: RingSource,
+    guest: Guest,
+    answers: Arc<Answers>,
+}
+
+impl Source for Refilling {
+    fn kick(&self) -> BorrowedFd<'_> {
+        self.ring.kick()
+    }
+
+    fn node(&self) -> &Arc<dyn Node> {
+        self.ring.node()
+    }
+
+    fn mailbox(&self) -> &Arc<Mailbox> {
+        self.ring.mailbox()
+    }
+
+    fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey) {
+        self.ring.arrive(engine, lane, key);
+    }
+
+    fn turn(&mut self, engine: &mut Engine, appetite: Appetite) -> Turn {
+        let turn = self.ring.turn(engine, appetite);
+        if appetite == Appetite::DrainOnly {
+            return turn;
+        }
+        let answered = self.guest.refill();
+        if answered == 0 {
+            return turn;
+        }
+        let answers = self.answers.0.load(Ordering::Relaxed) + answered;
+        self.answers.0.store(answers, Ordering::Relaxed);
+        match turn {
+            // No kick comes from a guest on this thread.
+            Turn::Idle => Turn::More,
+            Turn::More | Turn::Full | Turn::Broken(_) => turn,
+        }
+    }
+
+    fn depart(&mut self, engine: &mut Engine) {
+        self.ring.depart(engine);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ring.in_flight()
+    }
+
+    fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.ring.set_call(call);
+    }
+
+    fn signal_error(&self) {
+        self.ring.signal_error();
+    }
+
+    fn ending(&self) -> Ending {
+        self.ring.ending()
+    }
+}
+
+#[derive(Debug)]
+struct NoFault;
+
+impl Watcher for NoFault {
+    fn broken(&self, fault: &Fault) {
+        panic!("our own guest broke the rules: {fault}");
+    }
+}
+
+/// Rings on iothreads, one each, on one disk.
+#[derive(Debug)]
+struct Rings {
+    placed: Vec<Placed>,
+    answers: Vec<Arc<Answers>>,
+}
+
+impl Rings {
+    fn start(threads: u16, file: Option<DiskFile<'_>>) -> Result<Self> {
+        let files = Arc::new(FileTable::default());
+        let node = node(file, &files)?;
+        let mut rings = Self { placed: Vec::new(), answers: Vec::new() };
+        for number in 0..threads {
+            let name = format!("t{number}");
+            let iothread = Iothread::spawn(&name, Arc::clone(&files), Arc::new(SystemClock))?;
+            let answers = Arc::new(Answers::default());
+            let source = source(&node, u64::from(number), Arc::clone(&answers))?;
+            let placed = Placed::on(&Arc::new(iothread), source, Arc::new(NoFault))
+                .map_err(|error| anyhow::anyhow!("place a ring: {error}"))?;
+            rings.placed.push(placed);
+            rings.answers.push(answers);
+        }
+        Ok(rings)
+    }
+
+    fn answered(&self) -> u64 {
+        self.answers.iter().map(|answers| answers.0.load(Ordering::Relaxed)).sum()
+    }
+
+    fn stop(self) -> u64 {
+        let endings = self.placed.into_iter().map(|placed| placed.stop().ending());
+        endings.map(|ending| ending.counters.errors).sum()
+    }
+}
+
+/// The disk: raw over null, or raw over a file.
+fn node(file: Option<DiskFile<'_>>, files: &FileTable) -> Result<Arc<dyn Node>> {
+    let access = Access::ReadWrite;
+    let below: Arc<dyn Node> = match file {
+        None => {
+            let size = DiskSize(ByteCount(DISK_BYTES));
+            Arc::new(NullNode::new("null", size, access, ReadContent::Untouched))
+        }
+        Some(DiskFile { path, cache }) => {
+            let caching = match cache {
+                CacheMode::Direct => Caching::Direct,
+                CacheMode::Buffered => Caching::Buffered,
+            };
+            let path = path.to_path_buf();
+            let options = OpenOptions { path, kind: FileKind::Regular, access, caching };
+            Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, files)?)
+        }
+    };
+    Ok(Arc::new(RawNode::new("disk", below, access, DiscardPolicy::Unmap)))
+}
+
+fn source(node: &Arc<dyn Node>, seed: u64, answers: Arc<Answers>) -> Result<Box<dyn Source>> {
+    let guest = Guest::new(seed, DISK_BYTES).context("make a guest")?;
+    let rules = BlkRules {
+        size: node.size(),
+        access: node.access(),
+        durability: Durability::Cached,
+        discard: true,
+        write_zeroes: true,
+    };
+    let ring = RingSource::new(RingSourceSetup {
+        ring: SplitRing::new(guest.memory(), guest.setup())?,
+        rules,
+        node: Arc::clone(node),
+        serial: String::new(),
+        kick: eventfd(0, EventfdFlags::CLOEXEC)?,
+        call: Some(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+        error: None,
+        owner: Arc::new(Notifier::new()?),
+    });
+    Ok(Box::new(Refilling { ring, guest, answers }))
+}
+
+/// One sample with a ring on each of so many iothreads.
+pub(crate) fn measure(
+    threads: u16,
+    file: Option<DiskFile<'_>>,
+    runtime: Duration,
+) -> Result<Values> {
+    let rings = Rings::start(threads, file)?;
+    clock::pause(RAMP);
+    let cpu = || cpu_ns(std::process::id());
+    let (opened, before, cpu_before) = (clock::now(), rings.answered(), cpu());
+    clock::pause(runtime);
+    let (elapsed, answered) = (opened.elapsed(), rings.answered() - before);
+    let cpu_used = cpu().zip(cpu_before).map(|(now, then)| now.saturating_sub(then));
+    let errors = rings.stop();
+    anyhow::ensure!(errors == 0, "{errors} requests of self-refilling rings failed");
+    let answered = as_f64(answered);
+    let mut values = Values::from([(Metric::RequestsPerS, answered / elapsed.as_secs_f64())]);
+    if answered > 0.0 {
+        let per_request = |ns| (Metric::CpuNsPerRequest, as_f64(ns) / answered);
+        values.extend(cpu_used.map(per_request));
+    }
+    Ok(values)
+}
+
+/// Serves at least so many requests on one thread and returns how many it were and how long it took.
+pub(crate) fn profile(requests: u64) -> Result<(u64, Duration)> {
+    let start = clock::now();
+    let rings = Rings::start(1, None)?;
+    while rings.answered() < requests {
+        clock::pause(LOOK);
+    }
+    let (answered, elapsed) = (rings.answered(), start.elapsed());
+    rings.stop();
+    Ok((answered, elapsed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_refill_themselves_on_two_threads() {
+        let values = measure(2, None, Duration::from_millis(50)).unwrap();
+        assert!(values[&Metric::RequestsPerS] > 1000.0, "{values:?}");
+        assert!(values[&Metric::CpuNsPerRequest] > 0.0, "{values:?}");
+    }
+
+    #[test]
+    fn a_file_refills_too() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(DISK_BYTES).unwrap();
+        let disk = DiskFile { path: file.path(), cache: CacheMode::Buffered };
+        let values = measure(1, Some(disk), Duration::from_millis(50)).unwrap();
+        assert!(values[&Metric::RequestsPerS] > 10.0, "{values:?}");
+    }
+
+    #[test]
+    fn a_profile_serves_what_was_asked_for() {
+        assert!(profile(10_000).unwrap().0 >= 10_000);
+    }
+}

@@ -1,0 +1,196 @@
+//! Results as text: a few lines per row while it runs, and one table for documents. Pure functions.
+
+use crate::results::{Contender, Metric, Results, RowResult};
+use crate::summary::{Spread, noise};
+
+/// Where and with what the run was made.
+pub(crate) fn head(results: &Results) -> String {
+    let Results { machine, versions, settings, .. } = results;
+    format!(
+        "{}, {} cores, Linux {}, load {}\n{}\n{} pairs of {} s; servers on CPUs {:?}, client on {:?}\n",
+        machine.cpu,
+        machine.cores,
+        machine.kernel,
+        machine.load,
+        versions.join("; "),
+        settings.pairs,
+        settings.sample_s,
+        settings.server_cpus,
+        settings.client_cpus,
+    )
+}
+
+/// All there is to say about a row.
+pub(crate) fn row(row: &RowResult) -> String {
+    let mut text = format!("\n{}", row.name);
+    if !row.wanted.is_empty() {
+        text.push_str(&format!("  (wanted: {})", row.wanted));
+    }
+    text.push('\n');
+    for (contender, name) in NAMES {
+        let parts: Vec<String> =
+            METRICS.iter().filter_map(|&metric| part(row, contender, metric)).collect();
+        if !parts.is_empty() {
+            let name = match (&row.host, contender) {
+                (Some(choice), Contender::Host) => format!("host ({})", choice.best),
+                _ => name.to_owned(),
+            };
+            text.push_str(&format!("  {name:16} {}\n", parts.join(", ")));
+        }
+    }
+    for ratio in ratios(row) {
+        text.push_str(&format!("  {:28} {}\n", ratio.name, ratio.text()));
+    }
+    let own = row.series(Contender::Ringloom, Metric::RequestsPerS);
+    if let Some(floor) = noise(&own) {
+        text.push_str(&format!("  noise floor                  {:.1} %\n", floor * 100.0));
+    }
+    text
+}
+
+const NAMES: [(Contender, &str); 6] = [
+    (Contender::Ringloom, "ringloom"),
+    (Contender::Qsd, "qsd"),
+    (Contender::Host, "host"),
+    (Contender::Ceiling, "client's ceiling"),
+    (Contender::OneThread, "1 thread"),
+    (Contender::TwoThreads, "2 threads"),
+];
+
+const METRICS: [Metric; 7] = [
+    Metric::RequestsPerS,
+    Metric::CpuNsPerRequest,
+    Metric::SyscallsPerRequest,
+    Metric::P50Us,
+    Metric::P99Us,
+    Metric::IdleCpuMs,
+    Metric::RssAnonMib,
+];
+
+/// A median with its unit.
+fn part(row: &RowResult, contender: Contender, metric: Metric) -> Option<String> {
+    let value = Spread::of(&row.series(contender, metric))?.median;
+    Some(match metric {
+        Metric::RequestsPerS => format!("{:.1} k/s", value / 1e3),
+        Metric::CpuNsPerRequest => format!("{value:.0} ns CPU"),
+        Metric::SyscallsPerRequest => format!("{value:.3} syscalls"),
+        Metric::P50Us => format!("p50 {value:.1} µs"),
+        Metric::P99Us => format!("p99 {value:.1} µs"),
+        Metric::IdleCpuMs => format!("{value:.1} ms CPU in 10 s"),
+        Metric::RssAnonMib => format!("{value:.1} MiB"),
+    })
+}
+
+struct Ratio {
+    name: &'static str,
+    spread: Spread,
+}
+
+impl Ratio {
+    fn text(&self) -> String {
+        let Spread { median, lowest, highest } = self.spread;
+        format!("{median:.2} ({lowest:.2}–{highest:.2})")
+    }
+}
+
+fn ratios(row: &RowResult) -> Vec<Ratio> {
+    use Contender::{Host, OneThread, Qsd, Ringloom, TwoThreads};
+    let of = [
+        ("ringloom / qsd", Ringloom, Qsd, Metric::RequestsPerS),
+        ("ringloom / host", Ringloom, Host, Metric::RequestsPerS),
+        ("CPU: ringloom / qsd", Ringloom, Qsd, Metric::CpuNsPerRequest),
+        ("p99: ringloom / qsd", Ringloom, Qsd, Metric::P99Us),
+        ("2 threads / 1 thread", TwoThreads, OneThread, Metric::RequestsPerS),
+    ];
+    of.into_iter()
+        .filter_map(|(name, over, under, metric)| {
+            Some(Ratio { name, spread: Spread::of(&row.ratios(over, under, metric))? })
+        })
+        .collect()
+}
+
+/// One line per row: the first ratios, and what a request costs.
+pub(crate) fn markdown(results: &Results) -> String {
+    let mut text = "| row | wanted | ringloom | qsd | host | ringloom / qsd | ringloom / host | \
+                    CPU ns ringloom | CPU ns qsd | noise |\n\
+                    | :--- | :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        .to_owned();
+    for row in &results.rows {
+        text.push_str(&markdown_row(row));
+    }
+    text
+}
+
+fn markdown_row(row: &RowResult) -> String {
+    use Contender::{Host, OneThread, Qsd, Ringloom, TwoThreads};
+    let main = |contender| {
+        let metrics = [Metric::RequestsPerS, Metric::IdleCpuMs, Metric::RssAnonMib];
+        metrics.iter().find_map(|&metric| part(row, contender, metric)).unwrap_or_default()
+    };
+    let cpu = |contender| part(row, contender, Metric::CpuNsPerRequest).unwrap_or_default();
+    let ratio = |over, under| {
+        let spread = Spread::of(&row.ratios(over, under, Metric::RequestsPerS));
+        spread.map(|spread| Ratio { name: "", spread }.text()).unwrap_or_default()
+    };
+    let is_refill = !row.series(OneThread, Metric::RequestsPerS).is_empty();
+    // Two threads stand in ringloom's column, one in its peer's.
+    let (own, peer) = if is_refill { (TwoThreads, OneThread) } else { (Ringloom, Qsd) };
+    let floor = noise(&row.series(own, Metric::RequestsPerS));
+    let cells = [
+        row.name.clone(),
+        row.wanted.clone(),
+        main(own),
+        main(peer),
+        main(Host),
+        ratio(own, peer),
+        ratio(own, Host),
+        cpu(own).replace(" ns CPU", ""),
+        cpu(peer).replace(" ns CPU", ""),
+        floor.map(|floor| format!("{:.0} %", floor * 100.0)).unwrap_or_default(),
+    ];
+    format!("| {} |\n", cells.join(" | "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::{HostChoice, Sample};
+
+    fn example() -> RowResult {
+        let sample = |pair, contender, rate| Sample {
+            pair,
+            contender,
+            values: [(Metric::RequestsPerS, rate), (Metric::CpuNsPerRequest, 1e9 / rate)].into(),
+        };
+        let host = HostChoice { best: "psync".to_owned(), tried: [].into() };
+        RowResult {
+            name: "tmpfs".to_owned(),
+            wanted: "2 × qsd".to_owned(),
+            host: Some(host),
+            samples: vec![
+                sample(0, Contender::Ringloom, 200_000.0),
+                sample(0, Contender::Qsd, 100_000.0),
+                sample(0, Contender::Host, 400_000.0),
+                sample(1, Contender::Qsd, 100_000.0),
+                sample(1, Contender::Ringloom, 300_000.0),
+            ],
+        }
+    }
+
+    #[test]
+    fn ratios_are_formed_inside_pairs() {
+        let text = row(&example());
+        assert!(text.contains("ringloom / qsd               2.50 (2.00–3.00)"), "{text}");
+        assert!(text.contains("ringloom / host              0.50 (0.50–0.50)"), "{text}");
+        assert!(text.contains("host (psync)     400.0 k/s"), "{text}");
+    }
+
+    #[test]
+    fn a_row_is_a_line_of_the_table() {
+        assert_eq!(
+            markdown_row(&example()),
+            "| tmpfs | 2 × qsd | 250.0 k/s | 100.0 k/s | 400.0 k/s | 2.50 (2.00–3.00) | \
+             0.50 (0.50–0.50) | 4167 | 10000 |  |\n"
+        );
+    }
+}

@@ -1,0 +1,200 @@
+//! What is measured: the rows of the table of figures, and the full matrix.
+//!
+//! Invariants: a row's name says everything about it and is unique. Pure.
+
+use load::{BlockBytes, Operation, Shape, Workload};
+
+/// The seed of all offsets and times of arrival.
+pub(crate) const SEED: u64 = 0x7269_6e67;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disk {
+    Null,
+    Tmpfs,
+    Work,
+}
+
+/// How the client learns of completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Client {
+    Polling,
+    Sleeping,
+    /// Polling, while requests arrive at random times.
+    Arrivals {
+        per_second: u32,
+    },
+}
+
+/// A load on one export.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Load {
+    pub(crate) disk: Disk,
+    pub(crate) operation: Operation,
+    pub(crate) block: BlockBytes,
+    pub(crate) depth: u16,
+    pub(crate) rings: u16,
+    pub(crate) client: Client,
+}
+
+impl Load {
+    pub(crate) fn workload(&self, disk_bytes: u64) -> Workload {
+        self.checked(self.rings, self.depth, disk_bytes)
+    }
+
+    /// The same number of requests in flight from one thread, for the bare host.
+    pub(crate) fn host_workload(&self, disk_bytes: u64) -> Workload {
+        self.checked(1, self.rings * self.depth, disk_bytes)
+    }
+
+    fn checked(&self, jobs: u16, depth: u16, disk_bytes: u64) -> Workload {
+        let shape =
+            Shape::new(self.operation, self.block, jobs, depth).expect("rows are in bounds");
+        Workload::new(shape, disk_bytes, SEED).expect("the disks are larger than any row")
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Kind {
+    /// Servers, and the bare host where there is a file.
+    Load(Load),
+    /// Self-refilling rings, on one and on two iothreads.
+    Refill(Disk),
+    /// 8 exports of 16 connected rings and nothing to do.
+    Idle,
+    /// Anonymous memory of a server after a load on 64 rings of 256.
+    Memory,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    /// What must be reached, in words; empty for most rows of the full matrix.
+    pub(crate) wanted: &'static str,
+}
+
+fn load_row(load: Load, wanted: &'static str) -> Row {
+    let disk = match load.disk {
+        Disk::Null => "null",
+        Disk::Tmpfs => "tmpfs",
+        Disk::Work => "work",
+    };
+    let client = match load.client {
+        Client::Polling => "polling".to_owned(),
+        Client::Sleeping => "sleeping".to_owned(),
+        Client::Arrivals { per_second } => format!("poisson{per_second}"),
+    };
+    let block = match load.block.get() {
+        bytes if bytes < 1 << 10 => bytes.to_string(),
+        bytes if bytes < 1 << 20 => format!("{}k", bytes >> 10),
+        bytes => format!("{}m", bytes >> 20),
+    };
+    let Load { operation, depth, rings, .. } = load;
+    let name = format!("{disk}-{operation}-{block}-d{depth}-r{rings}-{client}");
+    Row { name, kind: Kind::Load(load), wanted }
+}
+
+fn load(disk: Disk, operation: &str, block: u64, depth: u16, rings: u16, client: Client) -> Load {
+    let operation = operation.parse().expect("an operation of fio");
+    let block = BlockBytes::try_from(block).expect("a block size of the matrix");
+    Load { disk, operation, block, depth, rings, client }
+}
+
+fn special(name: &str, kind: Kind, wanted: &'static str) -> Row {
+    Row { name: name.to_owned(), kind, wanted }
+}
+
+/// The rows of the table of figures.
+pub(crate) fn quick() -> Vec<Row> {
+    use Client::{Arrivals, Polling, Sleeping};
+    let read = |disk, depth, client| load(disk, "randread", 4096, depth, 1, client);
+    let tmpfs = |operation| load(Disk::Tmpfs, operation, 4096, 64, 1, Polling);
+    let (poisson, work) = (Arrivals { per_second: 20_000 }, "0.95 × host, lowest 0.90");
+    vec![
+        load_row(read(Disk::Null, 64, Polling), "5 × qsd, 300 ns of CPU"),
+        load_row(read(Disk::Null, 1, Polling), "5 × qsd"),
+        load_row(read(Disk::Null, 1, Sleeping), "2 × qsd"),
+        load_row(read(Disk::Null, 16, Sleeping), "2 × qsd"),
+        load_row(tmpfs("randread"), "2.5 × qsd, 0.85 × host"),
+        load_row(tmpfs("randwrite"), "2.5 × qsd, 0.85 × host"),
+        load_row(read(Disk::Work, 1, Polling), work),
+        load_row(read(Disk::Work, 16, Polling), work),
+        load_row(read(Disk::Work, 64, Polling), work),
+        load_row(read(Disk::Null, 4, poisson), "0.5 × CPU of qsd, p99 not worse"),
+        special("refill-null", Kind::Refill(Disk::Null), "two threads 1.85 × one"),
+        special("idle", Kind::Idle, "20 ms of CPU in 10 s"),
+        special("memory", Kind::Memory, "32 MiB"),
+    ]
+}
+
+/// Every combination; those of `quick` come first.
+pub(crate) fn full() -> Vec<Row> {
+    let mut rows = quick();
+    rows.push(special("refill-tmpfs", Kind::Refill(Disk::Tmpfs), ""));
+    let poisson = Client::Arrivals { per_second: 20_000 };
+    rows.push(load_row(load(Disk::Tmpfs, "randread", 4096, 4, 1, poisson), ""));
+    for disk in [Disk::Null, Disk::Tmpfs, Disk::Work] {
+        for client in [Client::Polling, Client::Sleeping] {
+            for operation in ["randread", "randwrite"] {
+                for block in [512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20] {
+                    for (depth, rings) in [(1, 1), (16, 1), (64, 1), (64, 2), (64, 4), (1, 4)] {
+                        let row = load_row(load(disk, operation, block, depth, rings, client), "");
+                        if rows.iter().all(|known| known.name != row.name) {
+                            rows.push(row);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// The rows with one of these names; a name may end with `*`.
+pub(crate) fn chosen(rows: Vec<Row>, names: &[String]) -> Result<Vec<Row>, String> {
+    let fits = |name: &str, pattern: &str| match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => name == pattern,
+    };
+    if let Some(unknown) = names.iter().find(|name| rows.iter().all(|row| !fits(&row.name, name))) {
+        return Err(format!("no row is called {unknown}; --full --list shows all"));
+    }
+    let named = |row: &Row| names.iter().any(|name| fits(&row.name, name));
+    Ok(rows.into_iter().filter(named).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_quick_is_part_of_full() {
+        let names: Vec<_> = full().into_iter().map(|row| row.name).collect();
+        let unique: HashSet<_> = names.iter().collect();
+        assert_eq!(unique.len(), names.len());
+        assert!(quick().iter().all(|row| names.contains(&row.name)));
+    }
+
+    #[test]
+    fn every_load_is_within_bounds() {
+        for row in full() {
+            if let Kind::Load(load) = row.kind {
+                load.workload(1 << 29);
+                load.host_workload(1 << 29);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_chosen_by_name_or_by_its_start() {
+        let count = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+            chosen(full(), &names).map(|rows| rows.len())
+        };
+        assert_eq!(count(&["idle"]), Ok(1));
+        assert_eq!(count(&["refill-*", "memory"]), Ok(3));
+        assert!(count(&["idle", "nonsense"]).unwrap_err().contains("nonsense"));
+    }
+}

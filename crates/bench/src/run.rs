@@ -1,0 +1,190 @@
+//! A whole run: every row, in alternating pairs, saved after each row.
+#![expect(clippy::print_stdout, reason = "tables are for the terminal")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use crate::args::Args;
+use crate::cpus::Cpus;
+use crate::disks::Disks;
+use crate::machine::{Machine, version};
+use crate::measure::{Counting, Values, serve};
+use crate::results::{Contender, Results, RowResult, Sample, Settings};
+use crate::rows::{self, Client, Disk, Kind, Load, Row};
+use crate::server::Program;
+use crate::{compare, host, refill, render, special};
+
+/// Idle servers are quiet for seconds, and memory hardly varies: fewer repeats suffice.
+const SPECIAL_PAIRS_MAX: u32 = 2;
+const CALLS_TIME_MAX: Duration = Duration::from_millis(200);
+
+/// Does what the command line says.
+///
+/// # Errors
+/// If a row cannot be measured; what was measured before is saved.
+pub fn main(args: &Args) -> Result<()> {
+    if let [before, after] = args.compare.as_slice() {
+        let (before, after) = (Results::load(before)?, Results::load(after)?);
+        print!("{}", compare::text(&before, &after));
+        return Ok(());
+    }
+    if let Some(requests) = args.profile {
+        let (answered, elapsed) = refill::profile(requests)?;
+        println!("{answered} requests in {:.3} s", elapsed.as_secs_f64());
+        return Ok(());
+    }
+    let rows = chosen_rows(args)?;
+    if args.list {
+        rows.iter().for_each(|row| println!("{:44} {}", row.name, row.wanted));
+        return Ok(());
+    }
+    measure_all(args, &rows)
+}
+
+fn chosen_rows(args: &Args) -> Result<Vec<Row>> {
+    if !args.rows.is_empty() {
+        return rows::chosen(rows::full(), &args.rows).map_err(|problem| anyhow!(problem));
+    }
+    Ok(if args.full { rows::full() } else { rows::quick() })
+}
+
+fn measure_all(args: &Args, rows: &[Row]) -> Result<()> {
+    ensure!(args.pairs > 0, "--pairs 0: at least one");
+    // Before this process keeps to the client's CPUs.
+    let machine = Machine::read();
+    let mut bench = Bench::new(args)?;
+    let versions = vec![version(&args.ringloom)?, version(&args.qsd)?];
+    let settings = Settings {
+        pairs: args.pairs,
+        sample_s: args.seconds,
+        server_cpus: bench.cpus.server.clone(),
+        client_cpus: bench.cpus.client.clone(),
+        seed: rows::SEED,
+    };
+    let mut results = Results::new(machine, versions, settings);
+    print!("{}", render::head(&results));
+    for row in rows {
+        let measured = bench.row(row).with_context(|| format!("row {}", row.name))?;
+        print!("{}", render::row(&measured));
+        results.rows.push(measured);
+        save(&results, args.out.as_deref())?;
+    }
+    print!("\n{}", render::markdown(&results));
+    if let Some(path) = &args.out {
+        println!("\nsaved: {}", path.display());
+    }
+    Ok(())
+}
+
+fn save(results: &Results, path: Option<&Path>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("make {}", directory.display()))?;
+    }
+    results.save(path)
+}
+
+struct Bench {
+    cpus: Cpus,
+    disks: Disks,
+    programs: [(Contender, Program); 2],
+    pairs: u32,
+    runtime: Duration,
+}
+
+impl Bench {
+    fn new(args: &Args) -> Result<Self> {
+        let cpus = Cpus::split(args.server_cpus.as_deref(), args.client_cpus.as_deref())?;
+        cpus.be_client()?;
+        let programs = [
+            (Contender::Ringloom, Program::Ringloom(args.ringloom.clone())),
+            (Contender::Qsd, Program::Qsd(args.qsd.clone())),
+        ];
+        let (disks, pairs, runtime) = (Disks::new(&args.work), args.pairs, args.sample()?);
+        Ok(Self { cpus, disks, programs, pairs, runtime })
+    }
+
+    fn row(&mut self, row: &Row) -> Result<RowResult> {
+        let (name, wanted) = (row.name.clone(), row.wanted.to_owned());
+        let mut result = RowResult { name, wanted, host: None, samples: Vec::new() };
+        match row.kind {
+            Kind::Load(load) => self.load_row(&load, &mut result)?,
+            Kind::Refill(disk) => self.refill_row(disk, &mut result)?,
+            Kind::Idle => {
+                let cpus = &self.cpus;
+                self.special_row(&mut result, |program| special::idle(program, cpus))?;
+            }
+            Kind::Memory => {
+                let (cpus, runtime) = (&self.cpus, self.runtime);
+                self.special_row(&mut result, |program| special::memory(program, cpus, runtime))?;
+            }
+        }
+        Ok(result)
+    }
+
+    fn load_row(&mut self, load: &Load, result: &mut RowResult) -> Result<()> {
+        self.disks.make(load.disk)?;
+        let Self { cpus, disks, programs, pairs, runtime } = self;
+        let arrives = matches!(load.client, Client::Arrivals { .. });
+        let host = match disks.file(load.disk) {
+            // Arrivals are about the cost of a server; a host has none.
+            Some(file) if !arrives => Some((file, host::best(file, load, *runtime)?)),
+            Some(_) | None => None,
+        };
+        if !arrives && load.client == Client::Polling {
+            add(result, 0, Contender::Ceiling, special::ceiling(load, *runtime)?);
+        }
+        for pair in 0..*pairs {
+            // Who is first changes, so that neither always follows the other.
+            let order = if pair % 2 == 0 { [0, 1] } else { [1, 0] };
+            for (contender, program) in order.map(|place| &programs[place]) {
+                let values = serve(program, load, disks, cpus, *runtime, Counting::CpuTime)?;
+                add(result, pair, *contender, values);
+            }
+            if let Some((file, (method, _))) = &host {
+                let values = host::measure(*file, *method, load, *runtime)?;
+                add(result, pair, Contender::Host, values);
+            }
+        }
+        for (contender, program) in programs.iter() {
+            let short = (*runtime).min(CALLS_TIME_MAX);
+            let values = serve(program, load, disks, cpus, short, Counting::SystemCalls)?;
+            add(result, *pairs, *contender, values);
+        }
+        result.host = host.map(|(_, (_, choice))| choice);
+        Ok(())
+    }
+
+    fn refill_row(&mut self, disk: Disk, result: &mut RowResult) -> Result<()> {
+        self.disks.make(disk)?;
+        for pair in 0..self.pairs {
+            for (contender, threads) in [(Contender::OneThread, 1), (Contender::TwoThreads, 2)] {
+                let file = self.disks.file(disk);
+                let runtime = self.runtime;
+                let values = self.cpus.on_all(|| refill::measure(threads, file, runtime))??;
+                add(result, pair, contender, values);
+            }
+        }
+        Ok(())
+    }
+
+    fn special_row(
+        &self,
+        result: &mut RowResult,
+        measure: impl Fn(&Program) -> Result<Values>,
+    ) -> Result<()> {
+        for pair in 0..self.pairs.min(SPECIAL_PAIRS_MAX) {
+            for (contender, program) in &self.programs {
+                add(result, pair, *contender, measure(program)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn add(result: &mut RowResult, pair: u32, contender: Contender, values: Values) {
+    result.samples.push(Sample { pair, contender, values });
+}

@@ -1,0 +1,225 @@
+//! A server as a process on its own CPUs: ringloom and qemu-storage-daemon take the same command line.
+//!
+//! Invariants: a server never outlives its `Server`; the next starts only after it has gone, since
+//! stopping waits for its end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use load::client::{Connection, connect};
+use load::probe::CacheMode;
+use load::{LoadError, Verdict, Watch, Workload};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::clock;
+use crate::cpus::Cpus;
+use crate::disks::{DISK_BYTES, DiskFile};
+
+const START_LIMIT: Duration = Duration::from_secs(20);
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(2);
+
+/// Which program serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Program {
+    Ringloom(PathBuf),
+    Qsd(PathBuf),
+}
+
+/// What it serves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Service<'a> {
+    /// `None` is the null disk.
+    pub(crate) file: Option<DiskFile<'a>>,
+    pub(crate) exports: u16,
+    pub(crate) queues: u16,
+    /// qemu-storage-daemon serves an export from one at most.
+    pub(crate) iothreads: u16,
+}
+
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    directory: TempDir,
+    ended: bool,
+}
+
+impl Program {
+    fn command(&self) -> Command {
+        match self {
+            Self::Ringloom(path) => {
+                let mut command = Command::new(path);
+                command.arg("serve");
+                command
+            }
+            Self::Qsd(path) => Command::new(path),
+        }
+    }
+
+    fn arguments(&self, service: &Service<'_>, directory: &Path) -> Vec<String> {
+        let iothreads = match self {
+            Self::Ringloom(_) => service.iothreads,
+            Self::Qsd(_) => 1,
+        };
+        let mut arguments = Vec::new();
+        for thread in 0..iothreads {
+            arguments.extend(["--object".to_owned(), format!("iothread,id=t{thread}")]);
+        }
+        for export in 0..service.exports {
+            arguments.extend(["--blockdev".to_owned(), self.blockdev(service.file, export)]);
+            let socket = directory.join(export.to_string());
+            let mut option = format!(
+                "type=vhost-user-blk,id=e{export},node-name=d{export},addr.type=unix,\
+                 addr.path={},writable=on,num-queues={}",
+                socket.display(),
+                service.queues
+            );
+            match iothreads {
+                1 => option.push_str(",iothread=t0"),
+                _ => option.extend((0..iothreads).map(|t| format!(",iothread.{t}=t{t}"))),
+            }
+            arguments.extend(["--export".to_owned(), option]);
+        }
+        arguments
+    }
+
+    fn blockdev(&self, file: Option<DiskFile<'_>>, export: u16) -> String {
+        let Some(DiskFile { path, cache }) = file else {
+            return format!("driver=null-co,node-name=d{export},size={DISK_BYTES},read-zeroes=off");
+        };
+        let mut option = format!("driver=file,node-name=d{export},filename={}", path.display());
+        if cache == CacheMode::Direct {
+            option.push_str(",cache.direct=on");
+            // Its default is a pool of threads, which is slower on real disks. On a tmpfs it is
+            // faster than its io_uring.
+            if let Self::Qsd(_) = self {
+                option.push_str(",aio=io_uring");
+            }
+        }
+        option
+    }
+
+    /// Starts it on the CPUs of servers.
+    pub(crate) fn start(&self, service: &Service<'_>, cpus: &Cpus) -> Result<Server> {
+        // Short: a socket's path has at most 107 bytes.
+        let directory = TempDir::with_prefix_in("rl-bench-", "/tmp").context("make a directory")?;
+        let log = fs::File::create(directory.path().join("log")).context("make a log")?;
+        let mut command = self.command();
+        command.args(self.arguments(service, directory.path()));
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = cpus.as_server(|| command.spawn())?;
+        let child = child.with_context(|| format!("start {}", command.get_program().display()))?;
+        Ok(Server { child, directory, ended: false })
+    }
+}
+
+impl Server {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Connects to an export, as soon as the server listens.
+    pub(crate) fn connect(&mut self, export: u16, workload: &Workload) -> Result<Connection> {
+        let socket = self.directory.path().join(export.to_string());
+        let deadline = clock::now() + START_LIMIT;
+        loop {
+            let refused = match connect(&socket, workload, &mut Patient) {
+                Ok(connection) => return Ok(connection),
+                Err(error @ LoadError::SetUp { .. }) => error,
+                Err(error) => return Err(error.into()),
+            };
+            self.check_alive()?;
+            if clock::now() > deadline {
+                return Err(refused).with_context(|| format!("its log: {}", self.log()));
+            }
+            clock::pause(POLL);
+        }
+    }
+
+    fn check_alive(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            self.ended = true;
+            bail!("the server ended ({status}): {}", self.log());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    /// Stops it in order.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.check_alive()?;
+        kill_process(Pid::from_child(&self.child), Signal::TERM).context("stop the server")?;
+        let deadline = clock::now() + STOP_LIMIT;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                self.ended = true;
+                ensure!(status.success(), "the server ended with {status}: {}", self.log());
+                return Ok(());
+            }
+            ensure!(clock::now() < deadline, "the server does not stop: {}", self.log());
+            clock::pause(POLL);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.ended {
+            // On the way out of another error, which is the one to report.
+            let _killed = self.child.kill();
+            let _reaped = self.child.wait();
+        }
+    }
+}
+
+/// Never stops anything.
+#[derive(Debug)]
+pub(crate) struct Patient;
+
+impl Watch for Patient {
+    fn window_opens(&mut self) {}
+    fn window_closes(&mut self) {}
+    fn tick(&mut self) -> Verdict {
+        Verdict::GoOn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(program: &Program, file: Option<DiskFile<'_>>) -> String {
+        let service = Service { file, exports: 1, queues: 2, iothreads: 2 };
+        program.arguments(&service, Path::new("/t")).join(" ")
+    }
+
+    #[test]
+    fn both_programs_get_the_same_null_disk() {
+        let ringloom = line(&Program::Ringloom("r".into()), None);
+        assert!(ringloom.ends_with(",num-queues=2,iothread.0=t0,iothread.1=t1"), "{ringloom}");
+        let qsd = line(&Program::Qsd("q".into()), None);
+        assert_eq!(
+            qsd,
+            "--object iothread,id=t0 \
+             --blockdev driver=null-co,node-name=d0,size=536870912,read-zeroes=off \
+             --export type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/t/0,\
+             writable=on,num-queues=2,iothread=t0"
+        );
+    }
+
+    #[test]
+    fn direct_files_use_io_uring_in_both() {
+        let file = DiskFile { path: Path::new("/d"), cache: CacheMode::Direct };
+        let qsd = line(&Program::Qsd("q".into()), Some(file));
+        assert!(qsd.contains("filename=/d,cache.direct=on,aio=io_uring "), "{qsd}");
+        let ringloom = line(&Program::Ringloom("r".into()), Some(file));
+        assert!(ringloom.contains("filename=/d,cache.direct=on "), "{ringloom}");
+    }
+}

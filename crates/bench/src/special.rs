@@ -1,0 +1,76 @@
+//! What is no load on one export: idle servers, their memory, the client's own ceiling.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use load::loopback;
+
+use crate::clock;
+use crate::counters::{anonymous_kib, cpu_ns};
+use crate::cpus::Cpus;
+use crate::disks::DISK_BYTES;
+use crate::measure::{Values, as_f64, timing, values_of};
+use crate::results::Metric;
+use crate::rows::{Client, Disk, Load};
+use crate::server::{Patient, Program, Service};
+
+const IDLE_EXPORTS: u16 = 8;
+const IDLE_RINGS: u16 = 16;
+const IDLE_TIME: Duration = Duration::from_secs(10);
+/// Until the last poll after the connections is over.
+const SETTLE: Duration = Duration::from_millis(500);
+const MEMORY_RINGS: u16 = 64;
+const MEMORY_IOTHREADS: u16 = 4;
+
+fn load(rings: u16, depth: u16) -> Load {
+    Load {
+        disk: Disk::Null,
+        operation: "randread".parse().expect("an operation of fio"),
+        block: load::BlockBytes::try_from(4096).expect("a multiple of 512"),
+        depth,
+        rings,
+        client: Client::Polling,
+    }
+}
+
+/// CPU time while many rings are connected and nothing is to be done.
+pub(crate) fn idle(program: &Program, cpus: &Cpus) -> Result<Values> {
+    let workload = load(IDLE_RINGS, 1).workload(DISK_BYTES);
+    let (exports, queues) = (IDLE_EXPORTS, IDLE_RINGS);
+    let service = Service { file: None, exports, queues, iothreads: 1 };
+    let mut server = program.start(&service, cpus)?;
+    let connections = (0..exports).map(|export| server.connect(export, &workload));
+    let connections = connections.collect::<Result<Vec<_>>>()?;
+    clock::pause(SETTLE);
+    let before = cpu_ns(server.pid()).context("read the server's CPU time")?;
+    clock::pause(IDLE_TIME);
+    let after = cpu_ns(server.pid()).context("read the server's CPU time")?;
+    drop(connections);
+    server.stop()?;
+    Ok(Values::from([(Metric::IdleCpuMs, as_f64(after - before) / 1e6)]))
+}
+
+/// Anonymous memory after a load on many rings of 256, while they are connected.
+pub(crate) fn memory(program: &Program, cpus: &Cpus, runtime: Duration) -> Result<Values> {
+    // Three descriptors each: a depth of 64 gives rings of 256.
+    let workload = load(MEMORY_RINGS, 64).workload(DISK_BYTES);
+    let (queues, iothreads) = (MEMORY_RINGS, MEMORY_IOTHREADS);
+    let service = Service { file: None, exports: 1, queues, iothreads };
+    let mut server = program.start(&service, cpus)?;
+    let connection = server.connect(0, &workload)?;
+    connection.spin(timing(runtime), &mut Patient)?;
+    let idle = server.connect(0, &workload)?;
+    let memory = anonymous_kib(server.pid()).context("read the server's RssAnon")?;
+    drop(idle);
+    server.stop()?;
+    Ok(Values::from([(Metric::RssAnonMib, as_f64(memory) / 1024.0)]))
+}
+
+/// The polling client against a device in its own thread.
+pub(crate) fn ceiling(load: &Load, runtime: Duration) -> Result<Values> {
+    let directory = tempfile::TempDir::with_prefix_in("rl-bench-", "/tmp")?;
+    let socket = directory.path().join("s");
+    let workload = load.workload(DISK_BYTES);
+    let sample = loopback::ceiling(&socket, &workload, timing(runtime), &mut Patient)?;
+    Ok(values_of(&sample))
+}

@@ -1,0 +1,75 @@
+//! The bench itself, with runs of a moment, so that it does not rot.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use testkit::report::skipped;
+
+/// The program of the same build, which cargo makes for the tests of the workspace.
+fn ringloom() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_ringloom-bench")).with_file_name("ringloom")
+}
+
+fn missing() -> Option<String> {
+    let programs = [ringloom(), PathBuf::from("qemu-storage-daemon")];
+    programs.into_iter().find_map(|program| {
+        let started = Command::new(&program).arg("--version").output();
+        started.err().map(|error| format!("{} cannot be started: {error}", program.display()))
+    })
+}
+
+#[track_caller]
+fn bench(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_ringloom-bench"))
+        .args(arguments)
+        .args(["--ringloom", ringloom().to_str().unwrap(), "--work", env!("CARGO_TARGET_TMPDIR")])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {complaint}\n{text}");
+    text
+}
+
+#[test]
+fn a_small_run_measures_saves_and_compares() {
+    if let Some(reason) = missing() {
+        return skipped(&reason);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("results.json");
+    let file = file.to_str().unwrap();
+    let rows = "null-randread-4k-d64-r1-polling,null-randread-4k-d16-r1-sleeping,\
+                null-randread-4k-d4-r1-poisson20000,null-randwrite-4k-d64-r4-polling,\
+                refill-null,memory";
+    let text = bench(&["--rows", rows, "--pairs", "4", "--seconds", "0.05", "--out", file]);
+    for part in ["ringloom / qsd", "client's ceiling", "ns CPU", "2 threads / 1 thread", "MiB"] {
+        assert!(text.contains(part), "{part} is missing:\n{text}");
+    }
+    let text = bench(&["--compare", file, file]);
+    assert!(text.lines().count() > 5, "{text}");
+    assert!(
+        text.lines().filter(|line| line.contains("4k")).all(|it| it.ends_with("no difference"))
+    );
+}
+
+#[test]
+fn files_are_compared_with_the_bare_host() {
+    if let Some(reason) = missing() {
+        return skipped(&reason);
+    }
+    let rows = "tmpfs-randread-4k-d16-r1-polling,work-randwrite-512-d16-r1-polling";
+    let text = bench(&["--rows", rows, "--pairs", "1", "--seconds", "0.05"]);
+    assert_eq!(text.matches("ringloom / host   ").count(), 2, "{text}");
+}
+
+#[test]
+fn rows_are_listed_and_wrong_ones_refused() {
+    assert!(bench(&["--list"]).contains("work-randread-4k-d64-r1-polling"));
+    let wrong = ["--rows", "nonsense"];
+    let output = Command::new(env!("CARGO_BIN_EXE_ringloom-bench")).args(wrong).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no row is called nonsense"));
+}
