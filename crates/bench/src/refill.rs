@@ -17,15 +17,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use block::{Access, ByteCount, DiskSize, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
-use iothread::{Iothread, Placed, Watcher};
-use kernel_io::{Caching, FileKind, FileTable, Notifier, OpenOptions};
+use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, Notifier, OpenOptions, Reactors};
 use load::probe::CacheMode;
 use request_path::{
-    Appetite, Ending, Engine, Fault, LaneIndex, Mailbox, RingSource, RingSourceSetup, Source,
+    Appetite, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingSource, RingSourceSetup, Source,
     SourceKey, Turn,
 };
 use rustix::event::{EventfdFlags, eventfd};
-use virtio::{BlkRules, SplitRing};
+use virtio::{BlkRules, Ring};
 
 use crate::clock;
 use crate::counters::cpu_ns;
@@ -85,6 +85,14 @@ impl Source for Refilling {
         }
     }
 
+    fn has_new(&self) -> bool {
+        self.ring.has_new()
+    }
+
+    fn rest(&mut self) -> Rest {
+        self.ring.rest()
+    }
+
     fn depart(&mut self, engine: &mut Engine) {
         self.ring.depart(engine);
     }
@@ -126,10 +134,16 @@ impl Rings {
     fn start(threads: u16, file: Option<DiskFile<'_>>) -> Result<Self> {
         let files = Arc::new(FileTable::default());
         let node = node(file, &files)?;
+        let host = Host {
+            files: Arc::clone(&files),
+            clock: Arc::new(SystemClock),
+            polling: Arc::new(Polling::of_process().context("find the CPUs")?),
+            reactors: Reactors::Any,
+        };
         let mut rings = Self { placed: Vec::new(), answers: Vec::new() };
         for number in 0..threads {
             let name = format!("t{number}");
-            let iothread = Iothread::spawn(&name, Arc::clone(&files), Arc::new(SystemClock))?;
+            let iothread = Iothread::spawn(&name, host.clone(), PollSettings::default())?;
             let answers = Arc::new(Answers::default());
             let source = source(&node, u64::from(number), Arc::clone(&answers))?;
             let placed = Placed::on(&Arc::new(iothread), source, Arc::new(NoFault))
@@ -164,7 +178,8 @@ fn node(file: Option<DiskFile<'_>>, files: &FileTable) -> Result<Arc<dyn Node>> 
                 CacheMode::Buffered => Caching::Buffered,
             };
             let path = path.to_path_buf();
-            let options = OpenOptions { path, kind: FileKind::Regular, access, caching };
+            let (kind, aio, flushes) = (FileKind::Regular, Aio::Automatic, Flushes::Obeyed);
+            let options = OpenOptions { path, kind, access, caching, aio, flushes };
             Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, files)?)
         }
     };
@@ -181,7 +196,7 @@ fn source(node: &Arc<dyn Node>, seed: u64, answers: Arc<Answers>) -> Result<Box<
         write_zeroes: true,
     };
     let ring = RingSource::new(RingSourceSetup {
-        ring: SplitRing::new(guest.memory(), guest.setup())?,
+        ring: Ring::new(guest.memory(), guest.setup())?,
         rules,
         node: Arc::clone(node),
         serial: String::new(),

@@ -17,7 +17,9 @@ use anyhow::Result;
 use load::Random;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use virtio::{GuestAddress, GuestMemory, Region, RegionSpec, RingAddresses, RingSetup};
+use virtio::{
+    GuestAddress, GuestMemory, Region, RegionSpec, RingAddresses, RingBase, RingLayout, RingSetup,
+};
 
 const BLOCK: usize = 4096;
 const SECTORS_PER_BLOCK: u64 = 8;
@@ -88,7 +90,8 @@ impl Guest {
                 available: at(AVAILABLE),
                 used: at(USED),
             },
-            next_available: 0,
+            layout: RingLayout::Split,
+            base: RingBase::start(RingLayout::Split),
             event_idx: true,
             indirect: false,
         }
