@@ -129,8 +129,13 @@ impl EventLoop {
         while !self.quit {
             // What is submitted first may be finished at once.
             self.engine.wait(Wait::Poll)?;
-            let slept = if self.ready.is_empty() { self.find_work()? } else { None };
-            self.take_signals(slept);
+            self.take_signals(None);
+            if self.ready.is_empty()
+                && !self.quit
+                && let Some(slept) = self.find_work()?
+            {
+                self.take_signals(Some(slept));
+            }
             while let Some(key) = self.full.pop() {
                 self.call(key);
             }
@@ -142,15 +147,12 @@ impl EventLoop {
     /// Looks for work, and sleeps until there is some if none was found. Returns how long that
     /// took if it slept.
     fn find_work(&mut self) -> io::Result<Option<Duration>> {
-        if self.engine.has_news() {
-            return Ok(None);
-        }
         let start = self.clock.now();
         self.now = start;
         if self.look() || self.let_all_rest() {
             return Ok(None);
         }
-        self.looker.sleep(self.now);
+        self.looker.sleep();
         self.engine.wait(Wait::Block)?;
         self.now = self.clock.now();
         Ok(Some(self.now.saturating_duration_since(start)))

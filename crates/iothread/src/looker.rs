@@ -7,13 +7,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernel_io::{Cpus, thread_cpu_time};
+use kernel_io::{Cpus, process_cpu_time};
 
-use crate::permits::PollPermits;
+use crate::permits::{CpuUse, PollPermits};
 use crate::polling::{Adaptive, PollSettings};
 
-/// How often a thread that never sleeps accounts for its CPU time and looks whether it may go on.
-const ACCOUNT_EVERY: Duration = Duration::from_millis(50);
+/// How often a thread that never sleeps asks whether it may go on.
+const ASK_EVERY: Duration = Duration::from_millis(50);
 
 /// What all iothreads of a process share about polling.
 #[derive(Debug)]
@@ -35,18 +35,10 @@ impl Polling {
 pub(crate) struct Looker {
     settings: PollSettings,
     shared: Arc<Polling>,
-    permit: Option<Account>,
+    /// When it was last asked for, if it is held.
+    permit: Option<Instant>,
     /// How long completions of the kernel are worth looking for.
     completions: Adaptive,
-}
-
-/// The CPU time used under a permit.
-#[derive(Debug, Clone, Copy)]
-struct Account {
-    /// When it was noted last.
-    at: Instant,
-    /// The thread's CPU time then.
-    used: Duration,
 }
 
 impl Looker {
@@ -72,31 +64,23 @@ impl Looker {
     /// wanted by others.
     pub(crate) fn may_look(&mut self, now: Instant) -> bool {
         let Polling { permits, cpus } = &*self.shared;
-        match self.permit {
-            Some(account) if now.saturating_duration_since(account.at) < ACCOUNT_EVERY => true,
-            Some(account) => {
-                self.permit = Some(account_for(permits, account, now));
-                permits.measure(now, || cpus.idle_time());
-                if permits.too_many() {
-                    self.permit = None;
-                    permits.give_back();
-                }
-                self.permit.is_some()
-            }
-            None => {
-                permits.measure(now, || cpus.idle_time());
-                if permits.take() {
-                    self.permit = Some(Account { at: now, used: thread_cpu_time() });
-                }
-                self.permit.is_some()
-            }
+        if self.permit.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_EVERY) {
+            return true;
         }
+        permits.measure(now, || Some(CpuUse { idle: cpus.idle_time()?, own: process_cpu_time() }));
+        let held = self.permit.is_some();
+        if held && permits.too_many() {
+            permits.give_back();
+            self.permit = None;
+        } else if held || permits.take() {
+            self.permit = Some(now);
+        }
+        self.permit.is_some()
     }
 
     /// The thread goes to sleep.
-    pub(crate) fn sleep(&mut self, now: Instant) {
-        if let Some(account) = self.permit.take() {
-            account_for(&self.shared.permits, account, now);
+    pub(crate) fn sleep(&mut self) {
+        if self.permit.take().is_some() {
             self.shared.permits.give_back();
         }
     }
@@ -104,14 +88,6 @@ impl Looker {
 
 impl Drop for Looker {
     fn drop(&mut self) {
-        if self.permit.is_some() {
-            self.shared.permits.give_back();
-        }
+        self.sleep();
     }
-}
-
-fn account_for(permits: &PollPermits, account: Account, now: Instant) -> Account {
-    let used = thread_cpu_time();
-    permits.note_use(used.saturating_sub(account.used));
-    Account { at: now, used }
 }

@@ -2,23 +2,25 @@
 //!
 //! An iothread that looks instead of sleeping uses a whole CPU, partly for work, partly for looking.
 //! That is free only as long as nobody else wants the CPU: what is available is the idle time of
-//! the CPUs that the process may use, plus the CPU time that its own iothreads use while they hold
-//! a permit. At most that many hold one.
+//! the CPUs that the process may use, plus the CPU time that the process itself uses. At most that
+//! many hold a permit.
 //!
 //! Threads: shared by all iothreads of a process; counters only, and one lock that is only tried.
-//! Limits: measured at most every [`MEASURE_EVERY`]; changes only by what is clearly seen
-//! ([`MARGIN_PERCENT`]), so that the number does not swing.
+//! Limits: measured at most every [`MEASURE_EVERY`]; there is a band between gaining and losing a
+//! permit ([`GAIN_PERCENT`], [`LOSE_PERCENT`]), so that the number does not swing.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often the idle time is read.
 const MEASURE_EVERY: Duration = Duration::from_millis(100);
 
-/// A permit is given or taken only if the CPU for it is there, or missing, beyond this part of a
-/// CPU.
-const MARGIN_PERCENT: u64 = 20;
+/// How much of a CPU must be there for one more permit.
+const GAIN_PERCENT: u64 = 85;
+
+/// How much of a CPU must be left for a permit that is there.
+const LOSE_PERCENT: u64 = 70;
 
 /// Permits to look.
 #[derive(Debug)]
@@ -28,16 +30,22 @@ pub(crate) struct PollPermits {
     allowed: AtomicUsize,
     /// How many hold a permit now.
     held: AtomicUsize,
-    /// Nanoseconds of CPU used under permits, by all.
-    used_ns: AtomicU64,
     measured: Mutex<Option<Measured>>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     at: Instant,
-    idle: Duration,
-    used_ns: u64,
+    used: CpuUse,
+}
+
+/// How CPUs were used since some point in the past.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CpuUse {
+    /// By nobody: of the CPUs that the process may use.
+    pub(crate) idle: Duration,
+    /// By the process.
+    pub(crate) own: Duration,
 }
 
 impl PollPermits {
@@ -47,7 +55,6 @@ impl PollPermits {
             cpus,
             allowed: AtomicUsize::new(cpus),
             held: AtomicUsize::new(0),
-            used_ns: AtomicU64::new(0),
             measured: Mutex::new(None),
         }
     }
@@ -69,22 +76,15 @@ impl PollPermits {
         self.held.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Notes CPU time used under a permit.
-    pub(crate) fn note_use(&self, used: Duration) {
-        let used = u64::try_from(used.as_nanos()).unwrap_or(u64::MAX);
-        self.used_ns.fetch_add(used, Ordering::Relaxed);
-    }
-
-    /// Measures anew if it is time and nobody else is doing it. `idle` reads the idle time of the
-    /// process's CPUs since some point in the past.
-    pub(crate) fn measure(&self, now: Instant, idle: impl FnOnce() -> Option<Duration>) {
+    /// Measures anew if it is time and nobody else is doing it. `used` reads the idle time of the
+    /// process's CPUs and its own CPU time, each since some point in the past.
+    pub(crate) fn measure(&self, now: Instant, used: impl FnOnce() -> Option<CpuUse>) {
         let Ok(mut measured) = self.measured.try_lock() else { return };
         if measured.is_some_and(|last| now.saturating_duration_since(last.at) < MEASURE_EVERY) {
             return;
         }
-        let Some(idle) = idle() else { return };
-        let used_ns = self.used_ns.load(Ordering::Relaxed);
-        let current = Measured { at: now, idle, used_ns };
+        let Some(used) = used() else { return };
+        let current = Measured { at: now, used };
         if let Some(last) = measured.replace(current) {
             let allowed = self.allowed.load(Ordering::Relaxed);
             let next = adjust(allowed, percent_available(last, current)).min(self.cpus);
@@ -96,23 +96,17 @@ impl PollPermits {
 /// How many hundredths of a CPU were there to look with between two measurements.
 fn percent_available(last: Measured, current: Measured) -> u64 {
     let elapsed = current.at.saturating_duration_since(last.at).as_nanos().max(1);
-    let idle = current.idle.saturating_sub(last.idle).as_nanos();
-    let used = u128::from(current.used_ns.saturating_sub(last.used_ns));
-    u64::try_from((idle + used) * 100 / elapsed).unwrap_or(u64::MAX)
+    let idle = current.used.idle.saturating_sub(last.used.idle);
+    let own = current.used.own.saturating_sub(last.used.own);
+    u64::try_from((idle + own).as_nanos() * 100 / elapsed).unwrap_or(u64::MAX)
 }
 
-/// The next number of permits: as many as there are whole CPUs, with a margin against swinging.
+/// The next number of permits.
 fn adjust(allowed: usize, percent: u64) -> usize {
     let whole = |percent: u64| usize::try_from(percent / 100).unwrap_or(usize::MAX);
-    let more = whole(percent.saturating_sub(MARGIN_PERCENT));
-    let fewer = whole(percent + MARGIN_PERCENT);
-    if more > allowed {
-        more
-    } else if fewer < allowed {
-        fewer
-    } else {
-        allowed
-    }
+    let gained = whole(percent + 100 - GAIN_PERCENT);
+    let kept = whole(percent + 100 - LOSE_PERCENT);
+    allowed.clamp(gained, kept)
 }
 
 #[cfg(test)]
@@ -126,39 +120,49 @@ mod tests {
     }
 
     #[test]
-    fn permits_follow_the_free_cpus_with_a_margin() {
-        check(1, 200, 1);
-        check(1, 220, 2);
-        check(2, 180, 2);
-        check(2, 179, 1);
-        check(1, 85, 1);
-        check(1, 79, 0);
-        check(0, 119, 0);
-        check(0, 120, 1);
+    fn permits_follow_the_free_cpus_with_a_band_between() {
+        check(1, 200, 2);
+        check(1, 185, 2);
+        check(1, 184, 1);
+        check(2, 170, 2);
+        check(2, 169, 1);
+        check(1, 100, 1);
+        check(1, 70, 1);
+        check(1, 69, 0);
+        check(0, 84, 0);
+        check(0, 85, 1);
+        check(0, 100, 1);
+        check(4, 0, 0);
+    }
+
+    fn used(idle_ms: u64, own_ms: u64) -> Option<CpuUse> {
+        let ms = Duration::from_millis;
+        Some(CpuUse { idle: ms(idle_ms), own: ms(own_ms) })
     }
 
     #[test]
-    fn what_is_used_under_a_permit_counts_as_free() {
+    fn what_the_process_uses_itself_counts_as_free() {
         let start = block::SystemClock.now();
         let permits = PollPermits::new(2);
-        permits.measure(start, || Some(Duration::ZERO));
+        permits.measure(start, || used(0, 0));
         assert!(permits.take() && permits.take() && !permits.take());
         // One CPU is busy with somebody else's work, the other with ours.
-        permits.note_use(Duration::from_secs(1));
-        permits.measure(start + Duration::from_secs(1), || Some(Duration::ZERO));
+        permits.measure(start + Duration::from_secs(1), || used(0, 1000));
         assert!(permits.too_many());
         permits.give_back();
         assert!(!permits.too_many() && !permits.take());
     }
 
     #[test]
-    fn nobody_looks_when_all_cpus_are_busy() {
+    fn a_permit_comes_back_when_the_cpu_is_free_again() {
         let start = block::SystemClock.now();
+        let second = Duration::from_secs(1);
         let permits = PollPermits::new(2);
-        permits.measure(start, || Some(Duration::ZERO));
-        permits.measure(start + Duration::from_secs(1), || Some(Duration::ZERO));
+        permits.measure(start, || used(0, 0));
+        permits.measure(start + second, || used(0, 300));
         assert!(!permits.take());
-        permits.measure(start + Duration::from_secs(2), || Some(Duration::from_secs(2)));
+        // Now we sleep most of the time, and nobody else wants that CPU.
+        permits.measure(start + 2 * second, || used(700, 600));
         assert!(permits.take());
     }
 }

@@ -1,13 +1,13 @@
-//! CPU time: what this thread used, and what nobody used.
+//! CPU time: what this process used, and what nobody used.
 
 use std::io;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time of the calling thread.
-pub fn thread_cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
+/// CPU time of all threads of the process.
+pub fn process_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).expect("CPU time is not negative");
     Duration::from_secs(seconds)
         + Duration::from_nanos(u64::try_from(time.tv_nsec).expect("nanoseconds are not negative"))

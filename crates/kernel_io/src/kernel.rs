@@ -333,6 +333,12 @@ impl Kernel {
         Ok(())
     }
 
+    /// Whether [`Kernel::has_news`] keeps saying so without reason, until a polled descriptor
+    /// becomes readable: make one so.
+    pub fn is_misled(&self) -> bool {
+        self.reactor.is_misled()
+    }
+
     /// Whether [`Kernel::wait`] without blocking would bring anything, as far as can be seen without
     /// a system call. Submit what is queued before you ask.
     pub fn has_news(&mut self) -> bool {

@@ -26,7 +26,7 @@ mod uring;
 mod workers;
 
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
-pub use cpu::{Cpus, thread_cpu_time};
+pub use cpu::{Cpus, process_cpu_time};
 pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};

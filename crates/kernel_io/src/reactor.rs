@@ -113,6 +113,14 @@ impl Reactor {
         }
     }
 
+    /// Whether the last wait was called for by a flag of the kernel that nothing is behind.
+    pub(crate) fn is_misled(&self) -> bool {
+        match self {
+            Self::Uring(uring) => uring.is_misled(),
+            Self::Epoll(_) => false,
+        }
+    }
+
     /// The next completion, in order.
     pub(crate) fn next(&mut self) -> Option<Completion> {
         match self {

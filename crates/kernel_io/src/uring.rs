@@ -56,6 +56,8 @@ pub(crate) struct Uring {
     registration: Registration,
     /// Completions that were taken from the ring and not yet worked off, in order.
     completed: VecDeque<cqueue::Entry>,
+    /// See [`Uring::is_misled`].
+    misled: bool,
 }
 
 impl std::fmt::Debug for Uring {
@@ -72,7 +74,7 @@ impl Uring {
             Ok(()) => Registration::On,
             Err(error) => not_registered(&error),
         };
-        Ok(Self { ring, registration, completed: VecDeque::new() })
+        Ok(Self { ring, registration, completed: VecDeque::new(), misled: false })
     }
 
     /// Whether the host lets this process have an io_uring.
@@ -148,7 +150,8 @@ impl Uring {
     /// Submits what is queued and waits for a completion, if told so and none is there.
     pub(crate) fn wait(&mut self, block: bool) -> io::Result<()> {
         let want = usize::from(block && self.completed.is_empty());
-        if want == 1 || self.must_enter() {
+        let enters = want == 1 || self.must_enter();
+        if enters {
             match self.ring.submit_and_wait(want) {
                 Ok(_) => {}
                 // Interrupted, or the kernel wants completions collected first, as is done below.
@@ -156,8 +159,18 @@ impl Uring {
                 Err(error) => return Err(error),
             }
         }
+        let before = self.completed.len();
         self.completed.extend(self.ring.completion());
+        let in_vain = enters && self.completed.len() == before;
+        self.misled = in_vain && self.ring.submission().taskrun();
         Ok(())
+    }
+
+    /// Whether the kernel says that there is deferred work, and there was none. It adds work first
+    /// and raises the flag after; if the work is done in between, the flag stays up until there
+    /// is other work.
+    pub(crate) fn is_misled(&self) -> bool {
+        self.misled
     }
 
     /// The next completion, in order.

@@ -177,7 +177,12 @@ impl Engine {
 
     /// Submits what is queued and waits as told.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
-        self.kernel.wait(wait)
+        self.kernel.wait(wait)?;
+        if self.kernel.is_misled() {
+            // Something has to happen to get the kernel's flag down again.
+            self.bell.wake();
+        }
+        Ok(())
     }
 
     /// Whether [`Engine::wait`] without blocking would do anything: submit, or bring events.

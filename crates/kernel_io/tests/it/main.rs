@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod inline;
+mod misled;
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};

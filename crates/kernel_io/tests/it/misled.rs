@@ -1,0 +1,65 @@
+//! The kernel's flag for deferred work, under wake-ups from another thread at every moment: it may
+//! stay up with nothing behind it, but then the kernel is said to mislead, and a bell ends it.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kernel_io::{Event, FileTable, Kernel, Notifier, Reactors, Tag, Wait};
+
+const ROUNDS: u64 = 30_000;
+const ENTERS_MAX: u32 = 100;
+
+/// Collects events until there is no news, ringing the bell as an iothread does; returns whether
+/// the flag was up without reason.
+fn settle(kernel: &mut Kernel, bell: &Notifier) -> bool {
+    let mut misled = false;
+    for _ in 0..ENTERS_MAX {
+        kernel.wait(Wait::Poll).unwrap();
+        if kernel.is_misled() {
+            misled = true;
+            bell.wake();
+        }
+        let mut quiet = !kernel.has_news();
+        while let Some(event) = kernel.next_event() {
+            assert!(matches!(event, Event::Readable { tag: Tag(1) }), "{event:?}");
+            quiet = !kernel.has_news();
+        }
+        if quiet && !kernel.is_misled() {
+            return misled;
+        }
+    }
+    panic!("news without end, after {ENTERS_MAX} enters");
+}
+
+#[test]
+fn a_flag_with_nothing_behind_it_is_noticed_and_taken_down() {
+    let mut kernel = Kernel::new(Arc::new(FileTable::default()), Reactors::Any).unwrap();
+    let bell = Arc::new(Notifier::new().unwrap());
+    kernel.poll(bell.as_fd(), Tag(1));
+    let round = Arc::new(AtomicU64::new(0));
+    let ringer = {
+        let (bell, round) = (Arc::clone(&bell), Arc::clone(&round));
+        std::thread::spawn(move || {
+            let mut last = 0;
+            while last < ROUNDS {
+                let now = round.load(Ordering::Acquire);
+                if now != last {
+                    bell.wake();
+                    last = now;
+                }
+            }
+        })
+    };
+    for number in 1..=ROUNDS {
+        round.store(number, Ordering::Release);
+        // Meets the other thread in the middle of adding work, now and then.
+        for _ in 0..number % 64 {
+            kernel.wait(Wait::Poll).unwrap();
+        }
+        settle(&mut kernel, &bell);
+    }
+    ringer.join().unwrap();
+    settle(&mut kernel, &bell);
+    assert!(!kernel.has_news());
+}
