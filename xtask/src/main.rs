@@ -1,6 +1,7 @@
-//! The commands of the project: `cargo xtask check`, `test`, `bench`, `tidy` and `install`.
+//! The commands of the project: `cargo xtask check`, `test`, `bench`, `fuzz`, `tidy` and
+//! `install`.
 //!
-//! Limits: only `bench` takes further arguments; what CI runs is what a developer runs.
+//! Limits: only `bench` and `fuzz` take arguments; what CI runs is what a developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
 
 #![forbid(unsafe_code)]
@@ -12,6 +13,7 @@
 
 mod bench;
 mod check;
+mod fuzz;
 mod install;
 mod steps;
 mod test;
@@ -23,12 +25,13 @@ use anyhow::Result;
 
 use crate::steps::Workspace;
 
-const USAGE: &str = "usage: cargo xtask <command>
+const USAGE: &str = "usage: cargo xtask <command> [<argument>…]
 
 commands:
   check    the quick gate: fmt, tidy, clippy, docs, unit tests; installs nothing
   bench    compare with qemu-storage-daemon and the bare host; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
+  fuzz     [--seconds N] [TARGET…]  run fuzz targets, N seconds each (20)
   tidy     the rules of the project that no other tool checks
   install  only install what the tests need
   help     print this text";
@@ -40,6 +43,7 @@ enum Command {
     Bench(Vec<String>),
     Check,
     Test,
+    Fuzz(fuzz::Plan),
     Tidy,
     Install,
     Help,
@@ -55,6 +59,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         "bench" => return Ok(Command::Bench(rest.to_vec())),
         "check" => Command::Check,
         "test" => Command::Test,
+        "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
         "tidy" => Command::Tidy,
         "install" => Command::Install,
         "help" | "--help" | "-h" => Command::Help,
@@ -72,6 +77,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bench(arguments) => bench::run(&workspace, &arguments),
         Command::Check => check::run(&workspace),
         Command::Test => test::run(&workspace),
+        Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
         Command::Tidy => tidy::run(&workspace),
         Command::Install => install::run(&workspace).map(drop),
         Command::Help => {
@@ -114,6 +120,7 @@ mod tests {
         check(&["check"], Ok(Command::Check));
         check(&["bench", "--quick"], Ok(Command::Bench(vec!["--quick".to_owned()])));
         check(&["test"], Ok(Command::Test));
+        check(&["fuzz"], Ok(Command::Fuzz(fuzz::Plan::parse(&[]).expect("nothing is wrong"))));
         check(&["tidy"], Ok(Command::Tidy));
         check(&["install"], Ok(Command::Install));
         check(&["--help"], Ok(Command::Help));

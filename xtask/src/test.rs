@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything a change must pass; CI runs this and nothing of its own.
 //!
-//! Installs what the tests need, runs `check`, then every test of the workspace and the loom
-//! models. A test that cannot run prints `skipped: <reason>`; the skips are counted and told at
+//! Installs what the tests need, runs `check`, then every test of the workspace, the loom models
+//! and every fuzz target for a short time. A test that cannot run prints `skipped: <reason>`; the skips are counted and told at
 //! the end.
 //!
 //! Invariants: as root a skip that `ALLOWED_SKIPS` does not name fails the command, since root
@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::steps::{Workspace, cargo_step, step};
 use crate::test::tally::{Show, Skip, Tally};
-use crate::{check, install};
+use crate::{check, fuzz, install};
 
 /// Skips that are accepted even in CI: the name of the test as libtest prints it.
 const ALLOWED_SKIPS: &[&str] = &[];
@@ -44,13 +44,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     }
     result?;
     match judge(&tally.skips, user) {
-        Verdict::Accept => Ok(()),
-        Verdict::Warn(warning) => {
-            println!("   warning: {warning}");
-            Ok(())
-        }
+        Verdict::Accept => {}
+        Verdict::Warn(warning) => println!("   warning: {warning}"),
         Verdict::Refuse(reason) => bail!(reason),
     }
+    fuzz::run(workspace, &fuzz::Plan::smoke())
 }
 
 /// Runs the tests of the workspace and the loom models; the tally has what ran before a failure.

@@ -25,6 +25,7 @@ const fn row(
 const TESTKIT: &str = "testkit";
 
 const TABLE: &[Row] = &[
+    row("fuzz", &["block", "daemon", "vhost_user", "virtio"], &[]),
     row("cli", &["daemon", "tuner"], &[]),
     row(
         "bench",

@@ -35,7 +35,7 @@ pub(crate) fn check(files: &[SourceFile]) -> Vec<Problem> {
 fn place_in_crate(path: &str) -> Option<(&str, &str)> {
     let (crate_name, rest) = match path.strip_prefix("crates/") {
         Some(rest) => rest.split_once('/')?,
-        None => ("xtask", path.strip_prefix("xtask/")?),
+        None => path.split_once('/').filter(|(name, _)| ["fuzz", "xtask"].contains(name))?,
     };
     Some((crate_name, rest.strip_prefix("src/")?))
 }

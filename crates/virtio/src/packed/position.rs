@@ -83,9 +83,10 @@ impl Progress {
             used => used,
         };
         let [available, used] = [available, used].map(Position::from_bits);
-        let ahead = if available.wrap == used.wrap { 0 } else { size };
-        let held = (available.slot + ahead).checked_sub(used.slot);
-        match held {
+        let ahead = if available.wrap == used.wrap { 0 } else { u32::from(size) };
+        // Wide enough for a size that nobody has checked yet.
+        let held = (u32::from(available.slot) + ahead).checked_sub(used.slot.into());
+        match held.and_then(|it| u16::try_from(it).ok()) {
             Some(held) if available.slot < size && used.slot < size && held <= size => {
                 Ok(Self { available, used, held })
             }
@@ -155,6 +156,13 @@ mod tests {
         check_base(0x8008_8008, 8, None);
         check_base(0xffff_ffff, 32768, Some((0xffff_ffff, 0)));
         check_base(0xffff_7fff, 32768, Some((0xffff_7fff, 32768)));
+    }
+
+    #[test]
+    fn a_base_is_judged_whatever_the_size() {
+        check_base(0x8000_0000, 0, None);
+        check_base(0xffff_7fff, u16::MAX, Some((0xffff_7fff, u16::MAX)));
+        check_base(0x8000_7fff, u16::MAX, None);
     }
 
     #[test]

@@ -69,6 +69,8 @@ fn every_crate_closes_unsafe_at_its_root() {
     check_file("crates/virtio/src/lib.rs", "//! A.\n", &["#![deny(unsafe_code)]"]);
     check_file("crates/virtio/src/lib.rs", "//! A.\n#![deny(unsafe_code)]\n", &[]);
     check_file("crates/virtio/src/a/lib.rs", "//! A.\n", &[]);
+    check_file("fuzz/src/lib.rs", "//! A.\n", &["#![forbid(unsafe_code)]"]);
+    check_file("docs/src/lib.rs", "//! A.\n", &[]);
     check_file("crates/cli/src/main.rs", "//! A.\n// #![forbid(unsafe_code)]\n", &["forbid"]);
 }
 

@@ -1,0 +1,11 @@
+//! The target `vhost_user_session` under libFuzzer; built otherwise, it replays the files it is given.
+
+#![cfg_attr(fuzzing, no_main)]
+
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::vhost_user_session(data));
+
+#[cfg(not(fuzzing))]
+fn main() -> std::io::Result<()> {
+    fuzz::replay(fuzz::vhost_user_session)
+}

@@ -1,0 +1,25 @@
+//! Fuzz targets, one for each input that a guest, a client or a user controls.
+//!
+//! Each target is a function of bytes that panics when something is found. `cargo xtask fuzz` runs
+//! them under libFuzzer (`src/bin`); the tests of this crate run the kept inputs of `corpus/`
+//! without it.
+//!
+//! Not here: how the engine is built and started (`xtask`).
+
+#![forbid(unsafe_code)]
+
+mod blk;
+mod guest;
+mod input;
+mod must_fail;
+mod options;
+mod replay;
+mod ring;
+mod session;
+
+pub use blk::blk_decode;
+pub use must_fail::must_fail;
+pub use options::options_keyval;
+pub use replay::replay;
+pub use ring::{packed_ring, split_ring};
+pub use session::vhost_user_session;

@@ -1,0 +1,106 @@
+//! A device that checks what the session asks of it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use block::{Access, ByteCount, DiskSize};
+use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
+use virtio::{BlkConfig, Features, Ring, RingBase};
+
+const CONFIG: BlkConfig = BlkConfig {
+    size: DiskSize(ByteCount(1 << 20)),
+    logical_block: 512,
+    physical_block: 512,
+    queues: 256,
+    access: Access::ReadWrite,
+    discard: true,
+    write_zeroes: true,
+};
+
+/// All that a driver may choose.
+pub(super) fn features() -> Features {
+    CONFIG.features()
+}
+
+#[derive(Default)]
+struct Record {
+    served: HashMap<u16, Ring>,
+    /// Starts and stops to go until one fails.
+    good: Option<u8>,
+    failed: bool,
+}
+
+/// A clone is the same device.
+#[derive(Clone, Default)]
+pub(super) struct Mock {
+    record: Arc<Mutex<Record>>,
+    queues: u16,
+}
+
+impl Mock {
+    pub(super) fn new(shape: u8) -> Self {
+        let record =
+            Record { good: (shape & 0x10 != 0).then_some(shape >> 5), ..Record::default() };
+        let queues = if shape & 8 == 0 { 256 } else { 3 };
+        Self { record: Arc::new(Mutex::new(record)), queues }
+    }
+
+    /// Checks that nothing is left after the session.
+    pub(super) fn check_end(&self) {
+        assert!(self.record().served.is_empty(), "all rings are stopped");
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().expect("a run has one thread")
+    }
+}
+
+impl Record {
+    /// Whether the next start or stop fails.
+    fn fails(&mut self) -> bool {
+        let fails = self.good == Some(0);
+        self.good = self.good.and_then(|good| good.checked_sub(1));
+        self.failed |= fails;
+        fails
+    }
+}
+
+impl Device for Mock {
+    fn features(&self) -> Features {
+        features()
+    }
+
+    fn queues_max(&self) -> u16 {
+        self.queues
+    }
+
+    fn config(&self) -> Vec<u8> {
+        CONFIG.to_bytes().to_vec()
+    }
+
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {
+        let mut record = self.record();
+        assert!(queue.0 < self.queues, "queue {queue} exists");
+        assert!(!record.failed, "the session ends after an error");
+        if record.fails() {
+            return Err(DeviceError::Start { queue, source: Box::from("no room") });
+        }
+        let ring = Ring::new(start.memory, start.setup).expect("the session has checked it");
+        assert!(record.served.insert(queue.0, ring).is_none(), "queue {queue} was started twice");
+        Ok(())
+    }
+
+    fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {
+        let mut record = self.record();
+        let ring = record.served.remove(&queue.0).expect("it was started");
+        if record.fails() {
+            return Err(DeviceError::Stop { queue, source: Box::from("a request does not end") });
+        }
+        Ok(ring.base())
+    }
+
+    fn set_call(&mut self, queue: QueueIndex, _call: Option<OwnedFd>) {
+        assert!(self.record().served.contains_key(&queue.0), "it is served");
+    }
+}
