@@ -213,9 +213,11 @@ impl SplitRing {
         self.areas.available_index() != at || self.memory.is_lost()
     }
 
-    /// Whether there is something to pop: one look at the index, nothing is checked.
+    /// Whether there is something to pop: one look at the index, nothing is checked. What was seen
+    /// once stays available, also if the index goes back.
     pub fn has_available(&self) -> bool {
-        self.areas.available_index() != self.next_available
+        self.next_available != self.seen_available
+            || self.areas.available_index() != self.next_available
     }
 
     /// The available index of the next chain to pop (vhost-user, GET_VRING_BASE).
