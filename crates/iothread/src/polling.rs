@@ -28,7 +28,7 @@ const GROW_DEFAULT: u32 = 2;
 /// 100 µs).
 const LONG: Duration = Duration::from_micros(256);
 
-/// How many calls are judged together in a trial. They must come within half the limit on average;
+/// How many calls are judged together in a trial. They must come within the limit on average;
 /// independent arrivals that do have no time to sleep between them anyway.
 const WINDOW: u32 = 32;
 
@@ -116,7 +116,7 @@ impl Adaptive {
     pub(crate) fn found_after(&mut self, waited: Duration, settings: &PollSettings) {
         let Trial::On { calls, total } = self.trial else { return };
         let (calls, total) = (calls + 1, total + waited);
-        if total > settings.max / 2 * WINDOW {
+        if total > settings.max * WINDOW {
             self.budget = Duration::ZERO;
             self.trial_after = (self.trial_after * 2).min(TRIAL_AFTER_MAX);
             self.trial = Trial::Off { beyond: 0 };
@@ -243,7 +243,7 @@ mod tests {
             adaptive.found_after(60 * US, &settings);
             adaptive.is_on_trial()
         });
-        assert!(looks.count() < 10);
+        assert!(looks.count() < 20);
         assert!(adaptive.budget().is_zero());
         for _ in 0..2 * TRIAL_AFTER_FIRST {
             assert!(!adaptive.is_on_trial());

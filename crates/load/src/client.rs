@@ -97,7 +97,9 @@ impl Connection {
         let wanted = VirtioFeatureFlags::VERSION_1.bits()
             | VirtioFeatureFlags::RING_EVENT_IDX.bits()
             | VirtioBlkFeatureFlags::RO.bits()
-            | VirtioBlkFeatureFlags::MQ.bits();
+            | VirtioBlkFeatureFlags::MQ.bits()
+            // As every guest does: without it all writes would be write-through.
+            | VirtioBlkFeatureFlags::FLUSH.bits();
         let transport = VhostUser::new(&name, wanted)
             .map_err(|error| LoadError::set_up(format!("connect to {name}"), error))?;
         let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
