@@ -210,7 +210,7 @@ impl SplitRing {
         // The wish must be visible before the index is read: the driver stores its index first
         // and reads the wish after (virtio 1.2, 2.7.13.4.1).
         fence(Ordering::SeqCst);
-        self.areas.available_index() != at || self.memory.is_lost()
+        self.has_available() || self.memory.is_lost()
     }
 
     /// Whether there is something to pop: one look at the index, nothing is checked. What was seen
