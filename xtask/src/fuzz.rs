@@ -189,6 +189,10 @@ impl Target<'_> {
             format!("-max_len={INPUT_BYTES_MAX}"),
             "-print_final_stats=1".to_owned(),
         ]);
+        if seconds <= SMOKE_SECONDS {
+            // The gate of every change tries the same inputs; longer runs try new ones.
+            command.arg("-seed=1");
+        }
         let sources = self.workspace.root.join("fuzz");
         let dictionary = sources.join(format!("dictionaries/{}.dict", self.name));
         if dictionary.exists() {
