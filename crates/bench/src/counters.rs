@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::FromRawFd;
 
-use crate::machine::field;
+use load::procfs::field;
 
 /// CPU time of all threads of a process since it started, in nanoseconds.
 pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {

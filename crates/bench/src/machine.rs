@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
+use load::procfs::field;
 use serde::{Deserialize, Serialize};
 
 /// Where a run was measured.
@@ -30,15 +31,6 @@ impl Machine {
             load: fs::read_to_string("/proc/loadavg").unwrap_or_default().trim().to_owned(),
         }
     }
-}
-
-/// The value of the first line `name : value` of a file of procfs.
-pub(crate) fn field(path: &str, name: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    text.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == name).then(|| value.trim().to_owned())
-    })
 }
 
 /// The first line of a program's `--version`.

@@ -1,7 +1,9 @@
 //! Results as text: a few lines per row while it runs, and one table for documents. Pure functions.
 
+use load::Spread;
+
 use crate::results::{Contender, Metric, Results, RowResult};
-use crate::summary::{Spread, noise};
+use crate::summary::noise;
 
 /// Where and with what the run was made.
 pub(crate) fn head(results: &Results) -> String {
@@ -69,7 +71,7 @@ const METRICS: [Metric; 7] = [
 
 /// A median with its unit.
 fn part(row: &RowResult, contender: Contender, metric: Metric) -> Option<String> {
-    let value = Spread::of(&row.series(contender, metric))?.median;
+    let value = Spread::of(row.series(contender, metric))?.median;
     Some(match metric {
         Metric::RequestsPerS => format!("{:.1} k/s", value / 1e3),
         Metric::CpuNsPerRequest => format!("{value:.0} ns CPU"),
@@ -104,7 +106,7 @@ fn ratios(row: &RowResult) -> Vec<Ratio> {
     ];
     of.into_iter()
         .filter_map(|(name, over, under, metric)| {
-            Some(Ratio { name, spread: Spread::of(&row.ratios(over, under, metric))? })
+            Some(Ratio { name, spread: Spread::of(row.ratios(over, under, metric))? })
         })
         .collect()
 }
@@ -129,7 +131,7 @@ fn markdown_row(row: &RowResult) -> String {
     };
     let cpu = |contender| part(row, contender, Metric::CpuNsPerRequest).unwrap_or_default();
     let ratio = |over, under| {
-        let spread = Spread::of(&row.ratios(over, under, Metric::RequestsPerS));
+        let spread = Spread::of(row.ratios(over, under, Metric::RequestsPerS));
         spread.map(|spread| Ratio { name: "", spread }.text()).unwrap_or_default()
     };
     let is_refill = !row.series(OneThread, Metric::RequestsPerS).is_empty();

@@ -1,28 +1,6 @@
 //! From samples to medians, spreads and what counts as noise. Pure functions.
 
-/// Median, lowest and highest.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) lowest: f64,
-    pub(crate) highest: f64,
-}
-
-impl Spread {
-    /// `None` without values.
-    pub(crate) fn of(values: &[f64]) -> Option<Self> {
-        let mut values = values.to_vec();
-        values.sort_by(f64::total_cmp);
-        let (&lowest, &highest) = (values.first()?, values.last()?);
-        let middle = values.len() / 2;
-        let median = if values.len().is_multiple_of(2) {
-            f64::midpoint(values[middle - 1], values[middle])
-        } else {
-            values[middle]
-        };
-        Some(Self { median, lowest, highest })
-    }
-}
+use load::Spread;
 
 /// A run is never more exact than this, whatever its repeats say.
 const NOISE_MIN: f64 = 0.01;
@@ -36,9 +14,9 @@ pub(crate) fn noise(series: &[f64]) -> Option<f64> {
         return None;
     }
     let half = |from| series.iter().copied().skip(from).step_by(2).collect::<Vec<_>>();
-    let [even, odd] = [0, 1].map(|from| Spread::of(&half(from)).map_or(0.0, |s| s.median));
+    let [even, odd] = [0, 1].map(|from| Spread::of(half(from)).map_or(0.0, |s| s.median));
     let steps: Vec<f64> = series.windows(2).map(|w| difference(w[0], w[1])).collect();
-    let step = Spread::of(&steps)?.median;
+    let step = Spread::of(steps)?.median;
     Some(difference(even, odd).max(step).max(NOISE_MIN))
 }
 
@@ -68,7 +46,8 @@ impl Change {
     /// `None` if one of the series is empty.
     pub(crate) fn between(before: &[f64], after: &[f64]) -> Option<Self> {
         let noise = noise(before).zip(noise(after)).map(|(a, b)| a.max(b));
-        let median = |series| Spread::of(series).map(|spread| spread.median);
+        let median =
+            |series: &[f64]| Spread::of(series.iter().copied()).map(|spread| spread.median);
         Some(Self { before: median(before)?, after: median(after)?, noise })
     }
 
@@ -92,7 +71,9 @@ mod tests {
 
     #[test]
     fn a_spread_has_the_middle_and_the_ends() {
-        let spread = |values: &[f64]| Spread::of(values).map(|s| (s.lowest, s.median, s.highest));
+        let spread = |values: &[f64]| {
+            Spread::of(values.iter().copied()).map(|s| (s.lowest, s.median, s.highest))
+        };
         assert_eq!(spread(&[3.0, 1.0, 2.0]), Some((1.0, 2.0, 3.0)));
         assert_eq!(spread(&[4.0, 1.0]), Some((1.0, 2.5, 4.0)));
         assert_eq!(spread(&[]), None);

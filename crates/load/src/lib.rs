@@ -19,14 +19,17 @@ pub mod host;
 mod light;
 pub mod loopback;
 pub mod probe;
+pub mod procfs;
 mod random;
 mod sample;
+mod spread;
 mod workload;
 
 pub use conduct::{Timing, Verdict, Watch};
 pub use error::LoadError;
 pub use random::Random;
 pub use sample::{Latency, Sample};
+pub use spread::Spread;
 pub use workload::{
     BLOCK_BYTES_MAX, BlockBytes, Direction, IODEPTH_MAX, JOBS_MAX, Operation, Shape, ShapeError,
     UnknownOperation, Workload,

@@ -1,9 +1,9 @@
 //! What the results say about the machine, so that numbers from another one are never mixed in.
 
-use std::fs;
 use std::path::Path;
 use std::thread;
 
+use load::procfs::field;
 use serde::{Deserialize, Serialize};
 
 /// The machine of a run.
@@ -31,15 +31,6 @@ impl Machine {
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
         Self { cpu, cores, memory_kib, kernel }
     }
-}
-
-/// The value of the first line `name : value` of a file of procfs.
-fn field(path: &str, name: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    text.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == name).then(|| value.trim().to_owned())
-    })
 }
 
 /// The names of the file systems on which images usually lie; the number in hexadecimal for others.

@@ -4,8 +4,10 @@
 //! percentage point of it are equal, and of equal counts the fewest is taken. A still smaller count
 //! is taken if it is enough in every cell and what it lacks is inside the spread of the repeats.
 
+use load::Spread;
+
 use crate::cell::{Cell, Iothreads};
-use crate::summary::{CellSummary, ENOUGH, Row, Spread, medians};
+use crate::summary::{CellSummary, ENOUGH, Row, medians};
 use crate::units::counted;
 
 /// Shortfalls closer than this cannot be told apart by a few repeats.

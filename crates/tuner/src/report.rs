@@ -6,10 +6,12 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use load::Spread;
+
 use crate::cell::{Cell, Contender, Iothreads};
 use crate::recommend::{Recommendation, percent_gain, recommend, sentence};
 use crate::results::{Header, Run};
-use crate::summary::{CellSummary, Row, Spread, summarise};
+use crate::summary::{CellSummary, Row, summarise};
 use crate::table::Table;
 use crate::target::Origin;
 use crate::units::{Bytes, counted, grouped};

@@ -5,37 +5,13 @@
 
 use std::time::Duration;
 
-use load::Latency;
+use load::{Latency, Spread};
 
 use crate::cell::{Cell, Contender, Iothreads};
 use crate::results::Run;
 
 /// A count is good enough when its median reaches this share of the best one.
 pub(crate) const ENOUGH: f64 = 0.9;
-
-/// Median, lowest and highest of at least one value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) lowest: f64,
-    pub(crate) highest: f64,
-}
-
-impl Spread {
-    /// `None` without values.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_by(f64::total_cmp);
-        let (&lowest, &highest) = (values.first()?, values.last()?);
-        let middle = values.len() / 2;
-        let median = if values.len().is_multiple_of(2) {
-            f64::midpoint(values[middle - 1], values[middle])
-        } else {
-            values[middle]
-        };
-        Some(Self { median, lowest, highest })
-    }
-}
 
 /// One contender of a cell.
 #[derive(Clone, Debug, PartialEq)]
