@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use super::position::Position;
 use crate::GuestMemory;
+use crate::memory::read_descriptor;
 use crate::ring::{Area, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingError};
 
 /// Where a descriptor has its length, its buffer id and its flags (virtio 1.2, 2.8.13).
@@ -108,9 +109,8 @@ impl Areas {
     /// A copy of the descriptor in a slot.
     pub(super) fn descriptor(&self, slot: u16) -> [u8; DESCRIPTOR_BYTES] {
         let at = self.descriptor_at(slot);
-        // SAFETY: the 16 bytes lie in the ring, which is mapped and readable; an array of bytes
-        // has no alignment and any content is valid.
-        unsafe { at.cast::<[u8; DESCRIPTOR_BYTES]>().read_volatile() }
+        // SAFETY: the 16 bytes lie there, mapped and readable as long as the ring's table lives.
+        unsafe { read_descriptor(at) }
     }
 
     /// Writes a used descriptor except for its flags.

@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use crate::GuestMemory;
+use crate::memory::read_descriptor;
 use crate::ring::{Area, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingError};
 
 /// Bytes of an element of the used ring (virtio 1.2, 2.7.8).
@@ -115,9 +116,8 @@ impl Areas {
         let offset = DESCRIPTOR_BYTES * usize::from(index);
         // SAFETY: the table has `size` descriptors (`find`) and `index` is less than that.
         let at = unsafe { self.descriptors.add(offset) };
-        // SAFETY: the 16 bytes lie in the table, which is mapped and readable; an array of bytes
-        // has no alignment and any content is valid.
-        unsafe { at.cast::<[u8; DESCRIPTOR_BYTES]>().read_volatile() }
+        // SAFETY: the 16 bytes lie there, mapped and readable as long as the ring's table lives.
+        unsafe { read_descriptor(at) }
     }
 
     fn place(&self, index: u16) -> usize {
