@@ -115,15 +115,24 @@ impl Uring {
             FilePlace::Registered(slot) => (slot.cast_signed(), squeue::Flags::FIXED_FILE),
             FilePlace::Descriptor(fd) => (fd, squeue::Flags::empty()),
         };
-        let (fd, segments) = (types::Fd(fd), segments.cast_unsigned());
-        let entry = match work {
-            Work::Read => opcode::Readv::new(fd, iovecs, segments).offset(offset.0).build(),
-            Work::Write(durability) => {
-                let write = opcode::Writev::new(fd, iovecs, segments).offset(offset.0);
+        let (fd, count) = (types::Fd(fd), segments.cast_unsigned());
+        // SAFETY: the caller keeps the iovecs as they are.
+        let single = (segments == 1).then(|| unsafe { *iovecs }).and_then(whole);
+        let entry = match (work, single) {
+            (Work::Read, Some((base, bytes))) => {
+                opcode::Read::new(fd, base, bytes).offset(offset.0).build()
+            }
+            (Work::Read, None) => opcode::Readv::new(fd, iovecs, count).offset(offset.0).build(),
+            (Work::Write(durability), Some((base, bytes))) => {
+                let write = opcode::Write::new(fd, base, bytes).offset(offset.0);
                 write.rw_flags(write_flags(durability)).build()
             }
-            Work::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-            Work::Allocate(mode, count) => {
+            (Work::Write(durability), None) => {
+                let write = opcode::Writev::new(fd, iovecs, count).offset(offset.0);
+                write.rw_flags(write_flags(durability)).build()
+            }
+            (Work::Sync, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            (Work::Allocate(mode, count), _) => {
                 opcode::Fallocate::new(fd, count).offset(offset.0).mode(mode).build()
             }
         };
@@ -234,6 +243,11 @@ fn build(submissions: u32, completions: u32) -> Result<IoUring, KernelError> {
         .setup_cqsize(completions)
         .build(submissions)
         .map_err(KernelError::Uring)
+}
+
+/// A segment that can be named without a list, which the kernel then need not copy and check.
+fn whole(segment: libc::iovec) -> Option<(*mut u8, u32)> {
+    Some((segment.iov_base.cast(), u32::try_from(segment.iov_len).ok()?))
 }
 
 fn not_registered(error: &io::Error) -> Registration {
