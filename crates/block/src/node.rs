@@ -140,6 +140,13 @@ impl Pieces {
         Ok(())
     }
 
+    /// Becomes the same answer. Copies only the pieces that are used, mostly one of four.
+    pub fn copy_from(&mut self, other: &Self) {
+        let used = usize::from(other.used);
+        self.pieces[..used].copy_from_slice(&other.pieces[..used]);
+        self.used = other.used;
+    }
+
     /// The pieces in order.
     pub fn as_slice(&self) -> &[Piece] {
         &self.pieces[..usize::from(self.used)]

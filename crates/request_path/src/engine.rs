@@ -14,8 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use block::{
-    Answer, Buffers, Clock, FailKind, FileId, LaneError, Mapping, Node, Operation, Outcome, Pieces,
-    Target,
+    Answer, Buffers, Clock, FailKind, FileId, LaneError, Mapping, Node, Operation, Outcome, Target,
 };
 use kernel_io::{
     BounceBuffer, BouncePool, Event, FileTable, IoFailure, Kernel, KernelError, Notifier, Reactors,
@@ -142,7 +141,8 @@ impl Engine {
     pub fn add(&mut self, seat: Seat, head: Head, operation: Operation, memory: &mut Buffers) {
         let ticket = self.seats.open(seat, head);
         self.batch.push(self.jobs.add(ticket, operation, memory));
-        let answer = Answer::Now(Pieces::none());
+        // What no lane answers is refused.
+        let answer = Answer::Refused(FailKind::Io);
         self.mappings.push(Mapping { operation, answer });
     }
 
@@ -155,12 +155,12 @@ impl Engine {
         let (batch, mappings) = (self.batch.len(), std::mem::take(&mut self.mappings));
         for (place, mapping) in mappings.iter().enumerate().take(batch) {
             let index = self.batch[place];
-            match mapping.answer {
-                Answer::Refused(kind) => self.finish(index, Outcome::Failed(kind)),
+            match &mapping.answer {
+                Answer::Refused(kind) => self.finish(index, Outcome::Failed(*kind)),
                 Answer::Now(pieces) => {
                     let job = self.jobs.get(index);
                     job.operation = mapping.operation;
-                    job.pieces = pieces;
+                    job.pieces.copy_from(pieces);
                     self.start(index);
                 }
             }
@@ -279,15 +279,14 @@ impl Engine {
 
     fn submit_pieces(&mut self, index: JobIndex) {
         let Self { jobs, kernel, .. } = self;
-        let job = jobs.get(index);
+        let Job { pieces, operation, memory, staged, outstanding, .. } = jobs.get(index);
         let mut skip = 0;
-        let pieces = job.pieces;
         for (place, &piece) in pieces.as_slice().iter().enumerate() {
             let tag = Addressee::Job(index, u8::try_from(place).expect("at most 4 pieces"));
             let count = usize::try_from(piece.count.0).expect("64-bit host");
-            match (piece.target, job.operation) {
+            match (piece.target, *operation) {
                 (Target::Nothing, _) => {}
-                (Target::Zeroes, Operation::Read(_)) => job.memory.zero(skip, count),
+                (Target::Zeroes, Operation::Read(_)) => memory.zero(skip, count),
                 (
                     Target::Zeroes,
                     Operation::Write(..)
@@ -299,8 +298,7 @@ impl Engine {
                 (Target::File { .. }, _) if count == 0 => {}
                 (Target::File { file, offset }, operation) => {
                     let run = Run { file, offset, skip, count };
-                    let Job { memory, staged, .. } = &mut *job;
-                    job.outstanding += submit_run(kernel, operation, run, memory, staged, tag);
+                    *outstanding += submit_run(kernel, operation, run, memory, staged, tag);
                 }
             }
             skip += count;
