@@ -26,7 +26,7 @@ use request_path::{Appetite, Engine, Fault, LaneIndex, Rest, Signal, Source, Sou
 
 use crate::command::{Cargo, Command, Inbox, SourceId};
 use crate::looker::Looker;
-use crate::polling::{Adaptive, IDLE_AFTER};
+use crate::polling::{Adaptive, IDLE_AFTER, LookedFor};
 
 /// The most new requests a source may bring in one turn while no other source is awake.
 const TURN_REQUESTS_ALONE: u32 = 64;
@@ -168,8 +168,12 @@ impl EventLoop {
         let start = self.now;
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
-                if self.call_new() || self.engine.has_news() {
-                    self.found(start);
+                if self.call_new() {
+                    self.requests_found(start);
+                    return true;
+                }
+                if self.engine.has_news() {
+                    self.completions_found(start);
                     return true;
                 }
                 std::hint::spin_loop();
@@ -181,8 +185,8 @@ impl EventLoop {
         }
     }
 
-    /// Tells the sources that are on trial how long the look took.
-    fn found(&mut self, start: Instant) {
+    /// Tells the called sources that are on trial how long the look took.
+    fn requests_found(&mut self, start: Instant) {
         let settings = *self.looker.settings();
         let mut waited = None;
         for key in &self.ready {
@@ -196,6 +200,15 @@ impl EventLoop {
                 });
                 served.adaptive.found_after(waited, &settings);
             }
+        }
+    }
+
+    /// The kernel has something; while requests are being carried out that is almost always their
+    /// completions.
+    fn completions_found(&mut self, start: Instant) {
+        if self.looker.is_trying_completions() && self.engine.is_busy() {
+            self.now = self.clock.now();
+            self.looker.completion_found(self.now.saturating_duration_since(start));
         }
     }
 
@@ -405,7 +418,7 @@ impl EventLoop {
             watch,
             called: false,
             awake: false,
-            adaptive: Adaptive::default(),
+            adaptive: Adaptive::new(LookedFor::Requests),
             last_new: self.now,
         });
         served.cargo.source.arrive(&mut self.engine, lane, key);

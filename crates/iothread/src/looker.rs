@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kernel_io::{Cpus, process_cpu_time};
 
 use crate::permits::{CpuUse, PollPermits};
-use crate::polling::{Adaptive, PollSettings};
+use crate::polling::{Adaptive, LookedFor, PollSettings};
 
 /// How often a thread that never sleeps asks whether it may go on.
 const ASK_EVERY: Duration = Duration::from_millis(50);
@@ -43,7 +43,7 @@ pub(crate) struct Looker {
 
 impl Looker {
     pub(crate) fn new(settings: PollSettings, shared: Arc<Polling>) -> Self {
-        Self { settings, shared, permit: None, completions: Adaptive::default() }
+        Self { settings, shared, permit: None, completions: Adaptive::new(LookedFor::Completions) }
     }
 
     pub(crate) fn settings(&self) -> &PollSettings {
@@ -53,6 +53,16 @@ impl Looker {
     /// How long completions are worth looking for.
     pub(crate) fn completions_budget(&self) -> Duration {
         self.completions.budget()
+    }
+
+    /// Whether [`Looker::completion_found`] wants to know of completions that were found by looking.
+    pub(crate) fn is_trying_completions(&self) -> bool {
+        self.completions.is_on_trial()
+    }
+
+    /// A completion was found by looking, that long after the loop had nothing to do.
+    pub(crate) fn completion_found(&mut self, waited: Duration) {
+        self.completions.found_after(waited, &self.settings);
     }
 
     /// A completion came that long after the loop had nothing to do.
