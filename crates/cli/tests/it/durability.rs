@@ -13,6 +13,8 @@ use testkit::report::{note, skipped};
 
 use crate::support::{ringloom, ringloom_without_io_uring, with};
 
+mod faults;
+mod guest;
 mod modes;
 
 const DISK_BYTES: usize = 4 << 20;
