@@ -31,6 +31,11 @@ pub trait Node: Debug + Send + Sync {
     /// Whether the node takes changes.
     fn access(&self) -> Access;
 
+    /// Makes everything durable that was completed before the call, in all children. Blocks: for
+    /// threads that own no ring; requests are flushed through lanes. After an error the data may be
+    /// lost, and every later flush of the node fails as well.
+    fn flush(&self) -> std::io::Result<()>;
+
     /// Opens the calling thread's own handle. Called by an iothread before it serves the first
     /// ring on this node.
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError>;

@@ -3,13 +3,13 @@
 //! Invariants: if a step fails, everything made before it is taken down again.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use block::{Access, Clock, Node};
 use iothread::{Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
 use kernel_io::{FileTable, Reactors};
-use virtio::BlkConfig;
+use virtio::{BlkConfig, CacheMode};
 
 use crate::device::Offer;
 use crate::export::{Export, ExportError};
@@ -150,7 +150,8 @@ impl Built {
         let socket = Socket::listen(&options.socket)
             .map_err(|source| BuildError::Socket { export: id.clone(), source })?;
         tracing::info!("export {id}: listening on {}, served by {names}", socket.path().display());
-        let offer = Offer { id, node, config, iothreads };
+        let cache = Mutex::new(config.cache);
+        let offer = Offer { id, node, config, cache, iothreads };
         self.exports.push(Export::start(offer, socket, Arc::clone(&self.clock))?);
         Ok(())
     }
@@ -208,5 +209,6 @@ fn config(options: &ExportOptions, node: &dyn Node) -> Result<BlkConfig, BuildEr
         access,
         discard: changes,
         write_zeroes: changes,
+        cache: if options.writethrough { CacheMode::WriteThrough } else { CacheMode::WriteBack },
     })
 }

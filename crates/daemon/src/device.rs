@@ -8,23 +8,26 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use block::{Durability, Node};
+use block::Node;
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, BlkRules, Features, Ring, RingBase};
+use virtio::{BlkConfig, BlkRules, CacheMode, Features, Ring, RingBase};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
 use crate::ledger::Ledger;
 
-/// What an export offers, the same for every session.
+/// What an export offers, the same for every session but for the cache mode.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub(crate) id: String,
     pub(crate) node: Arc<dyn Node>,
     pub(crate) config: BlkConfig,
+    /// The cache mode now; `config` has the first one. It stays when a front end leaves: one that
+    /// comes back says nothing of it, and its driver relies on it.
+    pub(crate) cache: Mutex<CacheMode>,
     /// Who serves the rings, round-robin; never empty.
     pub(crate) iothreads: Vec<Arc<Iothread>>,
 }
@@ -50,16 +53,10 @@ impl BlkDevice {
 
     fn rules(&self, features: Features) -> BlkRules {
         let config = &self.offer.config;
-        // A driver that does not know flushes expects its writes to stay (virtio 1.2, 5.2.6.2).
-        let durability = if features.contains(Features::BLK_FLUSH) {
-            Durability::Cached
-        } else {
-            Durability::Stable
-        };
         BlkRules {
             size: config.size,
             access: config.access,
-            durability,
+            durability: self.cache_mode().durability(features),
             discard: config.discard,
             write_zeroes: config.write_zeroes,
         }
@@ -109,8 +106,30 @@ impl Device for BlkDevice {
         self.offer.config.queues
     }
 
-    fn config(&self) -> Vec<u8> {
-        self.offer.config.to_bytes().to_vec()
+    fn config(&self, chosen: Features) -> Vec<u8> {
+        let cache = self.cache_mode().shown_to(chosen);
+        BlkConfig { cache, ..self.offer.config }.to_bytes().to_vec()
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        *self.offer.cache.lock().expect("no holder of this lock panics")
+    }
+
+    fn set_cache_mode(&mut self, mode: CacheMode) -> Result<(), DeviceError> {
+        // Also if the flush fails: what is stricter than a driver believes does no harm.
+        *self.offer.cache.lock().expect("no holder of this lock panics") = mode;
+        match mode {
+            CacheMode::WriteBack => {
+                tracing::debug!("export {}: write-back", self.offer.id);
+                Ok(())
+            }
+            CacheMode::WriteThrough => {
+                tracing::debug!("export {}: write-through", self.offer.id);
+                // From now on the driver flushes no more, not even what it wrote before.
+                let flushed = self.offer.node.flush();
+                flushed.map_err(|error| DeviceError::CacheMode { source: error.into() })
+            }
+        }
     }
 
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {

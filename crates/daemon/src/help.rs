@@ -74,10 +74,12 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
 const EXPORT: &str =
     "  --export [type=]vhost-user-blk,id=ID,node-name=N,addr.type=unix,addr.path=PATH
            [,writable=on|off][,logical-block-size=BYTES][,num-queues=N]
-           [,iothread=ID | ,iothread.0=ID,iothread.1=ID,…]
+           [,iothread=ID | ,iothread.0=ID,iothread.1=ID,…][,writethrough=on|off]
                          offer a node on a socket. Queues go to the iothreads round-robin; none
                          named: the main thread. Default: read-only, blocks of 512 bytes, as many
-                         queues as the guest asks for (at most 256)
+                         queues as the guest asks for (at most 256), write-back.
+                         writethrough: a change is durable when it is answered, until the guest
+                         switches to write-back
 ";
 
 const BOTH: &str = "\

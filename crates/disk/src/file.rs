@@ -76,6 +76,10 @@ impl Node for FileNode {
         self.access
     }
 
+    fn flush(&self) -> std::io::Result<()> {
+        self.file.sync()
+    }
+
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
         let (file, access) = (self.id, self.access);
         let (discard, flushes) = (self.discard, self.flushes);

@@ -50,6 +50,10 @@ impl Node for NullNode {
         self.access
     }
 
+    fn flush(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
         let target = match self.content {
             ReadContent::Untouched => Target::Nothing,

@@ -42,6 +42,10 @@ impl Node for RawNode {
         self.access
     }
 
+    fn flush(&self) -> std::io::Result<()> {
+        self.child.flush()
+    }
+
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
         let below = self.child.open_lane()?;
         Ok(match self.discard {

@@ -9,6 +9,7 @@ use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
@@ -17,7 +18,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::bounce::BOUNCE_ALIGNMENT;
 use crate::native::Native;
 use crate::uring::Uring;
-use crate::{BOUNCE_BYTES, KernelError, WriteRanges};
+use crate::{BOUNCE_BYTES, KernelError, Notifier, WriteRanges};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
@@ -285,12 +286,19 @@ impl OpenFile {
         &self.sync_turn
     }
 
-    /// Makes everything written so far durable, if flushes are obeyed. Blocks: for the end of a
-    /// daemon, not for iothreads.
+    /// Makes everything written so far durable, if flushes are obeyed. Blocks, also while others
+    /// sync: for control threads, not for iothreads.
     pub fn sync(&self) -> io::Result<()> {
         if self.flushes == Flushes::Ignored {
             return Ok(());
         }
+        let bell = Arc::new(Notifier::new()?);
+        let _turn = loop {
+            match self.sync_turn.try_hold(0..1, &bell) {
+                Some(turn) => break turn,
+                None => bell.wait()?,
+            }
+        };
         if self.has_failed_sync() {
             return Err(io::Error::other("an earlier flush failed and its data may be lost"));
         }

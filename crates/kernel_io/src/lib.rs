@@ -8,6 +8,7 @@
 
 #![deny(unsafe_code)]
 
+mod alarm;
 mod bounce;
 mod calls;
 mod cpu;
@@ -25,6 +26,7 @@ mod reactor;
 mod uring;
 mod workers;
 
+pub use alarm::Alarm;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, process_cpu_time};
 pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 
 /// A door bell: an eventfd.
@@ -29,6 +29,17 @@ impl Notifier {
             Ok(_) | Err(Errno::AGAIN) => {}
             Err(errno) => panic!("an eventfd of our own refuses a write: {errno}"),
         }
+    }
+
+    /// Blocks until somebody has called, and forgets all calls so far. For control threads.
+    pub fn wait(&self) -> io::Result<()> {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        self.clear();
+        Ok(())
     }
 
     /// Forgets all calls so far. What they were about must be looked at afterwards.

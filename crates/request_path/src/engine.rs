@@ -12,24 +12,26 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{
     Answer, Buffers, Clock, FailKind, FileId, LaneError, Mapping, Node, Operation, Outcome, Target,
 };
 use kernel_io::{
-    BounceBuffer, BouncePool, Event, FileTable, IoFailure, Kernel, KernelError, Notifier, Reactors,
-    Wait, WaitsWith,
+    Alarm, BounceBuffer, BouncePool, Caching, Event, FileTable, IoFailure, Kernel, KernelError,
+    Notifier, Reactors, Wait, WaitsWith,
 };
 use virtio::Head;
 
 use crate::holds::{hold_changes, hold_sync_turns};
 use crate::job::{Addressee, Job, JobIndex, Jobs, Phase};
 use crate::lanes::{LaneIndex, Lanes};
-use crate::report::Report;
+use crate::report::{Report, Trouble};
 use crate::seats::{Seat, Seats};
 use crate::staged::{Chunk, Next, Staged, StagedKind, Step};
 use crate::submit::{
-    Run, fail_kind, must_sync, submit_run, submit_sync, unsupported, whole_blocks,
+    Run, fail_kind, may_hide_lost_data, must_sync, staged_durability, submit_run, unsupported,
+    whole_blocks,
 };
 use crate::{Mailbox, SourceKey};
 
@@ -65,6 +67,8 @@ pub struct Engine {
     batch: Vec<JobIndex>,
     mappings: Vec<Mapping>,
     report: Report,
+    /// Rings when it is time to tell how many sentences were left out; made when it is first needed.
+    alarm: Option<Alarm>,
 }
 
 impl Engine {
@@ -89,6 +93,7 @@ impl Engine {
             batch: Vec::new(),
             mappings: Vec::new(),
             report: Report::new(clock),
+            alarm: None,
         })
     }
 
@@ -208,11 +213,14 @@ impl Engine {
                         self.retry_ranges();
                         signals.push(Signal::Bell);
                     }
+                    Addressee::Alarm => self.alarm_rang(),
                     Addressee::Job(..) => panic!("a request is no descriptor"),
                 },
                 Event::PollEnded { tag } => match Addressee::from_tag(tag) {
                     Addressee::Kick(key) => signals.push(Signal::Unwatched(key)),
-                    Addressee::Bell | Addressee::Job(..) => panic!("only kicks are unwatched"),
+                    Addressee::Bell | Addressee::Alarm | Addressee::Job(..) => {
+                        panic!("only kicks are unwatched")
+                    }
                 },
             }
         }
@@ -232,8 +240,9 @@ impl Engine {
         match bounce {
             Some(buffer) => self.staged_step_over(index, result, buffer),
             None => {
-                if let Err(failure) = result {
-                    self.piece_failed(index, piece, failure);
+                match result {
+                    Err(failure) => self.piece_failed(index, piece, failure),
+                    Ok(()) => self.piece_done(index, piece),
                 }
                 self.settle(index);
             }
@@ -335,13 +344,17 @@ impl Engine {
     }
 
     fn submit_syncs(&mut self, index: JobIndex) {
-        let Self { jobs, kernel, .. } = self;
-        let job = jobs.get(index);
-        for (place, piece) in job.pieces.as_slice().iter().enumerate() {
-            if let Target::File { file, .. } = piece.target {
-                let tag = Addressee::Job(index, u8::try_from(place).expect("at most 4 pieces"));
-                job.outstanding += submit_sync(kernel, file, tag, &mut job.failure);
+        let pieces = self.jobs.get(index).pieces;
+        for (place, piece) in pieces.as_slice().iter().enumerate() {
+            let Target::File { file, .. } = piece.target else { continue };
+            if self.kernel.file(file).has_failed_sync() {
+                // No later sync can undo that.
+                self.fail(index, file, Trouble::EarlierSync);
+                continue;
             }
+            let tag = Addressee::Job(index, u8::try_from(place).expect("at most 4 pieces"));
+            self.kernel.sync(file, tag.to_tag());
+            self.jobs.get(index).outstanding += 1;
         }
     }
 
@@ -354,9 +367,13 @@ impl Engine {
         let job = self.jobs.get(index);
         let staged = job.staged.last_mut().expect("a bounce buffer belongs to a staged transfer");
         if let Err(failure) = result {
-            let file = staged.file;
-            let kind = self.report_failure(index, file, failure);
-            self.jobs.get(index).fail(kind);
+            let (file, step) = (staged.file, staged.step);
+            if step == Step::Writing
+                && may_hide_lost_data(staged_durability(job.operation), failure)
+            {
+                self.kernel.file(file).remember_failed_sync();
+            }
+            self.fail(index, file, Trouble::Failure(failure));
             self.give_back(buffer);
             return self.settle(index);
         }
@@ -384,7 +401,7 @@ impl Engine {
                 } else {
                     buffer.fill(lead, &job.memory, staged.skip, body);
                 }
-                let durability = job.operation.durability();
+                let durability = staged_durability(job.operation);
                 kernel.write_bounce(staged.file, start, durability, count, buffer, tag);
                 job.outstanding += 1;
             }
@@ -429,26 +446,70 @@ impl Engine {
                 }
                 Operation::Read(_) | Operation::Write(..) | Operation::Flush => {}
             }
+        } else if let Operation::Write(_, durability) = job.operation
+            && may_hide_lost_data(durability, failure)
+            && self.kernel.file(file).caching() == Caching::Direct
+        {
+            self.kernel.file(file).remember_failed_sync();
         }
-        let kind = self.report_failure(index, file, failure);
-        self.jobs.get(index).fail(kind);
+        self.fail(index, file, Trouble::Failure(failure));
     }
 
-    fn report_failure(&mut self, index: JobIndex, file: FileId, failure: IoFailure) -> FailKind {
-        let operation = self.jobs.get(index).operation;
-        let path = self.kernel.file(file).path().display();
-        let name = operation.name();
-        let cause = std::error::Error::source(&failure).map(|errno| format!(": {errno}"));
-        let cause = cause.unwrap_or_default();
-        match operation.extent() {
-            Some(extent) => self.report.say(format_args!(
-                "disk {path}: {name} of {} bytes at byte {} failed: {failure}{cause}",
-                extent.count(),
-                extent.start()
-            )),
-            None => self.report.say(format_args!("disk {path}: {name} failed{cause}")),
+    /// A piece is done. A sync is worth nothing if another one failed meanwhile: the kernel tells each
+    /// loss only once.
+    fn piece_done(&mut self, index: JobIndex, piece: u8) {
+        let job = self.jobs.get(index);
+        if job.phase == Phase::Sync
+            && let Target::File { file, .. } = job.pieces.as_slice()[usize::from(piece)].target
+            && self.kernel.file(file).has_failed_sync()
+        {
+            self.fail(index, file, Trouble::EarlierSync);
         }
-        fail_kind(failure)
+    }
+
+    /// Notes that a request fails, and says so; only once for each request.
+    fn fail(&mut self, index: JobIndex, file: FileId, trouble: Trouble) {
+        let job = self.jobs.get(index);
+        if job.failure.is_some() {
+            return;
+        }
+        job.failure = Some(match trouble {
+            Trouble::Failure(failure) => fail_kind(failure),
+            Trouble::EarlierSync => FailKind::Io,
+        });
+        let (operation, phase) = (job.operation, job.phase);
+        let path = self.kernel.file(file).path();
+        if let Some(wait) = self.report.failed(path, operation, phase, trouble) {
+            self.set_alarm(wait);
+        }
+    }
+
+    /// Has the report catch up after this time, if nothing fails meanwhile.
+    fn set_alarm(&mut self, after: Duration) {
+        if let Err(error) = self.try_set_alarm(after) {
+            // Then it is told with the next sentence, or at the end.
+            tracing::debug!("no timer: {error}");
+        }
+    }
+
+    fn try_set_alarm(&mut self, after: Duration) -> io::Result<()> {
+        if let Some(alarm) = &self.alarm {
+            return alarm.set(after);
+        }
+        let alarm = Alarm::new()?;
+        self.kernel.poll(alarm.as_fd(), Addressee::Alarm.to_tag());
+        let set = alarm.set(after);
+        self.alarm = Some(alarm);
+        set
+    }
+
+    fn alarm_rang(&mut self) {
+        if let Some(alarm) = &self.alarm {
+            alarm.clear();
+        }
+        if let Some(wait) = self.report.catch_up() {
+            self.set_alarm(wait);
+        }
     }
 
     fn finish(&mut self, index: JobIndex, outcome: Outcome) {

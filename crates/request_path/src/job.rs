@@ -110,11 +110,6 @@ impl Job {
             holds: Vec::new(),
         }
     }
-
-    /// Notes a failure; the first one counts.
-    pub(crate) fn fail(&mut self, kind: FailKind) {
-        self.failure.get_or_insert(kind);
-    }
 }
 
 /// Who is meant by the tag of a kernel event.
@@ -126,8 +121,11 @@ pub(crate) enum Addressee {
     Kick(SourceKey),
     /// This iothread's door bell.
     Bell,
+    /// The time to say how many sentences were left out.
+    Alarm,
 }
 
+const ALARM: u64 = 1 << 61;
 const KICK: u64 = 1 << 62;
 const BELL: u64 = 1 << 63;
 
@@ -137,6 +135,7 @@ impl Addressee {
             Self::Job(job, piece) => u64::from(job.0) | u64::from(piece) << 32,
             Self::Kick(key) => KICK | u64::from(key.0),
             Self::Bell => BELL,
+            Self::Alarm => ALARM,
         })
     }
 
@@ -144,6 +143,8 @@ impl Addressee {
         let low = u32::try_from(tag.0 & u64::from(u32::MAX)).expect("masked to 32 bits");
         if tag.0 & BELL != 0 {
             Self::Bell
+        } else if tag.0 & ALARM != 0 {
+            Self::Alarm
         } else if tag.0 & KICK != 0 {
             Self::Kick(SourceKey(low))
         } else {
@@ -164,6 +165,7 @@ mod tests {
             Addressee::Job(JobIndex(u32::MAX), 255),
             Addressee::Kick(SourceKey(u32::MAX)),
             Addressee::Bell,
+            Addressee::Alarm,
         ] {
             assert_eq!(Addressee::from_tag(addressee.to_tag()), addressee);
         }

@@ -114,22 +114,6 @@ pub(crate) fn whole_blocks(bytes: &Range<u64>, block: u64) -> Range<u64> {
     if start < end { start..end } else { bytes.end..bytes.end }
 }
 
-/// Submits a sync and returns how many operations that is; none if the file has lost data
-/// before, which no later sync can undo.
-pub(crate) fn submit_sync(
-    kernel: &mut Kernel,
-    file: FileId,
-    addressee: Addressee,
-    failure: &mut Option<FailKind>,
-) -> u32 {
-    if kernel.file(file).has_failed_sync() {
-        failure.get_or_insert(FailKind::Io);
-        return 0;
-    }
-    kernel.sync(file, addressee.to_tag());
-    1
-}
-
 /// Whether a job whose bytes are there has to sync their files before it is over.
 pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
     if job.phase == Phase::Sync {
@@ -151,8 +135,29 @@ pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
     }
 }
 
+/// When the chunks of a job's staged transfers must be durable: those of a zeroing are synced
+/// together at its end.
+pub(crate) fn staged_durability(operation: Operation) -> Durability {
+    match operation {
+        Operation::Write(_, durability) => durability,
+        Operation::Read(_)
+        | Operation::Discard(..)
+        | Operation::WriteZeroes(..)
+        | Operation::Flush => Durability::Cached,
+    }
+}
+
+/// Whether a failed write may have been told, in place of a later flush, that data of others is lost.
+/// A stable write is a write and a sync in one, and nobody says which of them failed; but a lack of
+/// space is found before anything is written.
+pub(crate) fn may_hide_lost_data(durability: Durability, failure: IoFailure) -> bool {
+    durability == Durability::Stable && fail_kind(failure) == FailKind::Io
+}
+
+/// Whether the file cannot do such a thing at all, as QEMU reads these errors.
 pub(crate) fn unsupported(failure: IoFailure) -> bool {
-    matches!(failure, IoFailure::Errno { errno: Errno::OPNOTSUPP | Errno::NOSYS, .. })
+    let IoFailure::Errno { errno, .. } = failure else { return false };
+    [Errno::OPNOTSUPP, Errno::NOSYS, Errno::NODEV, Errno::NOTTY].contains(&errno)
 }
 
 pub(crate) fn fail_kind(failure: IoFailure) -> FailKind {

@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod deadline;
+pub mod fuse_faults;
 pub mod guest;
 pub mod image;
 pub mod libblkio;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtio::{Features, GuestMemory, RingBase, RingSetup};
+use virtio::{CacheMode, Features, GuestMemory, RingBase, RingSetup};
 
 /// One of the queues of a device, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,8 +27,17 @@ pub trait Device {
     /// How many queues a front end may use, at most 256.
     fn queues_max(&self) -> u16;
 
-    /// The configuration space.
-    fn config(&self) -> Vec<u8>;
+    /// The configuration space, as a driver sees it that chose these features; none if it has not
+    /// chosen yet.
+    fn config(&self, chosen: Features) -> Vec<u8>;
+
+    /// When a change that was answered is durable.
+    fn cache_mode(&self) -> CacheMode;
+
+    /// Changes that from now on. No ring is served meanwhile. When this returns after a change to
+    /// write-through, everything that was answered before is durable. After an error the device is in
+    /// write-through and the session ends.
+    fn set_cache_mode(&mut self, mode: CacheMode) -> Result<(), DeviceError>;
 
     /// Serves a ring from now on, beginning with one look at it whether a kick came or not.
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError>;
@@ -67,6 +76,13 @@ pub enum DeviceError {
     Start {
         /// Which.
         queue: QueueIndex,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// What was written before the switch to write-through may be lost.
+    #[error("cannot switch to write-through: what was written before cannot be made durable")]
+    CacheMode {
         /// Why.
         #[source]
         source: Box<dyn Error + Send + Sync>,

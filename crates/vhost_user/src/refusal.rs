@@ -137,7 +137,8 @@ pub enum Refusal {
     Device(#[from] DeviceError),
     /// A change of the configuration space.
     #[error(
-        "front end writes {bytes} bytes at {offset} of the configuration space, of which no field is writable"
+        "front end writes {bytes} bytes at {offset} of the configuration space, of which only the byte at {} is writable",
+        virtio::WRITEBACK_OFFSET
     )]
     ConfigReadOnly {
         /// Where.

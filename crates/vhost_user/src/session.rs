@@ -4,7 +4,7 @@
 //! if and only if it is started (it has a kick descriptor), enabled, fully described and in guest
 //! memory (vhost-user, "Ring states"); after every message [`Session::settle`] makes it so.
 //!
-//! Invariants: guest memory changes only while no ring is served; nothing about a ring changes
+//! Invariants: guest memory and the cache mode change only while no ring is served; nothing about a ring changes
 //! while it is served, except its call descriptor.
 //! Threads: one session has one thread of its own; it waits for the threads that serve rings.
 //! Limits: as many rings as the device has queues.
@@ -288,6 +288,14 @@ impl<D: Device> Session<D> {
             }
             Some(_) | None => Ok(()),
         }
+    }
+
+    /// Serves every ring that is ready; one outside guest memory waits.
+    fn settle_all(&mut self) -> Result<(), Refusal> {
+        for queue in (0..).take(self.rings.len()).map(QueueIndex) {
+            self.settle(queue, OutsideMemory::Wait)?;
+        }
+        Ok(())
     }
 
     /// Serves a ring if it is ready and not being served.

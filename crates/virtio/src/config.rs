@@ -1,9 +1,10 @@
 //! The device configuration space of virtio-blk (virtio 1.2, 5.2.4), and the features that go with
-//! it. Filled as qemu-storage-daemon 10.0 fills it.
+//! it. Filled as qemu-storage-daemon 10.0 fills it, but for the byte that says that write-zeroes may
+//! unmap, and for `writeback`, which qemu-storage-daemon leaves 0 although it writes back.
 //!
-//! Not here: CONFIG_WCE, secure erase and zones, which are not offered.
+//! Not here: secure erase and zones, which are not offered.
 
-use block::{Access, DiskSize, SECTOR_BYTES};
+use block::{Access, DiskSize, Durability, SECTOR_BYTES};
 
 use crate::Features;
 
@@ -16,6 +17,50 @@ pub const SEG_MAX: u32 = 128 - 2;
 
 /// `max_discard_sectors` and `max_write_zeroes_sectors`.
 pub const RANGE_SECTORS_MAX: u32 = 32768;
+
+/// Where `writeback` lies, one byte and the only field that a driver may write.
+pub const WRITEBACK_OFFSET: usize = 32;
+
+/// When a change that was answered is safe from a power loss (virtio 1.2, 5.2.5: `writeback`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheMode {
+    /// With the next flush.
+    WriteBack,
+    /// As soon as it is answered.
+    WriteThrough,
+}
+
+impl CacheMode {
+    /// The mode that a driver asks for by writing this to `writeback`. The specification knows 0 and
+    /// 1; anything else counts as 1, as in QEMU.
+    pub fn from_byte(byte: u8) -> Self {
+        if byte == 0 { Self::WriteThrough } else { Self::WriteBack }
+    }
+
+    /// The mode as `writeback` shows it.
+    pub fn to_byte(self) -> u8 {
+        match self {
+            Self::WriteBack => 1,
+            Self::WriteThrough => 0,
+        }
+    }
+
+    /// When changes must be durable that come from a driver with these features. One that does not
+    /// know flushes expects its writes to stay (virtio 1.2, 5.2.6.2).
+    pub fn durability(self, chosen: Features) -> Durability {
+        match self {
+            Self::WriteBack if chosen.contains(Features::BLK_FLUSH) => Durability::Cached,
+            Self::WriteBack | Self::WriteThrough => Durability::Stable,
+        }
+    }
+
+    /// What such a driver must be shown: with CONFIG_WCE but without FLUSH there is no write-back
+    /// (virtio 1.2, 5.2.5.2).
+    pub fn shown_to(self, chosen: Features) -> Self {
+        let asks = chosen.contains(Features::BLK_CONFIG_WCE);
+        if asks && !chosen.contains(Features::BLK_FLUSH) { Self::WriteThrough } else { self }
+    }
+}
 
 /// What the guest is told about a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +79,8 @@ pub struct BlkConfig {
     pub discard: bool,
     /// Whether it takes write-zeroes.
     pub write_zeroes: bool,
+    /// When its changes are durable.
+    pub cache: CacheMode,
 }
 
 impl BlkConfig {
@@ -47,6 +94,7 @@ impl BlkConfig {
             | Features::BLK_BLK_SIZE
             | Features::BLK_TOPOLOGY
             | Features::BLK_FLUSH
+            | Features::BLK_CONFIG_WCE
             | Features::BLK_MQ;
         if self.access == Access::ReadOnly {
             features = features | Features::BLK_RO;
@@ -70,6 +118,7 @@ impl BlkConfig {
         // The least and the best size of a request, in logical blocks.
         space.put(26, 1_u16.to_le_bytes());
         space.put(28, 1_u32.to_le_bytes());
+        space.put(WRITEBACK_OFFSET, [self.cache.to_byte()]);
         space.put(34, self.queues.to_le_bytes());
         if self.discard {
             space.put(36, RANGE_SECTORS_MAX.to_le_bytes());

@@ -20,6 +20,8 @@ impl Features {
     pub const BLK_FLUSH: Self = Self(1 << 9);
     /// VIRTIO_BLK_F_TOPOLOGY: the disk says how it likes requests aligned.
     pub const BLK_TOPOLOGY: Self = Self(1 << 10);
+    /// VIRTIO_BLK_F_CONFIG_WCE: the driver may read and switch the cache mode (`writeback`).
+    pub const BLK_CONFIG_WCE: Self = Self(1 << 11);
     /// VIRTIO_BLK_F_MQ: `num_queues` is the number of queues.
     pub const BLK_MQ: Self = Self(1 << 12);
     /// VIRTIO_BLK_F_DISCARD: the disk takes discards.

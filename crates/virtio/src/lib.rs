@@ -22,7 +22,9 @@ pub use blk::{
     BlkKind, BlkRequest, BlkRules, DATA_BYTES_MAX, ID_BYTES, NoStatus, decode, status_byte,
     write_id, write_status,
 };
-pub use config::{BlkConfig, CONFIG_BYTES, RANGE_SECTORS_MAX, SEG_MAX};
+pub use config::{
+    BlkConfig, CONFIG_BYTES, CacheMode, RANGE_SECTORS_MAX, SEG_MAX, WRITEBACK_OFFSET,
+};
 pub use features::Features;
 pub use memory::{
     GuestAddress, GuestMemory, LastHit, MemoryError, NotMapped, REGIONS_MAX, Region, RegionSpec,

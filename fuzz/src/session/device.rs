@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, Features, Ring, RingBase};
+use virtio::{BlkConfig, CacheMode, Features, Ring, RingBase};
 
 const CONFIG: BlkConfig = BlkConfig {
     size: DiskSize(ByteCount(1 << 20)),
@@ -16,6 +16,7 @@ const CONFIG: BlkConfig = BlkConfig {
     access: Access::ReadWrite,
     discard: true,
     write_zeroes: true,
+    cache: CacheMode::WriteBack,
 };
 
 /// All that a driver may choose.
@@ -29,6 +30,8 @@ struct Record {
     /// Starts and stops to go until one fails.
     good: Option<u8>,
     failed: bool,
+    /// The mode, if it was ever set.
+    cache: Option<CacheMode>,
 }
 
 /// A clone is the same device.
@@ -75,8 +78,24 @@ impl Device for Mock {
         self.queues
     }
 
-    fn config(&self) -> Vec<u8> {
-        CONFIG.to_bytes().to_vec()
+    fn config(&self, chosen: Features) -> Vec<u8> {
+        let cache = self.cache_mode().shown_to(chosen);
+        BlkConfig { cache, ..CONFIG }.to_bytes().to_vec()
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        self.record().cache.unwrap_or(CONFIG.cache)
+    }
+
+    fn set_cache_mode(&mut self, mode: CacheMode) -> Result<(), DeviceError> {
+        let mut record = self.record();
+        assert!(record.served.is_empty(), "rings are served while the mode changes");
+        assert!(!record.failed, "the session ends after an error");
+        record.cache = Some(mode);
+        if record.fails() {
+            return Err(DeviceError::CacheMode { source: Box::from("the disk is gone") });
+        }
+        Ok(())
     }
 
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {

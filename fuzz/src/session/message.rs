@@ -219,11 +219,12 @@ impl Message {
         }
     }
 
-    /// Offset, size and flags in front of the bytes.
+    /// Offset, size and flags in front of the bytes, which are all alike.
     fn config(write: u8, input: &mut Input<'_>) -> Self {
         let (offset, count) = (input.u16(), input.u8());
+        let (count, byte) = (count & 0x7f, count >> 7);
         let mut payload = [offset.into(), u32::from(count), 0].map(u32::to_le_bytes).concat();
-        payload.resize(payload.len() + usize::from(count), 0);
+        payload.resize(payload.len() + usize::from(count), byte);
         Self::new(if write == 0 { GET_CONFIG } else { SET_CONFIG }, payload)
     }
 }

@@ -41,8 +41,9 @@ pub(super) const VHOST_USER_BLK: Keys = Keys {
         "logical-block-size",
         "num-queues",
         "iothread",
+        "writethrough",
     ]],
-    later: &[&["allow-inactive", "fixed-iothread", "writethrough"]],
+    later: &[&["allow-inactive", "fixed-iothread"]],
 };
 
 /// The keys of `addr`.
@@ -79,6 +80,7 @@ pub(super) fn parse(text: &str) -> Result<ExportOptions, Fault> {
         },
         num_queues: fields.number("num-queues")?.map(check_num_queues).transpose()?,
         iothreads: fields.texts("iothread")?,
+        writethrough: fields.flag("writethrough")?.unwrap_or(false),
     })
 }
 

@@ -209,6 +209,9 @@ pub struct ExportOptions {
     pub num_queues: Option<u16>,
     /// The iothreads that serve the queues, round-robin. Empty is `none`.
     pub iothreads: Vec<String>,
+    /// Whether changes are durable as soon as they are answered, until a driver asks for another
+    /// mode.
+    pub writethrough: bool,
 }
 
 /// The UNIX socket of an export.

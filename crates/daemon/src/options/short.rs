@@ -136,6 +136,7 @@ impl Short {
             logical_block_size: LOGICAL_BLOCK_BYTES,
             num_queues: self.num_queues,
             iothreads: iothreads.clone(),
+            writethrough: false,
         };
         objects.chain([Step::Blockdev(node), Step::Export(export)]).collect()
     }

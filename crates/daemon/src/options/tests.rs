@@ -79,6 +79,7 @@ fn export() -> ExportOptions {
         logical_block_size: 512,
         num_queues: None,
         iothreads: Vec::new(),
+        writethrough: false,
     }
 }
 
@@ -248,13 +249,14 @@ fn exports_read_the_same_in_both_notations() {
         "--export",
         &[
             "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s,writable=on,num-queues=256,\
-             logical-block-size=4k,iothread.0=t1,iothread.1=t0",
+             logical-block-size=4k,iothread.0=t1,iothread.1=t0,writethrough=on",
             r#"{"type":"vhost-user-blk","id":"e","node-name":"n","addr":{"type":"unix","path":"s"},
                 "writable":true,"num-queues":256,"logical-block-size":4096,
-                "iothread":["t1","t0"]}"#,
+                "iothread":["t1","t0"],"writethrough":true}"#,
         ],
         &Step::Export(ExportOptions {
             writable: true,
+            writethrough: true,
             num_queues: Some(256),
             logical_block_size: 4096,
             iothreads: vec!["t1".to_owned(), "t0".to_owned()],

@@ -45,6 +45,10 @@ impl Node for PipeNode {
         Access::ReadOnly
     }
 
+    fn flush(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(PipeLane(self.clone())))
     }

@@ -41,6 +41,7 @@ pub mod request {
     pub const GET_QUEUE_NUM: u32 = 17;
     pub const SET_VRING_ENABLE: u32 = 18;
     pub const GET_CONFIG: u32 = 24;
+    pub const SET_CONFIG: u32 = 25;
     pub const RESET_DEVICE: u32 = 34;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
@@ -67,6 +68,7 @@ pub mod feature {
     pub const VERSION_1: u64 = 1 << 32;
     pub const BLK_RO: u64 = 1 << 5;
     pub const BLK_FLUSH: u64 = 1 << 9;
+    pub const BLK_CONFIG_WCE: u64 = 1 << 11;
     pub const BLK_MQ: u64 = 1 << 12;
     pub const BLK_DISCARD: u64 = 1 << 13;
     pub const BLK_WRITE_ZEROES: u64 = 1 << 14;
@@ -226,6 +228,15 @@ impl FrontEnd {
         payload.resize(12 + usize::try_from(size).context("size")?, 0);
         let reply = self.ask(request::GET_CONFIG, &payload)?;
         reply.get(12..).map(<[u8]>::to_vec).context("GET_CONFIG was answered without content")
+    }
+
+    /// Sends SET_CONFIG with these bytes; its answer is the caller's to receive.
+    pub fn send_configuration(&self, offset: u32, bytes: &[u8]) -> Result<()> {
+        let size = u32::try_from(bytes.len()).context("size")?;
+        let mut payload: Vec<u8> =
+            [offset, size, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+        payload.extend(bytes);
+        self.send(request::SET_CONFIG, &payload, &[])
     }
 
     fn read_exactly(&self, length: usize) -> Result<Option<Vec<u8>>> {

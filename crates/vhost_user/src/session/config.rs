@@ -1,6 +1,8 @@
 //! The messages about the configuration space.
 
-use super::Session;
+use virtio::{CacheMode, WRITEBACK_OFFSET};
+
+use super::{PROTOCOL_FEATURES, Session};
 use crate::{Device, Refusal};
 
 /// Where Cloud Hypervisor puts the configuration space: the device's registers in its own address
@@ -11,7 +13,7 @@ impl<D: Device> Session<D> {
     /// Exactly `count` bytes of the configuration space from `offset` on, with zeroes behind its
     /// end (GET_CONFIG). Front ends of different age ask for more than there is.
     pub fn config(&self, offset: u32, count: u32) -> Vec<u8> {
-        let config = self.device.config();
+        let config = self.device.config(self.features.without(PROTOCOL_FEATURES));
         let start = match offset as usize {
             CLOUD_HYPERVISOR_OFFSET => 0,
             offset => offset.min(config.len()),
@@ -23,8 +25,20 @@ impl<D: Device> Session<D> {
         answer
     }
 
-    /// No field is writable (SET_CONFIG).
+    /// Only `writeback` is writable (SET_CONFIG). The rings pause during a switch, so that each
+    /// request is served in one mode, and none of the old mode is in flight when the front end hears
+    /// that the mode has changed (virtio 1.2, 5.2.6.2 leaves those requests undefined). That the driver
+    /// has not chosen CONFIG_WCE does not matter: the front end may not have told us yet.
     pub fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
-        Err(Refusal::ConfigReadOnly { offset, bytes: bytes.len() })
+        let mode = match (offset as usize, bytes) {
+            (WRITEBACK_OFFSET, &[byte]) => CacheMode::from_byte(byte),
+            _ => return Err(Refusal::ConfigReadOnly { offset, bytes: bytes.len() }),
+        };
+        if mode == self.device.cache_mode() {
+            return Ok(());
+        }
+        self.halt_all()?;
+        self.device.set_cache_mode(mode)?;
+        self.settle_all()
     }
 }

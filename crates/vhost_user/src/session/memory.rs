@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use virtio::{GuestMemory, REGIONS_MAX, Region, RegionSpec};
 
-use super::{OutsideMemory, Session};
-use crate::{Device, QueueIndex, Refusal};
+use super::Session;
+use crate::{Device, Refusal};
 
 impl<D: Device> Session<D> {
     /// Replaces all memory (SET_MEM_TABLE).
@@ -42,9 +42,6 @@ impl<D: Device> Session<D> {
     fn replace(&mut self, memory: GuestMemory) -> Result<(), Refusal> {
         self.halt_all()?;
         self.memory = Arc::new(memory);
-        for queue in (0..).take(self.rings.len()).map(QueueIndex) {
-            self.settle(queue, OutsideMemory::Wait)?;
-        }
-        Ok(())
+        self.settle_all()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, Features, RingBase, RingLayout};
+use virtio::{BlkConfig, CacheMode, Features, RingBase, RingLayout};
 
 /// What the session asked the device for, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +16,7 @@ pub(crate) enum Asked {
     Stop(u16),
     /// Whether there was a descriptor.
     Call(u16, bool),
+    Cache(CacheMode),
 }
 
 #[derive(Default)]
@@ -24,6 +25,10 @@ pub(crate) struct Record {
     pub(crate) served: HashMap<u16, RingStart>,
     /// A queue that cannot be stopped.
     pub(crate) stuck: Option<u16>,
+    /// The mode, if it was ever set.
+    pub(crate) cache: Option<CacheMode>,
+    /// Whether nothing can be made durable.
+    pub(crate) lossy: bool,
 }
 
 /// A device of 256 queues; a clone is the same device.
@@ -38,6 +43,7 @@ pub(crate) const CONFIG: BlkConfig = BlkConfig {
     access: Access::ReadWrite,
     discard: true,
     write_zeroes: true,
+    cache: CacheMode::WriteBack,
 };
 
 /// All features with split rings.
@@ -67,8 +73,24 @@ impl Device for Mock {
         256
     }
 
-    fn config(&self) -> Vec<u8> {
-        CONFIG.to_bytes().to_vec()
+    fn config(&self, chosen: Features) -> Vec<u8> {
+        let cache = self.cache_mode().shown_to(chosen);
+        BlkConfig { cache, ..CONFIG }.to_bytes().to_vec()
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        self.record().cache.unwrap_or(CONFIG.cache)
+    }
+
+    fn set_cache_mode(&mut self, mode: CacheMode) -> Result<(), DeviceError> {
+        let mut record = self.record();
+        record.asked.push(Asked::Cache(mode));
+        assert!(record.served.is_empty(), "rings are served while the mode changes");
+        record.cache = Some(mode);
+        if record.lossy {
+            return Err(DeviceError::CacheMode { source: Box::from("the disk is gone") });
+        }
+        Ok(())
     }
 
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {

@@ -1,11 +1,13 @@
 //! Features, queues, configuration space.
 
+use virtio::{CacheMode, Features};
+
 use crate::front_end::{
     ALL_PROTOCOL_FEATURES, CHECK_DEVICE_STATE, FrontEnd, GET_CONFIG, GET_FEATURES,
     GET_MAX_MEM_SLOTS, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, LOW, PROTOCOL_FEATURES, SET_CONFIG,
     SET_FEATURES, SET_LOG_BASE, SET_PROTOCOL_FEATURES, words,
 };
-use crate::mock::{CONFIG, Mock, split_features};
+use crate::mock::{Asked, CONFIG, Mock, split_features};
 
 fn config(front_end: &mut FrontEnd, offset: u32, count: u32) -> Vec<u8> {
     let mut payload = [offset, count, 0].map(u32::to_le_bytes).concat();
@@ -48,7 +50,7 @@ fn the_configuration_space_is_cut_or_filled_up_to_what_is_asked_for() {
 fn features_that_were_not_offered_are_refused() {
     let mut front_end = FrontEnd::new();
     front_end.send(SET_FEATURES, &words(&[1 << 33]));
-    front_end.refused("front end chose features 0x200000000 but only 0x570007644 are offered");
+    front_end.refused("front end chose features 0x200000000 but only 0x570007e44 are offered");
     let mut front_end = FrontEnd::new();
     front_end.send(SET_PROTOCOL_FEATURES, &words(&[1 << 12]));
     front_end.refused("front end chose protocol features 0x1000 but only 0xa209 are offered");
@@ -80,14 +82,72 @@ fn legacy_drivers_are_refused() {
     );
 }
 
+/// The payload of SET_CONFIG.
+fn set_config(offset: u32, bytes: &[u8]) -> Vec<u8> {
+    let count = u32::try_from(bytes.len()).expect("few bytes");
+    [[offset, count, 0].map(u32::to_le_bytes).concat(), bytes.to_vec()].concat()
+}
+
+/// `writeback` as the front end reads it.
+fn writeback(front_end: &mut FrontEnd) -> u8 {
+    config(front_end, 32, 1)[0]
+}
+
+#[test]
+fn the_cache_mode_changes_while_no_ring_is_served() {
+    let mut front_end = FrontEnd::negotiated();
+    front_end.set_memory(&[LOW]);
+    front_end.start(0, 5);
+    front_end.start(2, 7);
+    assert_eq!(writeback(&mut front_end), 1);
+    front_end.mock.asked();
+    front_end.done(SET_CONFIG, &set_config(32, &[0]));
+    let through = Asked::Cache(CacheMode::WriteThrough);
+    let [stop, start] =
+        [[Asked::Stop(0), Asked::Stop(2)], [Asked::Start(0, 15), Asked::Start(2, 17)]];
+    assert_eq!(front_end.mock.asked(), [&stop[..], &[through], &start].concat());
+    assert_eq!(writeback(&mut front_end), 0);
+    // Nothing pauses for a mode that is there already.
+    front_end.done(SET_CONFIG, &set_config(32, &[0]));
+    assert!(front_end.mock.asked().is_empty());
+    // As in QEMU, whatever is not 0 is write-back.
+    front_end.done(SET_CONFIG, &set_config(32, &[7]));
+    assert_eq!(writeback(&mut front_end), 1);
+    front_end.leave().unwrap();
+}
+
+#[test]
+fn a_change_to_write_through_that_loses_data_ends_the_session() {
+    let mut front_end = FrontEnd::negotiated();
+    front_end.mock.record().lossy = true;
+    front_end.send(SET_CONFIG, &set_config(32, &[0]));
+    front_end.refused(
+        "cannot switch to write-through: what was written before cannot be made durable: the disk is \
+         gone",
+    );
+}
+
+#[test]
+fn a_driver_without_flushes_is_shown_write_through() {
+    let mut front_end = FrontEnd::negotiated();
+    let flushless = split_features().without(Features::BLK_FLUSH);
+    front_end.done(SET_FEATURES, &words(&[flushless.0 | PROTOCOL_FEATURES]));
+    assert_eq!(writeback(&mut front_end), 0);
+    // One that cannot ask does not care.
+    let unaware = flushless.without(Features::BLK_CONFIG_WCE);
+    front_end.done(SET_FEATURES, &words(&[unaware.0 | PROTOCOL_FEATURES]));
+    assert_eq!(writeback(&mut front_end), 1);
+    front_end.leave().unwrap();
+}
+
 #[test]
 fn what_was_not_offered_is_refused() {
     let mut front_end = FrontEnd::negotiated();
-    let mut payload = [32_u32, 1, 0].map(u32::to_le_bytes).concat();
-    payload.push(1);
+    let payload = set_config(33, &[1]);
     front_end.send(SET_CONFIG, &payload);
     front_end.refused(
-        "front end writes 1 bytes at 32 of the configuration space, of which no field is writable",
+        "front end writes 1 bytes at 33 of the configuration space, of which only the byte at 32 is \
+         writable",
     );
     let mut front_end = FrontEnd::negotiated();
     front_end.send(SET_LOG_BASE, &words(&[0, 0]));

@@ -251,7 +251,7 @@ fn wrong_values_of_exports_are_named() {
     refuse("iothread=t2", "iothread 't2' is not defined before its use; did you mean 't0'?");
     refuse("iothread.0=t0,iothread.1=t0", "iothread 't0' is listed twice");
     refuse("iothread.1=t0", "parameter 'iothread.0' is missing");
-    for key in ["writethrough", "fixed-iothread", "allow-inactive"] {
+    for key in ["fixed-iothread", "allow-inactive"] {
         refuse(
             &format!("{key}=off"),
             &format!("option '{key}' of --export type=vhost-user-blk is not supported yet"),
@@ -260,7 +260,7 @@ fn wrong_values_of_exports_are_named() {
     refuse(
         "serial=x",
         "unknown option 'serial' of --export type=vhost-user-blk (supported: type, id, node-name, \
-         addr, writable, logical-block-size, num-queues, iothread)",
+         addr, writable, logical-block-size, num-queues, iothread, writethrough)",
     );
     super::refuse(
         "--export",
