@@ -11,7 +11,7 @@
 use std::fmt::Debug;
 use std::num::NonZeroU32;
 
-use crate::{ByteCount, ByteOffset, DiskSize, FailKind, Operation};
+use crate::{ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FailKind, Operation, Rights};
 
 /// The most pieces one answer has. Four cover a stripe's border on both sides; raw and file need
 /// one.
@@ -30,6 +30,11 @@ pub trait Node: Debug + Send + Sync {
 
     /// Whether the node takes changes.
     fn access(&self) -> Access;
+
+    /// Takes the right to use the node, and what it stands on, in this way: files are locked
+    /// against other processes. Does not wait for those. Called before the first request, and
+    /// never by an iothread; the claim is dropped after the last one.
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError>;
 
     /// Opens the calling thread's own handle. Called by an iothread before it serves the first
     /// ring on this node.

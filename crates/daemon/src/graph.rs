@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use block::{Access, ByteCount, DiskSize, Node};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, OpenError, OpenOptions};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenError, OpenOptions};
 
 use crate::options::{self, AioEngine, Blockdev, Child, Discard, Driver};
 
@@ -155,6 +155,7 @@ fn open_options(
             options::Flushes::Obeyed => Flushes::Obeyed,
             options::Flushes::Ignored => Flushes::Ignored,
         },
+        lock: LockOptions::default(),
     }
 }
 
