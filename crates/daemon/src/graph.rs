@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use block::{Access, ByteCount, DiskSize, Node};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenError, OpenOptions};
+use kernel_io::{
+    Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Locking, OpenError, OpenOptions,
+    Sharing,
+};
 
 use crate::options::{self, AioEngine, Blockdev, Child, Discard, Driver};
 
@@ -82,12 +85,13 @@ impl Graph {
         let name = given.clone().unwrap_or_else(|| format!("{parent}/file"));
         let access = access(blockdev);
         let node: Arc<dyn Node> = match &blockdev.driver {
-            Driver::File { filename, aio } => {
-                let options = open_options(filename, FileKind::Regular, *aio, blockdev);
+            Driver::File { filename, aio, locking } => {
+                let options = open_options(filename, FileKind::Regular, *aio, *locking, blockdev);
                 self.open(&name, &options, blockdev)?
             }
-            Driver::HostDevice { filename, aio } => {
-                let options = open_options(filename, FileKind::BlockDevice, *aio, blockdev);
+            Driver::HostDevice { filename, aio, locking } => {
+                let kind = FileKind::BlockDevice;
+                let options = open_options(filename, kind, *aio, *locking, blockdev);
                 self.open(&name, &options, blockdev)?
             }
             Driver::NullCo { size, read_zeroes } => {
@@ -138,6 +142,7 @@ fn open_options(
     path: &Path,
     kind: FileKind,
     aio: Option<AioEngine>,
+    locking: options::Locking,
     blockdev: &Blockdev,
 ) -> OpenOptions {
     OpenOptions {
@@ -155,7 +160,14 @@ fn open_options(
             options::Flushes::Obeyed => Flushes::Obeyed,
             options::Flushes::Ignored => Flushes::Ignored,
         },
-        lock: LockOptions::default(),
+        lock: LockOptions {
+            locking: match locking {
+                options::Locking::Automatic => Locking::Automatic,
+                options::Locking::On => Locking::On,
+                options::Locking::Off => Locking::Off,
+            },
+            sharing: if blockdev.force_share { Sharing::Forced } else { Sharing::AsClaimed },
+        },
     }
 }
 

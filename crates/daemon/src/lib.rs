@@ -8,6 +8,7 @@
 pub mod attach;
 mod build;
 mod chain;
+mod claim;
 mod connection;
 mod device;
 mod export;
@@ -20,6 +21,7 @@ pub mod serve;
 mod socket;
 
 pub use build::BuildError;
+pub use claim::ClaimFailure;
 pub use export::ExportError;
 pub use graph::GraphError;
 pub use pidfile::PidfileError;

@@ -125,6 +125,9 @@ pub enum Fault {
     /// Linux AIO blocks on what goes through the page cache. QEMU's sentence.
     #[error("aio=native was specified, but it requires cache.direct=on, which was not specified.")]
     NativeBuffered,
+    /// Who writes cannot let others write. QEMU's sentence.
+    #[error("force-share=on can only be used with read-only images")]
+    ForceShareWritable,
     /// Not JSON.
     #[error("not valid JSON")]
     Json(#[source] serde_json::Error),

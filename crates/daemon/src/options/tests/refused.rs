@@ -106,13 +106,31 @@ fn what_a_node_cannot_do_yet_is_refused_by_name() {
         );
     };
     refuse("file", "aio-max-batch", "0");
-    refuse("file", "locking", "off");
     refuse("host_device", "pr-manager", "p");
     refuse("raw", "offset", "0");
     refuse("null-co", "latency-ns", "1");
-    for key in ["active", "auto-read-only", "detect-zeroes", "force-share"] {
+    for key in ["active", "auto-read-only", "detect-zeroes"] {
         refuse("null-co", key, "off");
     }
+}
+
+#[test]
+fn locks_that_cannot_be_are_named() {
+    let refuse = |rest: &str, expected: &str| {
+        refuse("--blockdev", &format!("file,node-name=a,filename=Cargo.toml,{rest}"), expected);
+    };
+    refuse(
+        "locking=maybe",
+        "parameter 'locking' does not accept value 'maybe' (supported: auto, on, off)",
+    );
+    let force = "force-share=on can only be used with read-only images";
+    refuse("force-share=on", force);
+    super::refuse(
+        "--blockdev",
+        "raw,node-name=a,read-only=on,force-share=on,file.driver=file,file.filename=Cargo.toml,\
+         file.read-only=off",
+        force,
+    );
 }
 
 #[test]
