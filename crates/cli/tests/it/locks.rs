@@ -11,7 +11,7 @@ use testkit::image;
 use testkit::process::{Bench, Exit, Program, Server};
 use testkit::report::skipped;
 
-use crate::support::with;
+use crate::support::{stop, with};
 
 mod hosts;
 mod ours;
@@ -72,6 +72,14 @@ impl Place {
     /// Starts a daemon that must come up.
     fn start(&self, program: &Program, name: &str, access: Access) -> Result<Server> {
         program.start(&self.line(name, access, ""), &[self.socket(name)])
+    }
+
+    /// Uses a daemon's export, and stops the daemon. A signal right after the start would find it not
+    /// ready yet.
+    fn finish(&self, name: &str, server: Server) -> Result<String> {
+        let socket = self.socket(name);
+        drop(Client::connect(&socket, Shape::small())?.read(0, 4096, 0)?);
+        stop(server, &[&socket])
     }
 
     /// Runs a tool to its end.

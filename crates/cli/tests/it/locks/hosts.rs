@@ -17,9 +17,9 @@ fn without_locking_the_image_is_everybodys() {
         let first = place.start(program, "first", Access::Write)?;
         let line = place.line("w", Access::Write, ",locking=off");
         let second = program.start(&line, &[place.socket("w")])?;
-        stop(first, &[])?;
+        place.finish("first", first)?;
         place.succeeds("qemu-io", &["-f", "raw", "-c", "write 0 4k", "IMAGE"])?;
-        stop(second, &[]).map(drop)
+        place.finish("w", second).map(drop)
     });
 }
 
@@ -63,9 +63,10 @@ fn locking_that_is_wanted_is_had_where_the_host_can() {
         let second = program.spawn(&place.line("second", Access::Write, ""))?;
         second.wait_for_log("trying for up to 30 s", START_LIMIT)?;
         ensure!(!server.log().contains(CANNOT), "{}", server.log());
-        stop(server, &[])?;
-        second.wait_for_log("has the lock after", START_LIMIT)?;
-        stop(second, &[]).map(drop)
+        place.finish("w", server)?;
+        second.wait_for_log("listening", START_LIMIT)?;
+        ensure!(second.log().contains("has the lock after"), "{}", second.log());
+        place.finish("second", second).map(drop)
     });
 }
 
@@ -76,7 +77,7 @@ fn a_reader_with_force_share_denies_nothing() {
         let line = place.line("r", Access::Read, ",force-share=on");
         let server = program.start(&line, &[place.socket("r")])?;
         place.succeeds("qemu-io", &["-f", "raw", "-c", "write 0 4k", "IMAGE"])?;
-        stop(server, &[])?;
+        place.finish("r", server)?;
         // The peer says the same to who would write.
         for program in [&testkit::process::Program::qemu_storage_daemon(), program] {
             let line = place.line("w", Access::Write, ",force-share=on");

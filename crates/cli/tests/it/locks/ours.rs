@@ -74,9 +74,9 @@ fn beside_a_writable_export_nobody_writes() {
         let peer = Program::qemu_storage_daemon();
         check_refused(&peer, &place.line("peer", Access::Write, ""), NO_WRITE)?;
         let reader = place.start(&peer, "reader", Access::Read)?;
-        stop(reader, &[])?;
+        place.finish("reader", reader)?;
         write_something(&place, "w", 0x12)?;
-        stop(server, &[])?;
+        place.finish("w", server)?;
         // The lock goes with the daemon.
         for (tool, words, _) in writers() {
             place.succeeds(tool, &words)?;
@@ -101,7 +101,7 @@ fn beside_a_read_only_export_others_may_read_and_write_as_beside_qemus() {
                 ensure!(guest.is_alive()?, "{drive}: {}", guest.log());
                 guest.kill()?;
             }
-            stop(server, &[])?;
+            place.finish("r", server)?;
         }
         Ok(())
     });
@@ -163,7 +163,7 @@ fn two_nodes_of_one_daemon_do_not_both_write() {
                 let listens = testkit::process::is_listening(&place.socket("b"))?;
                 Ok(listens.then_some(()))
             })?;
-            stop(server, &[&place.socket("a"), &place.socket("b")])?;
+            place.finish("b", server)?;
         }
         Ok(())
     });
@@ -182,7 +182,7 @@ fn a_node_without_export_locks_nothing_as_in_qemu() {
             for (tool, words, _) in writers() {
                 place.succeeds(tool, &words)?;
             }
-            stop(server, &[])?;
+            place.finish("e", server)?;
         }
         Ok(())
     });

@@ -78,7 +78,7 @@ fn a_writer_does_not_keep_a_reader_waiting() {
             // The peer decides the same.
             for program in [&Program::qemu_storage_daemon(), program] {
                 let server = place.start(program, "r", Access::Read).context(holder.name())?;
-                ensure!(!stop(server, &[])?.contains("trying"), "it waited");
+                ensure!(!place.finish("r", server)?.contains("trying"), "it waited");
             }
             held.kill()?;
         }
@@ -115,7 +115,7 @@ fn a_signal_ends_the_wait_and_leaves_nothing_behind() {
                 ensure!(!place.socket(name).exists(), "the socket of {name} is left behind");
             }
             write_something(&place, "first", 0x41)?;
-            stop(first, &[])?;
+            place.finish("first", first)?;
         }
         Ok(())
     });
@@ -144,7 +144,7 @@ fn after_thirty_seconds_it_gives_up() {
             ensure!(!place.socket(name).exists(), "the socket of {name} is left behind");
         }
         write_something(&place, "first", 0x51)?;
-        stop(first, &[]).map(drop)
+        place.finish("first", first).map(drop)
     });
 }
 
@@ -184,6 +184,6 @@ fn a_lock_is_seen_where_the_tests_run() {
         let place = Place::new()?;
         let server = place.start(program, "w", Access::Write)?;
         wait_for_lock(&place, WRITES)?;
-        stop(server, &[]).map(drop)
+        place.finish("w", server).map(drop)
     });
 }
