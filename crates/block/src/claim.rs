@@ -7,6 +7,7 @@
 
 use std::error::Error;
 use std::fmt::Debug;
+use std::io;
 
 use crate::Access;
 
@@ -48,7 +49,14 @@ pub struct Claim {
 }
 
 /// Something that is given back when it is dropped.
-pub trait Held: Debug + Send + Sync {}
+pub trait Held: Debug + Send + Sync {
+    /// Makes durable what was written under it. Blocks.
+    fn flush(&self) -> io::Result<()>;
+
+    /// Forgets what was learnt before it was held, when others could change the storage; fails if
+    /// the node is no longer what it was opened as. Blocks.
+    fn refresh(&self) -> io::Result<()>;
+}
 
 impl Claim {
     /// Nothing: for storage that nobody else can reach.
@@ -59,6 +67,20 @@ impl Claim {
     /// One thing.
     pub fn of(held: impl Held + 'static) -> Self {
         Self { held: vec![Box::new(held)] }
+    }
+
+    /// Makes durable what was written under the claim. Blocks. Tries all; the first error counts.
+    pub fn flush(&self) -> io::Result<()> {
+        let mut result = Ok(());
+        for held in &self.held {
+            result = result.and(held.flush());
+        }
+        result
+    }
+
+    /// Forgets what was learnt of the storage before it was claimed. Blocks.
+    pub fn refresh(&self) -> io::Result<()> {
+        self.held.iter().try_for_each(|held| held.refresh())
     }
 
     /// These and those of another claim.
@@ -99,7 +121,15 @@ mod tests {
     #[derive(Debug)]
     struct Counted(Arc<AtomicU32>);
 
-    impl Held for Counted {}
+    impl Held for Counted {
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn refresh(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 
     impl Drop for Counted {
         fn drop(&mut self) {

@@ -16,7 +16,8 @@ use crate::claim::{ClaimFailure, Patience, claim};
 use crate::device::Offer;
 use crate::export::{Export, ExportError};
 use crate::graph::{Graph, GraphError};
-use crate::options::{ExportOptions, Plan, PollOptions, Step};
+use crate::holding::{Holding, OnDemand};
+use crate::options::{Activity, ExportOptions, Plan, PollOptions, Step};
 use crate::socket::{Socket, SocketError};
 
 /// The name of the iothread that serves exports which name none.
@@ -165,11 +166,19 @@ impl Built {
         let names = names.join(", ");
         let id = options.id.clone();
         let rights = Rights::of_user(config.access);
-        self.claims.push(claim(&id, &*node, rights, &*self.clock, patience)?);
+        let holding = match self.graph.activity(&options.node_name) {
+            Activity::Active => {
+                self.claims.push(claim(&id, &*node, rights, &*self.clock, patience)?);
+                Holding::Always
+            }
+            Activity::Inactive => {
+                Holding::WhileServed(OnDemand::new(rights, Arc::clone(&self.clock)))
+            }
+        };
         let socket = Socket::listen(&options.socket)
             .map_err(|source| BuildError::Socket { export: id.clone(), source })?;
         tracing::info!("export {id}: listening on {}, served by {names}", socket.path().display());
-        let offer = Offer { id, node, config, iothreads };
+        let offer = Offer { id, node, holding, config, iothreads };
         self.exports.push(Export::start(offer, socket, Arc::clone(&self.clock))?);
         Ok(())
     }

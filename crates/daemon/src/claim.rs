@@ -3,13 +3,15 @@
 //! A daemon that was killed holds its locks until its last request in flight is done: whoever
 //! takes its place waits here for that, and touches nothing before.
 //!
-//! Invariants: an export has its claim before its socket exists.
-//! Limits: [`LOCK_PATIENCE`]. Threads: the process's first; the wait ends at a signal.
+//! Invariants: an export has its claim before its socket exists, unless its node is inactive
+//! (`holding`).
+//! Limits: [`LOCK_PATIENCE`]. Threads: the process's first, or that of a session; a signal or the
+//! end of the session ends the wait.
 //! Not here: the locks (`kernel_io`), which claim needs which (`disk`).
 
 use std::time::Duration;
 
-use block::{Claim, ClaimError, Clock, Node, Outlook, Rights};
+use block::{Claim, ClaimError, Clock, Node, Outlook, Rights, SentenceRate};
 
 use crate::chain::chain_of;
 
@@ -45,6 +47,8 @@ pub(crate) enum Told {
 pub(crate) struct Patience<'a> {
     pub(crate) limit: Duration,
     pub(crate) wait: &'a mut dyn Wait,
+    /// How often it may be said: a client can cause some waits.
+    pub(crate) rate: &'a mut SentenceRate,
 }
 
 /// An export could not claim its node.
@@ -70,7 +74,7 @@ pub enum ClaimFailure {
         #[source]
         source: ClaimError,
     },
-    /// A signal came while it waited.
+    /// A signal came, or the client left, while it waited.
     #[error("export {export}: stopped while it waited for a lock")]
     Stopped {
         /// The export.
@@ -90,9 +94,19 @@ pub(crate) fn claim(
     match node.claim(rights) {
         Err(error) if error.outlook == Outlook::MayPass => {
             let seconds = patience.limit.as_secs();
-            tracing::warn!("export {export}: {}; trying for up to {seconds} s", chain_of(&error));
+            let is_told = patience.rate.admit(clock.now()).is_some();
+            if is_told {
+                let sentence = chain_of(&error);
+                tracing::warn!("export {export}: {sentence}; trying for up to {seconds} s");
+            }
+            let began = clock.now();
             let result = insist(export, node, rights, clock, patience, error);
             patience.wait.done();
+            if is_told && result.is_ok() {
+                let waited = clock.now().duration_since(began).as_secs_f64();
+                let name = node.name();
+                tracing::info!("export {export}: node {name}: has the lock after {waited:.1} s");
+            }
             result
         }
         result => result.map_err(refused),
@@ -115,15 +129,7 @@ fn insist(
             return Err(ClaimFailure::Stopped { export: export() });
         }
         match node.claim(rights) {
-            Ok(claim) => {
-                let waited = clock.now().duration_since(began).as_secs_f64();
-                tracing::info!(
-                    "export {}: node {}: has the lock after {waited:.1} s",
-                    export(),
-                    node.name()
-                );
-                return Ok(claim);
-            }
+            Ok(claim) => return Ok(claim),
             Err(error) if error.outlook == Outlook::MayPass => source = error,
             Err(source) => return Err(ClaimFailure::Refused { export: export(), source }),
         }
@@ -202,7 +208,11 @@ mod tests {
         let clock = Hours { now: Mutex::new(block::SystemClock.now()) };
         let then = Box::new(move |count| then(count, &mut held));
         let mut pauses = Pauses { clock: &clock, count: 0, done: 0, then };
-        let mut patience = Patience { limit: Duration::from_secs(30), wait: &mut pauses };
+        let mut patience = Patience {
+            limit: Duration::from_secs(30),
+            wait: &mut pauses,
+            rate: &mut SentenceRate::default(),
+        };
         let result = claim("e", &ours, rights, &clock, &mut patience);
         assert_eq!(pauses.done, 1);
         let result = result.map(drop).map_err(|error| {
@@ -259,7 +269,11 @@ mod tests {
         let clock = Hours { now: Mutex::new(block::SystemClock.now()) };
         let then = Box::new(|_| panic!("it waits"));
         let mut pauses = Pauses { clock: &clock, count: 0, done: 0, then };
-        let mut patience = Patience { limit: LOCK_PATIENCE, wait: &mut pauses };
+        let mut patience = Patience {
+            limit: LOCK_PATIENCE,
+            wait: &mut pauses,
+            rate: &mut SentenceRate::default(),
+        };
         let error = claim("e", &two, rights, &clock, &mut patience).unwrap_err();
         assert!(matches!(error, ClaimFailure::Refused { .. }), "{error}");
         drop(held);

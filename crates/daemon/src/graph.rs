@@ -11,12 +11,13 @@ use kernel_io::{
     Sharing,
 };
 
-use crate::options::{self, AioEngine, Blockdev, Child, Discard, Driver};
+use crate::options::{self, Activity, AioEngine, Blockdev, Child, Discard, Driver};
 
 /// The nodes of a daemon.
 #[derive(Debug)]
 pub(crate) struct Graph {
     nodes: HashMap<String, Arc<dyn Node>>,
+    activities: HashMap<String, Activity>,
     files: Arc<FileTable>,
 }
 
@@ -66,7 +67,7 @@ pub enum GraphError {
 impl Graph {
     /// An empty graph whose files go into that table.
     pub(crate) fn new(files: Arc<FileTable>) -> Self {
-        Self { nodes: HashMap::new(), files }
+        Self { nodes: HashMap::new(), activities: HashMap::new(), files }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it. Blocks.
@@ -77,6 +78,11 @@ impl Graph {
     /// The node of that name.
     pub(crate) fn node(&self, name: &str) -> Result<&Arc<dyn Node>, GraphError> {
         self.nodes.get(name).ok_or_else(|| GraphError::Unknown { name: name.to_owned() })
+    }
+
+    /// Whether that node is held from the start.
+    pub(crate) fn activity(&self, name: &str) -> Activity {
+        self.activities.get(name).copied().unwrap_or(Activity::Active)
     }
 
     fn build(&mut self, blockdev: &Blockdev, parent: &str) -> Result<Arc<dyn Node>, GraphError> {
@@ -112,6 +118,7 @@ impl Graph {
             }
         };
         if let Some(given) = given {
+            self.activities.insert(given.clone(), blockdev.activity);
             self.nodes.insert(given, Arc::clone(&node));
         }
         Ok(node)

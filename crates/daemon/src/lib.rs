@@ -14,6 +14,7 @@ mod device;
 mod export;
 mod graph;
 pub mod help;
+mod holding;
 mod ledger;
 pub mod options;
 mod pidfile;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use block::SystemClock;
+use block::{SentenceRate, SystemClock};
 use kernel_io::{DaemonizeError, Daemonized, FileTable, Readiness, Verdict};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -76,7 +76,8 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
     let mut built = Built::nothing(&files, &Arc::new(SystemClock))?;
-    let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut leave };
+    let rate = &mut SentenceRate::default();
+    let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut leave, rate };
     if let Err(error) = built.carry_out(&plan, patience) {
         return abandon(built, &files, error);
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::bounce::BOUNCE_ALIGNMENT;
@@ -347,6 +347,25 @@ impl OpenFile {
         let mut held = self.locks.lock().expect("no holder of this lock panics");
         image_lock::change(self.fd.as_fd(), &self.path, *held, wanted)?;
         *held = wanted;
+        Ok(())
+    }
+
+    /// Forgets what the page cache holds, because another host may have changed the file meanwhile;
+    /// fails if its size is not what it was. Blocks.
+    pub fn refresh(&self) -> io::Result<()> {
+        let bytes = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
+        if bytes != self.bytes {
+            let before = self.bytes;
+            return Err(io::Error::other(format!(
+                "{} had {before} bytes when it was opened, and has {bytes} now",
+                self.path.display()
+            )));
+        }
+        if self.caching == Caching::Buffered {
+            // What is dirty cannot be dropped.
+            rustix::fs::fdatasync(&self.fd)?;
+            rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed)?;
+        }
         Ok(())
     }
 

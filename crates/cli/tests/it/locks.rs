@@ -14,6 +14,7 @@ use testkit::report::skipped;
 use crate::support::{stop, with};
 
 mod hosts;
+mod inactive;
 mod ours;
 mod theirs;
 

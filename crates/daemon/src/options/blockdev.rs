@@ -5,7 +5,7 @@
 use super::fault::Fault;
 use super::fields::{Fields, Keys, TextOrObject};
 use super::names::is_identifier;
-use super::plan::{AioEngine, Blockdev, Child, Discard, Driver, Flushes, Locking};
+use super::plan::{Activity, AioEngine, Blockdev, Child, Discard, Driver, Flushes, Locking};
 
 /// QEMU's default size of a null-co disk: 1 GiB.
 const NULL_CO_BYTES: u64 = 1 << 30;
@@ -66,9 +66,10 @@ const LATER: &[&str] = &[
     "vvfat",
 ];
 
-const BASE: &[&str] = &["driver", "node-name", "read-only", "discard", "cache", "force-share"];
+const BASE: &[&str] =
+    &["active", "driver", "node-name", "read-only", "discard", "cache", "force-share"];
 
-const BASE_LATER: &[&str] = &["active", "auto-read-only", "detect-zeroes"];
+const BASE_LATER: &[&str] = &["auto-read-only", "detect-zeroes"];
 
 const FILE_LATER: &[&str] = &["aio-max-batch", "drop-cache", "pr-manager", "x-check-cache-dropped"];
 
@@ -141,6 +142,10 @@ fn read(mut fields: Fields, inherited: Inherited, depth: usize) -> Result<Blockd
     if force_share && !read_only {
         return Err(Fault::ForceShareWritable);
     }
+    let activity = match fields.flag("active")? {
+        Some(false) => Activity::Inactive,
+        Some(true) | None => Activity::Active,
+    };
     let discard = match fields.choice("discard", &["ignore", "unmap"])? {
         Some("unmap") => Discard::Unmap,
         Some(_) => Discard::Ignore,
@@ -167,7 +172,16 @@ fn read(mut fields: Fields, inherited: Inherited, depth: usize) -> Result<Blockd
             read_zeroes: fields.flag("read-zeroes")?.unwrap_or(false),
         },
     };
-    Ok(Blockdev { node_name, driver, read_only, discard, cache_direct, flushes, force_share })
+    Ok(Blockdev {
+        node_name,
+        driver,
+        read_only,
+        discard,
+        cache_direct,
+        flushes,
+        force_share,
+        activity,
+    })
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -124,6 +124,17 @@ pub struct Blockdev {
     /// Whether others may do with its image what they like. Only with `read_only`. A nested node
     /// takes its parent's answer unless it has its own.
     pub force_share: bool,
+    /// Whether its exports hold it from the start. Not inherited.
+    pub activity: Activity,
+}
+
+/// Whether a node is held from the start (`active=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// From the start of an export to its end.
+    Active,
+    /// While an export of it serves rings.
+    Inactive,
 }
 
 /// What a node is.

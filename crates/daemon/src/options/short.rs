@@ -13,8 +13,8 @@ use super::fields::{parse_flag, parse_number};
 use super::files::{self, FileKind};
 use super::nearest::nearest;
 use super::plan::{
-    Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, Locking, PollOptions,
-    SocketOptions, Step,
+    Activity, Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, Locking,
+    PollOptions, SocketOptions, Step,
 };
 use super::words::{Name, ShortName, Word};
 
@@ -132,6 +132,7 @@ impl Short {
             cache_direct: self.cache_direct,
             flushes: Flushes::Obeyed,
             force_share: false,
+            activity: Activity::Active,
         };
         let export = ExportOptions {
             id: export_id(&self.image),

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use std::{env, fs, iter, process};
 
 use super::{
-    AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions,
-    Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, SocketOptions, Step, parse,
+    Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
+    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, SocketOptions,
+    Step, parse,
 };
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
@@ -68,6 +69,7 @@ fn file_node() -> Blockdev {
         cache_direct: false,
         flushes: Flushes::Obeyed,
         force_share: false,
+        activity: Activity::Active,
     }
 }
 
@@ -223,6 +225,24 @@ fn locks_read_the_same_in_both_notations() {
 }
 
 #[test]
+fn inactive_nodes_read_the_same_in_both_notations() {
+    let inner = Blockdev { node_name: None, discard: Discard::Unmap, ..file_node() };
+    check(
+        "--blockdev",
+        &[
+            "raw,node-name=a,active=off,file.driver=file,file.filename=Cargo.toml",
+            r#"{"driver":"raw","node-name":"a","active":false,
+                "file":{"driver":"file","filename":"Cargo.toml","active":true}}"#,
+        ],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            activity: Activity::Inactive,
+            ..file_node()
+        }),
+    );
+}
+
+#[test]
 fn a_node_inside_another_takes_what_becomes_of_flushes() {
     let inner = Blockdev {
         node_name: None,
@@ -263,6 +283,7 @@ fn a_node_inside_another_takes_what_the_other_has() {
         cache_direct: false,
         flushes: Flushes::Obeyed,
         force_share: false,
+        activity: Activity::Active,
     };
     check(
         "--blockdev",

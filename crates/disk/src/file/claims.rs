@@ -8,6 +8,7 @@
 //! are changed under the mutex that guards the counts. Threads: any but iothreads, for it may block
 //! where the file system is on another host.
 
+use std::io;
 use std::sync::{Arc, Mutex};
 
 use block::{Access, Claim, FileId, Held, Others, Rights};
@@ -87,7 +88,18 @@ struct FileClaim {
     rights: Rights,
 }
 
-impl Held for FileClaim {}
+impl Held for FileClaim {
+    fn flush(&self) -> io::Result<()> {
+        match self.rights.access {
+            Access::ReadOnly => Ok(()),
+            Access::ReadWrite => self.claims.table.get(self.claims.file).sync(),
+        }
+    }
+
+    fn refresh(&self) -> io::Result<()> {
+        self.claims.table.get(self.claims.file).refresh()
+    }
+}
 
 impl Drop for FileClaim {
     fn drop(&mut self) {
