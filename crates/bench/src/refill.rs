@@ -18,7 +18,9 @@ use anyhow::{Context, Result};
 use block::{Access, ByteCount, DiskSize, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, Notifier, OpenOptions, Reactors};
+use kernel_io::{
+    Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Notifier, OpenOptions, Reactors,
+};
 use load::probe::CacheMode;
 use request_path::{
     Appetite, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingSource, RingSourceSetup, Source,
@@ -165,7 +167,7 @@ impl Rings {
 }
 
 /// The disk: raw over null, or raw over a file.
-fn node(file: Option<DiskFile<'_>>, files: &FileTable) -> Result<Arc<dyn Node>> {
+fn node(file: Option<DiskFile<'_>>, files: &Arc<FileTable>) -> Result<Arc<dyn Node>> {
     let access = Access::ReadWrite;
     let below: Arc<dyn Node> = match file {
         None => {
@@ -179,7 +181,8 @@ fn node(file: Option<DiskFile<'_>>, files: &FileTable) -> Result<Arc<dyn Node>> 
             };
             let path = path.to_path_buf();
             let (kind, aio, flushes) = (FileKind::Regular, Aio::Automatic, Flushes::Obeyed);
-            let options = OpenOptions { path, kind, access, caching, aio, flushes };
+            let lock = LockOptions::default();
+            let options = OpenOptions { path, kind, access, caching, aio, flushes, lock };
             Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, files)?)
         }
     };

@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 mod buffers;
+mod claim;
 mod clock;
 mod extent;
 mod node;
@@ -16,6 +17,7 @@ mod operation;
 mod rate;
 
 pub use buffers::{Buffers, Segment};
+pub use claim::{Claim, ClaimError, Held, Others, Outlook, Rights};
 pub use clock::{Clock, SystemClock};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use node::{

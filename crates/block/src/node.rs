@@ -11,7 +11,7 @@
 use std::fmt::Debug;
 use std::num::NonZeroU32;
 
-use crate::{ByteCount, ByteOffset, DiskSize, FailKind, Operation};
+use crate::{ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FailKind, Operation, Rights};
 
 /// The most pieces one answer has. Four cover a stripe's border on both sides; raw and file need
 /// one.
@@ -35,6 +35,11 @@ pub trait Node: Debug + Send + Sync {
     /// threads that own no ring; requests are flushed through lanes. After an error the data may be
     /// lost, and every later flush of the node fails as well.
     fn flush(&self) -> std::io::Result<()>;
+
+    /// Takes the right to use the node, and what it stands on, in this way: files are locked
+    /// against other processes. Does not wait for those. Called before the first request, and
+    /// never by an iothread; the claim is dropped after the last one.
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError>;
 
     /// Opens the calling thread's own handle. Called by an iothread before it serves the first
     /// ring on this node.

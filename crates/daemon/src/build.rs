@@ -1,20 +1,23 @@
 //! From a plan to running iothreads, nodes and exports, in the order of the command line.
 //!
-//! Invariants: if a step fails, everything made before it is taken down again.
+//! Invariants: an export's node is claimed before its socket exists, and until everything is
+//! flushed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use block::{Access, Clock, Node};
+use block::{Access, Claim, Clock, Node, Rights};
 use iothread::{Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
 use kernel_io::{FileTable, Reactors};
 use virtio::{BlkConfig, CacheMode};
 
+use crate::claim::{ClaimFailure, Patience, claim};
 use crate::device::Offer;
 use crate::export::{Export, ExportError};
 use crate::graph::{Graph, GraphError};
-use crate::options::{ExportOptions, Plan, PollOptions, Step};
+use crate::holding::{Holding, OnDemand};
+use crate::options::{Activity, ExportOptions, Plan, PollOptions, Step};
 use crate::socket::{Socket, SocketError};
 
 /// The name of the iothread that serves exports which name none.
@@ -26,8 +29,9 @@ const QUEUES_MAX: u16 = 256;
 /// Everything that serves.
 #[derive(Debug)]
 pub(crate) struct Built {
-    // Dropped in this order: exports use iothreads.
+    // Dropped in this order: exports use iothreads, and what was claimed.
     exports: Vec<Export>,
+    claims: Vec<Claim>,
     iothreads: HashMap<String, Arc<Iothread>>,
     graph: Graph,
     files: Arc<FileTable>,
@@ -78,6 +82,9 @@ pub enum BuildError {
         /// Its node.
         node: String,
     },
+    /// An export could not claim its node.
+    #[error(transparent)]
+    Claim(#[from] ClaimFailure),
     /// An export's socket could not be made.
     #[error("export {export}")]
     Socket {
@@ -93,39 +100,46 @@ pub enum BuildError {
 }
 
 impl Built {
-    /// Carries the plan out, step by step. Blocks.
-    pub(crate) fn build<C: Clock + 'static>(
-        plan: &Plan,
+    /// Nothing yet.
+    pub(crate) fn nothing<C: Clock + 'static>(
         files: &Arc<FileTable>,
         clock: &Arc<C>,
     ) -> Result<Self, BuildError> {
-        let mut built = Self {
+        Ok(Self {
             exports: Vec::new(),
+            claims: Vec::new(),
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files)),
             files: Arc::clone(files),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             polling: Polling::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
-        };
+        })
+    }
+
+    /// Carries the plan out, step by step, up to the first that fails. Blocks.
+    pub(crate) fn carry_out(
+        &mut self,
+        plan: &Plan,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), BuildError> {
         for step in &plan.steps {
             match step {
                 Step::Object(object) => {
-                    built.spawn(&object.id, settings(object.polling))?;
+                    self.spawn(&object.id, settings(object.polling))?;
                 }
-                Step::Blockdev(blockdev) => built.graph.add(blockdev)?,
-                Step::Export(export) => built.export(export)?,
+                Step::Blockdev(blockdev) => self.graph.add(blockdev)?,
+                Step::Export(export) => self.export(export, patience)?,
             }
         }
-        Ok(built)
+        Ok(())
     }
 
-    /// Stops all exports, together, and gives back the iothreads that now serve nothing.
-    pub(crate) fn stop_exports(self) -> Vec<Arc<Iothread>> {
+    /// Stops all exports, together. Iothreads and claims stay until this is dropped.
+    pub(crate) fn stop_exports(&mut self) {
         for export in &self.exports {
             export.begin_stop();
         }
-        drop(self.exports);
-        self.iothreads.into_values().collect()
+        self.exports.clear();
     }
 
     fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
@@ -140,18 +154,32 @@ impl Built {
         Ok(iothread)
     }
 
-    fn export(&mut self, options: &ExportOptions) -> Result<(), BuildError> {
+    fn export(
+        &mut self,
+        options: &ExportOptions,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), BuildError> {
         let node = Arc::clone(self.graph.node(&options.node_name)?);
         let config = config(options, &*node)?;
         let iothreads = self.iothreads_of(options)?;
         let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
         let names = names.join(", ");
         let id = options.id.clone();
+        let rights = Rights::of_user(config.access);
+        let holding = match self.graph.activity(&options.node_name) {
+            Activity::Active => {
+                self.claims.push(claim(&id, &*node, rights, &*self.clock, patience)?);
+                Holding::Always
+            }
+            Activity::Inactive => {
+                Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::clone(&self.clock))))
+            }
+        };
         let socket = Socket::listen(&options.socket)
             .map_err(|source| BuildError::Socket { export: id.clone(), source })?;
         tracing::info!("export {id}: listening on {}, served by {names}", socket.path().display());
         let cache = Mutex::new(config.cache);
-        let offer = Offer { id, node, config, cache, iothreads };
+        let offer = Offer { id, node, holding, config, cache, iothreads };
         self.exports.push(Export::start(offer, socket, Arc::clone(&self.clock))?);
         Ok(())
     }

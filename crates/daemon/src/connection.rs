@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 
@@ -42,5 +43,11 @@ impl Connection {
     /// Why the session was ended from this side, if it was.
     pub(crate) fn reason(&self) -> Option<String> {
         self.reason.lock().expect("no holder of this lock panics").clone()
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }

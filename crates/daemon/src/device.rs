@@ -17,6 +17,7 @@ use virtio::{BlkConfig, BlkRules, CacheMode, Features, Ring, RingBase};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
+use crate::holding::Holding;
 use crate::ledger::Ledger;
 
 /// What an export offers, the same for every session but for the cache mode.
@@ -24,6 +25,8 @@ use crate::ledger::Ledger;
 pub(crate) struct Offer {
     pub(crate) id: String,
     pub(crate) node: Arc<dyn Node>,
+    /// When it holds the node.
+    pub(crate) holding: Holding,
     pub(crate) config: BlkConfig,
     /// The cache mode now; `config` has the first one. It stays when a front end leaves: one that
     /// comes back says nothing of it, and its driver relies on it.
@@ -88,6 +91,20 @@ impl BlkDevice {
             .map_err(|refusal| Box::new(refusal.source).into())
     }
 
+    fn serves_any(&self) -> bool {
+        self.placed.iter().any(Option::is_some)
+    }
+
+    /// Gives the node back after the last ring, if it is to be inactive then.
+    fn end_if_idle(&self, queue: QueueIndex) -> Result<(), DeviceError> {
+        if self.serves_any() {
+            return Ok(());
+        }
+        let Offer { id, node, holding, .. } = &*self.offer;
+        let ended = holding.end(id, &**node);
+        ended.map_err(|error| DeviceError::Stop { queue, source: Box::new(error) })
+    }
+
     fn slot(&mut self, queue: QueueIndex) -> &mut Option<Placed> {
         let place = usize::from(queue.0);
         if place >= self.placed.len() {
@@ -133,10 +150,22 @@ impl Device for BlkDevice {
     }
 
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {
-        let placed =
-            self.place(queue, start).map_err(|source| DeviceError::Start { queue, source })?;
-        *self.slot(queue) = Some(placed);
-        Ok(())
+        let failed = |source| DeviceError::Start { queue, source };
+        if !self.serves_any() {
+            let Offer { id, node, holding, .. } = &*self.offer;
+            let begun = holding.begin(id, &**node, &self.session);
+            begun.map_err(|error| failed(Box::new(error)))?;
+        }
+        match self.place(queue, start) {
+            Ok(placed) => {
+                *self.slot(queue) = Some(placed);
+                Ok(())
+            }
+            Err(source) => {
+                self.end_if_idle(queue)?;
+                Err(failed(source))
+            }
+        }
     }
 
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {
@@ -145,6 +174,8 @@ impl Device for BlkDevice {
         let ending = placed.stop().ending();
         let mut ledger = self.ledger.lock().expect("no holder of this lock panics");
         ledger.add(queue, iothread.name(), ending.counters);
+        drop(ledger);
+        self.end_if_idle(queue)?;
         Ok(ending.base)
     }
 

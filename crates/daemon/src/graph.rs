@@ -6,14 +6,18 @@ use std::sync::Arc;
 
 use block::{Access, ByteCount, DiskSize, Node};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, OpenError, OpenOptions};
+use kernel_io::{
+    Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Locking, OpenError, OpenOptions,
+    Sharing,
+};
 
-use crate::options::{self, AioEngine, Blockdev, Child, Discard, Driver};
+use crate::options::{self, Activity, AioEngine, Blockdev, Child, Discard, Driver};
 
 /// The nodes of a daemon.
 #[derive(Debug)]
 pub(crate) struct Graph {
     nodes: HashMap<String, Arc<dyn Node>>,
+    activities: HashMap<String, Activity>,
     files: Arc<FileTable>,
 }
 
@@ -63,7 +67,7 @@ pub enum GraphError {
 impl Graph {
     /// An empty graph whose files go into that table.
     pub(crate) fn new(files: Arc<FileTable>) -> Self {
-        Self { nodes: HashMap::new(), files }
+        Self { nodes: HashMap::new(), activities: HashMap::new(), files }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it. Blocks.
@@ -76,18 +80,24 @@ impl Graph {
         self.nodes.get(name).ok_or_else(|| GraphError::Unknown { name: name.to_owned() })
     }
 
+    /// Whether that node is held from the start.
+    pub(crate) fn activity(&self, name: &str) -> Activity {
+        self.activities.get(name).copied().unwrap_or(Activity::Active)
+    }
+
     fn build(&mut self, blockdev: &Blockdev, parent: &str) -> Result<Arc<dyn Node>, GraphError> {
         // A node written inside another one may have no name; messages still need one.
         let given = blockdev.node_name.clone();
         let name = given.clone().unwrap_or_else(|| format!("{parent}/file"));
         let access = access(blockdev);
         let node: Arc<dyn Node> = match &blockdev.driver {
-            Driver::File { filename, aio } => {
-                let options = open_options(filename, FileKind::Regular, *aio, blockdev);
+            Driver::File { filename, aio, locking } => {
+                let options = open_options(filename, FileKind::Regular, *aio, *locking, blockdev);
                 self.open(&name, &options, blockdev)?
             }
-            Driver::HostDevice { filename, aio } => {
-                let options = open_options(filename, FileKind::BlockDevice, *aio, blockdev);
+            Driver::HostDevice { filename, aio, locking } => {
+                let kind = FileKind::BlockDevice;
+                let options = open_options(filename, kind, *aio, *locking, blockdev);
                 self.open(&name, &options, blockdev)?
             }
             Driver::NullCo { size, read_zeroes } => {
@@ -108,6 +118,7 @@ impl Graph {
             }
         };
         if let Some(given) = given {
+            self.activities.insert(given.clone(), blockdev.activity);
             self.nodes.insert(given, Arc::clone(&node));
         }
         Ok(node)
@@ -138,6 +149,7 @@ fn open_options(
     path: &Path,
     kind: FileKind,
     aio: Option<AioEngine>,
+    locking: options::Locking,
     blockdev: &Blockdev,
 ) -> OpenOptions {
     OpenOptions {
@@ -154,6 +166,14 @@ fn open_options(
         flushes: match blockdev.flushes {
             options::Flushes::Obeyed => Flushes::Obeyed,
             options::Flushes::Ignored => Flushes::Ignored,
+        },
+        lock: LockOptions {
+            locking: match locking {
+                options::Locking::Automatic => Locking::Automatic,
+                options::Locking::On => Locking::On,
+                options::Locking::Off => Locking::Off,
+            },
+            sharing: if blockdev.force_share { Sharing::Forced } else { Sharing::AsClaimed },
         },
     }
 }

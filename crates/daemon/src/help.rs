@@ -60,15 +60,19 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
              both: [,aio=io_uring|native|threads]
                          which engine does the I/O; native (Linux AIO) needs cache.direct=on.
                          Default: io_uring; where the host forbids it, the better of the others
+                   [,locking=auto|on|off]
+                         lock the image as QEMU does; auto, the default: where the host can
   --blockdev [driver=]raw,node-name=N,file=NODE
                          another node's bytes as they are; the other node may be written in
                          place: file.driver=file,file.filename=PATH
   --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off]
                          a disk without content; default: 1 GiB, reads give whatever was there
              all of them: [,read-only=on|off][,discard=ignore|unmap][,cache.direct=on|off]
-                        [,cache.no-flush=on|off]
-                         default: off, ignore, off, off. no-flush: flushes have no effect, and a
-                         power loss may cost the whole disk
+                        [,cache.no-flush=on|off][,force-share=on|off][,active=on|off]
+                         default: off, ignore, off, off, off, on. force-share: with read-only=on,
+                         deny others nothing. active=off: hold the image, and its lock, only while
+                         a guest runs on it, as live migration needs. no-flush: flushes have no
+                         effect, and a power loss may cost the whole disk
 ";
 
 const EXPORT: &str =

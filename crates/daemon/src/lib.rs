@@ -8,11 +8,13 @@
 pub mod attach;
 mod build;
 mod chain;
+mod claim;
 mod connection;
 mod device;
 mod export;
 mod graph;
 pub mod help;
+mod holding;
 mod ledger;
 pub mod options;
 mod pidfile;
@@ -20,6 +22,7 @@ pub mod serve;
 mod socket;
 
 pub use build::BuildError;
+pub use claim::ClaimFailure;
 pub use export::ExportError;
 pub use graph::GraphError;
 pub use pidfile::PidfileError;

@@ -30,6 +30,7 @@ pub(crate) use line::documented_names;
 pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
-    AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions,
-    Flushes, HelpTopic, IothreadObject, Plan, PollOptions, SocketOptions, Step,
+    Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
+    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, SocketOptions,
+    Step,
 };

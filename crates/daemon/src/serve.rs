@@ -11,14 +11,17 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use block::SystemClock;
+use block::{SentenceRate, SystemClock};
 use kernel_io::{DaemonizeError, Daemonized, FileTable, Readiness, Verdict};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::attach;
 use crate::build::{BuildError, Built};
+use crate::chain::chain_of;
+use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait};
 use crate::options::{Daemonize, Plan};
 use crate::pidfile::{Pidfile, PidfileError};
 
@@ -72,7 +75,12 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     }
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
-    let built = Built::build(&plan, &files, &Arc::new(SystemClock))?;
+    let mut built = Built::nothing(&files, &Arc::new(SystemClock))?;
+    let rate = &mut SentenceRate::default();
+    let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut leave, rate };
+    if let Err(error) = built.carry_out(&plan, patience) {
+        return abandon(built, &files, error);
+    }
     let pidfile = plan.pidfile.as_deref().map(Pidfile::write).transpose()?;
     print_attach_lines(&plan, &directory).map_err(failed("print how to attach a guest"))?;
     if let Some(readiness) = readiness {
@@ -81,11 +89,29 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     leave.be_patient();
     leave.wait();
     tracing::info!("stopping; a second signal leaves at once");
-    let iothreads = built.stop_exports();
+    built.stop_exports();
     let flushed = flush(&files);
-    drop(iothreads);
+    drop(built);
     drop(pidfile);
     flushed
+}
+
+/// Takes down what was built before a step failed; clients may have written to it.
+fn abandon(mut built: Built, files: &FileTable, error: BuildError) -> Result<(), ServeError> {
+    built.stop_exports();
+    let flushed = flush(files);
+    drop(built);
+    match (error, flushed) {
+        (BuildError::Claim(stopped @ ClaimFailure::Stopped { .. }), flushed) => {
+            tracing::info!("{stopped}");
+            flushed
+        }
+        (error, Ok(())) => Err(error.into()),
+        (error, Err(lost)) => {
+            tracing::error!("{}", chain_of(&lost));
+            Err(error.into())
+        }
+    }
 }
 
 /// Which process this is after the fork, if there was one.
@@ -161,5 +187,23 @@ impl Leave {
     /// Waits for the first signal.
     fn wait(&mut self) {
         self.signals.forever().next();
+    }
+}
+
+/// While a starting daemon waits for a lock, the first signal ends it in good order too.
+impl Wait for Leave {
+    fn pause(&mut self, time: Duration) -> Told {
+        self.be_patient();
+        let time = rustix::event::Timespec::try_from(time).expect("a wait is short");
+        match rustix::event::poll(&mut [], Some(&time)) {
+            // A signal that comes elsewhere is seen a pause later.
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => panic!("poll on nothing: {errno}"),
+        }
+        if self.signals.pending().next().is_some() { Told::Stop } else { Told::GoOn }
+    }
+
+    fn done(&mut self) {
+        self.impatient.store(true, Ordering::SeqCst);
     }
 }

@@ -3,13 +3,17 @@
 //! Invariants: one open file description for all iothreads, opened with the node and open as long
 //! as the file table lives.
 
+mod claims;
+
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, DiskSize, Durability, FailKind, FileId, Lane, LaneError,
-    Limits, Mapping, Node, Operation, Piece, Pieces, Target, Unmap,
+    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, FailKind,
+    FileId, Lane, LaneError, Limits, Mapping, Node, Operation, Outlook, Piece, Pieces, Rights,
+    Target, Unmap,
 };
+use claims::FileClaims;
 use kernel_io::{FileTable, Flushes, OpenError, OpenFile, OpenOptions};
 
 /// Whether discards reach the host (`discard=`).
@@ -30,18 +34,20 @@ pub struct FileNode {
     access: Access,
     discard: DiscardPolicy,
     flushes: Flushes,
+    claims: Arc<FileClaims>,
 }
 
 impl FileNode {
-    /// Opens the file and enters it in the table. Blocks.
+    /// Opens the file and enters it in the table. Blocks. Nothing is locked before it is claimed.
     pub fn open(
         name: &str,
         options: &OpenOptions,
         discard: DiscardPolicy,
-        table: &FileTable,
+        table: &Arc<FileTable>,
     ) -> Result<Self, OpenError> {
         let file = Arc::new(OpenFile::open(options)?);
         let id = table.insert(Arc::clone(&file));
+        let claims = FileClaims::new(Arc::clone(table), id, options.lock.sharing);
         Ok(Self {
             name: name.to_owned(),
             file,
@@ -49,6 +55,7 @@ impl FileNode {
             access: options.access,
             discard,
             flushes: options.flushes,
+            claims: Arc::new(claims),
         })
     }
 }
@@ -78,6 +85,14 @@ impl Node for FileNode {
 
     fn flush(&self) -> std::io::Result<()> {
         self.file.sync()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.claims.claim(rights).map_err(|error| ClaimError {
+            node: self.name.clone(),
+            outlook: if error.may_pass() { Outlook::MayPass } else { Outlook::Lasting },
+            source: Box::new(error),
+        })
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
@@ -149,8 +164,8 @@ fn cached(operation: Operation) -> Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Extent;
-    use kernel_io::{Aio, Caching, FileKind};
+    use block::{Extent, Others};
+    use kernel_io::{Aio, Caching, FileKind, LockOptions, Locking};
 
     fn node(access: Access, discard: DiscardPolicy, flushes: Flushes) -> FileNode {
         let image = tempfile::NamedTempFile::new().unwrap();
@@ -163,8 +178,9 @@ mod tests {
             caching: Caching::Buffered,
             aio: Aio::Automatic,
             flushes,
+            lock: LockOptions::default(),
         };
-        FileNode::open("disk", &options, discard, &FileTable::default()).unwrap()
+        FileNode::open("disk", &options, discard, &Arc::default()).unwrap()
     }
 
     fn extent() -> Extent {
@@ -243,8 +259,84 @@ mod tests {
             caching: Caching::Buffered,
             aio: Aio::Automatic,
             flushes: Flushes::Obeyed,
+            lock: LockOptions::default(),
         };
         let error = OpenFile::open(&options).unwrap_err();
         assert_eq!(error.to_string(), "/proc is a directory, not a disk image");
+    }
+
+    /// Opens an image for writing, as a daemon of its own or beside the others of a table.
+    fn claimable(
+        image: &tempfile::NamedTempFile,
+        table: &Arc<FileTable>,
+        locking: Locking,
+    ) -> FileNode {
+        let options = OpenOptions {
+            path: image.path().to_path_buf(),
+            kind: FileKind::Regular,
+            access: Access::ReadWrite,
+            caching: Caching::Buffered,
+            aio: Aio::Automatic,
+            flushes: Flushes::Obeyed,
+            lock: LockOptions { locking, ..LockOptions::default() },
+        };
+        FileNode::open("disk", &options, DiscardPolicy::Ignore, table).unwrap()
+    }
+
+    #[test]
+    fn claims_on_one_node_add_up_and_keep_others_out_until_the_last_is_gone() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let ours = claimable(&image, &Arc::default(), Locking::On);
+        let other = claimable(&image, &Arc::default(), Locking::Automatic);
+        let (reader, writer) =
+            (Rights::of_user(Access::ReadOnly), Rights::of_user(Access::ReadWrite));
+        let first = ours.claim(writer).unwrap();
+        let second = ours.claim(writer).unwrap();
+        let third = ours.claim(reader).unwrap();
+        drop(first);
+        let error = other.claim(writer).unwrap_err();
+        assert_eq!((error.outlook, error.to_string()), (Outlook::MayPass, "node disk".to_owned()));
+        let reads = other.claim(reader).unwrap();
+        drop(second);
+        let writes = other.claim(writer).unwrap();
+        assert_eq!(ours.claim(writer).unwrap_err().outlook, Outlook::MayPass);
+        drop((third, reads, writes));
+        drop(ours.claim(writer).unwrap());
+    }
+
+    #[test]
+    fn two_nodes_of_one_daemon_that_cannot_be_are_told_apart_from_another_process() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let table = Arc::default();
+        let one = claimable(&image, &table, Locking::Automatic);
+        let two = claimable(&image, &table, Locking::Automatic);
+        let writer = Rights::of_user(Access::ReadWrite);
+        let held = one.claim(writer).unwrap();
+        assert_eq!(two.claim(writer).unwrap_err().outlook, Outlook::Lasting);
+        drop(two.claim(Rights::of_user(Access::ReadOnly)).unwrap());
+        drop(held);
+        drop(two.claim(writer).unwrap());
+    }
+
+    #[test]
+    fn a_reader_may_ask_for_others_not_to_write() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let ours = claimable(&image, &Arc::default(), Locking::Automatic);
+        let other = claimable(&image, &Arc::default(), Locking::Automatic);
+        let rights = Rights { access: Access::ReadOnly, others: Others::Read };
+        let held = ours.claim(rights).unwrap();
+        other.claim(Rights::of_user(Access::ReadWrite)).unwrap_err();
+        drop(other.claim(rights).unwrap());
+        drop(held);
+    }
+
+    #[test]
+    fn without_locking_nobody_is_kept_out() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let ours = claimable(&image, &Arc::default(), Locking::Off);
+        let other = claimable(&image, &Arc::default(), Locking::On);
+        let writer = Rights::of_user(Access::ReadWrite);
+        let held = (ours.claim(writer).unwrap(), other.claim(writer).unwrap());
+        drop(held);
     }
 }

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use block::{
-    Access, Answer, ByteCount, DiskSize, FailKind, Lane, LaneError, Limits, Mapping, Node, Piece,
-    Pieces, Target,
+    Access, Answer, ByteCount, Claim, ClaimError, DiskSize, FailKind, Lane, LaneError, Limits,
+    Mapping, Node, Piece, Pieces, Rights, Target,
 };
 
 /// What reads from a null disk do (`read-zeroes=`).
@@ -52,6 +52,11 @@ impl Node for NullNode {
 
     fn flush(&self) -> std::io::Result<()> {
         Ok(())
+    }
+
+    /// Nobody else can reach it.
+    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+        Ok(Claim::nothing())
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, DiskSize, Lane, LaneError, Limits, Mapping, Node, Operation, Pieces, Unmap,
+    Access, Answer, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Mapping, Node, Operation,
+    Pieces, Rights, Unmap,
 };
 
 use crate::DiscardPolicy;
@@ -44,6 +45,11 @@ impl Node for RawNode {
 
     fn flush(&self) -> std::io::Result<()> {
         self.child.flush()
+    }
+
+    /// Raw needs of its child what is asked of it.
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.child.claim(rights)
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {

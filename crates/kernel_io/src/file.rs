@@ -9,13 +9,14 @@ use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::bounce::BOUNCE_ALIGNMENT;
+use crate::image_lock::{self, ImageLocks, LockError, LockOptions, Locking};
 use crate::native::Native;
 use crate::uring::Uring;
 use crate::{BOUNCE_BYTES, KernelError, Notifier, WriteRanges};
@@ -41,6 +42,8 @@ pub struct OpenOptions {
     pub aio: Aio,
     /// What becomes of flushes.
     pub flushes: Flushes,
+    /// How it is locked. Opening it locks nothing.
+    pub lock: LockOptions,
 }
 
 /// What becomes of flushes (`cache.no-flush`).
@@ -139,6 +142,26 @@ pub struct OpenFile {
     ranges: WriteRanges,
     sync_turn: WriteRanges,
     failed_sync: AtomicBool,
+    identity: Identity,
+    locking: Locking,
+    /// What this description has locked; held while that is changed.
+    locks: Mutex<ImageLocks>,
+    /// Whether it was said that it cannot be locked.
+    told_without_locks: AtomicBool,
+}
+
+/// What tells images apart: device and inode of a regular file, the number of a block device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity(u64, u64);
+
+impl Identity {
+    fn of(stat: &rustix::fs::Stat) -> Self {
+        if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+            Self(0, stat.st_rdev)
+        } else {
+            Self(stat.st_dev, stat.st_ino)
+        }
+    }
 }
 
 impl OpenFile {
@@ -163,7 +186,8 @@ impl OpenFile {
             }
             source => OpenError::Open { path: path.clone(), source },
         })?;
-        check_kind(path, options.kind, rustix::fs::fstat(&fd).map_err(cause)?.st_mode)?;
+        let stat = rustix::fs::fstat(&fd).map_err(cause)?;
+        check_kind(path, options.kind, stat.st_mode)?;
         let bytes = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(cause)?;
         let alignment = Alignment::ask(fd.as_fd(), options).map_err(cause)?;
         if alignment.offset as usize > BOUNCE_BYTES || alignment.memory as usize > BOUNCE_ALIGNMENT
@@ -187,14 +211,24 @@ impl OpenFile {
             ranges: WriteRanges::default(),
             sync_turn: WriteRanges::default(),
             failed_sync: AtomicBool::new(false),
+            identity: Identity::of(&stat),
+            locking: options.lock.locking,
+            locks: Mutex::default(),
+            told_without_locks: AtomicBool::new(false),
         })
     }
 
     /// Takes over a descriptor that is open already, for I/O without any alignment. `path` is
     /// its name in messages.
     pub fn adopt(fd: OwnedFd, path: PathBuf, bytes: u64, aio: Aio) -> Self {
+        // Without the kernel's answer it is like no other file.
+        let identity = rustix::fs::fstat(&fd).map_or(Identity(0, 0), |stat| Identity::of(&stat));
         Self {
             path,
+            identity,
+            locking: Locking::Off,
+            locks: Mutex::default(),
+            told_without_locks: AtomicBool::new(false),
             residence: Residence::ask(fd.as_fd()),
             fd,
             bytes,
@@ -284,6 +318,55 @@ impl OpenFile {
     /// two syncs at once only one would hear of it: whoever syncs holds 0..1 of these ranges.
     pub fn sync_turn(&self) -> &WriteRanges {
         &self.sync_turn
+    }
+
+    /// Which image it is.
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Whether it is to be locked.
+    pub(crate) fn locking(&self) -> Locking {
+        self.locking
+    }
+
+    /// What this description has locked.
+    pub(crate) fn locks(&self) -> ImageLocks {
+        *self.locks.lock().expect("no holder of this lock panics")
+    }
+
+    /// Whether nobody was told yet that it cannot be locked; from now on somebody was.
+    pub(crate) fn is_first_without_locks(&self) -> bool {
+        // A lone flag: nothing else is published by it.
+        !self.told_without_locks.swap(true, Ordering::Relaxed)
+    }
+
+    /// Goes over to other locks, or fails and keeps those it had. Does not wait; giving locks up
+    /// never fails.
+    pub(crate) fn set_locks(&self, wanted: ImageLocks) -> Result<(), LockError> {
+        let mut held = self.locks.lock().expect("no holder of this lock panics");
+        image_lock::change(self.fd.as_fd(), &self.path, *held, wanted)?;
+        *held = wanted;
+        Ok(())
+    }
+
+    /// Forgets what the page cache holds, because another host may have changed the file meanwhile;
+    /// fails if its size is not what it was. Blocks.
+    pub fn refresh(&self) -> io::Result<()> {
+        let bytes = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
+        if bytes != self.bytes {
+            let before = self.bytes;
+            return Err(io::Error::other(format!(
+                "{} had {before} bytes when it was opened, and has {bytes} now",
+                self.path.display()
+            )));
+        }
+        if self.caching == Caching::Buffered {
+            // What is dirty cannot be dropped.
+            rustix::fs::fdatasync(&self.fd)?;
+            rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed)?;
+        }
+        Ok(())
     }
 
     /// Makes everything written so far durable, if flushes are obeyed. Blocks, also while others

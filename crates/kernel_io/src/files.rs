@@ -6,7 +6,8 @@ use std::sync::{Arc, RwLock};
 
 use block::FileId;
 
-use crate::OpenFile;
+use crate::image_lock::{ImageLocks, LockError};
+use crate::{Locking, OpenFile};
 
 /// All files that nodes have opened. Files stay open as long as the table lives.
 #[derive(Debug, Default)]
@@ -28,6 +29,40 @@ impl FileTable {
     pub fn get(&self, id: FileId) -> Arc<OpenFile> {
         let files = self.files.read().expect("no holder of this lock panics");
         Arc::clone(&files[id.0 as usize])
+    }
+
+    /// Has the file of that id hold these locks from now on, and no others. Fails, and leaves it
+    /// as it was, if another process or another file of this table rules that out. Does not wait.
+    ///
+    /// With [`Locking::Automatic`] a host that cannot lock is told once per image and gone without;
+    /// with [`Locking::Off`] other processes are not asked, nor kept out.
+    pub fn lock(&self, id: FileId, wanted: ImageLocks) -> Result<(), LockError> {
+        let file = self.get(id);
+        if file.locking() == Locking::Off {
+            return Ok(());
+        }
+        let rules_out = |other: &Arc<OpenFile>| {
+            !Arc::ptr_eq(other, &file)
+                && other.identity() == file.identity()
+                && other.locks().conflicts_with(wanted)
+        };
+        if self.all().iter().any(rules_out) {
+            return Err(LockError::OwnNode { path: file.path().to_owned() });
+        }
+        match file.set_locks(wanted) {
+            Err(LockError::Unsupported { path, source })
+                if file.locking() == Locking::Automatic =>
+            {
+                if file.is_first_without_locks() {
+                    tracing::warn!(
+                        "image [{}] is not locked, because this host cannot: {source}",
+                        path.display()
+                    );
+                }
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     /// All files, to make them durable at the end.

@@ -15,6 +15,7 @@ mod cpu;
 mod epoll;
 mod file;
 mod files;
+mod image_lock;
 mod inline;
 mod kernel;
 mod native;
@@ -31,6 +32,9 @@ pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, process_cpu_time};
 pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
+pub use image_lock::{
+    ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
+};
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;
 pub use parked::Tag;

@@ -73,6 +73,7 @@ pub struct Program {
 enum Host {
     Everything,
     NoIoUring,
+    NoLocks,
 }
 
 impl Program {
@@ -90,6 +91,11 @@ impl Program {
     /// The same, on a host that forbids io_uring (seccomp, EPERM).
     pub fn without_io_uring(self) -> Self {
         Self { host: Host::NoIoUring, ..self }
+    }
+
+    /// The same, on a host without locks of open file descriptions (seccomp, EINVAL).
+    pub fn without_locks(self) -> Self {
+        Self { host: Host::NoLocks, ..self }
     }
 
     /// The same, started in this directory.
@@ -159,6 +165,7 @@ impl Program {
         match self.host {
             Host::Everything => {}
             Host::NoIoUring => seccomp::deny_io_uring(&mut command),
+            Host::NoLocks => seccomp::deny_locks(&mut command),
         }
         let mut child = command
             .args(&self.first_arguments)

@@ -9,6 +9,7 @@ mod guest;
 mod hostile;
 mod libblkio;
 mod lifecycle;
+mod locks;
 mod lost_writes;
 mod model_workload;
 mod parity;

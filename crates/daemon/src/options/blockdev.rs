@@ -5,7 +5,7 @@
 use super::fault::Fault;
 use super::fields::{Fields, Keys, TextOrObject};
 use super::names::is_identifier;
-use super::plan::{AioEngine, Blockdev, Child, Discard, Driver, Flushes};
+use super::plan::{Activity, AioEngine, Blockdev, Child, Discard, Driver, Flushes, Locking};
 
 /// QEMU's default size of a null-co disk: 1 GiB.
 const NULL_CO_BYTES: u64 = 1 << 30;
@@ -66,24 +66,24 @@ const LATER: &[&str] = &[
     "vvfat",
 ];
 
-const BASE: &[&str] = &["driver", "node-name", "read-only", "discard", "cache"];
+const BASE: &[&str] =
+    &["active", "driver", "node-name", "read-only", "discard", "cache", "force-share"];
 
-const BASE_LATER: &[&str] = &["active", "auto-read-only", "detect-zeroes", "force-share"];
+const BASE_LATER: &[&str] = &["auto-read-only", "detect-zeroes"];
 
-const FILE_LATER: &[&str] =
-    &["aio-max-batch", "drop-cache", "locking", "pr-manager", "x-check-cache-dropped"];
+const FILE_LATER: &[&str] = &["aio-max-batch", "drop-cache", "pr-manager", "x-check-cache-dropped"];
 
 /// The keys of `driver=file`.
 pub(super) const FILE: Keys = Keys {
     of: "--blockdev driver=file",
-    supported: &[BASE, &["filename", "aio"]],
+    supported: &[BASE, &["filename", "aio", "locking"]],
     later: &[BASE_LATER, FILE_LATER],
 };
 
 /// The keys of `driver=host_device`.
 pub(super) const HOST_DEVICE: Keys = Keys {
     of: "--blockdev driver=host_device",
-    supported: &[BASE, &["filename", "aio"]],
+    supported: &[BASE, &["filename", "aio", "locking"]],
     later: &[BASE_LATER, FILE_LATER],
 };
 
@@ -112,6 +112,7 @@ struct Inherited {
     discard: Discard,
     cache_direct: bool,
     flushes: Flushes,
+    force_share: bool,
 }
 
 /// Reads the argument of `--blockdev`.
@@ -122,6 +123,7 @@ pub(super) fn parse(text: &str) -> Result<Blockdev, Fault> {
         discard: Discard::Ignore,
         cache_direct: false,
         flushes: Flushes::Obeyed,
+        force_share: false,
     };
     let node = read(fields, root, 0)?;
     if node.node_name.is_none() {
@@ -136,6 +138,14 @@ fn read(mut fields: Fields, inherited: Inherited, depth: usize) -> Result<Blockd
     fields.check_keys(&keys.1)?;
     let node_name = fields.text("node-name")?.map(check_node_name).transpose()?;
     let read_only = fields.flag("read-only")?.unwrap_or(inherited.read_only);
+    let force_share = fields.flag("force-share")?.unwrap_or(inherited.force_share);
+    if force_share && !read_only {
+        return Err(Fault::ForceShareWritable);
+    }
+    let activity = match fields.flag("active")? {
+        Some(false) => Activity::Inactive,
+        Some(true) | None => Activity::Active,
+    };
     let discard = match fields.choice("discard", &["ignore", "unmap"])? {
         Some("unmap") => Discard::Unmap,
         Some(_) => Discard::Ignore,
@@ -143,15 +153,18 @@ fn read(mut fields: Fields, inherited: Inherited, depth: usize) -> Result<Blockd
     };
     let (cache_direct, flushes) = cache(&mut fields, inherited)?;
     // A format passes discards on: its child takes them whatever the format itself was told.
-    let below = Inherited { read_only, discard: Discard::Unmap, cache_direct, flushes };
+    let below =
+        Inherited { read_only, discard: Discard::Unmap, cache_direct, flushes, force_share };
     let driver = match keys.0 {
         DriverName::File => Driver::File {
             filename: filename(&mut fields)?.into(),
             aio: aio(&mut fields, cache_direct)?,
+            locking: locking(&mut fields)?,
         },
         DriverName::HostDevice => Driver::HostDevice {
             filename: filename(&mut fields)?.into(),
             aio: aio(&mut fields, cache_direct)?,
+            locking: locking(&mut fields)?,
         },
         DriverName::Raw => Driver::Raw { file: child(&mut fields, below, depth)? },
         DriverName::NullCo => Driver::NullCo {
@@ -159,7 +172,16 @@ fn read(mut fields: Fields, inherited: Inherited, depth: usize) -> Result<Blockd
             read_zeroes: fields.flag("read-zeroes")?.unwrap_or(false),
         },
     };
-    Ok(Blockdev { node_name, driver, read_only, discard, cache_direct, flushes })
+    Ok(Blockdev {
+        node_name,
+        driver,
+        read_only,
+        discard,
+        cache_direct,
+        flushes,
+        force_share,
+        activity,
+    })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -226,6 +248,14 @@ fn aio(fields: &mut Fields, cache_direct: bool) -> Result<Option<AioEngine>, Fau
         Some("native") => Ok(Some(AioEngine::Native)),
         Some(_) => Ok(Some(AioEngine::IoUring)),
     }
+}
+
+fn locking(fields: &mut Fields) -> Result<Locking, Fault> {
+    Ok(match fields.choice("locking", &["auto", "on", "off"])? {
+        Some("on") => Locking::On,
+        Some("off") => Locking::Off,
+        Some(_) | None => Locking::Automatic,
+    })
 }
 
 fn child(fields: &mut Fields, below: Inherited, depth: usize) -> Result<Child, Fault> {

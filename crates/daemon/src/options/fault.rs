@@ -125,6 +125,17 @@ pub enum Fault {
     /// Linux AIO blocks on what goes through the page cache. QEMU's sentence.
     #[error("aio=native was specified, but it requires cache.direct=on, which was not specified.")]
     NativeBuffered,
+    /// Who writes cannot let others write. QEMU's sentence.
+    #[error("force-share=on can only be used with read-only images")]
+    ForceShareWritable,
+    /// An inactive node below an active one. QEMU's sentence.
+    #[error("Inactive '{child}' can't be a file child of active '{node}'")]
+    InactiveChild {
+        /// The active one.
+        node: String,
+        /// The inactive one.
+        child: String,
+    },
     /// Not JSON.
     #[error("not valid JSON")]
     Json(#[source] serde_json::Error),

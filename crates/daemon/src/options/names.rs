@@ -8,15 +8,22 @@ use std::path::PathBuf;
 
 use super::fault::Fault;
 use super::nearest::nearest;
-use super::plan::{Blockdev, Child, Driver, ExportOptions, Step};
+use super::plan::{Activity, Blockdev, Child, Driver, ExportOptions, Step};
 
 /// What the steps so far have made.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     iothreads: HashSet<String>,
-    nodes: HashMap<String, CanWrite>,
+    nodes: HashMap<String, Known>,
     exports: HashSet<String>,
     sockets: HashSet<PathBuf>,
+}
+
+/// What matters of a node to what stands on it.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    can_write: CanWrite,
+    activity: Activity,
 }
 
 /// Whether a node and all below it take changes.
@@ -31,32 +38,42 @@ impl Names {
     pub(super) fn admit(&mut self, step: &Step) -> Result<(), Fault> {
         match step {
             Step::Object(object) => take(&mut self.iothreads, "object id", &object.id),
-            Step::Blockdev(blockdev) => self.node(blockdev).map(|_| ()),
+            Step::Blockdev(blockdev) => self.node(blockdev, "").map(|_| ()),
             Step::Export(export) => self.export(export),
         }
     }
 
     /// Takes the names of a node from the bottom up.
-    fn node(&mut self, blockdev: &Blockdev) -> Result<CanWrite, Fault> {
+    fn node(&mut self, blockdev: &Blockdev, parent: &str) -> Result<Known, Fault> {
+        // The name that the graph gives to a node without one.
+        let name = blockdev.node_name.clone().unwrap_or_else(|| format!("{parent}/file"));
+        let activity = blockdev.activity;
         let below = match &blockdev.driver {
-            Driver::Raw { file: Child::Inline(inner) } => self.node(inner)?,
-            Driver::Raw { file: Child::Reference(name) } => self.find_node(name)?,
+            Driver::Raw { file: Child::Inline(inner) } => {
+                let child = inner.node_name.clone().unwrap_or_else(|| format!("{name}/file"));
+                check_activity(&name, activity, child, inner.activity)?;
+                self.node(inner, &name)?.can_write
+            }
+            Driver::Raw { file: Child::Reference(child) } => {
+                let below = self.find_node(child)?;
+                check_activity(&name, activity, child.clone(), below.activity)?;
+                below.can_write
+            }
             Driver::File { .. } | Driver::HostDevice { .. } | Driver::NullCo { .. } => {
                 CanWrite::Yes
             }
         };
         let can_write = if blockdev.read_only { CanWrite::No } else { below };
-        if let Some(name) = &blockdev.node_name
-            && self.nodes.insert(name.clone(), can_write).is_some()
-        {
-            return Err(Fault::Duplicate { what: "node-name", name: name.clone() });
+        let known = Known { can_write, activity };
+        if blockdev.node_name.is_some() && self.nodes.insert(name.clone(), known).is_some() {
+            return Err(Fault::Duplicate { what: "node-name", name });
         }
-        Ok(can_write)
+        Ok(known)
     }
 
     fn export(&mut self, export: &ExportOptions) -> Result<(), Fault> {
         take(&mut self.exports, "export id", &export.id)?;
-        let can_write = self.find_node(&export.node_name)?;
+        let can_write = self.find_node(&export.node_name)?.can_write;
         if export.writable && can_write == CanWrite::No {
             return Err(Fault::ReadOnlyNode { node_name: export.node_name.clone() });
         }
@@ -76,9 +93,23 @@ impl Names {
         Ok(())
     }
 
-    fn find_node(&self, name: &str) -> Result<CanWrite, Fault> {
+    fn find_node(&self, name: &str) -> Result<Known, Fault> {
         let known = self.nodes.get(name).copied();
         known.ok_or_else(|| not_found("node", name, self.nodes.keys()))
+    }
+}
+
+fn check_activity(
+    node: &str,
+    activity: Activity,
+    child: String,
+    of_child: Activity,
+) -> Result<(), Fault> {
+    match (activity, of_child) {
+        (Activity::Active, Activity::Inactive) => {
+            Err(Fault::InactiveChild { node: node.to_owned(), child })
+        }
+        (Activity::Active, Activity::Active) | (Activity::Inactive, _) => Ok(()),
     }
 }
 

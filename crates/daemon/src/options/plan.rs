@@ -121,6 +121,20 @@ pub struct Blockdev {
     pub cache_direct: bool,
     /// What becomes of flushes. A nested node takes its parent's answer unless it has its own.
     pub flushes: Flushes,
+    /// Whether others may do with its image what they like. Only with `read_only`. A nested node
+    /// takes its parent's answer unless it has its own.
+    pub force_share: bool,
+    /// Whether its exports hold it from the start. Not inherited.
+    pub activity: Activity,
+}
+
+/// Whether a node is held from the start (`active=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// From the start of an export to its end.
+    Active,
+    /// While an export of it serves rings.
+    Inactive,
 }
 
 /// What a node is.
@@ -132,6 +146,8 @@ pub enum Driver {
         filename: PathBuf,
         /// Which engine does its I/O; `None` is the best that the host allows.
         aio: Option<AioEngine>,
+        /// Whether it is locked against other processes.
+        locking: Locking,
     },
     /// A block device of the host.
     HostDevice {
@@ -139,6 +155,8 @@ pub enum Driver {
         filename: PathBuf,
         /// Which engine does its I/O; `None` is the best that the host allows.
         aio: Option<AioEngine>,
+        /// Whether it is locked against other processes.
+        locking: Locking,
     },
     /// The bytes of another node as they are.
     Raw {
@@ -163,6 +181,17 @@ pub enum AioEngine {
     Native,
     /// Threads that do blocking calls.
     Threads,
+}
+
+/// Whether an image is locked against other processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locking {
+    /// Where the host can.
+    Automatic,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 /// A node below another one.

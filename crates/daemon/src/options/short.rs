@@ -13,8 +13,8 @@ use super::fields::{parse_flag, parse_number};
 use super::files::{self, FileKind};
 use super::nearest::nearest;
 use super::plan::{
-    Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, PollOptions, SocketOptions,
-    Step,
+    Activity, Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, Locking,
+    PollOptions, SocketOptions, Step,
 };
 use super::words::{Name, ShortName, Word};
 
@@ -120,13 +120,19 @@ impl Short {
         let node = Blockdev {
             node_name: Some("disk".to_owned()),
             driver: match kind {
-                FileKind::Regular => Driver::File { filename, aio: None },
-                FileKind::BlockDevice => Driver::HostDevice { filename, aio: None },
+                FileKind::Regular => {
+                    Driver::File { filename, aio: None, locking: Locking::Automatic }
+                }
+                FileKind::BlockDevice => {
+                    Driver::HostDevice { filename, aio: None, locking: Locking::Automatic }
+                }
             },
             read_only: self.read_only,
             discard: Discard::Ignore,
             cache_direct: self.cache_direct,
             flushes: Flushes::Obeyed,
+            force_share: false,
+            activity: Activity::Active,
         };
         let export = ExportOptions {
             id: export_id(&self.image),

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use std::{env, fs, iter, process};
 
 use super::{
-    AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions,
-    Flushes, HelpTopic, IothreadObject, Plan, PollOptions, SocketOptions, Step, parse,
+    Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
+    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, SocketOptions,
+    Step, parse,
 };
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
@@ -58,11 +59,17 @@ fn refuse_line(line: &[&str], expected: &str) {
 fn file_node() -> Blockdev {
     Blockdev {
         node_name: Some("a".to_owned()),
-        driver: Driver::File { filename: "Cargo.toml".into(), aio: None },
+        driver: Driver::File {
+            filename: "Cargo.toml".into(),
+            aio: None,
+            locking: Locking::Automatic,
+        },
         read_only: false,
         discard: Discard::Ignore,
         cache_direct: false,
         flushes: Flushes::Obeyed,
+        force_share: false,
+        activity: Activity::Active,
     }
 }
 
@@ -155,7 +162,11 @@ fn nodes_read_the_same_in_both_notations() {
             ..file_node()
         }),
     );
-    let native = Driver::File { filename: "Cargo.toml".into(), aio: Some(AioEngine::Native) };
+    let native = Driver::File {
+        filename: "Cargo.toml".into(),
+        aio: Some(AioEngine::Native),
+        locking: Locking::Automatic,
+    };
     check(
         "--blockdev",
         &[
@@ -173,6 +184,60 @@ fn nodes_read_the_same_in_both_notations() {
         ],
         &Step::Blockdev(Blockdev {
             driver: Driver::NullCo { size: 8192, read_zeroes: true },
+            ..file_node()
+        }),
+    );
+}
+
+#[test]
+fn locks_read_the_same_in_both_notations() {
+    let locked = |locking| Driver::File { filename: "Cargo.toml".into(), aio: None, locking };
+    for (word, locking) in
+        [("auto", Locking::Automatic), ("on", Locking::On), ("off", Locking::Off)]
+    {
+        check(
+            "--blockdev",
+            &[
+                &format!("file,node-name=a,filename=Cargo.toml,locking={word}"),
+                &format!(
+                    r#"{{"driver":"file","node-name":"a","filename":"Cargo.toml","locking":"{word}"}}"#
+                ),
+            ],
+            &Step::Blockdev(Blockdev { driver: locked(locking), ..file_node() }),
+        );
+    }
+    let inner = Blockdev {
+        node_name: None,
+        read_only: true,
+        discard: Discard::Unmap,
+        force_share: true,
+        ..file_node()
+    };
+    check(
+        "--blockdev",
+        &["raw,node-name=a,read-only=on,force-share=on,file.driver=file,file.filename=Cargo.toml"],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            read_only: true,
+            force_share: true,
+            ..file_node()
+        }),
+    );
+}
+
+#[test]
+fn inactive_nodes_read_the_same_in_both_notations() {
+    let inner = Blockdev { node_name: None, discard: Discard::Unmap, ..file_node() };
+    check(
+        "--blockdev",
+        &[
+            "raw,node-name=a,active=off,file.driver=file,file.filename=Cargo.toml",
+            r#"{"driver":"raw","node-name":"a","active":false,
+                "file":{"driver":"file","filename":"Cargo.toml","active":true}}"#,
+        ],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            activity: Activity::Inactive,
             ..file_node()
         }),
     );
@@ -218,6 +283,8 @@ fn a_node_inside_another_takes_what_the_other_has() {
         discard: Discard::Unmap,
         cache_direct: false,
         flushes: Flushes::Obeyed,
+        force_share: false,
+        activity: Activity::Active,
     };
     check(
         "--blockdev",

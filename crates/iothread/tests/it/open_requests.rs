@@ -8,8 +8,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, DiskSize, FileId, Lane, LaneError, Limits, Mapping,
-    Node, Piece, Pieces, Target,
+    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FileId, Lane, LaneError,
+    Limits, Mapping, Node, Piece, Pieces, Rights, Target,
 };
 use kernel_io::{Aio, FileTable, OpenFile};
 use virtio::RingBase;
@@ -47,6 +47,10 @@ impl Node for PipeNode {
 
     fn flush(&self) -> std::io::Result<()> {
         Ok(())
+    }
+
+    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+        Ok(Claim::nothing())
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {

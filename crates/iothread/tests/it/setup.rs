@@ -43,7 +43,7 @@ pub(crate) fn iothreads<const N: usize>(
 }
 
 /// A file of that many bytes in the target directory, whose file system has asynchronous I/O.
-pub(crate) fn file_node(files: &FileTable, bytes: u64) -> (Arc<dyn Node>, tempfile::TempPath) {
+pub(crate) fn file_node(files: &Arc<FileTable>, bytes: u64) -> (Arc<dyn Node>, tempfile::TempPath) {
     let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     image.as_file().set_len(bytes).unwrap();
     let options = OpenOptions {
@@ -53,6 +53,7 @@ pub(crate) fn file_node(files: &FileTable, bytes: u64) -> (Arc<dyn Node>, tempfi
         caching: Caching::Direct,
         aio: Aio::Automatic,
         flushes: Flushes::Obeyed,
+        lock: kernel_io::LockOptions::default(),
     };
     let node = FileNode::open("disk", &options, DiscardPolicy::Unmap, files).unwrap();
     (Arc::new(node), image.into_temp_path())

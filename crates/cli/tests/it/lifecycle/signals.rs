@@ -9,7 +9,7 @@ use testkit::client::{
 };
 use testkit::deadline::{Deadline, poll_until};
 use testkit::image;
-use testkit::process::{Bench, Program, STOP_LIMIT, Server, Signal};
+use testkit::process::{Bench, Program, STOP_LIMIT, Server, Signal, is_listening};
 use testkit::report::skipped;
 
 use super::{ensure_gone, pid_in};
@@ -281,6 +281,15 @@ impl Stuck {
         Ok(())
     }
 
+    /// Waits until the killed server has closed its descriptors: only the kernel has the file now.
+    fn wait_until_killed(&mut self) -> Result<()> {
+        let descriptors = PathBuf::from(format!("/proc/{}/fd", self.server.pid()));
+        poll_until("the killed server to let go of its files", STOP_LIMIT, || {
+            let open = std::fs::read_dir(&descriptors).map(Iterator::count);
+            Ok(open.map_or(true, |count| count == 0).then_some(()))
+        })
+    }
+
     /// The first signal: the server says that it stops, and goes on waiting for the write.
     fn begin_to_stop(&mut self) -> Result<()> {
         self.server.signal(Signal::TERM)?;
@@ -325,6 +334,52 @@ fn a_second_signal_leaves_at_once_with_128_and_its_number() {
             ensure!(status.code() == Some(code), "{second:?}: {status}");
             ensure!(stuck.client.completions(0).is_empty(), "the write was said to be complete");
         }
+        Ok(())
+    });
+}
+
+/// The kernel finishes what a killed process has in flight; until then the lock keeps its successor
+/// from the image.
+#[test]
+fn the_lock_of_a_killed_daemon_lasts_until_its_write_has_ended() {
+    if !is_root() {
+        skipped("a frozen file system needs root");
+        return;
+    }
+    with(&ringloom(), |program| {
+        let mut stuck = Stuck::new(program)?;
+        // Not waited for: it may be a zombie as long as its write lasts.
+        stuck.server.signal(Signal::KILL)?;
+        let next = stuck.bench.path("next.sock");
+        let arguments = [
+            "--blockdev".to_owned(),
+            format!(
+                "driver=host_device,node-name=n,filename={},cache.direct=on",
+                stuck.device.path()
+            ),
+            "--export".to_owned(),
+            format!(
+                "type=vhost-user-blk,id=e1,node-name=n,addr.type=unix,addr.path={},writable=on",
+                next.display()
+            ),
+        ];
+        let successor = program.spawn(&arguments)?;
+        successor
+            .wait_for_log("trying for up to 30 s", STOP_LIMIT)
+            .with_context(|| successor.log())?;
+        // The predecessor is no more, and still its lock is there.
+        stuck.wait_until_killed()?;
+        ensure!(!is_listening(&next)?, "it serves beside a write in flight");
+        ensure!(!successor.log().contains("has the lock"), "log: {}", successor.log());
+        stuck.device.thaw()?;
+        poll_until(
+            "the successor to listen",
+            STOP_LIMIT,
+            || Ok(is_listening(&next)?.then_some(())),
+        )
+        .with_context(|| successor.log())?;
+        let mut client = Client::connect(&next, Shape::small())?;
+        ensure!(client.read(0, BLOCK, 0)? == content(2), "the write in flight came later");
         Ok(())
     });
 }

@@ -106,13 +106,46 @@ fn what_a_node_cannot_do_yet_is_refused_by_name() {
         );
     };
     refuse("file", "aio-max-batch", "0");
-    refuse("file", "locking", "off");
     refuse("host_device", "pr-manager", "p");
     refuse("raw", "offset", "0");
     refuse("null-co", "latency-ns", "1");
-    for key in ["active", "auto-read-only", "detect-zeroes", "force-share"] {
+    for key in ["auto-read-only", "detect-zeroes"] {
         refuse("null-co", key, "off");
     }
+}
+
+#[test]
+fn locks_that_cannot_be_are_named() {
+    let refuse = |rest: &str, expected: &str| {
+        refuse("--blockdev", &format!("file,node-name=a,filename=Cargo.toml,{rest}"), expected);
+    };
+    refuse(
+        "locking=maybe",
+        "parameter 'locking' does not accept value 'maybe' (supported: auto, on, off)",
+    );
+    let force = "force-share=on can only be used with read-only images";
+    refuse("force-share=on", force);
+    super::refuse(
+        "--blockdev",
+        "raw,node-name=a,read-only=on,force-share=on,file.driver=file,file.filename=Cargo.toml,\
+         file.read-only=off",
+        force,
+    );
+}
+
+#[test]
+fn an_active_node_does_not_stand_on_an_inactive_one() {
+    let refuse = |argument: &str, child: &str| {
+        let inactive = "--blockdev=null-co,node-name=i,active=off";
+        let expected = format!("Inactive '{child}' can't be a file child of active 'a'");
+        refuse_line(
+            &[inactive, "--blockdev", argument],
+            &format!("--blockdev {argument}: {expected}"),
+        );
+    };
+    refuse("raw,node-name=a,file=i", "i");
+    refuse("raw,node-name=a,file.driver=null-co,file.node-name=b,file.active=off", "b");
+    refuse("raw,node-name=a,file.driver=null-co,file.active=off", "a/file");
 }
 
 #[test]

@@ -1,0 +1,155 @@
+//! The right to use a node, taken before its first request and given back after its last.
+//!
+//! Where it stands: whoever offers a node to clients claims it. The node claims what it stands on,
+//! down to the files, which take their locks against other processes.
+//!
+//! Invariants: a [`Claim`] gives back what it holds when it is dropped, once.
+
+use std::error::Error;
+use std::fmt::Debug;
+use std::io;
+
+use crate::Access;
+
+/// What is claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rights {
+    /// What the claimant does.
+    pub access: Access,
+    /// What others may do meanwhile.
+    pub others: Others,
+}
+
+impl Rights {
+    /// What a disk's user needs: who writes must be the only one, who reads bears with others.
+    pub fn of_user(access: Access) -> Self {
+        let others = match access {
+            Access::ReadOnly => Others::Anything,
+            Access::ReadWrite => Others::Read,
+        };
+        Self { access, others }
+    }
+}
+
+/// What others may do with a claimed node's storage: other processes, and other nodes of this one.
+/// Claims on one node never rule each other out: they share what it knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    /// Read, write and resize it.
+    Anything,
+    /// Read it.
+    Read,
+}
+
+/// Rights that are held. Dropped, they are given back; drop it only when nothing is in flight.
+#[derive(Debug, Default)]
+#[must_use = "dropped, the rights are given back"]
+pub struct Claim {
+    held: Vec<Box<dyn Held>>,
+}
+
+/// Something that is given back when it is dropped.
+pub trait Held: Debug + Send + Sync {
+    /// Makes durable what was written under it. Blocks.
+    fn flush(&self) -> io::Result<()>;
+
+    /// Forgets what was learnt before it was held, when others could change the storage; fails if
+    /// the node is no longer what it was opened as. Blocks.
+    fn refresh(&self) -> io::Result<()>;
+}
+
+impl Claim {
+    /// Nothing: for storage that nobody else can reach.
+    pub fn nothing() -> Self {
+        Self::default()
+    }
+
+    /// One thing.
+    pub fn of(held: impl Held + 'static) -> Self {
+        Self { held: vec![Box::new(held)] }
+    }
+
+    /// Makes durable what was written under the claim. Blocks. Tries all; the first error counts.
+    pub fn flush(&self) -> io::Result<()> {
+        let mut result = Ok(());
+        for held in &self.held {
+            result = result.and(held.flush());
+        }
+        result
+    }
+
+    /// Forgets what was learnt of the storage before it was claimed. Blocks.
+    pub fn refresh(&self) -> io::Result<()> {
+        self.held.iter().try_for_each(|held| held.refresh())
+    }
+
+    /// These and those of another claim.
+    pub fn and(mut self, other: Self) -> Self {
+        self.held.extend(other.held);
+        self
+    }
+}
+
+/// A node could not be claimed.
+#[derive(Debug, thiserror::Error)]
+#[error("node {node}")]
+pub struct ClaimError {
+    /// The node-name.
+    pub node: String,
+    /// Whether it is worth trying again.
+    pub outlook: Outlook,
+    /// Why.
+    #[source]
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+/// Whether it is worth trying again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outlook {
+    /// Another process has what is wanted and may give it back.
+    MayPass,
+    /// It fails again.
+    Lasting,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[derive(Debug)]
+    struct Counted(Arc<AtomicU32>);
+
+    impl Held for Counted {
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn refresh(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_claim_gives_everything_back_once() {
+        let returned = Arc::new(AtomicU32::new(0));
+        let one = || Claim::of(Counted(Arc::clone(&returned)));
+        let both = Claim::nothing().and(one()).and(one());
+        assert_eq!(returned.load(Ordering::Relaxed), 0);
+        drop(both);
+        assert_eq!(returned.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_writer_wants_to_be_alone_and_a_reader_does_not() {
+        assert_eq!(Rights::of_user(Access::ReadWrite).others, Others::Read);
+        assert_eq!(Rights::of_user(Access::ReadOnly).others, Others::Anything);
+    }
+}

@@ -1,0 +1,270 @@
+//! When an export holds its node: always, or only while it serves rings (`active=off`).
+//!
+//! An inactive node is what live migration needs: two daemons offer one image to the two halves of
+//! a migration, and only the one whose half runs the guest has it. The first ring that is started
+//! activates the node, which takes its locks; when the last one has been stopped (GET_VRING_BASE), what was
+//! written is made durable and the locks are given back, before the front end hears that it has stopped.
+//!
+//! Invariants: no ring is served without a claim. If the flush fails the claim stays, so that nobody
+//! goes on with an image that lacks something.
+//! Threads: the thread of the export's session, which may wait for a lock as a starting daemon does;
+//! the end of the connection ends the wait.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use block::{Claim, Clock, Node, Rights, SentenceRate};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait, claim};
+use crate::connection::Connection;
+
+/// When an export holds its node.
+#[derive(Debug)]
+pub(crate) enum Holding {
+    /// As long as there is the export; whoever built it has the claim.
+    Always,
+    /// While it serves rings.
+    WhileServed(Box<OnDemand>),
+}
+
+/// A claim that comes and goes.
+#[derive(Debug)]
+pub(crate) struct OnDemand {
+    rights: Rights,
+    clock: Arc<dyn Clock>,
+    slot: Mutex<Slot>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    claim: Option<Claim>,
+    rate: SentenceRate,
+}
+
+/// A node could not be activated.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ActivateError {
+    /// Its image is not to be had.
+    #[error(transparent)]
+    Claim(#[from] ClaimFailure),
+    /// Its image is not what it was.
+    #[error("node {node} cannot be activated")]
+    Refresh {
+        /// The node-name.
+        node: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A node could not be inactivated: it stays active.
+#[derive(Debug, thiserror::Error)]
+#[error("node {node} stays active, because its last flush failed")]
+pub(crate) struct InactivateError {
+    node: String,
+    #[source]
+    source: io::Error,
+}
+
+impl OnDemand {
+    pub(crate) fn new(rights: Rights, clock: Arc<dyn Clock>) -> Self {
+        Self { rights, clock, slot: Mutex::default() }
+    }
+}
+
+impl Holding {
+    /// Called before the first ring is served. Blocks.
+    pub(crate) fn begin(
+        &self,
+        export: &str,
+        node: &dyn Node,
+        session: &Connection,
+    ) -> Result<(), ActivateError> {
+        let Self::WhileServed(on_demand) = self else { return Ok(()) };
+        let OnDemand { rights, clock, slot } = &**on_demand;
+        let mut slot = slot.lock().expect("no holder of this lock panics");
+        if slot.claim.is_some() {
+            return Ok(());
+        }
+        let wait = &mut WhileConnected(session);
+        let patience = &mut Patience { limit: LOCK_PATIENCE, wait, rate: &mut slot.rate };
+        let claimed = claim(export, node, *rights, &**clock, patience)?;
+        claimed
+            .refresh()
+            .map_err(|source| ActivateError::Refresh { node: node.name().to_owned(), source })?;
+        slot.claim = Some(claimed);
+        tracing::debug!("export {export}: node {} is active", node.name());
+        Ok(())
+    }
+
+    /// Called after the last ring has been stopped. Blocks.
+    pub(crate) fn end(&self, export: &str, node: &dyn Node) -> Result<(), InactivateError> {
+        let Self::WhileServed(on_demand) = self else { return Ok(()) };
+        let mut slot = on_demand.slot.lock().expect("no holder of this lock panics");
+        if let Some(claim) = &slot.claim {
+            claim
+                .flush()
+                .map_err(|source| InactivateError { node: node.name().to_owned(), source })?;
+        }
+        slot.claim = None;
+        tracing::debug!("export {export}: node {} is inactive", node.name());
+        Ok(())
+    }
+}
+
+/// A wait that ends with the connection: the front end has left, or the export is being stopped.
+struct WhileConnected<'a>(&'a Connection);
+
+impl Wait for WhileConnected<'_> {
+    fn pause(&mut self, time: Duration) -> Told {
+        let time = rustix::event::Timespec::try_from(time).expect("a wait is short");
+        // Without events to wait for, only the end of the connection is told.
+        let mut fds = [PollFd::new(self.0, PollFlags::RDHUP)];
+        match rustix::event::poll(&mut fds, Some(&time)) {
+            Ok(0) | Err(Errno::INTR) => Told::GoOn,
+            Ok(_) => Told::Stop,
+            Err(errno) => panic!("poll on a descriptor of our own: {errno}"),
+        }
+    }
+
+    fn done(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    use block::{
+        Access, ByteCount, ClaimError, DiskSize, Held, Lane, LaneError, Limits, Outlook,
+        SystemClock,
+    };
+
+    /// A node that notes what is done with claims on it.
+    #[derive(Debug, Default)]
+    struct Noting {
+        notes: Arc<Mutex<Vec<&'static str>>>,
+        /// What flushes and refreshes come to.
+        broken: bool,
+        /// Whether another process has it.
+        taken: bool,
+    }
+
+    #[derive(Debug)]
+    struct NotingClaim(Arc<Mutex<Vec<&'static str>>>, bool);
+
+    impl NotingClaim {
+        fn note(&self, what: &'static str) -> io::Result<()> {
+            self.0.lock().unwrap().push(what);
+            if self.1 { Err(io::Error::other("broken")) } else { Ok(()) }
+        }
+    }
+
+    impl Held for NotingClaim {
+        fn flush(&self) -> io::Result<()> {
+            self.note("flush")
+        }
+
+        fn refresh(&self) -> io::Result<()> {
+            self.0.lock().unwrap().push("refresh");
+            Ok(())
+        }
+    }
+
+    impl Drop for NotingClaim {
+        fn drop(&mut self) {
+            self.0.lock().unwrap().push("give back");
+        }
+    }
+
+    impl Node for Noting {
+        fn name(&self) -> &str {
+            "n"
+        }
+
+        fn size(&self) -> DiskSize {
+            DiskSize(ByteCount(512))
+        }
+
+        fn limits(&self) -> Limits {
+            let block = 512.try_into().unwrap();
+            Limits { request_alignment: block, physical_block: block, discard: false }
+        }
+
+        fn access(&self) -> Access {
+            Access::ReadWrite
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            unreachable!("what is given back is flushed by its claim")
+        }
+
+        fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+            if self.taken {
+                let (node, outlook) = ("n".to_owned(), Outlook::MayPass);
+                return Err(ClaimError { node, outlook, source: "somebody has it".into() });
+            }
+            self.notes.lock().unwrap().push("claim");
+            Ok(Claim::of(NotingClaim(Arc::clone(&self.notes), self.broken)))
+        }
+
+        fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+            panic!("nothing is served")
+        }
+    }
+
+    fn on_demand() -> Holding {
+        let rights = Rights::of_user(Access::ReadWrite);
+        Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::new(SystemClock))))
+    }
+
+    fn session() -> (Connection, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Connection::new(ours), theirs)
+    }
+
+    #[test]
+    fn a_node_is_refreshed_when_it_comes_and_flushed_before_it_goes() {
+        let (node, holding, (session, _client)) = (Noting::default(), on_demand(), session());
+        for _ in 0..2 {
+            holding.begin("e", &node, &session).unwrap();
+            holding.begin("e", &node, &session).unwrap();
+            holding.end("e", &node).unwrap();
+            let notes = std::mem::take(&mut *node.notes.lock().unwrap());
+            assert_eq!(notes, ["claim", "refresh", "flush", "give back"]);
+        }
+    }
+
+    #[test]
+    fn a_node_whose_flush_failed_is_not_given_back() {
+        let node = Noting { broken: true, ..Noting::default() };
+        let (holding, (session, _client)) = (on_demand(), session());
+        holding.begin("e", &node, &session).unwrap();
+        let error = holding.end("e", &node).unwrap_err();
+        assert_eq!(error.to_string(), "node n stays active, because its last flush failed");
+        assert_eq!(*node.notes.lock().unwrap(), ["claim", "refresh", "flush"]);
+    }
+
+    #[test]
+    fn a_client_that_leaves_ends_the_wait() {
+        let node = Noting { taken: true, ..Noting::default() };
+        let (holding, (session, client)) = (on_demand(), session());
+        let leaving = std::thread::spawn(move || drop(client));
+        let error = holding.begin("e", &node, &session).unwrap_err();
+        assert!(matches!(error, ActivateError::Claim(ClaimFailure::Stopped { .. })), "{error}");
+        leaving.join().unwrap();
+        assert!(node.notes.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_export_that_always_holds_its_node_leaves_it_alone() {
+        let (node, (session, _client)) = (Noting::default(), session());
+        Holding::Always.begin("e", &node, &session).unwrap();
+        Holding::Always.end("e", &node).unwrap();
+        assert!(node.notes.lock().unwrap().is_empty());
+    }
+}
