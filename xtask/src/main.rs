@@ -1,7 +1,7 @@
-//! The commands of the project: `cargo xtask check`, `test`, `bench`, `fuzz`, `tidy` and
-//! `install`.
+//! The commands of the project: `cargo xtask check`, `test`, `bench`, `crash`, `fuzz`, `tidy`
+//! and `install`.
 //!
-//! Limits: only `bench` and `fuzz` take arguments; what CI runs is what a developer runs.
+//! Limits: only `bench`, `crash` and `fuzz` take arguments; what CI runs is what a developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
 
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@
 
 mod bench;
 mod check;
+mod crash;
 mod fuzz;
 mod install;
 mod steps;
@@ -30,6 +31,7 @@ const USAGE: &str = "usage: cargo xtask <command> [<argument>…]
 commands:
   check    the quick gate: fmt, tidy, clippy, docs, unit tests; installs nothing
   bench    compare with qemu-storage-daemon and the bare host; --help shows its options
+  crash    kill ringloom under load and check every byte; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
   fuzz     [--seconds N] [TARGET…]  run fuzz targets, N seconds each (20)
   tidy     the rules of the project that no other tool checks
@@ -42,6 +44,8 @@ enum Command {
     /// With the arguments of the bench.
     Bench(Vec<String>),
     Check,
+    /// With the arguments of the campaign.
+    Crash(Vec<String>),
     Test,
     Fuzz(fuzz::Plan),
     Tidy,
@@ -58,6 +62,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
     let command = match name {
         "bench" => return Ok(Command::Bench(rest.to_vec())),
         "check" => Command::Check,
+        "crash" => return Ok(Command::Crash(rest.to_vec())),
         "test" => Command::Test,
         "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
         "tidy" => Command::Tidy,
@@ -76,6 +81,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Bench(arguments) => bench::run(&workspace, &arguments),
         Command::Check => check::run(&workspace),
+        Command::Crash(arguments) => crash::run(&workspace, &arguments),
         Command::Test => test::run(&workspace),
         Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
         Command::Tidy => tidy::run(&workspace),
@@ -119,6 +125,9 @@ mod tests {
     fn every_command_is_known_by_its_name() {
         check(&["check"], Ok(Command::Check));
         check(&["bench", "--quick"], Ok(Command::Bench(vec!["--quick".to_owned()])));
+        check(&["crash", "--rounds", "9"], {
+            Ok(Command::Crash(vec!["--rounds".to_owned(), "9".to_owned()]))
+        });
         check(&["test"], Ok(Command::Test));
         check(&["fuzz"], Ok(Command::Fuzz(fuzz::Plan::parse(&[]).expect("nothing is wrong"))));
         check(&["tidy"], Ok(Command::Tidy));

@@ -58,21 +58,21 @@ pub fn poll_until<T>(
         if deadline.has_passed() {
             bail!("waited {limit:?} for {what}");
         }
-        rest();
+        pause(PROBE_INTERVAL);
     }
 }
 
 #[expect(clippy::disallowed_methods, reason = "tests bound their waits by the wall clock")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "other processes' sockets and exits have no event to wait for that works everywhere"
+    reason = "other processes' sockets and exits have no event to wait for that works everywhere; a kill has its time"
 )]
-fn rest() {
-    std::thread::sleep(PROBE_INTERVAL);
+pub(crate) fn pause(duration: Duration) {
+    std::thread::sleep(duration);
 }
 
 #[cfg(test)]

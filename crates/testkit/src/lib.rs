@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod client;
+pub mod crash;
 pub mod deadline;
 pub mod fuse_faults;
 pub mod guest;
@@ -20,3 +21,4 @@ pub mod rawring;
 pub mod report;
 pub mod rng;
 mod seccomp;
+pub mod slow_disk;

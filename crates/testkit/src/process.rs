@@ -12,15 +12,16 @@ use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 use tempfile::TempDir;
 
-use crate::deadline::{Deadline, poll_until};
+use crate::deadline::{Deadline, now, poll_until};
 use crate::seccomp;
 
 /// How long a server may take to listen on its sockets.
@@ -266,6 +267,22 @@ impl Server {
             .with_context(|| format!("signal {signal:?} to {}", self.name))
     }
 
+    /// Has it killed after this time, whatever this thread does until then. The server is not to be waited for before
+    /// the killer has ended.
+    pub fn kill_after(&self, delay: Duration) -> Killer {
+        let pid = Pid::from_child(&self.child);
+        let (stop, stopped) = mpsc::channel();
+        let thread = std::thread::spawn(move || match stopped.recv_timeout(delay) {
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => {
+                let at = now();
+                kill_process(pid, Signal::KILL).context("kill the server")?;
+                Ok(Some(at))
+            }
+        });
+        Killer { stop, thread }
+    }
+
     /// Asks it to stop (SIGTERM) and waits for its exit; afterwards `log` is complete.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
@@ -298,6 +315,33 @@ impl Server {
         let status = self.child.wait().context("reap the server")?;
         ensure!(status.signal() == Some(9), "{} ended with {status} before", self.name);
         Ok(())
+    }
+}
+
+/// A thread that kills a server at its time.
+#[derive(Debug)]
+pub struct Killer {
+    stop: mpsc::Sender<()>,
+    thread: std::thread::JoinHandle<Result<Option<Instant>>>,
+}
+
+impl Killer {
+    /// Whether it has done its work, or was told to stop.
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits until it has killed; when that was.
+    pub fn wait(self) -> Result<Option<Instant>> {
+        // Keeps the sender: without it the thread would stop at once.
+        let Self { stop: _stop, thread } = self;
+        thread.join().expect("the killer does not panic")
+    }
+
+    /// Ends it, without a kill if there was none yet; when the kill was.
+    pub fn call_off(self) -> Result<Option<Instant>> {
+        drop(self.stop);
+        self.thread.join().expect("the killer does not panic")
     }
 }
 

@@ -6,14 +6,14 @@
 //!
 //! Invariants: every wait ends at a deadline or when the server ends the session, and says which.
 
-mod device;
+pub(crate) mod device;
 pub(crate) mod message;
 mod packed;
-mod ring;
+pub(crate) mod ring;
 mod survivor;
 
 pub use device::{BlockRequest, Form, Outcome, RawDevice, RawShape, kind};
-pub use message::{Ack, FrontEnd, Region, feature, protocol_feature, request};
+pub use message::{Ack, FrontEnd, Region, SessionEnded, feature, protocol_feature, request};
 pub use packed::RawPackedRing;
-pub use ring::{Descriptor, Piece, RawRing, Used, flag};
+pub use ring::{Bells, Descriptor, Piece, RawRing, Used, flag};
 pub use survivor::{Collected, SLOTS, Survivor};

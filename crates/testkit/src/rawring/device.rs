@@ -353,12 +353,12 @@ enum Woken {
 }
 
 /// The payload of a message about one ring with one value.
-pub(super) fn pair(queue: u32, value: u32) -> Vec<u8> {
+pub(crate) fn pair(queue: u32, value: u32) -> Vec<u8> {
     [queue, value].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// The payload of SET_VRING_ADDR: descriptor table, used ring, available ring.
-pub(super) fn ring_addresses(queue: u32, addresses: [u64; 3]) -> Vec<u8> {
+pub(crate) fn ring_addresses(queue: u32, addresses: [u64; 3]) -> Vec<u8> {
     let mut payload = pair(queue, 0);
     payload.extend(addresses.iter().chain(&[0]).flat_map(|address| address.to_le_bytes()));
     payload

@@ -3,6 +3,7 @@
 //! Invariants: a reply is taken only for the request that was sent; the end of the session is a value, not an error,
 //! because hostile tests expect it.
 
+use std::fmt;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -91,6 +92,21 @@ pub enum Ack {
     Ended,
 }
 
+/// The server ended the session instead of answering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionEnded {
+    /// The message it left without an answer.
+    pub request: u32,
+}
+
+impl fmt::Display for SessionEnded {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "the session ended at message {}", self.request)
+    }
+}
+
+impl std::error::Error for SessionEnded {}
+
 /// One region of a memory table, as it goes over the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
@@ -133,7 +149,7 @@ impl Region {
 #[derive(Debug)]
 pub struct FrontEnd {
     stream: UnixStream,
-    reply_ack: bool,
+    protocol_features: u64,
 }
 
 impl FrontEnd {
@@ -143,7 +159,12 @@ impl FrontEnd {
             .with_context(|| format!("connect to {}", socket.display()))?;
         stream.set_read_timeout(Some(ANSWER_LIMIT)).context("limit reads")?;
         stream.set_write_timeout(Some(ANSWER_LIMIT)).context("limit writes")?;
-        Ok(Self { stream, reply_ack: false })
+        Ok(Self { stream, protocol_features: 0 })
+    }
+
+    /// The protocol features that both sides have.
+    pub fn protocol_features(&self) -> u64 {
+        self.protocol_features
     }
 
     /// The socket, to wait for the end of the session beside something else.
@@ -158,14 +179,14 @@ impl FrontEnd {
 
     /// Sends one message.
     pub fn send(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let flags = VERSION | if self.reply_ack { NEED_REPLY } else { 0 };
+        let flags = VERSION | if self.has_reply_ack() { NEED_REPLY } else { 0 };
         self.send_bytes(&message(request, flags, payload), fds)
     }
 
     /// Sends one message that has no reply of its own, and gives how it was taken.
     pub fn tell(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Ack> {
         self.send(request, payload, fds)?;
-        if !self.reply_ack {
+        if !self.has_reply_ack() {
             return Ok(Ack::Done);
         }
         Ok(match self.receive(request)? {
@@ -180,38 +201,44 @@ impl FrontEnd {
     /// The same, where the server must agree.
     pub fn must(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let ack = self.tell(request, payload, fds)?;
+        if ack == Ack::Ended {
+            return Err(SessionEnded { request }.into());
+        }
         ensure!(ack == Ack::Done, "message {request} with {payload:02x?}: {ack:?}");
         Ok(())
     }
 
-    /// Sends one message that has a reply, and gives the reply's payload.
+    /// Sends one message that has a reply, and gives the reply's payload. The end of the session is `SessionEnded`.
     pub fn ask(&self, request: u32, payload: &[u8]) -> Result<Vec<u8>> {
         self.send(request, payload, &[])?;
-        let reply = self.receive(request)?;
-        reply.with_context(|| format!("the session ended at message {request}"))
+        Ok(self.receive(request)?.ok_or(SessionEnded { request })?)
     }
 
-    /// The same for a reply that brings a descriptor.
+    /// The same for a reply that comes with one descriptor.
     pub fn ask_fd(&self, request: u32, payload: &[u8]) -> Result<(Vec<u8>, OwnedFd)> {
         self.send(request, payload, &[])?;
+        let mut header = [0; HEADER_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut header = [0; HEADER_BYTES];
         let mut slices = [IoSliceMut::new(&mut header)];
-        let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.stream, &mut slices, &mut control, flags);
-        let received = received.with_context(|| format!("the answer to message {request}"))?;
-        ensure!(received.bytes == HEADER_BYTES, "the session ended at message {request}");
-        let mut fds = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+        let count = match recvmsg(&self.stream, &mut slices, &mut control, flags) {
+            Ok(received) => received.bytes,
+            Err(rustix::io::Errno::CONNRESET) => 0,
+            Err(error) => return Err(error).context("receive a reply with a descriptor"),
+        };
+        if count < HEADER_BYTES {
+            return Err(SessionEnded { request }.into());
         }
-        let size = usize::try_from(field(&header, 8)).context("size of a reply")?;
-        ensure!(field(&header, 0) == request, "message {request} was answered by another one");
-        let payload = self.read_exactly(size)?.context("the session ended in a reply")?;
-        Ok((payload, fds.pop().context("no descriptor came with the reply")?))
+        let size = reply_size(request, &header)?;
+        let reply = self.read_exactly(size)?.ok_or(SessionEnded { request })?;
+        let descriptor = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            RecvAncillaryMessage::ScmCredentials(_) | _ => None,
+        });
+        let descriptor =
+            descriptor.with_context(|| format!("message {request} came without a descriptor"))?;
+        Ok((reply, descriptor))
     }
 
     /// The same for a reply of one 64-bit word.
@@ -224,11 +251,7 @@ impl FrontEnd {
         let Some(header) = self.read_exactly(HEADER_BYTES)? else {
             return Ok(None);
         };
-        let answered = field(&header, 0);
-        let size = usize::try_from(field(&header, 8)).context("size of a reply")?;
-        ensure!(answered == request, "message {request} was answered as {answered}");
-        ensure!(size <= REPLY_BYTES_MAX, "message {request} has a reply of {size} bytes");
-        self.read_exactly(size)
+        self.read_exactly(reply_size(request, &header)?)
     }
 
     /// Waits for the end of the session, passing over replies.
@@ -244,7 +267,7 @@ impl FrontEnd {
         ensure!(offered & feature::PROTOCOL_FEATURES != 0, "no protocol features in {offered:#x}");
         let protocol = self.ask_word(request::GET_PROTOCOL_FEATURES)? & protocol_features;
         self.must(request::SET_PROTOCOL_FEATURES, &protocol.to_le_bytes(), &[])?;
-        self.reply_ack = protocol & protocol_feature::REPLY_ACK != 0;
+        self.protocol_features = protocol;
         let features = offered & (features | feature::PROTOCOL_FEATURES);
         self.must(request::SET_FEATURES, &features.to_le_bytes(), &[])?;
         Ok(features)
@@ -266,6 +289,10 @@ impl FrontEnd {
             [offset, size, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
         payload.extend(bytes);
         self.send(request::SET_CONFIG, &payload, &[])
+    }
+
+    fn has_reply_ack(&self) -> bool {
+        self.protocol_features & protocol_feature::REPLY_ACK != 0
     }
 
     fn read_exactly(&self, length: usize) -> Result<Option<Vec<u8>>> {
@@ -299,6 +326,15 @@ pub(crate) fn send_bytes(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_
         Err(error) => return Err(error).context("send a message"),
     }
     Ok(())
+}
+
+/// The length of a reply's payload, once its header has come.
+fn reply_size(request: u32, header: &[u8]) -> Result<usize> {
+    let answered = field(header, 0);
+    let size = usize::try_from(field(header, 8)).context("size of a reply")?;
+    ensure!(answered == request, "message {request} was answered as {answered}");
+    ensure!(size <= REPLY_BYTES_MAX, "message {request} has a reply of {size} bytes");
+    Ok(size)
 }
 
 fn is_one_of(error: &std::io::Error, kinds: [ErrorKind; 2]) -> bool {

@@ -76,8 +76,7 @@ pub struct RawRing {
     table: usize,
     available: usize,
     used: usize,
-    kick: OwnedFd,
-    call: OwnedFd,
+    bells: Bells,
     available_next: u16,
     used_next: u16,
 }
@@ -88,23 +87,11 @@ impl RawRing {
         let slots = usize::from(size);
         let available = offset + slots * DESCRIPTOR_BYTES;
         let used = (available + 6 + slots * 2).next_multiple_of(4096);
-        let descriptor = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let kick = descriptor().context("kick eventfd")?;
-        let call = descriptor().context("call eventfd")?;
+        let bells = Bells::new()?;
         let memory = Arc::clone(memory);
         let (available_next, used_next) = (0, 0);
         memory.fill(offset, used + 6 + slots * 8 - offset, 0);
-        Ok(Self {
-            memory,
-            size,
-            table: offset,
-            available,
-            used,
-            kick,
-            call,
-            available_next,
-            used_next,
-        })
+        Ok(Self { memory, size, table: offset, available, used, bells, available_next, used_next })
     }
 
     /// Room for a ring of this size.
@@ -193,7 +180,62 @@ impl RawRing {
         Some(Used { head: part(0), written: part(4) })
     }
 
+    /// The available index at which the device wants the next kick (VIRTIO_F_EVENT_IDX).
+    pub fn available_event(&self) -> u16 {
+        // The caller has published an index before; without the fence both sides could miss the other's.
+        fence(Ordering::SeqCst);
+        self.memory.load_u16(self.used + 4 + usize::from(self.size) * 8)
+    }
+
+    /// The flags of the used ring; 1 says that the device wants no kicks (without VIRTIO_F_EVENT_IDX).
+    pub fn used_flags(&self) -> u16 {
+        fence(Ordering::SeqCst);
+        self.memory.load_u16(self.used)
+    }
+
+    /// The descriptors for kicks and interrupts.
+    pub fn bells(&self) -> &Bells {
+        &self.bells
+    }
+
     /// Kicks the device, whether it wants it or not.
+    pub fn kick(&self) -> Result<()> {
+        self.bells.kick()
+    }
+
+    /// Takes the interrupts since the last look; true if there were any.
+    pub fn take_calls(&self) -> Result<bool> {
+        self.bells.take_calls()
+    }
+
+    /// The eventfd that tells the device of new requests.
+    pub fn kick_fd(&self) -> BorrowedFd<'_> {
+        self.bells.kick_fd()
+    }
+
+    /// The eventfd on which the device interrupts.
+    pub fn call_fd(&self) -> BorrowedFd<'_> {
+        self.bells.call_fd()
+    }
+}
+
+/// The two eventfds of a ring.
+#[derive(Debug)]
+pub struct Bells {
+    kick: OwnedFd,
+    call: OwnedFd,
+}
+
+impl Bells {
+    /// Two silent ones.
+    pub fn new() -> Result<Self> {
+        let descriptor = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let kick = descriptor().context("kick eventfd")?;
+        let call = descriptor().context("call eventfd")?;
+        Ok(Self { kick, call })
+    }
+
+    /// Kicks the device.
     pub fn kick(&self) -> Result<()> {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).context("kick")?;
         Ok(())
@@ -221,7 +263,7 @@ impl RawRing {
 }
 
 /// The descriptors of a chain that stands at `first` in its table.
-pub(super) fn chain(first: u16, pieces: &[Piece]) -> Vec<Descriptor> {
+pub(crate) fn chain(first: u16, pieces: &[Piece]) -> Vec<Descriptor> {
     let mut descriptors: Vec<Descriptor> = (first..)
         .zip(pieces)
         .map(|(index, piece)| Descriptor {
