@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything a change must pass; CI runs this and nothing of its own.
 //!
-//! Installs what the tests need, runs `check`, then every test of the workspace, the loom models
-//! and every fuzz target for a short time. A test that cannot run prints `skipped: <reason>`; the skips are counted and told at
+//! Installs what the tests need, runs `check`, then every test of the workspace, the daemon that kills
+//! itself, the loom models and every fuzz target for a short time. A test that cannot run prints `skipped: <reason>`; the skips are counted and told at
 //! the end.
 //!
 //! Invariants: as root a skip that `ALLOWED_SKIPS` does not name fails the command, since root
@@ -61,6 +61,7 @@ fn run_tests(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
         let mut command = workspace.cargo(&arguments);
         watch::run(&mut command, &log_dir.join("test.log"), |line| show(tally.feed(line), line))
     })?;
+    tally.add(fault_points(workspace, &log_dir.join("fault-points.log"))?);
     for name in LOOM_CRATES {
         let log = log_dir.join(format!("loom-{name}.log"));
         tally.add(loom(workspace, name, &log)?);
@@ -73,6 +74,22 @@ fn show(what: Show, line: &str) {
         Show::Line => println!("   {line}"),
         Show::LogOnly => {}
     }
+}
+
+/// Runs the tests of a daemon that kills itself at a step (`virtio::Step`); none at all is an error.
+fn fault_points(workspace: &Workspace, log: &Path) -> Result<Tally> {
+    // After the other tests: it leaves a binary with the feature behind.
+    let arguments = ["test", "--package", "cli", "--features", "fault-points", "--test", "it"];
+    let arguments = [&arguments[..], &["--", "--show-output", "crash::"]].concat();
+    let mut tally = Tally::default();
+    step("fault points", &format!("cargo {}", arguments.join(" ")), || {
+        watch::run(&mut workspace.cargo(&arguments), log, |line| show(tally.feed(line), line))?;
+        if tally.passed == 0 {
+            bail!("no test of a daemon that kills itself");
+        }
+        Ok(())
+    })?;
+    Ok(tally)
 }
 
 /// Runs the loom models of one crate; none at all is an error, since a filter that matches

@@ -20,6 +20,8 @@ const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 const GET_CONFIG: u32 = 24;
 const SET_CONFIG: u32 = 25;
+const GET_INFLIGHT_FD: u32 = 31;
+const SET_INFLIGHT_FD: u32 = 32;
 const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 
@@ -29,8 +31,8 @@ const PLAIN: [u32; 8] = [1, 3, 4, 15, 17, 34, 36, 43];
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 /// VIRTIO_F_RING_PACKED.
 const RING_PACKED: u64 = 1 << 34;
-/// MQ, REPLY_ACK, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
-const ALL_PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15;
+/// MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+const ALL_PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 const NEED_REPLY: u32 = 8;
 const NO_DESCRIPTOR: u64 = 0x100;
 
@@ -157,6 +159,7 @@ impl Message {
             12..16 => Self::descriptor(shape & 0x1f, input),
             16 | 17 => Self::new(SET_VRING_ENABLE, state(queue(input), small_or_any(input, 1))),
             18 | 19 => Self::config(shape & 1, input),
+            23 | 24 => Self::inflight(shape & 1, input),
             20..23 => Self::new(PLAIN[usize::from(input.u8()) % PLAIN.len()], Vec::new()),
             _ => {
                 let code = small_or_any(input, 50);
@@ -216,6 +219,22 @@ impl Message {
                 Self::new(code, words(&[NO_DESCRIPTOR | u64::from(index & 3)]))
             }
             index => Self::new(code, words(&[u64::from(index & 3)])).with(Attached::Event),
+        }
+    }
+
+    /// A region for a few queues, which lies in the file of all memory and thus holds anything.
+    fn inflight(set: u8, input: &mut Input<'_>) -> Self {
+        let (place, shape) = (input.u8(), input.u8());
+        let bytes = if place & 1 == 0 { FILE_BYTES } else { input.u16().into() };
+        let offset = u64::from(place >> 1) * 32;
+        let queues = small_or_any(input, 4).to_le_bytes();
+        let size = (1_u32 << (shape % 17)).to_le_bytes();
+        let mut payload = words(&[bytes.saturating_sub(offset), offset]);
+        payload.extend([queues[0], queues[1], size[0], size[1], 0, 0, 0, 0]);
+        if set == 0 {
+            Self::new(GET_INFLIGHT_FD, payload)
+        } else {
+            Self::new(SET_INFLIGHT_FD, payload).with(Attached::Memory)
         }
     }
 
