@@ -19,8 +19,12 @@ mod reader;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use block::Segment;
+
 use crate::GuestMemory;
-use crate::ring::{Chain, Gather, Head, Hits, Interrupt, RingBase, RingError, RingSetup};
+use crate::ring::{
+    Chain, Gather, Head, Hits, Interrupt, Marks, RingBase, RingError, RingLog, RingSetup,
+};
 use areas::{Areas, Events};
 use position::{Position, Progress};
 use reader::{Reader, Span};
@@ -50,6 +54,7 @@ pub struct PackedRing {
     areas: Areas,
     memory: Arc<GuestMemory>,
     hits: Hits,
+    marks: Marks,
     /// How many descriptors the chain of each buffer id has; 0 if it is not in flight.
     in_flight: Box<[u16]>,
     /// Where the next chain is looked for.
@@ -82,6 +87,7 @@ impl PackedRing {
             areas,
             memory,
             hits: Hits::default(),
+            marks: Marks::default(),
             next_available: progress.available,
             next_used: progress.used,
             published_used: progress.used,
@@ -176,9 +182,11 @@ impl PackedRing {
         let Some(flags) = self.staged_flags.take() else {
             return Interrupt::Suppressed;
         };
-        self.areas.publish_flags(self.published_used.slot, flags);
+        let first_slot = self.published_used.slot;
+        self.areas.publish_flags(first_slot, flags);
         self.published_used = self.next_used;
         let passed = std::mem::take(&mut self.staged);
+        self.marks.slots(first_slot, passed, self.size());
         self.held -= passed;
         // The descriptors must be visible before the driver's wish is read: the driver writes its
         // wish first and looks at the descriptors after (virtio 1.2, 2.8.22).
@@ -204,7 +212,7 @@ impl PackedRing {
         // A driver that has passed the event passes it again only after two rounds: nothing to
         // write.
         if !self.event_idx || !at.is_available(self.areas.flags(at.slot)) {
-            self.areas.set_device_events(Events::None);
+            self.set_device_events(Events::None);
         }
     }
 
@@ -215,10 +223,10 @@ impl PackedRing {
         let at = self.next_available;
         if self.event_idx {
             if self.kicks != (Kicks::Requested { at }) {
-                self.areas.set_device_events(Events::At(at));
+                self.set_device_events(Events::At(at));
             }
         } else if self.kicks == Kicks::Suppressed {
-            self.areas.set_device_events(Events::All);
+            self.set_device_events(Events::All);
         }
         self.kicks = Kicks::Requested { at };
         // The wish must be visible before the flags are read: the driver stores its flags first
@@ -237,6 +245,31 @@ impl PackedRing {
     pub fn base(&self) -> RingBase {
         let [available, used] = [self.next_available, self.published_used].map(Position::to_bits);
         RingBase(u32::from(available) | u32::from(used) << 16)
+    }
+
+    /// See [`crate::Ring::set_log`].
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.marks.set(log);
+    }
+
+    /// See [`crate::Ring::marks_buffers`].
+    pub fn marks_buffers(&self) -> bool {
+        self.marks.wants_buffers()
+    }
+
+    /// See [`crate::Ring::mark_buffer`].
+    pub fn mark_buffer(&mut self, segment: Segment) {
+        self.marks.buffer(&self.memory, segment);
+    }
+
+    /// See [`crate::Ring::check_log`].
+    pub fn check_log(&self) -> Result<(), RingError> {
+        if self.marks.are_lost() { Err(RingError::LogLost) } else { Ok(()) }
+    }
+
+    fn set_device_events(&self, events: Events) {
+        self.areas.set_device_events(events);
+        self.marks.used(0, 4);
     }
 
     fn check_memory(&self) -> Result<(), RingError> {

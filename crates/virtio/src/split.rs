@@ -17,9 +17,12 @@ mod reader;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use block::Segment;
+
 use crate::GuestMemory;
 use crate::ring::{
-    Chain, Gather, Head, Hits, Interrupt, RingBase, RingError, RingLayout, RingSetup,
+    Chain, Gather, Head, Hits, Interrupt, Marks, RingBase, RingError, RingLayout, RingLog,
+    RingSetup,
 };
 use areas::Areas;
 use heads::Heads;
@@ -59,6 +62,7 @@ pub struct SplitRing {
     areas: Areas,
     memory: Arc<GuestMemory>,
     hits: Hits,
+    marks: Marks,
     in_flight: Heads,
     next_available: u16,
     /// The available index as last read; entries before it may be popped.
@@ -87,6 +91,7 @@ impl SplitRing {
             areas,
             memory,
             hits: Hits::default(),
+            marks: Marks::default(),
             next_available,
             seen_available: next_available,
             next_used: used,
@@ -96,7 +101,7 @@ impl SplitRing {
             event_idx: setup.event_idx,
             indirect: setup.indirect,
         };
-        ring.areas.set_used_flags(0);
+        ring.set_used_flags(0);
         // Chains that wait already are seen by the caller's first pop.
         let _waiting = ring.request_kicks();
         ring.check_memory()?;
@@ -166,6 +171,8 @@ impl SplitRing {
         }
         self.areas.set_used_index(new);
         self.published_used = new;
+        let size = self.size();
+        self.marks.used_elements(old & (size - 1), new.wrapping_sub(old), size);
         // The index must be visible before the driver's wish is read: the driver writes its wish
         // first and looks at the index after (virtio 1.2, 2.7.7.2 and 2.7.10).
         fence(Ordering::SeqCst);
@@ -186,11 +193,11 @@ impl SplitRing {
         };
         self.kicks = Kicks::Suppressed;
         if !self.event_idx {
-            self.areas.set_used_flags(NO_NOTIFY);
+            self.set_used_flags(NO_NOTIFY);
         } else if self.areas.available_index() == at {
             // The driver has not passed the event yet. One behind it, it is passed again only
             // after 65535 more chains.
-            self.areas.set_available_event(at.wrapping_sub(1));
+            self.set_available_event(at.wrapping_sub(1));
         }
     }
 
@@ -201,10 +208,10 @@ impl SplitRing {
         let at = self.next_available;
         if self.event_idx {
             if self.kicks != (Kicks::Requested { at }) {
-                self.areas.set_available_event(at);
+                self.set_available_event(at);
             }
         } else if self.kicks == Kicks::Suppressed {
-            self.areas.set_used_flags(0);
+            self.set_used_flags(0);
         }
         self.kicks = Kicks::Requested { at };
         // The wish must be visible before the index is read: the driver stores its index first
@@ -225,8 +232,38 @@ impl SplitRing {
         RingBase(self.next_available.into())
     }
 
+    /// See [`crate::Ring::set_log`].
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.marks.set(log);
+    }
+
+    /// See [`crate::Ring::marks_buffers`].
+    pub fn marks_buffers(&self) -> bool {
+        self.marks.wants_buffers()
+    }
+
+    /// See [`crate::Ring::mark_buffer`].
+    pub fn mark_buffer(&mut self, segment: Segment) {
+        self.marks.buffer(&self.memory, segment);
+    }
+
+    /// See [`crate::Ring::check_log`].
+    pub fn check_log(&self) -> Result<(), RingError> {
+        if self.marks.are_lost() { Err(RingError::LogLost) } else { Ok(()) }
+    }
+
     fn check_memory(&self) -> Result<(), RingError> {
         if self.memory.is_lost() { Err(RingError::MemoryLost) } else { Ok(()) }
+    }
+
+    fn set_used_flags(&self, flags: u16) {
+        self.areas.set_used_flags(flags);
+        self.marks.used(0, 2);
+    }
+
+    fn set_available_event(&self, index: u16) {
+        let offset = self.areas.set_available_event(index);
+        self.marks.used(offset, 2);
     }
 
     /// Reads the available index and believes it only if that many chains fit in the ring.
