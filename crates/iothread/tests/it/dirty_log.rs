@@ -200,10 +200,10 @@ fn a_slot_that_is_used_again_is_marked_for_its_own_read_only() {
         rig.begin_read(5);
         rig.placed.set_log(None);
         rig.end_read();
-        // Answered without a log (a write is refused here): nothing of it is left for the next request of that head.
+        rig.log_on();
+        // Nothing of that read is left for the next request of its head, a write that is refused.
         rig.guest.submit(5, Ask::Write, 0);
         rig.guest.completions();
-        rig.log_on();
         rig.begin_read(6);
         rig.end_read();
         vec![6]

@@ -2,6 +2,8 @@
 //! old bytes), a mark is set before the bytes are there or is lost between two that mark at a time
 //! or to one that clears, a mark lies beside its page or behind the log's end.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -133,6 +135,38 @@ fn marks_outlive_others_that_mark_and_a_front_end_that_clears() {
         sweep(&|| finished.load(Ordering::Acquire) == 8);
     });
     assert_eq!(copy, [ROUNDS; 8]);
+}
+
+/// Two threads set all marks of a log, each every other one, byte by byte beside each other. Each
+/// mark is set once, so one that is lost is missing.
+#[test]
+fn marks_of_two_threads_in_one_byte_are_both_kept() {
+    let log = Log::of(1024);
+    let places = [AtomicU64::new(0), AtomicU64::new(0)];
+    std::thread::scope(|scope| {
+        for thread in 0..2_usize {
+            let (log, places) = (&log.log, &places);
+            scope.spawn(move || {
+                for byte in 0..1024 {
+                    places[thread].store(byte, Ordering::Release);
+                    let mut looks = 0_u32;
+                    while places[1 - thread].load(Ordering::Acquire) < byte {
+                        // Both at the same time is what is wanted; the other may have no CPU.
+                        looks += 1;
+                        if looks.is_multiple_of(10_000) {
+                            std::thread::yield_now();
+                        }
+                        std::hint::spin_loop();
+                    }
+                    for bit in (thread as u64..8).step_by(2) {
+                        log.mark(GuestAddress((byte * 8 + bit) * LOG_PAGE_BYTES), 1);
+                    }
+                }
+                places[thread].store(u64::MAX, Ordering::Release);
+            });
+        }
+    });
+    assert_eq!(log.take().len(), 1024 * 8);
 }
 
 /// Guest memory page by page.
