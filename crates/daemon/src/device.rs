@@ -13,7 +13,7 @@ use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, BlkRules, Features, Ring, RingBase};
+use virtio::{BlkConfig, BlkRules, Features, Ring, RingBase, RingLog};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
@@ -73,8 +73,10 @@ impl BlkDevice {
         let rules = self.rules(start.features);
         // The mailbox needs somebody to wake before the ring is placed.
         let nobody = Arc::new(Notifier::new()?);
+        let mut ring = Ring::new(start.memory, start.setup)?;
+        ring.set_log(start.log);
         let source = RingSource::new(RingSourceSetup {
-            ring: Ring::new(start.memory, start.setup)?,
+            ring,
             rules,
             node: Arc::clone(&self.offer.node),
             serial: self.offer.id.clone(),
@@ -132,6 +134,12 @@ impl Device for BlkDevice {
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {
         if let Some(placed) = self.slot(queue) {
             placed.set_call(call);
+        }
+    }
+
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
+        if let Some(placed) = self.slot(queue) {
+            placed.set_log(log);
         }
     }
 }

@@ -5,12 +5,13 @@
 //! memory (vhost-user, "Ring states"); after every message [`Session::settle`] makes it so.
 //!
 //! Invariants: guest memory changes only while no ring is served; nothing about a ring changes
-//! while it is served, except its call descriptor.
+//! while it is served, except its call descriptor and what of it is logged.
 //! Threads: one session has one thread of its own; it waits for the threads that serve rings.
 //! Limits: as many rings as the device has queues.
 
 mod config;
 mod descriptor;
+mod log;
 mod memory;
 mod ring;
 
@@ -19,9 +20,10 @@ use std::sync::Arc;
 
 use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
-use virtio::{Features, GuestMemory, RING_SIZE_MAX, RingAddresses, RingBase, RingLayout};
+use virtio::{DirtyLog, Features, GuestMemory, RING_SIZE_MAX, RingBase, RingLayout};
 
 use crate::{Device, QueueIndex, Refusal, RingStart};
+use log::LOG_ALL;
 use ring::{Ring, RingState};
 
 pub use descriptor::Descriptor;
@@ -34,8 +36,10 @@ const PROTOCOL_FEATURES: Features = Features(1 << 30);
 pub struct Session<D> {
     device: D,
     memory: Arc<GuestMemory>,
-    /// What the driver chose, with the transport's bit.
+    /// What the driver chose, with the transport's bits.
     features: Features,
+    /// Where the front end wants to see what was written.
+    log: Option<Arc<DirtyLog>>,
     /// All rings that were ever named; the others are as [`Ring::default`] says.
     rings: Vec<Ring>,
 }
@@ -52,32 +56,34 @@ enum OutsideMemory {
 impl<D: Device> Session<D> {
     /// A session in which nothing has been said yet.
     pub fn new(device: D) -> Self {
-        Self { device, memory: Arc::default(), features: Features::NONE, rings: Vec::new() }
+        let (memory, features) = (Arc::default(), Features::NONE);
+        Self { device, memory, features, log: None, rings: Vec::new() }
     }
 
     /// What the driver may choose from (GET_FEATURES).
     pub fn features(&self) -> Features {
-        self.device.features() | PROTOCOL_FEATURES
+        self.device.features() | PROTOCOL_FEATURES | LOG_ALL
     }
 
-    /// What the driver chose (SET_FEATURES).
+    /// What the driver chose (SET_FEATURES). While a ring is served only VHOST_F_LOG_ALL may change.
     pub fn set_features(&mut self, chosen: Features) -> Result<(), Refusal> {
         let offered = self.features();
         if !offered.contains(chosen) {
             return Err(Refusal::Features { chosen, offered });
         }
-        if chosen != self.features
+        if chosen.without(LOG_ALL) != self.features.without(LOG_ALL)
             && let Some(queue) = self.served().next()
         {
             return Err(Refusal::FeaturesInUse { queue });
         }
         self.features = chosen;
-        Ok(())
+        self.log_all()
     }
 
     /// What the front end may choose from (GET_PROTOCOL_FEATURES).
     pub fn protocol_features(&self) -> Protocol {
         Protocol::MQ
+            | Protocol::LOG_SHMFD
             | Protocol::CONFIG
             | Protocol::CONFIGURE_MEM_SLOTS
             | Protocol::RESET_DEVICE
@@ -113,18 +119,6 @@ impl<D: Device> Session<D> {
             (None, RingLayout::Split) => return Err(Refusal::RingSize { queue, size }),
             (None, RingLayout::Packed) => return Err(Refusal::PackedRingSize { queue, size }),
         }
-        self.check_description(queue)?;
-        self.settle(queue, OutsideMemory::Refuse)
-    }
-
-    /// Where a ring lies (SET_VRING_ADDR).
-    pub fn set_ring_addresses(
-        &mut self,
-        queue: u32,
-        addresses: RingAddresses,
-    ) -> Result<(), Refusal> {
-        let queue = self.at_rest(queue, "SET_VRING_ADDR")?;
-        self.ring(queue).addresses = Some(addresses);
         self.check_description(queue)?;
         self.settle(queue, OutsideMemory::Refuse)
     }
@@ -200,6 +194,7 @@ impl<D: Device> Session<D> {
         self.halt_all()?;
         self.rings.clear();
         self.features = Features::NONE;
+        self.log = None;
         Ok(())
     }
 
@@ -312,6 +307,7 @@ impl<D: Device> Session<D> {
                 return Ok(());
             }
         }
+        let log = self.ring_log(queue)?;
         let [kick, call, error] = self.ring(queue).descriptors(queue)?;
         let start = RingStart {
             setup,
@@ -319,7 +315,8 @@ impl<D: Device> Session<D> {
             kick: kick.expect("a ring that is ready has been started with one"),
             call,
             error,
-            features: features.without(PROTOCOL_FEATURES),
+            features: features.without(PROTOCOL_FEATURES | LOG_ALL),
+            log,
         };
         self.device.start(queue, start)?;
         self.ring(queue).state = RingState::Served;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, Features, Ring, RingBase};
+use virtio::{BlkConfig, Features, Ring, RingBase, RingLog};
 
 const CONFIG: BlkConfig = BlkConfig {
     size: DiskSize(ByteCount(1 << 20)),
@@ -86,7 +86,8 @@ impl Device for Mock {
         if record.fails() {
             return Err(DeviceError::Start { queue, source: Box::from("no room") });
         }
-        let ring = Ring::new(start.memory, start.setup).expect("the session has checked it");
+        let mut ring = Ring::new(start.memory, start.setup).expect("the session has checked it");
+        ring.set_log(start.log);
         assert!(record.served.insert(queue.0, ring).is_none(), "queue {queue} was started twice");
         Ok(())
     }
@@ -102,5 +103,10 @@ impl Device for Mock {
 
     fn set_call(&mut self, queue: QueueIndex, _call: Option<OwnedFd>) {
         assert!(self.record().served.contains_key(&queue.0), "it is served");
+    }
+
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
+        // Marks all that the device writes of the ring.
+        self.record().served.get_mut(&queue.0).expect("it is served").set_log(log);
     }
 }

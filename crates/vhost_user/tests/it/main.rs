@@ -3,6 +3,7 @@
 
 mod front_end;
 mod garbage;
+mod log;
 mod memory;
 mod mock;
 mod negotiation;
