@@ -6,9 +6,13 @@
 //! Invariants: every wait ends at a deadline or when the server ends the session, and says which.
 
 mod device;
+mod log;
 pub(crate) mod message;
+mod packed;
 mod ring;
 
 pub use device::{BlockRequest, Form, Outcome, RawDevice, RawShape, kind};
+pub use log::{DirtyLog, LOG_PAGE_BYTES};
 pub use message::{Ack, FrontEnd, Region, feature, protocol_feature, request};
+pub use packed::PackedDriver;
 pub use ring::{Descriptor, Piece, RawRing, Used, flag};
