@@ -21,10 +21,12 @@ use crate::process::{Bench, Capture};
 mod console;
 mod initramfs;
 mod kernel;
+mod migration;
 
 pub use console::{Console, Section};
 pub use initramfs::Archive;
 pub use kernel::Kernel;
+pub use migration::MIGRATE_NOW;
 
 /// Memory of a guest; the initramfs with fio and its libraries takes about 90 MiB of it, twice while it is unpacked.
 const MEMORY_MIB: u32 = 768;
@@ -67,24 +69,8 @@ impl Guest {
     pub fn run(&self, bench: &Bench, limit: Duration) -> Result<Console> {
         let kernel = Kernel::find(&guest_directory().join("kernel"))?;
         let initramfs = self.initramfs(&kernel, bench)?;
-        let mut qemu = Qemu::start(&self.arguments(&kernel, &initramfs))?;
-        let ended = poll_until("the guest to power off", limit, || {
-            qemu.child.try_wait().context("wait for QEMU")
-        });
-        if ended.is_ok() {
-            qemu.stdout.finish()?;
-            qemu.stderr.finish()?;
-        }
-        let console = Console::new(&qemu.stdout.text());
-        match ended {
-            Ok(status) if status.success() => Ok(console),
-            Ok(status) => bail!(
-                "QEMU ended with {status}: {}\nconsole: {}",
-                qemu.stderr.text(),
-                console.tail()
-            ),
-            Err(error) => Err(error.context(format!("console: {}", console.tail()))),
-        }
+        let qemu = Qemu::start(&self.arguments(&kernel, &initramfs))?;
+        Ok(Console::new(&qemu.end(limit)?))
     }
 
     /// The cached archive of programs and modules, followed by one that holds this guest's script.
@@ -153,6 +139,26 @@ impl Qemu {
         let stdout = Capture::of(child.stdout.take().context("QEMU's stdout")?);
         let stderr = Capture::of(child.stderr.take().context("QEMU's stderr")?);
         Ok(Self { child, stdout, stderr })
+    }
+
+    /// Waits until it has ended, well, and returns what the guest has printed.
+    fn end(mut self, limit: Duration) -> Result<String> {
+        let ended = poll_until("the guest to power off", limit, || {
+            self.child.try_wait().context("wait for QEMU")
+        });
+        if ended.is_ok() {
+            self.stdout.finish()?;
+            self.stderr.finish()?;
+        }
+        let text = self.stdout.text();
+        let tail = || Console::new(&text).tail();
+        match ended {
+            Ok(status) if status.success() => Ok(text),
+            Ok(status) => {
+                bail!("QEMU ended with {status}: {}\nconsole: {}", self.stderr.text(), tail())
+            }
+            Err(error) => Err(error.context(format!("console: {}", tail()))),
+        }
     }
 }
 

@@ -10,6 +10,7 @@ mod hostile;
 mod libblkio;
 mod lifecycle;
 mod lost_writes;
+mod migration;
 mod model_workload;
 mod parity;
 mod refusals;
