@@ -23,8 +23,8 @@ use kernel_io::{
 };
 use load::probe::CacheMode;
 use request_path::{
-    Appetite, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingSource, RingSourceSetup, Source,
-    SourceKey, Turn,
+    Appetite, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingLog, RingSource,
+    RingSourceSetup, Source, SourceKey, Turn,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
@@ -105,6 +105,10 @@ impl Source for Refilling {
 
     fn set_call(&mut self, call: Option<OwnedFd>) {
         self.ring.set_call(call);
+    }
+
+    fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>) {
+        self.ring.set_log(engine, log);
     }
 
     fn signal_error(&self) {

@@ -13,7 +13,7 @@ use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, BlkRules, CacheMode, Features, Ring, RingBase};
+use virtio::{BlkConfig, BlkRules, CacheMode, Features, Ring, RingBase, RingLog};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
@@ -73,7 +73,7 @@ impl BlkDevice {
         let rules = self.rules(start.features);
         // The mailbox needs somebody to wake before the ring is placed.
         let nobody = Arc::new(Notifier::new()?);
-        let ring = match &start.inflight {
+        let mut ring = match &start.inflight {
             Some(inflight) => Ring::tracked(start.memory, start.setup, inflight)?,
             None => Ring::new(start.memory, start.setup)?,
         };
@@ -81,6 +81,7 @@ impl BlkDevice {
             let (id, pending) = (&self.offer.id, ring.pending());
             tracing::debug!("export {id}: queue {queue} is inherited, {pending} in flight");
         }
+        ring.set_log(start.log);
         let source = RingSource::new(RingSourceSetup {
             ring,
             rules,
@@ -190,6 +191,12 @@ impl Device for BlkDevice {
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {
         if let Some(placed) = self.slot(queue) {
             placed.set_call(call);
+        }
+    }
+
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
+        if let Some(placed) = self.slot(queue) {
+            placed.set_log(log);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use block::{LaneError, Node};
 use kernel_io::Notifier;
-use request_path::{LaneIndex, Source};
+use request_path::{LaneIndex, RingLog, Source};
 
 use crate::Watcher;
 
@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Stop { id: SourceId, reply: mpsc::Sender<Box<dyn Source>> },
     /// Interrupt the guest through this descriptor from now on.
     SetCall { id: SourceId, call: Option<OwnedFd> },
+    /// Mark what is written in this log from now on.
+    SetLog { id: SourceId, log: Option<RingLog>, reply: mpsc::Sender<()> },
     /// End the thread; no source may be left.
     Quit,
 }

@@ -400,6 +400,12 @@ impl EventLoop {
                 let key = self.find(id);
                 self.served(key).cargo.source.set_call(call);
             }
+            Command::SetLog { id, log, reply } => {
+                let key = self.find(id);
+                let served = self.sources[key.0 as usize].as_mut().expect("it was found");
+                served.cargo.source.set_log(&mut self.engine, log);
+                answer(&reply, ());
+            }
             Command::Quit => self.quit = true,
         }
     }

@@ -1,7 +1,7 @@
 //! A source that is being served, as its control thread sees it.
 //!
 //! Invariants: where the source is, is known under a lock that a move holds from its beginning to
-//! its end; so a stop, a second move or a new call descriptor that comes in mid-move waits and
+//! its end; so a stop, a second move, a new call descriptor or log that comes in mid-move waits and
 //! then goes to the right iothread. A move never waits for I/O: what is in flight stays behind.
 //! Threads: any control thread; never an iothread, since the methods may wait for one.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use block::{LaneError, Node};
-use request_path::{Fault, LaneIndex, Source};
+use request_path::{Fault, LaneIndex, RingLog, Source};
 
 use crate::Iothread;
 use crate::command::{Cargo, Command, Inbox, SourceId};
@@ -101,6 +101,13 @@ impl Placed {
     /// Interrupts the guest through another descriptor from now on. Does not wait.
     pub fn set_call(&self, call: Option<OwnedFd>) {
         self.place().inbox().send(Command::SetCall { id: self.id, call });
+    }
+
+    /// Marks in this log from now on what is written to guest memory, or nothing any more, without a
+    /// pause. Returns when that is in effect and nobody uses the log before.
+    pub fn set_log(&self, log: Option<RingLog>) {
+        let (id, place) = (self.id, self.place());
+        ask(place.inbox(), |reply| Command::SetLog { id, log, reply });
     }
 
     /// Takes nothing new, waits until nothing is in flight on any thread, and gives the source

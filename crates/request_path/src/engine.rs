@@ -180,6 +180,13 @@ impl Engine {
         self.seats.take(seat, into);
     }
 
+    /// The reads that are carried out here for the ring of a seat, and where their data go.
+    pub(crate) fn reads_in_flight(&self, seat: Seat) -> impl Iterator<Item = (Head, &Buffers)> {
+        self.jobs
+            .open_reads()
+            .filter_map(move |(ticket, memory)| Some((ticket.head_at(seat)?, memory)))
+    }
+
     /// Submits what is queued and waits as told.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
         self.kernel.wait(wait)?;

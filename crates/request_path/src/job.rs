@@ -90,6 +90,14 @@ impl Jobs {
         ticket
     }
 
+    /// The reads that are not over, and where their data go.
+    pub(crate) fn open_reads(&self) -> impl Iterator<Item = (&Ticket, &Buffers)> {
+        self.jobs.iter().filter_map(|job| match (&job.ticket, job.operation) {
+            (Some(ticket), Operation::Read(_)) => Some((ticket, &job.memory)),
+            (Some(_) | None, _) => None,
+        })
+    }
+
     /// Jobs that are not over.
     pub(crate) fn open(&self) -> usize {
         self.jobs.len() - self.free.len()

@@ -13,6 +13,7 @@ mod holds;
 mod job;
 mod lanes;
 mod mailbox;
+mod noted;
 mod report;
 mod ring;
 mod seats;
@@ -27,3 +28,5 @@ pub use mailbox::{Mailbox, Wake};
 pub use ring::{RingSource, RingSourceSetup};
 pub use seats::Seat;
 pub use source::{Appetite, Counters, Ending, Fault, Rest, Source, SourceKey, Turn};
+/// What a source is given to mark its writes in; made by whoever sets it up.
+pub use virtio::RingLog;

@@ -15,8 +15,9 @@ use std::sync::Arc;
 
 use block::{Node, Operation, Outcome, Segment};
 use rustix::io::Errno;
-use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, Step, reached};
+use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingLog, Step, reached};
 
+use crate::noted::Noted;
 use crate::{
     Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Source, SourceKey,
     Turn, Wake,
@@ -92,6 +93,8 @@ pub struct RingSource {
     in_flight: usize,
     chain: Chain,
     finished: Vec<(Head, Outcome)>,
+    /// What the dirty log needs to know.
+    noted: Noted,
     counters: Counters,
 }
 
@@ -119,6 +122,7 @@ impl RingSource {
             mailbox: Arc::new(Mailbox::new(size, setup.owner)),
             slots: vec![Slot::Free; usize::from(size)].into_boxed_slice(),
             finished: Vec::with_capacity(usize::from(size)),
+            noted: Noted::new(&setup.ring),
             ring: setup.ring,
             rules: setup.rules,
             node: setup.node,
@@ -170,7 +174,13 @@ impl RingSource {
             BlkKind::Disk(operation) => {
                 let seat = self.home().seat;
                 let memory = match operation {
-                    Operation::Read(_) => &mut self.chain.writable,
+                    Operation::Read(_) => {
+                        if self.noted.is_logging() {
+                            let segments = self.chain.writable.segments().iter().copied();
+                            self.noted.note(&self.ring, head, segments);
+                        }
+                        &mut self.chain.writable
+                    }
                     Operation::Write(..)
                     | Operation::Discard(..)
                     | Operation::WriteZeroes(..)
@@ -180,7 +190,10 @@ impl RingSource {
                 (count_as(&operation), None)
             }
             BlkKind::GetId => {
-                virtio::write_id(&mut self.chain.writable, &self.serial);
+                let written = virtio::write_id(&mut self.chain.writable, &self.serial);
+                if self.noted.is_logging() {
+                    self.noted.note(&self.ring, head, self.chain.writable.range(0, written));
+                }
                 (Kind::Other, Some(Outcome::Done))
             }
             BlkKind::Refused(kind) => (Kind::Other, Some(Outcome::Failed(kind))),
@@ -212,6 +225,9 @@ impl RingSource {
         };
         self.in_flight -= 1;
         virtio::write_status(status, virtio::status_byte(outcome));
+        if self.noted.is_in_use() {
+            self.noted.answered(&mut self.ring, head, status);
+        }
         self.ring.push_used(head, written);
         reached(Step::Staged);
         self.count(kind, outcome);
@@ -229,6 +245,13 @@ impl RingSource {
         }
         if let Outcome::Failed(_) = outcome {
             counters.errors += 1;
+        }
+    }
+
+    /// Notes where the data of all reads go that this iothread carries out for the ring.
+    fn note_reads(&mut self, engine: &Engine) {
+        for (head, memory) in engine.reads_in_flight(self.home().seat) {
+            self.noted.note(&self.ring, head, memory.segments().iter().copied());
         }
     }
 
@@ -289,7 +312,14 @@ impl Source for RingSource {
             }
         };
         self.publish();
-        turn
+        // Who stops or leaves is not told any more: nothing is taken from the guest.
+        match (appetite, self.health, self.ring.check_log()) {
+            (Appetite::Pop(_), Health::Sound, Err(error)) => {
+                self.health = Health::Broken;
+                Turn::Broken(error.into())
+            }
+            (Appetite::Pop(_) | Appetite::DrainOnly, _, _) => turn,
+        }
     }
 
     fn has_new(&self) -> bool {
@@ -306,6 +336,8 @@ impl Source for RingSource {
     fn depart(&mut self, engine: &mut Engine) {
         self.collect(engine);
         self.publish();
+        // Their outcomes come by mail, without the memory; a log may be there by then.
+        self.note_reads(engine);
         engine.leave(self.home().seat);
         self.home = None;
         reached(Step::Departed);
@@ -324,6 +356,17 @@ impl Source for RingSource {
         // Whatever was signalled on the old descriptor may have been lost on the way.
         if let Some(call) = &self.call {
             signal(call, "call");
+        }
+    }
+
+    fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>) {
+        // What is over is the affair of the log before.
+        self.collect(engine);
+        self.publish();
+        self.ring.set_log(log);
+        self.noted.follow(&self.ring);
+        if self.noted.is_logging() {
+            self.note_reads(engine);
         }
     }
 

@@ -23,6 +23,13 @@ pub(crate) struct Ticket {
     head: Head,
 }
 
+impl Ticket {
+    /// The request's head, if it is of the ring of this seat.
+    pub(crate) fn head_at(&self, seat: Seat) -> Option<Head> {
+        (self.seat == seat).then_some(self.head)
+    }
+}
+
 #[derive(Debug)]
 struct Entry {
     mailbox: Arc<Mailbox>,

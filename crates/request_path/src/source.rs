@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use block::Node;
-use virtio::RingBase;
+use virtio::{RingBase, RingLog};
 
 use crate::{Engine, LaneIndex, Mailbox};
 
@@ -123,6 +123,10 @@ pub trait Source: std::fmt::Debug + Send {
 
     /// Replaces the descriptor that interrupts the guest.
     fn set_call(&mut self, call: Option<OwnedFd>);
+
+    /// Has another log, or none, mark what is written for requests that are not answered yet. The
+    /// source is served here.
+    fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>);
 
     /// Tells the front end of a fault, if it has given a descriptor for that.
     fn signal_error(&self);

@@ -21,10 +21,12 @@ use crate::process::{Bench, Capture};
 mod console;
 mod initramfs;
 mod kernel;
+mod migration;
 
 pub use console::{Console, Section};
 pub use initramfs::Archive;
 pub use kernel::Kernel;
+pub use migration::MIGRATE_NOW;
 
 /// Memory of a guest; the initramfs with fio and its libraries takes about 90 MiB of it, twice while it is unpacked.
 const MEMORY_MIB: u32 = 768;
@@ -140,25 +142,8 @@ impl RunningGuest {
     }
 
     /// Waits until it has powered off, and returns its console.
-    pub fn wait(mut self, limit: Duration) -> Result<Console> {
-        let qemu = &mut self.qemu;
-        let ended = poll_until("the guest to power off", limit, || {
-            qemu.child.try_wait().context("wait for QEMU")
-        });
-        if ended.is_ok() {
-            qemu.stdout.finish()?;
-            qemu.stderr.finish()?;
-        }
-        let console = Console::new(&qemu.stdout.text());
-        match ended {
-            Ok(status) if status.success() => Ok(console),
-            Ok(status) => bail!(
-                "QEMU ended with {status}: {}\nconsole: {}",
-                qemu.stderr.text(),
-                console.tail()
-            ),
-            Err(error) => Err(error.context(format!("console: {}", console.tail()))),
-        }
+    pub fn wait(self, limit: Duration) -> Result<Console> {
+        Ok(Console::new(&self.qemu.end(limit)?))
     }
 }
 
@@ -182,6 +167,26 @@ impl Qemu {
         let stdout = Capture::of(child.stdout.take().context("QEMU's stdout")?);
         let stderr = Capture::of(child.stderr.take().context("QEMU's stderr")?);
         Ok(Self { child, stdout, stderr })
+    }
+
+    /// Waits until it has ended, well, and returns what the guest has printed.
+    fn end(mut self, limit: Duration) -> Result<String> {
+        let ended = poll_until("the guest to power off", limit, || {
+            self.child.try_wait().context("wait for QEMU")
+        });
+        if ended.is_ok() {
+            self.stdout.finish()?;
+            self.stderr.finish()?;
+        }
+        let text = self.stdout.text();
+        let tail = || Console::new(&text).tail();
+        match ended {
+            Ok(status) if status.success() => Ok(text),
+            Ok(status) => {
+                bail!("QEMU ended with {status}: {}\nconsole: {}", self.stderr.text(), tail())
+            }
+            Err(error) => Err(error.context(format!("console: {}", tail()))),
+        }
     }
 }
 

@@ -11,7 +11,7 @@
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -107,6 +107,15 @@ impl SharedMemory {
     /// Writes a little-endian word that the device may read, ordered after all earlier writes.
     pub fn store_u16(&self, offset: usize, value: u16) {
         self.atomic(offset).store(value.to_le(), Ordering::Release);
+    }
+
+    /// Takes a little-endian word that the device may change at the same time, and leaves zero.
+    pub fn take_u64(&self, offset: usize) -> u64 {
+        assert!(offset.is_multiple_of(8), "a 64-bit word at offset {offset}");
+        let word = self.address(offset, 8).cast::<u64>();
+        // SAFETY: `address` checked the range and the assertion the alignment (the mapping starts at a page); the word
+        // is accessed atomically or by the copies above, and lives as long as `self`.
+        u64::from_le(unsafe { AtomicU64::from_ptr(word) }.swap(0, Ordering::AcqRel))
     }
 
     fn atomic(&self, offset: usize) -> &AtomicU16 {

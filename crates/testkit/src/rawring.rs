@@ -7,13 +7,17 @@
 //! Invariants: every wait ends at a deadline or when the server ends the session, and says which.
 
 pub(crate) mod device;
+mod log;
 pub(crate) mod message;
 mod packed;
+mod packed_driver;
 pub(crate) mod ring;
 mod survivor;
 
 pub use device::{BlockRequest, Form, Outcome, RawDevice, RawShape, kind};
+pub use log::{DirtyLog, LOG_PAGE_BYTES};
 pub use message::{Ack, FrontEnd, Region, SessionEnded, feature, protocol_feature, request};
 pub use packed::RawPackedRing;
+pub use packed_driver::PackedDriver;
 pub use ring::{Bells, Descriptor, Piece, RawRing, Used, flag};
 pub use survivor::{Collected, SLOTS, Survivor};

@@ -17,7 +17,7 @@ use vhost::vhost_user::{
 };
 use virtio::{Features, GuestAddress, RegionSpec, RingAddresses};
 
-use crate::{Device, QueueIndex, Refusal, Session};
+use crate::{Device, Refusal, Session};
 
 /// The crate carries a refusal inside its own error; `serve` takes it out again.
 fn refused(refusal: Refusal) -> Error {
@@ -85,14 +85,12 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         descriptors: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
-        if flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG) {
-            let queue = QueueIndex(u16::try_from(index).unwrap_or(u16::MAX));
-            return Err(refused(Refusal::RingLog { queue }));
-        }
+        let is_logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        let logged_at = is_logged.then_some(GuestAddress(log));
         let addresses = RingAddresses { descriptors, available, used };
-        self.set_ring_addresses(index, addresses).map_err(refused)
+        self.set_ring_addresses(index, addresses, logged_at).map_err(refused)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
@@ -204,7 +202,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         not_offered("GET_SHMEM_CONFIG")
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        not_offered("SET_LOG_BASE")
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.set_log(file.into(), log.mmap_size, log.mmap_offset).map_err(refused)
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtio::{CacheMode, Features, GuestMemory, InflightQueue, RingBase, RingSetup};
+use virtio::{CacheMode, Features, GuestMemory, InflightQueue, RingBase, RingLog, RingSetup};
 
 /// One of the queues of a device, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +49,11 @@ pub trait Device {
     /// Interrupts the guest through another descriptor, or not at all, from now on. The ring is
     /// being served and goes on without a pause.
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>);
+
+    /// Marks in this log from now on what the device writes, also for requests that were begun
+    /// before; or nothing any more. The ring is being served and goes on without a pause. When this
+    /// returns nobody uses the log before.
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>);
 }
 
 /// All that is needed to serve a ring. The session has found that it lies in the memory.
@@ -69,6 +74,8 @@ pub struct RingStart {
     pub error: Option<OwnedFd>,
     /// What device and driver agreed on.
     pub features: Features,
+    /// Where what the device writes is marked, if it is.
+    pub log: Option<RingLog>,
 }
 
 /// A ring that the device could not serve or stop.

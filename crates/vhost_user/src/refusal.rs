@@ -1,7 +1,7 @@
 //! Why a session refuses a message. Each refusal ends the session; its sentence is for the
 //! operator.
 
-use virtio::{Features, InflightError, InflightFault, MemoryError, RingError};
+use virtio::{Features, InflightError, InflightFault, LogError, MemoryError, RingError};
 
 use crate::{Descriptor, DeviceError, QueueIndex};
 
@@ -87,12 +87,6 @@ pub enum Refusal {
         /// The message.
         message: &'static str,
     },
-    /// A ring that asks for writes to be logged.
-    #[error("queue {queue}: logging of written pages is not offered")]
-    RingLog {
-        /// Which.
-        queue: QueueIndex,
-    },
     /// A ring without kick descriptor.
     #[error("queue {queue}: front end gives no kick descriptor; polling for kicks is not served")]
     NoKick {
@@ -144,6 +138,9 @@ pub enum Refusal {
     /// Guest memory that cannot be had.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// A dirty log that cannot be had.
+    #[error(transparent)]
+    Log(#[from] LogError),
     /// The device could not follow.
     #[error(transparent)]
     Device(#[from] DeviceError),

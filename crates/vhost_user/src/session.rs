@@ -4,14 +4,16 @@
 //! if and only if it is started (it has a kick descriptor), enabled, fully described and in guest
 //! memory (vhost-user, "Ring states"); after every message [`Session::settle`] makes it so.
 //!
-//! Invariants: guest memory, the in-flight region and the cache mode change only while no ring is served; nothing about a ring changes
-//! while it is served, except its call descriptor.
+//! Invariants: guest memory, the in-flight region and the cache mode change only while no ring is
+//! served; nothing about a ring changes while it is served, except its call descriptor and what of
+//! it is logged.
 //! Threads: one session has one thread of its own; it waits for the threads that serve rings.
 //! Limits: as many rings as the device has queues.
 
 mod config;
 mod descriptor;
 mod inflight;
+mod log;
 mod memory;
 mod ring;
 
@@ -21,10 +23,11 @@ use std::sync::Arc;
 use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::{
-    Features, GuestMemory, InflightRegion, RING_SIZE_MAX, RingAddresses, RingBase, RingLayout,
+    DirtyLog, Features, GuestMemory, InflightRegion, RING_SIZE_MAX, RingBase, RingLayout,
 };
 
 use crate::{Device, QueueIndex, Refusal, RingStart};
+use log::LOG_ALL;
 use ring::{Ring, RingState};
 
 pub use descriptor::Descriptor;
@@ -39,8 +42,10 @@ pub struct Session<D> {
     memory: Arc<GuestMemory>,
     /// Where requests in flight are tracked, if the front end wants that.
     inflight: Option<Arc<InflightRegion>>,
-    /// What the driver chose, with the transport's bit.
+    /// What the driver chose, with the transport's bits.
     features: Features,
+    /// Where the front end wants to see what was written.
+    log: Option<Arc<DirtyLog>>,
     /// All rings that were ever named; the others are as [`Ring::default`] says.
     rings: Vec<Ring>,
 }
@@ -62,33 +67,35 @@ impl<D: Device> Session<D> {
             memory: Arc::default(),
             inflight: None,
             features: Features::NONE,
+            log: None,
             rings: Vec::new(),
         }
     }
 
     /// What the driver may choose from (GET_FEATURES).
     pub fn features(&self) -> Features {
-        self.device.features() | PROTOCOL_FEATURES
+        self.device.features() | PROTOCOL_FEATURES | LOG_ALL
     }
 
-    /// What the driver chose (SET_FEATURES).
+    /// What the driver chose (SET_FEATURES). While a ring is served only VHOST_F_LOG_ALL may change.
     pub fn set_features(&mut self, chosen: Features) -> Result<(), Refusal> {
         let offered = self.features();
         if !offered.contains(chosen) {
             return Err(Refusal::Features { chosen, offered });
         }
-        if chosen != self.features
+        if chosen.without(LOG_ALL) != self.features.without(LOG_ALL)
             && let Some(queue) = self.served().next()
         {
             return Err(Refusal::FeaturesInUse { queue });
         }
         self.features = chosen;
-        Ok(())
+        self.log_all()
     }
 
     /// What the front end may choose from (GET_PROTOCOL_FEATURES).
     pub fn protocol_features(&self) -> Protocol {
         Protocol::MQ
+            | Protocol::LOG_SHMFD
             | Protocol::CONFIG
             | Protocol::CONFIGURE_MEM_SLOTS
             | Protocol::INFLIGHT_SHMFD
@@ -125,18 +132,6 @@ impl<D: Device> Session<D> {
             (None, RingLayout::Split) => return Err(Refusal::RingSize { queue, size }),
             (None, RingLayout::Packed) => return Err(Refusal::PackedRingSize { queue, size }),
         }
-        self.check_description(queue)?;
-        self.settle(queue, OutsideMemory::Refuse)
-    }
-
-    /// Where a ring lies (SET_VRING_ADDR).
-    pub fn set_ring_addresses(
-        &mut self,
-        queue: u32,
-        addresses: RingAddresses,
-    ) -> Result<(), Refusal> {
-        let queue = self.at_rest(queue, "SET_VRING_ADDR")?;
-        self.ring(queue).addresses = Some(addresses);
         self.check_description(queue)?;
         self.settle(queue, OutsideMemory::Refuse)
     }
@@ -214,6 +209,7 @@ impl<D: Device> Session<D> {
         self.rings.clear();
         self.inflight = None;
         self.features = Features::NONE;
+        self.log = None;
         Ok(())
     }
 
@@ -335,6 +331,7 @@ impl<D: Device> Session<D> {
             }
         }
         let inflight = self.inflight_of(queue, &setup)?;
+        let log = self.ring_log(queue)?;
         let [kick, call, error] = self.ring(queue).descriptors(queue)?;
         let start = RingStart {
             setup,
@@ -343,7 +340,8 @@ impl<D: Device> Session<D> {
             kick: kick.expect("a ring that is ready has been started with one"),
             call,
             error,
-            features: features.without(PROTOCOL_FEATURES),
+            features: features.without(PROTOCOL_FEATURES | LOG_ALL),
+            log,
         };
         self.device.start(queue, start)?;
         self.ring(queue).state = RingState::Served;

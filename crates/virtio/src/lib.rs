@@ -32,13 +32,13 @@ pub use inflight::{
     INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightQueue, InflightRegion, InflightShape,
 };
 pub use memory::{
-    GuestAddress, GuestMemory, LastHit, MemoryError, NotMapped, REGIONS_MAX, Region, RegionSpec,
-    catch_lost_memory,
+    DirtyLog, GuestAddress, GuestMemory, LOG_PAGE_BYTES, LastHit, LogError, MemoryError, NotMapped,
+    REGIONS_MAX, Region, RegionSpec, catch_lost_memory,
 };
 pub use packed::PackedRing;
 pub use ring::{
-    Area, Chain, Head, Interrupt, RING_SIZE_MAX, Ring, RingAddresses, RingBase, RingError,
-    RingLayout, RingSetup, SEGMENTS_MAX,
+    Area, Chain, Head, Interrupt, Marking, RING_SIZE_MAX, Ring, RingAddresses, RingBase, RingError,
+    RingLayout, RingLog, RingSetup, SEGMENTS_MAX,
 };
 pub use split::SplitRing;
 pub use step::{Step, reached};

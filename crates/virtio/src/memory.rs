@@ -16,6 +16,7 @@
 )]
 
 mod guard;
+mod log;
 mod region;
 mod watch;
 
@@ -29,6 +30,7 @@ use block::Segment;
 use watch::WATCHES_MAX;
 
 pub use guard::catch_lost_memory;
+pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
 pub use region::{Region, RegionSpec};
 
 /// The most regions a guest's memory has: as many as QEMU's vhost-user front end can use.
@@ -161,6 +163,44 @@ impl GuestMemory {
             let end = skip.checked_add(bytes)?;
             (end <= slot.bytes).then(|| slot.segment(skip, bytes).base())
         })
+    }
+
+    /// The guest address of the `bytes` bytes at an address of the front end's own address space, if
+    /// they lie in one region.
+    pub(crate) fn guest_at_user_address(
+        &self,
+        user_address: u64,
+        bytes: u64,
+    ) -> Option<GuestAddress> {
+        self.slots.iter().find_map(|slot| {
+            let skip = user_address.checked_sub(slot.region.spec().user_address)?;
+            let end = skip.checked_add(bytes)?;
+            (end <= slot.bytes).then(|| GuestAddress(slot.guest + skip))
+        })
+    }
+
+    /// The guest address of a segment that a table with the same regions has handed out.
+    pub(crate) fn guest_address(&self, segment: Segment, hit: &mut LastHit) -> GuestAddress {
+        let address = segment.base().addr().get();
+        let inside = |slot: &Slot| {
+            let skip = (address as u64).checked_sub(slot.base.addr().get() as u64)?;
+            (skip < slot.bytes).then(|| GuestAddress(slot.guest + skip))
+        };
+        if let Some(found) = self.slots.get(hit.0).and_then(inside) {
+            return found;
+        }
+        let found = self.slots.iter().enumerate().find_map(|(place, slot)| {
+            let found = inside(slot)?;
+            hit.0 = place;
+            Some(found)
+        });
+        found.expect("a segment lies in a region of the table it came from")
+    }
+
+    /// The last guest address; none if the guest has no memory.
+    pub fn last_address(&self) -> Option<GuestAddress> {
+        // No region is empty, and none wraps (`Region::map`).
+        self.slots.last().map(|slot| GuestAddress(slot.guest + (slot.bytes - 1)))
     }
 
     /// Copies `N` bytes of guest memory, once: the compiler cannot read them a second time.

@@ -18,10 +18,12 @@ mod reader;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use block::Segment;
+
 use crate::inflight::{PackedPast, PackedTracker, Saved};
 use crate::ring::{
-    Batch, Chain, Gather, Head, Hits, Interrupt, Origin, RingBase, RingError, RingSetup, Staged,
-    publish,
+    Batch, Chain, Gather, Head, Hits, Interrupt, Marks, Origin, RingBase, RingError, RingLog,
+    RingSetup, Staged, publish,
 };
 use crate::step::{Step, reached};
 use crate::{GuestMemory, InflightFault, InflightQueue};
@@ -54,6 +56,7 @@ pub struct PackedRing {
     areas: Areas,
     memory: Arc<GuestMemory>,
     hits: Hits,
+    marks: Marks,
     /// How many descriptors the chain of each buffer id has; 0 if it is not in flight.
     in_flight: Box<[u16]>,
     /// Where the next chain is looked for.
@@ -118,6 +121,7 @@ impl PackedRing {
             areas,
             memory,
             hits: Hits::default(),
+            marks: Marks::default(),
             next_available: progress.available,
             published_used: progress.used,
             staged: Vec::with_capacity(setup.size.into()),
@@ -244,9 +248,11 @@ impl PackedRing {
         if self.staged.is_empty() {
             return Interrupt::Suppressed;
         }
+        let first_slot = self.published_used.slot;
         publish(self);
         self.staged.clear();
         let passed = std::mem::take(&mut self.staged_descriptors);
+        self.marks.slots(first_slot, passed, self.size());
         self.held -= passed;
         // The descriptors must be visible before the driver's wish is read: the driver writes its
         // wish first and looks at the descriptors after (virtio 1.2, 2.8.22).
@@ -272,7 +278,7 @@ impl PackedRing {
         // A driver that has passed the event passes it again only after two rounds: nothing to
         // write.
         if !self.event_idx || !at.is_available(self.areas.flags(at.slot)) {
-            self.areas.set_device_events(Events::None);
+            self.set_device_events(Events::None);
         }
     }
 
@@ -283,10 +289,10 @@ impl PackedRing {
         let at = self.next_available;
         if self.event_idx {
             if self.kicks != (Kicks::Requested { at }) {
-                self.areas.set_device_events(Events::At(at));
+                self.set_device_events(Events::At(at));
             }
         } else if self.kicks == Kicks::Suppressed {
-            self.areas.set_device_events(Events::All);
+            self.set_device_events(Events::All);
         }
         self.kicks = Kicks::Requested { at };
         // The wish must be visible before the flags are read: the driver stores its flags first
@@ -315,6 +321,31 @@ impl PackedRing {
     pub fn base(&self) -> RingBase {
         let [available, used] = [self.next_available, self.published_used].map(Position::to_bits);
         RingBase(u32::from(available) | u32::from(used) << 16)
+    }
+
+    /// See [`crate::Ring::set_log`].
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.marks.set(log);
+    }
+
+    /// See [`crate::Ring::marks_buffers`].
+    pub fn marks_buffers(&self) -> bool {
+        self.marks.wants_buffers()
+    }
+
+    /// See [`crate::Ring::mark_buffer`].
+    pub fn mark_buffer(&mut self, segment: Segment) {
+        self.marks.buffer(&self.memory, segment);
+    }
+
+    /// See [`crate::Ring::check_log`].
+    pub fn check_log(&self) -> Result<(), RingError> {
+        if self.marks.are_lost() { Err(RingError::LogLost) } else { Ok(()) }
+    }
+
+    fn set_device_events(&self, events: Events) {
+        self.areas.set_device_events(events);
+        self.marks.used(0, 4);
     }
 
     fn check_memory(&self) -> Result<(), RingError> {

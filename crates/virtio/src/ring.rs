@@ -9,16 +9,21 @@
 
 mod chain;
 mod error;
+mod log;
 mod publish;
 
 use std::fmt;
 use std::sync::Arc;
+
+use block::Segment;
 
 use crate::{Features, GuestMemory, InflightQueue, PackedRing, SplitRing, packed, split};
 
 pub use chain::{Chain, SEGMENTS_MAX};
 pub(crate) use chain::{DESCRIPTOR_BYTES, Gather, Hits, table_entries};
 pub use error::{Area, RingError};
+pub(crate) use log::Marks;
+pub use log::{Marking, RingLog};
 pub(crate) use publish::{Batch, Staged, publish};
 
 /// The largest ring of either layout (virtio 1.2, 2.7 and 2.8.10.1).
@@ -257,6 +262,41 @@ impl Ring {
         match self {
             Self::Split(ring) => ring.base(),
             Self::Packed(ring) => ring.base(),
+        }
+    }
+
+    /// Marks in this log from now on what the device writes; nothing without one. The log must have
+    /// been made for this ring and its memory. Before the old log is given up all that was staged
+    /// must be published.
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        match self {
+            Self::Split(ring) => ring.set_log(log),
+            Self::Packed(ring) => ring.set_log(log),
+        }
+    }
+
+    /// Whether [`Ring::mark_buffer`] marks anything.
+    pub fn marks_buffers(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.marks_buffers(),
+            Self::Packed(ring) => ring.marks_buffers(),
+        }
+    }
+
+    /// Marks memory of a popped chain that was written. To be done before the chain is returned.
+    pub fn mark_buffer(&mut self, segment: Segment) {
+        match self {
+            Self::Split(ring) => ring.mark_buffer(segment),
+            Self::Packed(ring) => ring.mark_buffer(segment),
+        }
+    }
+
+    /// Whether marks can still be set; an error says that some were lost, and the ring must not be
+    /// served any further.
+    pub fn check_log(&self) -> Result<(), RingError> {
+        match self {
+            Self::Split(ring) => ring.check_log(),
+            Self::Packed(ring) => ring.check_log(),
         }
     }
 }

@@ -17,10 +17,12 @@ mod reader;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use block::Segment;
+
 use crate::inflight::SplitTracker;
 use crate::ring::{
-    Batch, Chain, Gather, Head, Hits, Interrupt, Origin, RingBase, RingError, RingLayout,
-    RingSetup, Staged, publish,
+    Batch, Chain, Gather, Head, Hits, Interrupt, Marks, Origin, RingBase, RingError, RingLayout,
+    RingLog, RingSetup, Staged, publish,
 };
 use crate::step::{Step, reached};
 use crate::{GuestMemory, InflightFault, InflightQueue};
@@ -62,6 +64,7 @@ pub struct SplitRing {
     areas: Areas,
     memory: Arc<GuestMemory>,
     hits: Hits,
+    marks: Marks,
     in_flight: Heads,
     next_available: u16,
     /// The available index as last read; entries before it may be popped.
@@ -128,6 +131,7 @@ impl SplitRing {
             areas,
             memory,
             hits: Hits::default(),
+            marks: Marks::default(),
             next_available,
             seen_available: next_available,
             published_used: used,
@@ -143,7 +147,7 @@ impl SplitRing {
     }
 
     fn begin(&mut self) -> Result<(), RingError> {
-        self.areas.set_used_flags(0);
+        self.set_used_flags(0);
         // Chains that wait already are seen by the caller's first pop.
         let _waiting = self.request_kicks();
         self.check_memory()
@@ -226,6 +230,8 @@ impl SplitRing {
         publish(self);
         self.staged.clear();
         let new = self.published_used;
+        let size = self.size();
+        self.marks.used_elements(old & (size - 1), new.wrapping_sub(old), size);
         // The index must be visible before the driver's wish is read: the driver writes its wish
         // first and looks at the index after (virtio 1.2, 2.7.7.2 and 2.7.10).
         fence(Ordering::SeqCst);
@@ -246,11 +252,11 @@ impl SplitRing {
         };
         self.kicks = Kicks::Suppressed;
         if !self.event_idx {
-            self.areas.set_used_flags(NO_NOTIFY);
+            self.set_used_flags(NO_NOTIFY);
         } else if self.areas.available_index() == at {
             // The driver has not passed the event yet. One behind it, it is passed again only
             // after 65535 more chains.
-            self.areas.set_available_event(at.wrapping_sub(1));
+            self.set_available_event(at.wrapping_sub(1));
         }
     }
 
@@ -261,10 +267,10 @@ impl SplitRing {
         let at = self.next_available;
         if self.event_idx {
             if self.kicks != (Kicks::Requested { at }) {
-                self.areas.set_available_event(at);
+                self.set_available_event(at);
             }
         } else if self.kicks == Kicks::Suppressed {
-            self.areas.set_used_flags(0);
+            self.set_used_flags(0);
         }
         self.kicks = Kicks::Requested { at };
         // The wish must be visible before the index is read: the driver stores its index first
@@ -296,6 +302,26 @@ impl SplitRing {
         self.pending.len()
     }
 
+    /// See [`crate::Ring::set_log`].
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.marks.set(log);
+    }
+
+    /// See [`crate::Ring::marks_buffers`].
+    pub fn marks_buffers(&self) -> bool {
+        self.marks.wants_buffers()
+    }
+
+    /// See [`crate::Ring::mark_buffer`].
+    pub fn mark_buffer(&mut self, segment: Segment) {
+        self.marks.buffer(&self.memory, segment);
+    }
+
+    /// See [`crate::Ring::check_log`].
+    pub fn check_log(&self) -> Result<(), RingError> {
+        if self.marks.are_lost() { Err(RingError::LogLost) } else { Ok(()) }
+    }
+
     fn check_memory(&self) -> Result<(), RingError> {
         if self.memory.is_lost() {
             return Err(RingError::MemoryLost);
@@ -304,6 +330,16 @@ impl SplitRing {
             Some(tracker) if tracker.is_lost() => Err(InflightFault::Lost.into()),
             Some(_) | None => Ok(()),
         }
+    }
+
+    fn set_used_flags(&self, flags: u16) {
+        self.areas.set_used_flags(flags);
+        self.marks.used(0, 2);
+    }
+
+    fn set_available_event(&self, index: u16) {
+        let offset = self.areas.set_available_event(index);
+        self.marks.used(offset, 2);
     }
 
     /// Reads the available index and believes it only if that many chains fit in the ring.

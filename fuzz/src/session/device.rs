@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, CacheMode, Features, Ring, RingBase};
+use virtio::{BlkConfig, CacheMode, Features, Ring, RingBase, RingLog};
 
 const CONFIG: BlkConfig = BlkConfig {
     size: DiskSize(ByteCount(1 << 20)),
@@ -105,12 +105,13 @@ impl Device for Mock {
         if record.fails() {
             return Err(DeviceError::Start { queue, source: Box::from("no room") });
         }
-        let ring = match &start.inflight {
+        let mut ring = match &start.inflight {
             // The region may tell of another ring.
             Some(inflight) => Ring::tracked(start.memory, start.setup, inflight)
                 .map_err(|source| DeviceError::Start { queue, source: source.into() })?,
             None => Ring::new(start.memory, start.setup).expect("the session has checked it"),
         };
+        ring.set_log(start.log);
         assert!(record.served.insert(queue.0, ring).is_none(), "queue {queue} was started twice");
         Ok(())
     }
@@ -126,5 +127,10 @@ impl Device for Mock {
 
     fn set_call(&mut self, queue: QueueIndex, _call: Option<OwnedFd>) {
         assert!(self.record().served.contains_key(&queue.0), "it is served");
+    }
+
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
+        // Marks all that the device writes of the ring.
+        self.record().served.get_mut(&queue.0).expect("it is served").set_log(log);
     }
 }

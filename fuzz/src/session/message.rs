@@ -8,6 +8,7 @@ const GET_FEATURES: u32 = 1;
 const SET_FEATURES: u32 = 2;
 const SET_OWNER: u32 = 3;
 const SET_MEM_TABLE: u32 = 5;
+const SET_LOG_BASE: u32 = 6;
 const SET_VRING_NUM: u32 = 8;
 const SET_VRING_ADDR: u32 = 9;
 const SET_VRING_BASE: u32 = 10;
@@ -31,8 +32,10 @@ const PLAIN: [u32; 8] = [1, 3, 4, 15, 17, 34, 36, 43];
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 /// VIRTIO_F_RING_PACKED.
 const RING_PACKED: u64 = 1 << 34;
-/// MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
-const ALL_PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
+/// VHOST_F_LOG_ALL.
+const LOG_ALL: u64 = 1 << 26;
+/// MQ, LOG_SHMFD, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+const ALL_PROTOCOL_FEATURES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 const NEED_REPLY: u32 = 8;
 const NO_DESCRIPTOR: u64 = 0x100;
 
@@ -161,6 +164,8 @@ impl Message {
             18 | 19 => Self::config(shape & 1, input),
             23 | 24 => Self::inflight(shape & 1, input),
             20..23 => Self::new(PLAIN[usize::from(input.u8()) % PLAIN.len()], Vec::new()),
+            30 => Self::log(input),
+            31 => Self::logged(input),
             _ => {
                 let code = small_or_any(input, 50);
                 let count = usize::from(input.u8() % 64);
@@ -181,7 +186,7 @@ impl Message {
 
     /// All that are offered without some, or any.
     fn features(input: &mut Input<'_>) -> u64 {
-        let all = features().0 | PROTOCOL_FEATURES;
+        let all = features().0 | PROTOCOL_FEATURES | LOG_ALL;
         match input.u8() {
             255 => input.u64(),
             254 => all & !PROTOCOL_FEATURES,
@@ -189,6 +194,28 @@ impl Message {
             252 => all & !RING_PACKED & !PROTOCOL_FEATURES,
             bit => all & !(1 << (bit % 64)),
         }
+    }
+
+    /// A log of up to 64 KiB, enough for 2 GiB of guest memory, or any.
+    fn log(input: &mut Input<'_>) -> Self {
+        let bytes = match input.u8() {
+            255 => input.u64(),
+            small => u64::from(small) << 8,
+        };
+        let offset = u64::from(input.u8());
+        Self::new(SET_LOG_BASE, words(&[bytes, offset])).with(Attached::Memory)
+    }
+
+    /// A ring whose used ring is logged, near the end of the log or anywhere.
+    fn logged(input: &mut Input<'_>) -> Self {
+        let mut payload = addresses(queue(input), input.u16());
+        payload[4] = 1;
+        let at = match input.u8() {
+            255 => input.u64(),
+            small => u64::from(small) << 20,
+        };
+        payload[32..].copy_from_slice(&at.to_le_bytes());
+        Self::new(SET_VRING_ADDR, payload)
     }
 
     fn memory(kind: u8, input: &mut Input<'_>) -> Self {

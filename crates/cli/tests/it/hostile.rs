@@ -18,6 +18,7 @@ use testkit::rawring::{BlockRequest, Form, RawDevice, RawShape, flag, kind};
 
 use crate::support::{Disk, Iothreads, ringloom, serve, stop, with};
 
+mod log;
 mod messages;
 mod requests;
 mod rings;

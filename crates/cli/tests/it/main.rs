@@ -6,6 +6,7 @@
 mod block_device;
 mod campaign;
 mod crash;
+mod dirty_log;
 mod durability;
 mod guest;
 mod hostile;
@@ -13,6 +14,7 @@ mod libblkio;
 mod lifecycle;
 mod locks;
 mod lost_writes;
+mod migration;
 mod model_workload;
 mod parity;
 mod refusals;

@@ -11,6 +11,7 @@ use disk::{NullNode, ReadContent};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
 use request_path::{Appetite, Engine, Rest, Signal, Source, SourceKey, Turn};
 
+use crate::dirty_log::Log;
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::setup::{file_node, source};
 
@@ -80,9 +81,12 @@ impl Served {
 }
 
 #[track_caller]
-fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>) {
+fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>, log: Option<&Log>) {
     let mut guest = Guest::new();
     let mut served = Served::new(&guest, node, files);
+    if let Some(log) = log {
+        served.source.set_log(&mut served.engine, Some(guest.ring_log(log.shared())));
+    }
     let mut allocations = [0; 2];
     // The first round fills the lists that are kept.
     for allocations in &mut allocations {
@@ -112,12 +116,21 @@ fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>) {
 fn a_request_to_a_null_disk_allocates_nothing() {
     let size = DiskSize(ByteCount(1 << 20));
     let node = NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes);
-    check(&(Arc::new(node) as Arc<dyn Node>), &Arc::new(FileTable::default()));
+    check(&(Arc::new(node) as Arc<dyn Node>), &Arc::new(FileTable::default()), None);
 }
 
 #[test]
 fn a_request_to_a_file_allocates_nothing() {
     let files = Arc::new(FileTable::default());
     let (node, _image) = file_node(&files, 64 * BLOCK as u64);
-    check(&node, &files);
+    check(&node, &files, None);
+}
+
+#[test]
+fn a_request_whose_pages_are_logged_allocates_nothing() {
+    let files = Arc::new(FileTable::default());
+    let (node, _image) = file_node(&files, 64 * BLOCK as u64);
+    let log = Log::new();
+    check(&node, &files, Some(&log));
+    assert!(!log.take().is_empty(), "it was logged");
 }

@@ -12,7 +12,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use virtio::{
-    GuestAddress, GuestMemory, Region, RegionSpec, RingAddresses, RingBase, RingLayout, RingSetup,
+    DirtyLog, GuestAddress, GuestMemory, Marking, Region, RegionSpec, RingAddresses, RingBase,
+    RingLayout, RingLog, RingSetup,
 };
 
 pub(crate) const BLOCK: usize = 4096;
@@ -106,6 +107,20 @@ impl Guest {
 
     pub(crate) fn call_fd(&self) -> OwnedFd {
         self.call.try_clone().unwrap()
+    }
+
+    /// The page that holds what a read of this slot brings.
+    pub(crate) fn data_page(slot: u16) -> usize {
+        DATA / BLOCK + usize::from(slot)
+    }
+
+    /// The pages with all status bytes and with the used ring.
+    pub(crate) const ANSWER_PAGES: [usize; 2] = [USED / BLOCK, HEADERS / BLOCK];
+
+    /// A log of all memory for this guest's ring.
+    pub(crate) fn ring_log(&self, log: Arc<DirtyLog>) -> RingLog {
+        let marking = Marking::All(GuestAddress(USED as u64));
+        RingLog::new(log, &self.memory, &self.setup(), marking).unwrap()
     }
 
     /// A slot that is not in flight.

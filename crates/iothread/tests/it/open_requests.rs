@@ -71,7 +71,7 @@ impl Lane for PipeLane {
 }
 
 /// The node, what its reads wait for, and what tells that one has begun.
-fn pipe_node(files: &FileTable) -> (Arc<dyn Node>, std::fs::File, mpsc::Receiver<()>) {
+pub(crate) fn pipe_node(files: &FileTable) -> (Arc<dyn Node>, std::fs::File, mpsc::Receiver<()>) {
     let (begun, beginnings) = mpsc::channel();
     let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
     let file = OpenFile::adopt(reader, "pipe".into(), 1 << 20, Aio::Automatic);

@@ -146,6 +146,7 @@ impl RawDevice {
     pub fn negotiated(socket: &Path, shape: RawShape) -> Result<Self> {
         let mut front_end = FrontEnd::connect(socket)?;
         let protocol = protocol_feature::MQ
+            | protocol_feature::LOG_SHMFD
             | protocol_feature::REPLY_ACK
             | protocol_feature::CONFIG
             | protocol_feature::RESET_DEVICE
@@ -178,15 +179,49 @@ impl RawDevice {
         wide(self.memory.address(offset, 0).addr())
     }
 
+    /// The guest-physical address of a place in the shared memory.
+    pub fn guest_address(&self, offset: usize) -> u64 {
+        match offset.checked_sub(RING_REGION_BYTES) {
+            Some(offset) => DATA_ADDRESS + wide(offset),
+            None => RING_ADDRESS + wide(offset),
+        }
+    }
+
+    /// The place in the shared memory of a guest-physical address in it.
+    pub fn place(&self, guest_address: u64) -> Option<usize> {
+        let (start, skip) = match guest_address.checked_sub(DATA_ADDRESS) {
+            Some(skip) => (RING_REGION_BYTES, skip),
+            None => (0, guest_address.checked_sub(RING_ADDRESS)?),
+        };
+        let place = start + usize::try_from(skip).ok()?;
+        let end = if start == 0 { RING_REGION_BYTES } else { self.memory.length() };
+        (place < end).then_some(place)
+    }
+
+    /// The first guest-physical address behind all memory.
+    pub fn guest_end() -> u64 {
+        DATA_ADDRESS + wide(DATA_REGION_BYTES)
+    }
+
+    /// The payload of SET_VRING_ADDR of a ring, and where it is to be logged if it is.
+    pub(super) fn ring_addresses(&self, queue: u32, log_address: Option<u64>) -> Vec<u8> {
+        let addresses = self.ring(queue).offsets().map(|offset| self.user_address(offset));
+        let mut payload = ring_addresses(queue, addresses);
+        if let Some(log_address) = log_address {
+            payload[4] = 1;
+            payload[32..].copy_from_slice(&log_address.to_le_bytes());
+        }
+        payload
+    }
+
     /// Sets one ring up and enables it, from this index on.
     pub fn start_ring(&self, queue: u32, index: u16) -> Result<()> {
         let ring = self.ring(queue);
-        let addresses = ring.offsets().map(|offset| self.user_address(offset));
         let state = |value: u32| pair(queue, value);
         let must = |request, payload: &[u8]| self.front_end.must(request, payload, &[]);
         must(request::SET_VRING_NUM, &state(ring.size().into()))?;
         must(request::SET_VRING_BASE, &state(index.into()))?;
-        must(request::SET_VRING_ADDR, &ring_addresses(queue, addresses))?;
+        must(request::SET_VRING_ADDR, &self.ring_addresses(queue, None))?;
         self.send_ring_fd(request::SET_VRING_KICK, queue, ring.kick_fd())?;
         self.send_ring_fd(request::SET_VRING_CALL, queue, ring.call_fd())?;
         must(request::SET_VRING_ENABLE, &state(1))

@@ -34,6 +34,7 @@ pub mod request {
     pub const SET_FEATURES: u32 = 2;
     pub const SET_OWNER: u32 = 3;
     pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_LOG_BASE: u32 = 6;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;
     pub const SET_VRING_BASE: u32 = 10;
@@ -58,6 +59,7 @@ pub mod request {
 pub mod protocol_feature {
     #![expect(missing_docs, reason = "the names are the specification's")]
     pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const CONFIG: u64 = 1 << 9;
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
@@ -68,6 +70,7 @@ pub mod protocol_feature {
 /// Device features, as bits.
 pub mod feature {
     #![expect(missing_docs, reason = "the names are the specification's")]
+    pub const LOG_ALL: u64 = 1 << 26;
     pub const RING_INDIRECT_DESC: u64 = 1 << 28;
     pub const RING_EVENT_IDX: u64 = 1 << 29;
     pub const RING_PACKED: u64 = 1 << 34;
@@ -210,7 +213,17 @@ impl FrontEnd {
 
     /// Sends one message that has a reply, and gives the reply's payload. The end of the session is `SessionEnded`.
     pub fn ask(&self, request: u32, payload: &[u8]) -> Result<Vec<u8>> {
-        self.send(request, payload, &[])?;
+        self.ask_with(request, payload, &[])
+    }
+
+    /// The same with descriptors.
+    pub fn ask_with(
+        &self,
+        request: u32,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Vec<u8>> {
+        self.send(request, payload, fds)?;
         Ok(self.receive(request)?.ok_or(SessionEnded { request })?)
     }
 

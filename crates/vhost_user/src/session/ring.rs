@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use virtio::{Features, RingAddresses, RingBase, RingLayout, RingSetup};
+use virtio::{Features, GuestAddress, RingAddresses, RingBase, RingLayout, RingSetup};
 
 use super::PROTOCOL_FEATURES;
 use super::descriptor::{Descriptor, duplicate};
@@ -13,6 +13,8 @@ use crate::{QueueIndex, Refusal};
 pub(super) struct Ring {
     pub(super) size: Option<u16>,
     pub(super) addresses: Option<RingAddresses>,
+    /// Where its used ring is marked in the dirty log, if that is wanted (VHOST_VRING_F_LOG).
+    pub(super) logged_at: Option<GuestAddress>,
     /// There is one if the ring is started.
     pub(super) kick: Option<OwnedFd>,
     pub(super) call: Option<OwnedFd>,
@@ -38,6 +40,7 @@ impl Default for Ring {
         Self {
             size: None,
             addresses: None,
+            logged_at: None,
             kick: None,
             call: None,
             error: None,
@@ -61,9 +64,14 @@ impl Ring {
 
     /// Where the ring lies and goes on, if it is fully described and not being served.
     pub(super) fn described(&self, features: Features) -> Option<RingSetup> {
-        let RingState::Stopped { base } = self.state else {
-            return None;
-        };
+        match self.state {
+            RingState::Stopped { base } => self.setup(features, base),
+            RingState::Served => None,
+        }
+    }
+
+    /// Where the ring lies, if it is fully described, and where it goes on from this base.
+    pub(super) fn setup(&self, features: Features, base: Option<RingBase>) -> Option<RingSetup> {
         let layout = RingLayout::of(features);
         Some(RingSetup {
             layout,

@@ -44,8 +44,10 @@ pub(crate) const REM_MEM_REG: u32 = 38;
 pub(crate) const CHECK_DEVICE_STATE: u32 = 43;
 
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
-/// MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
-pub(crate) const ALL_PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
+pub(crate) const LOG_ALL: u64 = 1 << 26;
+/// MQ, LOG_SHMFD, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+pub(crate) const ALL_PROTOCOL_FEATURES: u64 =
+    1 | 1 << 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 
 const NEED_REPLY: u32 = 8;
 

@@ -4,6 +4,7 @@
 mod front_end;
 mod garbage;
 mod inflight;
+mod log;
 mod memory;
 mod mock;
 mod negotiation;

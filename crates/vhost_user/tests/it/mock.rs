@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
-use virtio::{BlkConfig, CacheMode, Features, RingBase, RingLayout};
+use virtio::{BlkConfig, CacheMode, Features, RingBase, RingLayout, RingLog};
 
 /// What the session asked the device for, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub(crate) enum Asked {
     /// Whether there was a descriptor.
     Call(u16, bool),
     Cache(CacheMode),
+    /// Whether there was a log.
+    Log(u16, bool),
 }
 
 #[derive(Default)]
@@ -120,6 +122,12 @@ impl Device for Mock {
         let mut record = self.record();
         assert!(record.served.contains_key(&queue.0), "it is served");
         record.asked.push(Asked::Call(queue.0, call.is_some()));
+    }
+
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
+        let mut record = self.record();
+        record.asked.push(Asked::Log(queue.0, log.is_some()));
+        record.served.get_mut(&queue.0).expect("it is served").log = log;
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::{RING_SIZE_MAX, RingBase, RingLayout, SEGMENTS_MAX};
-use crate::{GuestMemory, InflightFault, NotMapped};
+use crate::{GuestAddress, GuestMemory, InflightFault, NotMapped};
 
 /// One of the three parts of a ring (virtio 1.2, 2.7 and 2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +111,17 @@ pub enum RingError {
     /// The in-flight region cannot be used, or tells nothing sensible.
     #[error(transparent)]
     Inflight(#[from] InflightFault),
+    /// The dirty log has no bit for something that the device may write.
+    #[error("a dirty log of {bytes} bytes does not reach to guest address {last}")]
+    LogTooSmall {
+        /// The size of the log.
+        bytes: u64,
+        /// The last address that it should have a bit for.
+        last: GuestAddress,
+    },
+    /// The dirty log was gone when a mark was set: a page could be missing after a migration.
+    #[error("the front end has taken the dirty log away (its file was truncated)")]
+    LogLost,
     /// The driver claims more available chains than the ring has room for.
     #[error("available index went from {next} to {found}, more than the ring size {size}")]
     AvailableJump {

@@ -99,10 +99,12 @@ impl Areas {
         self.u16_at(self.used, 0).store(flags.to_le(), Ordering::Relaxed);
     }
 
-    /// The available index at which the device wants the next kick (EVENT_IDX).
-    pub(super) fn set_available_event(&self, index: u16) {
+    /// The available index at which the device wants the next kick (EVENT_IDX). Returns where in
+    /// the used ring it stands.
+    pub(super) fn set_available_event(&self, index: u16) -> u64 {
         let offset = HEADER_BYTES + USED_ELEMENT_BYTES * usize::from(self.size);
         self.u16_at(self.used, offset).store(index.to_le(), Ordering::Relaxed);
+        offset as u64
     }
 
     /// Writes the element that this free-running index stands for.

@@ -5,6 +5,7 @@ mod config;
 mod driver;
 mod guest;
 mod hostile;
+mod log;
 mod lost;
 mod memory;
 mod notify;

@@ -1,6 +1,6 @@
 //! Packed rings: orderly, random, hostile.
 
-mod driver;
+pub(crate) mod driver;
 mod hostile;
 mod notify;
 mod random;
