@@ -134,6 +134,7 @@ impl Built {
             clock: Arc::clone(&self.clock),
             polling: Arc::clone(&self.polling),
             reactors: Reactors::Any,
+            confine: None,
         };
         let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
