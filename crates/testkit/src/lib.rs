@@ -19,3 +19,4 @@ pub mod rawring;
 pub mod report;
 pub mod rng;
 mod seccomp;
+pub mod trespass;

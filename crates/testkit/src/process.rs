@@ -21,7 +21,7 @@ use rustix::process::{Pid, kill_process};
 use tempfile::TempDir;
 
 use crate::deadline::poll_until;
-use crate::seccomp;
+use crate::seccomp::{self, Denied};
 
 /// How long a server may take to listen on its sockets.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
@@ -65,14 +65,8 @@ pub struct Program {
     path: PathBuf,
     first_arguments: Vec<OsString>,
     directory: Option<PathBuf>,
-    host: Host,
-}
-
-/// What the host allows a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Host {
-    Everything,
-    NoIoUring,
+    /// What its host lacks.
+    denied: Vec<Denied>,
 }
 
 impl Program {
@@ -84,12 +78,27 @@ impl Program {
     /// Any program, with arguments that come before those of a start.
     pub fn named(name: &'static str, path: impl Into<PathBuf>, first_arguments: &[&str]) -> Self {
         let first_arguments = first_arguments.iter().map(OsString::from).collect();
-        Self { name, path: path.into(), first_arguments, directory: None, host: Host::Everything }
+        Self { name, path: path.into(), first_arguments, directory: None, denied: Vec::new() }
     }
 
     /// The same, on a host that forbids io_uring (seccomp, EPERM).
     pub fn without_io_uring(self) -> Self {
-        Self { host: Host::NoIoUring, ..self }
+        self.without(Denied::IO_URING)
+    }
+
+    /// The same, on a host without landlock.
+    pub fn without_landlock(self) -> Self {
+        self.without(Denied::LANDLOCK)
+    }
+
+    /// The same, on a host that takes no further filters of system calls.
+    pub fn without_seccomp(self) -> Self {
+        self.without(Denied::SECCOMP)
+    }
+
+    fn without(mut self, denied: Denied) -> Self {
+        self.denied.push(denied);
+        self
     }
 
     /// The same, started in this directory.
@@ -156,9 +165,8 @@ impl Program {
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
         }
-        match self.host {
-            Host::Everything => {}
-            Host::NoIoUring => seccomp::deny_io_uring(&mut command),
+        for denied in &self.denied {
+            seccomp::deny(&mut command, *denied);
         }
         let mut child = command
             .args(&self.first_arguments)
