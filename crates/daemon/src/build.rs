@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Access, Clock, Node};
-use iothread::{Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
+use iothread::{Confine, Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
 use kernel_io::{FileTable, Reactors};
 use virtio::BlkConfig;
 
 use crate::device::Offer;
 use crate::export::{Export, ExportError};
 use crate::graph::{Graph, GraphError};
-use crate::options::{ExportOptions, Plan, PollOptions, Step};
+use crate::options::{ExportOptions, Plan, PollOptions, SocketOptions, Step};
+use crate::sandbox::Sandbox;
 use crate::socket::{Socket, SocketError};
 
 /// The name of the iothread that serves exports which name none.
@@ -28,11 +29,23 @@ const QUEUES_MAX: u16 = 256;
 pub(crate) struct Built {
     // Dropped in this order: exports use iothreads.
     exports: Vec<Export>,
+    /// Where each export will listen, in the same order.
+    places: Vec<Place>,
     iothreads: HashMap<String, Arc<Iothread>>,
     graph: Graph,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     polling: Arc<Polling>,
+    sandbox: Option<Arc<Sandbox>>,
+}
+
+/// Where an export is to listen.
+#[derive(Debug)]
+struct Place {
+    export: String,
+    socket: SocketOptions,
+    /// Who serves it, for the log.
+    iothreads: String,
 }
 
 /// A step of the plan failed.
@@ -87,25 +100,37 @@ pub enum BuildError {
         #[source]
         source: SocketError,
     },
+    /// An export's thread could not be confined.
+    #[error("export {export}: its thread cannot be confined")]
+    Confine {
+        /// The export.
+        export: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// An export could not be started.
     #[error(transparent)]
     Export(#[from] ExportError),
 }
 
 impl Built {
-    /// Carries the plan out, step by step. Blocks.
+    /// Carries the plan out, step by step, but for the sockets. Blocks.
     pub(crate) fn build<C: Clock + 'static>(
         plan: &Plan,
         files: &Arc<FileTable>,
         clock: &Arc<C>,
+        sandbox: Option<&Arc<Sandbox>>,
     ) -> Result<Self, BuildError> {
         let mut built = Self {
             exports: Vec::new(),
+            places: Vec::new(),
             iothreads: HashMap::new(),
-            graph: Graph::new(Arc::clone(files)),
+            graph: Graph::new(Arc::clone(files), sandbox.cloned()),
             files: Arc::clone(files),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             polling: Polling::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
+            sandbox: sandbox.cloned(),
         };
         for step in &plan.steps {
             match step {
@@ -117,6 +142,26 @@ impl Built {
             }
         }
         Ok(built)
+    }
+
+    /// Makes the sockets of all exports, in order. Clients can connect from now on, and wait.
+    pub(crate) fn listen(&self) -> Result<Vec<Socket>, BuildError> {
+        let listen = |place: &Place| {
+            let Place { export, socket, iothreads } = place;
+            let socket = Socket::listen(socket)
+                .map_err(|source| BuildError::Socket { export: export.clone(), source })?;
+            let path = socket.path().display();
+            tracing::info!("export {export}: listening on {path}, served by {iothreads}");
+            Ok(socket)
+        };
+        self.places.iter().map(listen).collect()
+    }
+
+    /// Begins to serve on the sockets of [`Built::listen`].
+    pub(crate) fn open(&mut self, sockets: Vec<Socket>) {
+        for (export, socket) in self.exports.iter_mut().zip(sockets) {
+            export.open(socket);
+        }
     }
 
     /// Stops all exports, together, and gives back the iothreads that now serve nothing.
@@ -134,7 +179,7 @@ impl Built {
             clock: Arc::clone(&self.clock),
             polling: Arc::clone(&self.polling),
             reactors: Reactors::Any,
-            confine: None,
+            confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confine>),
         };
         let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
@@ -146,13 +191,19 @@ impl Built {
         let config = config(options, &*node)?;
         let iothreads = self.iothreads_of(options)?;
         let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
-        let names = names.join(", ");
-        let id = options.id.clone();
-        let socket = Socket::listen(&options.socket)
-            .map_err(|source| BuildError::Socket { export: id.clone(), source })?;
-        tracing::info!("export {id}: listening on {}, served by {names}", socket.path().display());
-        let offer = Offer { id, node, config, iothreads };
-        self.exports.push(Export::start(offer, socket, Arc::clone(&self.clock))?);
+        let (id, socket) = (options.id.clone(), options.socket.clone());
+        let place = Place { export: id.clone(), socket, iothreads: names.join(", ") };
+        let offer = Offer { id: id.clone(), node, config, iothreads };
+        let clock = Arc::clone(&self.clock);
+        let start = || Export::start(offer, clock);
+        let export = match &self.sandbox {
+            Some(sandbox) => sandbox
+                .inside(start)
+                .map_err(|source| BuildError::Confine { export: id, source })?,
+            None => start(),
+        };
+        self.exports.push(export?);
+        self.places.push(place);
         Ok(())
     }
 

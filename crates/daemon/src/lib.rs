@@ -16,6 +16,7 @@ pub mod help;
 mod ledger;
 pub mod options;
 mod pidfile;
+mod sandbox;
 pub mod serve;
 mod socket;
 
@@ -23,4 +24,5 @@ pub use build::BuildError;
 pub use export::ExportError;
 pub use graph::GraphError;
 pub use pidfile::PidfileError;
+pub use sandbox::{CallsError, FilesError, Outside, SandboxError};
 pub use socket::SocketError;

@@ -31,5 +31,5 @@ pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
     AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver, ExportOptions,
-    Flushes, HelpTopic, IothreadObject, Plan, PollOptions, SocketOptions, Step,
+    Flushes, HelpTopic, IothreadObject, Plan, PollOptions, Sandboxing, SocketOptions, Step,
 };

@@ -21,6 +21,7 @@ use crate::attach;
 use crate::build::{BuildError, Built};
 use crate::options::{Daemonize, Plan};
 use crate::pidfile::{Pidfile, PidfileError};
+use crate::sandbox::{Sandbox, SandboxError};
 
 /// Why serving did not begin or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +38,9 @@ pub enum ServeError {
     /// The pidfile could not be written.
     #[error(transparent)]
     Pidfile(#[from] PidfileError),
+    /// A fence that was asked for cannot be put up.
+    #[error("the sandbox cannot be closed")]
+    Sandbox(#[source] SandboxError),
     /// Something of the process itself is wrong.
     #[error("cannot {action}")]
     Process {
@@ -72,13 +76,23 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     }
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
-    let built = Built::build(&plan, &files, &Arc::new(SystemClock))?;
+    let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
+    let mut built = Built::build(&plan, &files, &Arc::new(SystemClock), sandbox.as_ref())?;
+    if let Some(sandbox) = &sandbox {
+        sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
+    }
+    let sockets = built.listen()?;
     let pidfile = plan.pidfile.as_deref().map(Pidfile::write).transpose()?;
     print_attach_lines(&plan, &directory).map_err(failed("print how to attach a guest"))?;
+    leave.be_patient();
+    // Nobody is served, and nobody told that we are ready, before the fences are up.
+    if let Some(sandbox) = &sandbox {
+        sandbox.close().map_err(ServeError::Sandbox)?;
+    }
+    built.open(sockets);
     if let Some(readiness) = readiness {
         readiness.tell()?;
     }
-    leave.be_patient();
     leave.wait();
     tracing::info!("stopping; a second signal leaves at once");
     let iothreads = built.stop_exports();
