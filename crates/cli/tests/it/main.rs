@@ -13,6 +13,7 @@ mod model_workload;
 mod parity;
 mod refusals;
 mod rings;
+mod sandbox;
 mod short_form;
 mod support;
 mod tmpfs;

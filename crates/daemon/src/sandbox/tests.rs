@@ -259,6 +259,7 @@ fn carry_out(name: &str, root: &Path) -> io::Result<()> {
         "handle" => trespass::open_by_handle(),
         "limit" => kernel_io::raise_open_files_limit().map(drop),
         "other thread" => std::thread::spawn(trespass::make_ring).join().unwrap(),
+        "abort" => std::process::abort(),
         "serve" => serve_a_little(root),
         other => panic!("no attempt is called {other}"),
     }
@@ -315,4 +316,6 @@ fn everything_that_is_not_needed_is_refused() {
 #[test]
 fn what_serving_needs_goes_on() {
     assert_eq!(attempt("serve", "on"), End::Succeeded);
+    // The end of a panic; it leaves a core to look at.
+    assert_eq!(attempt("abort", "on"), End::Killed(libc::SIGABRT));
 }
