@@ -38,8 +38,8 @@ use reach::Reach;
 pub(crate) struct Sandbox {
     required: Required,
     reach: Reach,
-    files: Option<FilesFence>,
-    landlock_version: i32,
+    /// With landlock's version.
+    files: Option<(FilesFence, i32)>,
     privileges: Option<Privileges>,
     calls: Option<CallsFence>,
 }
@@ -99,12 +99,10 @@ impl Sandbox {
         });
         let privileges = on_another_thread(privileges::give_up).map_err(SandboxError::Try)?;
         let files = required.judge(files.map_err(SandboxError::Files))?;
-        let (files, landlock_version) = files.unzip();
         Ok(Some(Arc::new(Self {
             required,
             reach,
             files,
-            landlock_version: landlock_version.unwrap_or(0),
             privileges: required
                 .judge(privileges.map(|()| Privileges).map_err(SandboxError::Privileges))?,
             calls: required.judge(CallsFence::new().map_err(SandboxError::Calls))?,
@@ -135,16 +133,13 @@ impl Sandbox {
         self.confine().map_err(SandboxError::Privileges)?;
         let filtered = self.calls.as_ref().map(CallsFence::put_up).transpose();
         let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
-        let files = match self.landlock_version {
-            0 => "all files",
-            _ => "only files below what was named",
+        let files = match &self.files {
+            None => "all files".to_owned(),
+            Some((_, version)) => format!("only files below what was named (landlock {version})"),
         };
         let privileges = if self.privileges.is_some() { "no" } else { "all" };
         let calls = if filtered.flatten().is_some() { "filtered" } else { "unfiltered" };
-        tracing::info!(
-            "sandbox: {files} (landlock {}), {privileges} capabilities, system calls {calls}",
-            self.landlock_version
-        );
+        tracing::info!("sandbox: {files}, {privileges} capabilities, system calls {calls}");
         Ok(())
     }
 
@@ -160,7 +155,7 @@ impl Sandbox {
 
 impl Confine for Sandbox {
     fn confine(&self) -> io::Result<()> {
-        if let Some(files) = &self.files {
+        if let Some((files, _)) = &self.files {
             files.put_up().map_err(io::Error::other)?;
         }
         if self.privileges.is_some() {
