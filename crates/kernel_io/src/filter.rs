@@ -6,6 +6,15 @@
 
 use std::io;
 
+/// What becomes of a refusal besides its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusals {
+    /// It goes to the kernel's audit log.
+    Logged,
+    /// Nothing: it is nothing special.
+    Silent,
+}
+
 /// A filter could not be put up.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
@@ -21,16 +30,22 @@ pub enum FilterError {
 }
 
 /// Has each system call of each thread, also of those to come, judged by this program (seccomp(2)),
-/// besides those that were put up before; the strictest verdict counts. What is refused goes to
-/// the kernel's audit log. Cannot be undone. The calling thread must have no_new_privs or
+/// besides those that were put up before; the strictest verdict counts. Cannot be undone. The calling thread must have no_new_privs or
 /// CAP_SYS_ADMIN.
-pub fn filter_system_calls(program: &[libc::sock_filter]) -> Result<(), FilterError> {
+pub fn filter_system_calls(
+    program: &[libc::sock_filter],
+    refusals: Refusals,
+) -> Result<(), FilterError> {
     let count = program.len();
     let Ok(len) = u16::try_from(count) else {
         return Err(FilterError::TooLong(count));
     };
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
-    let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_LOG;
+    let log = match refusals {
+        Refusals::Logged => libc::SECCOMP_FILTER_FLAG_LOG,
+        Refusals::Silent => 0,
+    };
+    let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | log;
     // SAFETY: the program and its `len` instructions live until the call returns; the kernel
     // copies and checks them, and changes nothing of ours.
     let result = unsafe {

@@ -30,7 +30,7 @@ pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, process_cpu_time};
 pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
-pub use filter::{FilterError, filter_system_calls};
+pub use filter::{FilterError, Refusals, filter_system_calls};
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;
 pub use parked::Tag;

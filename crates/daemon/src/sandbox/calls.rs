@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use kernel_io::{FilterError, filter_system_calls};
+use kernel_io::{FilterError, Refusals, filter_system_calls};
 use libc::c_long;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -264,7 +264,7 @@ const IOCTL: &[u64] = &[
 #[derive(Debug)]
 pub(super) struct CallsFence {
     // In this order: the last one does not let any other be put up.
-    programs: [BpfProgram; 3],
+    programs: [(BpfProgram, Refusals); 3],
 }
 
 /// The fence cannot be had.
@@ -292,22 +292,29 @@ impl CallsFence {
         let let_through = SeccompAction::Allow;
         Ok(Self {
             programs: [
-                program(hostile, let_through.clone(), SeccompAction::KillProcess, machine)?,
+                (
+                    program(hostile, let_through.clone(), SeccompAction::KillProcess, machine)?,
+                    Refusals::Logged,
+                ),
                 // Its flags are in memory, where a filter does not see them; `clone` does the same.
-                program(old, let_through.clone(), errno(libc::ENOSYS), machine)?,
-                program(allowed, errno(libc::EPERM), let_through, machine)?,
+                // Each new thread tries.
+                (
+                    program(old, let_through.clone(), errno(libc::ENOSYS), machine)?,
+                    Refusals::Silent,
+                ),
+                (program(allowed, errno(libc::EPERM), let_through, machine)?, Refusals::Logged),
             ],
         })
     }
 
     /// Puts the fence up for all threads, now and later.
     pub(super) fn put_up(&self) -> Result<(), CallsError> {
-        for program in &self.programs {
+        for (program, refusals) in &self.programs {
             let instructions: Vec<libc::sock_filter> = program
                 .iter()
                 .map(|it| libc::sock_filter { code: it.code, jt: it.jt, jf: it.jf, k: it.k })
                 .collect();
-            filter_system_calls(&instructions)?;
+            filter_system_calls(&instructions, *refusals)?;
         }
         Ok(())
     }
@@ -406,7 +413,7 @@ mod tests {
     #[test]
     fn the_filters_can_be_made_and_fit_the_kernel() {
         let fence = CallsFence::new().unwrap();
-        for program in &fence.programs {
+        for (program, _) in &fence.programs {
             // BPF_MAXINSNS
             assert!(program.len() <= 4096, "{} instructions", program.len());
         }
