@@ -4,7 +4,7 @@
 //!
 //! Invariants: the fork comes before any thread and any io_uring. Going down: exports stop taking
 //! requests and drain, then files are made durable, then iothreads end; sockets and pidfile are
-//! removed on every way out but a second signal, or one before the daemon is ready.
+//! removed on every way out but a second signal; before there are any, the first leaves at once.
 //! Threads: this is the process's first thread; it waits for signals.
 
 use std::io::{self, Write};
@@ -81,10 +81,11 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     if let Some(sandbox) = &sandbox {
         sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
     }
+    // Whoever sees a socket may count on an end in good order.
+    leave.be_patient();
     let sockets = built.listen()?;
     let pidfile = plan.pidfile.as_deref().map(Pidfile::write).transpose()?;
     print_attach_lines(&plan, &directory).map_err(failed("print how to attach a guest"))?;
-    leave.be_patient();
     // Nobody is served, and nobody told that we are ready, before the fences are up.
     if let Some(sandbox) = &sandbox {
         sandbox.close().map_err(ServeError::Sandbox)?;
