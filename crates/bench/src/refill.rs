@@ -145,6 +145,7 @@ impl Rings {
             clock: Arc::new(SystemClock),
             polling: Arc::new(Polling::of_process().context("find the CPUs")?),
             reactors: Reactors::Any,
+            confine: None,
         };
         let mut rings = Self { placed: Vec::new(), answers: Vec::new() };
         for number in 0..threads {

@@ -16,7 +16,7 @@ mod permits;
 mod placed;
 mod polling;
 
-pub use handle::{Host, Iothread, SpawnError};
+pub use handle::{Confine, Host, Iothread, SpawnError};
 pub use looker::Polling;
 pub use placed::{MoveError, PlaceError, Placed, Watcher};
 pub use polling::{PollLimit, PollSettings};

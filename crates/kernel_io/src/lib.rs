@@ -15,6 +15,7 @@ mod cpu;
 mod epoll;
 mod file;
 mod files;
+mod filter;
 mod image_lock;
 mod inline;
 mod kernel;
@@ -32,6 +33,7 @@ pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, process_cpu_time};
 pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
+pub use filter::{FilterError, Refusals, filter_system_calls};
 pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
 };

@@ -35,7 +35,8 @@ pub(crate) fn iothreads<const N: usize>(
     std::array::from_fn(|i| {
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::new(SystemClock));
-        let host = Host { files, clock, polling: Arc::clone(&polling), reactors };
+        let polling = Arc::clone(&polling);
+        let host = Host { files, clock, polling, reactors, confine: None };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
