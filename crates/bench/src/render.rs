@@ -37,7 +37,7 @@ pub(crate) fn row(row: &RowResult) -> String {
                 (Some(choice), Contender::Host) => format!("host ({})", choice.best),
                 _ => name.to_owned(),
             };
-            text.push_str(&format!("  {name:16} {}\n", parts.join(", ")));
+            text.push_str(&format!("  {name:17} {}\n", parts.join(", ")));
         }
     }
     for ratio in ratios(row) {
@@ -50,13 +50,18 @@ pub(crate) fn row(row: &RowResult) -> String {
     text
 }
 
-const NAMES: [(Contender, &str); 6] = [
+const NAMES: [(Contender, &str); 11] = [
     (Contender::Ringloom, "ringloom"),
     (Contender::Qsd, "qsd"),
     (Contender::Host, "host"),
     (Contender::Ceiling, "client's ceiling"),
     (Contender::OneThread, "1 thread"),
     (Contender::TwoThreads, "2 threads"),
+    (Contender::TwoRings, "2 on 1 thread"),
+    (Contender::QuietAlone, "depth 1, alone"),
+    (Contender::QuietBeside, "depth 1, beside"),
+    (Contender::SaturatedAlone, "saturated, alone"),
+    (Contender::SaturatedBeside, "saturated, beside"),
 ];
 
 const METRICS: [Metric; 7] = [
@@ -96,13 +101,20 @@ impl Ratio {
 }
 
 fn ratios(row: &RowResult) -> Vec<Ratio> {
-    use Contender::{Host, OneThread, Qsd, Ringloom, TwoThreads};
+    use Contender::{
+        Host, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, SaturatedAlone, SaturatedBeside,
+        TwoRings, TwoThreads,
+    };
     let of = [
         ("ringloom / qsd", Ringloom, Qsd, Metric::RequestsPerS),
         ("ringloom / host", Ringloom, Host, Metric::RequestsPerS),
         ("CPU: ringloom / qsd", Ringloom, Qsd, Metric::CpuNsPerRequest),
         ("p99: ringloom / qsd", Ringloom, Qsd, Metric::P99Us),
         ("2 threads / 1 thread", TwoThreads, OneThread, Metric::RequestsPerS),
+        ("2 rings / 1, one thread", TwoRings, OneThread, Metric::RequestsPerS),
+        ("depth 1 p50: beside / alone", QuietBeside, QuietAlone, Metric::P50Us),
+        ("depth 1 p99: beside / alone", QuietBeside, QuietAlone, Metric::P99Us),
+        ("saturated: beside / alone", SaturatedBeside, SaturatedAlone, Metric::RequestsPerS),
     ];
     of.into_iter()
         .filter_map(|(name, over, under, metric)| {
@@ -184,7 +196,7 @@ mod tests {
         let text = row(&example());
         assert!(text.contains("ringloom / qsd               2.50 (2.00–3.00)"), "{text}");
         assert!(text.contains("ringloom / host              0.50 (0.50–0.50)"), "{text}");
-        assert!(text.contains("host (psync)     400.0 k/s"), "{text}");
+        assert!(text.contains("host (psync)      400.0 k/s"), "{text}");
     }
 
     #[test]
