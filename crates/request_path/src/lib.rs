@@ -26,4 +26,6 @@ pub use lanes::LaneIndex;
 pub use mailbox::{Mailbox, Wake};
 pub use ring::{RingSource, RingSourceSetup};
 pub use seats::Seat;
-pub use source::{Appetite, Counters, Ending, Fault, Rest, Source, SourceKey, Turn};
+pub use source::{
+    Appetite, Counters, Ending, Fault, Others, Rest, Share, Source, SourceKey, Step, Turn,
+};

@@ -17,9 +17,10 @@ use block::{Node, Operation, Outcome, Segment};
 use rustix::io::Errno;
 use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring};
 
+use crate::engine::Started;
 use crate::{
-    Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Source, SourceKey,
-    Turn, Wake,
+    Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Share, Source,
+    SourceKey, Step, Turn, Wake,
 };
 
 /// What a ring is made of.
@@ -91,6 +92,8 @@ pub struct RingSource {
     slots: Box<[Slot]>,
     in_flight: usize,
     chain: Chain,
+    /// Whether the last requests were carried out by the iothread itself.
+    inline: bool,
     finished: Vec<(Head, Outcome)>,
     counters: Counters,
 }
@@ -124,6 +127,7 @@ impl RingSource {
             health: Health::Sound,
             in_flight: 0,
             chain: Chain::default(),
+            inline: false,
             counters: Counters::default(),
         }
     }
@@ -132,26 +136,58 @@ impl RingSource {
         self.home.expect("a ring is only served where it has arrived")
     }
 
-    /// Takes chains from the guest until it has no more, or one of the bounds is met.
-    fn pop_batch(&mut self, engine: &mut Engine, most: u32) -> Turn {
-        let mut popped = 0;
-        self.ring.suppress_kicks();
+    /// Takes new requests on: a step, and more steps while nobody else has something new.
+    fn take_share(&mut self, engine: &mut Engine, share: Share<'_>) -> Turn {
+        let mut left = share.requests;
         loop {
-            if popped == most {
-                return Turn::More;
-            }
-            if engine.room() == 0 {
-                return Turn::Full;
-            }
-            match self.ring.pop(&mut self.chain) {
-                Ok(Some(head)) => match self.begin(head, engine) {
-                    Ok(()) => popped += 1,
-                    Err(fault) => return Turn::Broken(fault),
-                },
-                Ok(None) => return Turn::Idle,
-                Err(error) => return Turn::Broken(error.into()),
+            let step = if self.inline { share.inline_step } else { share.step };
+            let step = Step { requests: step.requests.min(left), ..step };
+            let (turn, taken) = self.take_on(engine, step);
+            left -= taken;
+            if !matches!(turn, Turn::More) || left == 0 || share.others.have_new() {
+                return turn;
             }
         }
+    }
+
+    /// Takes new requests on and starts them, in one batch. Returns how many it were, too.
+    fn take_on(&mut self, engine: &mut Engine, step: Step) -> (Turn, u32) {
+        let (turn, taken) = self.pop_batch(engine, step);
+        if let Turn::Broken(_) = turn {
+            self.health = Health::Broken;
+        }
+        if taken > 0 {
+            self.inline = engine.start_batch(self.home().lane) == Started::Inline;
+            self.collect_here(engine);
+        }
+        (turn, taken)
+    }
+
+    /// Takes chains from the guest until it has no more, or one of the bounds is met.
+    fn pop_batch(&mut self, engine: &mut Engine, step: Step) -> (Turn, u32) {
+        let (mut popped, mut bytes) = (0, 0);
+        self.ring.suppress_kicks();
+        let turn = loop {
+            if popped == step.requests || bytes >= step.bytes.0 {
+                break Turn::More;
+            }
+            if engine.room() == 0 {
+                break Turn::Full;
+            }
+            match self.ring.pop(&mut self.chain) {
+                Ok(Some(head)) => {
+                    bytes +=
+                        self.chain.readable.count() as u64 + self.chain.writable.count() as u64;
+                    if let Err(fault) = self.begin(head, engine) {
+                        break Turn::Broken(fault);
+                    }
+                    popped += 1;
+                }
+                Ok(None) => break Turn::Idle,
+                Err(error) => break Turn::Broken(error.into()),
+            }
+        };
+        (turn, popped)
     }
 
     /// Starts the request in `self.chain`, or answers it at once.
@@ -189,9 +225,20 @@ impl RingSource {
 
     /// Takes back everything that is finished, here or on a thread the ring has left.
     fn collect(&mut self, engine: &mut Engine) {
+        self.collect_here(engine);
+        let mut finished = std::mem::take(&mut self.finished);
+        self.mailbox.drain(|head, outcome| finished.push((head, outcome)));
+        self.complete_all(finished);
+    }
+
+    /// Takes back what is finished here.
+    fn collect_here(&mut self, engine: &mut Engine) {
         let mut finished = std::mem::take(&mut self.finished);
         engine.take_finished(self.home().seat, &mut finished);
-        self.mailbox.drain(|head, outcome| finished.push((head, outcome)));
+        self.complete_all(finished);
+    }
+
+    fn complete_all(&mut self, mut finished: Vec<(Head, Outcome)>) {
         for (head, outcome) in finished.drain(..) {
             self.complete(head, outcome);
         }
@@ -253,19 +300,12 @@ impl Source for RingSource {
         self.home = Some(Home { seat, lane });
     }
 
-    fn turn(&mut self, engine: &mut Engine, appetite: Appetite) -> Turn {
+    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
         self.collect(engine);
         let turn = match (appetite, self.health) {
             (Appetite::DrainOnly, _) | (_, Health::Broken) => Turn::Idle,
-            (Appetite::Pop(most), Health::Sound) => {
-                let turn = self.pop_batch(engine, most);
-                if let Turn::Broken(_) = turn {
-                    self.health = Health::Broken;
-                }
-                engine.start_batch(self.home().lane);
-                self.collect(engine);
-                turn
-            }
+            (Appetite::Pop(requests), Health::Sound) => self.take_on(engine, Step::of(requests)).0,
+            (Appetite::Share(share), Health::Sound) => self.take_share(engine, share),
         };
         self.publish();
         turn

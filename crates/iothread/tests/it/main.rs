@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod allocations;
+mod fairness;
 mod guest;
 mod moves;
 mod open_requests;

@@ -59,6 +59,10 @@ pub(crate) fn file_node(files: &FileTable, bytes: u64) -> (Arc<dyn Node>, tempfi
 }
 
 pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
+    Box::new(ring(guest, node))
+}
+
+pub(crate) fn ring(guest: &Guest, node: &Arc<dyn Node>) -> RingSource {
     let rules = BlkRules {
         size: node.size(),
         access: node.access(),
@@ -66,7 +70,7 @@ pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
         discard: true,
         write_zeroes: true,
     };
-    Box::new(RingSource::new(RingSourceSetup {
+    RingSource::new(RingSourceSetup {
         ring: Ring::new(guest.memory(), guest.setup()).unwrap(),
         rules,
         node: Arc::clone(node),
@@ -75,9 +79,13 @@ pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
         call: Some(guest.call_fd()),
         error: None,
         owner: Arc::new(kernel_io::Notifier::new().unwrap()),
-    }))
+    })
 }
 
 pub(crate) fn place(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed {
-    Placed::on(on, source(guest, node), Arc::new(NoFault)).unwrap()
+    place_source(source(guest, node), on)
+}
+
+pub(crate) fn place_source(source: Box<dyn Source>, on: &Arc<Iothread>) -> Placed {
+    Placed::on(on, source, Arc::new(NoFault)).unwrap()
 }
