@@ -136,20 +136,26 @@ pub(crate) fn markdown(results: &Results) -> String {
 }
 
 fn markdown_row(row: &RowResult) -> String {
-    use Contender::{Host, OneThread, Qsd, Ringloom, TwoThreads};
+    use Contender::{Host, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, TwoThreads};
+    let is_fairness = !row.series(QuietAlone, Metric::P99Us).is_empty();
+    let rate = if is_fairness { Metric::P99Us } else { Metric::RequestsPerS };
     let main = |contender| {
-        let metrics = [Metric::RequestsPerS, Metric::IdleCpuMs, Metric::RssAnonMib];
+        let metrics = [rate, Metric::IdleCpuMs, Metric::RssAnonMib];
         metrics.iter().find_map(|&metric| part(row, contender, metric)).unwrap_or_default()
     };
     let cpu = |contender| part(row, contender, Metric::CpuNsPerRequest).unwrap_or_default();
     let ratio = |over, under| {
-        let spread = Spread::of(row.ratios(over, under, Metric::RequestsPerS));
+        let spread = Spread::of(row.ratios(over, under, rate));
         spread.map(|spread| Ratio { name: "", spread }.text()).unwrap_or_default()
     };
     let is_refill = !row.series(OneThread, Metric::RequestsPerS).is_empty();
-    // Two threads stand in ringloom's column, one in its peer's.
-    let (own, peer) = if is_refill { (TwoThreads, OneThread) } else { (Ringloom, Qsd) };
-    let floor = noise(&row.series(own, Metric::RequestsPerS));
+    // Two threads stand in ringloom's column, one in its peer's; likewise beside and alone.
+    let (own, peer) = match (is_refill, is_fairness) {
+        (true, _) => (TwoThreads, OneThread),
+        (_, true) => (QuietBeside, QuietAlone),
+        (false, false) => (Ringloom, Qsd),
+    };
+    let floor = noise(&row.series(own, rate));
     let cells = [
         row.name.clone(),
         row.wanted.clone(),
@@ -197,6 +203,20 @@ mod tests {
         assert!(text.contains("ringloom / qsd               2.50 (2.00–3.00)"), "{text}");
         assert!(text.contains("ringloom / host              0.50 (0.50–0.50)"), "{text}");
         assert!(text.contains("host (psync)      400.0 k/s"), "{text}");
+    }
+
+    #[test]
+    fn of_a_row_about_fairness_the_table_has_the_slow_requests() {
+        let sample = |contender, p99| Sample {
+            pair: 0,
+            contender,
+            values: [(Metric::RequestsPerS, 1e6), (Metric::P99Us, p99)].into(),
+        };
+        let samples = vec![sample(Contender::QuietBeside, 3.0), sample(Contender::QuietAlone, 2.0)];
+        let (name, wanted) = ("fairness-null".to_owned(), "3 × alone".to_owned());
+        let row = RowResult { name, wanted, host: None, samples };
+        let line = "| fairness-null | 3 × alone | p99 3.0 µs | p99 2.0 µs |  | 1.50 (1.50–1.50) |";
+        assert!(markdown_row(&row).starts_with(line), "{}", markdown_row(&row));
     }
 
     #[test]
