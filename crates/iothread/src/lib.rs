@@ -12,6 +12,7 @@ mod command;
 mod event_loop;
 mod handle;
 mod looker;
+mod neighbours;
 mod permits;
 mod placed;
 mod polling;

@@ -18,6 +18,7 @@ mod files;
 mod filter;
 mod image_lock;
 mod inline;
+mod judgement;
 mod kernel;
 mod native;
 mod notifier;
@@ -37,6 +38,7 @@ pub use filter::{FilterError, Refusals, filter_system_calls};
 pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
 };
+pub use inline::InlineShare;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;
 pub use parked::Tag;

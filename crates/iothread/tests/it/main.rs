@@ -6,6 +6,7 @@
 mod allocations;
 mod confined;
 mod dirty_log;
+mod fairness;
 mod guest;
 mod inflight;
 mod moves;
