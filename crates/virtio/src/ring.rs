@@ -19,7 +19,7 @@ use crate::{Features, GuestMemory, InflightQueue, PackedRing, SplitRing, packed,
 pub use chain::{Chain, SEGMENTS_MAX};
 pub(crate) use chain::{DESCRIPTOR_BYTES, Gather, Hits, table_entries};
 pub use error::{Area, RingError};
-pub(crate) use publish::{Batch, Staged, publish};
+pub(crate) use publish::{Batch, publish};
 
 /// The largest ring of either layout (virtio 1.2, 2.7 and 2.8.10.1).
 pub const RING_SIZE_MAX: u16 = 32768;
