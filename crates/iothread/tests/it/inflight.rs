@@ -8,7 +8,7 @@ use std::sync::Arc;
 use block::{Node, SystemClock};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
 use request_path::{Appetite, Engine, Source, SourceKey, Turn};
-use virtio::{InflightQueue, InflightRegion, InflightShape, Ring, RingBase, RingLayout, RingSetup};
+use virtio::{InflightQueue, InflightRegion, InflightShape, Ring, RingBase, RingSetup};
 
 use crate::guest::{Ask, BLOCK, Guest, RING_SIZE, SLOTS};
 use crate::setup::{file_node, on_both, source_of};

@@ -78,15 +78,15 @@ fn check_successor(fd: &OwnedFd, bytes: u64, begins: CacheMode, expected: CacheM
     let asked = if begins == expected { vec![] } else { vec![Asked::Cache(expected)] };
     assert_eq!(mock.asked(), asked, "begins in {begins:?}");
     assert_eq!(writeback(&mut front_end), expected.to_byte());
-    front_end.leave().unwrap();
+    front_end.leave().expect("the session ends well");
 }
 
 /// The content of a file, at a place of its own.
 fn copy(fd: &OwnedFd, bytes: u64) -> OwnedFd {
-    let mut content = vec![0; usize::try_from(bytes).unwrap()];
-    assert_eq!(rustix::io::pread(fd, &mut content[..], 0).unwrap(), content.len());
+    let mut content = vec![0; usize::try_from(bytes).expect("a small region")];
+    assert_eq!(rustix::io::pread(fd, &mut content[..], 0), Ok(content.len()));
     let copy = memfd(bytes);
-    assert_eq!(rustix::io::pwrite(&copy, &content, 0).unwrap(), content.len());
+    assert_eq!(rustix::io::pwrite(&copy, &content, 0), Ok(content.len()));
     copy
 }
 
