@@ -7,6 +7,7 @@
 //! Invariants: every wait ends at a deadline or when the server ends the session, and says which.
 
 pub(crate) mod device;
+mod inflight;
 mod log;
 pub(crate) mod message;
 mod packed;

@@ -38,13 +38,14 @@ pub enum SessionError {
 pub fn serve<D: Device>(stream: UnixStream, device: D) -> Result<(), SessionError> {
     let session = Arc::new(Mutex::new(Session::new(device)));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+    let locked = || session.lock().expect("this thread alone locks it and did not panic");
     let end = loop {
-        if let Err(error) = handler.handle_request() {
-            break end_of_session(error);
+        match handler.handle_request() {
+            Ok(()) => locked().answered(),
+            Err(error) => break end_of_session(error),
         }
     };
-    let mut session = session.lock().expect("this thread alone locks it and did not panic");
-    let stopped = session.halt_all().map_err(|refusal| SessionError::Refused(Box::new(refusal)));
+    let stopped = locked().halt_all().map_err(|refusal| SessionError::Refused(Box::new(refusal)));
     end.and(stopped)
 }
 

@@ -22,11 +22,10 @@ use std::sync::Arc;
 
 use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
-use virtio::{
-    DirtyLog, Features, GuestMemory, InflightRegion, RING_SIZE_MAX, RingBase, RingLayout,
-};
+use virtio::{DirtyLog, Features, GuestMemory, RING_SIZE_MAX, RingBase, RingLayout};
 
 use crate::{Device, QueueIndex, Refusal, RingStart};
+use inflight::Tracking;
 use log::LOG_ALL;
 use ring::{Ring, RingState};
 
@@ -41,7 +40,7 @@ pub struct Session<D> {
     device: D,
     memory: Arc<GuestMemory>,
     /// Where requests in flight are tracked, if the front end wants that.
-    inflight: Option<Arc<InflightRegion>>,
+    inflight: Option<Tracking>,
     /// What the driver chose, with the transport's bits.
     features: Features,
     /// Where the front end wants to see what was written.

@@ -45,6 +45,15 @@ impl CacheMode {
         }
     }
 
+    /// The mode in which a change is durable earlier.
+    #[must_use]
+    pub fn or_stronger(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::WriteBack, Self::WriteBack) => Self::WriteBack,
+            (Self::WriteThrough, _) | (_, Self::WriteThrough) => Self::WriteThrough,
+        }
+    }
+
     /// When changes must be durable that come from a driver with these features. One that does not
     /// know flushes expects its writes to stay (virtio 1.2, 5.2.6.2).
     pub fn durability(self, chosen: Features) -> Durability {

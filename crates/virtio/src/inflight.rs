@@ -14,10 +14,12 @@
 //! once; afterwards it is only written, and what it says is kept on this side.
 //! Threads: the mapping is shared by the rings of a session, each of which uses its own part.
 //! Limits: [`INFLIGHT_QUEUES_MAX`] queues of [`RING_SIZE_MAX`] descriptors.
+//! Behind the parts of the queues lies the cache mode (`note`).
 //! Not here: messages (`vhost_user`), the order of a publication (`ring::publish`).
 
 mod cells;
 mod error;
+mod note;
 mod packed;
 mod split;
 #[cfg(test)]
@@ -30,8 +32,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd
 
 use crate::{GuestAddress, RING_SIZE_MAX, Region, RegionSpec, RingLayout};
 use cells::Cells;
+use note::NOTE_BYTES;
 
 pub use error::{InflightError, InflightFault};
+pub use note::CacheNote;
 pub(crate) use packed::{PackedPast, PackedTracker, Saved, UsedPosition};
 pub(crate) use split::SplitTracker;
 
@@ -67,8 +71,21 @@ impl InflightShape {
         }
     }
 
-    /// The bytes of a region for rings of this layout: at most 256 MiB and 16 KiB.
-    pub fn bytes(self, layout: RingLayout) -> u64 {
+    /// The bytes of a region of ours: the parts of all queues, in the layout that takes more room,
+    /// and the note behind them.
+    pub fn region_bytes(self) -> u64 {
+        (self.note_offset() + NOTE_BYTES) as u64
+    }
+
+    /// Where the note lies: behind all parts, whatever the layout, which is not known when a front
+    /// end gives a region back.
+    fn note_offset(self) -> usize {
+        let parts = [RingLayout::Split, RingLayout::Packed].map(|layout| self.part_bytes(layout));
+        parts[0].max(parts[1]) * usize::from(self.queues)
+    }
+
+    /// The bytes of the parts of rings of this layout: at most 256 MiB and 16 KiB.
+    fn bytes(self, layout: RingLayout) -> u64 {
         self.part_bytes(layout) as u64 * u64::from(self.queues)
     }
 
@@ -90,12 +107,9 @@ pub struct InflightRegion {
 
 impl InflightRegion {
     /// A new region of which nothing was used, and the descriptor for the front end
-    /// (GET_INFLIGHT_FD). Nobody can cut the file.
-    pub fn create(
-        shape: InflightShape,
-        layout: RingLayout,
-    ) -> Result<(Self, OwnedFd), InflightError> {
-        let bytes = shape.bytes(layout);
+    /// (GET_INFLIGHT_FD), of [`InflightShape::region_bytes`] bytes. Nobody can cut the file.
+    pub fn create(shape: InflightShape) -> Result<(Self, OwnedFd), InflightError> {
+        let bytes = shape.region_bytes();
         let create = || -> rustix::io::Result<OwnedFd> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let fd = memfd_create("ringloom-inflight", flags)?;
@@ -119,8 +133,7 @@ impl InflightRegion {
         offset: u64,
     ) -> Result<Self, InflightError> {
         // A front end that hands over whatever it has must not make us map the address space.
-        let most = shape.bytes(RingLayout::Packed).max(shape.bytes(RingLayout::Split));
-        let wanted = bytes.min(most);
+        let wanted = bytes.min(shape.region_bytes());
         let stat = fstat(&fd).map_err(|errno| InflightError::Stat { source: errno.into() })?;
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > file_bytes) {

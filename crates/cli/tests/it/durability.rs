@@ -16,6 +16,7 @@ use crate::support::{ringloom, ringloom_without_io_uring, with};
 mod faults;
 mod guest;
 mod modes;
+mod restart;
 
 const DISK_BYTES: usize = 4 << 20;
 /// The bytes of a request: blocks that direct I/O takes as they are.
@@ -60,6 +61,8 @@ impl Rig {
 /// A server on a disk with faults. Ends before the disk does.
 struct Bed {
     server: Server,
+    program: Program,
+    arguments: Vec<String>,
     disk: FaultDisk,
     socket: PathBuf,
     _bench: Bench,
@@ -100,20 +103,37 @@ impl Bed {
             "--export",
             &export,
         ];
-        let server = program.start(&arguments.map(str::to_owned), std::slice::from_ref(&socket))?;
-        Ok(Self { server, disk, socket, _bench: bench })
+        let (program, arguments) = (program.clone(), arguments.map(str::to_owned).to_vec());
+        let server = program.start(&arguments, std::slice::from_ref(&socket))?;
+        Ok(Self { server, program, arguments, disk, socket, _bench: bench })
+    }
+
+    /// Kills the server, and starts it again in the same way.
+    fn restart(&mut self) -> Result<()> {
+        self.server.kill()?;
+        self.server = self.program.start(&self.arguments, std::slice::from_ref(&self.socket))?;
+        Ok(())
     }
 
     /// A driver with everything but what is named.
     fn driver_without(&self, features: u64) -> Result<RawDevice> {
-        let shape = RawShape { queues: 2, ..RawShape::default() };
-        let features = (shape.features | feature::BLK_CONFIG_WCE) & !features;
-        RawDevice::connect(&self.socket, RawShape { features, ..shape })
+        RawDevice::connect(&self.socket, shape_without(features))
+    }
+
+    /// A driver that has an in-flight region.
+    fn tracked_driver(&self) -> Result<RawDevice> {
+        RawDevice::connect_tracked(&self.socket, shape_without(0))
     }
 
     fn driver(&self) -> Result<RawDevice> {
         self.driver_without(0)
     }
+}
+
+fn shape_without(features: u64) -> RawShape {
+    let shape = RawShape { queues: 2, ..RawShape::default() };
+    let features = (shape.features | feature::BLK_CONFIG_WCE) & !features;
+    RawShape { features, ..shape }
 }
 
 /// Runs a behaviour on every engine and reactor, or says why it cannot.

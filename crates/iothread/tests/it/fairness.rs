@@ -261,7 +261,7 @@ fn waits(reactors: kernel_io::Reactors, saturated: usize) -> Vec<Vec<u64>> {
     });
     placed.push(place_source(Box::new(Played { ring, player }), &iothread));
     let next = |round| {
-        let waited = receiver.recv_timeout(Duration::from_secs(20));
+        let waited = receiver.recv_timeout(Duration::from_secs(60));
         waited.unwrap_or_else(|_| panic!("request {round} of the quiet ring is not served"))
     };
     let waits = (0..ROUNDS).map(next).collect();

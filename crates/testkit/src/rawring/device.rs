@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::inflight::Inflight;
 use super::message::{Ack, FrontEnd, Region, feature, protocol_feature, request};
 use super::ring::{Piece, RawRing, Used, chain, flag};
 use crate::deadline::Deadline;
@@ -127,37 +128,58 @@ pub struct RawDevice {
     pub memory: Arc<SharedMemory>,
     /// What was negotiated.
     pub features: u64,
+    inflight: Option<Inflight>,
 }
 
 impl RawDevice {
     /// Connects and makes everything ready for requests.
     pub fn connect(socket: &Path, shape: RawShape) -> Result<Self> {
         let device = Self::negotiated(socket, shape)?;
-        let table = Region::table(&device.regions());
-        let fds = [device.memory.file(), device.memory.file()];
-        device.front_end.must(request::SET_MEM_TABLE, &table, &fds)?;
-        for queue in 0..shape.queues {
-            device.start_ring(queue, 0)?;
-        }
+        device.set_up()?;
         Ok(device)
+    }
+
+    /// The same, with an in-flight region, which is kept for the next server.
+    pub fn connect_tracked(socket: &Path, shape: RawShape) -> Result<Self> {
+        let mut device = Self::negotiated(socket, shape)?;
+        let queues = u16::try_from(shape.queues).context("queues")?;
+        device.inflight = Some(Inflight::get(&device.front_end, queues, shape.queue_size)?);
+        device.set_up()?;
+        Ok(device)
+    }
+
+    /// Goes on with another server after the death of the last one: with the same memory and rings, and
+    /// the in-flight region if there is one. The configuration space is not written, as QEMU does not.
+    pub fn reconnect(&mut self, socket: &Path) -> Result<()> {
+        let (front_end, features) = negotiate(socket, self.features)?;
+        ensure!(features == self.features, "{:#x} became {features:#x}", self.features);
+        self.front_end = front_end;
+        self.set_up()
     }
 
     /// Connects and negotiates, but shares no memory and sets up no ring.
     pub fn negotiated(socket: &Path, shape: RawShape) -> Result<Self> {
-        let mut front_end = FrontEnd::connect(socket)?;
-        let protocol = protocol_feature::MQ
-            | protocol_feature::LOG_SHMFD
-            | protocol_feature::REPLY_ACK
-            | protocol_feature::CONFIG
-            | protocol_feature::RESET_DEVICE
-            | protocol_feature::CONFIGURE_MEM_SLOTS;
-        let features = front_end.negotiate(shape.features | feature::VERSION_1, protocol)?;
+        let (front_end, features) = negotiate(socket, shape.features | feature::VERSION_1)?;
         let memory = Arc::new(SharedMemory::new(RING_REGION_BYTES + DATA_REGION_BYTES)?);
         let step = RawRing::room(shape.queue_size).next_multiple_of(4096);
         let rings = (0..usize::try_from(shape.queues).context("queues")?)
             .map(|index| RawRing::new(&memory, index * step, shape.queue_size))
             .collect::<Result<_>>()?;
-        Ok(Self { front_end, rings, memory, features })
+        Ok(Self { front_end, rings, memory, features, inflight: None })
+    }
+
+    /// Hands over memory and rings, in QEMU's order.
+    fn set_up(&self) -> Result<()> {
+        if let Some(inflight) = &self.inflight {
+            inflight.set(&self.front_end)?;
+        }
+        let table = Region::table(&self.regions());
+        let fds = [self.memory.file(), self.memory.file()];
+        self.front_end.must(request::SET_MEM_TABLE, &table, &fds)?;
+        for (queue, ring) in (0..).zip(&self.rings) {
+            self.start_ring(queue, ring.used_index())?;
+        }
+        Ok(())
     }
 
     /// The two regions: rings, then data.
@@ -412,4 +434,18 @@ fn data_address(offset: usize) -> u64 {
 
 fn wide(value: usize) -> u64 {
     u64::try_from(value).expect("a usize fits 64 bits")
+}
+
+/// A session that has agreed on everything, and its features.
+fn negotiate(socket: &Path, features: u64) -> Result<(FrontEnd, u64)> {
+    let mut front_end = FrontEnd::connect(socket)?;
+    let protocol = protocol_feature::MQ
+        | protocol_feature::LOG_SHMFD
+        | protocol_feature::REPLY_ACK
+        | protocol_feature::CONFIG
+        | protocol_feature::INFLIGHT_SHMFD
+        | protocol_feature::RESET_DEVICE
+        | protocol_feature::CONFIGURE_MEM_SLOTS;
+    let features = front_end.negotiate(features, protocol)?;
+    Ok((front_end, features))
 }

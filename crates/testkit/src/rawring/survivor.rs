@@ -8,7 +8,7 @@
 //! or brings other bytes than the last completed write is an error.
 //! Limits: [`SLOTS`] requests in flight for each queue.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::device::{kind, pair, ring_addresses};
+use super::inflight::Inflight;
 use super::message::{FrontEnd, Region, feature, protocol_feature, request};
 use super::packed::RawPackedRing;
 use super::ring::{Piece, RawRing, Used, flag};
@@ -73,14 +74,6 @@ enum Slot {
 struct Queue {
     ring: Ring,
     slots: [Slot; SLOTS as usize],
-}
-
-/// The region in which servers note what is in flight.
-#[derive(Debug)]
-struct Inflight {
-    fd: OwnedFd,
-    /// The payload that says how large it is and what for.
-    description: Vec<u8>,
 }
 
 /// A client with work in flight.
@@ -370,21 +363,6 @@ impl Ring {
             Self::Split(ring) => ring.call_fd(),
             Self::Packed(ring) => ring.call_fd(),
         }
-    }
-}
-
-impl Inflight {
-    fn get(front_end: &FrontEnd, queues: u16, size: u16) -> Result<Self> {
-        let mut payload = vec![0; 16];
-        payload.extend(queues.to_le_bytes());
-        payload.extend(size.to_le_bytes());
-        payload.extend([0; 4]);
-        let (description, fd) = front_end.ask_fd(request::GET_INFLIGHT_FD, &payload)?;
-        Ok(Self { fd, description })
-    }
-
-    fn set(&self, front_end: &FrontEnd) -> Result<()> {
-        front_end.must(request::SET_INFLIGHT_FD, &self.description, &[self.fd.as_fd()])
     }
 }
 

@@ -29,6 +29,8 @@ impl<D: Device> Session<D> {
     /// request is served in one mode, and none of the old mode is in flight when the front end hears
     /// that the mode has changed (virtio 1.2, 5.2.6.2 leaves those requests undefined). That the driver
     /// has not chosen CONFIG_WCE does not matter: the front end may not have told us yet.
+    /// An in-flight region knows of write-through before this returns, of write-back when the
+    /// message was answered ([`Self::answered`]).
     pub fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         let mode = match (offset as usize, bytes) {
             (WRITEBACK_OFFSET, &[byte]) => CacheMode::from_byte(byte),
@@ -37,6 +39,7 @@ impl<D: Device> Session<D> {
         if mode == self.device.cache_mode() {
             return Ok(());
         }
+        self.note_before(mode);
         self.halt_all()?;
         self.device.set_cache_mode(mode)?;
         self.settle_all()

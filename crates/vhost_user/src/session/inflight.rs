@@ -2,34 +2,61 @@
 //!
 //! Invariants: every ring is stopped before the region changes and goes on after where it was, or
 //! where the new region says that it is.
+//! The region never notes a weaker cache mode than the driver relies on: write-through is noted
+//! before the switch is answered, write-back after that. So whenever this process dies, the mode that
+//! a successor finds is at least as strong as the one that the front end has heard of.
 //! Not here: what lies in a region (`virtio`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtio::{InflightQueue, InflightRegion, InflightShape, RingSetup};
+use tracing::debug;
+use virtio::{CacheMode, CacheNote, InflightQueue, InflightRegion, InflightShape, RingSetup};
 
-use super::{OutsideMemory, Session};
+use super::Session;
 use crate::{Device, QueueIndex, Refusal};
+
+/// A region in which this session tracks.
+#[derive(Debug)]
+pub(super) struct Tracking {
+    region: Arc<InflightRegion>,
+    /// Where the cache mode is noted; a region that another back end has made has no room for it.
+    note: Option<CacheNote>,
+    /// What the note says.
+    noted: CacheMode,
+}
+
+impl Tracking {
+    fn note(&mut self, mode: CacheMode) {
+        if let Some(note) = &mut self.note
+            && mode != self.noted
+        {
+            note.store(mode);
+            self.noted = mode;
+        }
+    }
+}
 
 impl<D: Device> Session<D> {
     /// Makes a region for so many queues of that size, and tracks requests there from now on. The
-    /// front end gets its size and its descriptor, to keep it (GET_INFLIGHT_FD). The features say
-    /// how its rings lie in memory and must be known before.
+    /// front end gets its size and its descriptor, to keep it (GET_INFLIGHT_FD).
     pub fn create_inflight(
         &mut self,
         queues: u16,
         queue_size: u16,
     ) -> Result<(u64, OwnedFd), Refusal> {
         let shape = InflightShape::check(queues, queue_size)?;
-        let layout = self.layout();
-        let (region, fd) = InflightRegion::create(shape, layout)?;
-        self.track_in(region)?;
-        Ok((shape.bytes(layout), fd))
+        let (region, fd) = InflightRegion::create(shape)?;
+        let region = Arc::new(region);
+        let noted = self.device.cache_mode();
+        let note = Some(CacheNote::begin(&region, noted));
+        self.track_in(Tracking { region, note, noted })?;
+        Ok((shape.region_bytes(), fd))
     }
 
     /// Tracks requests in a region that the front end has kept, from now on. What is in flight
-    /// there is served again when its ring starts (SET_INFLIGHT_FD).
+    /// there is served again when its ring starts (SET_INFLIGHT_FD). If write-through is noted there,
+    /// the device is in write-through from now on.
     pub fn set_inflight(
         &mut self,
         fd: OwnedFd,
@@ -39,16 +66,41 @@ impl<D: Device> Session<D> {
         offset: u64,
     ) -> Result<(), Refusal> {
         let shape = InflightShape::check(queues, queue_size)?;
-        self.track_in(InflightRegion::map(fd, shape, bytes, offset)?)
+        let region = Arc::new(InflightRegion::map(fd, shape, bytes, offset)?);
+        let (note, noted) = match CacheNote::open(&region) {
+            Some((note, noted)) => (Some(note), noted),
+            None => (None, self.device.cache_mode()),
+        };
+        self.track_in(Tracking { region, note, noted })
     }
 
-    fn track_in(&mut self, region: InflightRegion) -> Result<(), Refusal> {
+    fn track_in(&mut self, mut tracking: Tracking) -> Result<(), Refusal> {
         self.halt_all()?;
-        self.inflight = Some(Arc::new(region));
-        for queue in (0..).take(self.rings.len()).map(QueueIndex) {
-            self.settle(queue, OutsideMemory::Wait)?;
+        // Never weaker than either: the driver may rely on what is noted, the operator on what is so.
+        let mode = self.device.cache_mode().or_stronger(tracking.noted);
+        tracking.note(mode);
+        self.inflight = Some(tracking);
+        if mode != self.device.cache_mode() {
+            debug!("write-through is noted in the in-flight region");
+            self.device.set_cache_mode(mode)?;
         }
-        Ok(())
+        self.settle_all()
+    }
+
+    /// Notes the mode before it is switched to and answered, if it is the stronger one.
+    pub(super) fn note_before(&mut self, mode: CacheMode) {
+        let stronger = mode.or_stronger(self.device.cache_mode());
+        if let Some(tracking) = &mut self.inflight {
+            tracking.note(stronger);
+        }
+    }
+
+    /// To be called when the last message was answered: only now a weaker cache mode may be noted. A
+    /// front end that has not heard of it goes on with the stronger one, with whoever serves it then.
+    pub fn answered(&mut self) {
+        if let Some(tracking) = &mut self.inflight {
+            tracking.note(self.device.cache_mode());
+        }
     }
 
     /// Where a ring is tracked that is about to be served.
@@ -57,7 +109,7 @@ impl<D: Device> Session<D> {
         queue: QueueIndex,
         setup: &RingSetup,
     ) -> Result<Option<InflightQueue>, Refusal> {
-        let Some(region) = &self.inflight else { return Ok(None) };
+        let Some(Tracking { region, .. }) = &self.inflight else { return Ok(None) };
         let inflight = InflightQueue { region: Arc::clone(region), queue: queue.0 };
         inflight
             .check(setup.layout, setup.size)

@@ -31,6 +31,10 @@ pub(crate) struct Record {
     pub(crate) cache: Option<CacheMode>,
     /// Whether nothing can be made durable.
     pub(crate) lossy: bool,
+    /// Looks at what is noted whenever the mode is set.
+    pub(crate) on_cache: Option<Box<dyn Fn() -> u8 + Send>>,
+    /// What was seen then.
+    pub(crate) noted: Vec<u8>,
 }
 
 /// A device of 256 queues; a clone is the same device.
@@ -89,6 +93,8 @@ impl Device for Mock {
         record.asked.push(Asked::Cache(mode));
         assert!(record.served.is_empty(), "rings are served while the mode changes");
         record.cache = Some(mode);
+        let noted = record.on_cache.as_ref().map(|look| look());
+        record.noted.extend(noted);
         if record.lossy {
             return Err(DeviceError::CacheMode { source: Box::from("the disk is gone") });
         }

@@ -83,13 +83,13 @@ fn legacy_drivers_are_refused() {
 }
 
 /// The payload of SET_CONFIG.
-fn set_config(offset: u32, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn set_config(offset: u32, bytes: &[u8]) -> Vec<u8> {
     let count = u32::try_from(bytes.len()).expect("few bytes");
     [[offset, count, 0].map(u32::to_le_bytes).concat(), bytes.to_vec()].concat()
 }
 
 /// `writeback` as the front end reads it.
-fn writeback(front_end: &mut FrontEnd) -> u8 {
+pub(crate) fn writeback(front_end: &mut FrontEnd) -> u8 {
     config(front_end, 32, 1)[0]
 }
 

@@ -7,6 +7,7 @@
 
 mod driver;
 mod hostile;
+mod note;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,14 +1,16 @@
-//! A Linux guest switches its disk between write-back and write-through, and the disk sees it.
+//! A Linux guest switches its disk between write-back and write-through, and the disk sees it; also after its server
+//! was killed.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testkit::client::RingLayout;
+use testkit::deadline::Deadline;
 use testkit::fuse_faults::{Call, FaultDisk, Operation};
 use testkit::guest::{self, Guest};
 use testkit::process::Bench;
 use testkit::queue_report;
-use testkit::report::skipped;
+use testkit::report::{note, skipped};
 
 use super::{BLOCK, Bed, RIGS, Rig};
 use crate::support::with;
@@ -119,4 +121,59 @@ fn a_guest_switches_the_cache_of_a_direct_disk() {
 #[test]
 fn a_guest_switches_the_cache_of_a_buffered_disk_without_io_uring() {
     with_guest(RIGS[6]);
+}
+
+/// What the guest says when it has written for a while in write-through.
+const SWITCHED: &str = "the disk is in write-through";
+
+/// Switches to write-through, and writes for some seconds: a block of its own each time, with no flush.
+fn lasting_script() -> String {
+    format!(
+        "dd if=/dev/urandom of=/tmp/data bs={BLOCK} count=1\n\
+         echo 'write through' > /sys/block/vda/cache_type\n\
+         for i in $(seq 300); do\n\
+           dd if=/tmp/data of=/dev/vda bs={BLOCK} count=1 seek=$i oflag=direct conv=notrunc 2>/dev/null || break\n\
+           if [ $i = 50 ]; then echo '{SWITCHED}'; fi\n\
+         done\n\
+         section written echo $i\n\
+         section last cat /sys/block/vda/cache_type\n"
+    )
+}
+
+fn survives(rig: Rig) -> Result<()> {
+    let mut bed = Bed::new(rig, "")?;
+    let (disks, queues) = (vec![bed.socket.clone()], QUEUES);
+    let guest = Guest { disks, queues, layout: RingLayout::Split, script: lasting_script() };
+    let bench = Bench::new()?;
+    let clock = Deadline::after(GUEST_LIMIT);
+    let running = guest.boot(&bench)?;
+    running.wait_for(SWITCHED, clock.remaining())?;
+    bed.restart()?;
+    // What the second server has already done is looked at as well.
+    let first = writes(&bed.disk.calls(), 0);
+    let console = running
+        .wait(clock.remaining())
+        .with_context(|| format!("log of the server: {}", bed.server.log()))?;
+    console.success("script_status")?;
+    let (written, last) = (console.success("written")?, console.success("last")?);
+    ensure!(written == "300" && last == "write through", "{written} blocks, {last:?}");
+    let status = bed.server.terminate()?;
+    ensure!(status.code() == Some(0), "{status}");
+    let calls = bed.disk.calls();
+    let is_write = |call: &&Call| call.operation == Operation::Write;
+    let second: Vec<Call> = calls.iter().filter(is_write).copied().collect();
+    note(&format!("writes before and after the kill: {}, {}", first.len(), second.len()));
+    ensure!(first.len() >= 50, "only {} writes before the kill", first.len());
+    ensure!(second.len() >= 100, "only {} writes after the kill", second.len());
+    let unstable = first.iter().chain(&second).filter(|call| !call.stable).count();
+    ensure!(unstable == 0, "{unstable} writes are not stable");
+    Ok(())
+}
+
+#[test]
+fn a_guest_stays_in_write_through_when_its_server_is_killed() {
+    match FaultDisk::missing().or_else(guest::missing) {
+        Some(reason) => skipped(&reason),
+        None => with(&RIGS[0].program(), |_program| survives(RIGS[0])),
+    }
 }

@@ -14,7 +14,7 @@ use super::{
 
 /// Writes, zeroes and discards a block each, and says which of them a power cut would leave: the
 /// first is 7, the others were 7 before.
-fn change(bed: &Bed, device: &mut RawDevice) -> Result<Vec<u8>> {
+pub(super) fn change(bed: &Bed, device: &mut RawDevice) -> Result<Vec<u8>> {
     for (queue, block) in [(0, 1), (1, 2)] {
         ok(write(device, queue, block, 7)?)?;
     }
@@ -27,10 +27,10 @@ fn change(bed: &Bed, device: &mut RawDevice) -> Result<Vec<u8>> {
 }
 
 const CHANGED: [u8; 3] = [7, 0, 0];
-const UNCHANGED: [u8; 3] = [0, 7, 7];
+pub(super) const UNCHANGED: [u8; 3] = [0, 7, 7];
 
 /// How often the disk was synced, and how many writes were stable, since the last look.
-fn stable(disk: &FaultDisk) -> (usize, usize) {
+pub(super) fn stable(disk: &FaultDisk) -> (usize, usize) {
     let calls = disk.calls();
     let syncs = calls.iter().filter(|call| call.operation == Operation::Sync).count();
     let writes = calls.iter().filter(|call| call.operation == Operation::Write && call.stable);
@@ -56,7 +56,7 @@ fn write_back_stores_with_the_flush() {
 }
 
 /// The changes of a disk in write-through, and what that costs.
-fn check_write_through(rig: Rig, bed: &Bed, device: &mut RawDevice) -> Result<()> {
+pub(super) fn check_write_through(rig: Rig, bed: &Bed, device: &mut RawDevice) -> Result<()> {
     let found = change(bed, device)?;
     ensure!(found == CHANGED, "a power cut leaves {found:?}");
     // The zeroing and the discard are followed by a sync; the write is too, or stable itself.

@@ -1,0 +1,78 @@
+//! The cache mode, kept in the in-flight region for whoever serves the driver next.
+//!
+//! Where it stands: beside the rings. A front end does not say the mode again when it comes back to
+//! a new back end (QEMU does not), but its driver relies on it and may flush no more.
+//!
+//! Invariants: the note lies behind the parts of all queues, whatever their layout, so a region of
+//! another back end has no room for it and is never written to here. It is used if its magic number
+//! is found. It is hostile: each field is read once, and what is not understood counts as the
+//! stronger mode; whoever reads it may only become stronger by it.
+//! Threads: the session's.
+//! Not here: when the mode changes and what is noted then (`vhost_user::session`).
+
+use std::sync::Arc;
+
+use super::InflightRegion;
+use super::cells::Cells;
+use crate::CacheMode;
+
+/// The room that is kept for the note.
+pub(super) const NOTE_BYTES: usize = 64;
+
+/// Fields of the note.
+const MAGIC_FIELD: usize = 0;
+const VERSION_FIELD: usize = 8;
+const WRITEBACK_FIELD: usize = 10;
+
+const MAGIC: u64 = u64::from_ne_bytes(*b"ringloom");
+const VERSION: u16 = 1;
+
+/// The place in a region where the cache mode is noted; the region stays mapped with it.
+#[derive(Debug)]
+pub struct CacheNote {
+    cells: Cells,
+}
+
+impl CacheNote {
+    /// Writes a note into a region that was just made ([`InflightRegion::create`]).
+    pub fn begin(region: &Arc<InflightRegion>, mode: CacheMode) -> Self {
+        let cells = Self::cells(region).expect("a region of ours has room for the note");
+        let mut note = Self { cells };
+        note.store(mode);
+        note.cells.store_u64(MAGIC_FIELD, MAGIC);
+        note
+    }
+
+    /// The note of a region that the front end has kept, and the mode it says. A region without one
+    /// (another back end has made it) says nothing. A note that is not understood says write-through,
+    /// which is never wrong.
+    pub fn open(region: &Arc<InflightRegion>) -> Option<(Self, CacheMode)> {
+        let cells = Self::cells(region)?;
+        if cells.load_u64(MAGIC_FIELD) != MAGIC {
+            return None;
+        }
+        let understood = cells.load_u16(VERSION_FIELD) == VERSION;
+        let writeback = cells.load_u8(WRITEBACK_FIELD);
+        // Memory that was taken away is found as zeroes: write-through.
+        let mode = if understood && writeback == CacheMode::WriteBack.to_byte() {
+            CacheMode::WriteBack
+        } else {
+            CacheMode::WriteThrough
+        };
+        Some((Self { cells }, mode))
+    }
+
+    /// Notes the mode. A process that is killed in between has noted the old mode, the new one, or
+    /// one that is not understood.
+    pub fn store(&mut self, mode: CacheMode) {
+        self.cells.store_u8(WRITEBACK_FIELD, mode.to_byte());
+        // Also over the note of a version that is not understood: from now on it is ours.
+        self.cells.store_u16(VERSION_FIELD, VERSION);
+    }
+
+    fn cells(region: &Arc<InflightRegion>) -> Option<Cells> {
+        let offset = region.shape.note_offset();
+        let has_room = region.region.spec().bytes >= (offset + NOTE_BYTES) as u64;
+        has_room.then(|| Cells::new(Arc::clone(region), offset, NOTE_BYTES))
+    }
+}
