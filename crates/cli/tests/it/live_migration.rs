@@ -2,6 +2,7 @@
 //! back, on one raw image. `guest::witness` says what the guest is made to see.
 //!
 //! `cargo xtask migrate --rounds N` sets the number of rounds; the short form is what `cargo xtask test` runs.
+//! `courses` has migrations that do not go as planned.
 
 use std::path::PathBuf;
 
@@ -13,6 +14,8 @@ use testkit::process::{Bench, Program, START_LIMIT, Server};
 use testkit::report::{note, skipped};
 
 use crate::support::{ringloom, stop, with};
+
+mod courses;
 
 /// How often the guest goes from one daemon to the other, if nobody says.
 const ROUNDS: u32 = 3;
@@ -85,6 +88,10 @@ impl Place {
 impl Site {
     fn stop(self) -> Result<String> {
         stop(self.server, &[&self.socket])
+    }
+
+    fn says(&self, what: &str) -> Result<()> {
+        self.server.wait_for_log(what, START_LIMIT).with_context(|| self.server.log())
     }
 }
 

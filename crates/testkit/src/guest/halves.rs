@@ -25,6 +25,8 @@ const DOWNTIME_MAX_MS: u64 = 2000;
 const MEMORY_MIB: u32 = 256;
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
+/// How long a QEMU that does not answer any more may take to end.
+const ANSWER_AGAIN: Duration = Duration::from_secs(5);
 /// Operations that show that a guest works.
 const OPERATIONS_MIN: u64 = 300;
 
@@ -176,14 +178,14 @@ impl Half {
             ("migrate", uri),
         ] {
             let line = format!(r#"{{"execute":"{command}","arguments":{arguments}}}"#);
-            self.monitor.command(&line)?;
+            self.command(&line)?;
         }
         Ok(())
     }
 
     /// How the migration goes.
     pub fn progress(&mut self) -> Result<Progress> {
-        Ok(Progress { answer: self.monitor.command(r#"{"execute":"query-migrate"}"#)? })
+        Ok(Progress { answer: self.command(r#"{"execute":"query-migrate"}"#)? })
     }
 
     /// Waits until the migration has come to this.
@@ -201,12 +203,23 @@ impl Half {
 
     /// Cancels the migration.
     pub fn cancel(&mut self) -> Result<()> {
-        self.monitor.command(r#"{"execute":"migrate_cancel"}"#).map(drop)
+        self.command(r#"{"execute":"migrate_cancel"}"#).map(drop)
+    }
+
+    /// Goes on with a migration that pauses.
+    pub fn switch_over(&mut self) -> Result<()> {
+        let command = r#"{"execute":"migrate-continue","arguments":{"state":"pre-switchover"}}"#;
+        self.command(command).map(drop)
+    }
+
+    /// Has the guest go on here after it was migrated.
+    pub fn go_on(&mut self) -> Result<()> {
+        self.command(r#"{"execute":"cont"}"#).map(drop)
     }
 
     /// Ends QEMU, but not its guest.
     pub fn quit(mut self) -> Result<()> {
-        self.monitor.command(r#"{"execute":"quit"}"#)?;
+        self.command(r#"{"execute":"quit"}"#)?;
         self.qemu.end(LIMIT).map(drop)
     }
 
@@ -218,6 +231,21 @@ impl Half {
         witness::operations(&text)?;
         let tail = || Console::new(&text).tail();
         witness::digest(&text).with_context(|| format!("no digest: {}", tail()))
+    }
+
+    fn command(&mut self, command: &str) -> Result<String> {
+        match self.monitor.command(command) {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                // It may take a moment until one that died can be seen to have ended.
+                let ended = poll_until("QEMU's end", ANSWER_AGAIN, || {
+                    self.qemu.child.try_wait().context("look at QEMU")
+                });
+                let ended =
+                    ended.map_or("QEMU goes on".to_owned(), |it| format!("QEMU ended: {it}"));
+                Err(error.context(format!("{command}: {ended}; {}", self.told())))
+            }
+        }
     }
 
     /// What QEMU and the guest have said, for messages.

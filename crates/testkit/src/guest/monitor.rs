@@ -36,7 +36,9 @@ impl Monitor {
 
     /// Gives a command and returns its answer, passing over events.
     pub(super) fn command(&mut self, command: &str) -> Result<String> {
-        writeln!(self.stream.get_mut(), "{command}").context("give QEMU a command")?;
+        // In one piece: QEMU may have obeyed, and ended, before a second one is written.
+        let line = format!("{command}\n");
+        self.stream.get_mut().write_all(line.as_bytes()).context("give QEMU a command")?;
         loop {
             let line = self.line()?;
             if line.starts_with(r#"{"error""#) || line.is_empty() {
