@@ -12,8 +12,9 @@ use testkit::deadline::Deadline;
 use testkit::guest::{Course, Half, Origin, witness};
 use testkit::process::{Bench, Program, START_LIMIT, Server};
 use testkit::report::{note, skipped};
+use testkit::slow_disk::{Delays, SlowDisk};
 
-use crate::support::{ringloom, stop, with};
+use crate::support::{is_root, ringloom, stop, with};
 
 mod courses;
 
@@ -30,6 +31,8 @@ struct Place {
     bench: Bench,
     /// Options of the node.
     node: &'static str,
+    /// What stands on the image, if the image is not served itself.
+    slow: Option<SlowDisk>,
 }
 
 /// One daemon.
@@ -40,8 +43,16 @@ struct Site {
 
 impl Place {
     fn new(node: &'static str) -> Result<Self> {
-        let place = Self { bench: Bench::new()?, node };
+        let place = Self { bench: Bench::new()?, node, slow: None };
         witness::create_image(&place.image())?;
+        Ok(place)
+    }
+
+    /// On a disk whose requests take up to 300 ms, so that some are always in flight.
+    fn slow() -> Result<Self> {
+        let mut place = Self::new(",cache.direct=on")?;
+        let mount = place.bench.path("slow");
+        place.slow = Some(SlowDisk::new(&place.image(), &mount, Delays::default())?);
         Ok(place)
     }
 
@@ -51,12 +62,15 @@ impl Place {
 
     /// What the administrators of both hosts write.
     fn line(&self, socket: &str, active: &str) -> Vec<String> {
-        let (node, image) = (self.node, self.image());
-        let image = image.display();
+        let (driver, file) = match &self.slow {
+            Some(disk) => ("host_device", disk.device()),
+            None => ("file", self.image()),
+        };
+        let (node, file) = (self.node, file.display());
         let objects = ["t0", "t1"].map(|id| format!("--object=iothread,id={id}"));
         let rest = [
             format!(
-                "--blockdev=file,node-name=n,filename={image},discard=unmap,active={active}{node}"
+                "--blockdev={driver},node-name=n,filename={file},discard=unmap,active={active}{node}"
             ),
             format!(
                 "--export=vhost-user-blk,id=disk,node-name=n,addr.type=unix,addr.path={socket},writable=on,\
@@ -96,8 +110,8 @@ impl Site {
 }
 
 /// Migrates a guest so many times, back and forth.
-fn campaign(program: &Program, layout: RingLayout, node: &'static str, rounds: u32) -> Result<()> {
-    let place = Place::new(node)?;
+fn campaign(program: &Program, layout: RingLayout, place: &Place) -> Result<()> {
+    let rounds = rounds()?;
     let origin = Origin::new(QUEUES, layout)?;
     let mut here = place.serve(program, "a", "off")?;
     let mut there = place.serve(program, "b", "off")?;
@@ -146,16 +160,27 @@ fn rounds() -> Result<u32> {
 
 #[test]
 fn rounds_with_split_rings() {
-    with_guests(|program| campaign(program, RingLayout::Split, ",cache.direct=on", rounds()?));
+    with_guests(|program| campaign(program, RingLayout::Split, &Place::new(",cache.direct=on")?));
 }
 
 #[test]
 fn rounds_with_packed_rings() {
-    with_guests(|program| campaign(program, RingLayout::Packed, ",cache.direct=on", rounds()?));
+    with_guests(|program| campaign(program, RingLayout::Packed, &Place::new(",cache.direct=on")?));
+}
+
+/// The guest is stopped while requests are in flight: its daemon waits for them, and what they write to the
+/// guest's memory is marked after its processors have stopped.
+#[test]
+fn rounds_on_a_slow_disk() {
+    if !is_root() {
+        skipped("the slow disk needs root");
+        return;
+    }
+    with_guests(|program| campaign(program, RingLayout::Split, &Place::slow()?));
 }
 
 /// On one host both have the same page cache.
 #[test]
 fn rounds_through_the_page_cache() {
-    with_guests(|program| campaign(program, RingLayout::Packed, "", rounds()?));
+    with_guests(|program| campaign(program, RingLayout::Packed, &Place::new("")?));
 }
