@@ -37,7 +37,7 @@ impl<D: Device> Session<D> {
         if mode == self.device.cache_mode() {
             return Ok(());
         }
-        self.halt_all()?;
+        self.pause_all()?;
         self.device.set_cache_mode(mode)?;
         self.settle_all()
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use virtio::{InflightQueue, InflightRegion, InflightShape, RingSetup};
 
-use super::{OutsideMemory, Session};
+use super::Session;
 use crate::{Device, QueueIndex, Refusal};
 
 impl<D: Device> Session<D> {
@@ -43,12 +43,9 @@ impl<D: Device> Session<D> {
     }
 
     fn track_in(&mut self, region: InflightRegion) -> Result<(), Refusal> {
-        self.halt_all()?;
+        self.pause_all()?;
         self.inflight = Some(Arc::new(region));
-        for queue in (0..).take(self.rings.len()).map(QueueIndex) {
-            self.settle(queue, OutsideMemory::Wait)?;
-        }
-        Ok(())
+        self.settle_all()
     }
 
     /// Where a ring is tracked that is about to be served.
