@@ -152,3 +152,20 @@ fn a_guest_whose_new_daemon_does_not_get_the_image_can_go_on_where_it_was() {
         place.finish(half, [here])
     });
 }
+
+/// QEMU connects anew when the daemon has given up, and finds the image free at last.
+#[test]
+fn a_guest_gets_its_disk_when_the_image_is_free_after_all() {
+    with_tool(|program| {
+        let scene = Scene::new(program, RingLayout::Packed, "on")?;
+        let Scene { place, origin, here, there, mut half } = scene;
+        let mut next = origin.expect("next", &there.socket)?;
+        half.begin(&next, Course::Whole)?;
+        half.comes_to("completed")?;
+        half.quit()?;
+        there.server.wait_for_log("gave up after 30 s", GIVE_UP_LIMIT)?;
+        here.stop()?;
+        next.works()?;
+        place.finish(next, [there])
+    });
+}
