@@ -1,7 +1,8 @@
-//! The commands of the project: `cargo xtask check`, `test`, `bench`, `crash`, `fuzz`, `tidy`
-//! and `install`.
+//! The commands of the project: `cargo xtask check`, `test`, `bench`, `crash`, `fuzz`, `migrate`,
+//! `tidy` and `install`.
 //!
-//! Limits: only `bench`, `crash` and `fuzz` take arguments; what CI runs is what a developer runs.
+//! Limits: only `bench`, `crash`, `fuzz` and `migrate` take arguments; what CI runs is what a
+//! developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
 
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ mod check;
 mod crash;
 mod fuzz;
 mod install;
+mod migrate;
 mod steps;
 mod test;
 mod tidy;
@@ -34,6 +36,7 @@ commands:
   crash    kill ringloom under load and check every byte; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
   fuzz     [--seconds N] [TARGET…]  run fuzz targets, N seconds each (20)
+  migrate  [--rounds N]  take guests from daemon to daemon, N times (20)
   tidy     the rules of the project that no other tool checks
   install  only install what the tests need
   help     print this text";
@@ -48,6 +51,8 @@ enum Command {
     Crash(Vec<String>),
     Test,
     Fuzz(fuzz::Plan),
+    /// So many rounds.
+    Migrate(u32),
     Tidy,
     Install,
     Help,
@@ -65,6 +70,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         "crash" => return Ok(Command::Crash(rest.to_vec())),
         "test" => Command::Test,
         "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
+        "migrate" => return migrate::parse(rest).map(Command::Migrate),
         "tidy" => Command::Tidy,
         "install" => Command::Install,
         "help" | "--help" | "-h" => Command::Help,
@@ -84,6 +90,7 @@ fn run(command: Command) -> Result<()> {
         Command::Crash(arguments) => crash::run(&workspace, &arguments),
         Command::Test => test::run(&workspace),
         Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
+        Command::Migrate(rounds) => migrate::run(&workspace, rounds),
         Command::Tidy => tidy::run(&workspace),
         Command::Install => install::run(&workspace).map(drop),
         Command::Help => {
@@ -130,6 +137,7 @@ mod tests {
         });
         check(&["test"], Ok(Command::Test));
         check(&["fuzz"], Ok(Command::Fuzz(fuzz::Plan::parse(&[]).expect("nothing is wrong"))));
+        check(&["migrate", "--rounds", "5"], Ok(Command::Migrate(5)));
         check(&["tidy"], Ok(Command::Tidy));
         check(&["install"], Ok(Command::Install));
         check(&["--help"], Ok(Command::Help));

@@ -104,16 +104,6 @@ impl BlkDevice {
         self.placed.iter().any(Option::is_some)
     }
 
-    /// Gives the node back after the last ring, if it is to be inactive then.
-    fn end_if_idle(&self, queue: QueueIndex) -> Result<(), DeviceError> {
-        if self.serves_any() {
-            return Ok(());
-        }
-        let Offer { id, node, holding, .. } = &*self.offer;
-        let ended = holding.end(id, &**node);
-        ended.map_err(|error| DeviceError::Stop { queue, source: Box::new(error) })
-    }
-
     fn slot(&mut self, queue: QueueIndex) -> &mut Option<Placed> {
         let place = usize::from(queue.0);
         if place >= self.placed.len() {
@@ -170,10 +160,8 @@ impl Device for BlkDevice {
                 *self.slot(queue) = Some(placed);
                 Ok(())
             }
-            Err(source) => {
-                self.end_if_idle(queue)?;
-                Err(failed(source))
-            }
+            // The session ends, and rests first.
+            Err(source) => Err(failed(source)),
         }
     }
 
@@ -184,8 +172,15 @@ impl Device for BlkDevice {
         let mut ledger = self.ledger.lock().expect("no holder of this lock panics");
         ledger.add(queue, iothread.name(), ending.counters);
         drop(ledger);
-        self.end_if_idle(queue)?;
         Ok(ending.base)
+    }
+
+    /// Gives the node back, if it is to be inactive now.
+    fn rest(&mut self) -> Result<(), DeviceError> {
+        assert!(!self.serves_any(), "a session that rests has stopped its rings");
+        let Offer { id, node, holding, .. } = &*self.offer;
+        let ended = holding.end(id, &**node);
+        ended.map_err(|error| DeviceError::Rest { source: Box::new(error) })
     }
 
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {

@@ -2,7 +2,8 @@
 //!
 //! An inactive node is what live migration needs: two daemons offer one image to the two halves of
 //! a migration, and only the one whose half runs the guest has it. The first ring that is started
-//! activates the node, which takes its locks; when the last one has been stopped (GET_VRING_BASE), what was
+//! activates the node, which takes its locks; when the last one has been stopped (GET_VRING_BASE; not while rings pause for a change of memory or
+//! cache mode), what was
 //! written is made durable and the locks are given back, before the front end hears that it has stopped.
 //!
 //! Invariants: no ring is served without a claim. If the flush fails the claim stays, so that nobody
@@ -101,15 +102,12 @@ impl Holding {
         Ok(())
     }
 
-    /// Called after the last ring has been stopped. Blocks.
+    /// Called after the last ring has been stopped, not for a pause; more than once does no harm. Blocks.
     pub(crate) fn end(&self, export: &str, node: &dyn Node) -> Result<(), InactivateError> {
         let Self::WhileServed(on_demand) = self else { return Ok(()) };
         let mut slot = on_demand.slot.lock().expect("no holder of this lock panics");
-        if let Some(claim) = &slot.claim {
-            claim
-                .flush()
-                .map_err(|source| InactivateError { node: node.name().to_owned(), source })?;
-        }
+        let Some(claim) = &slot.claim else { return Ok(()) };
+        claim.flush().map_err(|source| InactivateError { node: node.name().to_owned(), source })?;
         slot.claim = None;
         tracing::debug!("export {export}: node {} is inactive", node.name());
         Ok(())

@@ -4,12 +4,12 @@
 //! runs the script as root and gives back what it printed. Works without KVM.
 //!
 //! Invariants: QEMU is ended by its own pid at the deadline and when the test ends; the guest powers off by itself.
-//! Limits: one guest needs `MEMORY_MIB` of memory and takes the time the test allows.
+//! Limits: a guest has `MEMORY_MIB` of memory unless it says so, and takes the time the test allows.
 //! Not here: fetching the kernel. `cargo xtask test` puts it at `target/guest/kernel`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -19,11 +19,15 @@ use crate::deadline::poll_until;
 use crate::process::{Bench, Capture};
 
 mod console;
+mod halves;
 mod initramfs;
 mod kernel;
 mod migration;
+mod monitor;
+pub mod witness;
 
 pub use console::{Console, Section};
+pub use halves::{Course, Half, Origin, Progress};
 pub use initramfs::Archive;
 pub use kernel::Kernel;
 pub use migration::MIGRATE_NOW;
@@ -33,8 +37,10 @@ const MEMORY_MIB: u32 = 768;
 /// How soon QEMU looks again for a server that has gone away.
 const RECONNECT_MS: u32 = 100;
 const QEMU: &str = "qemu-system-x86_64";
-/// What every guest has besides busybox.
+/// What guests have besides busybox.
 const PROGRAMS: [&str; 2] = ["fio", "mkfs.ext4"];
+/// A kernel that clears a page before it reads into it has QEMU send it again for that reason alone.
+const PAGES_AS_THEY_ARE: &str = " init_on_alloc=0";
 
 /// The directory of things guests boot from.
 pub fn guest_directory() -> PathBuf {
@@ -50,6 +56,23 @@ pub fn missing() -> Option<String> {
         }
     }
     Kernel::find(&guest_directory().join("kernel")).err().map(|error| format!("{error:#}"))
+}
+
+/// What a guest has besides busybox and its script.
+#[derive(Clone, Debug)]
+struct Equipment {
+    /// Programs of this machine, with their libraries.
+    programs: &'static [&'static str],
+    /// Other programs: where they are in the guest, and here.
+    files: Vec<(String, PathBuf)>,
+    /// Its memory.
+    memory_mib: u32,
+}
+
+impl Default for Equipment {
+    fn default() -> Self {
+        Self { programs: &PROGRAMS, files: Vec::new(), memory_mib: MEMORY_MIB }
+    }
 }
 
 /// A guest to be run. If a server goes away, QEMU waits for the next one on its socket.
@@ -75,15 +98,21 @@ impl Guest {
     /// Boots the guest and does not wait for it.
     pub fn boot(&self, bench: &Bench) -> Result<RunningGuest> {
         let kernel = Kernel::find(&guest_directory().join("kernel"))?;
-        let initramfs = self.initramfs(&kernel, bench)?;
-        Ok(RunningGuest { qemu: Qemu::start(&self.arguments(&kernel, &initramfs))? })
+        let equipment = Equipment::default();
+        let initramfs = self.initramfs(&equipment, &kernel, bench)?;
+        let arguments = self.arguments(&equipment, &kernel, &initramfs);
+        Ok(RunningGuest { qemu: Qemu::start(&arguments)? })
     }
 
     /// The cached archive of programs and modules, followed by one that holds this guest's script.
-    fn initramfs(&self, kernel: &Kernel, bench: &Bench) -> Result<PathBuf> {
-        let (base, modules) = initramfs::base(kernel, &PROGRAMS, &guest_directory())?;
+    fn initramfs(&self, equipment: &Equipment, kernel: &Kernel, bench: &Bench) -> Result<PathBuf> {
+        let (base, modules) = initramfs::base(kernel, equipment.programs, &guest_directory())?;
         let mut own = Archive::default();
         own.file("init", 0o755, init_script(&modules, &self.script).as_bytes());
+        for (place, file) in &equipment.files {
+            let bytes = std::fs::read(file).with_context(|| format!("read {}", file.display()))?;
+            own.file(place, 0o755, &bytes);
+        }
         let path = bench.path("initramfs.cpio");
         std::fs::copy(&base, &path).with_context(|| format!("copy {}", base.display()))?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
@@ -94,12 +123,12 @@ impl Guest {
         Ok(path)
     }
 
-    fn arguments(&self, kernel: &Kernel, initramfs: &Path) -> Vec<String> {
-        let Self { queues, .. } = self;
+    fn arguments(&self, equipment: &Equipment, kernel: &Kernel, initramfs: &Path) -> Vec<String> {
+        let (Self { queues, .. }, Equipment { memory_mib, .. }) = (self, equipment);
         let words = format!(
-            "-accel tcg,thread=multi -cpu max -smp {queues} -m {MEMORY_MIB} -nodefaults -nographic \
+            "-accel tcg,thread=multi -cpu max -smp {queues} -m {memory_mib} -nodefaults -nographic \
              -serial stdio -no-reboot \
-             -object memory-backend-memfd,id=mem,size={MEMORY_MIB}M,share=on -machine q35,memory-backend=mem"
+             -object memory-backend-memfd,id=mem,size={memory_mib}M,share=on -machine q35,memory-backend=mem"
         );
         let packed = match self.layout {
             RingLayout::Split => "off",
@@ -151,6 +180,8 @@ impl RunningGuest {
 #[derive(Debug)]
 struct Qemu {
     child: Child,
+    /// The guest's keyboard.
+    stdin: ChildStdin,
     stdout: Capture,
     stderr: Capture,
 }
@@ -159,14 +190,23 @@ impl Qemu {
     fn start(arguments: &[String]) -> Result<Self> {
         let mut child = Command::new(QEMU)
             .args(arguments)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .context("start QEMU")?;
+        let stdin = child.stdin.take().context("QEMU's stdin")?;
         let stdout = Capture::of(child.stdout.take().context("QEMU's stdout")?);
         let stderr = Capture::of(child.stderr.take().context("QEMU's stderr")?);
-        Ok(Self { child, stdout, stderr })
+        Ok(Self { child, stdin, stdout, stderr })
+    }
+
+    /// An error with what it said, if it has ended.
+    fn must_run(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait().context("look at QEMU")? {
+            bail!("QEMU ended with {status}: {}", self.stderr.text());
+        }
+        Ok(())
     }
 
     /// Waits until it has ended, well, and returns what the guest has printed.

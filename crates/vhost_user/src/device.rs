@@ -46,6 +46,11 @@ pub trait Device {
     /// touches its memory, with how far it was served.
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError>;
 
+    /// No ring is served, and none will be before the front end asks for something more: what is held only
+    /// while rings are served is given back before this returns. Not called while rings only pause. May be
+    /// called when nothing is held. After an error it is still held, and the session ends.
+    fn rest(&mut self) -> Result<(), DeviceError>;
+
     /// Interrupts the guest through another descriptor, or not at all, from now on. The ring is
     /// being served and goes on without a pause.
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>);
@@ -93,6 +98,13 @@ pub enum DeviceError {
     /// What was written before the switch to write-through may be lost.
     #[error("cannot switch to write-through: what was written before cannot be made durable")]
     CacheMode {
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// It holds what it should give back.
+    #[error("cannot give back what was held for the queues")]
+    Rest {
         /// Why.
         #[source]
         source: Box<dyn Error + Send + Sync>,

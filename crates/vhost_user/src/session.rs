@@ -150,6 +150,7 @@ impl<D: Device> Session<D> {
         let queue = self.check(queue)?;
         let base = self.halt(queue)?;
         self.ring(queue).kick = None;
+        self.rest_if_idle()?;
         Ok(base)
     }
 
@@ -160,7 +161,8 @@ impl<D: Device> Session<D> {
         let kick = descriptor::take(queue, Descriptor::Kick, kick)?;
         self.halt(queue)?;
         self.ring(queue).kick = Some(kick);
-        self.settle(queue, OutsideMemory::Refuse)
+        self.settle(queue, OutsideMemory::Refuse)?;
+        self.rest_if_idle()
     }
 
     /// The guest is interrupted through this descriptor; not at all without one
@@ -197,7 +199,8 @@ impl<D: Device> Session<D> {
         if !enabled {
             self.halt(queue)?;
         }
-        self.settle(queue, OutsideMemory::Refuse)
+        self.settle(queue, OutsideMemory::Refuse)?;
+        self.rest_if_idle()
     }
 
     /// The device as it was when the session began, except for guest memory, which the front end
@@ -225,12 +228,25 @@ impl<D: Device> Session<D> {
 
     /// Stops all rings. All are tried; the first error is returned.
     pub fn halt_all(&mut self) -> Result<(), Refusal> {
+        let paused = self.pause_all();
+        paused.and(self.rest_if_idle())
+    }
+
+    /// Stops all rings, of which some may be served again by the same message: the device keeps what it
+    /// holds for them.
+    fn pause_all(&mut self) -> Result<(), Refusal> {
         let served: Vec<QueueIndex> = self.served().collect();
         let mut result = Ok(());
         for queue in served {
             result = result.and(self.halt(queue).map(|_base| ()));
         }
         result
+    }
+
+    /// Lets the device rest unless it serves a ring.
+    fn rest_if_idle(&mut self) -> Result<(), Refusal> {
+        let is_idle = self.served().next().is_none();
+        if is_idle { Ok(self.device.rest()?) } else { Ok(()) }
     }
 
     /// The queues that are being served.
@@ -299,12 +315,12 @@ impl<D: Device> Session<D> {
         }
     }
 
-    /// Serves every ring that is ready; one outside guest memory waits.
+    /// Serves every ring that is ready, after a pause; one outside guest memory waits.
     fn settle_all(&mut self) -> Result<(), Refusal> {
         for queue in (0..).take(self.rings.len()).map(QueueIndex) {
             self.settle(queue, OutsideMemory::Wait)?;
         }
-        Ok(())
+        self.rest_if_idle()
     }
 
     /// Serves a ring if it is ready and not being served.

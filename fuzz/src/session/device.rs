@@ -125,6 +125,15 @@ impl Device for Mock {
         Ok(ring.base())
     }
 
+    fn rest(&mut self) -> Result<(), DeviceError> {
+        let mut record = self.record();
+        assert!(record.served.is_empty(), "rings are served while the device rests");
+        if record.fails() {
+            return Err(DeviceError::Rest { source: Box::from("the disk is gone") });
+        }
+        Ok(())
+    }
+
     fn set_call(&mut self, queue: QueueIndex, _call: Option<OwnedFd>) {
         assert!(self.record().served.contains_key(&queue.0), "it is served");
     }

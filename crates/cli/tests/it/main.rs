@@ -12,6 +12,7 @@ mod guest;
 mod hostile;
 mod libblkio;
 mod lifecycle;
+mod live_migration;
 mod locks;
 mod lost_writes;
 mod migration;

@@ -40,7 +40,7 @@ impl<D: Device> Session<D> {
             return Ok(());
         }
         self.note_before(mode);
-        self.halt_all()?;
+        self.pause_all()?;
         self.device.set_cache_mode(mode)?;
         self.settle_all()
     }

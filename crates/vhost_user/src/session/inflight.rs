@@ -75,7 +75,7 @@ impl<D: Device> Session<D> {
     }
 
     fn track_in(&mut self, mut tracking: Tracking) -> Result<(), Refusal> {
-        self.halt_all()?;
+        self.pause_all()?;
         // Never weaker than either: the driver may rely on what is noted, the operator on what is so.
         let mode = self.device.cache_mode().or_stronger(tracking.noted);
         tracking.note(mode);

@@ -40,7 +40,7 @@ impl<D: Device> Session<D> {
     }
 
     fn replace(&mut self, memory: GuestMemory) -> Result<(), Refusal> {
-        self.halt_all()?;
+        self.pause_all()?;
         self.memory = Arc::new(memory);
         self.settle_all()
     }

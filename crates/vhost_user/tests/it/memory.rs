@@ -24,11 +24,13 @@ fn rings_stop_before_the_memory_changes_and_go_on_after() {
     front_end.start(2, 7);
     front_end.enable(1, 0);
     front_end.mock.asked();
+    let rests = front_end.mock.record().rests;
     let old = memory(&front_end, 0);
     front_end.set_memory(&[HIGH, LOW]);
     let asked = [Asked::Stop(0), Asked::Stop(2), Asked::Start(0, 15), Asked::Start(2, 17)];
     assert_eq!(front_end.mock.asked(), asked);
     assert!(old.upgrade().is_none(), "nobody holds the old memory");
+    assert_eq!(front_end.mock.record().rests, rests, "a pause is no rest");
     let new = memory(&front_end, 0).upgrade().unwrap();
     assert!(new.at_user_address(HIGH.user, HIGH.bytes).is_some());
     drop(new);

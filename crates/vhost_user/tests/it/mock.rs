@@ -35,6 +35,8 @@ pub(crate) struct Record {
     pub(crate) on_cache: Option<Box<dyn Fn() -> u8 + Send>>,
     /// What was seen then.
     pub(crate) noted: Vec<u8>,
+    /// How often it was let rest.
+    pub(crate) rests: usize,
 }
 
 /// A device of 256 queues; a clone is the same device.
@@ -122,6 +124,16 @@ impl Device for Mock {
             RingLayout::Split => base.wrapping_add(progress) & 0xffff,
             RingLayout::Packed => base + progress + (progress << 16),
         }))
+    }
+
+    fn rest(&mut self) -> Result<(), DeviceError> {
+        let mut record = self.record();
+        // One that could not be stopped counts as stopped.
+        let stuck = record.stuck;
+        let are_stopped = record.served.keys().all(|queue| Some(*queue) == stuck);
+        assert!(are_stopped, "rings are served while the device rests");
+        record.rests += 1;
+        Ok(())
     }
 
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {

@@ -101,12 +101,14 @@ fn the_cache_mode_changes_while_no_ring_is_served() {
     front_end.start(2, 7);
     assert_eq!(writeback(&mut front_end), 1);
     front_end.mock.asked();
+    let rests = front_end.mock.record().rests;
     front_end.done(SET_CONFIG, &set_config(32, &[0]));
     let through = Asked::Cache(CacheMode::WriteThrough);
     let [stop, start] =
         [[Asked::Stop(0), Asked::Stop(2)], [Asked::Start(0, 15), Asked::Start(2, 17)]];
     assert_eq!(front_end.mock.asked(), [&stop[..], &[through], &start].concat());
     assert_eq!(writeback(&mut front_end), 0);
+    assert_eq!(front_end.mock.record().rests, rests, "a pause is no rest");
     // Nothing pauses for a mode that is there already.
     front_end.done(SET_CONFIG, &set_config(32, &[0]));
     assert!(front_end.mock.asked().is_empty());

@@ -126,6 +126,24 @@ fn the_call_descriptor_changes_without_a_pause_and_the_kick_descriptor_with_one(
 }
 
 #[test]
+fn the_device_rests_when_the_last_ring_has_stopped() {
+    let check = |name: &str, end: fn(&mut FrontEnd)| {
+        let mut front_end = with_memory();
+        front_end.start(0, 5);
+        front_end.start(1, 6);
+        front_end.ask(GET_VRING_BASE, &state(1, 0));
+        let rests = front_end.mock.record().rests;
+        end(&mut front_end);
+        assert_eq!(front_end.mock.record().rests, rests + 1, "{name}");
+        front_end.leave().unwrap();
+    };
+    check("stop", |front_end| drop(front_end.ask(GET_VRING_BASE, &state(0, 0))));
+    check("disable", |front_end| front_end.enable(0, 0));
+    check("reset", |front_end| front_end.done(RESET_DEVICE, &[]));
+    check("memory", |front_end| front_end.set_memory(&[HIGH]));
+}
+
+#[test]
 fn a_reset_forgets_rings_and_features_but_not_the_memory() {
     let mut front_end = with_memory();
     front_end.start(0, 0);

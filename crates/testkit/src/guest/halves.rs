@@ -1,0 +1,256 @@
+//! A guest that is migrated live, any number of times: each QEMU is one half of a migration.
+//!
+//! Where it stands: a test starts a server per half. `Origin` has the guest's files; `Half` is one QEMU, in which the guest
+//! runs or arrives. The guest runs the witness (`guest::witness`) on its one disk.
+//!
+//! Invariants: a half whose guest has left is ended by the test, before or after the other goes on.
+//! Limits: `BANDWIDTH_MAX`, `DOWNTIME_MAX_MS` and the limit of each wait.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::monitor::Monitor;
+use super::{Console, Equipment, Guest, Kernel, Qemu, guest_directory, witness};
+use crate::client::RingLayout;
+use crate::deadline::poll_until;
+use crate::process::Bench;
+
+/// Bytes per second: a guest of some 150 MiB takes a second or two in which it goes on working.
+const BANDWIDTH_MAX: u64 = 48 << 20;
+/// The witness writes its memory faster than the guest could be sent without stopping it.
+const DOWNTIME_MAX_MS: u64 = 2000;
+const MEMORY_MIB: u32 = 256;
+/// How long anything may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How long a QEMU that does not answer any more may take to end.
+const ANSWER_AGAIN: Duration = Duration::from_secs(5);
+/// Operations that show that a guest works.
+const OPERATIONS_MIN: u64 = 300;
+
+/// What a guest is made of.
+#[derive(Debug)]
+pub struct Origin {
+    bench: Bench,
+    guest: Guest,
+    equipment: Equipment,
+    kernel: Kernel,
+    initramfs: PathBuf,
+}
+
+/// Where the guest of a QEMU comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Coming {
+    Boots,
+    Arrives,
+}
+
+impl Origin {
+    /// Why there can be none here, if so.
+    pub fn missing() -> Option<String> {
+        super::missing().or_else(witness::missing)
+    }
+
+    /// A guest with this many queues and processors.
+    pub fn new(queues: usize, layout: RingLayout) -> Result<Self> {
+        let bench = Bench::new()?;
+        let program = witness::compile(&bench)?;
+        let equipment = Equipment {
+            programs: &[],
+            files: vec![("bin/witness".to_owned(), program)],
+            memory_mib: MEMORY_MIB,
+        };
+        let script = "witness /dev/vda".to_owned();
+        let guest = Guest { disks: Vec::new(), queues, layout, script };
+        let kernel = Kernel::find(&guest_directory().join("kernel"))?;
+        let initramfs = guest.initramfs(&equipment, &kernel, &bench)?;
+        Ok(Self { bench, guest, equipment, kernel, initramfs })
+    }
+
+    /// Boots it with the disk at this socket.
+    pub fn boot(&self, name: &str, disk: &Path) -> Result<Half> {
+        self.start(name, disk, Coming::Boots)
+    }
+
+    /// Starts a QEMU in which it can arrive.
+    pub fn expect(&self, name: &str, disk: &Path) -> Result<Half> {
+        self.start(name, disk, Coming::Arrives)
+    }
+
+    fn start(&self, name: &str, disk: &Path, coming: Coming) -> Result<Half> {
+        let guest = Guest { disks: vec![disk.to_path_buf()], ..self.guest.clone() };
+        let control = self.bench.path(&format!("{name}.qmp"));
+        let migration = self.bench.text(&format!("{name}.migration"));
+        let mut arguments = guest.arguments(&self.equipment, &self.kernel, &self.initramfs);
+        arguments.last_mut().context("the kernel's words")?.push_str(super::PAGES_AS_THEY_ARE);
+        arguments.push("-qmp".to_owned());
+        arguments.push(format!("unix:{},server=on,wait=off", control.display()));
+        if coming == Coming::Arrives {
+            arguments.extend(["-incoming".to_owned(), "defer".to_owned()]);
+        }
+        let mut qemu = Qemu::start(&arguments)?;
+        poll_until("QEMU's control socket", LIMIT, || {
+            qemu.must_run()?;
+            Ok(crate::process::is_listening(&control)?.then_some(()))
+        })?;
+        let mut monitor = Monitor::connect(&control)?;
+        if coming == Coming::Arrives {
+            let uri = format!(r#"{{"uri":"unix:{migration}"}}"#);
+            monitor.command(&format!(r#"{{"execute":"migrate-incoming","arguments":{uri}}}"#))?;
+        }
+        Ok(Half { qemu, monitor, migration })
+    }
+}
+
+/// What may be asked of a migration beside the usual.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Course {
+    /// It is carried through.
+    Whole,
+    /// So slowly that it never ends.
+    Endless,
+    /// It pauses when the guest has been stopped.
+    Pausing,
+}
+
+/// What QEMU said about a migration, in its words.
+#[derive(Debug, Clone)]
+pub struct Progress {
+    answer: String,
+}
+
+impl Progress {
+    /// `completed`, `active`, `pre-switchover` …
+    pub fn status(&self) -> &str {
+        self.answer
+            .split(r#""status": ""#)
+            .nth(1)
+            .and_then(|it| it.split('"').next())
+            .unwrap_or("none")
+    }
+
+    /// A number of the answer.
+    pub fn number(&self, key: &str) -> Option<u64> {
+        let rest = self.answer.split(&format!(r#""{key}": "#)).nth(1)?;
+        rest.split(|it: char| !it.is_ascii_digit()).next()?.parse().ok()
+    }
+}
+
+/// One QEMU.
+#[derive(Debug)]
+pub struct Half {
+    qemu: Qemu,
+    monitor: Monitor,
+    migration: String,
+}
+
+impl Half {
+    /// Waits until the guest has worked for a while from now on; an error if it saw something wrong.
+    pub fn works(&mut self) -> Result<()> {
+        let qemu = &mut self.qemu;
+        let before = witness::operations(&qemu.stdout.text())?.last().copied();
+        let mut begin = before;
+        let worked = poll_until("the guest to work", LIMIT, || {
+            qemu.must_run()?;
+            let now = witness::operations(&qemu.stdout.text())?.last().copied();
+            begin = begin.or(now);
+            let done = now.unwrap_or(0).saturating_sub(begin.unwrap_or(0));
+            Ok((done >= OPERATIONS_MIN).then_some(()))
+        });
+        worked.with_context(|| self.told())
+    }
+
+    /// Begins to migrate its guest into the other.
+    pub fn begin(&mut self, target: &Self, course: Course) -> Result<()> {
+        let bandwidth = if course == Course::Endless { 1 << 20 } else { BANDWIDTH_MAX };
+        let values =
+            format!(r#"{{"max-bandwidth":{bandwidth},"downtime-limit":{DOWNTIME_MAX_MS}}}"#);
+        let pauses = course == Course::Pausing;
+        let capability = format!(
+            r#"{{"capabilities":[{{"capability":"pause-before-switchover","state":{pauses}}}]}}"#
+        );
+        let uri = format!(r#"{{"uri":"unix:{}"}}"#, target.migration);
+        for (command, arguments) in [
+            ("migrate-set-parameters", values),
+            ("migrate-set-capabilities", capability),
+            ("migrate", uri),
+        ] {
+            let line = format!(r#"{{"execute":"{command}","arguments":{arguments}}}"#);
+            self.command(&line)?;
+        }
+        Ok(())
+    }
+
+    /// How the migration goes.
+    pub fn progress(&mut self) -> Result<Progress> {
+        Ok(Progress { answer: self.command(r#"{"execute":"query-migrate"}"#)? })
+    }
+
+    /// Waits until the migration has come to this.
+    pub fn comes_to(&mut self, status: &str) -> Result<Progress> {
+        let waited = poll_until(&format!("a migration that is {status}"), LIMIT, || {
+            self.qemu.must_run()?;
+            let progress = self.progress()?;
+            if progress.status() == "failed" && status != "failed" {
+                bail!("it failed: {}", progress.answer);
+            }
+            Ok((progress.status() == status).then_some(progress))
+        });
+        waited.with_context(|| self.told())
+    }
+
+    /// Cancels the migration.
+    pub fn cancel(&mut self) -> Result<()> {
+        self.command(r#"{"execute":"migrate_cancel"}"#).map(drop)
+    }
+
+    /// Goes on with a migration that pauses.
+    pub fn switch_over(&mut self) -> Result<()> {
+        let command = r#"{"execute":"migrate-continue","arguments":{"state":"pre-switchover"}}"#;
+        self.command(command).map(drop)
+    }
+
+    /// Has the guest go on here after it was migrated.
+    pub fn go_on(&mut self) -> Result<()> {
+        self.command(r#"{"execute":"cont"}"#).map(drop)
+    }
+
+    /// Ends QEMU, but not its guest.
+    pub fn quit(mut self) -> Result<()> {
+        self.command(r#"{"execute":"quit"}"#)?;
+        self.qemu.end(LIMIT).map(drop)
+    }
+
+    /// Has the witness check everything, and waits until the guest is off. Gives the digest of what must be
+    /// on the disk.
+    pub fn finish(mut self) -> Result<String> {
+        self.qemu.stdin.write_all(b"stop\n").context("type on the guest's console")?;
+        let text = self.qemu.end(LIMIT)?;
+        witness::operations(&text)?;
+        let tail = || Console::new(&text).tail();
+        witness::digest(&text).with_context(|| format!("no digest: {}", tail()))
+    }
+
+    fn command(&mut self, command: &str) -> Result<String> {
+        match self.monitor.command(command) {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                // It may take a moment until one that died can be seen to have ended.
+                let ended = poll_until("QEMU's end", ANSWER_AGAIN, || {
+                    self.qemu.child.try_wait().context("look at QEMU")
+                });
+                let ended =
+                    ended.map_or("QEMU goes on".to_owned(), |it| format!("QEMU ended: {it}"));
+                Err(error.context(format!("{command}: {ended}; {}", self.told())))
+            }
+        }
+    }
+
+    /// What QEMU and the guest have said, for messages.
+    pub fn told(&self) -> String {
+        let console = Console::new(&self.qemu.stdout.text()).tail();
+        format!("QEMU said: {}\nconsole: {console}", self.qemu.stderr.text())
+    }
+}
