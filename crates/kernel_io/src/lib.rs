@@ -24,6 +24,7 @@ mod parked;
 mod process;
 mod ranges;
 mod reactor;
+mod ringer;
 mod uring;
 mod workers;
 

@@ -137,6 +137,13 @@ impl Engine {
         self.kernel.cancel_poll(Addressee::Kick(key).to_tag());
     }
 
+    /// Tells the other side of a ring by its eventfd. Does not sleep, whatever that side did to it.
+    pub fn signal(&mut self, fd: BorrowedFd<'_>, what: &str) {
+        if let Err(error) = self.kernel.ring(fd) {
+            tracing::debug!("{what} descriptor of the front end: {error}");
+        }
+    }
+
     /// How many more requests may be added now.
     pub fn room(&self) -> usize {
         REQUESTS_MAX.saturating_sub(self.jobs.open())

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use testkit::client::{Client, Shape};
-use testkit::deadline::poll_until;
+use testkit::deadline::{Deadline, poll_until};
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program, Server};
 use testkit::rawring::{BlockRequest, Form, RawDevice, RawShape, flag, kind};
@@ -27,8 +27,16 @@ mod rings;
 const VICTIM_BYTES: usize = 4 << 20;
 const VICTIM_SECTORS: u64 = 8192;
 
+/// The longest that the well-behaved client's 40 requests of a round may take, whatever is done to the others. They take
+/// some 20 ms on an idle machine; the bound leaves room for a machine that is busy with other tests.
+const STALL_MAX: Duration = Duration::from_secs(5);
+
 /// What an attack is given.
 struct Target<'a> {
+    /// The well-behaved client, which is served by the same iothreads.
+    bystander: &'a Bystander,
+    /// The process that is attacked.
+    pid: u32,
     /// The socket of a writable disk.
     socket: &'a Path,
     /// The socket of a read-only disk.
@@ -39,6 +47,11 @@ impl Target<'_> {
     /// A correct device on the writable disk, to be spoilt.
     fn device(&self) -> Result<RawDevice> {
         RawDevice::connect(self.socket, shape())
+    }
+
+    /// Waits until the well-behaved client has done its I/O for a while on both iothreads, with the attacker still here.
+    fn others_go_on(&self) -> Result<()> {
+        self.bystander.progress("during the attack", || Ok(()))
     }
 }
 
@@ -58,15 +71,16 @@ fn check(program: &Program, attack: fn(&Target<'_>) -> Result<()>) -> Result<()>
     read_only.create(VICTIM_BYTES, 0x33)?;
     let disks = [good.clone(), victim.clone(), read_only.clone()];
     let mut server = serve(program, &disks)?;
-    let bystander = Bystander::start(&good.socket(), good_content)?;
-    bystander.wait_for_progress(&mut server, "before the attack")?;
+    let by = Bystander::start(&good.socket(), good_content)?;
+    by.wait_for_progress(&mut server, "before the attack")?;
     let (socket, other) = (victim.socket(), read_only.socket());
-    let result = attack(&Target { socket: &socket, read_only: &other });
+    let (pid, bystander) = (server.pid(), &by);
+    let result = attack(&Target { bystander, pid, socket: &socket, read_only: &other });
     ensure!(server.is_alive()?, "the daemon died: {}; attack: {result:?}", server.log());
     result.with_context(|| format!("log: {}", server.log()))?;
-    bystander.wait_for_progress(&mut server, "after the attack")?;
+    by.wait_for_progress(&mut server, "after the attack")?;
     next_client_is_served(&victim.socket(), &victim_content).context("the next client")?;
-    let model = bystander.finish().context("the well-behaved client")?;
+    let model = by.finish().context("the well-behaved client")?;
     if program.name() == "ringloom" {
         stop(server, &[])?;
     } else {
@@ -109,7 +123,9 @@ impl Bystander {
             let mut model = DiskModel::new(content);
             while !stopped.load(Ordering::Relaxed) {
                 let seed = plan.seed + counted.fetch_add(1, Ordering::Relaxed);
+                let clock = Deadline::after(STALL_MAX);
                 model::run(&mut client, &mut model, &Plan { seed, ..plan })?;
+                ensure!(!clock.has_passed(), "40 requests took more than {STALL_MAX:?}");
             }
             model::verify_through(&mut client, &model)?;
             Ok(model)
@@ -119,9 +135,16 @@ impl Bystander {
 
     /// Waits until two more rounds have been begun, so that at least one has been done as a whole.
     fn wait_for_progress(&self, server: &mut Server, when: &str) -> Result<()> {
+        self.progress(when, || {
+            ensure!(server.is_alive()?, "the daemon died, log: {}", server.log());
+            Ok(())
+        })
+    }
+
+    fn progress(&self, when: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         let start = self.rounds.load(Ordering::Relaxed);
         poll_until(&format!("the well-behaved client {when}"), Duration::from_secs(30), || {
-            ensure!(server.is_alive()?, "the daemon died, log: {}", server.log());
+            check()?;
             ensure!(!self.thread.is_finished(), "the well-behaved client gave up {when}");
             Ok((self.rounds.load(Ordering::Relaxed) >= start + 2).then_some(()))
         })
