@@ -15,11 +15,16 @@ use testkit::deadline::{Deadline, poll_until};
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program, Server};
 use testkit::rawring::{BlockRequest, Form, RawDevice, RawShape, flag, kind};
+use testkit::report::note;
 
-use crate::support::{Disk, Iothreads, ringloom, serve, stop, with};
+use crate::support::{Disk, Iothreads, ringloom, serve_beside, stop, with};
 
+mod floods;
+mod inflight;
 mod log;
+mod memory;
 mod messages;
+mod packed;
 mod requests;
 mod rings;
 
@@ -37,6 +42,8 @@ struct Target<'a> {
     bystander: &'a Bystander,
     /// The process that is attacked.
     pid: u32,
+    /// The socket of a disk with 256 queues; of ringloom only.
+    wide: &'a Path,
     /// The socket of a writable disk.
     socket: &'a Path,
     /// The socket of a read-only disk.
@@ -61,6 +68,15 @@ fn shape() -> RawShape {
 
 /// Runs one attack beside a well-behaved client.
 fn check(program: &Program, attack: fn(&Target<'_>) -> Result<()>) -> Result<()> {
+    check_beside(program, &[], attack)
+}
+
+/// The same with a server that is given more arguments.
+fn check_beside(
+    program: &Program,
+    more: &[String],
+    attack: impl Fn(&Target<'_>) -> Result<()>,
+) -> Result<()> {
     let bench = Bench::new()?;
     let iothreads = if program.name() == "ringloom" { Iothreads::Two } else { Iothreads::One };
     let disk = |id| Disk { iothreads, ..Disk::new(&bench, id, 2) };
@@ -69,13 +85,19 @@ fn check(program: &Program, attack: fn(&Target<'_>) -> Result<()>) -> Result<()>
     let good_content = good.create(8 << 20, 0x31)?;
     let victim_content = victim.create(VICTIM_BYTES, 0x32)?;
     read_only.create(VICTIM_BYTES, 0x33)?;
-    let disks = [good.clone(), victim.clone(), read_only.clone()];
-    let mut server = serve(program, &disks)?;
+    let wide = Disk { queues: 256, ..disk("wide") };
+    let mut disks = vec![good.clone(), victim.clone(), read_only.clone()];
+    if program.name() == "ringloom" {
+        wide.create(VICTIM_BYTES, 0x35)?;
+        disks.push(wide.clone());
+    }
+    let mut server = serve_beside(program, &disks, more)?;
     let by = Bystander::start(&good.socket(), good_content)?;
     by.wait_for_progress(&mut server, "before the attack")?;
-    let (socket, other) = (victim.socket(), read_only.socket());
+    let (socket, other, wide) = (victim.socket(), read_only.socket(), wide.socket());
     let (pid, bystander) = (server.pid(), &by);
-    let result = attack(&Target { bystander, pid, socket: &socket, read_only: &other });
+    let result =
+        attack(&Target { bystander, pid, wide: &wide, socket: &socket, read_only: &other });
     ensure!(server.is_alive()?, "the daemon died: {}; attack: {result:?}", server.log());
     result.with_context(|| format!("log: {}", server.log()))?;
     by.wait_for_progress(&mut server, "after the attack")?;
@@ -121,12 +143,15 @@ impl Bystander {
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
             let mut model = DiskModel::new(content);
+            let mut longest = Duration::ZERO;
             while !stopped.load(Ordering::Relaxed) {
                 let seed = plan.seed + counted.fetch_add(1, Ordering::Relaxed);
                 let clock = Deadline::after(STALL_MAX);
                 model::run(&mut client, &mut model, &Plan { seed, ..plan })?;
                 ensure!(!clock.has_passed(), "40 requests took more than {STALL_MAX:?}");
+                longest = longest.max(clock.elapsed());
             }
+            note(&format!("the well-behaved client's longest round: {longest:?}"));
             model::verify_through(&mut client, &model)?;
             Ok(model)
         });

@@ -23,7 +23,7 @@ use crate::memory::SharedMemory;
 const REQUEST_LIMIT: Duration = Duration::from_secs(20);
 const RING_ADDRESS: u64 = 0x1000_0000;
 const DATA_ADDRESS: u64 = 0x2_0000_0000;
-const RING_REGION_BYTES: usize = 1 << 20;
+const RING_REGION_BYTES: usize = 2 << 20;
 const DATA_REGION_BYTES: usize = 4 << 20;
 /// Places inside the data region.
 const HEADER: usize = 0;
@@ -133,13 +133,19 @@ impl RawDevice {
     /// Connects and makes everything ready for requests.
     pub fn connect(socket: &Path, shape: RawShape) -> Result<Self> {
         let device = Self::negotiated(socket, shape)?;
-        let table = Region::table(&device.regions());
-        let fds = [device.memory.file(), device.memory.file()];
-        device.front_end.must(request::SET_MEM_TABLE, &table, &fds)?;
-        for queue in 0..shape.queues {
-            device.start_ring(queue, 0)?;
-        }
+        device.share_and_start()?;
         Ok(device)
+    }
+
+    /// Shares the memory and starts all rings, after `negotiated`.
+    pub fn share_and_start(&self) -> Result<()> {
+        let table = Region::table(&self.regions());
+        let fds = [self.memory.file(), self.memory.file()];
+        self.front_end.must(request::SET_MEM_TABLE, &table, &fds)?;
+        for queue in (0..).take(self.rings.len()) {
+            self.start_ring(queue, 0)?;
+        }
+        Ok(())
     }
 
     /// Connects and negotiates, but shares no memory and sets up no ring.
@@ -149,6 +155,7 @@ impl RawDevice {
             | protocol_feature::LOG_SHMFD
             | protocol_feature::REPLY_ACK
             | protocol_feature::CONFIG
+            | protocol_feature::INFLIGHT_SHMFD
             | protocol_feature::RESET_DEVICE
             | protocol_feature::CONFIGURE_MEM_SLOTS;
         let features = front_end.negotiate(shape.features | feature::VERSION_1, protocol)?;
@@ -261,6 +268,11 @@ impl RawDevice {
         (header, status)
     }
 
+    /// The status byte that `frame` has made ready, as it is now.
+    pub fn status(&self) -> u8 {
+        self.memory.read(RING_REGION_BYTES + STATUS, 1)[0]
+    }
+
     /// Does one request and waits for its end.
     pub fn request(&mut self, queue: u32, what: &BlockRequest) -> Result<Outcome> {
         let (header, status) = self.frame(what.kind, what.sector);
@@ -301,7 +313,7 @@ impl RawDevice {
         Ok(match self.wait_used(queue)? {
             None => Outcome::Ended,
             Some(used) => {
-                let status = self.memory.read(RING_REGION_BYTES + STATUS, 1)[0];
+                let status = self.status();
                 Outcome::Done { status, written: used.written }
             }
         })
@@ -356,6 +368,14 @@ impl RawDevice {
     /// Hands a kick or call descriptor over.
     pub fn send_ring_fd(&self, request: u32, queue: u32, fd: BorrowedFd<'_>) -> Result<()> {
         self.front_end.must(request, &u64::from(queue).to_le_bytes(), &[fd])
+    }
+
+    /// Whether the server has ended the session. Takes nothing that it has said.
+    pub fn has_ended(&self) -> Result<bool> {
+        let socket = self.front_end.socket();
+        let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).context("poll")?;
+        Ok(fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
     }
 
     fn sleep(&self, queue: u32, deadline: Deadline) -> Result<Woken> {

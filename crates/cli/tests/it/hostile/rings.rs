@@ -244,7 +244,7 @@ fn memory_file_truncated(target: &Target<'_>) -> Result<()> {
 }
 
 /// Shortens the memfd through its path in /proc, as another process would.
-fn truncate_memory(device: &RawDevice) -> Result<()> {
+pub(super) fn truncate_memory(device: &RawDevice) -> Result<()> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", device.memory.file().as_raw_fd());
     let file = std::fs::File::options().write(true).open(path).context("open the memfd")?;
