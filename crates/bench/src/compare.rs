@@ -9,7 +9,7 @@ use crate::summary::{Change, Direction};
 /// A series of a row, by the name it is printed with.
 type Series = (&'static str, Metric, fn(&RowResult) -> Vec<f64>);
 
-const SERIES: [Series; 8] = [
+const SERIES: [Series; 11] = [
     ("ringloom / qsd", Metric::RequestsPerS, |row| {
         row.ratios(Contender::Ringloom, Contender::Qsd, Metric::RequestsPerS)
     }),
@@ -25,6 +25,15 @@ const SERIES: [Series; 8] = [
     ("p99 µs", Metric::P99Us, |row| row.series(Contender::Ringloom, Metric::P99Us)),
     ("2 threads / 1", Metric::RequestsPerS, |row| {
         row.ratios(Contender::TwoThreads, Contender::OneThread, Metric::RequestsPerS)
+    }),
+    ("2 rings / 1", Metric::RequestsPerS, |row| {
+        row.ratios(Contender::TwoRings, Contender::OneThread, Metric::RequestsPerS)
+    }),
+    ("p99 beside / alone", Metric::P99Us, |row| {
+        row.ratios(Contender::QuietBeside, Contender::QuietAlone, Metric::P99Us)
+    }),
+    ("saturated/s, beside", Metric::RequestsPerS, |row| {
+        row.series(Contender::SaturatedBeside, Metric::RequestsPerS)
     }),
     ("1 thread requests/s", Metric::RequestsPerS, |row| {
         row.series(Contender::OneThread, Metric::RequestsPerS)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use load::{Timing, Verdict, Watch};
+use load::{Latency, Timing, Verdict, Watch};
 
 use crate::counters::{SystemCalls, cpu_ns};
 use crate::cpus::Cpus;
@@ -78,10 +78,16 @@ fn load_server(
 
 /// Throughput and latency of a load's sample.
 pub(crate) fn values_of(sample: &load::Sample) -> Values {
-    let mut values = Values::new();
+    let mut values = percentiles(&sample.latency);
     values.insert(Metric::RequestsPerS, as_f64(sample.operations) / sample.elapsed.as_secs_f64());
+    values
+}
+
+/// The percentiles that are shown.
+pub(crate) fn percentiles(latency: &Latency) -> Values {
+    let mut values = Values::new();
     for (metric, percent) in [(Metric::P50Us, 50.0), (Metric::P99Us, 99.0)] {
-        let latency = sample.latency.percentile(percent);
+        let latency = latency.percentile(percent);
         values.extend(latency.map(|latency| (metric, latency.as_secs_f64() * 1e6)));
     }
     values

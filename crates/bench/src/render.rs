@@ -37,7 +37,7 @@ pub(crate) fn row(row: &RowResult) -> String {
                 (Some(choice), Contender::Host) => format!("host ({})", choice.best),
                 _ => name.to_owned(),
             };
-            text.push_str(&format!("  {name:16} {}\n", parts.join(", ")));
+            text.push_str(&format!("  {name:17} {}\n", parts.join(", ")));
         }
     }
     for ratio in ratios(row) {
@@ -50,13 +50,18 @@ pub(crate) fn row(row: &RowResult) -> String {
     text
 }
 
-const NAMES: [(Contender, &str); 6] = [
+const NAMES: [(Contender, &str); 11] = [
     (Contender::Ringloom, "ringloom"),
     (Contender::Qsd, "qsd"),
     (Contender::Host, "host"),
     (Contender::Ceiling, "client's ceiling"),
     (Contender::OneThread, "1 thread"),
     (Contender::TwoThreads, "2 threads"),
+    (Contender::TwoRings, "2 on 1 thread"),
+    (Contender::QuietAlone, "depth 1, alone"),
+    (Contender::QuietBeside, "depth 1, beside"),
+    (Contender::SaturatedAlone, "saturated, alone"),
+    (Contender::SaturatedBeside, "saturated, beside"),
 ];
 
 const METRICS: [Metric; 7] = [
@@ -96,13 +101,20 @@ impl Ratio {
 }
 
 fn ratios(row: &RowResult) -> Vec<Ratio> {
-    use Contender::{Host, OneThread, Qsd, Ringloom, TwoThreads};
+    use Contender::{
+        Host, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, SaturatedAlone, SaturatedBeside,
+        TwoRings, TwoThreads,
+    };
     let of = [
         ("ringloom / qsd", Ringloom, Qsd, Metric::RequestsPerS),
         ("ringloom / host", Ringloom, Host, Metric::RequestsPerS),
         ("CPU: ringloom / qsd", Ringloom, Qsd, Metric::CpuNsPerRequest),
         ("p99: ringloom / qsd", Ringloom, Qsd, Metric::P99Us),
         ("2 threads / 1 thread", TwoThreads, OneThread, Metric::RequestsPerS),
+        ("2 rings / 1, one thread", TwoRings, OneThread, Metric::RequestsPerS),
+        ("depth 1 p50: beside / alone", QuietBeside, QuietAlone, Metric::P50Us),
+        ("depth 1 p99: beside / alone", QuietBeside, QuietAlone, Metric::P99Us),
+        ("saturated: beside / alone", SaturatedBeside, SaturatedAlone, Metric::RequestsPerS),
     ];
     of.into_iter()
         .filter_map(|(name, over, under, metric)| {
@@ -124,20 +136,26 @@ pub(crate) fn markdown(results: &Results) -> String {
 }
 
 fn markdown_row(row: &RowResult) -> String {
-    use Contender::{Host, OneThread, Qsd, Ringloom, TwoThreads};
+    use Contender::{Host, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, TwoThreads};
+    let is_fairness = !row.series(QuietAlone, Metric::P99Us).is_empty();
+    let rate = if is_fairness { Metric::P99Us } else { Metric::RequestsPerS };
     let main = |contender| {
-        let metrics = [Metric::RequestsPerS, Metric::IdleCpuMs, Metric::RssAnonMib];
+        let metrics = [rate, Metric::IdleCpuMs, Metric::RssAnonMib];
         metrics.iter().find_map(|&metric| part(row, contender, metric)).unwrap_or_default()
     };
     let cpu = |contender| part(row, contender, Metric::CpuNsPerRequest).unwrap_or_default();
     let ratio = |over, under| {
-        let spread = Spread::of(row.ratios(over, under, Metric::RequestsPerS));
+        let spread = Spread::of(row.ratios(over, under, rate));
         spread.map(|spread| Ratio { name: "", spread }.text()).unwrap_or_default()
     };
     let is_refill = !row.series(OneThread, Metric::RequestsPerS).is_empty();
-    // Two threads stand in ringloom's column, one in its peer's.
-    let (own, peer) = if is_refill { (TwoThreads, OneThread) } else { (Ringloom, Qsd) };
-    let floor = noise(&row.series(own, Metric::RequestsPerS));
+    // Two threads stand in ringloom's column, one in its peer's; likewise beside and alone.
+    let (own, peer) = match (is_refill, is_fairness) {
+        (true, _) => (TwoThreads, OneThread),
+        (_, true) => (QuietBeside, QuietAlone),
+        (false, false) => (Ringloom, Qsd),
+    };
+    let floor = noise(&row.series(own, rate));
     let cells = [
         row.name.clone(),
         row.wanted.clone(),
@@ -184,7 +202,21 @@ mod tests {
         let text = row(&example());
         assert!(text.contains("ringloom / qsd               2.50 (2.00–3.00)"), "{text}");
         assert!(text.contains("ringloom / host              0.50 (0.50–0.50)"), "{text}");
-        assert!(text.contains("host (psync)     400.0 k/s"), "{text}");
+        assert!(text.contains("host (psync)      400.0 k/s"), "{text}");
+    }
+
+    #[test]
+    fn of_a_row_about_fairness_the_table_has_the_slow_requests() {
+        let sample = |contender, p99| Sample {
+            pair: 0,
+            contender,
+            values: [(Metric::RequestsPerS, 1e6), (Metric::P99Us, p99)].into(),
+        };
+        let samples = vec![sample(Contender::QuietBeside, 3.0), sample(Contender::QuietAlone, 2.0)];
+        let (name, wanted) = ("fairness-null".to_owned(), "3 × alone".to_owned());
+        let row = RowResult { name, wanted, host: None, samples };
+        let line = "| fairness-null | 3 × alone | p99 3.0 µs | p99 2.0 µs |  | 1.50 (1.50–1.50) |";
+        assert!(markdown_row(&row).starts_with(line), "{}", markdown_row(&row));
     }
 
     #[test]

@@ -70,6 +70,16 @@ pub(crate) enum Contender {
     OneThread,
     /// On two.
     TwoThreads,
+    /// Two self-refilling rings on one iothread.
+    TwoRings,
+    /// Rings of depth 1 on an iothread of their own.
+    QuietAlone,
+    /// Beside a saturated ring.
+    QuietBeside,
+    /// A saturated ring on an iothread of its own.
+    SaturatedAlone,
+    /// Beside rings of depth 1.
+    SaturatedBeside,
 }
 
 /// What was measured, with its unit.

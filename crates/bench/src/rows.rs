@@ -2,6 +2,7 @@
 //!
 //! Invariants: a row's name says everything about it and is unique. Pure.
 
+use crate::refill::Fairness;
 use load::{BlockBytes, Operation, Shape, Workload};
 
 /// The seed of all offsets and times of arrival.
@@ -59,6 +60,8 @@ pub(crate) enum Kind {
     Load(Load),
     /// Self-refilling rings, on one and on two iothreads.
     Refill(Disk),
+    /// Rings of depth 1 alone and beside a saturated one.
+    Fairness(Fairness),
     /// 8 exports of 16 connected rings and nothing to do.
     Idle,
     /// Anonymous memory of a server after a load on 64 rings of 256.
@@ -104,6 +107,11 @@ fn special(name: &str, kind: Kind, wanted: &'static str) -> Row {
     Row { name: name.to_owned(), kind, wanted }
 }
 
+/// So many rings of depth 1 beside one that reads blocks of so many bytes.
+fn fairness(name: &str, disk: Disk, quiet: u16, block: usize, wanted: &'static str) -> Row {
+    special(name, Kind::Fairness(Fairness { disk, quiet, block }), wanted)
+}
+
 /// The rows of the table of figures.
 pub(crate) fn quick() -> Vec<Row> {
     use Client::{Arrivals, Polling, Sleeping};
@@ -122,6 +130,8 @@ pub(crate) fn quick() -> Vec<Row> {
         load_row(read(Disk::Work, 64, Polling), work),
         load_row(read(Disk::Null, 4, poisson), "0.5 × CPU of qsd, p99 not worse"),
         special("refill-null", Kind::Refill(Disk::Null), "two threads 1.85 × one"),
+        fairness("fairness-null", Disk::Null, 1, 4096, "p99 at most 3 × alone"),
+        fairness("fairness-tmpfs", Disk::Tmpfs, 1, 4096, "p99 at most 3 × alone"),
         special("idle", Kind::Idle, "20 ms of CPU in 10 s"),
         special("memory", Kind::Memory, "32 MiB"),
     ]
@@ -131,6 +141,13 @@ pub(crate) fn quick() -> Vec<Row> {
 pub(crate) fn full() -> Vec<Row> {
     let mut rows = quick();
     rows.push(special("refill-tmpfs", Kind::Refill(Disk::Tmpfs), ""));
+    for (disk, name) in [(Disk::Null, "null"), (Disk::Tmpfs, "tmpfs"), (Disk::Work, "work")] {
+        rows.push(fairness(&format!("fairness-{name}-4"), disk, 4, 4096, ""));
+        for (block, size) in [(64 << 10, "64k"), (1 << 20, "1m")] {
+            rows.push(fairness(&format!("fairness-{name}-{size}"), disk, 1, block, ""));
+        }
+    }
+    rows.push(fairness("fairness-work", Disk::Work, 1, 4096, ""));
     let poisson = Client::Arrivals { per_second: 20_000 };
     rows.push(load_row(load(Disk::Tmpfs, "randread", 4096, 4, 1, poisson), ""));
     for disk in [Disk::Null, Disk::Tmpfs, Disk::Work] {

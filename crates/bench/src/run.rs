@@ -11,6 +11,7 @@ use crate::cpus::Cpus;
 use crate::disks::Disks;
 use crate::machine::{Machine, version};
 use crate::measure::{Counting, Values, serve};
+use crate::refill::{Company, Fairness};
 use crate::results::{Contender, Results, RowResult, Sample, Settings};
 use crate::rows::{self, Client, Disk, Kind, Load, Row};
 use crate::server::Program;
@@ -113,6 +114,7 @@ impl Bench {
         match row.kind {
             Kind::Load(load) => self.load_row(&load, &mut result)?,
             Kind::Refill(disk) => self.refill_row(disk, &mut result)?,
+            Kind::Fairness(fairness) => self.fairness_row(fairness, &mut result)?,
             Kind::Idle => {
                 let cpus = &self.cpus;
                 self.special_row(&mut result, |program| special::idle(program, cpus))?;
@@ -161,12 +163,32 @@ impl Bench {
     fn refill_row(&mut self, disk: Disk, result: &mut RowResult) -> Result<()> {
         self.disks.make(disk)?;
         for pair in 0..self.pairs {
-            for (contender, threads) in [(Contender::OneThread, 1), (Contender::TwoThreads, 2)] {
-                let file = self.disks.file(disk);
-                let runtime = self.runtime;
-                let values = self.cpus.on_all(|| refill::measure(threads, file, runtime))??;
+            for (contender, threads, rings) in [
+                (Contender::OneThread, 1, 1),
+                (Contender::TwoThreads, 2, 1),
+                (Contender::TwoRings, 1, 2),
+            ] {
+                let (file, runtime) = (self.disks.file(disk), self.runtime);
+                let measure = || refill::measure(threads, rings, file, runtime);
+                let values = self.cpus.on_all(measure)??;
                 add(result, pair, contender, values);
             }
+        }
+        Ok(())
+    }
+
+    fn fairness_row(&mut self, fairness: Fairness, result: &mut RowResult) -> Result<()> {
+        self.disks.make(fairness.disk)?;
+        let file = self.disks.file(fairness.disk);
+        let mut order = [Company::Quiet, Company::Both, Company::Saturated];
+        for pair in 0..self.pairs {
+            for company in order {
+                let measured = fairness.measure(company, file, &self.cpus, self.runtime)?;
+                measured.into_iter().for_each(|(contender, values)| {
+                    add(result, pair, contender, values);
+                });
+            }
+            order.reverse();
         }
         Ok(())
     }

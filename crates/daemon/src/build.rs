@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use block::{Access, Claim, Clock, Node, Rights};
-use iothread::{Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
+use iothread::{Confine, Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
 use kernel_io::{FileTable, Reactors};
 use virtio::{BlkConfig, CacheMode};
 
@@ -17,7 +17,8 @@ use crate::device::Offer;
 use crate::export::{Export, ExportError};
 use crate::graph::{Graph, GraphError};
 use crate::holding::{Holding, OnDemand};
-use crate::options::{Activity, ExportOptions, Plan, PollOptions, Step};
+use crate::options::{Activity, ExportOptions, Plan, PollOptions, SocketOptions, Step};
+use crate::sandbox::Sandbox;
 use crate::socket::{Socket, SocketError};
 
 /// The name of the iothread that serves exports which name none.
@@ -32,11 +33,23 @@ pub(crate) struct Built {
     // Dropped in this order: exports use iothreads, and what was claimed.
     exports: Vec<Export>,
     claims: Vec<Claim>,
+    /// Where each export will listen, in the same order.
+    places: Vec<Place>,
     iothreads: HashMap<String, Arc<Iothread>>,
     graph: Graph,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     polling: Arc<Polling>,
+    sandbox: Option<Arc<Sandbox>>,
+}
+
+/// Where an export is to listen.
+#[derive(Debug)]
+struct Place {
+    export: String,
+    socket: SocketOptions,
+    /// Who serves it, for the log.
+    iothreads: String,
 }
 
 /// A step of the plan failed.
@@ -94,6 +107,15 @@ pub enum BuildError {
         #[source]
         source: SocketError,
     },
+    /// An export's thread could not be confined.
+    #[error("export {export}: its thread cannot be confined")]
+    Confine {
+        /// The export.
+        export: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// An export could not be started.
     #[error(transparent)]
     Export(#[from] ExportError),
@@ -104,19 +126,22 @@ impl Built {
     pub(crate) fn nothing<C: Clock + 'static>(
         files: &Arc<FileTable>,
         clock: &Arc<C>,
+        sandbox: Option<&Arc<Sandbox>>,
     ) -> Result<Self, BuildError> {
         Ok(Self {
             exports: Vec::new(),
             claims: Vec::new(),
+            places: Vec::new(),
             iothreads: HashMap::new(),
-            graph: Graph::new(Arc::clone(files)),
+            graph: Graph::new(Arc::clone(files), sandbox.cloned()),
             files: Arc::clone(files),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             polling: Polling::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
+            sandbox: sandbox.cloned(),
         })
     }
 
-    /// Carries the plan out, step by step, up to the first that fails. Blocks.
+    /// Carries the plan out, step by step, up to the first that fails, but for the sockets. Blocks.
     pub(crate) fn carry_out(
         &mut self,
         plan: &Plan,
@@ -134,6 +159,26 @@ impl Built {
         Ok(())
     }
 
+    /// Makes the sockets of all exports, in order. Clients can connect from now on, and wait.
+    pub(crate) fn listen(&self) -> Result<Vec<Socket>, BuildError> {
+        let listen = |place: &Place| {
+            let Place { export, socket, iothreads } = place;
+            let socket = Socket::listen(socket)
+                .map_err(|source| BuildError::Socket { export: export.clone(), source })?;
+            let path = socket.path().display();
+            tracing::info!("export {export}: listening on {path}, served by {iothreads}");
+            Ok(socket)
+        };
+        self.places.iter().map(listen).collect()
+    }
+
+    /// Begins to serve on the sockets of [`Built::listen`].
+    pub(crate) fn open(&mut self, sockets: Vec<Socket>) {
+        for (export, socket) in self.exports.iter_mut().zip(sockets) {
+            export.open(socket);
+        }
+    }
+
     /// Stops all exports, together. Iothreads and claims stay until this is dropped.
     pub(crate) fn stop_exports(&mut self) {
         for export in &self.exports {
@@ -148,6 +193,7 @@ impl Built {
             clock: Arc::clone(&self.clock),
             polling: Arc::clone(&self.polling),
             reactors: Reactors::Any,
+            confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confine>),
         };
         let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
@@ -163,7 +209,6 @@ impl Built {
         let config = config(options, &*node)?;
         let iothreads = self.iothreads_of(options)?;
         let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
-        let names = names.join(", ");
         let id = options.id.clone();
         let rights = Rights::of_user(config.access);
         let holding = match self.graph.activity(&options.node_name) {
@@ -175,12 +220,20 @@ impl Built {
                 Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::clone(&self.clock))))
             }
         };
-        let socket = Socket::listen(&options.socket)
-            .map_err(|source| BuildError::Socket { export: id.clone(), source })?;
-        tracing::info!("export {id}: listening on {}, served by {names}", socket.path().display());
+        let socket = options.socket.clone();
+        let place = Place { export: id.clone(), socket, iothreads: names.join(", ") };
         let cache = Mutex::new(config.cache);
-        let offer = Offer { id, node, holding, config, cache, iothreads };
-        self.exports.push(Export::start(offer, socket, Arc::clone(&self.clock))?);
+        let offer = Offer { id: id.clone(), node, holding, config, cache, iothreads };
+        let clock = Arc::clone(&self.clock);
+        let start = || Export::start(offer, clock);
+        let export = match &self.sandbox {
+            Some(sandbox) => sandbox
+                .inside(start)
+                .map_err(|source| BuildError::Confine { export: id, source })?,
+            None => start(),
+        };
+        self.exports.push(export?);
+        self.places.push(place);
         Ok(())
     }
 

@@ -4,12 +4,14 @@
 //! clients wait in the socket's backlog until the current one has left, as with
 //! qemu-storage-daemon.
 //!
-//! Threads: the export's thread blocks in accept and in the session; [`Export::stop`] comes from
-//! another one.
+//! Invariants: nobody is accepted before [`Export::open`], which comes when the whole daemon is set
+//! up and fenced in. Threads: the export's thread blocks in accept and in the session;
+//! [`Export::begin_stop`] comes from another one.
 
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -28,6 +30,8 @@ use crate::socket::Socket;
 pub(crate) struct Export {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// Whoever waits here gets the socket; gone with it.
+    opener: Option<Sender<Socket>>,
 }
 
 #[derive(Debug)]
@@ -58,12 +62,8 @@ pub struct ExportError {
 }
 
 impl Export {
-    /// Begins to accept clients.
-    pub(crate) fn start(
-        offer: Offer,
-        socket: Socket,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, ExportError> {
+    /// Starts the export's thread, which waits for the socket.
+    pub(crate) fn start(offer: Offer, clock: Arc<dyn Clock>) -> Result<Self, ExportError> {
         let id = offer.id.clone();
         let failed = |source| ExportError { id: id.clone(), source };
         let shared = Arc::new(Shared {
@@ -73,11 +73,23 @@ impl Export {
             clock,
         });
         let theirs = Arc::clone(&shared);
+        let (opener, opened) = channel();
         let thread = std::thread::Builder::new()
             .name(format!("export {id}").chars().take(15).collect())
-            .spawn(move || theirs.accept_clients(&socket))
+            .spawn(move || {
+                // An error means that the daemon stops before it has begun.
+                if let Ok(socket) = opened.recv() {
+                    theirs.accept_clients(&socket);
+                }
+            })
             .map_err(failed)?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread), opener: Some(opener) })
+    }
+
+    /// Begins to accept clients, once.
+    pub(crate) fn open(&mut self, socket: Socket) {
+        let opener = self.opener.take().expect("an export is opened once");
+        opener.send(socket).expect("the export's thread waits for its socket");
     }
 
     /// Makes the export stop, without waiting for it: no new client, the current one is hung up
@@ -94,6 +106,7 @@ impl Export {
 impl Drop for Export {
     fn drop(&mut self) {
         self.begin_stop();
+        drop(self.opener.take());
         if let Some(thread) = self.thread.take() {
             thread.join().expect("a panic in an export's thread ends the process");
         }

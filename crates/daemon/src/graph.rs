@@ -11,7 +11,10 @@ use kernel_io::{
     Sharing,
 };
 
+use rustix::io::Errno;
+
 use crate::options::{self, Activity, AioEngine, Blockdev, Child, Discard, Driver};
+use crate::sandbox::{Outside, Sandbox};
 
 /// The nodes of a daemon.
 #[derive(Debug)]
@@ -19,6 +22,7 @@ pub(crate) struct Graph {
     nodes: HashMap<String, Arc<dyn Node>>,
     activities: HashMap<String, Activity>,
     files: Arc<FileTable>,
+    sandbox: Option<Arc<Sandbox>>,
 }
 
 /// A node could not be made. Every message names the node.
@@ -32,6 +36,15 @@ pub enum GraphError {
         /// Why.
         #[source]
         source: OpenError,
+    },
+    /// Its file is fenced off.
+    #[error("node {node}")]
+    Outside {
+        /// The node-name.
+        node: String,
+        /// Why.
+        #[source]
+        source: Outside,
     },
     /// There is no node of this name.
     #[error("there is no node '{name}'")]
@@ -65,9 +78,9 @@ pub enum GraphError {
 }
 
 impl Graph {
-    /// An empty graph whose files go into that table.
-    pub(crate) fn new(files: Arc<FileTable>) -> Self {
-        Self { nodes: HashMap::new(), activities: HashMap::new(), files }
+    /// An empty graph whose files go into that table, and come from inside the sandbox.
+    pub(crate) fn new(files: Arc<FileTable>, sandbox: Option<Arc<Sandbox>>) -> Self {
+        Self { nodes: HashMap::new(), activities: HashMap::new(), files, sandbox }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it. Blocks.
@@ -132,7 +145,7 @@ impl Graph {
     ) -> Result<Arc<dyn Node>, GraphError> {
         let discard = policy(blockdev.discard);
         let node = FileNode::open(name, options, discard, &self.files)
-            .map_err(|source| GraphError::Open { node: name.to_owned(), source })?;
+            .map_err(|source| self.explain(name, options, source))?;
         let alignment = node.limits().request_alignment.get();
         let bytes = node.size().0.0;
         // What 512-byte blocks need is checked by the export, which has a say in the block size.
@@ -142,6 +155,18 @@ impl Graph {
             return Err(GraphError::Size { node, path, bytes, alignment });
         }
         Ok(Arc::new(node))
+    }
+
+    /// Says what the operator can do about it where the sandbox is in the way.
+    fn explain(&self, node: &str, options: &OpenOptions, error: OpenError) -> GraphError {
+        let node = node.to_owned();
+        if let OpenError::Open { source: Errno::ACCESS, .. } = error
+            && let Some(sandbox) = &self.sandbox
+            && let Err(source) = sandbox.judge(&options.path, options.access)
+        {
+            return GraphError::Outside { node, source };
+        }
+        GraphError::Open { node, source: error }
     }
 }
 

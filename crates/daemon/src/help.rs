@@ -92,6 +92,8 @@ Always:
   --socket-group GROUP   group of the sockets, by name or number
   --print qemu|libvirt   print the lines that attach a guest; default: qemu for one disk given
                          as IMAGE, otherwise none
+  --sandbox on|off       on: give up all rights that serving does not need, or do not start;
+                         off: give up nothing; default: give up what the host allows
   --daemonize            go to the background once everything is set up
   --pidfile PATH         write the process id here once everything is set up
   -h, --help             print this help and leave; --object help and the like print a part

@@ -18,6 +18,7 @@ mod holding;
 mod ledger;
 pub mod options;
 mod pidfile;
+mod sandbox;
 pub mod serve;
 mod socket;
 
@@ -26,4 +27,5 @@ pub use claim::ClaimFailure;
 pub use export::ExportError;
 pub use graph::GraphError;
 pub use pidfile::PidfileError;
+pub use sandbox::{CallsError, FilesError, Outside, SandboxError};
 pub use socket::SocketError;

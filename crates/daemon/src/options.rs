@@ -31,6 +31,6 @@ pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
     Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
-    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, SocketOptions,
-    Step,
+    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, Sandboxing,
+    SocketOptions, Step,
 };

@@ -4,7 +4,7 @@
 //!
 //! Invariants: the fork comes before any thread and any io_uring. Going down: exports stop taking
 //! requests and drain, then files are made durable, then iothreads end; sockets and pidfile are
-//! removed on every way out but a second signal, or one before the daemon is ready.
+//! removed on every way out but a second signal; before there are any, the first leaves at once.
 //! Threads: this is the process's first thread; it waits for signals.
 
 use std::io::{self, Write};
@@ -24,6 +24,7 @@ use crate::chain::chain_of;
 use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait};
 use crate::options::{Daemonize, Plan};
 use crate::pidfile::{Pidfile, PidfileError};
+use crate::sandbox::{Sandbox, SandboxError};
 
 /// Why serving did not begin or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +41,9 @@ pub enum ServeError {
     /// The pidfile could not be written.
     #[error(transparent)]
     Pidfile(#[from] PidfileError),
+    /// A fence that was asked for cannot be put up.
+    #[error("the sandbox cannot be closed")]
+    Sandbox(#[source] SandboxError),
     /// Something of the process itself is wrong.
     #[error("cannot {action}")]
     Process {
@@ -75,18 +79,29 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     }
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
-    let mut built = Built::nothing(&files, &Arc::new(SystemClock))?;
+    let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
+    let mut built = Built::nothing(&files, &Arc::new(SystemClock), sandbox.as_ref())?;
     let rate = &mut SentenceRate::default();
     let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut leave, rate };
     if let Err(error) = built.carry_out(&plan, patience) {
         return abandon(built, &files, error);
     }
+    if let Some(sandbox) = &sandbox {
+        sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
+    }
+    // Whoever sees a socket may count on an end in good order.
+    leave.be_patient();
+    let sockets = built.listen()?;
     let pidfile = plan.pidfile.as_deref().map(Pidfile::write).transpose()?;
     print_attach_lines(&plan, &directory).map_err(failed("print how to attach a guest"))?;
+    // Nobody is served, and nobody told that we are ready, before the fences are up.
+    if let Some(sandbox) = &sandbox {
+        sandbox.close().map_err(ServeError::Sandbox)?;
+    }
+    built.open(sockets);
     if let Some(readiness) = readiness {
         readiness.tell()?;
     }
-    leave.be_patient();
     leave.wait();
     tracing::info!("stopping; a second signal leaves at once");
     built.stop_exports();

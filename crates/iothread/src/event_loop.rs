@@ -13,27 +13,45 @@
 //! Invariants: a source is in exactly one loop or in one inbox. A source that stops is given back
 //! only when its poll is cancelled and nothing of it is in flight on any thread.
 //! Threads: this is the iothread. It sleeps only in the kernel's wait.
-//! Limits: [`TURN_REQUESTS_ALONE`] new requests for each source and turn, or
-//! [`TURN_REQUESTS_SHARED`].
+//! Limits: a round gives every source that has something to do one turn, and those last whose
+//! last turn was too short for them. A turn takes [`TURN_REQUESTS_ALONE`] new requests, or beside
+//! other awake sources [`TURN_REQUESTS_SHARED`]; there it ends after a [`STEP`], or an
+//! [`INLINE_STEP`], as soon as one of those others has something new (`neighbours`). So a request of
+//! a ring that had nothing waits for at most one step of each other ring, and rings that always have
+//! more get turns of the same length.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use block::Clock;
-use kernel_io::Wait;
-use request_path::{Appetite, Engine, Fault, LaneIndex, Rest, Signal, Source, SourceKey, Turn};
+use block::{ByteCount, Clock};
+use kernel_io::{InlineShare, Wait};
+use request_path::{
+    Appetite, Engine, Fault, LaneIndex, Rest, Share, Signal, Source, SourceKey, Step, Turn,
+};
 
 use crate::command::{Cargo, Command, Inbox, SourceId};
 use crate::looker::Looker;
+use crate::neighbours::{Glance, Neighbours};
 use crate::polling::{Adaptive, IDLE_AFTER, LookedFor};
 
 /// The most new requests a source may bring in one turn while no other source is awake.
 const TURN_REQUESTS_ALONE: u32 = 64;
 
-/// The same while others are, so that a saturated ring delays each of them by at most so many
-/// requests.
+/// The same while others are: how long two saturated rings make each other wait.
 const TURN_REQUESTS_SHARED: u32 = 16;
+
+/// How far a turn goes beside others before it asks whether they have something new: how long a
+/// saturated ring makes a quiet one wait.
+const STEP: Step = Step::of(8);
+
+/// The same while requests are carried out by this thread itself, which takes it about a
+/// microsecond for each and more for large ones.
+const INLINE_STEP: Step = Step { requests: 2, bytes: ByteCount(8 << 10) };
+
+/// How many rounds without a pause there are between two looks for sources that fell silent.
+const ROUNDS_PER_CLOCK: u32 = 64;
 
 /// How often to look between two looks at the clock, which cost about as much as ten of them.
 const LOOKS_PER_CLOCK: u32 = 16;
@@ -65,7 +83,7 @@ enum Watch {
 }
 
 #[derive(Debug)]
-struct Served {
+pub(crate) struct Served {
     cargo: Cargo,
     lane: LaneIndex,
     life: Life,
@@ -80,6 +98,13 @@ struct Served {
     last_new: Instant,
 }
 
+impl Served {
+    /// Whether it has something new that it was not called for yet.
+    pub(crate) fn has_new(&self) -> bool {
+        !self.called && self.life.is_serving() && self.cargo.source.has_new()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     engine: Engine,
@@ -87,12 +112,17 @@ pub(crate) struct EventLoop {
     sources: Vec<Option<Served>>,
     /// Sources that shall have a turn, in order.
     ready: Vec<SourceKey>,
+    /// Sources that shall have one after those, because their last one was too short for them.
+    more: Vec<SourceKey>,
     /// An empty list, kept for its room.
     next_ready: Vec<SourceKey>,
     /// Sources that wait for room.
     full: Vec<SourceKey>,
     /// Sources that have to be looked at, or asked to kick, before the thread sleeps.
     awake: Vec<SourceKey>,
+    glance: Glance,
+    /// Rounds since the last look for sources that fell silent.
+    rounds: u32,
     signals: Vec<Signal>,
     looker: Looker,
     clock: Arc<dyn Clock>,
@@ -113,9 +143,12 @@ impl EventLoop {
             inbox,
             sources: Vec::new(),
             ready: Vec::new(),
+            more: Vec::new(),
             next_ready: Vec::new(),
             full: Vec::new(),
             awake: Vec::new(),
+            glance: Glance::default(),
+            rounds: 0,
             signals: Vec::new(),
             looker,
             now: clock.now(),
@@ -127,14 +160,20 @@ impl EventLoop {
     /// Serves until told to quit.
     pub(crate) fn run(mut self) -> io::Result<()> {
         while !self.quit {
+            let alone = self.awake.len() <= 1;
+            let share = if alone { InlineShare::Alone } else { InlineShare::Beside };
+            self.engine.share_inline(share);
             // What is submitted first may be finished at once.
             self.engine.wait(Wait::Poll)?;
             self.take_signals(None);
-            if self.ready.is_empty()
-                && !self.quit
-                && let Some(slept) = self.find_work()?
-            {
-                self.take_signals(Some(slept));
+            if self.more.is_empty() && self.ready.is_empty() {
+                if !self.quit
+                    && let Some(slept) = self.find_work()?
+                {
+                    self.take_signals(Some(slept));
+                }
+            } else if !alone {
+                self.glance();
             }
             while let Some(key) = self.full.pop() {
                 self.call(key);
@@ -149,6 +188,11 @@ impl EventLoop {
     fn find_work(&mut self) -> io::Result<Option<Duration>> {
         let start = self.clock.now();
         self.now = start;
+        if self.engine.has_own_work() {
+            // No time to sleep, so no reason to ask for kicks.
+            self.call_new();
+            return Ok(None);
+        }
         if self.look() || self.let_all_rest() {
             return Ok(None);
         }
@@ -224,13 +268,33 @@ impl EventLoop {
         sources.max(completions)
     }
 
+    /// Calls sources that have something new while others keep the thread from looking: their
+    /// kicks are off.
+    fn glance(&mut self) {
+        self.rounds += 1;
+        if self.rounds >= ROUNDS_PER_CLOCK {
+            self.rounds = 0;
+            self.now = self.clock.now();
+            self.let_idle_rest();
+        }
+        let Self { awake, sources, glance, ready, now, .. } = self;
+        glance.each(awake, |key| {
+            if let Some(served) = &mut sources[key.0 as usize]
+                && served.has_new()
+            {
+                served.called = true;
+                served.last_new = *now;
+                ready.push(key);
+            }
+            ControlFlow::Continue(())
+        });
+    }
+
     /// Calls the sources that have something new; whether there was one.
     fn call_new(&mut self) -> bool {
         for &key in &self.awake {
             if let Some(served) = &mut self.sources[key.0 as usize]
-                && !served.called
-                && served.life.is_serving()
-                && served.cargo.source.has_new()
+                && served.has_new()
             {
                 served.called = true;
                 served.last_new = self.now;
@@ -311,6 +375,11 @@ impl EventLoop {
     /// Gives every source that was called one turn. Who is called meanwhile is next.
     fn give_turns(&mut self) {
         let mut now = std::mem::replace(&mut self.ready, std::mem::take(&mut self.next_ready));
+        // Not always the same one first: those that come later more often stop after a step.
+        if self.more.len() > 1 {
+            self.more.rotate_left(1);
+        }
+        now.append(&mut self.more);
         for key in now.drain(..) {
             self.turn(key);
         }
@@ -340,22 +409,35 @@ impl EventLoop {
     }
 
     fn turn(&mut self, key: SourceKey) {
-        let most = if self.awake.len() > 1 { TURN_REQUESTS_SHARED } else { TURN_REQUESTS_ALONE };
-        let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut) else {
+        let Self { sources, awake, glance, engine, .. } = self;
+        let Some((before, [place, after @ ..])) = sources.split_at_mut_checked(key.0 as usize)
+        else {
             return;
         };
+        let Some(served) = place else { return };
         served.called = false;
-        let appetite = match served.life {
-            Life::Serving => Appetite::Pop(most),
-            Life::Broken | Life::Departing { .. } | Life::Stopping { .. } => Appetite::DrainOnly,
-        };
         if !served.awake && served.life.is_serving() {
             served.awake = true;
-            self.awake.push(key);
+            awake.push(key);
         }
-        match served.cargo.source.turn(&mut self.engine, appetite) {
+        let others = Neighbours { before, after, awake, glance };
+        let appetite = match served.life {
+            Life::Serving if awake.len() == 1 => Appetite::Pop(TURN_REQUESTS_ALONE),
+            Life::Serving => Appetite::Share(Share {
+                requests: TURN_REQUESTS_SHARED,
+                step: STEP,
+                inline_step: INLINE_STEP,
+                others: &others,
+            }),
+            Life::Broken | Life::Departing { .. } | Life::Stopping { .. } => Appetite::DrainOnly,
+        };
+        match served.cargo.source.turn(engine, appetite) {
             Turn::Idle => {}
-            Turn::More => self.call(key),
+            Turn::More => {
+                served.called = true;
+                served.last_new = self.now;
+                self.more.push(key);
+            }
             Turn::Full => self.full.push(key),
             Turn::Broken(fault) => self.broken(key, &fault),
         }

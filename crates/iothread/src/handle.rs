@@ -13,6 +13,12 @@ use crate::event_loop::EventLoop;
 use crate::looker::{Looker, Polling};
 use crate::polling::PollSettings;
 
+/// What a thread gives up before it serves anybody.
+pub trait Confine: std::fmt::Debug + Send + Sync {
+    /// Puts the fences up that hold for the calling thread, and for those that it will start.
+    fn confine(&self) -> io::Result<()>;
+}
+
 /// What an iothread has from its process.
 #[derive(Debug, Clone)]
 pub struct Host {
@@ -24,6 +30,8 @@ pub struct Host {
     pub polling: Arc<Polling>,
     /// What it may wait with.
     pub reactors: Reactors,
+    /// What it gives up once it has its reactor, which may take rights that it will not need again.
+    pub confine: Option<Arc<dyn Confine>>,
 }
 
 /// A running iothread. Dropped, it ends; all its sources must have been stopped.
@@ -46,6 +54,15 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
+    /// Its fences could not be put up.
+    #[error("iothread {name}: cannot be confined")]
+    Confine {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The host gave nothing to wait with.
     #[error("iothread {name}")]
     Kernel {
@@ -61,7 +78,7 @@ impl Iothread {
     /// Starts an iothread and waits until it can serve. Its reactor is made on the thread
     /// itself, so call it after any fork.
     pub fn spawn(name: &str, host: Host, settings: PollSettings) -> Result<Self, SpawnError> {
-        let Host { files, clock, polling, reactors } = host;
+        let Host { files, clock, polling, reactors, confine } = host;
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let bell = Arc::new(Notifier::new().map_err(failed)?);
         let inbox = Arc::new(Inbox::new(Arc::clone(&bell)));
@@ -71,19 +88,23 @@ impl Iothread {
         // The kernel shows 15 characters of a thread's name.
         let thread = std::thread::Builder::new()
             .name(format!("IO {name}").chars().take(15).collect())
-            .spawn(move || match Engine::new(files, bell, Arc::clone(&clock), reactors) {
-                Ok(engine) => {
-                    tracing::info!("iothread {own_name}: {}", engine.waits_with());
-                    ready.send(Ok(())).expect("the starter waits");
-                    let looker = Looker::new(settings, polling);
-                    let served = EventLoop::new(engine, theirs, looker, clock).run();
-                    served.expect("waiting works while its reactor exists");
+            .spawn(move || {
+                let engine = Engine::new(files, bell, Arc::clone(&clock), reactors)
+                    .map_err(|source| SpawnError::Kernel { name: own_name.clone(), source })
+                    .and_then(|engine| confined(&own_name, confine.as_deref()).map(|()| engine));
+                match engine {
+                    Ok(engine) => {
+                        tracing::info!("iothread {own_name}: {}", engine.waits_with());
+                        ready.send(Ok(())).expect("the starter waits");
+                        let looker = Looker::new(settings, polling);
+                        let served = EventLoop::new(engine, theirs, looker, clock).run();
+                        served.expect("waiting works while its reactor exists");
+                    }
+                    Err(error) => ready.send(Err(error)).expect("the starter waits"),
                 }
-                Err(error) => ready.send(Err(error)).expect("the starter waits"),
             })
             .map_err(failed)?;
-        let verdict = started.recv().expect("an iothread says how its start went");
-        verdict.map_err(|source| SpawnError::Kernel { name: name.to_owned(), source })?;
+        started.recv().expect("an iothread says how its start went")?;
         Ok(Self { name: name.to_owned(), inbox, thread: Some(thread) })
     }
 
@@ -95,6 +116,11 @@ impl Iothread {
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }
+}
+
+fn confined(name: &str, confine: Option<&dyn Confine>) -> Result<(), SpawnError> {
+    let Some(confine) = confine else { return Ok(()) };
+    confine.confine().map_err(|source| SpawnError::Confine { name: name.to_owned(), source })
 }
 
 impl Drop for Iothread {

@@ -12,11 +12,12 @@ mod command;
 mod event_loop;
 mod handle;
 mod looker;
+mod neighbours;
 mod permits;
 mod placed;
 mod polling;
 
-pub use handle::{Host, Iothread, SpawnError};
+pub use handle::{Confine, Host, Iothread, SpawnError};
 pub use looker::Polling;
 pub use placed::{MoveError, PlaceError, Placed, Watcher};
 pub use polling::{PollLimit, PollSettings};

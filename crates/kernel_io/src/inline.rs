@@ -4,9 +4,11 @@
 //! Where it stands in the life of a request: [`crate::Kernel`] asks for the next one of a turn, does
 //! it with a plain call, and makes its completion an event.
 //!
-//! Limits: [`TURN_OPERATIONS_MAX`] and [`TURN_BYTES_MAX`] per turn of the event loop; what is more
-//! waits, in order, for the next turns, so that the other rings of the iothread get theirs. A
-//! range larger than [`ALLOCATION_BYTES_MAX`] is not punched inline at all.
+//! Limits: [`TURN_OPERATIONS_MAX`] and [`TURN_BYTES_MAX`], or [`TURN_BYTES_BESIDE`], per turn of the
+//! event loop; what is more waits, in order, for the next turns, so that the other rings of the
+//! iothread get theirs. What has at most [`SHORT_BYTES_MAX`] waits for nothing longer: small
+//! requests of one ring do not queue behind large ones of another. A range larger than
+//! [`ALLOCATION_BYTES_MAX`] is not punched inline at all.
 
 use std::collections::VecDeque;
 
@@ -20,6 +22,13 @@ const TURN_OPERATIONS_MAX: u32 = 256;
 /// The most bytes of a turn: about 100 µs of copying.
 const TURN_BYTES_MAX: usize = 1 << 20;
 
+/// The same while several rings are served: about as long as a few small requests.
+const TURN_BYTES_BESIDE: usize = 16 << 10;
+
+/// The most bytes of a transfer that does not wait for longer ones. It may exceed a turn's bytes: a
+/// ring brings few of them in a turn.
+const SHORT_BYTES_MAX: usize = 16 << 10;
+
 /// The largest range punched inline: about a millisecond of freeing pages.
 const ALLOCATION_BYTES_MAX: u64 = 16 << 20;
 
@@ -32,10 +41,20 @@ pub(crate) fn suits(work: Work) -> bool {
     }
 }
 
+/// For how many rings the iothread works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InlineShare {
+    /// One: it can have all of the turn.
+    Alone,
+    /// Several: each waits for what is done for the others.
+    Beside,
+}
+
 /// What one iothread may still do inline in this turn, and what waits.
 #[derive(Debug)]
 pub(crate) struct InlineTurn {
     waiting: VecDeque<SlotIndex>,
+    share: InlineShare,
     operations_left: u32,
     bytes_left: usize,
     /// The memory of a transfer that this turn's bound cuts.
@@ -46,6 +65,7 @@ impl Default for InlineTurn {
     fn default() -> Self {
         Self {
             waiting: VecDeque::new(),
+            share: InlineShare::Alone,
             operations_left: TURN_OPERATIONS_MAX,
             bytes_left: TURN_BYTES_MAX,
             cut: Vec::new(),
@@ -57,7 +77,33 @@ impl InlineTurn {
     /// A new turn of the event loop.
     pub(crate) fn begin(&mut self) {
         self.operations_left = TURN_OPERATIONS_MAX;
-        self.bytes_left = TURN_BYTES_MAX;
+        self.bytes_left = match self.share {
+            InlineShare::Alone => TURN_BYTES_MAX,
+            InlineShare::Beside => TURN_BYTES_BESIDE,
+        };
+    }
+
+    /// How long turns are from the next on.
+    pub(crate) fn share(&mut self, share: InlineShare) {
+        self.share = share;
+    }
+
+    /// Whether the work is so short that it is done now although longer work waits. If so, it has
+    /// been taken off the turn.
+    pub(crate) fn overtakes(&mut self, work: Work, memory: &[Segment]) -> bool {
+        let bytes: usize = memory.iter().map(|segment| segment.count()).sum();
+        let short = match work {
+            Work::Read | Work::Write(_) => bytes <= SHORT_BYTES_MAX,
+            // It is about what is completed, and nothing that waits is.
+            Work::Sync => true,
+            Work::Allocate(..) => false,
+        };
+        if !short || self.operations_left == 0 {
+            return false;
+        }
+        self.operations_left -= 1;
+        self.bytes_left = self.bytes_left.saturating_sub(bytes);
+        true
     }
 
     /// Whether nothing waits.

@@ -21,7 +21,8 @@ use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use rustix::io::Errno;
 
 use crate::calls::{iovecs, perform};
-use crate::inline::{self, InlineTurn};
+use crate::inline::{self, InlineShare, InlineTurn};
+use crate::judgement::{Judgement, judge};
 use crate::native::Native;
 use crate::parked::{
     Content, InFlight, Parked, PollOwner, PollPhase, PollState, Progress, SlotIndex, Work,
@@ -31,9 +32,6 @@ use crate::ringer::Ringer;
 use crate::uring::FilePlace;
 use crate::workers::Workers;
 use crate::{Aio, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag};
-
-/// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
-const RETRIES_MAX: u8 = 100;
 
 /// How to wait for events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -327,6 +325,11 @@ impl Kernel {
         }
     }
 
+    /// How much may be done inline from the next turn on.
+    pub fn share_inline(&mut self, share: InlineShare) {
+        self.inline.share(share);
+    }
+
     /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told
     /// unless events, or work for another turn, are there already.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
@@ -352,6 +355,11 @@ impl Kernel {
     /// a system call. Submit what is queued before you ask.
     pub fn has_news(&mut self) -> bool {
         !self.events.is_empty() || !self.inline.is_empty() || self.reactor.has_news()
+    }
+
+    /// Whether something waits to be done inline in the next turns.
+    pub fn has_inline_work(&self) -> bool {
+        !self.inline.is_empty()
     }
 
     fn submit_native(&mut self) {
@@ -393,6 +401,14 @@ impl Kernel {
         self.events.pop_front()
     }
 
+    /// The next event, if it says that an operation is over: whose, how, and its bounce buffer. So
+    /// what was done at once can be worked off before the next turn.
+    pub fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)> {
+        let finished = self.events.pop_front_if(|event| matches!(event, Event::Finished { .. }));
+        let Some(Event::Finished { tag, result, bounce }) = finished else { return None };
+        Some((tag, result, bounce))
+    }
+
     fn start(
         &mut self,
         work: Work,
@@ -416,7 +432,11 @@ impl Kernel {
         let Opened { inline, way, .. } = *self.opened(file);
         match way {
             _ if inline && inline::suits(work) => {
-                self.inline.push(index);
+                if self.inline.overtakes(work, self.in_flight.memory(index)) {
+                    self.perform_inline(index, Amount::All);
+                } else {
+                    self.inline.push(index);
+                }
                 self.work_inline();
             }
             Way::Native if !Native::suits(work) => self.push_operation(index, Way::Workers),
@@ -427,18 +447,26 @@ impl Kernel {
     /// Does as much inline as this turn has room for.
     fn work_inline(&mut self) {
         while let Some(index) = self.inline.next() {
-            let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
-                panic!("slot {} holds no operation", index.0)
-            };
-            let (work, file, offset) = (parked.work, parked.file, parked.offset);
-            let file = Arc::clone(self.file(file));
-            let memory = self.inline.charge(work, self.in_flight.memory(index));
-            // SAFETY: the list of segments is the slot's or the turn's; guest memory is mapped
-            // until its request has completed (`Segment::new`), a bounce buffer is parked.
-            let result = unsafe { perform(work, file.as_fd(), offset, iovecs(memory)) };
-            if self.conclude(index, result) == Conclusion::Again {
-                self.inline.push(index);
-            }
+            self.perform_inline(index, Amount::OfTurn);
+        }
+    }
+
+    fn perform_inline(&mut self, index: SlotIndex, amount: Amount) {
+        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+            panic!("slot {} holds no operation", index.0)
+        };
+        let (work, file, offset) = (parked.work, parked.file, parked.offset);
+        let file = Arc::clone(self.file(file));
+        let left = self.in_flight.memory(index);
+        let memory = match amount {
+            Amount::All => left,
+            Amount::OfTurn => self.inline.charge(work, left),
+        };
+        // SAFETY: the list of segments is the slot's or the turn's; guest memory is mapped
+        // until its request has completed (`Segment::new`), a bounce buffer is parked.
+        let result = unsafe { perform(work, file.as_fd(), offset, iovecs(memory)) };
+        if self.conclude(index, result) == Conclusion::Again {
+            self.inline.push(index);
         }
     }
 
@@ -553,31 +581,11 @@ enum Conclusion {
     Again,
 }
 
-/// What a completion means for its operation.
-#[derive(Debug, Clone, Copy)]
-enum Judgement {
-    Again,
-    Transferred(usize),
-    Over(Result<(), IoFailure>),
-}
-
-fn judge(parked: &mut Parked, result: i32) -> Judgement {
-    let offset = parked.offset;
-    let Ok(count) = usize::try_from(result) else {
-        let errno = Errno::from_raw_os_error(-result);
-        let passing = errno == Errno::INTR || errno == Errno::AGAIN;
-        if passing && parked.retries < RETRIES_MAX {
-            parked.retries += 1;
-            return Judgement::Again;
-        }
-        return Judgement::Over(Err(IoFailure::Errno { offset, errno }));
-    };
-    match parked.work {
-        Work::Sync | Work::Allocate(..) => Judgement::Over(Ok(())),
-        Work::Read | Work::Write(_) if count > 0 => Judgement::Transferred(count),
-        Work::Read => Judgement::Over(Err(IoFailure::EndOfFile { offset })),
-        Work::Write(_) => Judgement::Over(Err(IoFailure::Errno { offset, errno: Errno::IO })),
-    }
+/// How much of an inline operation to do with one call: what is left, or what the turn has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Amount {
+    All,
+    OfTurn,
 }
 
 impl Drop for Kernel {

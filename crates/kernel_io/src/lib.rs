@@ -15,8 +15,10 @@ mod cpu;
 mod epoll;
 mod file;
 mod files;
+mod filter;
 mod image_lock;
 mod inline;
+mod judgement;
 mod kernel;
 mod native;
 mod notifier;
@@ -33,9 +35,11 @@ pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, process_cpu_time};
 pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};
 pub use files::FileTable;
+pub use filter::{FilterError, Refusals, filter_system_calls};
 pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
 };
+pub use inline::InlineShare;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;
 pub use parked::Tag;

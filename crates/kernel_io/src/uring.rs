@@ -3,7 +3,9 @@
 //! Where it stands in the life of a request: [`crate::Kernel`] queues parked operations and polls
 //! here by the number of their slot, and takes completions out by the same number.
 //!
-//! Invariants: a file has the slot of the ring's file table that its id numbers, for good.
+//! Invariants: a file has the slot of the ring's file table that its id numbers, for good. The ring
+//! does the operations that are queued here and no others, whoever writes to its memory: a filter
+//! of system calls does not see what goes through a ring ([`restrict`]).
 //! Threads: belongs to the thread that made it (SINGLE_ISSUER); only [`Uring::wait`] blocks.
 //! Limits: beyond [`COMPLETIONS`] the kernel keeps completions aside (NODROP), which is slower
 //! but loses none; files beyond [`REGISTERED_MAX`] are used by their descriptors.
@@ -15,6 +17,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use block::{ByteOffset, FileId};
+use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 
@@ -31,6 +34,21 @@ const COMPLETIONS: u32 = 8192;
 
 /// The slots of the ring's file table.
 const REGISTERED_MAX: u32 = 256;
+
+/// What the ring does (io_uring_register(2), IORING_REGISTER_RESTRICTIONS).
+const OPERATIONS: [u8; 8] = [
+    opcode::Read::CODE,
+    opcode::Write::CODE,
+    opcode::Readv::CODE,
+    opcode::Writev::CODE,
+    opcode::Fsync::CODE,
+    opcode::Fallocate::CODE,
+    opcode::PollAdd::CODE,
+    opcode::AsyncCancel::CODE,
+];
+
+/// IORING_UNREGISTER_FILES and IORING_REGISTER_FILES_UPDATE, which the library does not name.
+const REGISTER_OPERATIONS: [u8; 2] = [3, 6];
 
 /// User data of submissions whose completion means nothing.
 const UNNAMED: u64 = u64::MAX;
@@ -74,6 +92,7 @@ impl Uring {
             Ok(()) => Registration::On,
             Err(error) => not_registered(&error),
         };
+        restrict(&ring).map_err(KernelError::Uring)?;
         Ok(Self { ring, registration, completed: VecDeque::new(), misled: false })
     }
 
@@ -240,6 +259,7 @@ fn build(submissions: u32, completions: u32) -> Result<IoUring, KernelError> {
         .setup_defer_taskrun()
         .setup_taskrun_flag()
         .setup_submit_all()
+        .setup_r_disabled()
         .setup_cqsize(completions)
         .build(submissions)
         .map_err(KernelError::Uring)
@@ -250,6 +270,17 @@ fn whole(segment: libc::iovec) -> Option<(*mut u8, u32)> {
     Some((segment.iov_base.cast(), u32::try_from(segment.iov_len).ok()?))
 }
 
+/// Leaves the ring only what is needed from now on, for good, and lets it begin. Every kernel that
+/// has DEFER_TASKRUN (6.1) has this (5.10).
+fn restrict(ring: &IoUring) -> io::Result<()> {
+    let operations = OPERATIONS.into_iter().map(Restriction::sqe_op);
+    let registers = REGISTER_OPERATIONS.into_iter().map(Restriction::register_op);
+    let flags = Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits());
+    let mut all: Vec<Restriction> = operations.chain(registers).chain([flags]).collect();
+    ring.submitter().register_restrictions(&mut all)?;
+    ring.submitter().register_enable_rings()
+}
+
 fn not_registered(error: &io::Error) -> Registration {
     tracing::warn!("io_uring takes no registered files, so descriptors are used: {error}");
     Registration::Off
@@ -257,4 +288,52 @@ fn not_registered(error: &io::Error) -> Registration {
 
 fn is_passing(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel answers to an entry that nothing here would queue.
+    fn result_of(entry: squeue::Entry) -> Option<i32> {
+        let Ok(mut uring) = Uring::new() else {
+            return None;
+        };
+        // SAFETY: the entries of these tests name constants, which live for ever.
+        unsafe { uring.push(&entry.user_data(7)) };
+        uring.wait(true).expect("the ring can wait");
+        uring.next().map(|completion| completion.result)
+    }
+
+    #[test]
+    fn the_ring_opens_no_file_makes_no_socket_and_sends_nothing() {
+        let here = types::Fd(libc::AT_FDCWD);
+        let path = c"/dev/null".as_ptr();
+        for entry in [
+            opcode::OpenAt::new(here, path).build(),
+            opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(),
+            opcode::UnlinkAt::new(here, path).build(),
+            opcode::Nop::new().build(),
+        ] {
+            if let Some(result) = result_of(entry.clone()) {
+                assert_eq!(result, -Errno::ACCESS.raw_os_error(), "{entry:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_ring_takes_no_flags_but_that_of_registered_files() {
+        let entry = opcode::Fsync::new(types::Fd(-1)).build().flags(squeue::Flags::ASYNC);
+        if let Some(result) = result_of(entry) {
+            assert_eq!(result, -Errno::ACCESS.raw_os_error());
+        }
+    }
+
+    #[test]
+    fn the_ring_cannot_be_widened_again() {
+        let Ok(uring) = Uring::new() else { return };
+        let mut open = [Restriction::sqe_op(opcode::OpenAt::CODE)];
+        assert!(uring.ring.submitter().register_restrictions(&mut open).is_err());
+        assert!(uring.ring.submitter().register_eventfd(0).is_err());
+    }
 }

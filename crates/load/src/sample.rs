@@ -58,7 +58,8 @@ impl Latency {
         filled.then(|| Duration::from_nanos(self.0.value_at_percentile(percent)))
     }
 
-    pub(crate) fn record(&mut self, latency: Duration) {
+    /// Adds one request.
+    pub fn record(&mut self, latency: Duration) {
         let nanoseconds = u64::try_from(latency.as_nanos()).unwrap_or(LATENCY_NS_MAX);
         self.0.saturating_record(nanoseconds);
     }

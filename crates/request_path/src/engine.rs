@@ -18,8 +18,8 @@ use block::{
     Answer, Buffers, Clock, FailKind, FileId, LaneError, Mapping, Node, Operation, Outcome, Target,
 };
 use kernel_io::{
-    Alarm, BounceBuffer, BouncePool, Caching, Event, FileTable, IoFailure, Kernel, KernelError,
-    Notifier, Reactors, Wait, WaitsWith,
+    Alarm, BounceBuffer, BouncePool, Caching, Event, FileTable, InlineShare, IoFailure, Kernel,
+    KernelError, Notifier, Reactors, Wait, WaitsWith,
 };
 use virtio::Head;
 
@@ -49,6 +49,15 @@ pub enum Signal {
     Unwatched(SourceKey),
     /// Somebody rang the bell: look at commands and mailboxes.
     Bell,
+}
+
+/// Who carries a batch out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Started {
+    /// This thread, some of it at least, and that is over.
+    Inline,
+    /// The kernel or nobody.
+    Elsewhere,
 }
 
 /// One iothread's lanes, jobs and way to the kernel.
@@ -159,9 +168,9 @@ impl Engine {
     }
 
     /// Maps and starts everything added since the last batch, with one call of the lane.
-    pub fn start_batch(&mut self, lane: LaneIndex) {
+    pub(crate) fn start_batch(&mut self, lane: LaneIndex) -> Started {
         if self.batch.is_empty() {
-            return;
+            return Started::Elsewhere;
         }
         self.lanes.map(lane, &mut self.mappings);
         let (batch, mappings) = (self.batch.len(), std::mem::take(&mut self.mappings));
@@ -180,6 +189,13 @@ impl Engine {
         self.batch.clear();
         self.mappings = mappings;
         self.mappings.clear();
+        // What was done at once is answered in the same turn.
+        let mut started = Started::Elsewhere;
+        while let Some((tag, result, bounce)) = self.kernel.next_finished() {
+            self.operation_over(tag, result, bounce);
+            started = Started::Inline;
+        }
+        started
     }
 
     /// Takes the finished requests of a seat, into an empty list.
@@ -192,6 +208,11 @@ impl Engine {
         self.jobs
             .open_reads()
             .filter_map(move |(ticket, memory)| Some((ticket.head_at(seat)?, memory)))
+    }
+
+    /// How much may be done inline from the next wait on.
+    pub fn share_inline(&mut self, share: InlineShare) {
+        self.kernel.share_inline(share);
     }
 
     /// Submits what is queued and waits as told.
@@ -208,6 +229,11 @@ impl Engine {
     /// Cheap enough to be asked again and again.
     pub fn has_news(&mut self) -> bool {
         self.kernel.has_news()
+    }
+
+    /// Whether something waits that [`Engine::wait`] does itself, so that it would not sleep.
+    pub fn has_own_work(&self) -> bool {
+        self.kernel.has_inline_work()
     }
 
     /// Whether requests are being carried out here.

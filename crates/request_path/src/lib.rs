@@ -27,6 +27,8 @@ pub use lanes::LaneIndex;
 pub use mailbox::{Mailbox, Wake};
 pub use ring::{RingSource, RingSourceSetup};
 pub use seats::Seat;
-pub use source::{Appetite, Counters, Ending, Fault, Rest, Source, SourceKey, Turn};
+pub use source::{
+    Appetite, Counters, Ending, Fault, Others, Rest, Share, Source, SourceKey, Step, Turn,
+};
 /// What a source is given to mark its writes in; made by whoever sets it up.
 pub use virtio::RingLog;

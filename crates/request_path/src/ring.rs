@@ -14,12 +14,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use block::{Node, Operation, Outcome, Segment};
-use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingLog, Step, reached};
+use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingLog, reached};
 
+use crate::engine::Started;
 use crate::noted::Noted;
 use crate::{
-    Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Source, SourceKey,
-    Turn, Wake,
+    Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Share, Source,
+    SourceKey, Step, Turn, Wake,
 };
 
 /// What a ring is made of.
@@ -93,6 +94,8 @@ pub struct RingSource {
     slots: Box<[Slot]>,
     in_flight: usize,
     chain: Chain,
+    /// Whether the last requests were carried out by the iothread itself.
+    inline: bool,
     finished: Vec<(Head, Outcome)>,
     /// What the dirty log needs to know.
     noted: Noted,
@@ -131,6 +134,7 @@ impl RingSource {
             health: Health::Sound,
             in_flight: 0,
             chain: Chain::default(),
+            inline: false,
             counters: Counters::default(),
         }
     }
@@ -139,26 +143,67 @@ impl RingSource {
         self.home.expect("a ring is only served where it has arrived")
     }
 
-    /// Takes chains from the guest until it has no more, or one of the bounds is met.
-    fn pop_batch(&mut self, engine: &mut Engine, most: u32) -> Turn {
-        let mut popped = 0;
-        self.ring.suppress_kicks();
+    /// Takes new requests on: a step, and more steps while nobody else has something new.
+    fn take_share(&mut self, engine: &mut Engine, share: Share<'_>) -> Turn {
+        let mut left = share.requests;
         loop {
-            if popped == most {
-                return Turn::More;
-            }
-            if engine.room() == 0 {
-                return Turn::Full;
-            }
-            match self.ring.pop(&mut self.chain) {
-                Ok(Some(head)) => match self.begin(head, engine) {
-                    Ok(()) => popped += 1,
-                    Err(fault) => return Turn::Broken(fault),
-                },
-                Ok(None) => return Turn::Idle,
-                Err(error) => return Turn::Broken(error.into()),
+            let step = if self.inline { share.inline_step } else { share.step };
+            let step = Step { requests: step.requests.min(left), ..step };
+            let (turn, taken) = self.take_on(engine, step);
+            left -= taken;
+            if !matches!(turn, Turn::More) || left == 0 || share.others.have_new() {
+                return turn;
             }
         }
+    }
+
+    /// Takes on what was in flight before the ring came. Who stops still serves it: these requests are
+    /// taken, and a successor may never hear of them.
+    fn take_inherited(&mut self, engine: &mut Engine) -> Turn {
+        match u32::try_from(self.ring.pending()).expect("at most the ring size") {
+            0 => Turn::Idle,
+            pending => self.take_on(engine, Step::of(pending)).0,
+        }
+    }
+
+    /// Takes new requests on and starts them, in one batch. Returns how many it were, too.
+    fn take_on(&mut self, engine: &mut Engine, step: Step) -> (Turn, u32) {
+        let (turn, taken) = self.pop_batch(engine, step);
+        if let Turn::Broken(_) = turn {
+            self.health = Health::Broken;
+        }
+        if taken > 0 {
+            self.inline = engine.start_batch(self.home().lane) == Started::Inline;
+            self.collect_here(engine);
+        }
+        (turn, taken)
+    }
+
+    /// Takes chains from the guest until it has no more, or one of the bounds is met.
+    fn pop_batch(&mut self, engine: &mut Engine, step: Step) -> (Turn, u32) {
+        let (mut popped, mut bytes) = (0, 0);
+        self.ring.suppress_kicks();
+        let turn = loop {
+            if popped == step.requests || bytes >= step.bytes.0 {
+                break Turn::More;
+            }
+            if engine.room() == 0 {
+                break Turn::Full;
+            }
+            match self.ring.pop(&mut self.chain) {
+                Ok(Some(head)) => {
+                    bytes +=
+                        self.chain.readable.count() as u64 + self.chain.writable.count() as u64;
+                    if let Err(fault) = self.begin(head, engine) {
+                        break Turn::Broken(fault);
+                    }
+                    popped += 1;
+                }
+                Ok(None) => break Turn::Idle,
+                Err(error) => break Turn::Broken(error.into()),
+            }
+        };
+        (turn, popped)
     }
 
     /// Starts the request in `self.chain`, or answers it at once.
@@ -205,9 +250,20 @@ impl RingSource {
 
     /// Takes back everything that is finished, here or on a thread the ring has left.
     fn collect(&mut self, engine: &mut Engine) {
+        self.collect_here(engine);
+        let mut finished = std::mem::take(&mut self.finished);
+        self.mailbox.drain(|head, outcome| finished.push((head, outcome)));
+        self.complete_all(finished);
+    }
+
+    /// Takes back what is finished here.
+    fn collect_here(&mut self, engine: &mut Engine) {
         let mut finished = std::mem::take(&mut self.finished);
         engine.take_finished(self.home().seat, &mut finished);
-        self.mailbox.drain(|head, outcome| finished.push((head, outcome)));
+        self.complete_all(finished);
+    }
+
+    fn complete_all(&mut self, mut finished: Vec<(Head, Outcome)>) {
         for (head, outcome) in finished.drain(..) {
             self.complete(head, outcome);
         }
@@ -226,7 +282,7 @@ impl RingSource {
             self.noted.answered(&mut self.ring, head, status);
         }
         self.ring.push_used(head, written);
-        reached(Step::Staged);
+        reached(virtio::Step::Staged);
         self.count(kind, outcome);
     }
 
@@ -258,7 +314,7 @@ impl RingSource {
             && let Some(call) = &self.call
         {
             engine.signal(call.as_fd(), "call");
-            reached(Step::Interrupted);
+            reached(virtio::Step::Interrupted);
         }
     }
 
@@ -266,18 +322,6 @@ impl RingSource {
     fn interrupt(&self, engine: &mut Engine) {
         if let Some(call) = &self.call {
             engine.signal(call.as_fd(), "call");
-        }
-    }
-
-    /// What the turn may pop at most. Who stops still serves what was in flight before it came:
-    /// these requests are taken, and a successor may never hear of them.
-    fn most(&self, appetite: Appetite) -> u32 {
-        match (self.health, appetite) {
-            (Health::Broken, _) => 0,
-            (Health::Sound, Appetite::Pop(most)) => most,
-            (Health::Sound, Appetite::DrainOnly) => {
-                u32::try_from(self.ring.pending()).expect("at most the ring size")
-            }
         }
     }
 }
@@ -296,7 +340,7 @@ impl Source for RingSource {
     }
 
     fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey) {
-        reached(Step::Arrived);
+        reached(virtio::Step::Arrived);
         let seat = engine.sit(&self.mailbox, self.ring.size(), key);
         self.home = Some(Home { seat, lane });
         if std::mem::take(&mut self.owes_interrupt) {
@@ -304,28 +348,22 @@ impl Source for RingSource {
         }
     }
 
-    fn turn(&mut self, engine: &mut Engine, appetite: Appetite) -> Turn {
+    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
         self.collect(engine);
-        let turn = match self.most(appetite) {
-            0 => Turn::Idle,
-            most => {
-                let turn = self.pop_batch(engine, most);
-                if let Turn::Broken(_) = turn {
-                    self.health = Health::Broken;
-                }
-                engine.start_batch(self.home().lane);
-                self.collect(engine);
-                turn
-            }
+        let turn = match (appetite, self.health) {
+            (_, Health::Broken) => Turn::Idle,
+            (Appetite::Pop(requests), Health::Sound) => self.take_on(engine, Step::of(requests)).0,
+            (Appetite::Share(share), Health::Sound) => self.take_share(engine, share),
+            (Appetite::DrainOnly, Health::Sound) => self.take_inherited(engine),
         };
         self.publish(engine);
         // Who stops or leaves is not told any more: nothing is taken from the guest.
         match (appetite, self.health, self.ring.check_log()) {
-            (Appetite::Pop(_), Health::Sound, Err(error)) => {
+            (Appetite::Pop(_) | Appetite::Share(_), Health::Sound, Err(error)) => {
                 self.health = Health::Broken;
                 Turn::Broken(error.into())
             }
-            (Appetite::Pop(_) | Appetite::DrainOnly, _, _) => turn,
+            (Appetite::Pop(_) | Appetite::Share(_) | Appetite::DrainOnly, _, _) => turn,
         }
     }
 
@@ -347,7 +385,7 @@ impl Source for RingSource {
         self.note_reads(engine);
         engine.leave(self.home().seat);
         self.home = None;
-        reached(Step::Departed);
+        reached(virtio::Step::Departed);
     }
 
     fn in_flight(&self) -> usize {

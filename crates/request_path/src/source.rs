@@ -6,7 +6,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::Node;
+use block::{ByteCount, Node};
 use virtio::{RingBase, RingLog};
 
 use crate::{Engine, LaneIndex, Mailbox};
@@ -16,12 +16,52 @@ use crate::{Engine, LaneIndex, Mailbox};
 pub struct SourceKey(pub u32);
 
 /// How much a source may take on in a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Appetite {
+#[derive(Debug, Clone, Copy)]
+pub enum Appetite<'a> {
     /// At most so many new requests.
     Pop(u32),
+    /// What is fair while other sources are served too.
+    Share(Share<'a>),
     /// None: only finish what is in flight.
     DrainOnly,
+}
+
+/// How much a source may take on beside others: a step, and further steps while nobody else has
+/// something new.
+#[derive(Debug, Clone, Copy)]
+pub struct Share<'a> {
+    /// At most so many new requests in the whole turn; at least 1.
+    pub requests: u32,
+    /// How far to go before the others are asked.
+    pub step: Step,
+    /// The same while requests are carried out by this thread itself (`kernel_io::inline`).
+    pub inline_step: Step,
+    /// Whom to ask.
+    pub others: &'a dyn Others,
+}
+
+/// How many new requests a source takes on at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// At most so many; at least 1.
+    pub requests: u32,
+    /// None after those that have so many bytes together; at least 1.
+    pub bytes: ByteCount,
+}
+
+impl Step {
+    /// So many requests of any size.
+    #[must_use]
+    pub const fn of(requests: u32) -> Self {
+        Self { requests, bytes: ByteCount(u64::MAX) }
+    }
+}
+
+/// The other sources of the iothread.
+pub trait Others: std::fmt::Debug {
+    /// Whether one of them has something new that nobody knew of before the turn. Cheap, but not
+    /// for nothing: asked once per [`Step`].
+    fn have_new(&self) -> bool;
 }
 
 /// What a turn left behind.
@@ -107,7 +147,7 @@ pub trait Source: std::fmt::Debug + Send {
 
     /// Does a bounded piece of work. Afterwards new requests need not come with a kick: before
     /// the iothread sleeps it must look ([`Source::has_new`]) or call [`Source::rest`].
-    fn turn(&mut self, engine: &mut Engine, appetite: Appetite) -> Turn;
+    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn;
 
     /// Whether there is something new. Cheap enough to be asked again and again.
     fn has_new(&self) -> bool;

@@ -23,3 +23,4 @@ pub mod report;
 pub mod rng;
 mod seccomp;
 pub mod slow_disk;
+pub mod trespass;

@@ -22,7 +22,7 @@ use rustix::process::{Pid, kill_process};
 use tempfile::TempDir;
 
 use crate::deadline::{Deadline, now, poll_until};
-use crate::seccomp;
+use crate::seccomp::{self, Denied};
 
 /// How long a server may take to listen on its sockets.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
@@ -67,15 +67,8 @@ pub struct Program {
     first_arguments: Vec<OsString>,
     directory: Option<PathBuf>,
     variables: Vec<(String, String)>,
-    host: Host,
-}
-
-/// What the host allows a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Host {
-    Everything,
-    NoIoUring,
-    NoLocks,
+    /// What its host lacks.
+    denied: Vec<Denied>,
 }
 
 impl Program {
@@ -93,18 +86,33 @@ impl Program {
             first_arguments,
             directory: None,
             variables: Vec::new(),
-            host: Host::Everything,
+            denied: Vec::new(),
         }
     }
 
     /// The same, on a host that forbids io_uring (seccomp, EPERM).
     pub fn without_io_uring(self) -> Self {
-        Self { host: Host::NoIoUring, ..self }
+        self.without(Denied::IO_URING)
+    }
+
+    /// The same, on a host without landlock.
+    pub fn without_landlock(self) -> Self {
+        self.without(Denied::LANDLOCK)
+    }
+
+    /// The same, on a host that takes no further filters of system calls.
+    pub fn without_seccomp(self) -> Self {
+        self.without(Denied::SECCOMP)
+    }
+
+    fn without(mut self, denied: Denied) -> Self {
+        self.denied.push(denied);
+        self
     }
 
     /// The same, on a host without locks of open file descriptions (seccomp, EINVAL).
     pub fn without_locks(self) -> Self {
-        Self { host: Host::NoLocks, ..self }
+        self.without(Denied::LOCKS)
     }
 
     /// The same, with one more environment variable.
@@ -178,10 +186,8 @@ impl Program {
             command.current_dir(directory);
         }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        match self.host {
-            Host::Everything => {}
-            Host::NoIoUring => seccomp::deny_io_uring(&mut command),
-            Host::NoLocks => seccomp::deny_locks(&mut command),
+        for denied in &self.denied {
+            seccomp::deny(&mut command, *denied);
         }
         let mut child = command
             .args(&self.first_arguments)

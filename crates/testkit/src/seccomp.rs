@@ -1,6 +1,5 @@
-//! A host that forbids something, for one child process: a seccomp filter that answers
-//! io_uring_setup with EPERM, as container runtimes do, or locks of open file descriptions with
-//! EINVAL, as kernels before 3.15 do.
+//! A host that lacks or forbids something, for one child process: a seccomp filter that answers one
+//! system call, or two of its commands, with an error, as container runtimes do.
 
 #![expect(unsafe_code, reason = "a filter is installed between fork and exec")]
 
@@ -14,52 +13,61 @@ const NUMBER_OFFSET: u32 = 0;
 /// Where the low half of the second argument is, on little-endian machines.
 const SECOND_ARGUMENT_OFFSET: u32 = 24;
 
-/// Has the child refused every io_uring.
-pub(crate) fn deny_io_uring(command: &mut Command) {
-    // SAFETY: between fork and exec only async-signal-safe calls are allowed; the closure makes
-    // two system calls and allocates nothing.
-    unsafe { command.pre_exec(|| install(&mut io_uring_filter())) };
+/// A system call and the error that it gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Denied {
+    call: u32,
+    errno: u32,
+    /// The second arguments that are denied; all, if there are none.
+    commands: Option<[u32; 2]>,
 }
 
-/// Has the child refused every lock of an open file description.
-pub(crate) fn deny_locks(command: &mut Command) {
-    // SAFETY: as for io_uring.
-    unsafe { command.pre_exec(|| install(&mut lock_filter())) };
-}
-
-fn io_uring_filter() -> [libc::sock_filter; 4] {
-    let denied = u32::try_from(libc::SYS_io_uring_setup).expect("a small number");
-    [
-        load(NUMBER_OFFSET),
-        // Equal: go on; otherwise skip one.
-        jump_unless_equal(1, denied),
-        answer(refuse_with(libc::EPERM)),
-        answer(libc::SECCOMP_RET_ALLOW),
-    ]
-}
-
-fn lock_filter() -> [libc::sock_filter; 8] {
-    let fcntl = u32::try_from(libc::SYS_fcntl).expect("a small number");
-    let is = |command: libc::c_int| {
-        let skip_unless = jump_unless_equal(1, command.unsigned_abs());
-        [skip_unless, answer(refuse_with(libc::EINVAL))]
+impl Denied {
+    /// As the profiles of container runtimes do.
+    pub(crate) const IO_URING: Self = Self::all(libc::SYS_io_uring_setup, libc::EPERM);
+    /// As a kernel that was built without.
+    pub(crate) const LANDLOCK: Self = Self::all(libc::SYS_landlock_create_ruleset, libc::ENOSYS);
+    /// As a kernel that was built without.
+    pub(crate) const SECCOMP: Self = Self::all(libc::SYS_seccomp, libc::ENOSYS);
+    /// As kernels before 3.15: no locks of open file descriptions.
+    pub(crate) const LOCKS: Self = Self {
+        commands: Some([libc::F_OFD_SETLK.unsigned_abs(), libc::F_OFD_GETLK.unsigned_abs()]),
+        ..Self::all(libc::SYS_fcntl, libc::EINVAL)
     };
-    let ([set, refuse_set], [get, refuse_get]) = (is(libc::F_OFD_SETLK), is(libc::F_OFD_GETLK));
-    [
-        load(NUMBER_OFFSET),
-        jump_unless_equal(5, fcntl),
-        load(SECOND_ARGUMENT_OFFSET),
-        set,
-        refuse_set,
-        get,
-        refuse_get,
-        answer(libc::SECCOMP_RET_ALLOW),
-    ]
+
+    const fn all(call: libc::c_long, errno: libc::c_int) -> Self {
+        Self { call: number(call), errno: errno.unsigned_abs(), commands: None }
+    }
 }
 
-fn install(filter: &mut [libc::sock_filter]) -> io::Result<()> {
-    let len = libc::c_ushort::try_from(filter.len()).expect("a filter is short");
-    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+/// Has the child refused this.
+pub(crate) fn deny(command: &mut Command, denied: Denied) {
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; `install` makes two
+    // system calls and allocates nothing.
+    unsafe { command.pre_exec(move || install(denied)) };
+}
+
+fn install(denied: Denied) -> io::Result<()> {
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    let refusal = libc::SECCOMP_RET_ERRNO | denied.errno;
+    // How many instructions to skip from the comparison of the number: to those of the command, or
+    // to the refusal.
+    let (to_commands, [first, second]) = match denied.commands {
+        Some(commands) => (0, commands),
+        None => (3, [0, 0]),
+    };
+    let mut filter = [
+        instruction(load, 0, 0, NUMBER_OFFSET),
+        instruction(equal, to_commands, 4, denied.call),
+        instruction(load, 0, 0, SECOND_ARGUMENT_OFFSET),
+        instruction(equal, 1, 0, first),
+        instruction(equal, 0, 1, second),
+        instruction(answer, 0, 0, refusal),
+        instruction(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 7, filter: filter.as_mut_ptr() };
     // SAFETY: the call takes numbers only.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
@@ -73,23 +81,13 @@ fn install(filter: &mut [libc::sock_filter]) -> io::Result<()> {
     Ok(())
 }
 
-fn load(offset: u32) -> libc::sock_filter {
-    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
-}
-
-fn jump_unless_equal(skip: u8, value: u32) -> libc::sock_filter {
-    instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skip, value)
-}
-
-fn answer(with: u32) -> libc::sock_filter {
-    instruction(libc::BPF_RET | libc::BPF_K, 0, 0, with)
-}
-
-fn refuse_with(errno: libc::c_int) -> u32 {
-    libc::SECCOMP_RET_ERRNO | errno.unsigned_abs()
-}
-
 fn instruction(code: u32, if_true: u8, if_false: u8, operand: u32) -> libc::sock_filter {
     let code = u16::try_from(code).expect("codes have 16 bits");
     libc::sock_filter { code, jt: if_true, jf: if_false, k: operand }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "numbers of system calls are small")]
+#[expect(clippy::cast_sign_loss, reason = "and positive")]
+const fn number(call: libc::c_long) -> u32 {
+    call as u32
 }

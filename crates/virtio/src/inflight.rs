@@ -67,7 +67,7 @@ impl InflightShape {
         }
     }
 
-    /// The bytes of a region for rings of this layout.
+    /// The bytes of a region for rings of this layout: at most 256 MiB and 16 KiB.
     pub fn bytes(self, layout: RingLayout) -> u64 {
         self.part_bytes(layout) as u64 * u64::from(self.queues)
     }
@@ -168,6 +168,8 @@ impl InflightQueue {
         let bytes = self.region.region.spec().bytes;
         let needed = self.region.shape.bytes(layout);
         if bytes < needed {
+            let [bytes, needed] =
+                [bytes, needed].map(|it| u32::try_from(it).expect("a region has 256 MiB at most"));
             return Err(InflightFault::TooSmall { bytes, needed });
         }
         Ok(())

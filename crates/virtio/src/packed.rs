@@ -3,8 +3,9 @@
 //! Where it stands in the life of a request: its first and its last stop, as `split` for the other
 //! layout.
 //!
-//! Invariants: a buffer id is popped only while it is not in flight and returned exactly once; of
-//! a batch nothing is visible to the driver before the flags of its first descriptor are stored; from the first published used descriptor to the next available one there are never
+//! Invariants: a buffer id is popped only while it is not in flight and returned exactly once; from
+//! the first staged descriptor on nothing is visible to the driver before `publish` stores that
+//! one's flags; from the first published used descriptor to the next available one there are never
 //! more descriptors than the ring has; no chain is handed out that was read from memory the front
 //! end had taken away.
 //! Threads: owned by one iothread at a time, moved as a value between them. Nothing blocks.
@@ -23,7 +24,7 @@ use block::Segment;
 use crate::inflight::{PackedPast, PackedTracker, Saved};
 use crate::ring::{
     Batch, Chain, Gather, Head, Hits, Interrupt, Marks, Origin, RingBase, RingError, RingLog,
-    RingSetup, Staged, publish,
+    RingSetup, publish,
 };
 use crate::step::{Step, reached};
 use crate::{GuestMemory, InflightFault, InflightQueue};
@@ -61,12 +62,14 @@ pub struct PackedRing {
     in_flight: Box<[u16]>,
     /// Where the next chain is looked for.
     next_available: Position,
+    /// Where the next used descriptor goes.
+    next_used: Position,
     /// The next used descriptor as the driver sees it.
     published_used: Position,
-    /// Completions that the driver does not see yet.
-    staged: Vec<Staged>,
-    /// The descriptors of their chains.
-    staged_descriptors: u16,
+    /// The flags of the descriptor at `published_used`, once one was staged.
+    staged_flags: Option<u16>,
+    /// Descriptors that were staged.
+    staged: u16,
     tracker: Option<PackedTracker>,
     /// Chains that were in flight when somebody else served the ring, the oldest last.
     pending: Vec<Saved>,
@@ -123,9 +126,10 @@ impl PackedRing {
             hits: Hits::default(),
             marks: Marks::default(),
             next_available: progress.available,
+            next_used: progress.used,
             published_used: progress.used,
-            staged: Vec::with_capacity(setup.size.into()),
-            staged_descriptors: 0,
+            staged_flags: None,
+            staged: 0,
             tracker: None,
             pending: Vec::new(),
             origin: Origin::Base,
@@ -141,6 +145,7 @@ impl PackedRing {
     fn inherit(&mut self, past: PackedPast) {
         let size = self.size();
         self.published_used = past.used.into();
+        self.next_used = self.published_used;
         self.held = 0;
         for saved in &past.chains {
             let descriptors =
@@ -185,10 +190,8 @@ impl PackedRing {
     /// Like `pop`, without a look at whether the memory it has read is still there.
     fn pop_unchecked(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
         chain.clear();
-        if let Some(saved) = self.pending.pop() {
-            // It is in flight and marked already.
-            self.reader().read_saved(&saved.descriptors, chain)?;
-            return Ok(Some(Head(saved.id)));
+        if !self.pending.is_empty() {
+            return self.pop_pending(chain);
         }
         let start = self.next_available;
         let flags = self.areas.flags(start.slot);
@@ -206,6 +209,15 @@ impl PackedRing {
         Ok(Some(Head(span.id)))
     }
 
+    /// Hands out a chain that is in flight and marked already.
+    #[cold]
+    fn pop_pending(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
+        let Some(saved) = self.pending.pop() else { return Ok(None) };
+        self.reader().read_saved(&saved.descriptors, chain)?;
+        Ok(Some(Head(saved.id)))
+    }
+
+    #[inline]
     fn reader(&mut self) -> Reader<'_> {
         let head = self.next_available.slot;
         Reader {
@@ -239,19 +251,32 @@ impl PackedRing {
         let in_flight = self.in_flight.get_mut(usize::from(head.0));
         let descriptors = in_flight.map_or(0, std::mem::take);
         assert!(descriptors != 0, "chain {} was returned without being in flight", head.0);
-        self.staged.push(Staged { head: head.0, written, descriptors });
-        self.staged_descriptors += descriptors;
+        let at = self.next_used;
+        let flags = at.used_flags(written);
+        self.areas.set_used(at.slot, head.0, written);
+        if self.staged_flags.is_none() {
+            // Written last, by `publish`: the driver looks at no descriptor behind it before.
+            self.staged_flags = Some(flags);
+        } else {
+            self.areas.set_flags(at.slot, flags);
+        }
+        // The used descriptor stands for the whole chain; the driver knows how many it skips
+        // (virtio 1.2, 2.8.6).
+        self.next_used = at.after(descriptors, self.size());
+        self.staged += descriptors;
+        if let Some(tracker) = &mut self.tracker {
+            tracker.stage(head.0);
+        }
     }
 
     /// Shows the driver all that was staged, and says whether it wants an interrupt for it.
     pub fn publish(&mut self) -> Interrupt {
-        if self.staged.is_empty() {
+        if self.staged_flags.is_none() {
             return Interrupt::Suppressed;
         }
         let first_slot = self.published_used.slot;
         publish(self);
-        self.staged.clear();
-        let passed = std::mem::take(&mut self.staged_descriptors);
+        let passed = std::mem::take(&mut self.staged);
         self.marks.slots(first_slot, passed, self.size());
         self.held -= passed;
         // The descriptors must be visible before the driver's wish is read: the driver writes its
@@ -357,46 +382,28 @@ impl PackedRing {
             Some(_) | None => Ok(()),
         }
     }
-
-    /// Where the next used descriptor is after the batch.
-    fn used_after(&self) -> Position {
-        self.published_used.after(self.staged_descriptors, self.areas.size())
-    }
 }
 
 impl Batch for PackedRing {
-    fn link(&mut self) {
-        let used = self.used_after().into();
-        if let Some(tracker) = &mut self.tracker {
-            tracker.link(&self.staged, used);
-        }
+    fn is_tracked(&self) -> bool {
+        self.tracker.is_some()
     }
 
-    fn write_used(&mut self) {
-        let first = self.published_used;
-        let mut at = first;
-        for staged in &self.staged {
-            self.areas.set_used(at.slot, staged.head, staged.written);
-            // The driver looks at no descriptor behind the first before that one's flags.
-            if at != first {
-                self.areas.set_flags(at.slot, at.used_flags(staged.written));
-            }
-            // The used descriptor stands for the whole chain; the driver knows how many it skips
-            // (virtio 1.2, 2.8.6).
-            at = at.after(staged.descriptors, self.areas.size());
+    fn link(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.link(self.next_used.into());
         }
     }
 
     fn show(&mut self) {
-        let first = self.published_used;
-        let flags = first.used_flags(self.staged[0].written);
-        self.areas.publish_flags(first.slot, flags);
-        self.published_used = self.used_after();
+        let flags = self.staged_flags.take().expect("`publish` has looked");
+        self.areas.publish_flags(self.published_used.slot, flags);
+        self.published_used = self.next_used;
     }
 
     fn unmark(&mut self) {
         if let Some(tracker) = &mut self.tracker {
-            tracker.unmark(&self.staged);
+            tracker.unmark();
         }
     }
 

@@ -24,7 +24,7 @@ pub(crate) use chain::{DESCRIPTOR_BYTES, Gather, Hits, table_entries};
 pub use error::{Area, RingError};
 pub(crate) use log::Marks;
 pub use log::{Marking, RingLog};
-pub(crate) use publish::{Batch, Staged, publish};
+pub(crate) use publish::{Batch, publish};
 
 /// The largest ring of either layout (virtio 1.2, 2.7 and 2.8.10.1).
 pub const RING_SIZE_MAX: u16 = 32768;

@@ -22,7 +22,7 @@ use block::Segment;
 use crate::inflight::SplitTracker;
 use crate::ring::{
     Batch, Chain, Gather, Head, Hits, Interrupt, Marks, Origin, RingBase, RingError, RingLayout,
-    RingLog, RingSetup, Staged, publish,
+    RingLog, RingSetup, publish,
 };
 use crate::step::{Step, reached};
 use crate::{GuestMemory, InflightFault, InflightQueue};
@@ -69,10 +69,10 @@ pub struct SplitRing {
     next_available: u16,
     /// The available index as last read; entries before it may be popped.
     seen_available: u16,
-    /// The used index as the driver sees it; the next used element goes there.
+    /// Where the next used element goes.
+    next_used: u16,
+    /// The used index as the driver sees it.
     published_used: u16,
-    /// Completions that the driver does not see yet.
-    staged: Vec<Staged>,
     tracker: Option<SplitTracker>,
     /// Heads that were in flight when somebody else served the ring, the oldest last.
     pending: Vec<u16>,
@@ -134,8 +134,8 @@ impl SplitRing {
             marks: Marks::default(),
             next_available,
             seen_available: next_available,
+            next_used: used,
             published_used: used,
-            staged: Vec::with_capacity(setup.size.into()),
             tracker: None,
             pending: Vec::new(),
             origin: Origin::Base,
@@ -170,10 +170,8 @@ impl SplitRing {
     /// Like `pop`, without a look at whether the memory it has read is still there.
     fn pop_unchecked(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
         chain.clear();
-        if let Some(head) = self.pending.pop() {
-            // It is in flight and marked already.
-            self.read(head, chain)?;
-            return Ok(Some(Head(head)));
+        if !self.pending.is_empty() {
+            return self.pop_pending(chain);
         }
         if self.next_available == self.seen_available {
             self.look()?;
@@ -199,6 +197,15 @@ impl SplitRing {
         Ok(Some(Head(head)))
     }
 
+    /// Hands out a chain that is in flight and marked already.
+    #[cold]
+    fn pop_pending(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
+        let Some(head) = self.pending.pop() else { return Ok(None) };
+        self.read(head, chain)?;
+        Ok(Some(Head(head)))
+    }
+
+    #[inline]
     fn read(&mut self, head: u16, chain: &mut Chain) -> Result<(), RingError> {
         Reader {
             areas: &self.areas,
@@ -218,18 +225,20 @@ impl SplitRing {
             "chain {} was returned without being in flight",
             head.0
         );
-        self.staged.push(Staged { head: head.0, written, descriptors: 1 });
+        self.areas.set_used_element(self.next_used, head.0, written);
+        self.next_used = self.next_used.wrapping_add(1);
+        if let Some(tracker) = &mut self.tracker {
+            tracker.stage(head.0);
+        }
     }
 
     /// Shows the driver all that was staged, and says whether it wants an interrupt for it.
     pub fn publish(&mut self) -> Interrupt {
-        if self.staged.is_empty() {
+        let (old, new) = (self.published_used, self.next_used);
+        if old == new {
             return Interrupt::Suppressed;
         }
-        let old = self.published_used;
         publish(self);
-        self.staged.clear();
-        let new = self.published_used;
         let size = self.size();
         self.marks.used_elements(old & (size - 1), new.wrapping_sub(old), size);
         // The index must be visible before the driver's wish is read: the driver writes its wish
@@ -354,29 +363,24 @@ impl SplitRing {
 }
 
 impl Batch for SplitRing {
-    fn link(&mut self) {
-        if let Some(tracker) = &mut self.tracker {
-            tracker.link(&self.staged);
-        }
+    fn is_tracked(&self) -> bool {
+        self.tracker.is_some()
     }
 
-    fn write_used(&mut self) {
-        let mut index = self.published_used;
-        for staged in &self.staged {
-            self.areas.set_used_element(index, staged.head, staged.written);
-            index = index.wrapping_add(1);
+    fn link(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.link();
         }
     }
 
     fn show(&mut self) {
-        let count = u16::try_from(self.staged.len()).expect("at most the ring size");
-        self.published_used = self.published_used.wrapping_add(count);
-        self.areas.set_used_index(self.published_used);
+        self.areas.set_used_index(self.next_used);
+        self.published_used = self.next_used;
     }
 
     fn unmark(&mut self) {
         if let Some(tracker) = &mut self.tracker {
-            tracker.unmark(&self.staged);
+            tracker.unmark();
         }
     }
 

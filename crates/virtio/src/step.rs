@@ -16,12 +16,10 @@ pub enum Step {
     Noted,
     /// It is marked as being in flight.
     Marked,
-    /// Its status is written and its completion staged.
+    /// Its status and its used entry are written; the driver does not look at them yet.
     Staged,
     /// The region names the chains of the batch.
     BatchLinked,
-    /// The used entries are written, and the driver does not look at them yet.
-    UsedWritten,
     /// The driver sees the batch.
     UsedPublished,
     /// The marks of the batch are cleared.

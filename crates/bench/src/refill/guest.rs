@@ -1,4 +1,4 @@
-//! The guest's side of a ring: 64 reads of 4 KiB that are made available again as they are answered.
+//! The guest's side of a ring: so many reads that are made available again as they are answered.
 //!
 //! Descriptors, headers' kinds and buffers are written once; a refill changes a sector and two rings'
 //! indices, so that next to nothing of what is measured is the guest.
@@ -11,7 +11,7 @@ use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
 
 use anyhow::Result;
 use load::Random;
@@ -21,11 +21,10 @@ use virtio::{
     GuestAddress, GuestMemory, Region, RegionSpec, RingAddresses, RingBase, RingLayout, RingSetup,
 };
 
-const BLOCK: usize = 4096;
-const SECTORS_PER_BLOCK: u64 = 8;
+const SECTOR: usize = 512;
 const RING_SIZE: u16 = 256;
-/// Requests in flight; three descriptors each.
-const SLOTS: u16 = 64;
+/// The most requests in flight of a ring with 256 descriptors, three for each.
+const SLOTS_MAX: u16 = 64;
 const AVAILABLE: usize = 0x1000;
 const USED: usize = 0x2000;
 /// Header and status of a slot share a cache line.
@@ -33,16 +32,31 @@ const HEADERS: usize = 0x3000;
 const HEADER_BYTES: usize = 64;
 const STATUS: usize = 16;
 const DATA: usize = 0x4000;
-const MEMORY: usize = DATA + SLOTS as usize * BLOCK;
 /// Where the front end claims to have its memory.
 const USER_ADDRESS: u64 = 0x10_0000;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
+/// What a guest keeps in flight.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// So many reads; 1 to 64.
+    pub(super) depth: u16,
+    /// Of so many bytes each; a multiple of 512.
+    pub(super) block: usize,
+}
+
+impl Shape {
+    fn memory(self) -> usize {
+        DATA + usize::from(self.depth) * self.block
+    }
+}
+
 /// A guest and its memory.
 #[derive(Debug)]
 pub(super) struct Guest {
+    shape: Shape,
     base: NonNull<u8>,
     memory: Arc<GuestMemory>,
     random: Random,
@@ -56,20 +70,21 @@ unsafe impl Send for Guest {}
 
 impl Guest {
     /// A guest whose requests all wait in the ring.
-    pub(super) fn new(seed: u64, disk_bytes: u64) -> Result<Self> {
+    pub(super) fn new(shape: Shape, seed: u64, disk_bytes: u64) -> Result<Self> {
+        assert!((1..=SLOTS_MAX).contains(&shape.depth) && shape.block.is_multiple_of(SECTOR));
         let file = memfd_create("ringloom-bench", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, MEMORY as u64)?;
-        let base = map(&file)?;
+        ftruncate(&file, shape.memory() as u64)?;
+        let base = map(&file, shape.memory())?;
         let spec = RegionSpec {
             guest: GuestAddress(0),
-            bytes: MEMORY as u64,
+            bytes: shape.memory() as u64,
             user_address: USER_ADDRESS,
             file_offset: 0,
         };
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(Region::map(file, spec)?)])?);
-        let (random, blocks) = (Random::new(seed), disk_bytes / BLOCK as u64);
-        let mut guest = Self { base, memory, random, blocks, available: 0, used: 0 };
-        for slot in 0..SLOTS {
+        let (random, blocks) = (Random::new(seed), disk_bytes / shape.block as u64);
+        let mut guest = Self { shape, base, memory, random, blocks, available: 0, used: 0 };
+        for slot in 0..shape.depth {
             guest.describe(slot);
             guest.offer(slot * 3);
         }
@@ -97,10 +112,15 @@ impl Guest {
         }
     }
 
+    /// How many answers wait to be taken.
+    pub(super) fn answers(&self) -> u16 {
+        u16::from_le(self.field(USED + 2).load(Ordering::Acquire)).wrapping_sub(self.used)
+    }
+
     /// Takes every answer and makes as many requests; returns how many.
     pub(super) fn refill(&mut self) -> u64 {
-        let until = u16::from_le(self.field(USED + 2).load(Ordering::Acquire));
-        let answered = until.wrapping_sub(self.used);
+        let answered = self.answers();
+        let until = self.used.wrapping_add(answered);
         if answered == 0 {
             return 0;
         }
@@ -114,12 +134,23 @@ impl Guest {
         u64::from(answered)
     }
 
-    /// Writes what never changes: a header for a read, 4 KiB, a status.
+    /// Whether the device wants a kick for the last of what was published, of which there was one
+    /// (virtio 1.2, 2.7.10.1).
+    pub(super) fn wants_kick(&self) -> bool {
+        // The index must be visible before the device's wish is read (2.7.13.4.1).
+        fence(Ordering::SeqCst);
+        let event = USED + 4 + usize::from(RING_SIZE) * 8;
+        let event = u16::from_le(self.field(event).load(Ordering::Relaxed));
+        event == self.available.wrapping_sub(1)
+    }
+
+    /// Writes what never changes: a header for a read, its bytes, a status.
     fn describe(&self, slot: u16) {
         let header = HEADERS + usize::from(slot) * HEADER_BYTES;
-        let data = DATA + usize::from(slot) * BLOCK;
+        let block = self.shape.block;
+        let data = DATA + usize::from(slot) * block;
         self.write_descriptor(slot * 3, header, 16, NEXT);
-        self.write_descriptor(slot * 3 + 1, data, BLOCK, NEXT | WRITE);
+        self.write_descriptor(slot * 3 + 1, data, block, NEXT | WRITE);
         self.write_descriptor(slot * 3 + 2, header + STATUS, 1, WRITE);
         self.double(header).store(0, Ordering::Relaxed);
     }
@@ -133,8 +164,8 @@ impl Guest {
 
     /// Aims the request of this head at another block and puts it into the available ring.
     fn offer(&mut self, head: u16) {
-        let sector = self.random.below(self.blocks) * SECTORS_PER_BLOCK;
-        let header = HEADERS + usize::from(head / 3 % SLOTS) * HEADER_BYTES;
+        let sector = self.random.below(self.blocks) * (self.shape.block / SECTOR) as u64;
+        let header = HEADERS + usize::from(head / 3 % self.shape.depth) * HEADER_BYTES;
         self.double(header + 8).store(sector.to_le(), Ordering::Relaxed);
         let entry = AVAILABLE + 4 + usize::from(self.available % RING_SIZE) * 2;
         self.field(entry).store(head.to_le(), Ordering::Relaxed);
@@ -149,7 +180,7 @@ impl Guest {
     }
 
     fn field(&self, place: usize) -> &AtomicU16 {
-        assert!(place + 2 <= MEMORY && place.is_multiple_of(2));
+        assert!(place + 2 <= self.shape.memory() && place.is_multiple_of(2));
         // SAFETY: inside the mapping, as just checked.
         let pointer = unsafe { self.base.add(place) };
         // SAFETY: aligned, mapped as long as `self`, and accessed atomically.
@@ -157,7 +188,7 @@ impl Guest {
     }
 
     fn double(&self, place: usize) -> &AtomicU64 {
-        assert!(place + 8 <= MEMORY && place.is_multiple_of(8));
+        assert!(place + 8 <= self.shape.memory() && place.is_multiple_of(8));
         // SAFETY: inside the mapping, as just checked.
         let pointer = unsafe { self.base.add(place) };
         // SAFETY: aligned, mapped as long as `self`, and accessed atomically.
@@ -165,10 +196,10 @@ impl Guest {
     }
 }
 
-fn map(file: &OwnedFd) -> Result<NonNull<u8>> {
+fn map(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice replaces no memory.
-    let base = unsafe { mmap(std::ptr::null_mut(), MEMORY, access, MapFlags::SHARED, file, 0) }?;
+    let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) }?;
     Ok(NonNull::new(base.cast::<u8>()).expect("the kernel never maps at address 0"))
 }
 
@@ -177,7 +208,7 @@ impl Drop for Guest {
         let base = self.base.as_ptr().cast::<c_void>();
         // SAFETY: address and length are those of `mmap`; no reference into it outlives a method,
         // and the device has a mapping of its own.
-        let unmapped = unsafe { munmap(base, MEMORY) };
+        let unmapped = unsafe { munmap(base, self.shape.memory()) };
         debug_assert!(unmapped.is_ok(), "unmapping our own mapping cannot fail");
     }
 }

@@ -50,9 +50,10 @@ fn a_small_run_measures_saves_and_compares() {
     }
     let text = bench(&["--compare", file, file]);
     assert!(text.lines().count() > 5, "{text}");
-    assert!(
-        text.lines().filter(|line| line.contains("4k")).all(|it| it.ends_with("no difference"))
-    );
+    // On a busy machine a short sample may have nothing to take a percentile of.
+    let equal = |line: &str| line.ends_with("no difference") || line.ends_with("repeats to tell");
+    assert!(text.lines().filter(|line| line.contains("4k")).all(equal), "{text}");
+    assert!(text.contains("no difference"), "{text}");
 }
 
 #[test]

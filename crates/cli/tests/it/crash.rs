@@ -52,7 +52,7 @@ fn next(program: &Program, kills: usize) -> Program {
     const FAULTS: [&str; KILLS] = [
         "UsedPublished:900",
         "Marked:700",
-        "UsedWritten:300",
+        "Staged:300",
         "MarksCleared:400",
         "Noted:501",
         "BatchLinked:300",

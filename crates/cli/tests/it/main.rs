@@ -19,6 +19,7 @@ mod model_workload;
 mod parity;
 mod refusals;
 mod rings;
+mod sandbox;
 mod short_form;
 mod support;
 mod tmpfs;

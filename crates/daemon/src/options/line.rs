@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::fault::{Fault, LineFault, OptionError};
-use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Step};
+use super::fields::parse_flag;
+use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Sandboxing, Step};
 use super::words::{Name, SharedName, ShortName, Word};
 #[cfg(test)]
 use super::{blockdev, export, object};
@@ -45,6 +46,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
         pidfile: shared.pidfile,
         daemonize: shared.daemonize,
         print: shared.print.or(hint),
+        sandbox: shared.sandbox,
     }))
 }
 
@@ -84,6 +86,7 @@ struct Shared {
     print: Option<AttachFormat>,
     socket_mode: Option<u32>,
     socket_group: Option<String>,
+    sandbox: Sandboxing,
 }
 
 impl Shared {
@@ -94,6 +97,7 @@ impl Shared {
             print: None,
             socket_mode: None,
             socket_group: None,
+            sandbox: Sandboxing::Possible,
         };
         for word in words {
             if let Name::Shared(name) = word.name {
@@ -129,6 +133,15 @@ impl Shared {
                     return Err(argument(text, Fault::ExpectsAlone { expected: "a group" }));
                 }
                 self.socket_group = Some(text.to_owned());
+            }
+            SharedName::Sandbox => {
+                let text = word.text()?;
+                let fault = Fault::ExpectsAlone { expected: "'on' or 'off'" };
+                self.sandbox = match parse_flag(text) {
+                    Some(true) => Sandboxing::Required,
+                    Some(false) => Sandboxing::Off,
+                    None => return Err(argument(text, fault)),
+                };
             }
         }
         Ok(())

@@ -43,6 +43,8 @@ pub struct Plan {
     pub daemonize: Daemonize,
     /// In which form to print the lines that attach a guest, if at all.
     pub print: Option<AttachFormat>,
+    /// What the daemon gives up once everything is set up.
+    pub sandbox: Sandboxing,
 }
 
 impl Plan {
@@ -62,6 +64,17 @@ pub enum Daemonize {
     Foreground,
     /// It forks; the parent leaves with the child's verdict.
     Background,
+}
+
+/// What the daemon gives up once everything is set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sandboxing {
+    /// Nothing.
+    Off,
+    /// What the host lets it; the rest is said.
+    Possible,
+    /// All of it; if something cannot be given up, it does not serve.
+    Required,
 }
 
 /// For whom to print the lines that attach a guest.

@@ -87,8 +87,9 @@ fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>, log: Option<&Log>) {
     if let Some(log) = log {
         served.source.set_log(&mut served.engine, Some(guest.ring_log(log.shared())));
     }
-    let mut allocations = [0; 2];
-    // The first round fills the lists that are kept.
+    let mut allocations = [0; 5];
+    // The first round fills the lists that are kept. On a busy machine a later one may meet a new
+    // high-water mark, where they grow once more.
     for allocations in &mut allocations {
         served.allocations = 0;
         let mut completed = 0;
@@ -108,8 +109,8 @@ fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>, log: Option<&Log>) {
     }
     served.source.depart(&mut served.engine);
     assert!(allocations[0] > 0, "the rig does not count");
-    // A list that meets a new high-water mark grows once more; nothing is allocated per request.
-    assert!(allocations[1] < 10, "{} allocations for 3000 requests", allocations[1]);
+    let fewest = allocations[1..].iter().min();
+    assert!(fewest < Some(&10), "{allocations:?} allocations for 3000 requests each");
 }
 
 #[test]

@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod allocations;
+mod confined;
 mod dirty_log;
+mod fairness;
 mod guest;
 mod inflight;
 mod moves;

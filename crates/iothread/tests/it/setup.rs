@@ -35,7 +35,8 @@ pub(crate) fn iothreads<const N: usize>(
     std::array::from_fn(|i| {
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::new(SystemClock));
-        let host = Host { files, clock, polling: Arc::clone(&polling), reactors };
+        let polling = Arc::clone(&polling);
+        let host = Host { files, clock, polling, reactors, confine: None };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
@@ -60,11 +61,19 @@ pub(crate) fn file_node(files: &Arc<FileTable>, bytes: u64) -> (Arc<dyn Node>, t
 }
 
 pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
-    source_of(Ring::new(guest.memory(), guest.setup()).unwrap(), guest, node)
+    Box::new(ring(guest, node))
+}
+
+pub(crate) fn ring(guest: &Guest, node: &Arc<dyn Node>) -> RingSource {
+    ring_source(Ring::new(guest.memory(), guest.setup()).unwrap(), guest, node)
 }
 
 /// The source of a ring of the guest that was started already.
 pub(crate) fn source_of(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
+    Box::new(ring_source(ring, guest, node))
+}
+
+fn ring_source(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> RingSource {
     let rules = BlkRules {
         size: node.size(),
         access: node.access(),
@@ -72,7 +81,7 @@ pub(crate) fn source_of(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> Box<
         discard: true,
         write_zeroes: true,
     };
-    Box::new(RingSource::new(RingSourceSetup {
+    RingSource::new(RingSourceSetup {
         ring,
         rules,
         node: Arc::clone(node),
@@ -81,9 +90,13 @@ pub(crate) fn source_of(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> Box<
         call: Some(guest.call_fd()),
         error: None,
         owner: Arc::new(kernel_io::Notifier::new().unwrap()),
-    }))
+    })
 }
 
 pub(crate) fn place(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed {
-    Placed::on(on, source(guest, node), Arc::new(NoFault)).unwrap()
+    place_source(source(guest, node), on)
+}
+
+pub(crate) fn place_source(source: Box<dyn Source>, on: &Arc<Iothread>) -> Placed {
+    Placed::on(on, source, Arc::new(NoFault)).unwrap()
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId};
 use kernel_io::{
-    Aio, Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Reactors, Residence,
-    Tag, Wait,
+    Aio, Allocation, Event, FileTable, InlineShare, IoFailure, Kernel, Notifier, OpenFile,
+    Reactors, Residence, Tag, Wait,
 };
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -88,16 +88,78 @@ fn a_turn_is_bounded_and_polls_get_theirs_between_two() {
         kernel.wait(Wait::Poll).unwrap();
         let (_, to) = memory(&vec![0; 4 * MIB]);
         kernel.read(id, ByteOffset(0), std::iter::once(to(0, 3 * MIB + 5)), Tag(0));
-        kernel.read(id, ByteOffset(0), std::iter::once(to(0, 512)), Tag(1));
+        kernel.read(id, ByteOffset(0), std::iter::once(to(0, MIB)), Tag(1));
         assert!(kernel.next_event().is_none(), "3 MiB are more than a turn's bytes");
         bell.wake();
         // The next turn goes to the large read as well; the call must not block.
         kernel.wait(Wait::Block).unwrap();
         let found = events(&mut kernel);
         assert!(matches!(found[..], [Event::Readable { tag: Tag(9) }]), "{found:?}");
-        // What is left of the large read has queued behind the small one.
+        // What is left of the larger read has queued behind the other.
         finished(&mut kernel, Tag(1)).unwrap();
         finished(&mut kernel, Tag(0)).unwrap();
+    });
+}
+
+#[test]
+fn small_operations_do_not_wait_for_large_ones() {
+    on_both(|rig| {
+        let table = Arc::new(FileTable::default());
+        let id = memory_file(&table, 2 * MIB);
+        let mut kernel = rig.kernel(table);
+        let bytes: Vec<u8> = (0..=255).cycle().take(2 * MIB).collect();
+        let (base, at) = memory(&bytes);
+        kernel.write(
+            id,
+            ByteOffset(0),
+            Durability::Cached,
+            std::iter::once(at(0, 2 * MIB)),
+            Tag(0),
+        );
+        let parts = [at(MIB, 1000), at(0, 3096)];
+        kernel.write(id, ByteOffset(0), Durability::Cached, parts.into_iter(), Tag(1));
+        kernel.sync(id, Tag(2));
+        let found = events(&mut kernel);
+        let [Event::Finished { tag: Tag(1), .. }, Event::Finished { tag: Tag(2), .. }] = found[..]
+        else {
+            panic!("{found:?}")
+        };
+        // Even of those a turn does not do any number.
+        for number in 3..1000 {
+            kernel.sync(id, Tag(number));
+        }
+        assert!(events(&mut kernel).len() < 996);
+        while kernel.next_event().is_none_or(|event| {
+            !matches!(event, Event::Finished { tag: Tag(0), result: Ok(()), .. })
+        }) {
+            kernel.wait(Wait::Block).unwrap();
+        }
+        kernel.read(id, ByteOffset(MIB as u64), std::iter::once(at(0, MIB)), Tag(1000));
+        while !matches!(next(&mut kernel), Event::Finished { tag: Tag(1000), .. }) {}
+        assert_eq!(read_back(base, MIB), bytes[MIB..]);
+    });
+}
+
+#[test]
+fn beside_others_a_turn_is_shorter() {
+    on_both(|rig| {
+        let table = Arc::new(FileTable::default());
+        let id = memory_file(&table, MIB);
+        let mut kernel = rig.kernel(table);
+        let (_, to) = memory(&vec![0; MIB]);
+        let mut turns = [InlineShare::Alone, InlineShare::Beside].map(|share| {
+            kernel.share_inline(share);
+            kernel.wait(Wait::Poll).unwrap();
+            kernel.read(id, ByteOffset(0), std::iter::once(to(0, MIB)), Tag(0));
+            let mut turns = 1;
+            while kernel.next_event().is_none() {
+                kernel.wait(Wait::Block).unwrap();
+                turns += 1;
+            }
+            turns
+        });
+        turns.sort_unstable();
+        assert!(turns[0] == 1 && turns[1] >= 16, "{turns:?}");
     });
 }
 

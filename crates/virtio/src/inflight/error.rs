@@ -56,7 +56,8 @@ pub enum InflightError {
     },
 }
 
-/// A region that a ring cannot be tracked in, or that tells nothing sensible about it.
+/// A region that a ring cannot be tracked in, or that tells nothing sensible about it. It is part of
+/// what every pop may return, so it stays small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InflightFault {
     /// A queue that the region was not made for.
@@ -78,10 +79,10 @@ pub enum InflightFault {
     /// A region that does not hold all its queues.
     #[error("in-flight region has {bytes} bytes and needs {needed}")]
     TooSmall {
-        /// Its size.
-        bytes: u64,
+        /// Its size, as far as it was mapped.
+        bytes: u32,
         /// What its queues need.
-        needed: u64,
+        needed: u32,
     },
     /// A version that nobody has defined.
     #[error("in-flight region has version {version}, only 1 is known")]

@@ -13,7 +13,7 @@
 use super::cells::Cells;
 use super::{ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, Past, VERSION, VERSION_FIELD};
 use crate::RingLayout;
-use crate::ring::{DESCRIPTOR_BYTES, Staged};
+use crate::ring::DESCRIPTOR_BYTES;
 use crate::step::{Step, reached};
 
 pub(super) const HEADER_BYTES: usize = 32;
@@ -54,6 +54,8 @@ pub(crate) struct PackedTracker {
     chains: Box<[(u16, u16)]>,
     used: UsedPosition,
     draft: Draft,
+    /// The buffer ids of the batch that is being staged.
+    batch: Vec<u16>,
 }
 
 /// The chain that is being read.
@@ -120,6 +122,7 @@ impl PackedTracker {
             chains: vec![(0, 0); usize::from(size)].into_boxed_slice(),
             used: start,
             draft: Draft { next: 0, last: 0, descriptors: 0 },
+            batch: Vec::with_capacity(size.into()),
         };
         let past = match super::past(&tracker.cells, entries)? {
             Past::None => {
@@ -303,10 +306,15 @@ impl PackedTracker {
         self.cells.store_u16(OLD_FREE_HEAD, next);
     }
 
-    /// Names the chains of a batch, before the driver sees it, and where the ring is after it.
-    pub(crate) fn link(&mut self, batch: &[Staged], used: UsedPosition) {
-        for staged in batch {
-            let (head, last) = self.chains[usize::from(staged.head)];
+    /// Adds a chain to the batch.
+    pub(crate) fn stage(&mut self, id: u16) {
+        self.batch.push(id);
+    }
+
+    /// Names the chains of the batch, before the driver sees it, and where the ring is after it.
+    pub(crate) fn link(&mut self, used: UsedPosition) {
+        for &id in &self.batch {
+            let (head, last) = self.chains[usize::from(id)];
             self.cells.store_u16(entry(last, NEXT), self.free_head);
             self.next[usize::from(last)] = self.free_head;
             self.free_head = head;
@@ -316,10 +324,10 @@ impl PackedTracker {
         self.used = used;
     }
 
-    /// Clears the marks of a batch that the driver sees.
-    pub(crate) fn unmark(&mut self, batch: &[Staged]) {
-        for staged in batch {
-            let (head, _) = self.chains[usize::from(staged.head)];
+    /// Clears the marks of the batch, which the driver sees.
+    pub(crate) fn unmark(&mut self) {
+        for id in self.batch.drain(..) {
+            let (head, _) = self.chains[usize::from(id)];
             self.cells.store_u8(entry(head, MARK), 0);
         }
     }

@@ -10,7 +10,6 @@
 use super::cells::Cells;
 use super::{ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, Past, VERSION, VERSION_FIELD};
 use crate::RingLayout;
-use crate::ring::Staged;
 use crate::step::{Step, reached};
 
 pub(super) const HEADER_BYTES: usize = 16;
@@ -31,6 +30,8 @@ pub(crate) struct SplitTracker {
     counter: u64,
     /// The head of the last batch that was linked.
     last_batch: u16,
+    /// The heads of the batch that is being staged.
+    batch: Vec<u16>,
 }
 
 /// What a ring goes on from.
@@ -54,7 +55,8 @@ impl SplitTracker {
     ) -> Result<(Self, Option<SplitPast>), InflightFault> {
         let entries = queue.entries();
         let cells = queue.cells(RingLayout::Split, size)?;
-        let mut tracker = Self { cells, counter: 0, last_batch: 0 };
+        let batch = Vec::with_capacity(size.into());
+        let mut tracker = Self { cells, counter: 0, last_batch: 0, batch };
         let past = match super::past(&tracker.cells, entries)? {
             Past::None => {
                 tracker.begin(entries, used);
@@ -135,19 +137,24 @@ impl SplitTracker {
         self.cells.store_u8(entry(head, MARK), 1);
     }
 
-    /// Names the chains of a batch, before the driver sees it.
-    pub(crate) fn link(&mut self, batch: &[Staged]) {
-        for staged in batch {
-            self.cells.store_u16(entry(staged.head, NEXT), self.last_batch);
-            self.last_batch = staged.head;
+    /// Adds a chain to the batch.
+    pub(crate) fn stage(&mut self, head: u16) {
+        self.batch.push(head);
+    }
+
+    /// Names the chains of the batch, before the driver sees it.
+    pub(crate) fn link(&mut self) {
+        for &head in &self.batch {
+            self.cells.store_u16(entry(head, NEXT), self.last_batch);
+            self.last_batch = head;
         }
         self.cells.store_u16(LAST_BATCH_HEAD, self.last_batch);
     }
 
-    /// Clears the marks of a batch that the driver sees.
-    pub(crate) fn unmark(&mut self, batch: &[Staged]) {
-        for staged in batch {
-            self.cells.store_u8(entry(staged.head, MARK), 0);
+    /// Clears the marks of the batch, which the driver sees.
+    pub(crate) fn unmark(&mut self) {
+        for head in self.batch.drain(..) {
+            self.cells.store_u8(entry(head, MARK), 0);
         }
     }
 

@@ -19,13 +19,12 @@ const ROUNDS_MAX: usize = 500;
 const CRASH_LIMIT: Duration = Duration::from_secs(20);
 
 /// The steps of a normal run.
-const STEPS: [&str; 10] = [
+const STEPS: [&str; 9] = [
     "Popped",
     "Noted",
     "Marked",
     "Staged",
     "BatchLinked",
-    "UsedWritten",
     "UsedPublished",
     "MarksCleared",
     "BatchCommitted",
@@ -113,7 +112,7 @@ fn check_steps(layout: RingLayout) {
 /// A server that dies while it repairs what the one before has left, after a few that died elsewhere.
 #[track_caller]
 fn check_series(layout: RingLayout) {
-    for first in ["UsedWritten:9", "UsedPublished:9", "MarksCleared:3", "Noted:30"] {
+    for first in ["Staged:9", "UsedPublished:9", "MarksCleared:3", "Noted:30"] {
         let faults = [
             first,
             "BatchRepaired:1",

@@ -154,7 +154,8 @@ fn a_ring_that_has_no_place_in_the_region_is_refused() {
     check(open(2, 7, bytes, 1), Ok(()));
     check(open(2, 7, bytes, 2), Err(InflightFault::NoSuchQueue { queue: 2, queues: 2 }));
     check(open(2, 4, bytes, 0), Err(InflightFault::RingTooLarge { size: 5, queue_size: 4 }));
-    let small = InflightFault::TooSmall { bytes: bytes - 1, needed: bytes };
+    let needed = u32::try_from(bytes).expect("small");
+    let small = InflightFault::TooSmall { bytes: needed - 1, needed };
     check(open(2, 7, bytes - 1, 0), Err(small));
     let setup = world.driver.setup();
     let error = Ring::tracked(world.guest.memory(), setup, &open(2, 7, bytes - 1, 0));

@@ -1,0 +1,189 @@
+//! The fences around the daemon: what a guest gets that has taken an iothread over.
+//!
+//! Where it stands in the life of a request: around all of them. Prepared before the first thread;
+//! iothreads and exports go behind the fences of files and privileges as they start, the first
+//! thread when everything is set up, and then system calls are filtered for all.
+//!
+//! Invariants: a thread is behind the fences before it serves anybody ([`Sandbox::confine`],
+//! [`Sandbox::inside`]); [`Sandbox::look_at_threads`] finds one that is not. No
+//! fence can be widened or taken down. Why, and what each holds: docs/sandbox.md.
+//! Not here: the restriction of io_uring (`kernel_io::uring`), which always holds.
+
+mod calls;
+mod files;
+mod privileges;
+mod reach;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use block::Access;
+use iothread::Confine;
+
+pub use calls::CallsError;
+pub use files::FilesError;
+pub use reach::Outside;
+
+use crate::chain::chain_of;
+use crate::options::{Plan, Sandboxing};
+use calls::CallsFence;
+use files::FilesFence;
+use reach::Reach;
+
+/// The fences of a process.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    required: Required,
+    reach: Reach,
+    /// With landlock's version.
+    files: Option<(FilesFence, i32)>,
+    privileges: Option<Privileges>,
+    calls: Option<CallsFence>,
+}
+
+/// The fence around privileges can be had.
+#[derive(Debug)]
+struct Privileges;
+
+/// What a fence that cannot be had means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Required {
+    /// It is said, and left out.
+    No,
+    /// The daemon does not start.
+    Yes,
+}
+
+/// A fence cannot be put up.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// Around files.
+    #[error("cannot confine the daemon to the files named")]
+    Files(#[source] FilesError),
+    /// Around privileges.
+    #[error("cannot give privileges up")]
+    Privileges(#[source] io::Error),
+    /// Around system calls.
+    #[error("cannot filter system calls")]
+    Calls(#[source] CallsError),
+    /// Threads cannot be looked at.
+    #[error("cannot find out whether all threads are confined")]
+    Look(#[source] io::Error),
+    /// A thread is not behind the fences.
+    #[error("not all threads are confined: {}", names.join(", "))]
+    Threads {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// No thread to try the fences on.
+    #[error("cannot try the fences")]
+    Try(#[source] io::Error),
+}
+
+impl Sandbox {
+    /// Finds out which fences can be had, and says which cannot. Call it in the process that
+    /// stays, in the directory that paths are relative to; fences nothing yet.
+    pub(crate) fn prepare(plan: &Plan) -> Result<Option<Arc<Self>>, SandboxError> {
+        let required = match plan.sandbox {
+            Sandboxing::Off => return Ok(None),
+            Sandboxing::Possible => Required::No,
+            Sandboxing::Required => Required::Yes,
+        };
+        let reach = Reach::of(plan);
+        let files = FilesFence::new(&reach).and_then(|fence| {
+            let version = on_another_thread(|| fence.put_up());
+            version.map_err(FilesError::Share)?.map(|version| (fence, version))
+        });
+        let privileges = on_another_thread(privileges::give_up).map_err(SandboxError::Try)?;
+        let files = required.judge(files.map_err(SandboxError::Files))?;
+        Ok(Some(Arc::new(Self {
+            required,
+            reach,
+            files,
+            privileges: required
+                .judge(privileges.map(|()| Privileges).map_err(SandboxError::Privileges))?,
+            calls: required.judge(CallsFence::new().map_err(SandboxError::Calls))?,
+        })))
+    }
+
+    /// Does this on a thread behind the fences; the threads that it starts are behind them too.
+    pub(crate) fn inside<T: Send>(&self, start: impl FnOnce() -> T + Send) -> io::Result<T> {
+        on_another_thread(|| self.confine().map(|()| start()))?
+    }
+
+    /// Finds out whether all other threads are behind the fences. Call it when they are started.
+    pub(crate) fn look_at_threads(&self) -> Result<(), SandboxError> {
+        if self.privileges.is_none() {
+            return Ok(());
+        }
+        let names = privileges::unconfined().map_err(SandboxError::Look);
+        let found = names.and_then(|names| match names.as_slice() {
+            [] => Ok(()),
+            [..] => Err(SandboxError::Threads { names }),
+        });
+        self.required.judge(found).map(drop)
+    }
+
+    /// Puts the fences up for the calling thread, the last one, and filters the system calls of
+    /// all. From here on nothing but what the daemon does now can be done.
+    pub(crate) fn close(&self) -> Result<(), SandboxError> {
+        self.confine().map_err(SandboxError::Privileges)?;
+        let filtered = self.calls.as_ref().map(CallsFence::put_up).transpose();
+        let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
+        let files = match &self.files {
+            None => "all files".to_owned(),
+            Some((_, version)) => format!("only files below what was named (landlock {version})"),
+        };
+        let privileges = if self.privileges.is_some() { "no" } else { "all" };
+        let calls = if filtered.flatten().is_some() { "filtered" } else { "unfiltered" };
+        tracing::info!("sandbox: {files}, {privileges} capabilities, system calls {calls}");
+        Ok(())
+    }
+
+    /// Whether and why opening this file for a disk fails once the fences are up. Whoever gets
+    /// EACCES asks, to say what the operator can do about it.
+    pub(crate) fn judge(&self, path: &Path, access: Access) -> Result<(), Outside> {
+        if self.files.is_none() {
+            return Ok(());
+        }
+        self.reach.judge(path, access)
+    }
+}
+
+impl Confine for Sandbox {
+    fn confine(&self) -> io::Result<()> {
+        if let Some((files, _)) = &self.files {
+            files.put_up().map_err(io::Error::other)?;
+        }
+        if self.privileges.is_some() {
+            privileges::give_up()?;
+        }
+        Ok(())
+    }
+}
+
+impl Required {
+    /// What there is of a fence: an error if there must be one, otherwise a sentence.
+    fn judge<T>(self, fence: Result<T, SandboxError>) -> Result<Option<T>, SandboxError> {
+        match (fence, self) {
+            (Ok(fence), _) => Ok(Some(fence)),
+            (Err(error), Self::Yes) => Err(error),
+            (Err(error), Self::No) => {
+                tracing::warn!("sandbox: {}; serving without this fence", chain_of(&error));
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Does this on a thread of its own, which ends: what it gives up is given up there alone.
+fn on_another_thread<T: Send>(task: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("sandbox".to_owned());
+        let thread = thread.spawn_scoped(scope, task)?;
+        Ok(thread.join().expect("a panic of a starting thread ends the process"))
+    })
+}

@@ -1,0 +1,93 @@
+//! The fence around files, TCP and other processes: landlock.
+//!
+//! Invariants: what a kernel does not know yet is left out; the first version of landlock, which
+//! fences opening, is enough to count as a fence.
+//! Threads: landlock holds for a thread and those that it starts later.
+
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, PathFd,
+    RestrictionStatus, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
+    RulesetStatus, Scope,
+};
+
+use block::Access;
+
+use super::reach::{Reach, Use};
+
+/// The newest version of landlock that is asked for.
+const NEWEST: ABI = ABI::V9;
+
+/// The rules, ready to be put up on any number of threads.
+#[derive(Debug)]
+pub(super) struct FilesFence {
+    ruleset: RulesetCreated,
+}
+
+/// The fence cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// Its kernel was built without.
+    #[error("this kernel has no landlock, or it is forbidden here")]
+    NotThere,
+    /// Its kernel was started without.
+    #[error("landlock is switched off on this host (boot parameter lsm=)")]
+    Off,
+    /// The kernel refused the rules.
+    #[error("landlock takes no rules")]
+    Rules(#[from] RulesetError),
+    /// The rules could not be shared with another thread.
+    #[error("landlock's rules cannot be used")]
+    Share(#[source] std::io::Error),
+}
+
+impl FilesFence {
+    /// Makes the rules; nothing is fenced yet.
+    pub(super) fn new(reach: &Reach) -> Result<Self, FilesError> {
+        let mut ruleset = Ruleset::default()
+            .handle_access(AccessFs::from_all(NEWEST))?
+            .handle_access(AccessNet::from_all(NEWEST))?
+            .scope(Scope::from_all(NEWEST))?
+            .create()?;
+        for grant in reach.grants() {
+            // What is not there cannot be opened, and whoever needs it says so.
+            if let Ok(place) = PathFd::new(&grant.path) {
+                ruleset = ruleset.add_rule(PathBeneath::new(place, rights(grant.for_what)))?;
+            }
+        }
+        Ok(Self { ruleset })
+    }
+
+    /// Puts the fence up for the calling thread and those that it will start. Returns landlock's
+    /// version.
+    pub(super) fn put_up(&self) -> Result<i32, FilesError> {
+        let ruleset = self.ruleset.try_clone().map_err(FilesError::Share)?;
+        let RestrictionStatus { ruleset, landlock, .. } = ruleset.restrict_self()?;
+        match (ruleset, landlock) {
+            (
+                RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced,
+                LandlockStatus::Available { effective_abi, kernel_abi },
+            ) => Ok(kernel_abi.unwrap_or(effective_abi as i32)),
+            (_, LandlockStatus::NotEnabled) => Err(FilesError::Off),
+            (_, LandlockStatus::NotImplemented | LandlockStatus::Available { .. }) => {
+                Err(FilesError::NotThere)
+            }
+        }
+    }
+}
+
+fn rights(for_what: Use) -> BitFlags<AccessFs> {
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let write = AccessFs::WriteFile | AccessFs::Truncate;
+    match for_what {
+        Use::Images(Access::ReadOnly) => read,
+        Use::Images(Access::ReadWrite) => read | write,
+        Use::Device(Access::ReadOnly) => AccessFs::ReadFile | AccessFs::IoctlDev,
+        Use::Device(Access::ReadWrite) => {
+            AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev
+        }
+        Use::Sockets => AccessFs::ReadDir | AccessFs::MakeSock | AccessFs::RemoveFile,
+        Use::Pidfile => AccessFs::RemoveFile.into(),
+        Use::Statistics => AccessFs::ReadFile.into(),
+        Use::Null => AccessFs::ReadFile | AccessFs::WriteFile,
+    }
+}

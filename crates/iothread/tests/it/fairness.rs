@@ -1,0 +1,296 @@
+//! How long a quiet ring waits beside saturated ones: counted in their requests, not in time.
+//!
+//! All guests are played by the iothread itself, at the moments that are worst: the quiet ring's
+//! request comes right after the loop has looked at it in vain.
+
+use std::cell::RefCell;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use block::{
+    Access, ByteCount, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Mapping, Node, Rights,
+};
+use disk::{NullNode, ReadContent};
+use kernel_io::FileTable;
+use request_path::{
+    Appetite, Ending, Engine, LaneIndex, Mailbox, Rest, RingLog, RingSource, Source, SourceKey,
+    Turn,
+};
+
+use crate::guest::{Ask, Guest};
+use crate::setup::{iothreads, on_both, place_source, ring};
+
+/// What ARCHITECTURE.md promises: so many requests of each other ring at most.
+const STEP: u64 = 8;
+const ROUNDS: usize = 3000;
+
+/// A null disk that counts the requests that have begun. Relaxed: one thread counts.
+#[derive(Debug)]
+struct CountingNode {
+    null: NullNode,
+    begun: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct CountingLane {
+    null: Box<dyn Lane>,
+    begun: Arc<AtomicU64>,
+}
+
+impl Node for CountingNode {
+    fn name(&self) -> &str {
+        self.null.name()
+    }
+
+    fn size(&self) -> DiskSize {
+        self.null.size()
+    }
+
+    fn limits(&self) -> Limits {
+        self.null.limits()
+    }
+
+    fn access(&self) -> Access {
+        self.null.access()
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.null.flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.null.claim(rights)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        let (null, begun) = (self.null.open_lane()?, Arc::clone(&self.begun));
+        Ok(Box::new(CountingLane { null, begun }))
+    }
+}
+
+impl Lane for CountingLane {
+    fn map(&mut self, batch: &mut [Mapping]) {
+        self.begun.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        self.null.map(batch);
+    }
+}
+
+fn counting_node() -> (Arc<dyn Node>, Arc<AtomicU64>) {
+    let size = DiskSize(ByteCount(1 << 20));
+    let null = NullNode::new("null", size, Access::ReadWrite, ReadContent::Untouched);
+    let begun = Arc::new(AtomicU64::new(0));
+    (Arc::new(CountingNode { null, begun: Arc::clone(&begun) }), begun)
+}
+
+/// A guest on the iothread of its ring.
+trait Player: std::fmt::Debug + Send {
+    fn before_turn(&mut self) {}
+
+    /// Whether it has made requests available.
+    fn after_turn(&mut self) -> bool;
+
+    fn looked_at_in_vain(&mut self) {}
+}
+
+/// Always has as much in flight as its ring can hold.
+#[derive(Debug)]
+struct Saturating(Guest);
+
+impl Player for Saturating {
+    fn after_turn(&mut self) -> bool {
+        let done = self.0.poll();
+        done.iter().for_each(|&slot| self.0.submit(slot, Ask::Read, 0));
+        !done.is_empty()
+    }
+}
+
+/// Has one request in flight, which comes right after one of the next looks.
+#[derive(Debug)]
+struct Quiet {
+    guest: Guest,
+    saturated: Vec<Arc<AtomicU64>>,
+    /// What the others had begun when its request came.
+    asked_at: Option<Vec<u64>>,
+    answered: usize,
+    looks_left: usize,
+    /// For each request, how many of each other ring began while it waited.
+    waits: mpsc::Sender<Vec<u64>>,
+}
+
+impl Quiet {
+    fn begun(&self) -> Vec<u64> {
+        self.saturated.iter().map(|begun| begun.load(Ordering::Relaxed)).collect()
+    }
+}
+
+impl Player for Quiet {
+    fn before_turn(&mut self) {
+        if let Some(then) = self.asked_at.take() {
+            let waited = self.begun().iter().zip(then).map(|(now, then)| now - then).collect();
+            // The test ends when it has heard enough.
+            let _heard = self.waits.send(waited);
+        }
+    }
+
+    fn after_turn(&mut self) -> bool {
+        self.answered += self.guest.poll().len();
+        self.looks_left = self.answered % 5;
+        false
+    }
+
+    fn looked_at_in_vain(&mut self) {
+        if self.guest.in_flight() > 0 {
+            return;
+        }
+        if self.looks_left > 0 {
+            self.looks_left -= 1;
+            return;
+        }
+        self.asked_at = Some(self.begun());
+        self.guest.submit(0, Ask::Read, 0);
+    }
+}
+
+/// A ring and its guest.
+#[derive(Debug)]
+struct Played<P> {
+    ring: RingSource,
+    player: RefCell<P>,
+}
+
+impl<P: Player> Source for Played<P> {
+    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
+        let player = self.player.get_mut();
+        player.before_turn();
+        let turn = self.ring.turn(engine, appetite);
+        match turn {
+            Turn::Idle if !matches!(appetite, Appetite::DrainOnly) && player.after_turn() => {
+                Turn::More
+            }
+            Turn::More => {
+                player.after_turn();
+                Turn::More
+            }
+            other @ (Turn::Idle | Turn::Full | Turn::Broken(_)) => other,
+        }
+    }
+
+    fn has_new(&self) -> bool {
+        let found = self.ring.has_new();
+        if !found {
+            self.player.borrow_mut().looked_at_in_vain();
+        }
+        found
+    }
+
+    fn kick(&self) -> BorrowedFd<'_> {
+        self.ring.kick()
+    }
+
+    fn node(&self) -> &Arc<dyn Node> {
+        self.ring.node()
+    }
+
+    fn mailbox(&self) -> &Arc<Mailbox> {
+        self.ring.mailbox()
+    }
+
+    fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey) {
+        self.ring.arrive(engine, lane, key);
+    }
+
+    fn rest(&mut self) -> Rest {
+        self.ring.rest()
+    }
+
+    fn depart(&mut self, engine: &mut Engine) {
+        self.ring.depart(engine);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ring.in_flight()
+    }
+
+    fn set_call(&mut self, engine: &mut Engine, call: Option<OwnedFd>) {
+        self.ring.set_call(engine, call);
+    }
+
+    fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>) {
+        self.ring.set_log(engine, log);
+    }
+
+    fn signal_error(&self, engine: &mut Engine) {
+        self.ring.signal_error(engine);
+    }
+
+    fn ending(&self) -> Ending {
+        self.ring.ending()
+    }
+}
+
+/// What each request of a quiet ring waits for beside so many saturated ones.
+fn waits(reactors: kernel_io::Reactors, saturated: usize) -> Vec<Vec<u64>> {
+    let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
+    let mut placed = Vec::new();
+    let mut counters = Vec::new();
+    for _ in 0..saturated {
+        let (node, begun) = counting_node();
+        counters.push(begun);
+        let mut guest = Guest::new();
+        let ring = ring(&guest, &node);
+        while let Some(slot) = guest.free_slot() {
+            guest.submit(slot, Ask::Read, 0);
+        }
+        let player = RefCell::new(Saturating(guest));
+        placed.push(place_source(Box::new(Played { ring, player }), &iothread));
+    }
+    let (node, _) = counting_node();
+    let (sender, receiver) = mpsc::channel();
+    let mut guest = Guest::new();
+    let ring = ring(&guest, &node);
+    guest.submit(0, Ask::Read, 0);
+    let player = RefCell::new(Quiet {
+        guest,
+        saturated: counters,
+        asked_at: None,
+        answered: 0,
+        looks_left: 0,
+        waits: sender,
+    });
+    placed.push(place_source(Box::new(Played { ring, player }), &iothread));
+    let next = |round| {
+        let waited = receiver.recv_timeout(Duration::from_secs(20));
+        waited.unwrap_or_else(|_| panic!("request {round} of the quiet ring is not served"))
+    };
+    let waits = (0..ROUNDS).map(next).collect();
+    for placed in placed {
+        assert_eq!(placed.stop().ending().counters.errors, 0);
+    }
+    waits
+}
+
+#[test]
+fn a_quiet_ring_waits_for_one_step_of_each_saturated_ring() {
+    on_both(|reactors| {
+        for saturated in [1, 3] {
+            let waits = waits(reactors, saturated);
+            let longest = waits.iter().map(|wait| wait.iter().sum::<u64>()).max().unwrap();
+            // With less, the test would not show what it is about.
+            let bound = STEP * saturated as u64;
+            assert!((STEP..=bound).contains(&longest), "{saturated}: {longest} requests");
+        }
+    });
+}
+
+#[test]
+fn saturated_rings_get_equal_shares_while_a_quiet_one_cuts_their_turns_short() {
+    on_both(|reactors| {
+        let waits = waits(reactors, 3);
+        let shares: Vec<u64> =
+            (0..3).map(|ring| waits.iter().map(|wait| wait[ring]).sum()).collect();
+        let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+        assert!(*least * 10 >= *most * 9, "{shares:?}");
+    });
+}

@@ -1,0 +1,41 @@
+//! What a result of the kernel means for its operation: over, to be started again, or how far it got.
+//!
+//! Where it stands: [`crate::Kernel`] asks for every completion, of whatever engine. Pure but for the
+//! count of retries in the operation.
+//! Limits: [`RETRIES_MAX`] retries.
+
+use rustix::io::Errno;
+
+use crate::IoFailure;
+use crate::parked::{Parked, Work};
+
+/// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
+const RETRIES_MAX: u8 = 100;
+
+/// What a completion means for its operation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Judgement {
+    Again,
+    Transferred(usize),
+    Over(Result<(), IoFailure>),
+}
+
+/// Judges the result of a call or a completion: a count of bytes or a negative errno.
+pub(crate) fn judge(parked: &mut Parked, result: i32) -> Judgement {
+    let offset = parked.offset;
+    let Ok(count) = usize::try_from(result) else {
+        let errno = Errno::from_raw_os_error(-result);
+        let passing = errno == Errno::INTR || errno == Errno::AGAIN;
+        if passing && parked.retries < RETRIES_MAX {
+            parked.retries += 1;
+            return Judgement::Again;
+        }
+        return Judgement::Over(Err(IoFailure::Errno { offset, errno }));
+    };
+    match parked.work {
+        Work::Sync | Work::Allocate(..) => Judgement::Over(Ok(())),
+        Work::Read | Work::Write(_) if count > 0 => Judgement::Transferred(count),
+        Work::Read => Judgement::Over(Err(IoFailure::EndOfFile { offset })),
+        Work::Write(_) => Judgement::Over(Err(IoFailure::Errno { offset, errno: Errno::IO })),
+    }
+}
