@@ -38,6 +38,13 @@ impl Holdings {
             guest_mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
         })
     }
+
+    /// Whether it is no more than that, of anything.
+    pub fn is_within(&self, other: &Self) -> bool {
+        self.descriptors <= other.descriptors
+            && self.threads <= other.threads
+            && self.guest_mappings <= other.guest_mappings
+    }
 }
 
 /// The memory of its own that a process has touched, in KiB: not what it shares with its clients, which is theirs.
