@@ -28,7 +28,6 @@ use crate::parked::{
     Content, InFlight, Parked, PollOwner, PollPhase, PollState, Progress, SlotIndex, Work,
 };
 use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
-use crate::ringer::Ringer;
 use crate::uring::FilePlace;
 use crate::workers::Workers;
 use crate::{Aio, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag};
@@ -136,7 +135,6 @@ pub struct Kernel {
     native: Option<Native>,
     /// Made when an operation first needs them.
     workers: Option<Workers>,
-    ringer: Ringer,
     /// An empty list, kept for its room.
     done: Vec<Completion>,
     events: VecDeque<Event>,
@@ -155,7 +153,6 @@ impl Kernel {
             inline: InlineTurn::default(),
             native: None,
             workers: None,
-            ringer: Ringer::new(),
             done: Vec::new(),
             events: VecDeque::new(),
         })
@@ -301,12 +298,6 @@ impl Kernel {
         let poll = PollState { owner, fd, phase: PollPhase::Armed };
         let index = self.in_flight.park_poll(poll);
         self.reactor.watch(index, fd);
-    }
-
-    /// Adds one to the counter of an eventfd that another process shares, and does not sleep,
-    /// whatever that process has done to it. A full counter is no error.
-    pub fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.ringer.ring(fd)
     }
 
     /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.

@@ -48,3 +48,4 @@ pub use process::{
 };
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, WaitsWith};
+pub use ringer::Ringer;

@@ -1,6 +1,7 @@
 //! Rings the eventfds of other processes without ever sleeping.
 //!
-//! Where it stands in the life of a request: at its end, when the guest is interrupted.
+//! Where it stands in the life of a request: at its end, when the guest is interrupted
+//! (`request_path::engine`).
 //!
 //! Invariants: a write to an eventfd sleeps when its counter is full and its O_NONBLOCK is off, and
 //! whoever shares the descriptor can bring about both at any time. The kernel itself adds to a
@@ -26,7 +27,7 @@ const EVENTS_MAX: usize = 64;
 
 /// Interrupts guests for one iothread.
 #[derive(Debug)]
-pub(crate) struct Ringer {
+pub struct Ringer {
     way: Way,
 }
 
@@ -49,8 +50,8 @@ struct Completions {
 }
 
 impl Ringer {
-    /// The calling thread's, as good as the host allows.
-    pub(crate) fn new() -> Self {
+    /// A ringer as good as the host allows; the log says if that is not good enough.
+    pub fn of_host() -> Self {
         let way = match Completions::new() {
             Ok(completions) => Way::Completion(completions),
             Err(error) => {
@@ -64,8 +65,10 @@ impl Ringer {
         Self { way }
     }
 
-    /// Adds one to the counter of an eventfd; a full one means that its owner has been told.
-    pub(crate) fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    /// Adds one to the counter of an eventfd that another process shares, and does not sleep,
+    /// whatever that process has done to it. A full counter is no error: its owner has been told.
+    /// An error says that the descriptor is no eventfd, or cannot be written.
+    pub fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         match &mut self.way {
             Way::Completion(completions) => completions.ring(fd),
             Way::Write => write(fd),
@@ -138,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_ring_is_counted() {
-        let mut ringer = Ringer::new();
+        let mut ringer = Ringer::of_host();
         assert!(matches!(ringer.way, Way::Completion(_)), "this host has Linux AIO");
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         for rings in [1, 5, 1000_u64] {
@@ -151,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_full_counter_that_blocks_writers_holds_nobody_up() {
-        let mut ringer = Ringer::new();
+        let mut ringer = Ringer::of_host();
         let fd = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).expect("not full yet");
         for _ in 0..200 {
@@ -162,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_is_no_eventfd_is_an_error_and_the_next_one_is_rung() {
-        let mut ringer = Ringer::new();
+        let mut ringer = Ringer::of_host();
         let file = rustix::fs::memfd_create("no-bell", MemfdFlags::CLOEXEC).expect("a file");
         let error = ringer.ring(file.as_fd()).expect_err("not an eventfd");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
