@@ -445,9 +445,9 @@ impl EventLoop {
     }
 
     fn broken(&mut self, key: SourceKey, fault: &Fault) {
-        let served = self.served(key);
+        let served = self.sources[key.0 as usize].as_mut().expect("it had a turn");
         served.life = Life::Broken;
-        served.cargo.source.signal_error();
+        served.cargo.source.signal_error(&mut self.engine);
         served.cargo.watcher.broken(fault);
         // What was popped before the fault is still carried out; its outcomes need a turn.
         self.call(key);
@@ -480,7 +480,8 @@ impl EventLoop {
             Command::Stop { id, reply } => self.leave_when_unwatched(id, Life::Stopping { reply }),
             Command::SetCall { id, call } => {
                 let key = self.find(id);
-                self.served(key).cargo.source.set_call(call);
+                let served = self.sources[key.0 as usize].as_mut().expect("it was found");
+                served.cargo.source.set_call(&mut self.engine, call);
             }
             Command::SetLog { id, log, reply } => {
                 let key = self.find(id);

@@ -26,6 +26,7 @@ mod parked;
 mod process;
 mod ranges;
 mod reactor;
+mod ringer;
 mod uring;
 mod workers;
 
@@ -47,3 +48,4 @@ pub use process::{
 };
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, WaitsWith};
+pub use ringer::Ringer;

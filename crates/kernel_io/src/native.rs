@@ -27,6 +27,7 @@ const EVENTS_MAX: u32 = 1024;
 /// Completions taken with one call.
 const BATCH: usize = 128;
 
+const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_CMD_FDSYNC: u16 = 3;
 const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
@@ -37,7 +38,7 @@ const _: () = assert!(cfg!(target_endian = "little"), "the order of `key` and `f
 /// The kernel's `struct iocb` (linux/aio_abi.h).
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
-struct ControlBlock {
+pub(crate) struct ControlBlock {
     data: u64,
     key: u32,
     flags: i32,
@@ -55,17 +56,92 @@ struct ControlBlock {
 /// The kernel's `struct io_event`.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
-struct IoEvent {
+pub(crate) struct IoEvent {
     data: u64,
     control_block: u64,
     result: i64,
     second: i64,
 }
 
-/// One iothread's context of Linux AIO. Nothing may be in flight when it is dropped.
+impl ControlBlock {
+    /// Reads no bytes from the start of a file.
+    pub(crate) fn read_nothing(file: BorrowedFd<'_>) -> Self {
+        Self { opcode: IOCB_CMD_PREAD, fd: file.as_raw_fd().cast_unsigned(), ..Self::default() }
+    }
+
+    /// Has the kernel add one to this eventfd on completion.
+    pub(crate) fn ring(&mut self, bell: BorrowedFd<'_>) {
+        self.block_flags = IOCB_FLAG_RESFD;
+        self.bell = bell.as_raw_fd().cast_unsigned();
+    }
+}
+
+/// A context of Linux AIO. Nothing may be in flight when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Context(libc::c_ulong);
+
+impl Context {
+    /// A context that can hold so many completions.
+    pub(crate) fn new(events: u32) -> io::Result<Self> {
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the call writes the context, which is zero as it must be, and nothing else.
+        match unsafe { libc::syscall(libc::SYS_io_setup, events, &raw mut context) } {
+            0 => Ok(Self(context)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Submits operations, and says how many of them the kernel took.
+    ///
+    /// # Safety
+    /// The pointers must be valid during the call. What the blocks name must stay as it is, and its
+    /// file open, until the completion has been taken; a read writes to the memory it names.
+    pub(crate) unsafe fn submit(&self, blocks: &mut [*mut ControlBlock]) -> io::Result<usize> {
+        // SAFETY: the list is the caller's slice, and what is in it is as the caller promises.
+        let taken = unsafe {
+            libc::syscall(libc::SYS_io_submit, self.0, blocks.len(), blocks.as_mut_ptr())
+        };
+        usize::try_from(taken).map_err(|_negative| io::Error::last_os_error())
+    }
+
+    /// Takes the completions there are, as far as there is room for them.
+    pub(crate) fn take(&self, events: &mut [IoEvent]) -> io::Result<usize> {
+        loop {
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: there is room for as many events as asked for, and the time is only read.
+            let taken = unsafe {
+                libc::syscall(
+                    libc::SYS_io_getevents,
+                    self.0,
+                    0_i64,
+                    events.len(),
+                    events.as_mut_ptr(),
+                    &raw const now,
+                )
+            };
+            if let Ok(taken) = usize::try_from(taken) {
+                return Ok(taken);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the context is given up here; the call waits for what is in flight.
+        let result = unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+        assert!(result == 0, "a context of our own cannot be destroyed");
+    }
+}
+
+/// One iothread's operations by Linux AIO. Nothing may be in flight when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Native {
-    context: libc::c_ulong,
+    context: Context,
     bell: Notifier,
     queue: VecDeque<ControlBlock>,
     flying: usize,
@@ -76,14 +152,14 @@ impl Native {
     /// A context for a full iothread.
     pub(crate) fn new() -> io::Result<Self> {
         let bell = Notifier::new()?;
-        let context = setup(EVENTS_MAX)?;
+        let context = Context::new(EVENTS_MAX)?;
         let events = vec![IoEvent::default(); BATCH];
         Ok(Self { context, bell, queue: VecDeque::new(), flying: 0, events })
     }
 
     /// Whether the host has Linux AIO.
     pub(crate) fn probe() -> io::Result<()> {
-        setup(1).map(destroy)
+        Context::new(1).map(drop)
     }
 
     /// Whether it can do such work.
@@ -128,10 +204,9 @@ impl Native {
             flags,
             opcode,
             fd: file.as_fd().as_raw_fd().cast_unsigned(),
-            block_flags: IOCB_FLAG_RESFD,
-            bell: self.bell.as_fd().as_raw_fd().cast_unsigned(),
             ..ControlBlock::default()
         };
+        block.ring(self.bell.as_fd());
         if opcode != IOCB_CMD_FDSYNC {
             block.iovecs = iovecs.expose_provenance() as u64;
             block.segments = u64::from(segments.cast_unsigned());
@@ -156,15 +231,15 @@ impl Native {
             }
             // SAFETY: the blocks are the queue's, which nobody touches during the call; the
             // kernel copies them. What they name is kept as `push` demands.
-            let taken = unsafe {
-                libc::syscall(libc::SYS_io_submit, self.context, batch, blocks.as_mut_ptr())
+            let errno = match unsafe { self.context.submit(&mut blocks[..batch]) } {
+                Ok(taken @ 1..) => {
+                    self.flying += taken;
+                    self.queue.drain(..taken);
+                    continue;
+                }
+                Ok(0) => Errno::IO,
+                Err(error) => Errno::from_io_error(&error).unwrap_or(Errno::IO),
             };
-            if let Ok(taken @ 1..) = usize::try_from(taken) {
-                self.flying += taken;
-                self.queue.drain(..taken);
-                continue;
-            }
-            let errno = Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO);
             if errno == Errno::AGAIN && self.flying > 0 {
                 return;
             }
@@ -180,26 +255,7 @@ impl Native {
     /// Adds the completions there are to `done`.
     pub(crate) fn take_done(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         loop {
-            let events = self.events.as_mut_ptr();
-            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: there is room for as many events as asked for, and the time is only read.
-            let taken = unsafe {
-                libc::syscall(
-                    libc::SYS_io_getevents,
-                    self.context,
-                    0_i64,
-                    BATCH,
-                    events,
-                    &raw const now,
-                )
-            };
-            let Ok(taken) = usize::try_from(taken) else {
-                let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::Interrupted {
-                    continue;
-                }
-                return Err(error);
-            };
+            let taken = self.context.take(&mut self.events)?;
             self.flying -= taken;
             for event in &self.events[..taken] {
                 let result = i32::try_from(event.result).unwrap_or(i32::MAX);
@@ -215,25 +271,4 @@ impl Native {
 fn completion(data: u64, result: i32) -> Completion {
     let index = u32::try_from(data).expect("the data of a block is a slot's number");
     Completion { index: SlotIndex(index), result, more: false }
-}
-
-fn setup(events: u32) -> io::Result<libc::c_ulong> {
-    let mut context: libc::c_ulong = 0;
-    // SAFETY: the call writes the context, which is zero as it must be, and nothing else.
-    match unsafe { libc::syscall(libc::SYS_io_setup, events, &raw mut context) } {
-        0 => Ok(context),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn destroy(context: libc::c_ulong) {
-    // SAFETY: the context is given up here; the call waits for what is in flight.
-    let result = unsafe { libc::syscall(libc::SYS_io_destroy, context) };
-    assert!(result == 0, "a context of our own cannot be destroyed");
-}
-
-impl Drop for Native {
-    fn drop(&mut self) {
-        destroy(self.context);
-    }
 }

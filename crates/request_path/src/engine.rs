@@ -19,7 +19,7 @@ use block::{
 };
 use kernel_io::{
     Alarm, BounceBuffer, BouncePool, Caching, Event, FileTable, InlineShare, IoFailure, Kernel,
-    KernelError, Notifier, Reactors, Wait, WaitsWith,
+    KernelError, Notifier, Reactors, Ringer, Wait, WaitsWith,
 };
 use virtio::Head;
 
@@ -65,6 +65,7 @@ pub(crate) enum Started {
 pub struct Engine {
     kernel: Kernel,
     bell: Arc<Notifier>,
+    ringer: Ringer,
     lanes: Lanes,
     seats: Seats,
     jobs: Jobs,
@@ -93,6 +94,7 @@ impl Engine {
         Ok(Self {
             kernel,
             bell,
+            ringer: Ringer::of_host(),
             lanes: Lanes::default(),
             seats: Seats::default(),
             jobs: Jobs::default(),
@@ -144,6 +146,13 @@ impl Engine {
     /// Ends watching; [`Signal::Unwatched`] follows. The descriptor must stay open until then.
     pub fn unwatch(&mut self, key: SourceKey) {
         self.kernel.cancel_poll(Addressee::Kick(key).to_tag());
+    }
+
+    /// Tells the other side of a ring by its eventfd. Does not sleep, whatever that side did to it.
+    pub fn signal(&mut self, fd: BorrowedFd<'_>, what: &str) {
+        if let Err(error) = self.ringer.ring(fd) {
+            tracing::debug!("{what} descriptor of the front end: {error}");
+        }
     }
 
     /// How many more requests may be added now.

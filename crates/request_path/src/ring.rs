@@ -14,7 +14,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use block::{Node, Operation, Outcome, Segment};
-use rustix::io::Errno;
 use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingLog, reached};
 
 use crate::engine::Started;
@@ -87,6 +86,8 @@ pub struct RingSource {
     kick: OwnedFd,
     call: Option<OwnedFd>,
     error: Option<OwnedFd>,
+    /// The guest is interrupted on arrival.
+    owes_interrupt: bool,
     mailbox: Arc<Mailbox>,
     home: Option<Home>,
     health: Health,
@@ -113,15 +114,11 @@ impl fmt::Debug for RingSource {
 
 impl RingSource {
     /// A ring that is not served yet. If somebody was killed who served it, the guest is
-    /// interrupted: it may have been shown completions and not been told.
+    /// interrupted when it arrives: it may have been shown completions and not been told.
     pub fn new(setup: RingSourceSetup) -> Self {
         let size = setup.ring.size();
-        if setup.ring.is_inherited()
-            && let Some(call) = &setup.call
-        {
-            signal(call, "call");
-        }
         Self {
+            owes_interrupt: setup.ring.is_inherited(),
             mailbox: Arc::new(Mailbox::new(size, setup.owner)),
             slots: vec![Slot::Free; usize::from(size)].into_boxed_slice(),
             finished: Vec::with_capacity(usize::from(size)),
@@ -312,12 +309,19 @@ impl RingSource {
     }
 
     /// Shows the guest everything answered since the last time: one index, one interrupt.
-    fn publish(&mut self) {
+    fn publish(&mut self, engine: &mut Engine) {
         if self.ring.publish() == Interrupt::Wanted
             && let Some(call) = &self.call
         {
-            signal(call, "call");
+            engine.signal(call.as_fd(), "call");
             reached(virtio::Step::Interrupted);
+        }
+    }
+
+    /// Interrupts the guest, whether it asked or not.
+    fn interrupt(&self, engine: &mut Engine) {
+        if let Some(call) = &self.call {
+            engine.signal(call.as_fd(), "call");
         }
     }
 }
@@ -339,6 +343,9 @@ impl Source for RingSource {
         reached(virtio::Step::Arrived);
         let seat = engine.sit(&self.mailbox, self.ring.size(), key);
         self.home = Some(Home { seat, lane });
+        if std::mem::take(&mut self.owes_interrupt) {
+            self.interrupt(engine);
+        }
     }
 
     fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
@@ -349,7 +356,7 @@ impl Source for RingSource {
             (Appetite::Share(share), Health::Sound) => self.take_share(engine, share),
             (Appetite::DrainOnly, Health::Sound) => self.take_inherited(engine),
         };
-        self.publish();
+        self.publish(engine);
         // Who stops or leaves is not told any more: nothing is taken from the guest.
         match (appetite, self.health, self.ring.check_log()) {
             (Appetite::Pop(_) | Appetite::Share(_), Health::Sound, Err(error)) => {
@@ -373,7 +380,7 @@ impl Source for RingSource {
 
     fn depart(&mut self, engine: &mut Engine) {
         self.collect(engine);
-        self.publish();
+        self.publish(engine);
         // Their outcomes come by mail, without the memory; a log may be there by then.
         self.note_reads(engine);
         engine.leave(self.home().seat);
@@ -389,18 +396,16 @@ impl Source for RingSource {
         }
     }
 
-    fn set_call(&mut self, call: Option<OwnedFd>) {
+    fn set_call(&mut self, engine: &mut Engine, call: Option<OwnedFd>) {
         self.call = call;
         // Whatever was signalled on the old descriptor may have been lost on the way.
-        if let Some(call) = &self.call {
-            signal(call, "call");
-        }
+        self.interrupt(engine);
     }
 
     fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>) {
         // What is over is the affair of the log before.
         self.collect(engine);
-        self.publish();
+        self.publish(engine);
         self.ring.set_log(log);
         self.noted.follow(&self.ring);
         if self.noted.is_logging() {
@@ -408,23 +413,14 @@ impl Source for RingSource {
         }
     }
 
-    fn signal_error(&self) {
+    fn signal_error(&self, engine: &mut Engine) {
         if let Some(error) = &self.error {
-            signal(error, "error");
+            engine.signal(error.as_fd(), "error");
         }
     }
 
     fn ending(&self) -> Ending {
         Ending { base: self.ring.base(), counters: self.counters }
-    }
-}
-
-/// Writes to an eventfd of the front end.
-fn signal(fd: &OwnedFd, what: &str) {
-    match rustix::io::write(fd, &1_u64.to_ne_bytes()) {
-        // A full counter means that the other side has been told already.
-        Ok(_) | Err(Errno::AGAIN) => {}
-        Err(errno) => tracing::debug!("{what} descriptor of the front end: {errno}"),
     }
 }
 

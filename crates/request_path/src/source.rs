@@ -161,15 +161,15 @@ pub trait Source: std::fmt::Debug + Send {
     /// Requests taken from the guest and not yet completed.
     fn in_flight(&self) -> usize;
 
-    /// Replaces the descriptor that interrupts the guest.
-    fn set_call(&mut self, call: Option<OwnedFd>);
+    /// Replaces the descriptor that interrupts the guest, and interrupts it.
+    fn set_call(&mut self, engine: &mut Engine, call: Option<OwnedFd>);
 
     /// Has another log, or none, mark what is written for requests that are not answered yet. The
     /// source is served here.
     fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>);
 
     /// Tells the front end of a fault, if it has given a descriptor for that.
-    fn signal_error(&self);
+    fn signal_error(&self, engine: &mut Engine);
 
     /// What it has done, and where a successor would go on.
     fn ending(&self) -> Ending;

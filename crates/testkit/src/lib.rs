@@ -11,6 +11,7 @@ pub mod crash;
 pub mod deadline;
 pub mod fuse_faults;
 pub mod guest;
+pub mod holdings;
 pub mod image;
 pub mod libblkio;
 pub mod memory;

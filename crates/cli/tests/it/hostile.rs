@@ -11,15 +11,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use testkit::client::{Client, Shape};
-use testkit::deadline::poll_until;
+use testkit::deadline::{Deadline, poll_until};
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program, Server};
 use testkit::rawring::{BlockRequest, Form, RawDevice, RawShape, flag, kind};
+use testkit::report::note;
 
-use crate::support::{Disk, Iothreads, ringloom, serve, stop, with};
+use crate::support::{Disk, Iothreads, ringloom, serve_beside, stop, with};
 
+mod floods;
+mod inflight;
 mod log;
+mod memory;
 mod messages;
+mod packed;
 mod requests;
 mod rings;
 
@@ -27,8 +32,18 @@ mod rings;
 const VICTIM_BYTES: usize = 4 << 20;
 const VICTIM_SECTORS: u64 = 8192;
 
+/// The longest that the well-behaved client's 40 requests of a round may take, whatever is done to the others. They take
+/// some 20 ms on an idle machine; the bound leaves room for a machine that is busy with other tests.
+const STALL_MAX: Duration = Duration::from_secs(5);
+
 /// What an attack is given.
 struct Target<'a> {
+    /// The well-behaved client, which is served by the same iothreads.
+    bystander: &'a Bystander,
+    /// The process that is attacked.
+    pid: u32,
+    /// The socket of a disk with 256 queues; of ringloom only.
+    wide: &'a Path,
     /// The socket of a writable disk.
     socket: &'a Path,
     /// The socket of a read-only disk.
@@ -40,6 +55,11 @@ impl Target<'_> {
     fn device(&self) -> Result<RawDevice> {
         RawDevice::connect(self.socket, shape())
     }
+
+    /// Waits until the well-behaved client has done its I/O for a while on both iothreads, with the attacker still here.
+    fn others_go_on(&self) -> Result<()> {
+        self.bystander.progress("during the attack", || Ok(()))
+    }
 }
 
 fn shape() -> RawShape {
@@ -48,6 +68,15 @@ fn shape() -> RawShape {
 
 /// Runs one attack beside a well-behaved client.
 fn check(program: &Program, attack: fn(&Target<'_>) -> Result<()>) -> Result<()> {
+    check_beside(program, &[], attack)
+}
+
+/// The same with a server that is given more arguments.
+fn check_beside(
+    program: &Program,
+    more: &[String],
+    attack: impl Fn(&Target<'_>) -> Result<()>,
+) -> Result<()> {
     let bench = Bench::new()?;
     let iothreads = if program.name() == "ringloom" { Iothreads::Two } else { Iothreads::One };
     let disk = |id| Disk { iothreads, ..Disk::new(&bench, id, 2) };
@@ -56,17 +85,24 @@ fn check(program: &Program, attack: fn(&Target<'_>) -> Result<()>) -> Result<()>
     let good_content = good.create(8 << 20, 0x31)?;
     let victim_content = victim.create(VICTIM_BYTES, 0x32)?;
     read_only.create(VICTIM_BYTES, 0x33)?;
-    let disks = [good.clone(), victim.clone(), read_only.clone()];
-    let mut server = serve(program, &disks)?;
-    let bystander = Bystander::start(&good.socket(), good_content)?;
-    bystander.wait_for_progress(&mut server, "before the attack")?;
-    let (socket, other) = (victim.socket(), read_only.socket());
-    let result = attack(&Target { socket: &socket, read_only: &other });
+    let wide = Disk { queues: 256, ..disk("wide") };
+    let mut disks = vec![good.clone(), victim.clone(), read_only.clone()];
+    if program.name() == "ringloom" {
+        wide.create(VICTIM_BYTES, 0x35)?;
+        disks.push(wide.clone());
+    }
+    let mut server = serve_beside(program, &disks, more)?;
+    let by = Bystander::start(&good.socket(), good_content)?;
+    by.wait_for_progress(&mut server, "before the attack")?;
+    let (socket, other, wide) = (victim.socket(), read_only.socket(), wide.socket());
+    let (pid, bystander) = (server.pid(), &by);
+    let result =
+        attack(&Target { bystander, pid, wide: &wide, socket: &socket, read_only: &other });
     ensure!(server.is_alive()?, "the daemon died: {}; attack: {result:?}", server.log());
     result.with_context(|| format!("log: {}", server.log()))?;
-    bystander.wait_for_progress(&mut server, "after the attack")?;
+    by.wait_for_progress(&mut server, "after the attack")?;
     next_client_is_served(&victim.socket(), &victim_content).context("the next client")?;
-    let model = bystander.finish().context("the well-behaved client")?;
+    let model = by.finish().context("the well-behaved client")?;
     if program.name() == "ringloom" {
         stop(server, &[])?;
     } else {
@@ -107,10 +143,15 @@ impl Bystander {
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
             let mut model = DiskModel::new(content);
+            let mut longest = Duration::ZERO;
             while !stopped.load(Ordering::Relaxed) {
                 let seed = plan.seed + counted.fetch_add(1, Ordering::Relaxed);
+                let clock = Deadline::after(STALL_MAX);
                 model::run(&mut client, &mut model, &Plan { seed, ..plan })?;
+                ensure!(!clock.has_passed(), "40 requests took more than {STALL_MAX:?}");
+                longest = longest.max(clock.elapsed());
             }
+            note(&format!("the well-behaved client's longest round: {longest:?}"));
             model::verify_through(&mut client, &model)?;
             Ok(model)
         });
@@ -119,9 +160,16 @@ impl Bystander {
 
     /// Waits until two more rounds have been begun, so that at least one has been done as a whole.
     fn wait_for_progress(&self, server: &mut Server, when: &str) -> Result<()> {
+        self.progress(when, || {
+            ensure!(server.is_alive()?, "the daemon died, log: {}", server.log());
+            Ok(())
+        })
+    }
+
+    fn progress(&self, when: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         let start = self.rounds.load(Ordering::Relaxed);
         poll_until(&format!("the well-behaved client {when}"), Duration::from_secs(30), || {
-            ensure!(server.is_alive()?, "the daemon died, log: {}", server.log());
+            check()?;
             ensure!(!self.thread.is_finished(), "the well-behaved client gave up {when}");
             Ok((self.rounds.load(Ordering::Relaxed) >= start + 2).then_some(()))
         })

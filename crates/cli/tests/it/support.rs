@@ -116,6 +116,15 @@ impl<'a> Disk<'a> {
 
 /// Starts one server for all the disks.
 pub(crate) fn serve(program: &Program, disks: &[Disk<'_>]) -> Result<Server> {
+    serve_beside(program, disks, &[])
+}
+
+/// The same with more arguments.
+pub(crate) fn serve_beside(
+    program: &Program,
+    disks: &[Disk<'_>],
+    more: &[String],
+) -> Result<Server> {
     let mut arguments = Vec::new();
     let uses = |iothreads| disks.iter().any(|disk| disk.iothreads == iothreads);
     let names: &[&str] = match (uses(Iothreads::Two), uses(Iothreads::One)) {
@@ -127,6 +136,7 @@ pub(crate) fn serve(program: &Program, disks: &[Disk<'_>]) -> Result<Server> {
         arguments.extend(["--object".to_owned(), format!("iothread,id={name}")]);
     }
     arguments.extend(disks.iter().flat_map(Disk::arguments));
+    arguments.extend_from_slice(more);
     let sockets: Vec<PathBuf> = disks.iter().map(Disk::socket).collect();
     program.start(&arguments, &sockets)
 }

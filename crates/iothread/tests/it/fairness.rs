@@ -213,16 +213,16 @@ impl<P: Player> Source for Played<P> {
         self.ring.in_flight()
     }
 
-    fn set_call(&mut self, call: Option<OwnedFd>) {
-        self.ring.set_call(call);
+    fn set_call(&mut self, engine: &mut Engine, call: Option<OwnedFd>) {
+        self.ring.set_call(engine, call);
     }
 
     fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>) {
         self.ring.set_log(engine, log);
     }
 
-    fn signal_error(&self) {
-        self.ring.signal_error();
+    fn signal_error(&self, engine: &mut Engine) {
+        self.ring.signal_error(engine);
     }
 
     fn ending(&self) -> Ending {

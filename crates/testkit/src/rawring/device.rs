@@ -24,7 +24,7 @@ use crate::memory::SharedMemory;
 const REQUEST_LIMIT: Duration = Duration::from_secs(20);
 const RING_ADDRESS: u64 = 0x1000_0000;
 const DATA_ADDRESS: u64 = 0x2_0000_0000;
-const RING_REGION_BYTES: usize = 1 << 20;
+const RING_REGION_BYTES: usize = 2 << 20;
 const DATA_REGION_BYTES: usize = 4 << 20;
 /// Places inside the data region.
 const HEADER: usize = 0;
@@ -135,7 +135,7 @@ impl RawDevice {
     /// Connects and makes everything ready for requests.
     pub fn connect(socket: &Path, shape: RawShape) -> Result<Self> {
         let device = Self::negotiated(socket, shape)?;
-        device.set_up()?;
+        device.share_and_start()?;
         Ok(device)
     }
 
@@ -144,7 +144,7 @@ impl RawDevice {
         let mut device = Self::negotiated(socket, shape)?;
         let queues = u16::try_from(shape.queues).context("queues")?;
         device.inflight = Some(Inflight::get(&device.front_end, queues, shape.queue_size)?);
-        device.set_up()?;
+        device.share_and_start()?;
         Ok(device)
     }
 
@@ -154,7 +154,7 @@ impl RawDevice {
         let (front_end, features) = negotiate(socket, self.features)?;
         ensure!(features == self.features, "{:#x} became {features:#x}", self.features);
         self.front_end = front_end;
-        self.set_up()
+        self.share_and_start()
     }
 
     /// Connects and negotiates, but shares no memory and sets up no ring.
@@ -168,8 +168,8 @@ impl RawDevice {
         Ok(Self { front_end, rings, memory, features, inflight: None })
     }
 
-    /// Hands over memory and rings, in QEMU's order.
-    fn set_up(&self) -> Result<()> {
+    /// Shares the memory and starts all rings, after `negotiated`.
+    pub fn share_and_start(&self) -> Result<()> {
         if let Some(inflight) = &self.inflight {
             inflight.set(&self.front_end)?;
         }
@@ -283,6 +283,11 @@ impl RawDevice {
         (header, status)
     }
 
+    /// The status byte that `frame` has made ready, as it is now.
+    pub fn status(&self) -> u8 {
+        self.memory.read(RING_REGION_BYTES + STATUS, 1)[0]
+    }
+
     /// Does one request and waits for its end.
     pub fn request(&mut self, queue: u32, what: &BlockRequest) -> Result<Outcome> {
         let (header, status) = self.frame(what.kind, what.sector);
@@ -323,7 +328,7 @@ impl RawDevice {
         Ok(match self.wait_used(queue)? {
             None => Outcome::Ended,
             Some(used) => {
-                let status = self.memory.read(RING_REGION_BYTES + STATUS, 1)[0];
+                let status = self.status();
                 Outcome::Done { status, written: used.written }
             }
         })
@@ -378,6 +383,14 @@ impl RawDevice {
     /// Hands a kick or call descriptor over.
     pub fn send_ring_fd(&self, request: u32, queue: u32, fd: BorrowedFd<'_>) -> Result<()> {
         self.front_end.must(request, &u64::from(queue).to_le_bytes(), &[fd])
+    }
+
+    /// Whether the server has ended the session. Takes nothing that it has said.
+    pub fn has_ended(&self) -> Result<bool> {
+        let socket = self.front_end.socket();
+        let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).context("poll")?;
+        Ok(fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
     }
 
     fn sleep(&self, queue: u32, deadline: Deadline) -> Result<Woken> {

@@ -181,6 +181,22 @@ fn overlapping_regions(target: &Target<'_>) -> Result<()> {
     device.front_end.tell(request::SET_MEM_TABLE, &table, &fds).map(drop)
 }
 
+/// The same one by one, beside rings that are served.
+fn overlapping_regions_one_by_one(target: &Target<'_>) -> Result<()> {
+    let good = target.device()?.regions()[0];
+    for (shift, user_shift) in [(0, 0), (4096, 1 << 30), (1 << 30, 4096)] {
+        let device = target.device()?;
+        let region = Region {
+            guest_address: good.guest_address + shift,
+            user_address: device.regions()[0].user_address + user_shift,
+            ..good
+        };
+        let fds = [device.memory.file()];
+        device.front_end.tell(request::ADD_MEM_REG, &region.single(), &fds)?;
+    }
+    target.others_go_on()
+}
+
 /// A region longer than its file: touching the end of it would be a SIGBUS.
 fn region_longer_than_its_file(target: &Target<'_>) -> Result<()> {
     let device = negotiated(target)?;
@@ -307,6 +323,7 @@ attacks! {
         far_queue_out_of_range,
         features_not_offered,
         memory_table_with_absurd_count,
+        overlapping_regions_one_by_one,
         payload_of_wrong_size,
         queue_out_of_range,
         region_longer_than_its_file,

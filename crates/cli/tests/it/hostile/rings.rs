@@ -1,8 +1,10 @@
 //! Attacks with what lies in a ring: addresses, descriptors, heads and indices.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use testkit::deadline::poll_until;
 use testkit::rawring::{
     Ack, Descriptor, Form, Outcome, Piece, RawDevice, RawRing, flag, kind, request,
 };
@@ -11,6 +13,8 @@ use super::{Target, attacks};
 
 /// An address in no region.
 const NOWHERE: u64 = 0x55_0000_0000;
+/// How long a request of an attacker may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The attacker's request may fail or its session end, but it must never succeed.
 fn refused(outcome: Outcome) -> Result<()> {
@@ -240,7 +244,7 @@ fn memory_file_truncated(target: &Target<'_>) -> Result<()> {
 }
 
 /// Shortens the memfd through its path in /proc, as another process would.
-fn truncate_memory(device: &RawDevice) -> Result<()> {
+pub(super) fn truncate_memory(device: &RawDevice) -> Result<()> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", device.memory.file().as_raw_fd());
     let file = std::fs::File::options().write(true).open(path).context("open the memfd")?;
@@ -257,6 +261,47 @@ fn call_descriptor_that_is_full(target: &Target<'_>) -> Result<()> {
     let data = device.data(0, 512, flag::WRITE);
     device.ring(0).set_chain(0, &[header, data, status]);
     device.offer(0, 0)
+}
+
+/// The same, and the front end makes writers sleep again: the mode is shared. Whoever serves the ring must not be
+/// among them, because others wait for that thread.
+fn call_descriptor_that_blocks(target: &Target<'_>) -> Result<()> {
+    let mut device = target.device()?;
+    let full = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
+    for queue in 0..2 {
+        device.send_ring_fd(request::SET_VRING_CALL, queue, full.as_fd())?;
+    }
+    rustix::fs::fcntl_setfl(&full, rustix::fs::OFlags::empty())?;
+    for queue in 0..2 {
+        let (header, status) = device.frame(kind::IN, 0);
+        let data = device.data(0, 512, flag::WRITE);
+        device.ring(queue).set_chain(0, &[header, data, status]);
+        device.ring(queue).set_used_event(0);
+        device.ring_mut(queue).offer(0);
+        device.ring(queue).kick()?;
+        poll_until("the request", REQUEST_LIMIT, || {
+            Ok((device.ring(queue).used_index() == 1).then_some(()))
+        })?;
+    }
+    // The iothreads are past the interrupt when they serve somebody else; whoever sleeps there stays.
+    target.others_go_on()?;
+    ensure!(device.stop_ring(0)? == 1 && device.stop_ring(1)? == 1, "not both were served");
+    Ok(())
+}
+
+/// An error descriptor in the same state, and a fault that is to be told by it.
+fn error_descriptor_that_blocks(target: &Target<'_>) -> Result<()> {
+    let mut device = target.device()?;
+    let full = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
+    let again = device.stop_ring(0)?;
+    device.send_ring_fd(request::SET_VRING_ERR, 0, full.as_fd())?;
+    device.start_ring(0, again)?;
+    rustix::fs::fcntl_setfl(&full, rustix::fs::OFlags::empty())?;
+    device.offer(0, u16::MAX)?;
+    device.front_end.wait_for_end()?;
+    target.others_go_on()
 }
 
 /// Kicks in a storm with nothing to do.
@@ -323,7 +368,9 @@ attacks! {
     gone_in_mid_request,
     }
     ringloom {
+        call_descriptor_that_blocks,
         call_descriptor_that_is_full,
+        error_descriptor_that_blocks,
         memory_file_truncated,
         nested_indirect_table,
         rings_at_odd_addresses,

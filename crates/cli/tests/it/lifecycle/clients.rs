@@ -1,11 +1,12 @@
 //! Several exports and clients of one daemon, one after another and at once, and what is left of them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use testkit::client::{Client, EventIndex, RingLayout, Shape};
 use testkit::deadline::poll_until;
+use testkit::holdings::Holdings;
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program, STOP_LIMIT, Server};
 
@@ -14,37 +15,6 @@ use crate::support::{Disk, Iothreads, ringloom, serve, stop, with};
 
 const QUEUES: usize = 2;
 const IMAGE_BYTES: usize = 8 << 20;
-
-/// What a process holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Holdings {
-    descriptors: usize,
-    threads: usize,
-    /// Mappings of memory that came from clients.
-    guest_mappings: usize,
-}
-
-impl Holdings {
-    fn of(pid: u32) -> Result<Self> {
-        let count = |name: &str| -> Result<Vec<PathBuf>> {
-            let directory = format!("/proc/{pid}/{name}");
-            let entries = std::fs::read_dir(&directory).with_context(|| directory.clone())?;
-            // An entry that goes away while it is listed is not held.
-            Ok(entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect())
-        };
-        // io_uring's own workers come and go as the kernel likes.
-        let is_kernels = |task: &PathBuf| {
-            let name = std::fs::read_to_string(task.join("comm"));
-            name.is_ok_and(|name| name.starts_with("iou-"))
-        };
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).context("read maps")?;
-        Ok(Self {
-            descriptors: count("fd")?.len(),
-            threads: count("task")?.iter().filter(|task| !is_kernels(task)).count(),
-            guest_mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
-        })
-    }
-}
 
 /// Waits until the server holds what it held before its clients came.
 fn ensure_back_to(server: &Server, before: &Holdings) -> Result<()> {

@@ -1,0 +1,56 @@
+//! What a running process holds: descriptors, threads, mappings, memory.
+//!
+//! Where it stands: tests that have clients come and go look at a server before and after.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// What a process holds because of its clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    /// Open descriptors.
+    pub descriptors: usize,
+    /// Threads, without the kernel's workers for io_uring.
+    pub threads: usize,
+    /// Mappings of memory that came from clients.
+    pub guest_mappings: usize,
+}
+
+impl Holdings {
+    /// What this process holds now.
+    pub fn of(pid: u32) -> Result<Self> {
+        let count = |name: &str| -> Result<Vec<PathBuf>> {
+            let directory = format!("/proc/{pid}/{name}");
+            let entries = std::fs::read_dir(&directory).with_context(|| directory.clone())?;
+            // An entry that goes away while it is listed is not held.
+            Ok(entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect())
+        };
+        // io_uring's own workers come and go as the kernel likes.
+        let is_kernels = |task: &PathBuf| {
+            let name = std::fs::read_to_string(task.join("comm"));
+            name.is_ok_and(|name| name.starts_with("iou-"))
+        };
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).context("read maps")?;
+        Ok(Self {
+            descriptors: count("fd")?.len(),
+            threads: count("task")?.iter().filter(|task| !is_kernels(task)).count(),
+            guest_mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
+        })
+    }
+
+    /// Whether it is no more than that, of anything.
+    pub fn is_within(&self, other: &Self) -> bool {
+        self.descriptors <= other.descriptors
+            && self.threads <= other.threads
+            && self.guest_mappings <= other.guest_mappings
+    }
+}
+
+/// The memory of its own that a process has touched, in KiB: not what it shares with its clients, which is theirs.
+pub fn anonymous_kib(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("read status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
+    let number = line.trim().strip_suffix(" kB").with_context(|| format!("RssAnon:{line}"))?;
+    number.parse().with_context(|| format!("RssAnon:{line}"))
+}
