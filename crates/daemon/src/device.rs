@@ -73,8 +73,16 @@ impl BlkDevice {
         let rules = self.rules(start.features);
         // The mailbox needs somebody to wake before the ring is placed.
         let nobody = Arc::new(Notifier::new()?);
+        let ring = match &start.inflight {
+            Some(inflight) => Ring::tracked(start.memory, start.setup, inflight)?,
+            None => Ring::new(start.memory, start.setup)?,
+        };
+        if ring.is_inherited() {
+            let (id, pending) = (&self.offer.id, ring.pending());
+            tracing::debug!("export {id}: queue {queue} is inherited, {pending} in flight");
+        }
         let source = RingSource::new(RingSourceSetup {
-            ring: Ring::new(start.memory, start.setup)?,
+            ring,
             rules,
             node: Arc::clone(&self.offer.node),
             serial: self.offer.id.clone(),

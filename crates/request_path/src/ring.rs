@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use block::{Node, Operation, Outcome, Segment};
 use rustix::io::Errno;
-use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring};
+use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, Step, reached};
 
 use crate::{
     Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Source, SourceKey,
@@ -106,9 +106,15 @@ impl fmt::Debug for RingSource {
 }
 
 impl RingSource {
-    /// A ring that is not served yet.
+    /// A ring that is not served yet. If somebody was killed who served it, the guest is
+    /// interrupted: it may have been shown completions and not been told.
     pub fn new(setup: RingSourceSetup) -> Self {
         let size = setup.ring.size();
+        if setup.ring.is_inherited()
+            && let Some(call) = &setup.call
+        {
+            signal(call, "call");
+        }
         Self {
             mailbox: Arc::new(Mailbox::new(size, setup.owner)),
             slots: vec![Slot::Free; usize::from(size)].into_boxed_slice(),
@@ -207,6 +213,7 @@ impl RingSource {
         self.in_flight -= 1;
         virtio::write_status(status, virtio::status_byte(outcome));
         self.ring.push_used(head, written);
+        reached(Step::Staged);
         self.count(kind, outcome);
     }
 
@@ -231,6 +238,19 @@ impl RingSource {
             && let Some(call) = &self.call
         {
             signal(call, "call");
+            reached(Step::Interrupted);
+        }
+    }
+
+    /// What the turn may pop at most. Who stops still serves what was in flight before it came:
+    /// these requests are taken, and a successor may never hear of them.
+    fn most(&self, appetite: Appetite) -> u32 {
+        match (self.health, appetite) {
+            (Health::Broken, _) => 0,
+            (Health::Sound, Appetite::Pop(most)) => most,
+            (Health::Sound, Appetite::DrainOnly) => {
+                u32::try_from(self.ring.pending()).expect("at most the ring size")
+            }
         }
     }
 }
@@ -249,15 +269,16 @@ impl Source for RingSource {
     }
 
     fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey) {
+        reached(Step::Arrived);
         let seat = engine.sit(&self.mailbox, self.ring.size(), key);
         self.home = Some(Home { seat, lane });
     }
 
     fn turn(&mut self, engine: &mut Engine, appetite: Appetite) -> Turn {
         self.collect(engine);
-        let turn = match (appetite, self.health) {
-            (Appetite::DrainOnly, _) | (_, Health::Broken) => Turn::Idle,
-            (Appetite::Pop(most), Health::Sound) => {
+        let turn = match self.most(appetite) {
+            0 => Turn::Idle,
+            most => {
                 let turn = self.pop_batch(engine, most);
                 if let Turn::Broken(_) = turn {
                     self.health = Health::Broken;
@@ -287,10 +308,15 @@ impl Source for RingSource {
         self.publish();
         engine.leave(self.home().seat);
         self.home = None;
+        reached(Step::Departed);
     }
 
     fn in_flight(&self) -> usize {
-        self.in_flight
+        match self.health {
+            Health::Sound => self.in_flight + self.ring.pending(),
+            // What is still to be popped never will be.
+            Health::Broken => self.in_flight,
+        }
     }
 
     fn set_call(&mut self, call: Option<OwnedFd>) {

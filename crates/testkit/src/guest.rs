@@ -28,6 +28,8 @@ pub use kernel::Kernel;
 
 /// Memory of a guest; the initramfs with fio and its libraries takes about 90 MiB of it, twice while it is unpacked.
 const MEMORY_MIB: u32 = 768;
+/// How soon QEMU looks again for a server that has gone away.
+const RECONNECT_MS: u32 = 100;
 const QEMU: &str = "qemu-system-x86_64";
 /// What every guest has besides busybox.
 const PROGRAMS: [&str; 2] = ["fio", "mkfs.ext4"];
@@ -48,7 +50,7 @@ pub fn missing() -> Option<String> {
     Kernel::find(&guest_directory().join("kernel")).err().map(|error| format!("{error:#}"))
 }
 
-/// A guest to be run.
+/// A guest to be run. If a server goes away, QEMU waits for the next one on its socket.
 #[derive(Clone, Debug)]
 pub struct Guest {
     /// vhost-user-blk sockets, in the order of /dev/vda, /dev/vdb …
@@ -65,26 +67,14 @@ pub struct Guest {
 impl Guest {
     /// Boots the guest, waits until it has powered off, and returns its console.
     pub fn run(&self, bench: &Bench, limit: Duration) -> Result<Console> {
+        self.boot(bench)?.wait(limit)
+    }
+
+    /// Boots the guest and does not wait for it.
+    pub fn boot(&self, bench: &Bench) -> Result<RunningGuest> {
         let kernel = Kernel::find(&guest_directory().join("kernel"))?;
         let initramfs = self.initramfs(&kernel, bench)?;
-        let mut qemu = Qemu::start(&self.arguments(&kernel, &initramfs))?;
-        let ended = poll_until("the guest to power off", limit, || {
-            qemu.child.try_wait().context("wait for QEMU")
-        });
-        if ended.is_ok() {
-            qemu.stdout.finish()?;
-            qemu.stderr.finish()?;
-        }
-        let console = Console::new(&qemu.stdout.text());
-        match ended {
-            Ok(status) if status.success() => Ok(console),
-            Ok(status) => bail!(
-                "QEMU ended with {status}: {}\nconsole: {}",
-                qemu.stderr.text(),
-                console.tail()
-            ),
-            Err(error) => Err(error.context(format!("console: {}", console.tail()))),
-        }
+        Ok(RunningGuest { qemu: Qemu::start(&self.arguments(&kernel, &initramfs))? })
     }
 
     /// The cached archive of programs and modules, followed by one that holds this guest's script.
@@ -117,7 +107,7 @@ impl Guest {
         for (index, socket) in self.disks.iter().enumerate() {
             arguments.extend([
                 "-chardev".to_owned(),
-                format!("socket,id=c{index},path={}", socket.display()),
+                format!("socket,id=c{index},path={},reconnect-ms={RECONNECT_MS}", socket.display()),
                 "-device".to_owned(),
                 format!("vhost-user-blk-pci,chardev=c{index},num-queues={queues},packed={packed}"),
             ]);
@@ -134,7 +124,46 @@ impl Guest {
     }
 }
 
+/// A guest that was booted; ended when dropped.
+#[derive(Debug)]
+pub struct RunningGuest {
+    qemu: Qemu,
+}
+
+impl RunningGuest {
+    /// Waits until its console holds `text`.
+    pub fn wait_for(&self, text: &str, limit: Duration) -> Result<()> {
+        let seen = poll_until(&format!("{text:?} on the guest's console"), limit, || {
+            Ok(self.qemu.stdout.text().contains(text).then_some(()))
+        });
+        seen.with_context(|| Console::new(&self.qemu.stdout.text()).tail())
+    }
+
+    /// Waits until it has powered off, and returns its console.
+    pub fn wait(mut self, limit: Duration) -> Result<Console> {
+        let qemu = &mut self.qemu;
+        let ended = poll_until("the guest to power off", limit, || {
+            qemu.child.try_wait().context("wait for QEMU")
+        });
+        if ended.is_ok() {
+            qemu.stdout.finish()?;
+            qemu.stderr.finish()?;
+        }
+        let console = Console::new(&qemu.stdout.text());
+        match ended {
+            Ok(status) if status.success() => Ok(console),
+            Ok(status) => bail!(
+                "QEMU ended with {status}: {}\nconsole: {}",
+                qemu.stderr.text(),
+                console.tail()
+            ),
+            Err(error) => Err(error.context(format!("console: {}", console.tail()))),
+        }
+    }
+}
+
 /// A running QEMU, killed on drop.
+#[derive(Debug)]
 struct Qemu {
     child: Child,
     stdout: Capture,

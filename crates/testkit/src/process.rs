@@ -15,12 +15,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 use tempfile::TempDir;
 
-use crate::deadline::poll_until;
+use crate::deadline::{Deadline, poll_until};
 use crate::seccomp;
 
 /// How long a server may take to listen on its sockets.
@@ -65,6 +65,7 @@ pub struct Program {
     path: PathBuf,
     first_arguments: Vec<OsString>,
     directory: Option<PathBuf>,
+    variables: Vec<(String, String)>,
     host: Host,
 }
 
@@ -85,7 +86,14 @@ impl Program {
     /// Any program, with arguments that come before those of a start.
     pub fn named(name: &'static str, path: impl Into<PathBuf>, first_arguments: &[&str]) -> Self {
         let first_arguments = first_arguments.iter().map(OsString::from).collect();
-        Self { name, path: path.into(), first_arguments, directory: None, host: Host::Everything }
+        Self {
+            name,
+            path: path.into(),
+            first_arguments,
+            directory: None,
+            variables: Vec::new(),
+            host: Host::Everything,
+        }
     }
 
     /// The same, on a host that forbids io_uring (seccomp, EPERM).
@@ -96,6 +104,12 @@ impl Program {
     /// The same, on a host without locks of open file descriptions (seccomp, EINVAL).
     pub fn without_locks(self) -> Self {
         Self { host: Host::NoLocks, ..self }
+    }
+
+    /// The same, with one more environment variable.
+    pub fn with_variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
     }
 
     /// The same, started in this directory.
@@ -162,6 +176,7 @@ impl Program {
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
         }
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         match self.host {
             Host::Everything => {}
             Host::NoIoUring => seccomp::deny_io_uring(&mut command),
@@ -229,6 +244,15 @@ impl Server {
         Ok(self.child.try_wait().context("look at the server")?.is_none())
     }
 
+    /// Lets it run for so long; an error if it ends before.
+    pub fn wait_while_running(&mut self, time: Duration) -> Result<()> {
+        let deadline = Deadline::after(time);
+        poll_until("nothing", time + START_LIMIT, || {
+            ensure!(self.is_alive()?, "{} has ended: {}", self.name, self.log());
+            Ok(deadline.has_passed().then_some(()))
+        })
+    }
+
     /// Waits until its stderr holds `text`.
     pub fn wait_for_log(&self, text: &str, limit: Duration) -> Result<()> {
         poll_until(&format!("{text:?} in the log of {}", self.name), limit, || {
@@ -261,11 +285,18 @@ impl Server {
         Ok(status)
     }
 
+    /// Waits until it has killed itself.
+    pub fn wait_for_crash(&mut self, limit: Duration) -> Result<()> {
+        let status = self.wait(limit)?;
+        ensure!(status.signal() == Some(9), "{} ended with {status}: {}", self.name, self.log());
+        Ok(())
+    }
+
     /// Ends it at once, as a crash would.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill().context("kill the server")?;
         let status = self.child.wait().context("reap the server")?;
-        anyhow::ensure!(status.signal() == Some(9), "{} ended with {status} before", self.name);
+        ensure!(status.signal() == Some(9), "{} ended with {status} before", self.name);
         Ok(())
     }
 }

@@ -2,13 +2,18 @@
 //!
 //! Where it stands: `FrontEnd` speaks vhost-user messages byte by byte, `RawRing` lays a split ring out in shared
 //! memory, `RawDevice` joins them to a disk that takes single requests. Any value can be put anywhere.
+//! `Survivor` is the exception: a well-behaved client that goes on when its server was killed.
 //!
 //! Invariants: every wait ends at a deadline or when the server ends the session, and says which.
 
 mod device;
 pub(crate) mod message;
+mod packed;
 mod ring;
+mod survivor;
 
 pub use device::{BlockRequest, Form, Outcome, RawDevice, RawShape, kind};
 pub use message::{Ack, FrontEnd, Region, feature, protocol_feature, request};
+pub use packed::RawPackedRing;
 pub use ring::{Descriptor, Piece, RawRing, Used, flag};
+pub use survivor::{Collected, SLOTS, Survivor};

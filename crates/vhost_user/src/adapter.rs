@@ -156,13 +156,17 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn get_inflight_fd(
         &mut self,
-        _inflight: &VhostUserInflight,
+        inflight: &VhostUserInflight,
     ) -> Result<(VhostUserInflight, File)> {
-        not_offered("GET_INFLIGHT_FD")
+        let VhostUserInflight { num_queues, queue_size, .. } = *inflight;
+        let (bytes, fd) = self.create_inflight(num_queues, queue_size).map_err(refused)?;
+        Ok((VhostUserInflight::new(bytes, 0, num_queues, queue_size), fd.into()))
     }
 
-    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
-        not_offered("SET_INFLIGHT_FD")
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
+        self.set_inflight(file.into(), num_queues, queue_size, mmap_size, mmap_offset)
+            .map_err(refused)
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {

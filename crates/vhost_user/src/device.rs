@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtio::{CacheMode, Features, GuestMemory, RingBase, RingSetup};
+use virtio::{CacheMode, Features, GuestMemory, InflightQueue, RingBase, RingSetup};
 
 /// One of the queues of a device, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,6 +58,9 @@ pub struct RingStart {
     pub setup: RingSetup,
     /// The guest's memory; to be kept until nothing of the ring is in flight.
     pub memory: Arc<GuestMemory>,
+    /// Where its requests in flight are tracked, if the front end asks for that. The session has
+    /// found that the ring has a place there.
+    pub inflight: Option<InflightQueue>,
     /// Readable when the driver made chains available.
     pub kick: OwnedFd,
     /// To be written to interrupt the guest; none if it polls.

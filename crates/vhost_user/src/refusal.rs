@@ -1,7 +1,7 @@
 //! Why a session refuses a message. Each refusal ends the session; its sentence is for the
 //! operator.
 
-use virtio::{Features, MemoryError, RingError};
+use virtio::{Features, InflightError, InflightFault, MemoryError, RingError};
 
 use crate::{Descriptor, DeviceError, QueueIndex};
 
@@ -129,6 +129,18 @@ pub enum Refusal {
         #[source]
         source: std::io::Error,
     },
+    /// A ring that has no place in the in-flight region.
+    #[error("queue {queue} cannot be tracked")]
+    InflightQueue {
+        /// Which.
+        queue: QueueIndex,
+        /// Why.
+        #[source]
+        source: InflightFault,
+    },
+    /// An in-flight region that cannot be had.
+    #[error(transparent)]
+    Inflight(#[from] InflightError),
     /// Guest memory that cannot be had.
     #[error(transparent)]
     Memory(#[from] MemoryError),

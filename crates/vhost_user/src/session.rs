@@ -4,13 +4,14 @@
 //! if and only if it is started (it has a kick descriptor), enabled, fully described and in guest
 //! memory (vhost-user, "Ring states"); after every message [`Session::settle`] makes it so.
 //!
-//! Invariants: guest memory and the cache mode change only while no ring is served; nothing about a ring changes
+//! Invariants: guest memory, the in-flight region and the cache mode change only while no ring is served; nothing about a ring changes
 //! while it is served, except its call descriptor.
 //! Threads: one session has one thread of its own; it waits for the threads that serve rings.
 //! Limits: as many rings as the device has queues.
 
 mod config;
 mod descriptor;
+mod inflight;
 mod memory;
 mod ring;
 
@@ -19,7 +20,9 @@ use std::sync::Arc;
 
 use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
-use virtio::{Features, GuestMemory, RING_SIZE_MAX, RingAddresses, RingBase, RingLayout};
+use virtio::{
+    Features, GuestMemory, InflightRegion, RING_SIZE_MAX, RingAddresses, RingBase, RingLayout,
+};
 
 use crate::{Device, QueueIndex, Refusal, RingStart};
 use ring::{Ring, RingState};
@@ -34,6 +37,8 @@ const PROTOCOL_FEATURES: Features = Features(1 << 30);
 pub struct Session<D> {
     device: D,
     memory: Arc<GuestMemory>,
+    /// Where requests in flight are tracked, if the front end wants that.
+    inflight: Option<Arc<InflightRegion>>,
     /// What the driver chose, with the transport's bit.
     features: Features,
     /// All rings that were ever named; the others are as [`Ring::default`] says.
@@ -52,7 +57,13 @@ enum OutsideMemory {
 impl<D: Device> Session<D> {
     /// A session in which nothing has been said yet.
     pub fn new(device: D) -> Self {
-        Self { device, memory: Arc::default(), features: Features::NONE, rings: Vec::new() }
+        Self {
+            device,
+            memory: Arc::default(),
+            inflight: None,
+            features: Features::NONE,
+            rings: Vec::new(),
+        }
     }
 
     /// What the driver may choose from (GET_FEATURES).
@@ -80,6 +91,7 @@ impl<D: Device> Session<D> {
         Protocol::MQ
             | Protocol::CONFIG
             | Protocol::CONFIGURE_MEM_SLOTS
+            | Protocol::INFLIGHT_SHMFD
             | Protocol::RESET_DEVICE
             | Protocol::REPLY_ACK
     }
@@ -195,10 +207,12 @@ impl<D: Device> Session<D> {
     }
 
     /// The device as it was when the session began, except for guest memory, which the front end
-    /// takes for still known (RESET_DEVICE).
+    /// takes for still known (RESET_DEVICE). The requests of an in-flight region are those of the
+    /// rings before; it is forgotten.
     pub fn reset(&mut self) -> Result<(), Refusal> {
         self.halt_all()?;
         self.rings.clear();
+        self.inflight = None;
         self.features = Features::NONE;
         Ok(())
     }
@@ -320,10 +334,12 @@ impl<D: Device> Session<D> {
                 return Ok(());
             }
         }
+        let inflight = self.inflight_of(queue, &setup)?;
         let [kick, call, error] = self.ring(queue).descriptors(queue)?;
         let start = RingStart {
             setup,
             memory: Arc::clone(&self.memory),
+            inflight,
             kick: kick.expect("a ring that is ready has been started with one"),
             call,
             error,

@@ -13,10 +13,12 @@
 mod blk;
 mod config;
 mod features;
+mod inflight;
 mod memory;
 mod packed;
 mod ring;
 mod split;
+mod step;
 
 pub use blk::{
     BlkKind, BlkRequest, BlkRules, DATA_BYTES_MAX, ID_BYTES, NoStatus, decode, status_byte,
@@ -26,6 +28,9 @@ pub use config::{
     BlkConfig, CONFIG_BYTES, CacheMode, RANGE_SECTORS_MAX, SEG_MAX, WRITEBACK_OFFSET,
 };
 pub use features::Features;
+pub use inflight::{
+    INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightQueue, InflightRegion, InflightShape,
+};
 pub use memory::{
     GuestAddress, GuestMemory, LastHit, MemoryError, NotMapped, REGIONS_MAX, Region, RegionSpec,
     catch_lost_memory,
@@ -36,3 +41,4 @@ pub use ring::{
     RingLayout, RingSetup, SEGMENTS_MAX,
 };
 pub use split::SplitRing;
+pub use step::{Step, reached};

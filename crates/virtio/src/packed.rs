@@ -3,9 +3,8 @@
 //! Where it stands in the life of a request: its first and its last stop, as `split` for the other
 //! layout.
 //!
-//! Invariants: a buffer id is popped only while it is not in flight and returned exactly once; from
-//! the first staged descriptor on nothing is visible to the driver before `publish` stores that
-//! one's flags; from the first published used descriptor to the next available one there are never
+//! Invariants: a buffer id is popped only while it is not in flight and returned exactly once; of
+//! a batch nothing is visible to the driver before the flags of its first descriptor are stored; from the first published used descriptor to the next available one there are never
 //! more descriptors than the ring has; no chain is handed out that was read from memory the front
 //! end had taken away.
 //! Threads: owned by one iothread at a time, moved as a value between them. Nothing blocks.
@@ -19,8 +18,13 @@ mod reader;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::GuestMemory;
-use crate::ring::{Chain, Gather, Head, Hits, Interrupt, RingBase, RingError, RingSetup};
+use crate::inflight::{PackedPast, PackedTracker, Saved};
+use crate::ring::{
+    Batch, Chain, Gather, Head, Hits, Interrupt, Origin, RingBase, RingError, RingSetup, Staged,
+    publish,
+};
+use crate::step::{Step, reached};
+use crate::{GuestMemory, InflightFault, InflightQueue};
 use areas::{Areas, Events};
 use position::{Position, Progress};
 use reader::{Reader, Span};
@@ -54,14 +58,16 @@ pub struct PackedRing {
     in_flight: Box<[u16]>,
     /// Where the next chain is looked for.
     next_available: Position,
-    /// Where the next used descriptor goes.
-    next_used: Position,
     /// The next used descriptor as the driver sees it.
     published_used: Position,
-    /// The flags of the descriptor at `published_used`, once one was staged.
-    staged_flags: Option<u16>,
-    /// Descriptors that were staged.
-    staged: u16,
+    /// Completions that the driver does not see yet.
+    staged: Vec<Staged>,
+    /// The descriptors of their chains.
+    staged_descriptors: u16,
+    tracker: Option<PackedTracker>,
+    /// Chains that were in flight when somebody else served the ring, the oldest last.
+    pending: Vec<Saved>,
+    origin: Origin,
     /// Descriptors from `published_used` to `next_available`.
     held: u16,
     kicks: Kicks,
@@ -75,28 +81,87 @@ pub struct PackedRing {
 impl PackedRing {
     /// Starts to serve a ring, with kicks requested.
     pub fn new(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
+        let mut ring = Self::at_base(memory, setup)?;
+        ring.begin()?;
+        Ok(ring)
+    }
+
+    /// Starts to serve a ring that is tracked in an in-flight region. See
+    /// [`Ring::tracked`](crate::Ring::tracked).
+    pub fn tracked(
+        memory: Arc<GuestMemory>,
+        setup: RingSetup,
+        inflight: &InflightQueue,
+    ) -> Result<Self, RingError> {
+        let mut ring = Self::at_base(memory, setup)?;
+        let areas = &ring.areas;
+        let is_available =
+            |at| Position::from(at).is_available(areas.flags(Position::from(at).slot));
+        let start = ring.published_used.into();
+        let (tracker, past) = PackedTracker::open(inflight, setup.size, start, is_available)?;
+        // What was decided by lost memory counts for nothing.
+        ring.check_memory()?;
+        ring.tracker = Some(tracker);
+        if let Some(past) = past {
+            ring.inherit(past);
+        }
+        ring.begin()?;
+        Ok(ring)
+    }
+
+    /// A ring that goes on at its base and was not touched yet.
+    fn at_base(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
         let areas = Areas::find(&memory, &setup.addresses, setup.size)?;
         let progress = progress(&setup)?;
-        let mut ring = Self {
+        Ok(Self {
             in_flight: vec![0; usize::from(setup.size)].into_boxed_slice(),
             areas,
             memory,
             hits: Hits::default(),
             next_available: progress.available,
-            next_used: progress.used,
             published_used: progress.used,
-            staged_flags: None,
-            staged: 0,
+            staged: Vec::with_capacity(setup.size.into()),
+            staged_descriptors: 0,
+            tracker: None,
+            pending: Vec::new(),
+            origin: Origin::Base,
             held: progress.held,
             kicks: Kicks::Suppressed,
             decided: false,
             event_idx: setup.event_idx,
             indirect: setup.indirect,
-        };
+        })
+    }
+
+    /// Goes on where somebody else was killed: whatever was popped is either used or in flight.
+    fn inherit(&mut self, past: PackedPast) {
+        let size = self.size();
+        self.published_used = past.used.into();
+        self.held = 0;
+        for saved in &past.chains {
+            let descriptors =
+                u16::try_from(saved.descriptors.len()).expect("at most the ring size");
+            self.in_flight[usize::from(saved.id)] = descriptors;
+            self.held += descriptors;
+        }
+        self.next_available = self.published_used.after(self.held, size);
+        // A batch that was not shown may have left used descriptors behind the first. The driver
+        // would take them for new ones as soon as it comes there.
+        let mut at = self.published_used;
+        for _ in 0..self.held {
+            if !at.is_available(self.areas.flags(at.slot)) {
+                self.areas.set_flags(at.slot, at.available_flags());
+            }
+            at = at.after(1, size);
+        }
+        self.pending = past.chains;
+        self.origin = Origin::Inherited;
+    }
+
+    fn begin(&mut self) -> Result<(), RingError> {
         // Chains that wait already are seen by the caller's first pop.
-        let _waiting = ring.request_kicks();
-        ring.check_memory()?;
-        Ok(ring)
+        let _waiting = self.request_kicks();
+        self.check_memory()
     }
 
     /// The number of descriptors.
@@ -116,22 +181,36 @@ impl PackedRing {
     /// Like `pop`, without a look at whether the memory it has read is still there.
     fn pop_unchecked(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
         chain.clear();
+        if let Some(saved) = self.pending.pop() {
+            // It is in flight and marked already.
+            self.reader().read_saved(&saved.descriptors, chain)?;
+            return Ok(Some(Head(saved.id)));
+        }
         let start = self.next_available;
         let flags = self.areas.flags(start.slot);
         if !start.is_available(flags) {
             return Ok(None);
         }
-        let free = self.size() - self.held;
-        let span = Reader {
-            areas: &self.areas,
-            gather: Gather { memory: &self.memory, hits: &mut self.hits, head: start.slot },
-            indirect: self.indirect,
-            free,
-        }
-        .read(flags, chain)?;
+        let span = self.reader().read(flags, chain)?;
         self.claim(span)?;
         self.next_available = start.after(span.descriptors, self.size());
+        reached(Step::Popped);
+        if let Some(tracker) = &mut self.tracker {
+            tracker.mark(span.id);
+            reached(Step::Marked);
+        }
         Ok(Some(Head(span.id)))
+    }
+
+    fn reader(&mut self) -> Reader<'_> {
+        let head = self.next_available.slot;
+        Reader {
+            areas: &self.areas,
+            gather: Gather { memory: &self.memory, hits: &mut self.hits, head },
+            tracker: self.tracker.as_mut(),
+            indirect: self.indirect,
+            free: self.areas.size() - self.held,
+        }
     }
 
     /// Notes that a chain is in flight.
@@ -156,29 +235,18 @@ impl PackedRing {
         let in_flight = self.in_flight.get_mut(usize::from(head.0));
         let descriptors = in_flight.map_or(0, std::mem::take);
         assert!(descriptors != 0, "chain {} was returned without being in flight", head.0);
-        let at = self.next_used;
-        let flags = at.used_flags(written);
-        self.areas.set_used(at.slot, head.0, written);
-        if self.staged_flags.is_none() {
-            // Written last, by `publish`: the driver looks at no descriptor behind it before.
-            self.staged_flags = Some(flags);
-        } else {
-            self.areas.set_flags(at.slot, flags);
-        }
-        // The used descriptor stands for the whole chain; the driver knows how many it skips
-        // (virtio 1.2, 2.8.6).
-        self.next_used = at.after(descriptors, self.size());
-        self.staged += descriptors;
+        self.staged.push(Staged { head: head.0, written, descriptors });
+        self.staged_descriptors += descriptors;
     }
 
     /// Shows the driver all that was staged, and says whether it wants an interrupt for it.
     pub fn publish(&mut self) -> Interrupt {
-        let Some(flags) = self.staged_flags.take() else {
+        if self.staged.is_empty() {
             return Interrupt::Suppressed;
-        };
-        self.areas.publish_flags(self.published_used.slot, flags);
-        self.published_used = self.next_used;
-        let passed = std::mem::take(&mut self.staged);
+        }
+        publish(self);
+        self.staged.clear();
+        let passed = std::mem::take(&mut self.staged_descriptors);
         self.held -= passed;
         // The descriptors must be visible before the driver's wish is read: the driver writes its
         // wish first and looks at the descriptors after (virtio 1.2, 2.8.22).
@@ -187,7 +255,7 @@ impl PackedRing {
         let wanted = match self.areas.driver_events() {
             Events::None => false,
             Events::At(event) if self.event_idx => {
-                first || self.next_used.has_passed(event, passed, self.size())
+                first || self.published_used.has_passed(event, passed, self.size())
             }
             Events::All | Events::At(_) => true,
         };
@@ -224,13 +292,23 @@ impl PackedRing {
         // The wish must be visible before the flags are read: the driver stores its flags first
         // and reads the wish after (virtio 1.2, 2.8.21.3.1).
         fence(Ordering::SeqCst);
-        at.is_available(self.areas.flags(at.slot)) || self.memory.is_lost()
+        self.has_available() || self.memory.is_lost()
     }
 
     /// Whether there is something to pop: one look at the flags, nothing is checked.
     pub fn has_available(&self) -> bool {
         let at = self.next_available;
-        at.is_available(self.areas.flags(at.slot))
+        at.is_available(self.areas.flags(at.slot)) || !self.pending.is_empty()
+    }
+
+    /// Whether somebody has served the ring before and left it in an in-flight region.
+    pub fn is_inherited(&self) -> bool {
+        self.origin == Origin::Inherited
+    }
+
+    /// How many chains that were in flight before are still to be popped.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
     }
 
     /// Where the next chain and the next used descriptor are (vhost-user, GET_VRING_BASE).
@@ -240,6 +318,60 @@ impl PackedRing {
     }
 
     fn check_memory(&self) -> Result<(), RingError> {
-        if self.memory.is_lost() { Err(RingError::MemoryLost) } else { Ok(()) }
+        if self.memory.is_lost() {
+            return Err(RingError::MemoryLost);
+        }
+        match &self.tracker {
+            Some(tracker) if tracker.is_lost() => Err(InflightFault::Lost.into()),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Where the next used descriptor is after the batch.
+    fn used_after(&self) -> Position {
+        self.published_used.after(self.staged_descriptors, self.areas.size())
+    }
+}
+
+impl Batch for PackedRing {
+    fn link(&mut self) {
+        let used = self.used_after().into();
+        if let Some(tracker) = &mut self.tracker {
+            tracker.link(&self.staged, used);
+        }
+    }
+
+    fn write_used(&mut self) {
+        let first = self.published_used;
+        let mut at = first;
+        for staged in &self.staged {
+            self.areas.set_used(at.slot, staged.head, staged.written);
+            // The driver looks at no descriptor behind the first before that one's flags.
+            if at != first {
+                self.areas.set_flags(at.slot, at.used_flags(staged.written));
+            }
+            // The used descriptor stands for the whole chain; the driver knows how many it skips
+            // (virtio 1.2, 2.8.6).
+            at = at.after(staged.descriptors, self.areas.size());
+        }
+    }
+
+    fn show(&mut self) {
+        let first = self.published_used;
+        let flags = first.used_flags(self.staged[0].written);
+        self.areas.publish_flags(first.slot, flags);
+        self.published_used = self.used_after();
+    }
+
+    fn unmark(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.unmark(&self.staged);
+        }
+    }
+
+    fn commit(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.commit();
+        }
     }
 }

@@ -9,15 +9,17 @@
 
 mod chain;
 mod error;
+mod publish;
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Features, GuestMemory, PackedRing, SplitRing, packed, split};
+use crate::{Features, GuestMemory, InflightQueue, PackedRing, SplitRing, packed, split};
 
 pub use chain::{Chain, SEGMENTS_MAX};
 pub(crate) use chain::{DESCRIPTOR_BYTES, Gather, Hits, table_entries};
 pub use error::{Area, RingError};
+pub(crate) use publish::{Batch, Staged, publish};
 
 /// The largest ring of either layout (virtio 1.2, 2.7 and 2.8.10.1).
 pub const RING_SIZE_MAX: u16 = 32768;
@@ -133,6 +135,15 @@ pub enum Interrupt {
     Suppressed,
 }
 
+/// Who served a ring before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Nobody, as far as is known.
+    Base,
+    /// Somebody who left it in an in-flight region.
+    Inherited,
+}
+
 /// A ring being served, in the layout that was negotiated. See [`SplitRing`] and [`PackedRing`]
 /// for what the methods promise; both promise the same.
 #[derive(Debug)]
@@ -150,6 +161,37 @@ impl Ring {
             RingLayout::Split => Self::Split(SplitRing::new(memory, setup)?),
             RingLayout::Packed => Self::Packed(PackedRing::new(memory, setup)?),
         })
+    }
+
+    /// Starts to serve a ring that is tracked in an in-flight region. If the region was used
+    /// before, it decides where the ring goes on, not the base; what is in flight there comes out
+    /// of [`Ring::pop`] first.
+    pub fn tracked(
+        memory: Arc<GuestMemory>,
+        setup: RingSetup,
+        inflight: &InflightQueue,
+    ) -> Result<Self, RingError> {
+        Ok(match setup.layout {
+            RingLayout::Split => Self::Split(SplitRing::tracked(memory, setup, inflight)?),
+            RingLayout::Packed => Self::Packed(PackedRing::tracked(memory, setup, inflight)?),
+        })
+    }
+
+    /// Whether somebody has served the ring before and left it in an in-flight region. The guest
+    /// may wait for an interrupt that never came.
+    pub fn is_inherited(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.is_inherited(),
+            Self::Packed(ring) => ring.is_inherited(),
+        }
+    }
+
+    /// How many chains that were in flight before are still to be popped.
+    pub fn pending(&self) -> usize {
+        match self {
+            Self::Split(ring) => ring.pending(),
+            Self::Packed(ring) => ring.pending(),
+        }
     }
 
     /// The number of descriptors.

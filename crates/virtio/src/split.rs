@@ -17,10 +17,13 @@ mod reader;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::GuestMemory;
+use crate::inflight::SplitTracker;
 use crate::ring::{
-    Chain, Gather, Head, Hits, Interrupt, RingBase, RingError, RingLayout, RingSetup,
+    Batch, Chain, Gather, Head, Hits, Interrupt, Origin, RingBase, RingError, RingLayout,
+    RingSetup, Staged, publish,
 };
+use crate::step::{Step, reached};
+use crate::{GuestMemory, InflightFault, InflightQueue};
 use areas::Areas;
 use heads::Heads;
 use reader::Reader;
@@ -63,10 +66,14 @@ pub struct SplitRing {
     next_available: u16,
     /// The available index as last read; entries before it may be popped.
     seen_available: u16,
-    /// Where the next used element goes.
-    next_used: u16,
-    /// The used index as the driver sees it.
+    /// The used index as the driver sees it; the next used element goes there.
     published_used: u16,
+    /// Completions that the driver does not see yet.
+    staged: Vec<Staged>,
+    tracker: Option<SplitTracker>,
+    /// Heads that were in flight when somebody else served the ring, the oldest last.
+    pending: Vec<u16>,
+    origin: Origin,
     kicks: Kicks,
     /// Whether an interrupt was decided upon since the start. The first is always wanted: who
     /// served the ring before may have left the driver waiting.
@@ -79,28 +86,67 @@ impl SplitRing {
     /// Starts to serve a ring, with kicks requested. The used index is taken from the ring itself,
     /// as it was left by whoever served it before (vhost-user, "Starting and stopping rings").
     pub fn new(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
+        let mut ring = Self::at_base(memory, setup)?;
+        ring.begin()?;
+        Ok(ring)
+    }
+
+    /// Starts to serve a ring that is tracked in an in-flight region. See
+    /// [`Ring::tracked`](crate::Ring::tracked).
+    pub fn tracked(
+        memory: Arc<GuestMemory>,
+        setup: RingSetup,
+        inflight: &InflightQueue,
+    ) -> Result<Self, RingError> {
+        let mut ring = Self::at_base(memory, setup)?;
+        // Believed by the region only if the memory it was read from is there.
+        ring.check_memory()?;
+        let (tracker, past) = SplitTracker::open(inflight, setup.size, ring.published_used)?;
+        ring.tracker = Some(tracker);
+        if let Some(past) = past {
+            for &head in &past.heads {
+                ring.in_flight.insert(head);
+            }
+            // Whatever was popped is either used or in flight.
+            let in_flight = u16::try_from(past.heads.len()).expect("each head once");
+            ring.next_available = ring.published_used.wrapping_add(in_flight);
+            ring.seen_available = ring.next_available;
+            ring.pending = past.heads;
+            ring.origin = Origin::Inherited;
+        }
+        ring.begin()?;
+        Ok(ring)
+    }
+
+    /// A ring that goes on at its base and was not touched yet.
+    fn at_base(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
         let areas = Areas::find(&memory, &setup.addresses, setup.size)?;
         let next_available = next_available(&setup)?;
         let used = areas.used_index();
-        let mut ring = Self {
+        Ok(Self {
             in_flight: Heads::none(setup.size),
             areas,
             memory,
             hits: Hits::default(),
             next_available,
             seen_available: next_available,
-            next_used: used,
             published_used: used,
+            staged: Vec::with_capacity(setup.size.into()),
+            tracker: None,
+            pending: Vec::new(),
+            origin: Origin::Base,
             kicks: Kicks::Suppressed,
             decided: false,
             event_idx: setup.event_idx,
             indirect: setup.indirect,
-        };
-        ring.areas.set_used_flags(0);
+        })
+    }
+
+    fn begin(&mut self) -> Result<(), RingError> {
+        self.areas.set_used_flags(0);
         // Chains that wait already are seen by the caller's first pop.
-        let _waiting = ring.request_kicks();
-        ring.check_memory()?;
-        Ok(ring)
+        let _waiting = self.request_kicks();
+        self.check_memory()
     }
 
     /// The number of descriptors.
@@ -120,6 +166,11 @@ impl SplitRing {
     /// Like `pop`, without a look at whether the memory it has read is still there.
     fn pop_unchecked(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
         chain.clear();
+        if let Some(head) = self.pending.pop() {
+            // It is in flight and marked already.
+            self.read(head, chain)?;
+            return Ok(Some(Head(head)));
+        }
         if self.next_available == self.seen_available {
             self.look()?;
             if self.next_available == self.seen_available {
@@ -134,14 +185,23 @@ impl SplitRing {
         if !self.in_flight.insert(head) {
             return Err(RingError::HeadInFlight { head });
         }
+        self.read(head, chain)?;
+        self.next_available = self.next_available.wrapping_add(1);
+        reached(Step::Popped);
+        if let Some(tracker) = &mut self.tracker {
+            tracker.mark(head);
+            reached(Step::Marked);
+        }
+        Ok(Some(Head(head)))
+    }
+
+    fn read(&mut self, head: u16, chain: &mut Chain) -> Result<(), RingError> {
         Reader {
             areas: &self.areas,
             gather: Gather { memory: &self.memory, hits: &mut self.hits, head },
             indirect: self.indirect,
         }
-        .read(chain)?;
-        self.next_available = self.next_available.wrapping_add(1);
-        Ok(Some(Head(head)))
+        .read(chain)
     }
 
     /// Stages the completion of a popped chain; `written` is the number of bytes written to its
@@ -154,18 +214,18 @@ impl SplitRing {
             "chain {} was returned without being in flight",
             head.0
         );
-        self.areas.set_used_element(self.next_used, head.0, written);
-        self.next_used = self.next_used.wrapping_add(1);
+        self.staged.push(Staged { head: head.0, written, descriptors: 1 });
     }
 
     /// Shows the driver all that was staged, and says whether it wants an interrupt for it.
     pub fn publish(&mut self) -> Interrupt {
-        let (old, new) = (self.published_used, self.next_used);
-        if old == new {
+        if self.staged.is_empty() {
             return Interrupt::Suppressed;
         }
-        self.areas.set_used_index(new);
-        self.published_used = new;
+        let old = self.published_used;
+        publish(self);
+        self.staged.clear();
+        let new = self.published_used;
         // The index must be visible before the driver's wish is read: the driver writes its wish
         // first and looks at the index after (virtio 1.2, 2.7.7.2 and 2.7.10).
         fence(Ordering::SeqCst);
@@ -217,6 +277,7 @@ impl SplitRing {
     /// once stays available, also if the index goes back.
     pub fn has_available(&self) -> bool {
         self.next_available != self.seen_available
+            || !self.pending.is_empty()
             || self.areas.available_index() != self.next_available
     }
 
@@ -225,8 +286,24 @@ impl SplitRing {
         RingBase(self.next_available.into())
     }
 
+    /// Whether somebody has served the ring before and left it in an in-flight region.
+    pub fn is_inherited(&self) -> bool {
+        self.origin == Origin::Inherited
+    }
+
+    /// How many chains that were in flight before are still to be popped.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
     fn check_memory(&self) -> Result<(), RingError> {
-        if self.memory.is_lost() { Err(RingError::MemoryLost) } else { Ok(()) }
+        if self.memory.is_lost() {
+            return Err(RingError::MemoryLost);
+        }
+        match &self.tracker {
+            Some(tracker) if tracker.is_lost() => Err(InflightFault::Lost.into()),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Reads the available index and believes it only if that many chains fit in the ring.
@@ -237,6 +314,40 @@ impl SplitRing {
         }
         self.seen_available = found;
         Ok(())
+    }
+}
+
+impl Batch for SplitRing {
+    fn link(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.link(&self.staged);
+        }
+    }
+
+    fn write_used(&mut self) {
+        let mut index = self.published_used;
+        for staged in &self.staged {
+            self.areas.set_used_element(index, staged.head, staged.written);
+            index = index.wrapping_add(1);
+        }
+    }
+
+    fn show(&mut self) {
+        let count = u16::try_from(self.staged.len()).expect("at most the ring size");
+        self.published_used = self.published_used.wrapping_add(count);
+        self.areas.set_used_index(self.published_used);
+    }
+
+    fn unmark(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.unmark(&self.staged);
+        }
+    }
+
+    fn commit(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.commit(self.published_used);
+        }
     }
 }
 

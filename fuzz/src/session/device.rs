@@ -105,7 +105,12 @@ impl Device for Mock {
         if record.fails() {
             return Err(DeviceError::Start { queue, source: Box::from("no room") });
         }
-        let ring = Ring::new(start.memory, start.setup).expect("the session has checked it");
+        let ring = match &start.inflight {
+            // The region may tell of another ring.
+            Some(inflight) => Ring::tracked(start.memory, start.setup, inflight)
+                .map_err(|source| DeviceError::Start { queue, source: source.into() })?,
+            None => Ring::new(start.memory, start.setup).expect("the session has checked it"),
+        };
         assert!(record.served.insert(queue.0, ring).is_none(), "queue {queue} was started twice");
         Ok(())
     }

@@ -18,9 +18,9 @@ use crate::support::{
 
 const QUEUES: usize = 4;
 const IMAGE_BYTES: u64 = 96 << 20;
-const KNOWN: &str = "these bytes came through the guest";
+pub(crate) const KNOWN: &str = "these bytes came through the guest";
 /// The bit of VIRTIO_F_RING_PACKED.
-const RING_PACKED: usize = 34;
+pub(crate) const RING_PACKED: usize = 34;
 /// About 20 s under TCG on two cores; the rest is for a loaded machine.
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
 
@@ -95,7 +95,7 @@ fn idle_queues(interrupts: &str) -> Vec<usize> {
 }
 
 /// The file system must be clean and hold the known file, seen by tools that never met the server.
-fn check_image(image: &Path) -> Result<()> {
+pub(crate) fn check_image(image: &Path) -> Result<()> {
     let check =
         Command::new("/usr/sbin/e2fsck").arg("-fn").arg(image).output().context("e2fsck")?;
     let text = String::from_utf8_lossy(&check.stdout);

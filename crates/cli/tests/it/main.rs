@@ -4,6 +4,7 @@
 //! more runs it with qemu-storage-daemon, which shows that the rig is right.
 
 mod block_device;
+mod crash;
 mod durability;
 mod guest;
 mod hostile;

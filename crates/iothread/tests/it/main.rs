@@ -1,9 +1,11 @@
-//! Iothreads under a guest: serving, moving rings while they are loaded, stopping in mid-move.
+//! Iothreads under a guest: serving, moving rings while they are loaded, stopping in mid-move, crashing in
+//! mid-move.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod allocations;
 mod guest;
+mod inflight;
 mod moves;
 mod open_requests;
 mod setup;

@@ -60,6 +60,11 @@ pub(crate) fn file_node(files: &Arc<FileTable>, bytes: u64) -> (Arc<dyn Node>, t
 }
 
 pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
+    source_of(Ring::new(guest.memory(), guest.setup()).unwrap(), guest, node)
+}
+
+/// The source of a ring of the guest that was started already.
+pub(crate) fn source_of(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
     let rules = BlkRules {
         size: node.size(),
         access: node.access(),
@@ -68,7 +73,7 @@ pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
         write_zeroes: true,
     };
     Box::new(RingSource::new(RingSourceSetup {
-        ring: Ring::new(guest.memory(), guest.setup()).unwrap(),
+        ring,
         rules,
         node: Arc::clone(node),
         serial: "test".to_owned(),

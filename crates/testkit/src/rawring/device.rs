@@ -358,7 +358,7 @@ pub(super) fn pair(queue: u32, value: u32) -> Vec<u8> {
 }
 
 /// The payload of SET_VRING_ADDR: descriptor table, used ring, available ring.
-fn ring_addresses(queue: u32, addresses: [u64; 3]) -> Vec<u8> {
+pub(super) fn ring_addresses(queue: u32, addresses: [u64; 3]) -> Vec<u8> {
     let mut payload = pair(queue, 0);
     payload.extend(addresses.iter().chain(&[0]).flat_map(|address| address.to_le_bytes()));
     payload

@@ -3,15 +3,18 @@
 //! Invariants: a reply is taken only for the request that was sent; the end of the session is a value, not an error,
 //! because hostile tests expect it.
 
-use std::io::{ErrorKind, IoSlice, Read};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 
 /// How long the server may take to answer a message, or to end a session it refuses.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -42,6 +45,8 @@ pub mod request {
     pub const SET_VRING_ENABLE: u32 = 18;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
     pub const RESET_DEVICE: u32 = 34;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
@@ -54,6 +59,7 @@ pub mod protocol_feature {
     pub const MQ: u64 = 1 << 0;
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const CONFIG: u64 = 1 << 9;
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
@@ -183,6 +189,29 @@ impl FrontEnd {
         self.send(request, payload, &[])?;
         let reply = self.receive(request)?;
         reply.with_context(|| format!("the session ended at message {request}"))
+    }
+
+    /// The same for a reply that brings a descriptor.
+    pub fn ask_fd(&self, request: u32, payload: &[u8]) -> Result<(Vec<u8>, OwnedFd)> {
+        self.send(request, payload, &[])?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut header = [0; HEADER_BYTES];
+        let mut slices = [IoSliceMut::new(&mut header)];
+        let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.stream, &mut slices, &mut control, flags);
+        let received = received.with_context(|| format!("the answer to message {request}"))?;
+        ensure!(received.bytes == HEADER_BYTES, "the session ended at message {request}");
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        let size = usize::try_from(field(&header, 8)).context("size of a reply")?;
+        ensure!(field(&header, 0) == request, "message {request} was answered by another one");
+        let payload = self.read_exactly(size)?.context("the session ended in a reply")?;
+        Ok((payload, fds.pop().context("no descriptor came with the reply")?))
     }
 
     /// The same for a reply of one 64-bit word.

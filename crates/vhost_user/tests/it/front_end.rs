@@ -1,13 +1,16 @@
 //! A front end that writes messages byte by byte as the specification lays them out.
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use vhost_user::{SessionError, serve};
 use virtio::Features;
 
@@ -32,6 +35,8 @@ pub(crate) const GET_QUEUE_NUM: u32 = 17;
 pub(crate) const SET_VRING_ENABLE: u32 = 18;
 pub(crate) const GET_CONFIG: u32 = 24;
 pub(crate) const SET_CONFIG: u32 = 25;
+pub(crate) const GET_INFLIGHT_FD: u32 = 31;
+pub(crate) const SET_INFLIGHT_FD: u32 = 32;
 pub(crate) const RESET_DEVICE: u32 = 34;
 pub(crate) const GET_MAX_MEM_SLOTS: u32 = 36;
 pub(crate) const ADD_MEM_REG: u32 = 37;
@@ -39,8 +44,8 @@ pub(crate) const REM_MEM_REG: u32 = 38;
 pub(crate) const CHECK_DEVICE_STATE: u32 = 43;
 
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
-/// MQ, REPLY_ACK, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
-pub(crate) const ALL_PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15;
+/// MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+pub(crate) const ALL_PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 
 const NEED_REPLY: u32 = 8;
 
@@ -187,6 +192,29 @@ impl FrontEnd {
         let mut payload = vec![0; u32::from_le_bytes([b0, b1, b2, b3]) as usize];
         self.stream.read_exact(&mut payload).ok()?;
         Some(payload)
+    }
+
+    /// A message whose answer is its code's own and brings a descriptor.
+    pub(crate) fn ask_fd(&mut self, code: u32, payload: &[u8]) -> (Vec<u8>, OwnedFd) {
+        self.send(code, payload);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut header = [0; 12];
+        let mut slices = [IoSliceMut::new(&mut header)];
+        let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.stream, &mut slices, &mut ancillary, flags);
+        assert_eq!(received.expect("the session answers").bytes, header.len());
+        let mut fds = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        let fd = fds.pop().expect("a descriptor comes with the answer");
+        let [.., b0, b1, b2, b3] = header;
+        let mut payload = vec![0; u32::from_le_bytes([b0, b1, b2, b3]) as usize];
+        self.stream.read_exact(&mut payload).expect("the payload follows");
+        (payload, fd)
     }
 
     /// Leaves and returns how the session ended.

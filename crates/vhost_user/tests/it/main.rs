@@ -3,6 +3,7 @@
 
 mod front_end;
 mod garbage;
+mod inflight;
 mod memory;
 mod mock;
 mod negotiation;

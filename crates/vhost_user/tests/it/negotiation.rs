@@ -52,8 +52,8 @@ fn features_that_were_not_offered_are_refused() {
     front_end.send(SET_FEATURES, &words(&[1 << 33]));
     front_end.refused("front end chose features 0x200000000 but only 0x570007e44 are offered");
     let mut front_end = FrontEnd::new();
-    front_end.send(SET_PROTOCOL_FEATURES, &words(&[1 << 12]));
-    front_end.refused("front end chose protocol features 0x1000 but only 0xa209 are offered");
+    front_end.send(SET_PROTOCOL_FEATURES, &words(&[1 << 1]));
+    front_end.refused("front end chose protocol features 0x2 but only 0xb209 are offered");
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Region {
     }
 
     /// Its first byte in this process.
-    pub(super) fn base(&self) -> NonNull<u8> {
+    pub(crate) fn base(&self) -> NonNull<u8> {
         // SAFETY: the slack is less than the mapping's length.
         unsafe { self.mapping.start.cast::<u8>().add(self.slack) }
     }

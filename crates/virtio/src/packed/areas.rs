@@ -17,6 +17,7 @@ use super::position::Position;
 use crate::GuestMemory;
 use crate::memory::read_descriptor;
 use crate::ring::{Area, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingError};
+use crate::step::stored;
 
 /// Where a descriptor has its length, its buffer id and its flags (virtio 1.2, 2.8.13).
 const LENGTH_OFFSET: usize = 8;
@@ -116,17 +117,21 @@ impl Areas {
     /// Writes a used descriptor except for its flags.
     pub(super) fn set_used(&self, slot: u16, id: u16, written: u32) {
         self.length_at(slot).store(written.to_le(), Ordering::Relaxed);
+        stored();
         self.u16_at(slot, ID_OFFSET).store(id.to_le(), Ordering::Relaxed);
+        stored();
     }
 
     /// Writes the flags of a descriptor that the driver does not look at yet.
     pub(super) fn set_flags(&self, slot: u16, flags: u16) {
         self.u16_at(slot, FLAGS_OFFSET).store(flags.to_le(), Ordering::Relaxed);
+        stored();
     }
 
     /// Writes the flags that the driver waits for: it sees everything written before.
     pub(super) fn publish_flags(&self, slot: u16, flags: u16) {
         self.u16_at(slot, FLAGS_OFFSET).store(flags.to_le(), Ordering::Release);
+        stored();
     }
 
     /// When the driver wants an interrupt.

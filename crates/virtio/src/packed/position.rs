@@ -3,6 +3,7 @@
 //! Invariants: the slot of a position of ours is less than the ring size. One that the driver wrote
 //! may have any slot and is only compared, never an address.
 
+use crate::inflight::UsedPosition;
 use crate::ring::{RingBase, RingError, RingLayout};
 
 /// VIRTQ_DESC_F_WRITE in a used descriptor: something was written.
@@ -45,6 +46,11 @@ impl Position {
         (flags & AVAILABLE != 0) == self.wrap && (flags & USED != 0) != self.wrap
     }
 
+    /// The flags by which a descriptor of this round is available.
+    pub(super) fn available_flags(self) -> u16 {
+        if self.wrap { AVAILABLE } else { USED }
+    }
+
     /// The flags of a used descriptor here.
     pub(super) fn used_flags(self, written: u32) -> u16 {
         let round = if self.wrap { AVAILABLE | USED } else { 0 };
@@ -56,6 +62,18 @@ impl Position {
         let round = if event.wrap == self.wrap { 0 } else { i32::from(size) };
         let back = i32::from(self.slot) - (i32::from(event.slot) - round);
         (1..=i32::from(count)).contains(&back)
+    }
+}
+
+impl From<UsedPosition> for Position {
+    fn from(UsedPosition { slot, wrap }: UsedPosition) -> Self {
+        Self { slot, wrap }
+    }
+}
+
+impl From<Position> for UsedPosition {
+    fn from(Position { slot, wrap }: Position) -> Self {
+        Self { slot, wrap }
     }
 }
 

@@ -4,6 +4,7 @@
 //! the ring that the driver may write, so it ends.
 
 use super::areas::Areas;
+use crate::inflight::PackedTracker;
 use crate::ring::{Chain, DESCRIPTOR_BYTES, Gather, RingError, table_entries};
 
 /// VIRTQ_DESC_F_NEXT.
@@ -13,10 +14,15 @@ const WRITE: u16 = 2;
 /// VIRTQ_DESC_F_INDIRECT.
 const INDIRECT: u16 = 4;
 
+/// Where the flags of a descriptor start (virtio 1.2, 2.8.13).
+const FLAGS_OFFSET: usize = 14;
+
 /// What a chain is read with; it starts at the slot `gather.head`.
 pub(super) struct Reader<'a> {
     pub(super) areas: &'a Areas,
     pub(super) gather: Gather<'a>,
+    /// Gets a copy of every descriptor of the ring.
+    pub(super) tracker: Option<&'a mut PackedTracker>,
     pub(super) indirect: bool,
     /// How many descriptors the driver can have made available.
     pub(super) free: u16,
@@ -43,18 +49,53 @@ impl Reader<'_> {
     /// Adds the memory of the chain to `chain`. `flags` are those of its first descriptor, by which
     /// it was found available.
     pub(super) fn read(mut self, flags: u16, chain: &mut Chain) -> Result<Span, RingError> {
-        let head = self.gather.head;
+        let (areas, head, free) = (self.areas, self.gather.head, self.free);
+        let mut tracker = self.tracker.take();
+        if let Some(tracker) = &mut tracker {
+            tracker.begin_chain();
+        }
         let mut slot = head;
+        self.gather(chain, |place| {
+            if place == free {
+                return Err(RingError::ChainTooLong { head, free });
+            }
+            let mut bytes = areas.descriptor(slot);
+            if place == 0 {
+                // What was checked counts, not what stands there now.
+                bytes[FLAGS_OFFSET..].copy_from_slice(&flags.to_le_bytes());
+            }
+            if let Some(tracker) = &mut tracker {
+                tracker.copy(bytes);
+            }
+            slot = if slot + 1 == areas.size() { 0 } else { slot + 1 };
+            Ok(bytes)
+        })
+    }
+
+    /// Adds the memory of a chain that was copied while it was in flight before. The ring has not
+    /// got it any more.
+    pub(super) fn read_saved(
+        mut self,
+        saved: &[[u8; DESCRIPTOR_BYTES]],
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        let head = self.gather.head;
+        let descriptors = u16::try_from(saved.len()).expect("at most the ring size");
+        let too_long = RingError::ChainTooLong { head, free: descriptors };
+        let read =
+            self.gather(chain, |place| saved.get(usize::from(place)).copied().ok_or(too_long))?;
+        if read.descriptors == descriptors { Ok(()) } else { Err(too_long) }
+    }
+
+    /// Adds the memory of a chain whose descriptors `fetch` gives, counted from 0.
+    fn gather(
+        &mut self,
+        chain: &mut Chain,
+        mut fetch: impl FnMut(u16) -> Result<[u8; DESCRIPTOR_BYTES], RingError>,
+    ) -> Result<Span, RingError> {
         let mut descriptors = 0;
         loop {
-            if descriptors == self.free {
-                return Err(RingError::ChainTooLong { head, free: self.free });
-            }
-            let mut descriptor = Descriptor::from_bytes(self.areas.descriptor(slot));
-            if descriptors == 0 {
-                // What was checked counts, not what stands there now.
-                descriptor.flags = flags;
-            }
+            let descriptor = Descriptor::from_bytes(fetch(descriptors)?);
             descriptors += 1;
             if descriptor.has(INDIRECT) {
                 self.read_table(descriptor, descriptors, chain)?;
@@ -65,7 +106,6 @@ impl Reader<'_> {
                 // The last descriptor has the chain's id (virtio 1.2, 2.8.6).
                 return Ok(Span { id: descriptor.id, descriptors });
             }
-            slot = if slot + 1 == self.areas.size() { 0 } else { slot + 1 };
         }
     }
 

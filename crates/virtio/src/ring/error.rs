@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::{RING_SIZE_MAX, RingBase, RingLayout, SEGMENTS_MAX};
-use crate::{GuestMemory, NotMapped};
+use crate::{GuestMemory, InflightFault, NotMapped};
 
 /// One of the three parts of a ring (virtio 1.2, 2.7 and 2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,6 +108,9 @@ pub enum RingError {
     /// Memory was gone when it was touched. What was read is not what the driver wrote.
     #[error("the front end has taken guest memory away (its file was truncated)")]
     MemoryLost,
+    /// The in-flight region cannot be used, or tells nothing sensible.
+    #[error(transparent)]
+    Inflight(#[from] InflightFault),
     /// The driver claims more available chains than the ring has room for.
     #[error("available index went from {next} to {found}, more than the ring size {size}")]
     AvailableJump {

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use crate::GuestMemory;
 use crate::memory::read_descriptor;
 use crate::ring::{Area, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingError};
+use crate::step::stored;
 
 /// Bytes of an element of the used ring (virtio 1.2, 2.7.8).
 const USED_ELEMENT_BYTES: usize = 8;
@@ -91,6 +92,7 @@ impl Areas {
     /// Makes all elements before `index` visible to the driver.
     pub(super) fn set_used_index(&self, index: u16) {
         self.u16_at(self.used, INDEX_OFFSET).store(index.to_le(), Ordering::Release);
+        stored();
     }
 
     pub(super) fn set_used_flags(&self, flags: u16) {
@@ -107,7 +109,9 @@ impl Areas {
     pub(super) fn set_used_element(&self, index: u16, head: u16, written: u32) {
         let offset = HEADER_BYTES + USED_ELEMENT_BYTES * self.place(index);
         self.u32_in_used(offset).store(u32::from(head).to_le(), Ordering::Relaxed);
+        stored();
         self.u32_in_used(offset + 4).store(written.to_le(), Ordering::Relaxed);
+        stored();
     }
 
     /// A copy of the descriptor. Panics if the table has no such one.

@@ -1,0 +1,215 @@
+//! The in-flight region: what a successor of this process must know to go on with the rings.
+//!
+//! Where it stands in the life of a request: beside it. The front end keeps the region
+//! (vhost-user, "Inflight I/O tracking"); a ring marks a chain there when it pops it and clears
+//! the mark when the driver has seen its completion. A ring that starts with a region that was used
+//! before (its version is not 0) first repairs the batch that a crash has cut, and then hands out
+//! the marked chains again, in their old order and before new ones.
+//!
+//! Invariants: whatever single store the process dies after, a successor finds each chain either
+//! seen by the driver as used, or marked, or still available: exactly one of the three. Stores to
+//! the region are in program order with those to the ring; a process that is killed has made all
+//! stores up to some point and none behind it.
+//! The region is hostile, as guest memory is: it is read at the start of a ring only, each field
+//! once; afterwards it is only written, and what it says is kept on this side.
+//! Threads: the mapping is shared by the rings of a session, each of which uses its own part.
+//! Limits: [`INFLIGHT_QUEUES_MAX`] queues of [`RING_SIZE_MAX`] descriptors.
+//! Not here: messages (`vhost_user`), the order of a publication (`ring::publish`).
+
+mod cells;
+mod error;
+mod packed;
+mod split;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+
+use crate::{GuestAddress, RING_SIZE_MAX, Region, RegionSpec, RingLayout};
+use cells::Cells;
+
+pub use error::{InflightError, InflightFault};
+pub(crate) use packed::{PackedPast, PackedTracker, Saved, UsedPosition};
+pub(crate) use split::SplitTracker;
+
+/// The most queues that one region tracks: as many as a device has.
+pub const INFLIGHT_QUEUES_MAX: u16 = 256;
+
+/// Parts start at multiples of this, as those of other back-ends do.
+const PART_ALIGNMENT: usize = 64;
+
+/// The version of a region that was used. 0 stands for one that was not.
+const VERSION: u16 = 1;
+
+/// Where fields that both layouts have lie in a part.
+const FEATURES: usize = 0;
+const VERSION_FIELD: usize = 8;
+const ENTRIES_FIELD: usize = 10;
+
+/// What a region is for (vhost-user, "Inflight description").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InflightShape {
+    queues: u16,
+    queue_size: u16,
+}
+
+impl InflightShape {
+    /// A region for so many queues of at most so many descriptors each; neither may be 0.
+    pub fn check(queues: u16, queue_size: u16) -> Result<Self, InflightError> {
+        if (1..=INFLIGHT_QUEUES_MAX).contains(&queues) && (1..=RING_SIZE_MAX).contains(&queue_size)
+        {
+            Ok(Self { queues, queue_size })
+        } else {
+            Err(InflightError::Shape { queues, queue_size })
+        }
+    }
+
+    /// The bytes of a region for rings of this layout.
+    pub fn bytes(self, layout: RingLayout) -> u64 {
+        self.part_bytes(layout) as u64 * u64::from(self.queues)
+    }
+
+    fn part_bytes(self, layout: RingLayout) -> usize {
+        let (header, entry) = match layout {
+            RingLayout::Split => (split::HEADER_BYTES, split::ENTRY_BYTES),
+            RingLayout::Packed => (packed::HEADER_BYTES, packed::ENTRY_BYTES),
+        };
+        (header + entry * usize::from(self.queue_size)).next_multiple_of(PART_ALIGNMENT)
+    }
+}
+
+/// A mapped region. It stays mapped as long as a ring uses it.
+#[derive(Debug)]
+pub struct InflightRegion {
+    shape: InflightShape,
+    region: Region,
+}
+
+impl InflightRegion {
+    /// A new region of which nothing was used, and the descriptor for the front end
+    /// (GET_INFLIGHT_FD). Nobody can cut the file.
+    pub fn create(
+        shape: InflightShape,
+        layout: RingLayout,
+    ) -> Result<(Self, OwnedFd), InflightError> {
+        let bytes = shape.bytes(layout);
+        let create = || -> rustix::io::Result<OwnedFd> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let fd = memfd_create("ringloom-inflight", flags)?;
+            ftruncate(&fd, bytes)?;
+            fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            Ok(fd)
+        };
+        let failed = |source| InflightError::Create { bytes, source };
+        let fd = create().map_err(|errno| failed(errno.into()))?;
+        let ours = fd.try_clone().map_err(failed)?;
+        Ok((Self::map(ours, shape, bytes, 0)?, fd))
+    }
+
+    /// A region that the front end has kept (SET_INFLIGHT_FD): `bytes` bytes of the file from
+    /// `offset` on. Whether it is large enough is asked when a ring starts: only then is the
+    /// layout certain.
+    pub fn map(
+        fd: OwnedFd,
+        shape: InflightShape,
+        bytes: u64,
+        offset: u64,
+    ) -> Result<Self, InflightError> {
+        // A front end that hands over whatever it has must not make us map the address space.
+        let most = shape.bytes(RingLayout::Packed).max(shape.bytes(RingLayout::Split));
+        let wanted = bytes.min(most);
+        let stat = fstat(&fd).map_err(|errno| InflightError::Stat { source: errno.into() })?;
+        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > file_bytes) {
+            return Err(InflightError::BeyondFile { bytes, offset, file_bytes });
+        }
+        if !offset.is_multiple_of(8) {
+            return Err(InflightError::Misaligned { offset });
+        }
+        let spec = RegionSpec {
+            guest: GuestAddress(0),
+            bytes: wanted,
+            user_address: 0,
+            file_offset: offset,
+        };
+        let region = Region::map(fd, spec).map_err(|source| InflightError::Map { source })?;
+        Ok(Self { shape, region })
+    }
+
+    /// Whether memory of it was found gone when it was touched.
+    fn is_lost(&self) -> bool {
+        self.region.is_lost()
+    }
+}
+
+/// The part of a region that belongs to one ring.
+#[derive(Debug, Clone)]
+pub struct InflightQueue {
+    /// The region.
+    pub region: Arc<InflightRegion>,
+    /// Which of its queues, from 0 on.
+    pub queue: u16,
+}
+
+impl InflightQueue {
+    /// Whether a ring of this layout and size has its place in the region. Touches nothing.
+    pub fn check(&self, layout: RingLayout, size: u16) -> Result<(), InflightFault> {
+        let InflightShape { queues, queue_size } = self.region.shape;
+        let queue = self.queue;
+        if queue >= queues {
+            return Err(InflightFault::NoSuchQueue { queue, queues });
+        }
+        if size > queue_size {
+            return Err(InflightFault::RingTooLarge { size, queue_size });
+        }
+        let bytes = self.region.region.spec().bytes;
+        let needed = self.region.shape.bytes(layout);
+        if bytes < needed {
+            return Err(InflightFault::TooSmall { bytes, needed });
+        }
+        Ok(())
+    }
+
+    /// The part, for a ring of this layout and size.
+    fn cells(&self, layout: RingLayout, size: u16) -> Result<Cells, InflightFault> {
+        self.check(layout, size)?;
+        let bytes = self.region.shape.part_bytes(layout);
+        Ok(Cells::new(Arc::clone(&self.region), usize::from(self.queue) * bytes, bytes))
+    }
+
+    /// How many entries the part has.
+    fn entries(&self) -> u16 {
+        self.region.shape.queue_size
+    }
+}
+
+/// Whether a part was used before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Past {
+    /// Never.
+    None,
+    /// By a back-end that follows the same rules.
+    Used,
+}
+
+/// Reads the fields that say whether the part can be understood.
+fn past(cells: &Cells, entries: u16) -> Result<Past, InflightFault> {
+    let version = cells.load_u16(VERSION_FIELD);
+    match version {
+        0 => return Ok(Past::None),
+        VERSION => {}
+        version => return Err(InflightFault::Version { version }),
+    }
+    let features = cells.load_u64(FEATURES);
+    if features != 0 {
+        return Err(InflightFault::Features { features });
+    }
+    let found = cells.load_u16(ENTRIES_FIELD);
+    if found != entries {
+        return Err(InflightFault::Entries { found, entries });
+    }
+    Ok(Past::Used)
+}

@@ -1,0 +1,336 @@
+//! What the in-flight region knows of a packed ring (vhost-user, "Inflight I/O tracking").
+//!
+//! Where it stands in the life of a request: `packed` copies the descriptors of a chain here while
+//! it reads them, because used descriptors overwrite them, and marks the chain; the publication of
+//! a batch goes link, used descriptors, their first flags, unmark, commit.
+//!
+//! Invariants: entries hang on the free list or belong to one marked chain. A pop counts once
+//! `old_free_head` has moved past its entries; a batch counts once the driver sees it, which is
+//! looked up in the ring. Until the commit the free list from `old_free_head` on stays whole, so
+//! that everything can be taken back.
+//! Limits: as many entries as the region was made for, at least the ring size.
+
+use super::cells::Cells;
+use super::{ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, Past, VERSION, VERSION_FIELD};
+use crate::RingLayout;
+use crate::ring::{DESCRIPTOR_BYTES, Staged};
+use crate::step::{Step, reached};
+
+pub(super) const HEADER_BYTES: usize = 32;
+pub(super) const ENTRY_BYTES: usize = 32;
+
+const FREE_HEAD: usize = 12;
+const OLD_FREE_HEAD: usize = 14;
+/// Used index, old used index, and both wrap counters behind them: one store changes them all.
+const USED_STATE: usize = 16;
+
+/// Fields of an entry.
+const MARK: usize = 0;
+const NEXT: usize = 2;
+const LAST: usize = 4;
+const COUNT: usize = 6;
+const COUNTER: usize = 8;
+const ID: usize = 16;
+const FLAGS: usize = 18;
+const LENGTH: usize = 20;
+const ADDRESS: usize = 24;
+
+/// A slot of the ring and the wrap counter there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UsedPosition {
+    pub(crate) slot: u16,
+    pub(crate) wrap: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedTracker {
+    cells: Cells,
+    counter: u64,
+    /// The entry behind each entry: in the free list or in its chain. One that does not exist ends
+    /// the free list.
+    next: Box<[u16]>,
+    free_head: u16,
+    /// The first and the last entry of the chain of each buffer id in flight.
+    chains: Box<[(u16, u16)]>,
+    used: UsedPosition,
+    draft: Draft,
+}
+
+/// The chain that is being read.
+#[derive(Debug, Clone, Copy)]
+struct Draft {
+    /// The entry for the next descriptor.
+    next: u16,
+    last: u16,
+    descriptors: u16,
+}
+
+/// A chain that was in flight, as it was copied.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    pub(crate) id: u16,
+    pub(crate) descriptors: Vec<[u8; DESCRIPTOR_BYTES]>,
+}
+
+/// What a ring goes on from.
+#[derive(Debug)]
+pub(crate) struct PackedPast {
+    pub(crate) used: UsedPosition,
+    /// The chains in flight, the oldest last. All ids differ and are less than the ring size; all
+    /// descriptors together are no more than that.
+    pub(crate) chains: Vec<Saved>,
+}
+
+fn entry(index: u16, field: usize) -> usize {
+    HEADER_BYTES + ENTRY_BYTES * usize::from(index) + field
+}
+
+/// The four fields as they lie in memory.
+fn used_state(used: UsedPosition, old: UsedPosition) -> u64 {
+    let ([u0, u1], [o0, o1]) = (used.slot.to_ne_bytes(), old.slot.to_ne_bytes());
+    u64::from_ne_bytes([u0, u1, o0, o1, used.wrap.into(), old.wrap.into(), 0, 0])
+}
+
+impl UsedPosition {
+    fn check(slot: u16, wrap: u8, size: u16) -> Result<Self, InflightFault> {
+        if slot < size && wrap <= 1 {
+            Ok(Self { slot, wrap: wrap == 1 })
+        } else {
+            Err(InflightFault::Position { slot, wrap, size })
+        }
+    }
+}
+
+impl PackedTracker {
+    /// Tracks a ring of this size. One of which nothing is known starts at `start`; otherwise the
+    /// batch that a crash has cut is finished or taken back, and what is in flight is handed
+    /// back. `is_available` says whether the driver's descriptor in a slot is still there.
+    pub(crate) fn open(
+        queue: &InflightQueue,
+        size: u16,
+        start: UsedPosition,
+        is_available: impl Fn(UsedPosition) -> bool,
+    ) -> Result<(Self, Option<PackedPast>), InflightFault> {
+        let entries = queue.entries();
+        let mut tracker = Self {
+            cells: queue.cells(RingLayout::Packed, size)?,
+            counter: 0,
+            next: (1..=entries).collect(),
+            free_head: 0,
+            chains: vec![(0, 0); usize::from(size)].into_boxed_slice(),
+            used: start,
+            draft: Draft { next: 0, last: 0, descriptors: 0 },
+        };
+        let past = match super::past(&tracker.cells, entries)? {
+            Past::None => {
+                tracker.begin(entries);
+                None
+            }
+            Past::Used => {
+                tracker.repair(size, is_available)?;
+                let chains = tracker.recover(size)?;
+                Some(PackedPast { used: tracker.used, chains })
+            }
+        };
+        if tracker.is_lost() { Err(InflightFault::Lost) } else { Ok((tracker, past)) }
+    }
+
+    /// Makes the part one of a ring with nothing in flight. Its version is stored last.
+    fn begin(&mut self, entries: u16) {
+        for index in 0..entries {
+            for field in [0, 8, 16, 24] {
+                self.cells.store_u64(entry(index, field), 0);
+            }
+            self.cells.store_u16(entry(index, NEXT), index + 1);
+        }
+        self.cells.store_u64(FEATURES, 0);
+        self.cells.store_u16(ENTRIES_FIELD, entries);
+        self.cells.store_u16(FREE_HEAD, 0);
+        self.cells.store_u16(OLD_FREE_HEAD, 0);
+        self.cells.store_u64(USED_STATE, used_state(self.used, self.used));
+        self.cells.store_u16(VERSION_FIELD, VERSION);
+    }
+
+    /// Finishes a batch that the driver has seen; takes back one that it has not, and a pop that
+    /// did not count yet.
+    fn repair(
+        &mut self,
+        size: u16,
+        is_available: impl Fn(UsedPosition) -> bool,
+    ) -> Result<(), InflightFault> {
+        let [u0, u1, o0, o1, wrap, old_wrap, ..] = self.cells.load_u64(USED_STATE).to_ne_bytes();
+        let used = UsedPosition::check(u16::from_ne_bytes([u0, u1]), wrap, size)?;
+        let old = UsedPosition::check(u16::from_ne_bytes([o0, o1]), old_wrap, size)?;
+        if used == old || is_available(old) {
+            self.free_head = self.cells.load_u16(OLD_FREE_HEAD);
+            self.cells.store_u16(FREE_HEAD, self.free_head);
+            self.used = old;
+        } else {
+            self.free_head = self.cells.load_u16(FREE_HEAD);
+            self.cells.store_u16(OLD_FREE_HEAD, self.free_head);
+            self.used = used;
+        }
+        self.cells.store_u64(USED_STATE, used_state(self.used, self.used));
+        reached(Step::BatchRepaired);
+        Ok(())
+    }
+
+    /// Clears the marks of free entries and reads the chains of all others that are marked.
+    fn recover(&mut self, size: u16) -> Result<Vec<Saved>, InflightFault> {
+        let entries = self.next.len();
+        let links: Vec<u16> =
+            (0..).take(entries).map(|at| self.cells.load_u16(entry(at, NEXT))).collect();
+        self.next = links.into_boxed_slice();
+        let mut taken = vec![false; entries];
+        let mut take = |at: u16| match taken.get_mut(usize::from(at)) {
+            Some(taken) if !*taken => {
+                *taken = true;
+                Ok(())
+            }
+            Some(_) | None => Err(InflightFault::List { entry: at }),
+        };
+        let mut free = 0_u32;
+        let mut at = self.free_head;
+        while usize::from(at) < entries {
+            take(at)?;
+            free += 1;
+            if self.cells.load_u8(entry(at, MARK)) != 0 {
+                self.cells.store_u8(entry(at, MARK), 0);
+            }
+            at = self.next[usize::from(at)];
+        }
+        let mut line = Vec::new();
+        let mut marked = 0_u32;
+        for head in (0..).take(entries) {
+            if self.cells.load_u8(entry(head, MARK)) == 0 {
+                continue;
+            }
+            let count = self.cells.load_u16(entry(head, COUNT));
+            marked += u32::from(count);
+            if count == 0 || marked > size.into() {
+                return Err(InflightFault::Room { marked, free, size });
+            }
+            let saved = self.read_chain(head, count, &mut take)?;
+            line.push((self.cells.load_u64(entry(head, COUNTER)), saved));
+        }
+        if marked + free < size.into() {
+            return Err(InflightFault::Room { marked, free, size });
+        }
+        self.in_order(line, size)
+    }
+
+    /// Copies a chain of so many entries.
+    fn read_chain(
+        &mut self,
+        head: u16,
+        count: u16,
+        take: &mut impl FnMut(u16) -> Result<(), InflightFault>,
+    ) -> Result<(u16, u16, Saved), InflightFault> {
+        let mut saved = Saved { id: 0, descriptors: Vec::with_capacity(count.into()) };
+        let (mut at, mut last) = (head, head);
+        for _ in 0..count {
+            take(at)?;
+            let mut bytes = [0; DESCRIPTOR_BYTES];
+            let (id, flags) =
+                (self.cells.load_u16(entry(at, ID)), self.cells.load_u16(entry(at, FLAGS)));
+            bytes[..8].copy_from_slice(&self.cells.load_u64(entry(at, ADDRESS)).to_le_bytes());
+            bytes[8..12].copy_from_slice(&self.cells.load_u32(entry(at, LENGTH)).to_le_bytes());
+            bytes[12..14].copy_from_slice(&id.to_le_bytes());
+            bytes[14..].copy_from_slice(&flags.to_le_bytes());
+            saved.descriptors.push(bytes);
+            saved.id = id;
+            last = at;
+            at = self.next[usize::from(at)];
+        }
+        Ok((head, last, saved))
+    }
+
+    /// Gives the chains their buffer ids and puts the oldest last.
+    fn in_order(
+        &mut self,
+        mut line: Vec<(u64, (u16, u16, Saved))>,
+        size: u16,
+    ) -> Result<Vec<Saved>, InflightFault> {
+        line.sort_by_key(|(counter, _)| std::cmp::Reverse(*counter));
+        self.counter = line.first().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        let mut known = vec![false; usize::from(size)];
+        let mut chains = Vec::with_capacity(line.len());
+        for (_, (head, last, saved)) in line {
+            let id = usize::from(saved.id);
+            match known.get_mut(id) {
+                Some(known) if !*known => *known = true,
+                Some(_) | None => return Err(InflightFault::Id { id: saved.id }),
+            }
+            self.chains[id] = (head, last);
+            chains.push(saved);
+        }
+        Ok(chains)
+    }
+
+    /// Begins to copy the descriptors of a chain.
+    pub(crate) fn begin_chain(&mut self) {
+        self.draft = Draft { next: self.free_head, last: self.free_head, descriptors: 0 };
+    }
+
+    /// Copies the next descriptor of the chain, as it lies in the ring.
+    pub(crate) fn copy(&mut self, bytes: [u8; DESCRIPTOR_BYTES]) {
+        let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, i0, i1, f0, f1] = bytes;
+        let at = self.draft.next;
+        let address = u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
+        self.cells.store_u64(entry(at, ADDRESS), address);
+        self.cells.store_u32(entry(at, LENGTH), u32::from_le_bytes([l0, l1, l2, l3]));
+        self.cells.store_u16(entry(at, FLAGS), u16::from_le_bytes([f0, f1]));
+        self.cells.store_u16(entry(at, ID), u16::from_le_bytes([i0, i1]));
+        // There is one: the ring holds no more descriptors than the part has entries.
+        self.draft.next = self.next[usize::from(at)];
+        self.draft.last = at;
+        self.draft.descriptors += 1;
+    }
+
+    /// Marks the chain that was copied.
+    pub(crate) fn mark(&mut self, id: u16) {
+        let Draft { next, last, descriptors } = self.draft;
+        let head = self.free_head;
+        self.cells.store_u16(entry(head, LAST), last);
+        self.cells.store_u16(entry(head, COUNT), descriptors);
+        self.cells.store_u64(entry(head, COUNTER), self.counter);
+        self.counter = self.counter.wrapping_add(1);
+        self.cells.store_u8(entry(head, MARK), 1);
+        self.chains[usize::from(id)] = (head, last);
+        self.free_head = next;
+        self.cells.store_u16(FREE_HEAD, next);
+        reached(Step::Noted);
+        self.cells.store_u16(OLD_FREE_HEAD, next);
+    }
+
+    /// Names the chains of a batch, before the driver sees it, and where the ring is after it.
+    pub(crate) fn link(&mut self, batch: &[Staged], used: UsedPosition) {
+        for staged in batch {
+            let (head, last) = self.chains[usize::from(staged.head)];
+            self.cells.store_u16(entry(last, NEXT), self.free_head);
+            self.next[usize::from(last)] = self.free_head;
+            self.free_head = head;
+        }
+        self.cells.store_u16(FREE_HEAD, self.free_head);
+        self.cells.store_u64(USED_STATE, used_state(used, self.used));
+        self.used = used;
+    }
+
+    /// Clears the marks of a batch that the driver sees.
+    pub(crate) fn unmark(&mut self, batch: &[Staged]) {
+        for staged in batch {
+            let (head, _) = self.chains[usize::from(staged.head)];
+            self.cells.store_u8(entry(head, MARK), 0);
+        }
+    }
+
+    /// Notes that the batch is over.
+    pub(crate) fn commit(&mut self) {
+        self.cells.store_u16(OLD_FREE_HEAD, self.free_head);
+        self.cells.store_u64(USED_STATE, used_state(self.used, self.used));
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.cells.is_lost()
+    }
+}

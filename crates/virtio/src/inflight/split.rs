@@ -1,0 +1,162 @@
+//! What the in-flight region knows of a split ring (vhost-user, "Inflight I/O tracking").
+//!
+//! Where it stands in the life of a request: `split` marks a chain here when it pops it; the
+//! publication of a batch goes link, used ring, used index, unmark, commit.
+//!
+//! Invariants: outside a publication the noted used index is that of the ring, and the marked heads
+//! are those in flight. If the ring's index is ahead, the driver has seen the last batch, whose
+//! heads hang on `last_batch_head`, as many as the index is ahead.
+
+use super::cells::Cells;
+use super::{ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, Past, VERSION, VERSION_FIELD};
+use crate::RingLayout;
+use crate::ring::Staged;
+use crate::step::{Step, reached};
+
+pub(super) const HEADER_BYTES: usize = 16;
+pub(super) const ENTRY_BYTES: usize = 16;
+
+const LAST_BATCH_HEAD: usize = 12;
+const USED_INDEX: usize = 14;
+
+/// Fields of an entry.
+const MARK: usize = 0;
+const NEXT: usize = 6;
+const COUNTER: usize = 8;
+
+#[derive(Debug)]
+pub(crate) struct SplitTracker {
+    cells: Cells,
+    /// The place in line of the next chain.
+    counter: u64,
+    /// The head of the last batch that was linked.
+    last_batch: u16,
+}
+
+/// What a ring goes on from.
+#[derive(Debug)]
+pub(crate) struct SplitPast {
+    /// The heads in flight, the oldest last.
+    pub(crate) heads: Vec<u16>,
+}
+
+fn entry(head: u16, field: usize) -> usize {
+    HEADER_BYTES + ENTRY_BYTES * usize::from(head) + field
+}
+
+impl SplitTracker {
+    /// Tracks a ring of this size whose used index is `used`. If the region was used before, the
+    /// batch that a crash has cut is finished, and what is in flight is handed back.
+    pub(crate) fn open(
+        queue: &InflightQueue,
+        size: u16,
+        used: u16,
+    ) -> Result<(Self, Option<SplitPast>), InflightFault> {
+        let entries = queue.entries();
+        let cells = queue.cells(RingLayout::Split, size)?;
+        let mut tracker = Self { cells, counter: 0, last_batch: 0 };
+        let past = match super::past(&tracker.cells, entries)? {
+            Past::None => {
+                tracker.begin(entries, used);
+                None
+            }
+            Past::Used => Some(tracker.recover(entries, size, used)?),
+        };
+        if tracker.is_lost() { Err(InflightFault::Lost) } else { Ok((tracker, past)) }
+    }
+
+    /// Makes the part one of a ring with nothing in flight. Its version is stored last.
+    fn begin(&mut self, entries: u16, used: u16) {
+        for head in 0..entries {
+            for field in [0, 8] {
+                self.cells.store_u64(entry(head, field), 0);
+            }
+        }
+        self.cells.store_u64(FEATURES, 0);
+        self.cells.store_u16(ENTRIES_FIELD, entries);
+        self.cells.store_u16(LAST_BATCH_HEAD, 0);
+        self.cells.store_u16(USED_INDEX, used);
+        self.cells.store_u16(VERSION_FIELD, VERSION);
+    }
+
+    fn recover(&mut self, entries: u16, size: u16, used: u16) -> Result<SplitPast, InflightFault> {
+        let mut marks: Vec<bool> =
+            (0..entries).map(|head| self.cells.load_u8(entry(head, MARK)) != 0).collect();
+        for head in self.last_batch(&marks, size, used)? {
+            marks[usize::from(head)] = false;
+            self.cells.store_u8(entry(head, MARK), 0);
+        }
+        self.cells.store_u16(USED_INDEX, used);
+        reached(Step::BatchRepaired);
+        let mut line = Vec::new();
+        for (head, _) in (0..entries).zip(marks).filter(|(_, marked)| *marked) {
+            if head >= size {
+                return Err(InflightFault::Head { head, size });
+            }
+            line.push((self.cells.load_u64(entry(head, COUNTER)), head));
+        }
+        line.sort_unstable_by(|one, other| other.cmp(one));
+        self.counter = line.first().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        Ok(SplitPast { heads: line.into_iter().map(|(_, head)| head).collect() })
+    }
+
+    /// The heads of the batch that the driver has seen although the region does not know it.
+    fn last_batch(
+        &mut self,
+        marks: &[bool],
+        size: u16,
+        used: u16,
+    ) -> Result<Vec<u16>, InflightFault> {
+        let noted = self.cells.load_u16(USED_INDEX);
+        self.last_batch = self.cells.load_u16(LAST_BATCH_HEAD);
+        // With nothing in flight there is nothing to repair, wherever the ring stands: the driver
+        // may have started it anew.
+        let ahead = if marks.contains(&true) { used.wrapping_sub(noted) } else { 0 };
+        if ahead > size {
+            return Err(InflightFault::Stale { noted, found: used, size });
+        }
+        let mut batch = Vec::with_capacity(usize::from(ahead));
+        let mut head = self.last_batch;
+        for _ in 0..ahead {
+            if head >= size {
+                return Err(InflightFault::List { entry: head });
+            }
+            batch.push(head);
+            head = self.cells.load_u16(entry(head, NEXT));
+        }
+        Ok(batch)
+    }
+
+    /// Marks a chain that was popped.
+    pub(crate) fn mark(&mut self, head: u16) {
+        self.cells.store_u64(entry(head, COUNTER), self.counter);
+        self.counter = self.counter.wrapping_add(1);
+        reached(Step::Noted);
+        self.cells.store_u8(entry(head, MARK), 1);
+    }
+
+    /// Names the chains of a batch, before the driver sees it.
+    pub(crate) fn link(&mut self, batch: &[Staged]) {
+        for staged in batch {
+            self.cells.store_u16(entry(staged.head, NEXT), self.last_batch);
+            self.last_batch = staged.head;
+        }
+        self.cells.store_u16(LAST_BATCH_HEAD, self.last_batch);
+    }
+
+    /// Clears the marks of a batch that the driver sees.
+    pub(crate) fn unmark(&mut self, batch: &[Staged]) {
+        for staged in batch {
+            self.cells.store_u8(entry(staged.head, MARK), 0);
+        }
+    }
+
+    /// Notes the used index that the driver sees.
+    pub(crate) fn commit(&mut self, used: u16) {
+        self.cells.store_u16(USED_INDEX, used);
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.cells.is_lost()
+    }
+}
