@@ -14,6 +14,7 @@ mod descriptor;
 mod inflight;
 mod memory;
 mod ring;
+mod state;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use crate::{Device, QueueIndex, Refusal, RingStart};
 use ring::{Ring, RingState};
 
 pub use descriptor::Descriptor;
+pub use state::{InflightState, RegionState, RingState as SavedRing, SessionState};
 
 /// VHOST_USER_F_PROTOCOL_FEATURES, a feature bit of the transport.
 const PROTOCOL_FEATURES: Features = Features(1 << 30);
@@ -41,6 +43,8 @@ pub struct Session<D> {
     inflight: Option<Arc<InflightRegion>>,
     /// What the driver chose, with the transport's bit.
     features: Features,
+    /// What the front end chose (SET_PROTOCOL_FEATURES).
+    protocol: u64,
     /// All rings that were ever named; the others are as [`Ring::default`] says.
     rings: Vec<Ring>,
 }
@@ -62,6 +66,7 @@ impl<D: Device> Session<D> {
             memory: Arc::default(),
             inflight: None,
             features: Features::NONE,
+            protocol: 0,
             rings: Vec::new(),
         }
     }
@@ -96,11 +101,12 @@ impl<D: Device> Session<D> {
             | Protocol::REPLY_ACK
     }
 
-    /// What the front end chose (SET_PROTOCOL_FEATURES). The adapter's library holds it and
-    /// lets through only messages that go with it.
+    /// What the front end chose (SET_PROTOCOL_FEATURES). The adapter's library lets
+    /// through only messages that go with it; here it is kept for a successor.
     pub fn set_protocol_features(&mut self, chosen: u64) -> Result<(), Refusal> {
         let offered = self.protocol_features().bits();
         if chosen & !offered == 0 {
+            self.protocol = chosen;
             Ok(())
         } else {
             Err(Refusal::ProtocolFeatures { chosen, offered })

@@ -29,7 +29,8 @@ pub use config::{
 };
 pub use features::Features;
 pub use inflight::{
-    INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightQueue, InflightRegion, InflightShape,
+    INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightOrigin, InflightQueue,
+    InflightRegion, InflightShape,
 };
 pub use memory::{
     GuestAddress, GuestMemory, LastHit, MemoryError, NotMapped, REGIONS_MAX, Region, RegionSpec,
