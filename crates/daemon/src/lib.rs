@@ -20,6 +20,7 @@ pub mod options;
 mod pidfile;
 pub mod serve;
 mod socket;
+mod takeover;
 
 pub use build::BuildError;
 pub use claim::ClaimFailure;
@@ -27,3 +28,4 @@ pub use export::ExportError;
 pub use graph::GraphError;
 pub use pidfile::PidfileError;
 pub use socket::SocketError;
+pub use takeover::TakeoverError;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::fault::{Fault, LineFault, OptionError};
-use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Step};
+use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Step, Takeover};
 use super::words::{Name, SharedName, ShortName, Word};
 #[cfg(test)]
 use super::{blockdev, export, object};
@@ -44,6 +44,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
         steps,
         pidfile: shared.pidfile,
         daemonize: shared.daemonize,
+        takeover: shared.takeover,
         print: shared.print.or(hint),
     }))
 }
@@ -81,6 +82,7 @@ fn form(words: &[Word]) -> Result<Form, LineFault> {
 struct Shared {
     pidfile: Option<PathBuf>,
     daemonize: Daemonize,
+    takeover: Takeover,
     print: Option<AttachFormat>,
     socket_mode: Option<u32>,
     socket_group: Option<String>,
@@ -91,6 +93,7 @@ impl Shared {
         let mut shared = Self {
             pidfile: None,
             daemonize: Daemonize::Foreground,
+            takeover: Takeover::Never,
             print: None,
             socket_mode: None,
             socket_group: None,
@@ -115,6 +118,7 @@ impl Shared {
             }
             SharedName::Pidfile => self.pidfile = Some(PathBuf::from(&word.argument)),
             SharedName::Daemonize => self.daemonize = Daemonize::Background,
+            SharedName::Takeover => self.takeover = Takeover::WhereServed,
             SharedName::Print => {
                 let text = word.text()?;
                 self.print = Some(print(text).map_err(|fault| argument(text, fault))?);

@@ -44,6 +44,7 @@ pub(super) enum SharedName {
     Print,
     SocketMode,
     SocketGroup,
+    Takeover,
 }
 
 /// The image and the options of the short form.
@@ -65,9 +66,12 @@ impl Name {
         match self {
             Self::Help | Self::Version | Self::Step(_) | Self::Later => true,
             Self::Shared(SharedName::Pidfile | SharedName::Daemonize) => true,
-            Self::Shared(SharedName::Print | SharedName::SocketMode | SharedName::SocketGroup) => {
-                false
-            }
+            Self::Shared(
+                SharedName::Print
+                | SharedName::SocketMode
+                | SharedName::SocketGroup
+                | SharedName::Takeover,
+            ) => false,
             Self::Short(_) => false,
         }
     }
@@ -116,6 +120,7 @@ pub(super) const OPTIONS: &[Known] = &[
     known("--print", Name::Shared(SharedName::Print), Takes::Argument),
     known("--socket-mode", Name::Shared(SharedName::SocketMode), Takes::Argument),
     known("--socket-group", Name::Shared(SharedName::SocketGroup), Takes::Argument),
+    known("--takeover", Name::Shared(SharedName::Takeover), Takes::Nothing),
     known("--socket", Name::Short(ShortName::Socket), Takes::Argument),
     known("--iothreads", Name::Short(ShortName::Iothreads), Takes::Argument),
     known("--read-only", Name::Short(ShortName::ReadOnly), Takes::Nothing),
