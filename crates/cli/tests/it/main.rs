@@ -18,4 +18,5 @@ mod refusals;
 mod rings;
 mod short_form;
 mod support;
+mod takeover;
 mod tmpfs;
