@@ -1,5 +1,8 @@
 //! From a plan to running iothreads, nodes and exports, in the order of the command line.
 //!
+//! A plan is first prepared, up to everything that touches no other process: iothreads run and images
+//! are open. Then each export claims its node and listens, or goes on with a socket that was taken over.
+//!
 //! Invariants: an export's node is claimed before its socket exists, and until everything is
 //! flushed.
 
@@ -14,10 +17,10 @@ use virtio::{BlkConfig, CacheMode};
 
 use crate::claim::{ClaimFailure, Patience, claim};
 use crate::device::Offer;
-use crate::export::{Export, ExportError};
+use crate::export::{Adopted, Export, ExportError};
 use crate::graph::{Graph, GraphError};
 use crate::holding::{Holding, OnDemand};
-use crate::options::{Activity, ExportOptions, Plan, PollOptions, SocketOptions, Step};
+use crate::options::{Activity, ExportOptions, Plan, PollOptions, Step};
 use crate::sandbox::Sandbox;
 use crate::socket::{Socket, SocketError};
 
@@ -32,9 +35,7 @@ const QUEUES_MAX: u16 = 256;
 pub(crate) struct Built {
     // Dropped in this order: exports use iothreads, and what was claimed.
     exports: Vec<Export>,
-    claims: Vec<Claim>,
-    /// Where each export will listen, in the same order.
-    places: Vec<Place>,
+    claims: Vec<Claimed>,
     iothreads: HashMap<String, Arc<Iothread>>,
     graph: Graph,
     files: Arc<FileTable>,
@@ -43,13 +44,24 @@ pub(crate) struct Built {
     sandbox: Option<Arc<Sandbox>>,
 }
 
-/// Where an export is to listen.
+/// An export that lacks only its claim and its socket.
 #[derive(Debug)]
-struct Place {
+pub(crate) struct Prepared {
+    pub(crate) options: ExportOptions,
+    pub(crate) offer: Arc<Offer>,
+    /// The files below its node.
+    pub(crate) storage: Vec<[u64; 2]>,
+    rights: Rights,
+}
+
+/// What an export holds.
+#[derive(Debug)]
+struct Claimed {
     export: String,
-    socket: SocketOptions,
-    /// Who serves it, for the log.
-    iothreads: String,
+    node: Arc<dyn Node>,
+    rights: Rights,
+    /// There is none between a release and the next claim.
+    claim: Option<Claim>,
 }
 
 /// A step of the plan failed.
@@ -131,7 +143,6 @@ impl Built {
         Ok(Self {
             exports: Vec::new(),
             claims: Vec::new(),
-            places: Vec::new(),
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), sandbox.cloned()),
             files: Arc::clone(files),
@@ -141,49 +152,149 @@ impl Built {
         })
     }
 
-    /// Carries the plan out, step by step, up to the first that fails, but for the sockets. Blocks.
+    /// Carries the plan out, step by step, up to the first that fails: what is returned lacks only
+    /// its socket. Blocks.
     pub(crate) fn carry_out(
         &mut self,
         plan: &Plan,
         patience: &mut Patience<'_>,
-    ) -> Result<(), BuildError> {
+    ) -> Result<Vec<Prepared>, BuildError> {
+        let prepared = self.prepare(plan)?;
+        prepared.iter().try_for_each(|prepared| self.claim(prepared, patience))?;
+        Ok(prepared)
+    }
+
+    /// Starts the plan's iothreads and opens its images, and checks its exports. Blocks.
+    pub(crate) fn prepare(&mut self, plan: &Plan) -> Result<Vec<Prepared>, BuildError> {
+        let mut prepared = Vec::new();
         for step in &plan.steps {
             match step {
                 Step::Object(object) => {
                     self.spawn(&object.id, settings(object.polling))?;
                 }
                 Step::Blockdev(blockdev) => self.graph.add(blockdev)?,
-                Step::Export(export) => self.export(export, patience)?,
+                Step::Export(export) => prepared.push(self.prepare_export(export)?),
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// Claims what the export needs, listens and begins to accept clients. Blocks.
+    pub(crate) fn open(
+        &mut self,
+        prepared: Prepared,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), BuildError> {
+        self.claim(&prepared, patience)?;
+        let export = prepared.offer.id.clone();
+        let socket = Socket::listen(&prepared.options.socket)
+            .map_err(|source| BuildError::Socket { export, source })?;
+        self.start(prepared, socket, None)
+    }
+
+    /// Claims what the export needs, unless it does that only when it serves rings. Blocks.
+    pub(crate) fn claim(
+        &mut self,
+        prepared: &Prepared,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), BuildError> {
+        let (Offer { id, node, holding, .. }, rights) = (&*prepared.offer, prepared.rights);
+        match holding {
+            Holding::Always => {
+                let claim = Some(claim(id, &**node, rights, &*self.clock, patience)?);
+                let (export, node) = (id.clone(), Arc::clone(node));
+                self.claims.push(Claimed { export, node, rights, claim });
+            }
+            Holding::WhileServed(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Begins to accept clients, on a thread behind the fences. What is needed has been claimed.
+    pub(crate) fn start(
+        &mut self,
+        prepared: Prepared,
+        socket: Socket,
+        adopted: Option<Adopted>,
+    ) -> Result<(), BuildError> {
+        let Offer { id, iothreads, .. } = &*prepared.offer;
+        let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
+        let (names, path) = (names.join(", "), socket.path().display());
+        tracing::info!("export {id}: listening on {path}, served by {names}");
+        let clock = Arc::clone(&self.clock);
+        let export = id.clone();
+        let start = || Export::start(prepared.offer, socket, adopted, clock);
+        let started = match &self.sandbox {
+            Some(sandbox) => {
+                sandbox.inside(start).map_err(|source| BuildError::Confine { export, source })?
+            }
+            None => start(),
+        };
+        self.exports.push(started?);
+        Ok(())
+    }
+
+    /// The exports that were started.
+    pub(crate) fn exports(&self) -> &[Export] {
+        &self.exports
+    }
+
+    /// Which files are below a node.
+    pub(crate) fn storage(&self, node_name: &str) -> Vec<[u64; 2]> {
+        self.graph.storage(node_name).iter().map(|file| file.numbers()).collect()
+    }
+
+    /// The files of all nodes.
+    pub(crate) fn files(&self) -> &FileTable {
+        &self.files
+    }
+
+    /// Gives back what exports hold. Nothing of them may be in flight.
+    pub(crate) fn release_claims(&mut self) {
+        for claimed in &mut self.claims {
+            claimed.claim = None;
+        }
+    }
+
+    /// Claims again what was given back. Blocks.
+    pub(crate) fn claim_again(&mut self, patience: &mut Patience<'_>) -> Result<(), ClaimFailure> {
+        for Claimed { export, node, rights, claim: slot } in &mut self.claims {
+            if slot.is_none() {
+                *slot = Some(claim(export, &**node, *rights, &*self.clock, patience)?);
             }
         }
         Ok(())
     }
 
-    /// Makes the sockets of all exports, in order. Clients can connect from now on, and wait.
-    pub(crate) fn listen(&self) -> Result<Vec<Socket>, BuildError> {
-        let listen = |place: &Place| {
-            let Place { export, socket, iothreads } = place;
-            let socket = Socket::listen(socket)
-                .map_err(|source| BuildError::Socket { export: export.clone(), source })?;
-            let path = socket.path().display();
-            tracing::info!("export {export}: listening on {path}, served by {iothreads}");
-            Ok(socket)
+    /// Makes the sockets of these exports, in order. Clients can connect from now on, and wait.
+    pub(crate) fn listen(prepared: &[Prepared]) -> Result<Vec<Socket>, BuildError> {
+        let listen = |Prepared { options, .. }: &Prepared| {
+            let export = options.id.clone();
+            Socket::listen(&options.socket).map_err(|source| BuildError::Socket { export, source })
         };
-        self.places.iter().map(listen).collect()
+        prepared.iter().map(listen).collect()
     }
 
-    /// Begins to serve on the sockets of [`Built::listen`].
-    pub(crate) fn open(&mut self, sockets: Vec<Socket>) {
-        for (export, socket) in self.exports.iter_mut().zip(sockets) {
-            export.open(socket);
+    /// How many exports hold something.
+    pub(crate) fn claims_count(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// Gives back what those that came after so many hold. They have not been started.
+    pub(crate) fn drop_claims_from(&mut self, count: usize) {
+        self.claims.truncate(count);
+    }
+
+    /// Makes all exports stop, without waiting for it.
+    pub(crate) fn begin_stop(&self) {
+        for export in &self.exports {
+            export.begin_stop();
         }
     }
 
     /// Stops all exports, together. Iothreads and claims stay until this is dropped.
     pub(crate) fn stop_exports(&mut self) {
-        for export in &self.exports {
-            export.begin_stop();
-        }
+        self.begin_stop();
         self.exports.clear();
     }
 
@@ -200,41 +311,28 @@ impl Built {
         Ok(iothread)
     }
 
-    fn export(
-        &mut self,
-        options: &ExportOptions,
-        patience: &mut Patience<'_>,
-    ) -> Result<(), BuildError> {
+    fn prepare_export(&mut self, options: &ExportOptions) -> Result<Prepared, BuildError> {
         let node = Arc::clone(self.graph.node(&options.node_name)?);
         let config = config(options, &*node)?;
         let iothreads = self.iothreads_of(options)?;
-        let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
-        let id = options.id.clone();
         let rights = Rights::of_user(config.access);
         let holding = match self.graph.activity(&options.node_name) {
-            Activity::Active => {
-                self.claims.push(claim(&id, &*node, rights, &*self.clock, patience)?);
-                Holding::Always
-            }
+            Activity::Active => Holding::Always,
             Activity::Inactive => {
                 Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::clone(&self.clock))))
             }
         };
-        let socket = options.socket.clone();
-        let place = Place { export: id.clone(), socket, iothreads: names.join(", ") };
-        let cache = Mutex::new(config.cache);
-        let offer = Offer { id: id.clone(), node, holding, config, cache, iothreads };
-        let clock = Arc::clone(&self.clock);
-        let start = || Export::start(offer, clock);
-        let export = match &self.sandbox {
-            Some(sandbox) => sandbox
-                .inside(start)
-                .map_err(|source| BuildError::Confine { export: id, source })?,
-            None => start(),
-        };
-        self.exports.push(export?);
-        self.places.push(place);
-        Ok(())
+        let offer = Arc::new(Offer {
+            id: options.id.clone(),
+            node,
+            holding,
+            config,
+            cache: Mutex::new(config.cache),
+            iothreads,
+            resumption: Mutex::new(None),
+        });
+        let storage = self.storage(&options.node_name);
+        Ok(Prepared { options: options.clone(), offer, storage, rights })
     }
 
     fn iothreads_of(&mut self, options: &ExportOptions) -> Result<Vec<Arc<Iothread>>, BuildError> {

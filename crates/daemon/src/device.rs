@@ -19,6 +19,7 @@ use crate::chain::chain_of;
 use crate::connection::Connection;
 use crate::holding::Holding;
 use crate::ledger::Ledger;
+use crate::takeover::Resumption;
 
 /// What an export offers, the same for every session but for the cache mode.
 #[derive(Debug)]
@@ -33,6 +34,18 @@ pub(crate) struct Offer {
     pub(crate) cache: Mutex<CacheMode>,
     /// Who serves the rings, round-robin; never empty.
     pub(crate) iothreads: Vec<Arc<Iothread>>,
+    /// Since when its front end waits, if it has to come back after a takeover.
+    pub(crate) resumption: Mutex<Option<Resumption>>,
+}
+
+impl Offer {
+    /// The front end is served again: says how long that took, once.
+    fn tell_resumption(&self) {
+        let resumption = self.resumption.lock().expect("no holder of this lock panics").take();
+        if let Some(resumption) = resumption {
+            resumption.tell(&self.id);
+        }
+    }
 }
 
 /// The device of one session.
@@ -158,6 +171,7 @@ impl Device for BlkDevice {
         match self.place(queue, start) {
             Ok(placed) => {
                 *self.slot(queue) = Some(placed);
+                self.offer.tell_resumption();
                 Ok(())
             }
             // The session ends, and rests first.

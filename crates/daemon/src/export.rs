@@ -4,40 +4,78 @@
 //! clients wait in the socket's backlog until the current one has left, as with
 //! qemu-storage-daemon.
 //!
-//! Invariants: nobody is accepted before [`Export::open`], which comes when the whole daemon is set
-//! up and fenced in. Threads: the export's thread blocks in accept and in the session;
-//! [`Export::begin_stop`] comes from another one.
+//! A takeover freezes an export: its rings are stopped and it answers nobody until it is known who
+//! goes on, this process or another one.
+//!
+//! Threads: the export's thread blocks in accept and in the session; [`Export::begin_stop`] and
+//! [`Export::freeze`] come from another one.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use block::{Clock, SentenceRate};
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
+use vhost_user::{End, Interrupt, Server, SessionState, Verdict};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
 use crate::device::{BlkDevice, Offer};
 use crate::ledger::Ledger;
-use crate::socket::Socket;
+use crate::socket::{Identity, Socket};
+use crate::takeover::Resumption;
 
 /// A running export. Dropped, it is stopped.
 #[derive(Debug)]
 pub(crate) struct Export {
     shared: Arc<Shared>,
+    socket: Identity,
     thread: Option<JoinHandle<()>>,
-    /// Whoever waits here gets the socket; gone with it.
-    opener: Option<Sender<Socket>>,
+}
+
+/// A session that another process has begun and this one goes on with.
+#[derive(Debug)]
+pub(crate) struct Adopted {
+    connection: Arc<Connection>,
+    ledger: Arc<Mutex<Ledger>>,
+    server: Server<BlkDevice>,
+    resumption: Resumption,
+}
+
+/// What the thread of a frozen export tells.
+#[derive(Debug)]
+pub(crate) struct Frozen {
+    pub(crate) listener: OwnedFd,
+    /// The connection and what was said on it, if there is a client.
+    pub(crate) session: Option<(OwnedFd, SessionState)>,
+}
+
+/// An export that was asked to freeze. Dropped, it goes on.
+#[derive(Debug)]
+pub(crate) struct Freeze {
+    /// Gives one answer, or ends without one if the session broke.
+    pub(crate) frozen: Receiver<io::Result<Frozen>>,
+    verdict: Sender<Verdict>,
+}
+
+/// The other half of a [`Freeze`].
+#[derive(Debug)]
+struct Question {
+    frozen: Sender<io::Result<Frozen>>,
+    verdict: Receiver<Verdict>,
 }
 
 #[derive(Debug)]
 struct Shared {
     offer: Arc<Offer>,
     bell: Notifier,
+    /// Rung when there is a question.
+    freezer: Notifier,
+    question: Mutex<Option<Question>>,
     state: Mutex<State>,
     clock: Arc<dyn Clock>,
 }
@@ -62,34 +100,80 @@ pub struct ExportError {
 }
 
 impl Export {
-    /// Starts the export's thread, which waits for the socket.
-    pub(crate) fn start(offer: Offer, clock: Arc<dyn Clock>) -> Result<Self, ExportError> {
+    /// Begins to accept clients, after it has gone on with the one that was taken over.
+    pub(crate) fn start(
+        offer: Arc<Offer>,
+        socket: Socket,
+        adopted: Option<Adopted>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, ExportError> {
         let id = offer.id.clone();
         let failed = |source| ExportError { id: id.clone(), source };
+        let state = match &adopted {
+            Some(adopted) => State::Serving(Arc::clone(&adopted.connection)),
+            None => State::Waiting,
+        };
         let shared = Arc::new(Shared {
-            offer: Arc::new(offer),
+            offer,
             bell: Notifier::new().map_err(failed)?,
-            state: Mutex::new(State::Waiting),
+            freezer: Notifier::new().map_err(failed)?,
+            question: Mutex::new(None),
+            state: Mutex::new(state),
             clock,
         });
         let theirs = Arc::clone(&shared);
-        let (opener, opened) = channel();
+        let identity = socket.identity();
         let thread = std::thread::Builder::new()
             .name(format!("export {id}").chars().take(15).collect())
-            .spawn(move || {
-                // An error means that the daemon stops before it has begun.
-                if let Ok(socket) = opened.recv() {
-                    theirs.accept_clients(&socket);
-                }
-            })
+            .spawn(move || theirs.live(socket, adopted))
             .map_err(failed)?;
-        Ok(Self { shared, thread: Some(thread), opener: Some(opener) })
+        Ok(Self { shared, socket: identity, thread: Some(thread) })
     }
 
-    /// Begins to accept clients, once.
-    pub(crate) fn open(&mut self, socket: Socket) {
-        let opener = self.opener.take().expect("an export is opened once");
-        opener.send(socket).expect("the export's thread waits for its socket");
+    /// Makes a session of what another process has paused. Nothing is served before the export is
+    /// started with it.
+    pub(crate) fn adopt(
+        offer: &Arc<Offer>,
+        connection: OwnedFd,
+        state: SessionState,
+        resumption: Resumption,
+    ) -> Result<Adopted, vhost_user::SessionError> {
+        let connection = Arc::new(Connection::new(UnixStream::from(connection)));
+        let ledger = Arc::new(Mutex::new(Ledger::default()));
+        let device =
+            BlkDevice::new(Arc::clone(offer), Arc::clone(&connection), Arc::clone(&ledger));
+        let stream = connection.stream();
+        let stream = stream.map_err(|source| vhost_user::SessionError::Socket { source })?;
+        let server = Server::restore(&stream, device, state, kernel_io::exchange_socket)?;
+        Ok(Adopted { connection, ledger, server, resumption })
+    }
+
+    /// What it offers.
+    pub(crate) fn offer(&self) -> &Offer {
+        &self.shared.offer
+    }
+
+    /// Which socket it listens on.
+    pub(crate) fn socket(&self) -> Identity {
+        self.socket
+    }
+
+    /// Asks the export to stop its rings and to wait, without waiting for it.
+    pub(crate) fn freeze(&self) -> Freeze {
+        let (frozen_sender, frozen) = channel();
+        let (verdict, verdict_receiver) = channel();
+        let question = Question { frozen: frozen_sender, verdict: verdict_receiver };
+        *self.shared.question.lock().expect("no holder of this lock panics") = Some(question);
+        self.shared.freezer.wake();
+        Freeze { frozen, verdict }
+    }
+
+    /// Another process goes on with the export; here it ends.
+    pub(crate) fn give_away(&self, freeze: &Freeze) {
+        // From now on nobody hangs up on the connection, which is the other process's too.
+        *self.shared.lock() = State::Stopped;
+        // A thread that is gone touches nothing either.
+        let _unheard = freeze.verdict.send(Verdict::GivenAway);
     }
 
     /// Makes the export stop, without waiting for it: no new client, the current one is hung up
@@ -106,7 +190,6 @@ impl Export {
 impl Drop for Export {
     fn drop(&mut self) {
         self.begin_stop();
-        drop(self.opener.take());
         if let Some(thread) = self.thread.take() {
             thread.join().expect("a panic in an export's thread ends the process");
         }
@@ -118,36 +201,80 @@ impl Shared {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    fn accept_clients(&self, socket: &Socket) {
-        let mut rate = SentenceRate::default();
-        while let Some(stream) = self.next_client(socket) {
-            let Some(connection) = self.admit(stream) else { return };
-            self.serve(&connection, &mut rate);
+    /// The whole life of the export's thread.
+    fn live(&self, socket: Socket, adopted: Option<Adopted>) {
+        let end = match adopted {
+            Some(adopted) => self.go_on(&socket, adopted),
+            None => self.accept_clients(&socket, &mut SentenceRate::default()),
+        };
+        match end {
+            End::Left => {}
+            End::GivenAway => socket.leave(),
+        }
+    }
+
+    /// Goes on with the client that was taken over, then accepts others.
+    fn go_on(&self, socket: &Socket, adopted: Adopted) -> End {
+        let rate = &mut SentenceRate::default();
+        let Adopted { connection, ledger, server, resumption } = adopted;
+        let begun = server.go_on();
+        if begun.is_ok() {
+            resumption.tell(&self.offer.id);
+        }
+        let end = begun
+            .and_then(|()| server.run(&Asked { export: self, socket, connection: &connection }));
+        let is_away = matches!(end, Ok(End::GivenAway));
+        self.say_end(&connection, &ledger, end, rate);
+        if is_away {
+            return End::GivenAway;
+        }
+        if self.dismiss() { self.accept_clients(socket, rate) } else { End::Left }
+    }
+
+    fn accept_clients(&self, socket: &Socket, rate: &mut SentenceRate) -> End {
+        loop {
+            let stream = match self.next_client(socket) {
+                Next::Client(stream) => stream,
+                Next::Stop => return End::Left,
+                Next::GivenAway => return End::GivenAway,
+            };
+            let Some(connection) = self.admit(stream) else { return End::Left };
+            if self.serve(socket, &connection, rate) == End::GivenAway {
+                return End::GivenAway;
+            }
             if !self.dismiss() {
-                return;
+                return End::Left;
             }
         }
     }
 
-    /// Waits for a client; `None` when the export is stopped.
-    fn next_client(&self, socket: &Socket) -> Option<UnixStream> {
+    /// Waits for a client.
+    fn next_client(&self, socket: &Socket) -> Next {
         loop {
             let mut fds = [
                 PollFd::new(socket.listener(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.freezer.as_fd(), PollFlags::IN),
             ];
             match rustix::event::poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => panic!("poll on descriptors of our own: {errno}"),
             }
             if !fds[1].revents().is_empty() {
-                return None;
+                return Next::Stop;
+            }
+            if !fds[2].revents().is_empty() {
+                match self.answer(socket, None) {
+                    Verdict::GoOn => continue,
+                    Verdict::GivenAway => return Next::GivenAway,
+                    Verdict::End => return Next::Stop,
+                }
             }
             if fds[0].revents().is_empty() {
                 continue;
             }
             match socket.listener().accept() {
-                Ok((stream, _)) => return Some(stream),
+                Ok((stream, _)) => return Next::Client(stream),
                 Err(error) => {
                     // The client is gone, or we are out of descriptors for the moment.
                     tracing::warn!("export {}: cannot accept a client: {error}", self.offer.id);
@@ -188,15 +315,49 @@ impl Shared {
         }
     }
 
-    fn serve(&self, connection: &Arc<Connection>, rate: &mut SentenceRate) {
-        let id = &self.offer.id;
+    /// Says how the export stands, and waits for what becomes of it. The rings are stopped.
+    fn answer(&self, socket: &Socket, session: Option<(&Connection, SessionState)>) -> Verdict {
+        self.freezer.clear();
+        let question = self.question.lock().expect("no holder of this lock panics").take();
+        let Some(question) = question else { return Verdict::GoOn };
+        let frozen = || {
+            let listener = socket.listener().as_fd().try_clone_to_owned()?;
+            let copy = |(connection, state): (&Connection, _)| {
+                connection.as_fd().try_clone_to_owned().map(|fd| (fd, state))
+            };
+            Ok(Frozen { listener, session: session.map(copy).transpose()? })
+        };
+        // Whoever has asked may have given up; then there is no verdict either.
+        drop(question.frozen.send(frozen()));
+        match (question.verdict.recv().unwrap_or(Verdict::GoOn), &*self.lock()) {
+            // What it needs could not be had again.
+            (Verdict::GoOn, State::Stopped) => Verdict::End,
+            (verdict, _) => verdict,
+        }
+    }
+
+    fn serve(&self, socket: &Socket, connection: &Arc<Connection>, rate: &mut SentenceRate) -> End {
         let ledger = Arc::new(Mutex::new(Ledger::default()));
         let device =
             BlkDevice::new(Arc::clone(&self.offer), Arc::clone(connection), Arc::clone(&ledger));
+        let asked = Asked { export: self, socket, connection };
         let end = match connection.stream() {
-            Ok(stream) => vhost_user::serve(stream, device),
+            Ok(stream) => Server::new(stream, device).run(&asked),
             Err(source) => Err(vhost_user::SessionError::Socket { source }),
         };
+        let is_away = matches!(end, Ok(End::GivenAway));
+        self.say_end(connection, &ledger, end, rate);
+        if is_away { End::GivenAway } else { End::Left }
+    }
+
+    fn say_end(
+        &self,
+        connection: &Connection,
+        ledger: &Mutex<Ledger>,
+        end: Result<End, vhost_user::SessionError>,
+        rate: &mut SentenceRate,
+    ) {
+        let id = &self.offer.id;
         let lines = ledger.lock().expect("no holder of this lock panics").lines(id);
         let Some(left_out) = rate.admit(self.clock.now()) else { return };
         if left_out > 0 {
@@ -204,7 +365,10 @@ impl Shared {
         }
         match (connection.reason(), end) {
             (Some(reason), _) => tracing::warn!("export {id}: session ended: {reason}"),
-            (None, Ok(())) => tracing::info!("export {id}: the client has left"),
+            (None, Ok(End::Left)) => tracing::info!("export {id}: the client has left"),
+            (None, Ok(End::GivenAway)) => {
+                tracing::info!("export {id}: another process goes on with the client");
+            }
             (None, Err(error)) => {
                 tracing::warn!("export {id}: session ended: {}", chain_of(&error));
             }
@@ -212,5 +376,29 @@ impl Shared {
         for line in lines {
             tracing::info!("{line}");
         }
+    }
+}
+
+/// What an export without a client is to do.
+enum Next {
+    Client(UnixStream),
+    Stop,
+    GivenAway,
+}
+
+/// Puts the question of a takeover to a session.
+struct Asked<'a> {
+    export: &'a Shared,
+    socket: &'a Socket,
+    connection: &'a Connection,
+}
+
+impl Interrupt for Asked<'_> {
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.export.freezer.as_fd())
+    }
+
+    fn paused(&self, state: SessionState) -> Verdict {
+        self.export.answer(self.socket, Some((self.connection, state)))
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use block::{Access, ByteCount, DiskSize, Node};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
 use kernel_io::{
-    Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Locking, OpenError, OpenOptions,
-    Sharing,
+    Aio, Caching, FileKind, FileTable, Flushes, Identity, LockOptions, Locking, OpenError,
+    OpenOptions, Sharing,
 };
 
 use rustix::io::Errno;
@@ -21,6 +21,8 @@ use crate::sandbox::{Outside, Sandbox};
 pub(crate) struct Graph {
     nodes: HashMap<String, Arc<dyn Node>>,
     activities: HashMap<String, Activity>,
+    /// The files below each node.
+    storage: HashMap<String, Vec<Identity>>,
     files: Arc<FileTable>,
     sandbox: Option<Arc<Sandbox>>,
 }
@@ -80,7 +82,8 @@ pub enum GraphError {
 impl Graph {
     /// An empty graph whose files go into that table, and come from inside the sandbox.
     pub(crate) fn new(files: Arc<FileTable>, sandbox: Option<Arc<Sandbox>>) -> Self {
-        Self { nodes: HashMap::new(), activities: HashMap::new(), files, sandbox }
+        let (nodes, activities, storage) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { nodes, activities, storage, files, sandbox }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it. Blocks.
@@ -93,6 +96,11 @@ impl Graph {
         self.nodes.get(name).ok_or_else(|| GraphError::Unknown { name: name.to_owned() })
     }
 
+    /// Which files are below that node.
+    pub(crate) fn storage(&self, name: &str) -> &[Identity] {
+        self.storage.get(name).map_or(&[], Vec::as_slice)
+    }
+
     /// Whether that node is held from the start.
     pub(crate) fn activity(&self, name: &str) -> Activity {
         self.activities.get(name).copied().unwrap_or(Activity::Active)
@@ -103,6 +111,7 @@ impl Graph {
         let given = blockdev.node_name.clone();
         let name = given.clone().unwrap_or_else(|| format!("{parent}/file"));
         let access = access(blockdev);
+        let files_before = self.files.all().len();
         let node: Arc<dyn Node> = match &blockdev.driver {
             Driver::File { filename, aio, locking } => {
                 let options = open_options(filename, FileKind::Regular, *aio, *locking, blockdev);
@@ -132,9 +141,26 @@ impl Graph {
         };
         if let Some(given) = given {
             self.activities.insert(given.clone(), blockdev.activity);
+            let storage = self.storage_of(blockdev, files_before);
+            self.storage.insert(given.clone(), storage);
             self.nodes.insert(given, Arc::clone(&node));
         }
         Ok(node)
+    }
+
+    /// The files that were opened for a node, and those of a node that it refers to.
+    fn storage_of(&self, blockdev: &Blockdev, files_before: usize) -> Vec<Identity> {
+        let opened = &self.files.all()[files_before..];
+        let opened = opened.iter().map(|file| file.identity());
+        self.referred(blockdev).iter().copied().chain(opened).collect()
+    }
+
+    fn referred(&self, blockdev: &Blockdev) -> &[Identity] {
+        match &blockdev.driver {
+            Driver::Raw { file: Child::Reference(child) } => self.storage(child),
+            Driver::Raw { file: Child::Inline(child) } => self.referred(child),
+            Driver::File { .. } | Driver::HostDevice { .. } | Driver::NullCo { .. } => &[],
+        }
     }
 
     fn open(

@@ -96,6 +96,8 @@ Always:
                          off: give up nothing; default: give up what the host allows
   --daemonize            go to the background once everything is set up
   --pidfile PATH         write the process id here once everything is set up
+  --takeover             take the place of the ringloom or qemu-storage-daemon that serves these
+                         sockets now; guests go on without a lost request
   -h, --help             print this help and leave; --object help and the like print a part
   -V, --version          print the version and leave
 SIGTERM and SIGINT finish the open requests, flush and leave; a second one leaves at once.

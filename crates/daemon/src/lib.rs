@@ -21,6 +21,7 @@ mod pidfile;
 mod sandbox;
 pub mod serve;
 mod socket;
+mod takeover;
 
 pub use build::BuildError;
 pub use claim::ClaimFailure;
@@ -29,3 +30,4 @@ pub use graph::GraphError;
 pub use pidfile::PidfileError;
 pub use sandbox::{CallsError, FilesError, Outside, SandboxError};
 pub use socket::SocketError;
+pub use takeover::TakeoverError;

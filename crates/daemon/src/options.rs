@@ -32,5 +32,5 @@ pub use nearest::nearest;
 pub use plan::{
     Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
     ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, Sandboxing,
-    SocketOptions, Step,
+    SocketOptions, Step, Takeover,
 };

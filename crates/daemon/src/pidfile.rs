@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Access, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 /// The most that a pidfile holds: a process id of any width, and some white space.
@@ -63,6 +63,42 @@ impl Pidfile {
         file.set_len(0).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(Self { path: absolute, _file: file })
+    }
+}
+
+impl Pidfile {
+    /// Whether it could be written once that process has ended, as far as can be told now.
+    pub(crate) fn check(path: &Path, process: u32) -> Result<(), PidfileError> {
+        let failed = |source| PidfileError::Write { path: path.to_path_buf(), source };
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(fd) => File::from(fd),
+            Err(Errno::NOENT) => {
+                let absolute = std::path::absolute(path).map_err(failed)?;
+                let directory = absolute.parent().unwrap_or(&absolute);
+                let writable = rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK);
+                return writable.map_err(|errno| failed(errno.into()));
+            }
+            Err(errno) => return Err(failed(errno.into())),
+        };
+        let mut found = [0; PID_BYTES_MAX + 1];
+        let count = file.read_at(&mut found, 0).map_err(failed)?;
+        if !could_be_pid(&found[..count]) {
+            return Err(PidfileError::Other { path: path.to_path_buf() });
+        }
+        // Closed, the file loses the lock that this may give.
+        match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(()),
+            Err(Errno::AGAIN | Errno::ACCESS)
+                if found[..count].trim_ascii() == process.to_string().as_bytes() =>
+            {
+                Ok(())
+            }
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                Err(PidfileError::Locked { path: path.to_path_buf() })
+            }
+            Err(errno) => Err(failed(errno.into())),
+        }
     }
 }
 

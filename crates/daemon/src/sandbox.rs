@@ -19,6 +19,7 @@ mod tests;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::Access;
 use iothread::Confine;
@@ -42,6 +43,8 @@ pub(crate) struct Sandbox {
     files: Option<(FilesFence, i32)>,
     privileges: Option<Privileges>,
     calls: Option<CallsFence>,
+    /// Whether they are up for all threads, now and later.
+    closed: AtomicBool,
 }
 
 /// The fence around privileges can be had.
@@ -106,11 +109,15 @@ impl Sandbox {
             privileges: required
                 .judge(privileges.map(|()| Privileges).map_err(SandboxError::Privileges))?,
             calls: required.judge(CallsFence::new().map_err(SandboxError::Calls))?,
+            closed: AtomicBool::new(false),
         })))
     }
 
     /// Does this on a thread behind the fences; the threads that it starts are behind them too.
     pub(crate) fn inside<T: Send>(&self, start: impl FnOnce() -> T + Send) -> io::Result<T> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Ok(start());
+        }
         on_another_thread(|| self.confine().map(|()| start()))?
     }
 
@@ -133,6 +140,7 @@ impl Sandbox {
         self.confine().map_err(SandboxError::Privileges)?;
         let filtered = self.calls.as_ref().map(CallsFence::put_up).transpose();
         let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
+        self.closed.store(true, Ordering::Relaxed);
         let files = match &self.files {
             None => "all files".to_owned(),
             Some((_, version)) => format!("only files below what was named (landlock {version})"),

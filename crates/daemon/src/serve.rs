@@ -7,7 +7,8 @@
 //! removed on every way out but a second signal; before there are any, the first leaves at once.
 //! Threads: this is the process's first thread; it waits for signals.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,16 +16,18 @@ use std::time::Duration;
 
 use block::{SentenceRate, SystemClock};
 use kernel_io::{DaemonizeError, Daemonized, FileTable, Readiness, Verdict};
+use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::attach;
-use crate::build::{BuildError, Built};
+use crate::build::{BuildError, Built, Prepared};
 use crate::chain::chain_of;
 use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait};
-use crate::options::{Daemonize, Plan};
+use crate::options::{Daemonize, Plan, Takeover};
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::sandbox::{Sandbox, SandboxError};
+use crate::takeover::{Answer, Doorbell, Predecessor, TakeoverError, answer, take_over};
 
 /// Why serving did not begin or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +41,9 @@ pub enum ServeError {
     /// What was asked for could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// The place of another process could not be taken.
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
     /// The pidfile could not be written.
     #[error(transparent)]
     Pidfile(#[from] PidfileError),
@@ -82,49 +88,126 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
     let mut built = Built::nothing(&files, &Arc::new(SystemClock), sandbox.as_ref())?;
     let rate = &mut SentenceRate::default();
+    // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
+    let doorbell = Doorbell::open();
     let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut leave, rate };
-    if let Err(error) = built.carry_out(&plan, patience) {
-        return abandon(built, &files, error);
-    }
+    let started = match plan.takeover {
+        Takeover::Never => {
+            built.carry_out(&plan, patience).map(Started::Prepared).map_err(Into::into)
+        }
+        Takeover::WhereServed => {
+            take_over(&plan, &mut built, patience).map(Started::Serving).map_err(Into::into)
+        }
+    };
+    let started = match started {
+        Ok(started) => started,
+        Err(error) => return abandon(built, &files, error),
+    };
     if let Some(sandbox) = &sandbox {
         sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
     }
     // Whoever sees a socket may count on an end in good order.
     leave.be_patient();
-    let sockets = built.listen()?;
-    let pidfile = plan.pidfile.as_deref().map(Pidfile::write).transpose()?;
+    let (prepared, predecessor) = match started {
+        Started::Prepared(prepared) => (prepared, None),
+        Started::Serving(predecessor) => (Vec::new(), predecessor),
+    };
+    let sockets = Built::listen(&prepared)?;
+    let pidfile = match predecessor {
+        None => plan.pidfile.as_deref().map(Pidfile::write).transpose()?,
+        Some(predecessor) => write_pidfile_after(&plan, &predecessor),
+    };
     print_attach_lines(&plan, &directory).map_err(failed("print how to attach a guest"))?;
-    // Nobody is served, and nobody told that we are ready, before the fences are up.
+    // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
+    // taken over is served already, on threads that lack only the filter of system calls.
     if let Some(sandbox) = &sandbox {
         sandbox.close().map_err(ServeError::Sandbox)?;
     }
-    built.open(sockets);
+    for (prepared, socket) in prepared.into_iter().zip(sockets) {
+        built.start(prepared, socket, None)?;
+    }
     if let Some(readiness) = readiness {
         readiness.tell()?;
     }
-    leave.wait();
+    let lost = match wait(&mut leave, doorbell.as_ref(), &mut built) {
+        Reason::Signal => None,
+        Reason::GivenAway { process } => {
+            tracing::info!("process {process} has taken over");
+            // It has what was written in its page cache, and flushes when it leaves.
+            drop(built);
+            drop(pidfile);
+            return Ok(());
+        }
+        Reason::Lost(error) => Some(error),
+    };
     tracing::info!("stopping; a second signal leaves at once");
     built.stop_exports();
     let flushed = flush(&files);
     drop(built);
     drop(pidfile);
-    flushed
+    flushed.and_then(|()| lost.map_or(Ok(()), |error| Err(BuildError::Claim(error).into())))
+}
+
+/// How far the plan was carried out.
+enum Started {
+    /// The exports lack only their sockets.
+    Prepared(Vec<Prepared>),
+    /// The exports serve, where another process did so before, if there was one.
+    Serving(Option<Predecessor>),
+}
+
+/// Why serving ends.
+enum Reason {
+    Signal,
+    /// Another process goes on.
+    GivenAway {
+        process: u32,
+    },
+    /// Another process wanted to go on and could not, and now has the image.
+    Lost(ClaimFailure),
+}
+
+/// Serves until there is a reason to end.
+fn wait(leave: &mut Leave, doorbell: Option<&Doorbell>, built: &mut Built) -> Reason {
+    let rate = &mut SentenceRate::default();
+    loop {
+        leave.be_patient();
+        let Some(doorbell) = leave.wait(doorbell) else { return Reason::Signal };
+        let patience = &mut Patience { limit: LOCK_PATIENCE, wait: leave, rate };
+        match answer(doorbell, built, &SystemClock, patience) {
+            Answer::Kept => {}
+            Answer::Given(process) => return Reason::GivenAway { process },
+            Answer::Lost(error) => return Reason::Lost(error),
+        }
+    }
+}
+
+/// The pidfile of a process that has taken over. Guests are being served, so it is no reason to end.
+fn write_pidfile_after(plan: &Plan, predecessor: &Predecessor) -> Option<Pidfile> {
+    predecessor.wait_for_end();
+    match plan.pidfile.as_deref().map(Pidfile::write).transpose() {
+        Ok(pidfile) => pidfile,
+        Err(error) => {
+            tracing::error!("{}", chain_of(&error));
+            None
+        }
+    }
 }
 
 /// Takes down what was built before a step failed; clients may have written to it.
-fn abandon(mut built: Built, files: &FileTable, error: BuildError) -> Result<(), ServeError> {
+fn abandon(mut built: Built, files: &FileTable, error: ServeError) -> Result<(), ServeError> {
     built.stop_exports();
     let flushed = flush(files);
     drop(built);
     match (error, flushed) {
-        (BuildError::Claim(stopped @ ClaimFailure::Stopped { .. }), flushed) => {
+        (ServeError::Build(BuildError::Claim(stopped @ ClaimFailure::Stopped { .. })), flushed) => {
             tracing::info!("{stopped}");
             flushed
         }
-        (error, Ok(())) => Err(error.into()),
+        (error, Ok(())) => Err(error),
         (error, Err(lost)) => {
             tracing::error!("{}", chain_of(&lost));
-            Err(error.into())
+            Err(error)
         }
     }
 }
@@ -176,6 +259,8 @@ fn flush(files: &FileTable) -> Result<(), ServeError> {
 /// The signals that end the daemon.
 struct Leave {
     signals: Signals,
+    /// Readable after a signal.
+    pipe: UnixStream,
     /// Whether the next signal ends the process at once.
     impatient: Arc<AtomicBool>,
 }
@@ -191,7 +276,14 @@ impl Leave {
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag)?;
             signal_hook::flag::register(signal, Arc::clone(&impatient))?;
         }
-        Ok(Self { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, impatient })
+        let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+        // After those: a signal that is seen here is pending there.
+        let (pipe, writer) = UnixStream::pair()?;
+        pipe.set_nonblocking(true)?;
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+        }
+        Ok(Self { signals, pipe, impatient })
     }
 
     /// From now on the first signal ends the process in good order.
@@ -199,9 +291,25 @@ impl Leave {
         self.impatient.store(false, Ordering::SeqCst);
     }
 
-    /// Waits for the first signal.
-    fn wait(&mut self) {
-        self.signals.forever().next();
+    /// Waits until a signal came (`None`) or somebody rang.
+    fn wait<'a>(&mut self, doorbell: Option<&'a Doorbell>) -> Option<&'a Doorbell> {
+        loop {
+            let mut fds = vec![PollFd::new(&self.pipe, PollFlags::IN)];
+            fds.extend(doorbell.map(|doorbell| PollFd::new(doorbell, PollFlags::IN)));
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => panic!("poll on descriptors of our own: {errno}"),
+            }
+            let has_rung = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+            if self.signals.pending().next().is_some() {
+                return None;
+            }
+            // What is left of a signal that was heard before.
+            let _nothing_there = self.pipe.read(&mut [0; 8]);
+            if has_rung {
+                return doorbell;
+            }
+        }
     }
 }
 

@@ -33,13 +33,16 @@ pub(crate) struct Socket {
 
 /// Which file it is, whatever its path is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity {
-    device: u64,
-    inode: u64,
+pub(crate) struct Identity {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
 }
 
 impl Identity {
-    fn of(path: &Path) -> io::Result<Self> {
+    /// No file has this inode.
+    const NONE: Self = Self { device: u64::MAX, inode: 0 };
+
+    pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let found = std::fs::symlink_metadata(path)?;
         Ok(Self { device: found.dev(), inode: found.ino() })
     }
@@ -99,6 +102,37 @@ impl Socket {
         rustix::net::listen(&socket.listener, BACKLOG)
             .map_err(|errno| failed(&socket.path, "listen", errno.into()))?;
         Ok(socket)
+    }
+
+    /// A socket that another process has made and listens on no more. Its rights become those that
+    /// are asked for here; whoever asks who listens is told this process.
+    pub(crate) fn adopt(
+        listener: OwnedFd,
+        identity: Identity,
+        options: &SocketOptions,
+    ) -> Result<Self, SocketError> {
+        let path = std::path::absolute(&options.path)
+            .map_err(|source| failed(&options.path, "find its directory", source))?;
+        let socket = Self { listener: UnixListener::from(listener), path, identity };
+        if let Err(error) = socket.set_rights(options) {
+            // It is being served, which counts more.
+            tracing::warn!("{}", crate::chain::chain_of(&error));
+        }
+        // The kernel notes who listened last (SO_PEERCRED of those who connect).
+        if let Err(errno) = rustix::net::listen(&socket.listener, BACKLOG) {
+            tracing::warn!("socket {}: cannot listen again: {errno}", socket.path.display());
+        }
+        Ok(socket)
+    }
+
+    /// Closes it here and leaves its file to another process, which listens on it.
+    pub(crate) fn leave(mut self) {
+        self.identity = Identity::NONE;
+    }
+
+    /// Which file it is.
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
     }
 
     /// The listening end.
@@ -199,12 +233,12 @@ fn bind(path: &Path) -> Result<OwnedFd, SocketError> {
     Ok(fd)
 }
 
-fn stream_socket(path: &Path, flags: SocketFlags) -> Result<OwnedFd, SocketError> {
+pub(crate) fn stream_socket(path: &Path, flags: SocketFlags) -> Result<OwnedFd, SocketError> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(|errno| failed(path, "make it", errno.into()))
 }
 
-fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
+pub(crate) fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
     SocketAddrUnix::new(path).map_err(|errno| failed(path, "name it", errno.into()))
 }
 

@@ -152,9 +152,14 @@ pub struct OpenFile {
 
 /// What tells images apart: device and inode of a regular file, the number of a block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity(u64, u64);
+pub struct Identity(u64, u64);
 
 impl Identity {
+    /// The same in every process: device and inode of a file, or 0 and the device.
+    pub fn numbers(self) -> [u64; 2] {
+        [self.0, self.1]
+    }
+
     fn of(stat: &rustix::fs::Stat) -> Self {
         if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
             Self(0, stat.st_rdev)
@@ -320,8 +325,8 @@ impl OpenFile {
         &self.sync_turn
     }
 
-    /// Which image it is.
-    pub(crate) fn identity(&self) -> Identity {
+    /// Which image it is, whatever its path.
+    pub fn identity(&self) -> Identity {
         self.identity
     }
 

@@ -13,6 +13,7 @@ mod bounce;
 mod calls;
 mod cpu;
 mod epoll;
+mod exchange;
 mod file;
 mod files;
 mod filter;
@@ -23,6 +24,7 @@ mod kernel;
 mod native;
 mod notifier;
 mod parked;
+mod peer;
 mod process;
 mod ranges;
 mod reactor;
@@ -33,7 +35,10 @@ mod workers;
 pub use alarm::Alarm;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, process_cpu_time};
-pub use file::{Aio, Caching, FileKind, Flushes, OpenError, OpenFile, OpenOptions, Residence};
+pub use exchange::exchange_socket;
+pub use file::{
+    Aio, Caching, FileKind, Flushes, Identity, OpenError, OpenFile, OpenOptions, Residence,
+};
 pub use files::FileTable;
 pub use filter::{FilterError, Refusals, filter_system_calls};
 pub use image_lock::{
@@ -43,6 +48,7 @@ pub use inline::InlineShare;
 pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
 pub use notifier::Notifier;
 pub use parked::Tag;
+pub use peer::{Peer, peer_of};
 pub use process::{
     DaemonizeError, Daemonized, Readiness, Verdict, daemonize, raise_open_files_limit,
 };

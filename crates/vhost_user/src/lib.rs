@@ -17,5 +17,5 @@ mod session;
 
 pub use device::{Device, DeviceError, QueueIndex, RingStart};
 pub use refusal::Refusal;
-pub use serve::{SessionError, serve};
-pub use session::{Descriptor, Session};
+pub use serve::{End, Exchange, Interrupt, Server, SessionError, Verdict, serve};
+pub use session::{Descriptor, InflightState, RegionState, SavedRing, Session, SessionState};

@@ -22,6 +22,13 @@ pub enum Refusal {
         /// A queue that is being served.
         queue: QueueIndex,
     },
+    /// A file of the session could not be copied for a successor.
+    #[error("cannot copy a descriptor of guest memory")]
+    Copy {
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// Protocol feature bits that were not offered.
     #[error("front end chose protocol features {chosen:#x} but only {offered:#x} are offered")]
     ProtocolFeatures {

@@ -3,13 +3,18 @@
 //! Threads: blocks in the socket; a front end that sends half a message holds up this thread and
 //! nothing else. Whoever wants the session to end shuts the socket down (a clone of it).
 
-use std::io::{self, ErrorKind};
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::{Device, Refusal, Session};
+use crate::{Device, Refusal, Session, SessionState};
 
 /// Why a session ended before the front end left.
 #[derive(Debug, thiserror::Error)]
@@ -36,17 +41,186 @@ pub enum SessionError {
 /// Serves a device to one front end until it leaves or does something that ends the session. All
 /// rings are stopped when this returns.
 pub fn serve<D: Device>(stream: UnixStream, device: D) -> Result<(), SessionError> {
-    let session = Arc::new(Mutex::new(Session::new(device)));
-    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
-    let locked = || session.lock().expect("this thread alone locks it and did not panic");
-    let end = loop {
-        match handler.handle_request() {
-            Ok(()) => locked().answered(),
-            Err(error) => break end_of_session(error),
+    Server::new(stream, device).run(&Uninterrupted).map(|_end| ())
+}
+
+/// Somebody who may ask a session to pause between two messages.
+pub trait Interrupt {
+    /// Readable as long as there is a question; nobody ever asks without it.
+    fn bell(&self) -> Option<BorrowedFd<'_>>;
+
+    /// The rings are stopped. Blocks until it is known what becomes of the session. Called on the
+    /// session's thread while the bell is readable; it must be silenced before this returns.
+    fn paused(&self, state: SessionState) -> Verdict;
+}
+
+/// What becomes of a session that was paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes on here.
+    GoOn,
+    /// It ends; its rings are not served again.
+    End,
+    /// Another process goes on with it: its rings and its connection are not touched any more.
+    GivenAway,
+}
+
+/// How a session ended without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The front end has left.
+    Left,
+    /// Another process goes on with it.
+    GivenAway,
+}
+
+/// Nobody asks.
+struct Uninterrupted;
+
+impl Interrupt for Uninterrupted {
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn paused(&self, _: SessionState) -> Verdict {
+        Verdict::GoOn
+    }
+}
+
+/// A session on its connection.
+pub struct Server<D: Device> {
+    session: Arc<Mutex<Session<D>>>,
+    handler: BackendReqHandler<Mutex<Session<D>>>,
+}
+
+impl<D: Device + fmt::Debug> fmt::Debug for Server<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
+/// Makes the descriptor of that number, of the same socket as the second one, a copy of the third.
+pub type Exchange = fn(RawFd, BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<()>;
+
+impl<D: Device> Server<D> {
+    /// A session in which nothing has been said yet.
+    pub fn new(stream: UnixStream, device: D) -> Self {
+        let session = Arc::new(Mutex::new(Session::new(device)));
+        let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+        Self { session, handler }
+    }
+
+    /// A session that another process has paused, on its connection. No ring is served before
+    /// [`Server::go_on`].
+    ///
+    /// The vhost crate keeps what was negotiated to itself. So it is negotiated once more, over a
+    /// socket of our own, whose place the connection then takes.
+    pub fn restore(
+        stream: &UnixStream,
+        device: D,
+        state: SessionState,
+        exchange: Exchange,
+    ) -> Result<Self, SessionError> {
+        let socket = |source| SessionError::Socket { source };
+        let (ours, theirs) = UnixStream::pair().map_err(socket)?;
+        let mut server = Self::new(theirs, device);
+        for message in renegotiation(&state) {
+            (&ours).write_all(&message).map_err(socket)?;
+            if let Err(error) = server.handler.handle_request() {
+                end_of_session(error)?;
+            }
         }
+        let same = server.handler.try_clone_connection().map_err(socket)?;
+        exchange(server.handler.as_raw_fd(), same.as_fd(), stream.as_fd()).map_err(socket)?;
+        let refused = |refusal| SessionError::Refused(Box::new(refusal));
+        server.session().restore(state).map_err(refused)?;
+        Ok(server)
+    }
+
+    /// Serves the rings of a restored session.
+    pub fn go_on(&self) -> Result<(), SessionError> {
+        self.session().go_on().map_err(|refusal| SessionError::Refused(Box::new(refusal)))
+    }
+
+    /// Serves the front end until it leaves, does something that ends the session, or another process
+    /// goes on. No ring is served when this returns.
+    pub fn run(mut self, interrupt: &dyn Interrupt) -> Result<End, SessionError> {
+        let end = loop {
+            match self.turn(interrupt) {
+                Ok(None) => {}
+                Ok(Some(end)) => break Ok(end),
+                Err(error) => break Err(error),
+            }
+        };
+        let refused = |refusal| SessionError::Refused(Box::new(refusal));
+        let stopped = self.session().halt_all().map_err(refused);
+        end.and_then(|end| stopped.map(|()| end))
+    }
+
+    /// One message, or one pause.
+    fn turn(&mut self, interrupt: &dyn Interrupt) -> Result<Option<End>, SessionError> {
+        if let Some(bell) = interrupt.bell() {
+            let connection = self.handler.try_clone_connection();
+            let connection = connection.map_err(|source| SessionError::Socket { source })?;
+            let mut fds = [
+                PollFd::new(&connection, PollFlags::IN),
+                PollFd::from_borrowed_fd(bell, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => panic!("poll on descriptors of our own: {errno}"),
+            }
+            if !fds[1].revents().is_empty() {
+                return self.pause(interrupt);
+            }
+            if fds[0].revents().is_empty() {
+                return Ok(None);
+            }
+        }
+        match self.handler.handle_request() {
+            Ok(()) => {
+                self.session().answered();
+                Ok(None)
+            }
+            Err(error) => end_of_session(error).map(|()| Some(End::Left)),
+        }
+    }
+
+    fn pause(&self, interrupt: &dyn Interrupt) -> Result<Option<End>, SessionError> {
+        let refused = |refusal| SessionError::Refused(Box::new(refusal));
+        let state = self.session().pause().map_err(refused)?;
+        match interrupt.paused(state) {
+            Verdict::GoOn => {
+                self.go_on()?;
+                Ok(None)
+            }
+            Verdict::End => Ok(Some(End::Left)),
+            Verdict::GivenAway => Ok(Some(End::GivenAway)),
+        }
+    }
+
+    fn session(&self) -> MutexGuard<'_, Session<D>> {
+        self.session.lock().expect("its thread alone locks it and did not panic")
+    }
+}
+
+/// The messages by which a front end negotiates. None of them has an answer that matters: what was
+/// chosen before is checked like any choice.
+fn renegotiation(state: &SessionState) -> Vec<Vec<u8>> {
+    /// The version in the low bits of a message's flags.
+    const VERSION: u32 = 1;
+    let message = |request: FrontendReq, value: Option<u64>| {
+        let payload = value.map(|value| value.to_ne_bytes().to_vec()).unwrap_or_default();
+        let bytes = u32::try_from(payload.len()).expect("8 bytes at most");
+        let header = [request as u32, VERSION, bytes].map(u32::to_ne_bytes).concat();
+        [header, payload].concat()
     };
-    let stopped = locked().halt_all().map_err(|refusal| SessionError::Refused(Box::new(refusal)));
-    end.and(stopped)
+    vec![
+        message(FrontendReq::GET_FEATURES, None),
+        message(FrontendReq::GET_PROTOCOL_FEATURES, None),
+        message(FrontendReq::SET_PROTOCOL_FEATURES, Some(state.protocol)),
+        message(FrontendReq::SET_FEATURES, Some(state.features.0)),
+    ]
 }
 
 /// A front end may leave at any time between two messages, also by being killed before it has

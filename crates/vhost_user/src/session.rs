@@ -16,6 +16,7 @@ mod inflight;
 mod log;
 mod memory;
 mod ring;
+mod state;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use log::LOG_ALL;
 use ring::{Ring, RingState};
 
 pub use descriptor::Descriptor;
+pub use state::{InflightState, RegionState, RingState as SavedRing, SessionState};
 
 /// VHOST_USER_F_PROTOCOL_FEATURES, a feature bit of the transport.
 const PROTOCOL_FEATURES: Features = Features(1 << 30);
@@ -45,6 +47,8 @@ pub struct Session<D> {
     features: Features,
     /// Where the front end wants to see what was written.
     log: Option<Arc<DirtyLog>>,
+    /// What the front end chose (SET_PROTOCOL_FEATURES).
+    protocol: u64,
     /// All rings that were ever named; the others are as [`Ring::default`] says.
     rings: Vec<Ring>,
 }
@@ -67,6 +71,7 @@ impl<D: Device> Session<D> {
             inflight: None,
             features: Features::NONE,
             log: None,
+            protocol: 0,
             rings: Vec::new(),
         }
     }
@@ -102,11 +107,12 @@ impl<D: Device> Session<D> {
             | Protocol::REPLY_ACK
     }
 
-    /// What the front end chose (SET_PROTOCOL_FEATURES). The adapter's library holds it and
-    /// lets through only messages that go with it.
+    /// What the front end chose (SET_PROTOCOL_FEATURES). The adapter's library lets
+    /// through only messages that go with it; here it is kept for a successor.
     pub fn set_protocol_features(&mut self, chosen: u64) -> Result<(), Refusal> {
         let offered = self.protocol_features().bits();
         if chosen & !offered == 0 {
+            self.protocol = chosen;
             Ok(())
         } else {
             Err(Refusal::ProtocolFeatures { chosen, offered })

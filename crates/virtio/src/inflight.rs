@@ -25,7 +25,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
@@ -152,10 +152,32 @@ impl InflightRegion {
         Ok(Self { shape, region })
     }
 
+    /// What it was mapped from, as [`InflightRegion::map`] takes it again.
+    pub fn origin(&self) -> InflightOrigin<'_> {
+        let InflightShape { queues, queue_size } = self.shape;
+        let RegionSpec { bytes, file_offset, .. } = self.region.spec();
+        InflightOrigin { file: self.region.file(), queues, queue_size, bytes, offset: file_offset }
+    }
+
     /// Whether memory of it was found gone when it was touched.
     fn is_lost(&self) -> bool {
         self.region.is_lost()
     }
+}
+
+/// Where a region comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct InflightOrigin<'a> {
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// How many queues it tracks.
+    pub queues: u16,
+    /// How many descriptors each of them has at most.
+    pub queue_size: u16,
+    /// Its size.
+    pub bytes: u64,
+    /// Where it starts in the file, in bytes.
+    pub offset: u64,
 }
 
 /// The part of a region that belongs to one ring.

@@ -29,8 +29,8 @@ pub use config::{
 };
 pub use features::Features;
 pub use inflight::{
-    CacheNote, INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightQueue, InflightRegion,
-    InflightShape,
+    CacheNote, INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightOrigin, InflightQueue,
+    InflightRegion, InflightShape,
 };
 pub use memory::{
     DirtyLog, GuestAddress, GuestMemory, LOG_PAGE_BYTES, LastHit, LogError, MemoryError, NotMapped,

@@ -221,7 +221,8 @@ impl GuestMemory {
         Ok(bytes)
     }
 
-    fn regions(&self) -> Vec<Arc<Region>> {
+    /// Its regions, by guest address.
+    pub fn regions(&self) -> Vec<Arc<Region>> {
         self.slots.iter().map(|slot| Arc::clone(&slot.region)).collect()
     }
 

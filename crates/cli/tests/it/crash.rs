@@ -23,7 +23,7 @@ const ROUNDS: usize = 6;
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
 
 /// Each round writes and verifies on every CPU, and thus on every queue.
-fn script() -> String {
+pub(crate) fn script(rounds: usize) -> String {
     format!(
         "section features cat /sys/bus/virtio/devices/virtio0/features\n\
          section mkfs mkfs.ext4 -q -F -E nodiscard /dev/vda\n\
@@ -36,7 +36,7 @@ fn script() -> String {
 do_verify=1\nrandseed=7\nEOF\n\
          cat /tmp/jobs >> /tmp/job.fio\n\
          echo the work starts\n\
-         for round in $(seq {ROUNDS}); do\n\
+         for round in $(seq {rounds}); do\n\
            section fio$round fio --output-format=terse /tmp/job.fio\n\
          done\n\
          section known sh -c \"printf '%s' '{}' > /mnt/known\"\n\
@@ -88,7 +88,8 @@ fn a_guest_survives(program: &Program, layout: RingLayout) -> Result<()> {
     image::create_sparse(&disk.image(), IMAGE_BYTES)?;
     let mut server = disk.serve(&next(program, 0))?;
     let clock = Deadline::after(GUEST_LIMIT);
-    let guest = Guest { disks: vec![disk.socket()], queues: QUEUES, layout, script: script() };
+    let guest =
+        Guest { disks: vec![disk.socket()], queues: QUEUES, layout, script: script(ROUNDS) };
     let running = guest.boot(&bench)?;
     running.wait_for("the work starts", clock.remaining())?;
     for kill in 1..=KILLS {

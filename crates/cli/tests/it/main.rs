@@ -23,4 +23,5 @@ mod rings;
 mod sandbox;
 mod short_form;
 mod support;
+mod takeover;
 mod tmpfs;

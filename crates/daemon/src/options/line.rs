@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::fault::{Fault, LineFault, OptionError};
 use super::fields::parse_flag;
-use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Sandboxing, Step};
+use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Sandboxing, Step, Takeover};
 use super::words::{Name, SharedName, ShortName, Word};
 #[cfg(test)]
 use super::{blockdev, export, object};
@@ -45,6 +45,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
         steps,
         pidfile: shared.pidfile,
         daemonize: shared.daemonize,
+        takeover: shared.takeover,
         print: shared.print.or(hint),
         sandbox: shared.sandbox,
     }))
@@ -83,6 +84,7 @@ fn form(words: &[Word]) -> Result<Form, LineFault> {
 struct Shared {
     pidfile: Option<PathBuf>,
     daemonize: Daemonize,
+    takeover: Takeover,
     print: Option<AttachFormat>,
     socket_mode: Option<u32>,
     socket_group: Option<String>,
@@ -94,6 +96,7 @@ impl Shared {
         let mut shared = Self {
             pidfile: None,
             daemonize: Daemonize::Foreground,
+            takeover: Takeover::Never,
             print: None,
             socket_mode: None,
             socket_group: None,
@@ -119,6 +122,7 @@ impl Shared {
             }
             SharedName::Pidfile => self.pidfile = Some(PathBuf::from(&word.argument)),
             SharedName::Daemonize => self.daemonize = Daemonize::Background,
+            SharedName::Takeover => self.takeover = Takeover::WhereServed,
             SharedName::Print => {
                 let text = word.text()?;
                 self.print = Some(print(text).map_err(|fault| argument(text, fault))?);

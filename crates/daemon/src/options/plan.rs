@@ -41,6 +41,8 @@ pub struct Plan {
     pub pidfile: Option<PathBuf>,
     /// Whether the process leaves the terminal.
     pub daemonize: Daemonize,
+    /// Whether it may take the place of the process that serves its sockets.
+    pub takeover: Takeover,
     /// In which form to print the lines that attach a guest, if at all.
     pub print: Option<AttachFormat>,
     /// What the daemon gives up once everything is set up.
@@ -75,6 +77,15 @@ pub enum Sandboxing {
     Possible,
     /// All of it; if something cannot be given up, it does not serve.
     Required,
+}
+
+/// What becomes of a process that serves one of the sockets already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takeover {
+    /// It keeps it, and this one does not start.
+    Never,
+    /// This one takes its place.
+    WhereServed,
 }
 
 /// For whom to print the lines that attach a guest.

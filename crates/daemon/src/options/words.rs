@@ -45,6 +45,7 @@ pub(super) enum SharedName {
     SocketMode,
     SocketGroup,
     Sandbox,
+    Takeover,
 }
 
 /// The image and the options of the short form.
@@ -70,7 +71,8 @@ impl Name {
                 SharedName::Print
                 | SharedName::SocketMode
                 | SharedName::SocketGroup
-                | SharedName::Sandbox,
+                | SharedName::Sandbox
+                | SharedName::Takeover,
             ) => false,
             Self::Short(_) => false,
         }
@@ -121,6 +123,7 @@ pub(super) const OPTIONS: &[Known] = &[
     known("--socket-mode", Name::Shared(SharedName::SocketMode), Takes::Argument),
     known("--socket-group", Name::Shared(SharedName::SocketGroup), Takes::Argument),
     known("--sandbox", Name::Shared(SharedName::Sandbox), Takes::Argument),
+    known("--takeover", Name::Shared(SharedName::Takeover), Takes::Nothing),
     known("--socket", Name::Short(ShortName::Socket), Takes::Argument),
     known("--iothreads", Name::Short(ShortName::Iothreads), Takes::Argument),
     known("--read-only", Name::Short(ShortName::ReadOnly), Takes::Nothing),

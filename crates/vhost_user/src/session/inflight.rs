@@ -27,6 +27,20 @@ pub(super) struct Tracking {
 }
 
 impl Tracking {
+    /// Tracks where somebody else has tracked; what is noted there is what was noted last.
+    fn inherited(region: InflightRegion, device_mode: CacheMode) -> Self {
+        let region = Arc::new(region);
+        let (note, noted) = match CacheNote::open(&region) {
+            Some((note, noted)) => (Some(note), noted),
+            None => (None, device_mode),
+        };
+        Self { region, note, noted }
+    }
+
+    pub(super) fn region(&self) -> &InflightRegion {
+        &self.region
+    }
+
     fn note(&mut self, mode: CacheMode) {
         if let Some(note) = &mut self.note
             && mode != self.noted
@@ -66,16 +80,31 @@ impl<D: Device> Session<D> {
         offset: u64,
     ) -> Result<(), Refusal> {
         let shape = InflightShape::check(queues, queue_size)?;
-        let region = Arc::new(InflightRegion::map(fd, shape, bytes, offset)?);
-        let (note, noted) = match CacheNote::open(&region) {
-            Some((note, noted)) => (Some(note), noted),
-            None => (None, self.device.cache_mode()),
-        };
-        self.track_in(Tracking { region, note, noted })
+        let region = InflightRegion::map(fd, shape, bytes, offset)?;
+        self.track_in(Tracking::inherited(region, self.device.cache_mode()))
     }
 
-    fn track_in(&mut self, mut tracking: Tracking) -> Result<(), Refusal> {
+    /// The same while no ring is served, and none will be before [`Session::go_on`].
+    pub(super) fn adopt_inflight(
+        &mut self,
+        fd: OwnedFd,
+        queues: u16,
+        queue_size: u16,
+        bytes: u64,
+        offset: u64,
+    ) -> Result<(), Refusal> {
+        let shape = InflightShape::check(queues, queue_size)?;
+        let region = InflightRegion::map(fd, shape, bytes, offset)?;
+        self.track(Tracking::inherited(region, self.device.cache_mode()))
+    }
+
+    fn track_in(&mut self, tracking: Tracking) -> Result<(), Refusal> {
         self.pause_all()?;
+        self.track(tracking)?;
+        self.settle_all()
+    }
+
+    fn track(&mut self, mut tracking: Tracking) -> Result<(), Refusal> {
         // Never weaker than either: the driver may rely on what is noted, the operator on what is so.
         let mode = self.device.cache_mode().or_stronger(tracking.noted);
         tracking.note(mode);
@@ -84,7 +113,7 @@ impl<D: Device> Session<D> {
             debug!("write-through is noted in the in-flight region");
             self.device.set_cache_mode(mode)?;
         }
-        self.settle_all()
+        Ok(())
     }
 
     /// Notes the mode before it is switched to and answered, if it is the stronger one.

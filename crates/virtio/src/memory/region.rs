@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "maps and unmaps guest memory")]
 
 use std::ffi::c_void;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{FileType, Stat, fstat};
@@ -51,6 +51,8 @@ impl RegionSpec {
 pub struct Region {
     spec: RegionSpec,
     slack: usize,
+    /// Kept to be handed over with the session.
+    file: OwnedFd,
     // Dropped before the mapping, in this order: once unmapped, the addresses may become those of
     // another region.
     watch: Watch,
@@ -58,11 +60,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Maps the region of this file. The descriptor is not needed afterwards and is closed.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "the front end gave the descriptor away; whoever maps it closes it"
-    )]
+    /// Maps the region of this file. The descriptor is kept as long as the region.
     pub fn map(fd: OwnedFd, spec: RegionSpec) -> Result<Self, MemoryError> {
         let guest = spec.guest;
         let failed =
@@ -72,12 +70,17 @@ impl Region {
         let mut watch = Watch::claim().ok_or(MemoryError::TooManyInProcess { guest })?;
         let mapping = Mapping::new(&fd, &place).map_err(failed)?;
         watch.cover(mapping.start.as_ptr().expose_provenance(), mapping.bytes, place.page);
-        Ok(Self { spec, slack: place.slack, watch, mapping })
+        Ok(Self { spec, slack: place.slack, file: fd, watch, mapping })
     }
 
     /// What the front end said of it.
     pub fn spec(&self) -> RegionSpec {
         self.spec
+    }
+
+    /// The file that it was mapped from.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Whether memory of it was found gone when it was touched: the front end has truncated its

@@ -1,0 +1,439 @@
+//! The new process: finds the old one, lets it hand over, and goes on.
+//!
+//! Invariants: everything that can fail is done while the old process can still go on. Sockets that
+//! nobody serves are served first; then one old process is replaced, or told to end if it cannot
+//! hand over, and front ends connect again.
+//! Limits: [`TRIES`], [`FIRST_ANSWER_LIMIT`], [`END_LIMIT`]. Threads: the first one.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Signal, pidfd_send_signal};
+use virtio::Features;
+
+use super::find::{FindError, Served, check_program, hold, server_of};
+use super::give::socket_file;
+use super::state::{self, Parcel};
+use super::wire::{Message, Offered, SocketFile, Wire, WireError};
+use super::{ANSWER_LIMIT, Resumption, VERSION, monotonic};
+use crate::build::{BuildError, Built, Prepared};
+use crate::claim::{LOCK_PATIENCE, Patience, Told};
+use crate::export::{Adopted, Export};
+use crate::options::Plan;
+use crate::pidfile::{Pidfile, PidfileError};
+use crate::socket::Socket;
+
+/// How often an old process may be gone, or replaced by another one, before it could hand over.
+const TRIES: u32 = 10;
+
+/// The rest between two tries.
+const REST: Duration = Duration::from_millis(50);
+
+/// How long the old process may take to answer: it may be handing over to another one just now.
+const FIRST_ANSWER_LIMIT: Duration = LOCK_PATIENCE.saturating_mul(3);
+
+/// How long an old process that was told to end may take: it finishes its requests and flushes.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// The process whose place was taken.
+#[derive(Debug)]
+pub(crate) struct Predecessor {
+    process: u32,
+    pidfd: OwnedFd,
+}
+
+/// The place of another process could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeoverError {
+    /// What was asked for cannot be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The old process could not be found out.
+    #[error(transparent)]
+    Find(#[from] Find),
+    /// The pidfile could not be written.
+    #[error(transparent)]
+    Pidfile(#[from] PidfileError),
+    /// More than one old process.
+    #[error("socket {path} is served by process {process}, and {other_path} by process {other}")]
+    Several {
+        /// The first socket.
+        path: PathBuf,
+        /// Who serves it.
+        process: u32,
+        /// Another socket.
+        other_path: PathBuf,
+        /// Who serves that.
+        other: u32,
+    },
+    /// The old process goes on serving.
+    #[error("process {process} goes on serving: {reason}")]
+    Refused {
+        /// Which.
+        process: u32,
+        /// What it said.
+        reason: String,
+    },
+    /// A guest would see another disk.
+    #[error("export {export}: its {what} is not that of process {process}, which goes on serving")]
+    OtherDisk {
+        /// The export.
+        export: String,
+        /// What differs.
+        what: &'static str,
+        /// The old process.
+        process: u32,
+    },
+    /// The handing over broke.
+    #[error("process {process} could not hand over and goes on serving, if it lives")]
+    Broken {
+        /// Which.
+        process: u32,
+        /// Why.
+        #[source]
+        source: Wired,
+    },
+    /// A session could not be built here.
+    #[error("export {export}: cannot go on with its client; process {process} goes on serving")]
+    Session {
+        /// The export.
+        export: String,
+        /// The old process.
+        process: u32,
+        /// Why.
+        #[source]
+        source: vhost_user::SessionError,
+    },
+    /// The old process could not be told to end.
+    #[error("process {process} cannot be told to end")]
+    Signal {
+        /// Which.
+        process: u32,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The old process does not end.
+    #[error(
+        "process {process} was told to end and has not within {} s; it serves no new requests",
+        END_LIMIT.as_secs()
+    )]
+    Stuck {
+        /// Which.
+        process: u32,
+    },
+    /// A signal came.
+    #[error("stopped while it waited")]
+    Stopped,
+    /// The sockets change hands all the time.
+    #[error("the sockets were served by another process each time")]
+    Restless,
+}
+
+/// Hides what only this crate can name.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Find(#[from] FindError);
+
+/// Hides what only this crate can name.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Wired(#[from] WireError);
+
+impl From<FindError> for TakeoverError {
+    fn from(error: FindError) -> Self {
+        Self::Find(error.into())
+    }
+}
+
+/// What an old process answers.
+enum Asked {
+    /// Its exports.
+    Given(Wire, Vec<Parcel>),
+    /// It cannot hand over in this way.
+    Unable,
+    /// It has ended, or is about to.
+    Gone,
+}
+
+/// An export and who serves it.
+type Pair = (Prepared, Served);
+
+/// Carries the plan out in the place of the process that serves its sockets; plainly if there is
+/// none. Blocks.
+pub(crate) fn take_over(
+    plan: &Plan,
+    built: &mut Built,
+    patience: &mut Patience<'_>,
+) -> Result<Option<Predecessor>, TakeoverError> {
+    let mut rest = built.prepare(plan)?;
+    for _ in 0..TRIES {
+        let served = open_fresh(built, rest, patience)?;
+        let Some(process) = only_server(&served)? else {
+            tracing::info!("no process serves these sockets: nothing to take over");
+            return Ok(None);
+        };
+        let predecessor = Predecessor { process, pidfd: hold(process)? };
+        // The id may have become another's before it was held: it has not if it still listens.
+        let first = &served[0].1;
+        if server_of(&first.path)?.as_ref() == Some(first) {
+            check_program(process)?;
+            if let Some(path) = &plan.pidfile {
+                Pidfile::check(path, process)?;
+            }
+            match ask(process, &served)? {
+                Asked::Given(wire, parcels) => {
+                    go_on(process, built, served, &wire, parcels, patience)?;
+                    return Ok(Some(predecessor));
+                }
+                Asked::Unable => {
+                    let since = predecessor.end(patience)?;
+                    open_all(Resumption { since, process }, built, served, patience)?;
+                    return Ok(Some(predecessor));
+                }
+                Asked::Gone => {}
+            }
+        }
+        if patience.wait.pause(REST) == Told::Stop {
+            return Err(TakeoverError::Stopped);
+        }
+        patience.wait.done();
+        rest = served.into_iter().map(|(prepared, _)| prepared).collect();
+    }
+    Err(TakeoverError::Restless)
+}
+
+/// Serves what nobody serves yet; gives back the rest.
+fn open_fresh(
+    built: &mut Built,
+    exports: Vec<Prepared>,
+    patience: &mut Patience<'_>,
+) -> Result<Vec<Pair>, TakeoverError> {
+    let mut served = Vec::new();
+    let mut fresh = Vec::new();
+    for prepared in exports {
+        match server_of(&prepared.options.socket.path)? {
+            Some(found) => served.push((prepared, found)),
+            None => fresh.push(prepared),
+        }
+    }
+    only_server(&served)?;
+    for prepared in fresh {
+        built.open(prepared, patience)?;
+    }
+    Ok(served)
+}
+
+/// The one process that serves all these, if any does.
+fn only_server(served: &[Pair]) -> Result<Option<u32>, TakeoverError> {
+    let Some((_, first)) = served.first() else { return Ok(None) };
+    match served.iter().find(|(_, found)| found.process != first.process) {
+        None => Ok(Some(first.process)),
+        Some((_, other)) => Err(TakeoverError::Several {
+            path: first.path.clone(),
+            process: first.process,
+            other_path: other.path.clone(),
+            other: other.process,
+        }),
+    }
+}
+
+/// Asks the old process for its exports. It stops its rings only when all is well.
+fn ask(process: u32, served: &[Pair]) -> Result<Asked, TakeoverError> {
+    let broken = |source: WireError| TakeoverError::Broken { process, source: source.into() };
+    let Some(wire) = Wire::connect(process).map_err(broken)? else {
+        return Ok(Asked::Unable);
+    };
+    if wire.peer().map_err(broken)?.process != Some(process) {
+        // Somebody else has taken the name.
+        return Ok(Asked::Unable);
+    }
+    let sockets = served.iter().map(|(_, found)| socket_file(found.file)).collect();
+    let answer = wire
+        .send(&Message::Hello { version: VERSION, sockets }, &[])
+        .and_then(|()| wire.receive(FIRST_ANSWER_LIMIT));
+    let exports = match answer {
+        Ok((Message::Offer { exports }, _)) => exports,
+        Ok((Message::Refused { reason }, _)) => {
+            return Err(TakeoverError::Refused { process, reason });
+        }
+        Ok((Message::OtherVersion { version }, _)) => {
+            tracing::info!("process {process} hands over by version {version}, not {VERSION}");
+            return Ok(Asked::Unable);
+        }
+        Ok((other, _)) => return Err(broken(other.unexpected())),
+        Err(WireError::Ended) => return Ok(Asked::Gone),
+        Err(error) => return Err(broken(error)),
+    };
+    for (prepared, found) in served {
+        let offered = exports.iter().find(|it| it.socket == socket_file(found.file));
+        check(prepared, offered, process)?;
+    }
+    wire.send(&Message::Proceed, &[]).map_err(broken)?;
+    match state::receive(&wire, served.len()).map_err(broken)? {
+        Ok(parcels) => Ok(Asked::Given(wire, parcels)),
+        Err(reason) => Err(TakeoverError::Refused { process, reason }),
+    }
+}
+
+/// A guest that runs must find the disk that it has. It may grow, and so may the number of queues.
+fn check(
+    prepared: &Prepared,
+    offered: Option<&Offered>,
+    process: u32,
+) -> Result<(), TakeoverError> {
+    let offer = &prepared.offer;
+    let other = |what| Err(TakeoverError::OtherDisk { export: offer.id.clone(), what, process });
+    let Some(offered) = offered else { return other("socket") };
+    let config = &offer.config;
+    if offered.id != offer.id {
+        return other("id, which is the disk's serial number,");
+    }
+    if offered.storage != prepared.storage {
+        return other("image");
+    }
+    if config.size.0.0 < offered.bytes {
+        return other("size");
+    }
+    if config.logical_block != offered.logical_block {
+        return other("logical block size");
+    }
+    if config.queues < offered.queues {
+        return other("number of queues");
+    }
+    if !config.features().contains(Features(offered.features)) {
+        return other("set of features (writable, discard)");
+    }
+    Ok(())
+}
+
+/// Takes the locks, builds the sessions, says so, and serves.
+fn go_on(
+    process: u32,
+    built: &mut Built,
+    served: Vec<Pair>,
+    wire: &Wire,
+    parcels: Vec<Parcel>,
+    patience: &mut Patience<'_>,
+) -> Result<(), TakeoverError> {
+    let claims = built.claims_count();
+    let taken = build_all(process, built, served, parcels, patience).and_then(|ready| {
+        let said = wire.send(&Message::Taking, &[]);
+        said.map_err(|source| TakeoverError::Broken { process, source: source.into() })?;
+        Ok(ready)
+    });
+    let ready = match taken {
+        Ok(ready) => ready,
+        Err(error) => {
+            // At once, since the old process waits for the locks.
+            built.drop_claims_from(claims);
+            return Err(error);
+        }
+    };
+    for (prepared, found, listener, adopted) in ready {
+        let socket = Socket::adopt(listener, found.file, &prepared.options.socket);
+        let export = prepared.offer.id.clone();
+        let socket = socket.map_err(|source| BuildError::Socket { export, source })?;
+        built.start(prepared, socket, adopted)?;
+    }
+    tracing::info!("process {process} has handed over");
+    Ok(())
+}
+
+/// An export that only waits for the word.
+type Ready = (Prepared, Served, OwnedFd, Option<Adopted>);
+
+fn build_all(
+    process: u32,
+    built: &mut Built,
+    served: Vec<Pair>,
+    mut parcels: Vec<Parcel>,
+    patience: &mut Patience<'_>,
+) -> Result<Vec<Ready>, TakeoverError> {
+    for (prepared, _) in &served {
+        built.claim(prepared, patience)?;
+    }
+    let mut ready = Vec::new();
+    for (prepared, found) in served {
+        let file: SocketFile = socket_file(found.file);
+        let place = parcels.iter().position(|parcel| parcel.socket == file);
+        let missing = || {
+            let what = format!("nothing of export {}", prepared.offer.id);
+            TakeoverError::Broken { process, source: WireError::Unexpected { what }.into() }
+        };
+        let Parcel { cache, stopped, listener, session, socket: _ } =
+            parcels.swap_remove(place.ok_or_else(missing)?);
+        *prepared.offer.cache.lock().expect("no holder of this lock panics") = cache;
+        let resumption = Resumption { since: stopped, process };
+        let adopt = |(connection, state)| {
+            Export::adopt(&prepared.offer, connection, state, resumption).map_err(|source| {
+                TakeoverError::Session { export: prepared.offer.id.clone(), process, source }
+            })
+        };
+        let adopted = session.map(adopt).transpose()?;
+        ready.push((prepared, found, listener, adopted));
+    }
+    Ok(ready)
+}
+
+/// Serves the sockets of a process that has ended; its front ends come back by themselves.
+fn open_all(
+    resumption: Resumption,
+    built: &mut Built,
+    served: Vec<Pair>,
+    patience: &mut Patience<'_>,
+) -> Result<(), TakeoverError> {
+    for (prepared, _) in served {
+        let slot = &prepared.offer.resumption;
+        *slot.lock().expect("no holder of this lock panics") = Some(resumption);
+        built.open(prepared, patience)?;
+    }
+    let process = resumption.process;
+    tracing::info!("process {process} has ended; front ends that reconnect go on here");
+    Ok(())
+}
+
+impl Predecessor {
+    /// Tells it to end, and waits for that. Gives the moment at which it was told.
+    fn end(&self, patience: &mut Patience<'_>) -> Result<Duration, TakeoverError> {
+        let process = self.process;
+        tracing::info!("process {process} cannot hand over its clients: told to end (SIGTERM)");
+        let began = monotonic();
+        pidfd_send_signal(&self.pidfd, Signal::TERM)
+            .map_err(|errno| TakeoverError::Signal { process, source: errno.into() })?;
+        while monotonic().saturating_sub(began) < END_LIMIT {
+            if self.has_ended(REST) {
+                patience.wait.done();
+                return Ok(began);
+            }
+            let told = patience.wait.pause(Duration::ZERO);
+            if told == Told::Stop {
+                return Err(TakeoverError::Stopped);
+            }
+        }
+        patience.wait.done();
+        Err(TakeoverError::Stuck { process })
+    }
+
+    /// Waits until it has left its pidfile, for a bounded time.
+    pub(crate) fn wait_for_end(&self) {
+        if !self.has_ended(ANSWER_LIMIT) {
+            let seconds = ANSWER_LIMIT.as_secs();
+            tracing::warn!("process {} still runs {seconds} s after it left", self.process);
+        }
+    }
+
+    /// Whether it has ended, or does within that time.
+    fn has_ended(&self, limit: Duration) -> bool {
+        let limit = Timespec::try_from(limit).expect("limits are short");
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        match poll(&mut fds, Some(&limit)) {
+            Ok(ready) => ready > 0,
+            Err(Errno::INTR) => false,
+            Err(errno) => panic!("poll on a descriptor of our own: {errno}"),
+        }
+    }
+}

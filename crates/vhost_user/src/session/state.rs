@@ -1,0 +1,175 @@
+//! A session as it is handed over to another process, which goes on with it on the same connection.
+//!
+//! Where it stands: [`Server::run`](crate::Server::run) gives it to whoever asks for a pause;
+//! [`Server::restore`](crate::Server::restore) makes a session of it again.
+//!
+//! Invariants: no ring is served when a state is made, nor when one has been restored. It holds
+//! what a front end would say to a new back end, and where each ring stands: nothing is in flight.
+//! What it says is checked like messages of a front end.
+//! Not here: how a state travels (`daemon`).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use virtio::{Features, GuestMemory, Region, RegionSpec, RingAddresses, RingBase};
+
+use super::log::LOG_ALL;
+use super::ring::RingState as Standing;
+use super::{Ring, Session};
+use crate::{Device, QueueIndex, Refusal};
+
+/// Everything that a front end has said, and how far its rings were served.
+#[derive(Debug, Default)]
+pub struct SessionState {
+    /// What the driver chose, with the transport's bit (SET_FEATURES).
+    pub features: Features,
+    /// What the front end chose (SET_PROTOCOL_FEATURES).
+    pub protocol: u64,
+    /// The guest's memory.
+    pub regions: Vec<RegionState>,
+    /// Where requests in flight are tracked.
+    pub inflight: Option<InflightState>,
+    /// The rings, from queue 0 on.
+    pub rings: Vec<RingState>,
+    /// Whether pages are marked in a dirty log, which is not handed over: a successor would lose marks.
+    pub is_logging: bool,
+}
+
+/// A region of the guest's memory.
+#[derive(Debug)]
+pub struct RegionState {
+    /// What the front end said of it.
+    pub spec: RegionSpec,
+    /// Its file.
+    pub file: OwnedFd,
+}
+
+/// The region in which requests in flight are tracked, as SET_INFLIGHT_FD describes it.
+#[derive(Debug)]
+pub struct InflightState {
+    /// How many queues it tracks.
+    pub queues: u16,
+    /// How many descriptors each of them has at most.
+    pub queue_size: u16,
+    /// Its size.
+    pub bytes: u64,
+    /// Where it starts in its file, in bytes.
+    pub offset: u64,
+    /// Its file.
+    pub file: OwnedFd,
+}
+
+/// A ring.
+#[derive(Debug, Default)]
+pub struct RingState {
+    /// How many descriptors it has, if that was said.
+    pub size: Option<u16>,
+    /// Where it lies in the front end's address space, if that was said.
+    pub addresses: Option<RingAddresses>,
+    /// How far it was served, if it ever was or that was said.
+    pub base: Option<RingBase>,
+    /// Whether it is enabled (SET_VRING_ENABLE).
+    pub enabled: bool,
+    /// The driver kicks through it; there is one if the ring is started.
+    pub kick: Option<OwnedFd>,
+    /// The guest is interrupted through it.
+    pub call: Option<OwnedFd>,
+    /// The front end hears through it that the ring is broken.
+    pub error: Option<OwnedFd>,
+}
+
+impl<D: Device> Session<D> {
+    /// Stops all rings and says how everything stands. [`Session::go_on`] serves them again.
+    pub fn pause(&mut self) -> Result<SessionState, Refusal> {
+        self.halt_all()?;
+        // Whatever a session learns to hold must be handed over too: no `..` here.
+        let Self { device: _, memory, inflight, features, log, protocol, rings } = self;
+        let is_logged = |ring: &Ring| ring.logged_at.is_some();
+        let is_logging = log.is_some() || features.contains(LOG_ALL) || rings.iter().any(is_logged);
+        let regions = memory
+            .regions()
+            .iter()
+            .map(|region| Ok(RegionState { spec: region.spec(), file: copy(region.file())? }))
+            .collect::<Result<_, Refusal>>()?;
+        let inflight = inflight.as_ref().map(|tracking| -> Result<_, Refusal> {
+            let origin = tracking.region().origin();
+            Ok(InflightState {
+                queues: origin.queues,
+                queue_size: origin.queue_size,
+                bytes: origin.bytes,
+                offset: origin.offset,
+                file: copy(origin.file)?,
+            })
+        });
+        let rings = (0..).zip(&*rings).map(|(queue, ring)| ring.save(QueueIndex(queue)));
+        Ok(SessionState {
+            features: *features,
+            protocol: *protocol,
+            regions,
+            inflight: inflight.transpose()?,
+            rings: rings.collect::<Result<_, _>>()?,
+            is_logging,
+        })
+    }
+
+    /// Serves every ring that is ready.
+    pub fn go_on(&mut self) -> Result<(), Refusal> {
+        self.settle_all()
+    }
+
+    /// Takes over what another process has heard, into a session that has chosen the same features.
+    /// No ring is served before [`Session::go_on`].
+    pub(crate) fn restore(&mut self, state: SessionState) -> Result<(), Refusal> {
+        let SessionState { features: _, protocol: _, regions, inflight, rings, is_logging: _ } =
+            state;
+        if let Some(last) = rings.len().checked_sub(1) {
+            self.check(u32::try_from(last).unwrap_or(u32::MAX))?;
+        }
+        let map = |region: RegionState| Region::map(region.file, region.spec).map(Arc::new);
+        let regions = regions.into_iter().map(map).collect::<Result<_, _>>()?;
+        let memory = GuestMemory::new(regions)?;
+        self.memory = Arc::new(memory);
+        if let Some(InflightState { queues, queue_size, bytes, offset, file }) = inflight {
+            self.adopt_inflight(file, queues, queue_size, bytes, offset)?;
+        }
+        self.rings = (0..)
+            .zip(rings)
+            .map(|(queue, ring)| Ring::restore(QueueIndex(queue), ring))
+            .collect::<Result<_, _>>()?;
+        for queue in (0..).take(self.rings.len()).map(QueueIndex) {
+            self.check_description(queue)?;
+        }
+        Ok(())
+    }
+}
+
+impl Ring {
+    fn save(&self, queue: QueueIndex) -> Result<RingState, Refusal> {
+        let Standing::Stopped { base } = self.state else {
+            unreachable!("all rings were stopped just now");
+        };
+        let [kick, call, error] = self.descriptors(queue)?;
+        let Self { size, addresses, enabled, .. } = *self;
+        Ok(RingState { size, addresses, base, enabled, kick, call, error })
+    }
+
+    fn restore(queue: QueueIndex, state: RingState) -> Result<Self, Refusal> {
+        use super::descriptor::{Descriptor, take};
+        let check = |fd: Option<OwnedFd>, what| fd.map(|fd| take(queue, what, fd)).transpose();
+        let RingState { size, addresses, base, enabled, kick, call, error } = state;
+        Ok(Self {
+            size,
+            addresses,
+            logged_at: None,
+            kick: check(kick, Descriptor::Kick)?,
+            call: check(call, Descriptor::Call)?,
+            error: check(error, Descriptor::Error)?,
+            enabled,
+            state: Standing::Stopped { base },
+        })
+    }
+}
+
+fn copy(fd: std::os::fd::BorrowedFd<'_>) -> Result<OwnedFd, Refusal> {
+    fd.try_clone_to_owned().map_err(|source| Refusal::Copy { source })
+}
