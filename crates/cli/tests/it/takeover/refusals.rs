@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use testkit::client::RingLayout;
 use testkit::image;
 use testkit::process::{Bench, Program, Server};
-use testkit::rawring::Survivor;
+use testkit::rawring::{BlockRequest, DirtyLog, Form, RawDevice, RawShape, Survivor, flag, kind};
 use testkit::rng::Rng;
 
 use super::{LIMIT, disk, line, replace, work};
@@ -109,6 +109,32 @@ fn an_export_that_nobody_would_serve_is_a_reason_to_refuse() {
             client.write(0, &[7; 4096], 0)?;
         }
         stop(new, &sockets.each_ref().map(|socket| socket.as_path())).map(drop)
+    });
+}
+
+#[test]
+fn a_guest_that_is_being_migrated_stays_where_it_is() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = disk(&bench, 1);
+        image::create_sparse(&disk.image(), 1 << 20)?;
+        let mut old = disk.serve(program)?;
+        let mut device = RawDevice::connect(&disk.socket(), RawShape::default())?;
+        let log = DirtyLog::new(RawDevice::guest_end())?;
+        device.start_log(&log)?;
+        let exit = program.refusal(&line(&disk), LIMIT)?;
+        ensure!(exit.status.code() == Some(1), "{exit:?}");
+        ensure!(exit.stderr.contains("export e0: its guest is being migrated"), "{}", exit.stderr);
+        ensure!(old.is_alive()?, "the old process has ended");
+        log.take();
+        let data = vec![device.data(0, 4096, flag::WRITE)];
+        let read = BlockRequest { kind: kind::IN, sector: 0, data, form: Form::Direct };
+        ensure!(device.request(0, &read)?.is_ok(), "it is not served");
+        ensure!(!log.take().is_empty(), "and what it reads is not marked");
+        device.stop_log()?;
+        drop(log);
+        drop(device);
+        stop(replace(program, &line(&disk), old)?, &[&disk.socket()]).map(drop)
     });
 }
 
