@@ -90,6 +90,8 @@ pub(crate) struct Served {
     watch: Watch,
     /// It is in `ready` already.
     called: bool,
+    /// It is in `full`: it has more to do, and there was no room for it.
+    full: bool,
     /// It is in `awake`: new requests may come without a kick.
     awake: bool,
     /// How long it is worth looking for.
@@ -101,7 +103,7 @@ pub(crate) struct Served {
 impl Served {
     /// Whether it has something new that it was not called for yet.
     pub(crate) fn has_new(&self) -> bool {
-        !self.called && self.life.is_serving() && self.cargo.source.has_new()
+        !self.called && !self.full && self.life.is_serving() && self.cargo.source.has_new()
     }
 }
 
@@ -116,7 +118,7 @@ pub(crate) struct EventLoop {
     more: Vec<SourceKey>,
     /// An empty list, kept for its room.
     next_ready: Vec<SourceKey>,
-    /// Sources that wait for room.
+    /// Sources that wait for room; some may have had a turn or left since.
     full: Vec<SourceKey>,
     /// Sources that have to be looked at, or asked to kick, before the thread sleeps.
     awake: Vec<SourceKey>,
@@ -175,9 +177,7 @@ impl EventLoop {
             } else if !alone {
                 self.glance();
             }
-            while let Some(key) = self.full.pop() {
-                self.call(key);
-            }
+            self.call_full();
             self.give_turns();
         }
         Ok(())
@@ -304,6 +304,27 @@ impl EventLoop {
         !self.ready.is_empty()
     }
 
+    /// Calls the sources that had no room, once there is some, before those that have had it. Until
+    /// then nothing of theirs is looked for: a completion makes room, and wakes.
+    fn call_full(&mut self) {
+        if self.full.is_empty() || self.engine.room() == 0 {
+            return;
+        }
+        // Not always the same one first.
+        self.full.rotate_left(1);
+        let mut first = std::mem::take(&mut self.full);
+        first.retain(|key| match &mut self.sources[key.0 as usize] {
+            Some(served) if served.full => {
+                served.full = false;
+                !std::mem::replace(&mut served.called, true)
+            }
+            Some(_) | None => false,
+        });
+        first.append(&mut self.ready);
+        // Keeps the room of both lists.
+        self.full = std::mem::replace(&mut self.ready, first);
+    }
+
     /// Asks all sources for kicks; whether one has something new for which no kick may come.
     fn let_all_rest(&mut self) -> bool {
         while let Some(key) = self.awake.pop() {
@@ -333,7 +354,7 @@ impl EventLoop {
     fn let_rest(&mut self, key: SourceKey) {
         let Some(served) = &mut self.sources[key.0 as usize] else { return };
         served.awake = false;
-        if served.life.is_serving() && served.cargo.source.rest() == Rest::More {
+        if served.life.is_serving() && served.cargo.source.rest() == Rest::More && !served.full {
             self.call(key);
         }
     }
@@ -416,6 +437,7 @@ impl EventLoop {
         };
         let Some(served) = place else { return };
         served.called = false;
+        served.full = false;
         if !served.awake && served.life.is_serving() {
             served.awake = true;
             awake.push(key);
@@ -438,7 +460,10 @@ impl EventLoop {
                 served.last_new = self.now;
                 self.more.push(key);
             }
-            Turn::Full => self.full.push(key),
+            Turn::Full => {
+                served.full = true;
+                self.full.push(key);
+            }
             Turn::Broken(fault) => self.broken(key, &fault),
         }
         self.finish_stop(key);
@@ -446,7 +471,10 @@ impl EventLoop {
 
     fn broken(&mut self, key: SourceKey, fault: &Fault) {
         let served = self.sources[key.0 as usize].as_mut().expect("it had a turn");
-        served.life = Life::Broken;
+        // Who stops or leaves does so all the same, and is waited for.
+        if served.life.is_serving() {
+            served.life = Life::Broken;
+        }
         served.cargo.source.signal_error(&mut self.engine);
         served.cargo.watcher.broken(fault);
         // What was popped before the fault is still carried out; its outcomes need a turn.
@@ -506,6 +534,7 @@ impl EventLoop {
             life,
             watch,
             called: false,
+            full: false,
             awake: false,
             adaptive: Adaptive::new(LookedFor::Requests),
             last_new: self.now,

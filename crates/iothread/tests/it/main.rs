@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod allocations;
+mod breaks;
 mod confined;
 mod dirty_log;
 mod fairness;
