@@ -447,7 +447,8 @@ impl Kernel {
             panic!("slot {} holds no operation", index.0)
         };
         let (work, file, offset) = (parked.work, parked.file, parked.offset);
-        let file = Arc::clone(self.file(file));
+        let opened = self.files[file.0 as usize].as_ref();
+        let file = &opened.expect("it was opened when the operation was submitted").file;
         let left = self.in_flight.memory(index);
         let memory = match amount {
             Amount::All => left,

@@ -91,17 +91,16 @@ impl Completions {
     }
 
     fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        if self.noted == EVENTS_MAX {
-            self.forget()?;
+        // An interrupt that is lost would stop the guest; one that sleeps only might.
+        if self.noted == EVENTS_MAX && self.forget().is_err() {
+            return write(fd);
         }
         match self.submit(fd) {
             Ok(()) => Ok(()),
             // What was handed over is no eventfd.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(error),
             Err(_no_room) => {
-                self.forget()?;
-                // An interrupt that is lost would stop the guest; one that sleeps only might.
-                self.submit(fd).or_else(|_no_memory| write(fd))
+                self.forget().and_then(|()| self.submit(fd)).or_else(|_no_memory| write(fd))
             }
         }
     }
