@@ -217,17 +217,15 @@ impl Shared {
     fn go_on(&self, socket: &Socket, adopted: Adopted) -> End {
         let rate = &mut SentenceRate::default();
         let Adopted { connection, ledger, server, resumption } = adopted;
-        let begun = server.go_on();
-        if begun.is_ok() {
-            resumption.tell(&self.offer.id);
-        }
-        let end = begun
-            .and_then(|()| server.run(&Asked { export: self, socket, connection: &connection }));
+        let asked = Asked { export: self, socket, connection: &connection };
+        let end = server.resume(&asked, || resumption.tell(&self.offer.id));
         let is_away = matches!(end, Ok(End::GivenAway));
         self.say_end(&connection, &ledger, end, rate);
         if is_away {
             return End::GivenAway;
         }
+        // Whatever else holds the connection: the front end must hear that nobody serves it.
+        connection.hang_up();
         if self.dismiss() { self.accept_clients(socket, rate) } else { End::Left }
     }
 

@@ -103,32 +103,40 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
         Ok(started) => started,
         Err(error) => return abandon(built, &files, error),
     };
-    if let Some(sandbox) = &sandbox {
-        sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
-    }
-    // Whoever sees a socket may count on an end in good order.
-    leave.be_patient();
-    let (prepared, predecessor) = match started {
-        Started::Prepared(prepared) => (prepared, None),
-        Started::Serving(predecessor) => (Vec::new(), predecessor),
+    let finish = || -> Result<Option<Pidfile>, ServeError> {
+        if let Some(sandbox) = &sandbox {
+            sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
+        }
+        // Whoever sees a socket may count on an end in good order.
+        leave.be_patient();
+        let (prepared, predecessor) = match started {
+            Started::Prepared(prepared) => (prepared, None),
+            Started::Serving(predecessor) => (Vec::new(), predecessor),
+        };
+        let sockets = Built::listen(&prepared)?;
+        let pidfile = match predecessor {
+            None => plan.pidfile.as_deref().map(Pidfile::write).transpose()?,
+            Some(predecessor) => write_pidfile_after(&plan, &predecessor),
+        };
+        print_attach_lines(&plan, &directory).map_err(failed("print how to attach a guest"))?;
+        // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
+        // taken over is served already, on threads that lack only the filter of system calls.
+        if let Some(sandbox) = &sandbox {
+            sandbox.close().map_err(ServeError::Sandbox)?;
+        }
+        for (prepared, socket) in prepared.into_iter().zip(sockets) {
+            built.start(prepared, socket, None)?;
+        }
+        if let Some(readiness) = readiness {
+            readiness.tell()?;
+        }
+        Ok(pidfile)
     };
-    let sockets = Built::listen(&prepared)?;
-    let pidfile = match predecessor {
-        None => plan.pidfile.as_deref().map(Pidfile::write).transpose()?,
-        Some(predecessor) => write_pidfile_after(&plan, &predecessor),
+    let pidfile = match finish() {
+        Ok(pidfile) => pidfile,
+        // Clients that were taken over may have written.
+        Err(error) => return abandon(built, &files, error),
     };
-    print_attach_lines(&plan, &directory).map_err(failed("print how to attach a guest"))?;
-    // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
-    // taken over is served already, on threads that lack only the filter of system calls.
-    if let Some(sandbox) = &sandbox {
-        sandbox.close().map_err(ServeError::Sandbox)?;
-    }
-    for (prepared, socket) in prepared.into_iter().zip(sockets) {
-        built.start(prepared, socket, None)?;
-    }
-    if let Some(readiness) = readiness {
-        readiness.tell()?;
-    }
     let lost = match wait(&mut leave, doorbell.as_ref(), &mut built) {
         Reason::Signal => None,
         Reason::GivenAway { process } => {
@@ -141,11 +149,21 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
         Reason::Lost(error) => Some(error),
     };
     tracing::info!("stopping; a second signal leaves at once");
+    let flushed = take_down(built, &files, pidfile);
+    flushed.and_then(|()| lost.map_or(Ok(()), |error| Err(BuildError::Claim(error).into())))
+}
+
+/// Drains the exports, makes everything durable, and removes sockets and pidfile.
+fn take_down(
+    mut built: Built,
+    files: &FileTable,
+    pidfile: Option<Pidfile>,
+) -> Result<(), ServeError> {
     built.stop_exports();
-    let flushed = flush(&files);
+    let flushed = flush(files);
     drop(built);
     drop(pidfile);
-    flushed.and_then(|()| lost.map_or(Ok(()), |error| Err(BuildError::Claim(error).into())))
+    flushed
 }
 
 /// How far the plan was carried out.
@@ -195,10 +213,8 @@ fn write_pidfile_after(plan: &Plan, predecessor: &Predecessor) -> Option<Pidfile
 }
 
 /// Takes down what was built before a step failed; clients may have written to it.
-fn abandon(mut built: Built, files: &FileTable, error: ServeError) -> Result<(), ServeError> {
-    built.stop_exports();
-    let flushed = flush(files);
-    drop(built);
+fn abandon(built: Built, files: &FileTable, error: ServeError) -> Result<(), ServeError> {
+    let flushed = take_down(built, files, None);
     match (error, flushed) {
         (ServeError::Build(BuildError::Claim(stopped @ ClaimFailure::Stopped { .. })), flushed) => {
             tracing::info!("{stopped}");

@@ -137,8 +137,26 @@ impl<D: Device> Server<D> {
         Ok(server)
     }
 
-    /// Serves the rings of a restored session.
-    pub fn go_on(&self) -> Result<(), SessionError> {
+    /// Serves the rings of a restored session, calls `served`, and goes on as [`Server::run`].
+    pub fn resume(
+        self,
+        interrupt: &dyn Interrupt,
+        served: impl FnOnce(),
+    ) -> Result<End, SessionError> {
+        match self.go_on() {
+            Ok(()) => {
+                served();
+                self.run(interrupt)
+            }
+            Err(error) => {
+                // Some rings may be served already.
+                let _first_error_counts = self.halt();
+                Err(error)
+            }
+        }
+    }
+
+    fn go_on(&self) -> Result<(), SessionError> {
         self.session().go_on().map_err(|refusal| SessionError::Refused(Box::new(refusal)))
     }
 
@@ -152,9 +170,12 @@ impl<D: Device> Server<D> {
                 Err(error) => break Err(error),
             }
         };
-        let refused = |refusal| SessionError::Refused(Box::new(refusal));
-        let stopped = self.session().halt_all().map_err(refused);
+        let stopped = self.halt();
         end.and_then(|end| stopped.map(|()| end))
+    }
+
+    fn halt(&self) -> Result<(), SessionError> {
+        self.session().halt_all().map_err(|refusal| SessionError::Refused(Box::new(refusal)))
     }
 
     /// One message, or one pause.

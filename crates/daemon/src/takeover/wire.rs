@@ -237,8 +237,7 @@ impl AsFd for Wire {
 impl Message {
     /// An error: this was not due.
     pub(super) fn unexpected(&self) -> WireError {
-        let mut what = format!("{self:?}");
-        what.truncate(80);
+        let what = format!("{self:?}").chars().take(80).collect();
         WireError::Unexpected { what }
     }
 }

@@ -83,9 +83,10 @@ impl<D: Device> Session<D> {
     pub fn pause(&mut self) -> Result<SessionState, Refusal> {
         self.halt_all()?;
         // Whatever a session learns to hold must be handed over too: no `..` here.
-        let Self { device: _, memory, inflight, features, log: _, protocol, rings } = self;
+        let Self { device: _, memory, inflight, features, log, protocol, rings } = self;
         let is_logged = |ring: &Ring| ring.logged_at.is_some();
-        let is_logging = features.contains(LOG_ALL) || rings.iter().any(is_logged);
+        // A log that is there may be used with the next message.
+        let is_logging = log.is_some() || features.contains(LOG_ALL) || rings.iter().any(is_logged);
         let regions = memory
             .regions()
             .iter()

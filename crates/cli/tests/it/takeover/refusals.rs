@@ -132,8 +132,9 @@ fn a_guest_that_is_being_migrated_stays_where_it_is() {
         ensure!(device.request(0, &read)?.is_ok(), "it is not served");
         ensure!(!log.take().is_empty(), "and what it reads is not marked");
         device.stop_log()?;
-        drop(log);
         drop(device);
+        // The next session has no log.
+        let _device = RawDevice::connect(&disk.socket(), RawShape::default())?;
         stop(replace(program, &line(&disk), old)?, &[&disk.socket()]).map(drop)
     });
 }
