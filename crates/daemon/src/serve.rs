@@ -21,7 +21,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::attach;
-use crate::build::{BuildError, Built, Prepared};
+use crate::build::{BuildError, Built};
 use crate::chain::chain_of;
 use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait};
 use crate::options::{Daemonize, Plan, Takeover};
@@ -93,13 +93,15 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut leave, rate };
     let started = match plan.takeover {
         Takeover::Never => {
-            built.carry_out(&plan, patience).map(Started::Prepared).map_err(Into::into)
+            let prepared = built.carry_out(&plan, patience);
+            prepared.map(|prepared| (prepared, None)).map_err(ServeError::from)
         }
         Takeover::WhereServed => {
-            take_over(&plan, &mut built, patience).map(Started::Serving).map_err(Into::into)
+            let predecessor = take_over(&plan, &mut built, patience);
+            predecessor.map(|predecessor| (Vec::new(), predecessor)).map_err(ServeError::from)
         }
     };
-    let started = match started {
+    let (prepared, predecessor) = match started {
         Ok(started) => started,
         Err(error) => return abandon(built, &files, error),
     };
@@ -109,10 +111,6 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
         }
         // Whoever sees a socket may count on an end in good order.
         leave.be_patient();
-        let (prepared, predecessor) = match started {
-            Started::Prepared(prepared) => (prepared, None),
-            Started::Serving(predecessor) => (Vec::new(), predecessor),
-        };
         let sockets = Built::listen(&prepared)?;
         let pidfile = match predecessor {
             None => plan.pidfile.as_deref().map(Pidfile::write).transpose()?,
@@ -164,14 +162,6 @@ fn take_down(
     drop(built);
     drop(pidfile);
     flushed
-}
-
-/// How far the plan was carried out.
-enum Started {
-    /// The exports lack only their sockets.
-    Prepared(Vec<Prepared>),
-    /// The exports serve, where another process did so before, if there was one.
-    Serving(Option<Predecessor>),
 }
 
 /// Why serving ends.

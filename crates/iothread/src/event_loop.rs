@@ -19,6 +19,7 @@
 //! [`INLINE_STEP`], as soon as one of those others has something new (`neighbours`). So a request of
 //! a ring that had nothing waits for at most one step of each other ring, and rings that always have
 //! more get turns of the same length.
+//! Long because who is in which list of sources is kept true in one place.
 
 use std::io;
 use std::ops::ControlFlow;

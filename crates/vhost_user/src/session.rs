@@ -326,11 +326,6 @@ impl<D: Device> Session<D> {
         for queue in (0..).take(self.rings.len()).map(QueueIndex) {
             self.settle(queue, OutsideMemory::Wait)?;
         }
-        // Rings that wait for their memory go on soon.
-        let features = self.features;
-        if self.rings.iter().any(|ring| ring.ready(features).is_some()) {
-            return Ok(());
-        }
         self.rest_if_idle()
     }
 
