@@ -25,7 +25,7 @@ impl Source for BreaksAtTheEnd {
         let is_ending = matches!(appetite, Appetite::DrainOnly);
         match self.0.turn(engine, appetite) {
             Turn::Idle if is_ending => Turn::Broken(RingError::MemoryLost.into()),
-            other => other,
+            other @ (Turn::Idle | Turn::More | Turn::Full | Turn::Broken(_)) => other,
         }
     }
 
