@@ -111,7 +111,7 @@ impl<D: Device> Server<D> {
     }
 
     /// A session that another process has paused, on its connection. No ring is served before
-    /// [`Server::go_on`].
+    /// [`Server::resume`].
     ///
     /// The vhost crate keeps what was negotiated to itself. So it is negotiated once more, over a
     /// socket of our own, whose place the connection then takes.
