@@ -219,10 +219,9 @@ impl Built {
     ) -> Result<(), BuildError> {
         let Offer { id, iothreads, .. } = &*prepared.offer;
         let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
-        let (names, path) = (names.join(", "), socket.path().display());
-        tracing::info!("export {id}: listening on {path}, served by {names}");
+        let (names, path) = (names.join(", "), socket.path().to_path_buf());
         let clock = Arc::clone(&self.clock);
-        let export = id.clone();
+        let (id, export) = (id.clone(), id.clone());
         let start = || Export::start(prepared.offer, socket, adopted, clock);
         let started = match &self.sandbox {
             Some(sandbox) => {
@@ -231,6 +230,7 @@ impl Built {
             None => start(),
         };
         self.exports.push(started?);
+        tracing::info!("export {id}: listening on {}, served by {names}", path.display());
         Ok(())
     }
 

@@ -85,6 +85,8 @@ fn three_exports_of_two_nodes_serve_two_clients_at_once() {
         arguments.extend(shared_export(&two, "e2", &third));
         let sockets = [one.socket(), two.socket(), third.clone()];
         let server = program.start(&arguments, &sockets)?;
+        // The export has its thread when it says that it listens, a moment after there is a socket.
+        server.wait_for_log("export e2: listening on", STOP_LIMIT)?;
         let before = Holdings::of(server.pid())?;
 
         both([(&one.socket(), &mut first), (&two.socket(), &mut second)], 0xb3)?;
@@ -132,6 +134,8 @@ fn a_second_client_is_served_when_the_first_has_left() {
         let disk = Disk { iothreads: Iothreads::Two, ..Disk::new(&bench, "e0", QUEUES) };
         disk.create(1 << 20, 0xb9)?;
         let server = disk.serve(program)?;
+        // The export has its thread when it says that it listens, a moment after there is a socket.
+        server.wait_for_log("listening on", STOP_LIMIT)?;
         let before = Holdings::of(server.pid())?;
         let mut first = Client::connect(&disk.socket(), Shape::small())?;
         let socket = disk.socket();
@@ -159,6 +163,8 @@ fn come_and_go(program: &Program, iothreads: Iothreads) -> Result<()> {
     let disk = Disk { iothreads, ..Disk::new(&bench, "e0", 4) };
     let content = disk.create(1 << 20, 0xba)?;
     let server = serve(program, std::slice::from_ref(&disk))?;
+    // The export has its thread when it says that it listens, a moment after there is a socket.
+    server.wait_for_log("listening on", STOP_LIMIT)?;
     let before = Holdings::of(server.pid())?;
     for round in 0..100 {
         if round % 2 == 0 {
