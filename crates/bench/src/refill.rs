@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use block::{Access, ByteCount, DiskSize, Durability, Node, SystemClock};
+use block::{Access, ByteCount, Child, DiskSize, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{
@@ -188,7 +188,7 @@ fn node(file: Option<DiskFile<'_>>, files: &Arc<FileTable>) -> Result<Arc<dyn No
             Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, files)?)
         }
     };
-    Ok(Arc::new(RawNode::new("disk", below, access, DiscardPolicy::Unmap)))
+    Ok(Arc::new(RawNode::new("disk", Child::new(below), access, DiscardPolicy::Unmap)))
 }
 
 /// What rings and iothreads need around them.

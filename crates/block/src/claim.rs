@@ -9,7 +9,14 @@ use std::error::Error;
 use std::fmt::Debug;
 use std::io;
 
-use crate::Access;
+/// Whether something takes changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reads and flushes only.
+    ReadOnly,
+    /// Everything.
+    ReadWrite,
+}
 
 /// What is claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

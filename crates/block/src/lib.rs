@@ -9,20 +9,21 @@
 #![deny(unsafe_code)]
 
 mod buffers;
+mod child;
 mod claim;
 mod clock;
 mod extent;
 mod node;
 mod operation;
+mod pieces;
 mod rate;
 
 pub use buffers::{Buffers, Segment};
-pub use claim::{Claim, ClaimError, Held, Others, Outlook, Rights};
+pub use child::Child;
+pub use claim::{Access, Claim, ClaimError, Held, Others, Outlook, Rights};
 pub use clock::{Clock, SystemClock};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
-pub use node::{
-    Access, Answer, FileId, Lane, LaneError, Limits, Mapping, Node, PIECES_MAX, Piece, Pieces,
-    Target, TooManyPieces,
-};
+pub use node::{Answer, Due, Lane, LaneError, Limits, Mapping, Node, Order, Token};
 pub use operation::{Durability, FailKind, Operation, Outcome, Unmap};
+pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
 pub use rate::SentenceRate;

@@ -1,21 +1,22 @@
 //! The contract between the block graph and those who use it: nodes and lanes.
 //!
 //! Where it stands in the life of a request: an iothread opens one [`Lane`] on each [`Node`] it
-//! serves. It hands the lane whole batches of decoded operations; the lane answers at once and
-//! without I/O where the bytes live. A layer answers by asking the lane below with the extents
-//! changed.
+//! serves. It hands the lane whole batches of decoded operations; the lane answers without I/O
+//! where the bytes live, at once or when it has held the request long enough. A layer answers by
+//! asking the lane below with the extents changed.
 //!
+//! Invariants: every mapping of a batch is answered, held or refused. What is held is answered by
+//! [`Lane::resume`] exactly once, under the token it came with.
 //! Threads: a node is shared by all iothreads; a lane belongs to the thread that opened it.
-//! Limits: an answer has at most [`PIECES_MAX`] pieces.
+//! Limits: an answer has at most [`crate::PIECES_MAX`] pieces.
 
 use std::fmt::Debug;
 use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
 
-use crate::{ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FailKind, Operation, Rights};
-
-/// The most pieces one answer has. Four cover a stripe's border on both sides; raw and file need
-/// one.
-pub const PIECES_MAX: usize = 4;
+use crate::{
+    Access, Claim, ClaimError, DiskSize, FailKind, Operation, PieceList, PieceRange, Rights,
+};
 
 /// A vertex of the block graph.
 pub trait Node: Debug + Send + Sync {
@@ -47,18 +48,49 @@ pub trait Node: Debug + Send + Sync {
 }
 
 /// One iothread's handle on a node. Not `Send` by intent: it may hold what belongs to its thread.
+///
+/// What stands on nothing and holds nothing is done with [`Lane::map`]; a layer passes the other
+/// calls on to the lanes below.
 pub trait Lane: Debug {
-    /// Answers every mapping of the batch. Must not block, do I/O or leave one unanswered.
-    fn map(&mut self, batch: &mut [Mapping]);
+    /// Answers every mapping of the batch, or holds it. Must not block or do I/O. The pieces of
+    /// the answers are added to `pieces`.
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList);
+
+    /// When [`Lane::resume`] has something to do; `None` while nothing is held, here or below. Asked
+    /// again after each of the other calls.
+    fn due(&self) -> Option<Due> {
+        None
+    }
+
+    /// Adds what was held and may go on by now to `late`, with its token and its answer. Like
+    /// [`Lane::map`] otherwise. May be called too early: then it adds nothing.
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        let _ = (now, late, pieces);
+    }
+
+    /// Makes everything due at once that is held, here and below: somebody waits for it to end. Not
+    /// what comes later.
+    fn release(&mut self) {}
 }
 
-/// Whether something takes changes.
+/// When something that is held may go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Reads and flushes only.
-    ReadOnly,
-    /// Everything.
-    ReadWrite,
+pub struct Due {
+    /// Not before then.
+    pub at: Instant,
+    /// How much later does no harm. With zero the thread does not trust its sleep to end in time, and
+    /// looks at the clock towards the end.
+    pub slack: Duration,
+}
+
+impl Due {
+    /// The one of two that comes first.
+    pub fn first(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(if one.at <= other.at { one } else { other }),
+            (one, other) => one.or(other),
+        }
+    }
 }
 
 /// What requests suit a node. All are hints for the guest.
@@ -73,100 +105,51 @@ pub struct Limits {
     pub discard: bool,
 }
 
-/// A file that bytes live in. Opaque here; `kernel_io` resolves it.
+/// Names a held request to the lane that holds it: chosen by whoever asks, who must not use it for
+/// two requests at once. It means nothing to the lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileId(pub u32);
+pub struct Token(pub u32);
 
 /// One operation on its way through the lanes, and the answer to it. What is carried out is the
 /// operation as the lanes leave it, on the pieces of the answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
+    /// Under which name the asker finds it again.
+    pub token: Token,
     /// What is asked. A lane may rewrite it before it answers or asks the lane below.
     pub operation: Operation,
     /// Where the bytes live.
     pub answer: Answer,
+    /// When it may be completed; a lane may make it stricter.
+    pub order: Order,
+}
+
+impl Mapping {
+    /// An operation that nobody has answered yet: what no lane answers is refused.
+    pub fn new(token: Token, operation: Operation) -> Self {
+        Self { token, operation, answer: Answer::Refused(FailKind::Io), order: Order::Any }
+    }
 }
 
 /// A lane's answer to one operation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// Carry it out on these pieces, in any order.
-    Now(Pieces),
+    Now(PieceRange),
+    /// It is held: the answer comes from [`Lane::resume`].
+    Held,
     /// It cannot be carried out.
     Refused(FailKind),
 }
 
-/// Where a run of bytes lives.
+/// When a request that is carried out may be completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// At this place of a file. For a flush: the file whose data is to be made durable.
-    File {
-        /// The file.
-        file: FileId,
-        /// The place in the file.
-        offset: ByteOffset,
-    },
-    /// Nowhere: reads return zeroes, changes are done already.
-    Zeroes,
-    /// Nowhere: reads leave the memory as it is, changes are done already.
-    Nothing,
+pub enum Order {
+    /// As soon as it is.
+    Any,
+    /// Not before those with this order that one iothread began on the same node before it.
+    AsBegun,
 }
-
-/// A run of bytes of one operation and where it lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// The number of bytes; 0 for a flush.
-    pub count: ByteCount,
-    /// Where they live.
-    pub target: Target,
-}
-
-/// The pieces of one answer, in the order of the operation's bytes; their counts add up to the
-/// operation's. Kept in place: an answer allocates nothing.
-#[derive(Debug, Clone, Copy)]
-pub struct Pieces {
-    pieces: [Piece; PIECES_MAX],
-    used: u8,
-}
-
-impl Pieces {
-    /// An answer without any piece: there is nothing to do.
-    pub fn none() -> Self {
-        let nothing = Piece { count: ByteCount(0), target: Target::Nothing };
-        Self { pieces: [nothing; PIECES_MAX], used: 0 }
-    }
-
-    /// An answer of one piece, by far the most frequent.
-    pub fn one(piece: Piece) -> Self {
-        let nothing = Piece { count: ByteCount(0), target: Target::Nothing };
-        Self { pieces: [piece, nothing, nothing, nothing], used: 1 }
-    }
-
-    /// Adds a piece behind the others.
-    pub fn push(&mut self, piece: Piece) -> Result<(), TooManyPieces> {
-        let place = self.pieces.get_mut(usize::from(self.used)).ok_or(TooManyPieces)?;
-        *place = piece;
-        self.used += 1;
-        Ok(())
-    }
-
-    /// Becomes the same answer. Copies only the pieces that are used, mostly one of four.
-    pub fn copy_from(&mut self, other: &Self) {
-        let used = usize::from(other.used);
-        self.pieces[..used].copy_from_slice(&other.pieces[..used]);
-        self.used = other.used;
-    }
-
-    /// The pieces in order.
-    pub fn as_slice(&self) -> &[Piece] {
-        &self.pieces[..usize::from(self.used)]
-    }
-}
-
-/// An answer needs more pieces than it can hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an answer holds at most {PIECES_MAX} pieces")]
-pub struct TooManyPieces;
 
 /// A node could not open a lane for a thread.
 #[derive(Debug, thiserror::Error)]
@@ -177,29 +160,4 @@ pub struct LaneError {
     /// Why.
     #[source]
     pub source: std::io::Error,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn piece(count: u64) -> Piece {
-        Piece { count: ByteCount(count), target: Target::Zeroes }
-    }
-
-    #[test]
-    fn an_answer_keeps_its_pieces_in_order_and_refuses_a_fifth() {
-        let mut pieces = Pieces::none();
-        for count in 1..=4 {
-            pieces.push(piece(count)).unwrap();
-        }
-        assert_eq!(pieces.push(piece(5)), Err(TooManyPieces));
-        assert_eq!(pieces.as_slice(), [piece(1), piece(2), piece(3), piece(4)]);
-    }
-
-    #[test]
-    fn an_answer_of_one_piece_has_one_piece() {
-        assert_eq!(Pieces::one(piece(7)).as_slice(), [piece(7)]);
-        assert!(Pieces::none().as_slice().is_empty());
-    }
 }

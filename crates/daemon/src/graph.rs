@@ -136,7 +136,12 @@ impl Graph {
                     let child = child.name().to_owned();
                     return Err(GraphError::ChildReadOnly { node: name, child });
                 }
-                Arc::new(RawNode::new(&name, child, access, policy(blockdev.discard)))
+                Arc::new(RawNode::new(
+                    &name,
+                    block::Child::new(child),
+                    access,
+                    policy(blockdev.discard),
+                ))
             }
         };
         if let Some(given) = given {

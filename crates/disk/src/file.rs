@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, FailKind,
-    FileId, Lane, LaneError, Limits, Mapping, Node, Operation, Outlook, Piece, Pieces, Rights,
-    Target, Unmap,
+    FileId, Lane, LaneError, Limits, Mapping, Node, Operation, Outlook, Piece, PieceList,
+    PieceRange, Rights, Target, Unmap,
 };
 use claims::FileClaims;
 use kernel_io::{FileTable, Flushes, OpenError, OpenFile, OpenOptions};
@@ -111,15 +111,15 @@ struct FileLane {
 }
 
 impl Lane for FileLane {
-    fn map(&mut self, batch: &mut [Mapping]) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         for mapping in batch {
-            self.answer(mapping);
+            self.answer(mapping, pieces);
         }
     }
 }
 
 impl FileLane {
-    fn answer(&self, mapping: &mut Mapping) {
+    fn answer(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
         if mapping.operation.is_change() && self.access == Access::ReadOnly {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
             return;
@@ -128,24 +128,26 @@ impl FileLane {
             mapping.operation = cached(mapping.operation);
         }
         mapping.answer = Answer::Now(match mapping.operation {
-            Operation::Flush if self.flushes == Flushes::Ignored => Pieces::none(),
-            Operation::Discard(..) if self.discard == DiscardPolicy::Ignore => Pieces::none(),
+            Operation::Flush if self.flushes == Flushes::Ignored => pieces.none(),
+            Operation::Discard(..) if self.discard == DiscardPolicy::Ignore => pieces.none(),
             Operation::WriteZeroes(extent, Unmap::Allowed, durability)
                 if self.discard == DiscardPolicy::Ignore =>
             {
                 mapping.operation = Operation::WriteZeroes(extent, Unmap::Keep, durability);
-                self.whole(extent.count(), extent.start())
+                self.whole(pieces, extent.count(), extent.start())
             }
             Operation::Read(extent)
             | Operation::Write(extent, _)
             | Operation::Discard(extent, _)
-            | Operation::WriteZeroes(extent, _, _) => self.whole(extent.count(), extent.start()),
-            Operation::Flush => self.whole(ByteCount(0), ByteOffset(0)),
+            | Operation::WriteZeroes(extent, _, _) => {
+                self.whole(pieces, extent.count(), extent.start())
+            }
+            Operation::Flush => self.whole(pieces, ByteCount(0), ByteOffset(0)),
         });
     }
 
-    fn whole(&self, count: ByteCount, offset: ByteOffset) -> Pieces {
-        Pieces::one(Piece { count, target: Target::File { file: self.file, offset } })
+    fn whole(&self, pieces: &mut PieceList, count: ByteCount, offset: ByteOffset) -> PieceRange {
+        pieces.one(Piece { skip: 0, count, target: Target::File { file: self.file, offset } })
     }
 }
 
@@ -164,7 +166,7 @@ fn cached(operation: Operation) -> Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Extent, Others};
+    use block::{Extent, Others, Token};
     use kernel_io::{Aio, Caching, FileKind, LockOptions, Locking};
 
     fn node(access: Access, discard: DiscardPolicy, flushes: Flushes) -> FileNode {
@@ -206,11 +208,13 @@ mod tests {
         pieces: Result<usize, FailKind>,
     ) {
         let mut lane = node.open_lane().unwrap();
-        let mut batch = [Mapping { operation, answer: Answer::Refused(FailKind::Io) }];
-        lane.map(&mut batch);
+        let mut batch = [Mapping::new(Token(0), operation)];
+        let mut list = PieceList::default();
+        lane.map(&mut batch, &mut list);
         assert_eq!(batch[0].operation, becomes);
         match batch[0].answer {
-            Answer::Now(found) => assert_eq!(Ok(found.as_slice().len()), pieces),
+            Answer::Now(found) => assert_eq!(Ok(list.get(found).len()), pieces),
+            Answer::Held => panic!("a file holds nothing"),
             Answer::Refused(kind) => assert_eq!(Err(kind), pieces),
         }
     }

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use block::{
     Access, Answer, ByteCount, Claim, ClaimError, DiskSize, FailKind, Lane, LaneError, Limits,
-    Mapping, Node, Piece, Pieces, Rights, Target,
+    Mapping, Node, Piece, PieceList, Rights, Target,
 };
 
 /// What reads from a null disk do (`read-zeroes=`).
@@ -75,7 +75,7 @@ struct NullLane {
 }
 
 impl Lane for NullLane {
-    fn map(&mut self, batch: &mut [Mapping]) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         for mapping in batch {
             let refused = mapping.operation.is_change() && self.access == Access::ReadOnly;
             mapping.answer = if refused {
@@ -83,7 +83,7 @@ impl Lane for NullLane {
             } else {
                 let count =
                     mapping.operation.extent().map_or(ByteCount(0), |extent| extent.count());
-                Answer::Now(Pieces::one(Piece { count, target: self.target }))
+                Answer::Now(pieces.one(Piece { skip: 0, count, target: self.target }))
             };
         }
     }

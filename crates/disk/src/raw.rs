@@ -1,10 +1,11 @@
 //! The raw format: a disk whose bytes are its child's bytes (driver `raw`).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use block::{
-    Access, Answer, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Mapping, Node, Operation,
-    Pieces, Rights, Unmap,
+    Access, Answer, Child, Claim, ClaimError, DiskSize, Due, Lane, LaneError, Limits, Mapping,
+    Node, Operation, PieceList, Rights, Unmap,
 };
 
 use crate::DiscardPolicy;
@@ -13,14 +14,14 @@ use crate::DiscardPolicy;
 #[derive(Debug)]
 pub struct RawNode {
     name: String,
-    child: Arc<dyn Node>,
+    child: Arc<Child>,
     access: Access,
     discard: DiscardPolicy,
 }
 
 impl RawNode {
     /// Shows the child as a disk of its own name.
-    pub fn new(name: &str, child: Arc<dyn Node>, access: Access, discard: DiscardPolicy) -> Self {
+    pub fn new(name: &str, child: Arc<Child>, access: Access, discard: DiscardPolicy) -> Self {
         Self { name: name.to_owned(), child, access, discard }
     }
 }
@@ -31,11 +32,11 @@ impl Node for RawNode {
     }
 
     fn size(&self) -> DiskSize {
-        self.child.size()
+        self.child.node().size()
     }
 
     fn limits(&self) -> Limits {
-        let below = self.child.limits();
+        let below = self.child.node().limits();
         Limits { discard: below.discard && self.discard == DiscardPolicy::Unmap, ..below }
     }
 
@@ -44,16 +45,16 @@ impl Node for RawNode {
     }
 
     fn flush(&self) -> std::io::Result<()> {
-        self.child.flush()
+        self.child.node().flush()
     }
 
     /// Raw needs of its child what is asked of it.
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.child.claim(rights)
+        self.child.node().claim(rights)
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
-        let below = self.child.open_lane()?;
+        let below = self.child.node().open_lane()?;
         Ok(match self.discard {
             // Raw changes nothing about a request, so its lane is the child's.
             DiscardPolicy::Unmap => below,
@@ -69,7 +70,7 @@ struct KeepingLane {
 }
 
 impl Lane for KeepingLane {
-    fn map(&mut self, batch: &mut [Mapping]) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         for mapping in batch.iter_mut() {
             if let Operation::WriteZeroes(extent, Unmap::Allowed, durability) = mapping.operation {
                 mapping.operation = Operation::WriteZeroes(extent, Unmap::Keep, durability);
@@ -77,12 +78,24 @@ impl Lane for KeepingLane {
         }
         for run in batch.split_mut(is_discard) {
             if !run.is_empty() {
-                self.below.map(run);
+                self.below.map(run, pieces);
             }
         }
         for mapping in batch.iter_mut().filter(|mapping| is_discard(mapping)) {
-            mapping.answer = Answer::Now(Pieces::none());
+            mapping.answer = Answer::Now(pieces.none());
         }
+    }
+
+    fn due(&self) -> Option<Due> {
+        self.below.due()
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        self.below.resume(now, late, pieces);
+    }
+
+    fn release(&mut self) {
+        self.below.release();
     }
 }
 
@@ -94,26 +107,26 @@ fn is_discard(mapping: &Mapping) -> bool {
 mod tests {
     use super::*;
     use crate::{NullNode, ReadContent};
-    use block::{ByteCount, ByteOffset, Durability, FailKind};
+    use block::{ByteCount, ByteOffset, Durability, Token};
 
     /// How many pieces raw over null answers with, for a zeroing, a discard and a flush.
     #[track_caller]
     fn check(discard: DiscardPolicy, expected: [usize; 3]) {
         let size = DiskSize(ByteCount(4096));
         let null = NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes);
-        let raw = RawNode::new("raw", Arc::new(null), Access::ReadWrite, discard);
+        let raw = RawNode::new("raw", Child::new(Arc::new(null)), Access::ReadWrite, discard);
         let extent = size.check(ByteOffset(0), ByteCount(512)).unwrap();
         let operations = [
             Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached),
             Operation::Discard(extent, Durability::Cached),
             Operation::Flush,
         ];
-        let answer = Answer::Refused(FailKind::Io);
-        let mut batch = operations.map(|operation| Mapping { operation, answer });
-        raw.open_lane().unwrap().map(&mut batch);
+        let mut batch = operations.map(|operation| Mapping::new(Token(0), operation));
+        let mut list = PieceList::default();
+        raw.open_lane().unwrap().map(&mut batch, &mut list);
         let pieces = batch.map(|mapping| match mapping.answer {
-            Answer::Now(pieces) => pieces.as_slice().len(),
-            Answer::Refused(kind) => panic!("{kind:?}"),
+            Answer::Now(range) => list.get(range).len(),
+            Answer::Held | Answer::Refused(_) => panic!("{:?}", mapping.answer),
         });
         assert_eq!(pieces, expected);
     }

@@ -39,6 +39,8 @@ pub(crate) enum Command {
     SetCall { id: SourceId, call: Option<OwnedFd> },
     /// Mark what is written in this log from now on.
     SetLog { id: SourceId, log: Option<RingLog>, reply: mpsc::Sender<()> },
+    /// Go on at once with what is held on the node: somebody waits for it, who is served elsewhere now.
+    Release { node: Arc<dyn Node> },
     /// End the thread; no source may be left.
     Quit,
 }

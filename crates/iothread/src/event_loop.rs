@@ -12,6 +12,8 @@
 //!
 //! Invariants: a source is in exactly one loop or in one inbox. A source that stops is given back
 //! only when its poll is cancelled and nothing of it is in flight on any thread.
+//! What layers hold (a throttle, a delay) goes on when it is due, which ends a sleep (`timer`); at once
+//! if its source stops.
 //! Threads: this is the iothread. It sleeps only in the kernel's wait.
 //! Limits: a round gives every source that has something to do one turn, and those last whose
 //! last turn was too short for them. A turn takes [`TURN_REQUESTS_ALONE`] new requests, or beside
@@ -36,6 +38,7 @@ use crate::command::{Cargo, Command, Inbox, SourceId};
 use crate::looker::Looker;
 use crate::neighbours::{Glance, Neighbours};
 use crate::polling::{Adaptive, IDLE_AFTER, LookedFor};
+use crate::timer::{Nap, Timer};
 
 /// The most new requests a source may bring in one turn while no other source is awake.
 const TURN_REQUESTS_ALONE: u32 = 64;
@@ -128,6 +131,9 @@ pub(crate) struct EventLoop {
     rounds: u32,
     signals: Vec<Signal>,
     looker: Looker,
+    timer: Timer,
+    /// Since when there has been nothing to do.
+    resting_since: Option<Instant>,
     clock: Arc<dyn Clock>,
     /// The last look at the clock.
     now: Instant,
@@ -154,6 +160,8 @@ impl EventLoop {
             rounds: 0,
             signals: Vec::new(),
             looker,
+            timer: Timer::default(),
+            resting_since: None,
             now: clock.now(),
             clock,
             quit: false,
@@ -168,6 +176,7 @@ impl EventLoop {
             self.engine.share_inline(share);
             // What is submitted first may be finished at once.
             self.engine.wait(Wait::Poll)?;
+            self.resume();
             self.take_signals(None);
             if self.more.is_empty() && self.ready.is_empty() {
                 if !self.quit
@@ -178,29 +187,70 @@ impl EventLoop {
             } else if !alone {
                 self.glance();
             }
+            if !self.more.is_empty() || !self.ready.is_empty() {
+                self.resting_since = None;
+            }
             self.call_full();
             self.give_turns();
         }
         Ok(())
     }
 
-    /// Looks for work, and sleeps until there is some if none was found. Returns how long that
-    /// took if it slept.
+    /// Goes on with what was held, if it is time.
+    fn resume(&mut self) {
+        if let Some(due) = self.engine.due() {
+            self.now = self.clock.now();
+            if due.at <= self.now {
+                self.engine.resume(self.now);
+            }
+        }
+    }
+
+    /// Looks for work, and sleeps until there is some or something is due, if none was found. Returns
+    /// how long there has been nothing to do if it slept.
     fn find_work(&mut self) -> io::Result<Option<Duration>> {
-        let start = self.clock.now();
-        self.now = start;
+        self.now = self.clock.now();
         if self.engine.has_own_work() {
             // No time to sleep, so no reason to ask for kicks.
             self.call_new();
             return Ok(None);
         }
-        if self.look() || self.let_all_rest() {
+        let start = *self.resting_since.get_or_insert(self.now);
+        if self.look() {
+            return Ok(None);
+        }
+        let wait = match self.engine.due() {
+            None => Wait::Block,
+            Some(due) => {
+                self.now = self.clock.now();
+                match self.timer.nap(due.at.saturating_duration_since(self.now), due.slack) {
+                    Nap::Sleep(limit) => Wait::AtMost(limit),
+                    Nap::Look => {
+                        self.look_until(due.at);
+                        return Ok(None);
+                    }
+                }
+            }
+        };
+        if self.let_all_rest() {
             return Ok(None);
         }
         self.looker.sleep();
-        self.engine.wait(Wait::Block)?;
+        self.engine.wait(wait)?;
+        let asleep = self.now;
         self.now = self.clock.now();
+        if let Wait::AtMost(limit) = wait {
+            self.timer.woke(limit, self.now.saturating_duration_since(asleep));
+        }
         Ok(Some(self.now.saturating_duration_since(start)))
+    }
+
+    /// Looks for something new until then: something is due, and too soon for a sleep.
+    fn look_until(&mut self, due: Instant) {
+        while self.now < due && !self.call_new() && !self.engine.has_news() {
+            std::hint::spin_loop();
+            self.now = self.clock.now();
+        }
     }
 
     /// Looks for something new as long as the sources are worth it; whether there was any.
@@ -224,6 +274,9 @@ impl EventLoop {
                 std::hint::spin_loop();
             }
             self.now = self.clock.now();
+            if self.engine.due().is_some_and(|due| due.at <= self.now) {
+                return true;
+            }
             if self.now.saturating_duration_since(start) >= budget {
                 return false;
             }
@@ -308,22 +361,29 @@ impl EventLoop {
     /// Calls the sources that had no room, once there is some, before those that have had it. Until
     /// then nothing of theirs is looked for: a completion makes room, and wakes.
     fn call_full(&mut self) {
-        if self.full.is_empty() || self.engine.room() == 0 {
+        if self.full.is_empty() {
             return;
         }
+        let Self { full, sources, engine, .. } = self;
+        let mut first = std::mem::take(&mut self.next_ready);
         // Not always the same one first.
-        self.full.rotate_left(1);
-        let mut first = std::mem::take(&mut self.full);
-        first.retain(|key| match &mut self.sources[key.0 as usize] {
+        full.rotate_left(1);
+        full.retain(|key| match &mut sources[key.0 as usize] {
             Some(served) if served.full => {
-                served.full = false;
-                !std::mem::replace(&mut served.called, true)
+                let waits = engine.room(served.lane) == 0;
+                if !waits {
+                    served.full = false;
+                    if !std::mem::replace(&mut served.called, true) {
+                        first.push(*key);
+                    }
+                }
+                waits
             }
             Some(_) | None => false,
         });
         first.append(&mut self.ready);
         // Keeps the room of both lists.
-        self.full = std::mem::replace(&mut self.ready, first);
+        self.next_ready = std::mem::replace(&mut self.ready, first);
     }
 
     /// Asks all sources for kicks; whether one has something new for which no kick may come.
@@ -467,6 +527,7 @@ impl EventLoop {
             }
             Turn::Broken(fault) => self.broken(key, &fault),
         }
+        self.release_if_stopping(key);
         self.finish_stop(key);
     }
 
@@ -518,6 +579,7 @@ impl EventLoop {
                 served.cargo.source.set_log(&mut self.engine, log);
                 answer(&reply, ());
             }
+            Command::Release { node } => self.engine.release_on(&node),
             Command::Quit => self.quit = true,
         }
     }
@@ -553,6 +615,16 @@ impl EventLoop {
         served.life = life;
         served.watch = Watch::Ending;
         self.engine.unwatch(key);
+        self.release_if_stopping(key);
+    }
+
+    /// Who stops is waited for: nothing of it is held any longer, however it got there.
+    fn release_if_stopping(&mut self, key: SourceKey) {
+        if let Some(served) = &self.sources[key.0 as usize]
+            && let Life::Stopping { .. } = served.life
+        {
+            self.engine.release(served.lane);
+        }
     }
 
     fn unwatched(&mut self, key: SourceKey) {

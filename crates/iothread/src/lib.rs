@@ -16,6 +16,7 @@ mod neighbours;
 mod permits;
 mod placed;
 mod polling;
+mod timer;
 
 pub use handle::{Confine, Host, Iothread, SpawnError};
 pub use looker::Polling;

@@ -7,7 +7,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
 
 use block::{LaneError, Node};
 use request_path::{Fault, LaneIndex, RingLog, Source};
@@ -50,7 +50,29 @@ pub struct MoveError {
 pub struct Placed {
     id: SourceId,
     node: Arc<dyn Node>,
-    place: Mutex<Arc<Iothread>>,
+    place: Mutex<Place>,
+}
+
+/// Where a source is served, and was.
+#[derive(Debug)]
+struct Place {
+    now: Arc<Iothread>,
+    /// Where it may have left requests behind.
+    before: Vec<Weak<Iothread>>,
+}
+
+impl Place {
+    fn inbox(&self) -> &Inbox {
+        self.now.inbox()
+    }
+
+    /// The source is served there from now on.
+    fn change(&mut self, to: &Arc<Iothread>) {
+        let left = Arc::downgrade(&std::mem::replace(&mut self.now, Arc::clone(to)));
+        if !self.before.iter().any(|known| known.ptr_eq(&left)) {
+            self.before.push(left);
+        }
+    }
 }
 
 impl Placed {
@@ -75,26 +97,27 @@ impl Placed {
         source.mailbox().set_owner(bell as Arc<dyn request_path::Wake>);
         let cargo = Cargo { id, source, watcher };
         ask(iothread.inbox(), |reply| Command::Arrive { cargo, lane, reply });
-        Ok(Self { id, node, place: Mutex::new(Arc::clone(iothread)) })
+        let place = Place { now: Arc::clone(iothread), before: Vec::new() };
+        Ok(Self { id, node, place: Mutex::new(place) })
     }
 
     /// The iothread that serves the source now.
     pub fn iothread(&self) -> Arc<Iothread> {
-        Arc::clone(&self.place())
+        Arc::clone(&self.place().now)
     }
 
     /// Moves the source to another iothread while its guest runs. Returns when the other serves
     /// it; requests in flight are finished by the one that started them.
     pub fn move_to(&self, to: &Arc<Iothread>) -> Result<(), MoveError> {
         let mut place = self.place();
-        if Arc::ptr_eq(&place, to) {
+        if Arc::ptr_eq(&place.now, to) {
             return Ok(());
         }
         let lane = prepare(to.inbox(), &self.node)
             .map_err(|source| MoveError { iothread: to.name().to_owned(), source })?;
         let (id, destination) = (self.id, Arc::clone(to.inbox()));
         ask(place.inbox(), |reply| Command::Depart { id, to: destination, lane, reply });
-        *place = Arc::clone(to);
+        place.change(to);
         Ok(())
     }
 
@@ -111,13 +134,16 @@ impl Placed {
     }
 
     /// Takes nothing new, waits until nothing is in flight on any thread, and gives the source
-    /// back.
+    /// back. What layers hold of it goes on at once.
     pub fn stop(self) -> Box<dyn Source> {
-        let id = self.id;
-        ask(self.place().inbox(), |reply| Command::Stop { id, reply })
+        let (id, place) = (self.id, self.place());
+        for iothread in place.before.iter().filter_map(Weak::upgrade) {
+            iothread.inbox().send(Command::Release { node: Arc::clone(&self.node) });
+        }
+        ask(place.inbox(), |reply| Command::Stop { id, reply })
     }
 
-    fn place(&self) -> MutexGuard<'_, Arc<Iothread>> {
+    fn place(&self) -> MutexGuard<'_, Place> {
         self.place.lock().expect("no holder of this lock panics")
     }
 }

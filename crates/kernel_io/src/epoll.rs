@@ -16,11 +16,15 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use crate::Wait;
 use crate::parked::SlotIndex;
 use crate::reactor::Completion;
 
 /// Events taken with one call; the others come with the next.
 const BATCH: usize = 128;
+
+/// No waiting.
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// An epoll instance.
 pub(crate) struct Epoll {
@@ -63,11 +67,17 @@ impl Epoll {
     }
 
     /// Waits for a completion, if told so and none is there.
-    pub(crate) fn wait(&mut self, block: bool) -> io::Result<()> {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let limit = if block && self.completed.is_empty() { None } else { Some(&at_once) };
+    pub(crate) fn wait(&mut self, wait: Wait) -> io::Result<()> {
+        let limit = match wait {
+            Wait::Block | Wait::AtMost(_) if !self.completed.is_empty() => Some(AT_ONCE),
+            Wait::Block => None,
+            // What no timer can hold is for ever.
+            Wait::AtMost(limit) => Timespec::try_from(limit).ok(),
+            Wait::Poll => Some(AT_ONCE),
+        };
         self.ready.clear();
-        match epoll::wait(&self.fd, rustix::buffer::spare_capacity(&mut self.ready), limit) {
+        let room = rustix::buffer::spare_capacity(&mut self.ready);
+        match epoll::wait(&self.fd, room, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

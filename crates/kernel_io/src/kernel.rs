@@ -30,16 +30,7 @@ use crate::parked::{
 use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
 use crate::uring::FilePlace;
 use crate::workers::Workers;
-use crate::{Aio, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag};
-
-/// How to wait for events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// Until there is at least one event.
-    Block,
-    /// Not at all: submit what is queued and collect what is there.
-    Poll,
-}
+use crate::{Aio, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag, Wait};
 
 /// How `fallocate` changes a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -329,7 +320,7 @@ impl Kernel {
         self.submit_native();
         let stuck = self.native.as_ref().is_some_and(Native::is_stuck);
         let idle = self.events.is_empty() && self.inline.is_empty() && !stuck;
-        self.reactor.wait(wait == Wait::Block && idle)?;
+        self.reactor.wait(if idle { wait } else { Wait::Poll })?;
         while let Some(completion) = self.reactor.next() {
             self.complete(completion)?;
         }

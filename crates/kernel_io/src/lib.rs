@@ -45,7 +45,7 @@ pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
 };
 pub use inline::InlineShare;
-pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError, Wait};
+pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use parked::Tag;
 pub use peer::{Peer, peer_of};
@@ -53,5 +53,5 @@ pub use process::{
     DaemonizeError, Daemonized, Readiness, Verdict, daemonize, raise_open_files_limit,
 };
 pub use ranges::{RangeGuard, WriteRanges};
-pub use reactor::{Reactors, WaitsWith};
+pub use reactor::{Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;

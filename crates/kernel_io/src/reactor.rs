@@ -6,11 +6,23 @@
 use std::fmt;
 use std::io;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use crate::KernelError;
 use crate::epoll::Epoll;
 use crate::parked::SlotIndex;
 use crate::uring::Uring;
+
+/// How to wait for events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Until there is at least one event.
+    Block,
+    /// The same, but not longer than this. It ends a little late, by as much as the host's timers do.
+    AtMost(Duration),
+    /// Not at all: submit what is queued and collect what is there.
+    Poll,
+}
 
 /// Something that has happened to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,10 +109,10 @@ impl Reactor {
     }
 
     /// Hands over what is queued, and waits for a completion if told so and none is there.
-    pub(crate) fn wait(&mut self, block: bool) -> io::Result<()> {
+    pub(crate) fn wait(&mut self, wait: Wait) -> io::Result<()> {
         match self {
-            Self::Uring(uring) => uring.wait(block),
-            Self::Epoll(epoll) => epoll.wait(block),
+            Self::Uring(uring) => uring.wait(wait),
+            Self::Epoll(epoll) => epoll.wait(wait),
         }
     }
 

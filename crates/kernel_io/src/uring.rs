@@ -21,10 +21,10 @@ use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 
-use crate::KernelError;
 use crate::calls::{Iovecs, write_flags};
 use crate::parked::{SlotIndex, Work};
 use crate::reactor::Completion;
+use crate::{KernelError, Wait};
 
 /// Submission entries: a batch; more are submitted on the way.
 const SUBMISSIONS: u32 = 256;
@@ -176,13 +176,22 @@ impl Uring {
     }
 
     /// Submits what is queued and waits for a completion, if told so and none is there.
-    pub(crate) fn wait(&mut self, block: bool) -> io::Result<()> {
-        let want = usize::from(block && self.completed.is_empty());
+    pub(crate) fn wait(&mut self, wait: Wait) -> io::Result<()> {
+        let want = usize::from(wait != Wait::Poll && self.completed.is_empty());
         let enters = want == 1 || self.must_enter();
         if enters {
-            match self.ring.submit_and_wait(want) {
+            let entered = match wait {
+                Wait::AtMost(limit) => {
+                    let limit = types::Timespec::from(limit);
+                    let limit = types::SubmitArgs::new().timespec(&limit);
+                    self.ring.submitter().submit_with_args(want, &limit)
+                }
+                Wait::Block | Wait::Poll => self.ring.submit_and_wait(want),
+            };
+            match entered {
                 Ok(_) => {}
-                // Interrupted, or the kernel wants completions collected first, as is done below.
+                // Over in time, interrupted, or the kernel wants completions collected first, as is
+                // done below.
                 Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -287,7 +296,10 @@ fn not_registered(error: &io::Error) -> Registration {
 }
 
 fn is_passing(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::TIME)
+    )
 }
 
 #[cfg(test)]
@@ -301,7 +313,7 @@ mod tests {
         };
         // SAFETY: the entries of these tests name constants, which live for ever.
         unsafe { uring.push(&entry.user_data(7)) };
-        uring.wait(true).expect("the ring can wait");
+        uring.wait(Wait::Block).expect("the ring can wait");
         uring.next().map(|completion| completion.result)
     }
 

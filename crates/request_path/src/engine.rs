@@ -6,37 +6,45 @@
 //! the source's seat.
 //!
 //! Threads: belongs to one iothread. Only [`Engine::wait`] blocks.
-//! Limits: [`REQUESTS_MAX`] requests in flight; sources ask [`Engine::room`] first.
+//! Limits: [`REQUESTS_MAX`] requests in flight, [`HELD_MAX`] held by each lane besides, and pieces as
+//! [`PIECES_OPEN_MAX`] says; sources ask [`Engine::room`] first.
+
+mod failures;
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use block::{
-    Answer, Buffers, Clock, FailKind, FileId, LaneError, Mapping, Node, Operation, Outcome, Target,
+    Answer, Buffers, Clock, Due, LaneError, Mapping, Node, Operation, Order, Outcome, PieceList,
+    Target,
 };
 use kernel_io::{
-    Alarm, BounceBuffer, BouncePool, Caching, Event, FileTable, InlineShare, IoFailure, Kernel,
-    KernelError, Notifier, Reactors, Ringer, Wait, WaitsWith,
+    Alarm, BounceBuffer, BouncePool, Event, FileTable, InlineShare, IoFailure, Kernel, KernelError,
+    Notifier, Reactors, Ringer, Wait, WaitsWith,
 };
 use virtio::Head;
 
-use crate::holds::{hold_changes, hold_sync_turns};
-use crate::job::{Addressee, Job, JobIndex, Jobs, Phase};
+use crate::holds::{Wanted, hold_changes, hold_sync_turns};
+use crate::job::{Addressee, Job, JobIndex, Jobs, Phase, PieceIndex};
 use crate::lanes::{LaneIndex, Lanes};
 use crate::report::{Report, Trouble};
 use crate::seats::{Seat, Seats};
-use crate::staged::{Chunk, Next, Staged, StagedKind, Step};
-use crate::submit::{
-    Run, fail_kind, may_hide_lost_data, must_sync, staged_durability, submit_run, unsupported,
-    whole_blocks,
-};
+use crate::staged::{Chunk, Next, StagedKind, Step};
+use crate::submit::{Run, may_hide_lost_data, must_sync, staged_durability, submit_run};
 use crate::{Mailbox, SourceKey};
 
 /// The most requests one iothread has in flight: sixteen full rings of 256.
 const REQUESTS_MAX: usize = 4096;
+
+/// The most requests one lane holds: who waits for a throttle takes no room from the others.
+const HELD_MAX: usize = 4096;
+
+/// With so many pieces nothing new is taken. Together with what one batch may add it bounds the memory
+/// that requests take which are spread over many small chunks.
+const PIECES_OPEN_MAX: usize = 1 << 20;
 
 /// Something for the event loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,8 +82,15 @@ pub struct Engine {
     want_buffer: VecDeque<JobIndex>,
     /// Jobs that wait for a range somebody else is changing, or for their turn to sync.
     want_range: VecDeque<JobIndex>,
-    batch: Vec<JobIndex>,
+    /// Which ranges a job needs now; kept for its room.
+    wanted: Wanted,
+    /// What is new, or was held and may go on, and the answers.
     mappings: Vec<Mapping>,
+    pieces: PieceList,
+    /// Requests that lanes hold.
+    held: usize,
+    /// Pieces of the requests that are not over.
+    pieces_open: usize,
     report: Report,
     /// Rings when it is time to tell how many sentences were left out; made when it is first needed.
     alarm: Option<Alarm>,
@@ -101,8 +116,11 @@ impl Engine {
             bounce: BouncePool::default(),
             want_buffer: VecDeque::new(),
             want_range: VecDeque::new(),
-            batch: Vec::new(),
+            wanted: Wanted::default(),
             mappings: Vec::new(),
+            pieces: PieceList::default(),
+            held: 0,
+            pieces_open: 0,
             report: Report::new(clock),
             alarm: None,
         })
@@ -155,43 +173,107 @@ impl Engine {
         }
     }
 
-    /// How many more requests may be added now.
-    pub fn room(&self) -> usize {
-        REQUESTS_MAX.saturating_sub(self.jobs.open())
+    /// How many more requests may be added now for that lane.
+    pub fn room(&self, lane: LaneIndex) -> usize {
+        if self.pieces_open >= PIECES_OPEN_MAX {
+            return 0;
+        }
+        let carried_out = self.jobs.open() - self.held;
+        let held = self.lanes.held_by(lane);
+        REQUESTS_MAX.saturating_sub(carried_out).min(HELD_MAX.saturating_sub(held))
     }
 
     /// Takes a request on. Its memory is swapped out of `memory`. It starts with the batch.
-    pub fn add(&mut self, seat: Seat, head: Head, operation: Operation, memory: &mut Buffers) {
+    pub fn add(
+        &mut self,
+        seat: Seat,
+        lane: LaneIndex,
+        head: Head,
+        operation: Operation,
+        memory: &mut Buffers,
+    ) {
         let ticket = self.seats.open(seat, head);
-        self.batch.push(self.jobs.add(ticket, operation, memory));
-        // What no lane answers is refused.
-        let answer = Answer::Refused(FailKind::Io);
-        self.mappings.push(Mapping { operation, answer });
+        let index = self.jobs.add(ticket, lane, operation, memory);
+        self.mappings.push(Mapping::new(index.token(), operation));
     }
 
     /// Maps and starts everything added since the last batch, with one call of the lane.
     pub(crate) fn start_batch(&mut self, lane: LaneIndex) -> Started {
-        if self.batch.is_empty() {
+        if self.mappings.is_empty() {
             return Started::Elsewhere;
         }
-        self.lanes.map(lane, &mut self.mappings);
-        let (batch, mappings) = (self.batch.len(), std::mem::take(&mut self.mappings));
-        for (place, mapping) in mappings.iter().enumerate().take(batch) {
-            let index = self.batch[place];
-            match &mapping.answer {
-                Answer::Refused(kind) => self.finish(index, Outcome::Failed(*kind)),
-                Answer::Now(pieces) => {
+        self.lanes.map(lane, &mut self.mappings, &mut self.pieces);
+        let held = self.start_answered();
+        if held > 0 {
+            self.held += held;
+            self.lanes.held(lane, held);
+        }
+        self.work_off_finished()
+    }
+
+    /// When [`Engine::resume`] has something to do.
+    pub fn due(&self) -> Option<Due> {
+        self.lanes.due()
+    }
+
+    /// Goes on with what was held and may go on by now. What is over at once is told by the next
+    /// [`Engine::dispatch`].
+    pub fn resume(&mut self, now: Instant) {
+        let mut from = 0;
+        while let Some(lane) = self.lanes.next_due(from, now) {
+            from = lane.next();
+            self.lanes.resume(lane, now, &mut self.mappings, &mut self.pieces);
+            self.held -= self.mappings.len();
+            let held = self.start_answered();
+            assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
+            self.work_off_finished();
+        }
+    }
+
+    /// Makes due at once what a lane holds: somebody waits for its end.
+    pub fn release(&mut self, lane: LaneIndex) {
+        self.lanes.release(lane);
+    }
+
+    /// The same for the lane on that node, if there is one.
+    pub fn release_on(&mut self, node: &Arc<dyn Node>) {
+        if let Some(lane) = self.lanes.find(node) {
+            self.lanes.release(lane);
+        }
+    }
+
+    /// Starts what a lane has answered; returns how many requests it holds.
+    fn start_answered(&mut self) -> usize {
+        let mut held = 0;
+        let mut mappings = std::mem::take(&mut self.mappings);
+        for mapping in &mappings {
+            let index = JobIndex::of(mapping.token);
+            match mapping.answer {
+                Answer::Refused(kind) => self.finish(index, Outcome::Failed(kind)),
+                Answer::Held => held += 1,
+                Answer::Now(range) => {
                     let job = self.jobs.get(index);
+                    let pieces = self.pieces.get(range);
                     job.operation = mapping.operation;
-                    job.pieces.copy_from(pieces);
+                    job.pieces.extend_from_slice(pieces);
+                    job.phase = Phase::Start;
+                    self.pieces_open += pieces.len();
+                    if mapping.order == Order::AsBegun {
+                        job.order = mapping.order;
+                        self.lanes.ordered(job.lane).push_back(index);
+                    }
                     self.start(index);
                 }
             }
         }
-        self.batch.clear();
+        mappings.clear();
         self.mappings = mappings;
-        self.mappings.clear();
-        // What was done at once is answered in the same turn.
+        self.pieces.clear();
+        held
+    }
+
+    /// What was done at once is answered in the same turn.
+    fn work_off_finished(&mut self) -> Started {
         let mut started = Started::Elsewhere;
         while let Some((tag, result, bounce)) = self.kernel.next_finished() {
             self.operation_over(tag, result, bounce);
@@ -238,9 +320,9 @@ impl Engine {
         self.kernel.has_inline_work()
     }
 
-    /// Whether requests are being carried out here.
+    /// Whether requests are being carried out here; those that are held are not.
     pub fn is_busy(&self) -> bool {
-        self.jobs.open() > 0
+        self.jobs.open() > self.held
     }
 
     /// Works off all kernel events; what concerns the event loop goes to `signals`.
@@ -293,9 +375,9 @@ impl Engine {
 
     /// Starts a mapped job, once nobody else is changing what it changes.
     fn start(&mut self, index: JobIndex) {
-        let Self { jobs, kernel, bell, .. } = self;
+        let Self { jobs, wanted, kernel, bell, .. } = self;
         let job = jobs.get(index);
-        if hold_changes(job, kernel, bell) {
+        if hold_changes(job, wanted, kernel, bell) {
             job.phase = Phase::Transfer;
             self.submit_pieces(index);
             self.settle(index);
@@ -306,9 +388,9 @@ impl Engine {
 
     /// Makes a job's bytes durable, once nobody else is syncing their files.
     fn sync(&mut self, index: JobIndex) {
-        let Self { jobs, kernel, bell, .. } = self;
+        let Self { jobs, wanted, kernel, bell, .. } = self;
         let job = jobs.get(index);
-        if hold_sync_turns(job, kernel, bell) {
+        if hold_sync_turns(job, wanted, kernel, bell) {
             self.submit_syncs(index);
             self.settle(index);
         } else {
@@ -323,7 +405,9 @@ impl Engine {
             match self.jobs.get(index).phase {
                 Phase::Start => self.start(index),
                 Phase::Sync => self.sync(index),
-                Phase::Transfer => panic!("a job that is on its way waits for nothing"),
+                Phase::Held | Phase::Transfer => {
+                    panic!("only who starts or syncs waits for others")
+                }
             }
         }
     }
@@ -331,13 +415,16 @@ impl Engine {
     fn submit_pieces(&mut self, index: JobIndex) {
         let Self { jobs, kernel, .. } = self;
         let Job { pieces, operation, memory, staged, outstanding, .. } = jobs.get(index);
-        let mut skip = 0;
-        for (place, &piece) in pieces.as_slice().iter().enumerate() {
-            let tag = Addressee::Job(index, u8::try_from(place).expect("at most 4 pieces"));
-            let count = usize::try_from(piece.count.0).expect("64-bit host");
+        let mut place = 0;
+        while let Some(piece) = pieces.get(place) {
+            let tag = Addressee::Job(index, PieceIndex::new(place));
+            place += 1;
             match (piece.target, *operation) {
                 (Target::Nothing, _) => {}
-                (Target::Zeroes, Operation::Read(_)) => memory.zero(skip, count),
+                (Target::Zeroes, Operation::Read(_)) => {
+                    let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
+                    memory.zero(bytes(piece.skip), bytes(piece.count.0));
+                }
                 (
                     Target::Zeroes,
                     Operation::Write(..)
@@ -346,13 +433,14 @@ impl Engine {
                     | Operation::Flush,
                 ) => {}
                 // A flush has no bytes; it only syncs.
-                (Target::File { .. }, _) if count == 0 => {}
-                (Target::File { file, offset }, operation) => {
-                    let run = Run { file, offset, skip, count };
+                (Target::File { .. }, _) if piece.count.0 == 0 => {}
+                (Target::File { .. }, operation) => {
+                    let run = Run::first_of(&pieces[place - 1..], operation);
+                    let run = run.expect("it begins with a piece in a file");
+                    place += run.pieces.len() - 1;
                     *outstanding += submit_run(kernel, operation, run, memory, staged, tag);
                 }
             }
-            skip += count;
         }
     }
 
@@ -385,19 +473,24 @@ impl Engine {
         self.finish(index, outcome);
     }
 
+    /// Syncs the files that the job has just got its turn for.
     fn submit_syncs(&mut self, index: JobIndex) {
-        let pieces = self.jobs.get(index).pieces;
-        for (place, piece) in pieces.as_slice().iter().enumerate() {
-            let Target::File { file, .. } = piece.target else { continue };
+        let wanted = std::mem::take(&mut self.wanted);
+        for file in wanted.files() {
             if self.kernel.file(file).has_failed_sync() {
                 // No later sync can undo that.
                 self.fail(index, file, Trouble::EarlierSync);
                 continue;
             }
-            let tag = Addressee::Job(index, u8::try_from(place).expect("at most 4 pieces"));
+            let job = self.jobs.get(index);
+            let is_there = |target| matches!(target, Target::File { file: it, .. } if it == file);
+            let place = job.pieces.iter().position(|piece| is_there(piece.target));
+            let place = place.expect("a file is synced for a piece in it");
+            let tag = Addressee::Job(index, PieceIndex::new(place));
+            job.outstanding += 1;
             self.kernel.sync(file, tag.to_tag());
-            self.jobs.get(index).outstanding += 1;
         }
+        self.wanted = wanted;
     }
 
     fn staged_step_over(
@@ -431,7 +524,7 @@ impl Engine {
         let Self { jobs, kernel, .. } = self;
         let job = jobs.get(index);
         let staged = job.staged.last().expect("the current staged transfer");
-        let tag = Addressee::Job(index, 0).to_tag();
+        let tag = Addressee::Job(index, PieceIndex::FIRST).to_tag();
         match next {
             Next::Read(Chunk { start, count, .. }) => {
                 kernel.read_bounce(staged.file, start, count, buffer, tag);
@@ -462,100 +555,28 @@ impl Engine {
         }
     }
 
-    /// A piece failed: some failures mean another way, the others are the guest's.
-    fn piece_failed(&mut self, index: JobIndex, piece: u8, failure: IoFailure) {
-        let job = self.jobs.get(index);
-        let place = usize::from(piece);
-        let piece = job.pieces.as_slice()[place];
-        let Target::File { file, offset } = piece.target else {
-            panic!("only a file's operations fail")
-        };
-        if job.phase == Phase::Sync {
-            self.kernel.file(file).remember_failed_sync();
-        } else if unsupported(failure) {
-            match job.operation {
-                // A hint that the file system cannot take.
-                Operation::Discard(..) => return,
-                Operation::WriteZeroes(..) => {
-                    let open = self.kernel.file(file);
-                    let alignment = u64::from(open.offset_alignment());
-                    let bytes = offset.0..offset.0 + piece.count.0;
-                    let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
-                    let (kind, step) = (StagedKind::Zero, Step::Idle);
-                    let (at, left) = (whole.start, whole.end - whole.start);
-                    job.staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
-                    return;
-                }
-                Operation::Read(_) | Operation::Write(..) | Operation::Flush => {}
-            }
-        } else if let Operation::Write(_, durability) = job.operation
-            && may_hide_lost_data(durability, failure)
-            && self.kernel.file(file).caching() == Caching::Direct
-        {
-            self.kernel.file(file).remember_failed_sync();
-        }
-        self.fail(index, file, Trouble::Failure(failure));
-    }
-
-    /// A piece is done. A sync is worth nothing if another one failed meanwhile: the kernel tells each
-    /// loss only once.
-    fn piece_done(&mut self, index: JobIndex, piece: u8) {
-        let job = self.jobs.get(index);
-        if job.phase == Phase::Sync
-            && let Target::File { file, .. } = job.pieces.as_slice()[usize::from(piece)].target
-            && self.kernel.file(file).has_failed_sync()
-        {
-            self.fail(index, file, Trouble::EarlierSync);
-        }
-    }
-
-    /// Notes that a request fails, and says so; only once for each request.
-    fn fail(&mut self, index: JobIndex, file: FileId, trouble: Trouble) {
-        let job = self.jobs.get(index);
-        if job.failure.is_some() {
-            return;
-        }
-        job.failure = Some(match trouble {
-            Trouble::Failure(failure) => fail_kind(failure),
-            Trouble::EarlierSync => FailKind::Io,
-        });
-        let (operation, phase) = (job.operation, job.phase);
-        let path = self.kernel.file(file).path();
-        if let Some(wait) = self.report.failed(path, operation, phase, trouble) {
-            self.set_alarm(wait);
-        }
-    }
-
-    /// Has the report catch up after this time, if nothing fails meanwhile.
-    fn set_alarm(&mut self, after: Duration) {
-        if let Err(error) = self.try_set_alarm(after) {
-            // Then it is told with the next sentence, or at the end.
-            tracing::debug!("no timer: {error}");
-        }
-    }
-
-    fn try_set_alarm(&mut self, after: Duration) -> io::Result<()> {
-        if let Some(alarm) = &self.alarm {
-            return alarm.set(after);
-        }
-        let alarm = Alarm::new()?;
-        self.kernel.poll(alarm.as_fd(), Addressee::Alarm.to_tag());
-        let set = alarm.set(after);
-        self.alarm = Some(alarm);
-        set
-    }
-
-    fn alarm_rang(&mut self) {
-        if let Some(alarm) = &self.alarm {
-            alarm.clear();
-        }
-        if let Some(wait) = self.report.catch_up() {
-            self.set_alarm(wait);
-        }
-    }
-
+    /// A request is over, and is answered unless others have to be before it.
     fn finish(&mut self, index: JobIndex, outcome: Outcome) {
+        let job = self.jobs.get(index);
+        if job.order == Order::Any {
+            return self.answer(index, outcome);
+        }
+        job.ended = Some(outcome);
+        let lane = job.lane;
+        while let Some(&first) = self.lanes.ordered(lane).front()
+            && let Some(outcome) = self.jobs.get(first).ended.take()
+        {
+            self.lanes.ordered(lane).pop_front();
+            self.answer(first, outcome);
+        }
+    }
+
+    fn answer(&mut self, index: JobIndex, outcome: Outcome) {
+        let job = self.jobs.get(index);
+        let lane = job.lane;
+        self.pieces_open -= job.pieces.len();
         let ticket = self.jobs.remove(index);
         self.seats.complete(ticket, outcome);
+        self.lanes.over(lane);
     }
 }

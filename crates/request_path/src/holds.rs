@@ -7,72 +7,79 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use block::{FileId, PIECES_MAX, Target};
+use block::{FileId, Target};
 use kernel_io::{Kernel, Notifier, RangeGuard};
 
 use crate::job::Job;
 
-/// Which ranges of which files; in order once [`Wanted::merge`] was called.
+/// Which ranges of which files; in order once [`Wanted::merge`] was called. Kept for its room.
 #[derive(Debug, Default)]
-struct Wanted {
-    ranges: [Option<(FileId, Range<u64>)>; PIECES_MAX],
+pub(crate) struct Wanted {
+    ranges: Vec<(FileId, Range<u64>)>,
 }
 
 impl Wanted {
+    /// The files that ranges are wanted of; one that is wanted whole is named once.
+    pub(crate) fn files(&self) -> impl Iterator<Item = FileId> {
+        self.ranges.iter().map(|(file, _)| *file)
+    }
+
     /// Sorts, and makes one range of those that touch in one file.
     fn merge(&mut self) {
-        self.ranges.sort_by_key(|wanted| {
-            // What is empty goes last.
-            wanted.as_ref().map_or((u32::MAX, u64::MAX), |(file, range)| (file.0, range.start))
-        });
-        for place in (1..PIECES_MAX).rev() {
-            let (before, after) = self.ranges.split_at_mut(place);
-            if let (Some((file, range)), Some((next_file, next))) =
-                (&mut before[place - 1], &after[0])
-                && file == next_file
-                && next.start <= range.end
-            {
+        self.ranges.sort_unstable_by_key(|(file, range)| (file.0, range.start));
+        self.ranges.dedup_by(|(next_file, next), (file, range)| {
+            let touch = file == next_file && next.start <= range.end;
+            if touch {
                 range.end = range.end.max(next.end);
-                after[0] = None;
             }
-        }
+            touch
+        });
     }
 }
 
 /// Holds all ranges that the job changes in files where that may need a read-modify-write: those
 /// whose block is larger than a sector.
-pub(crate) fn hold_changes(job: &mut Job, kernel: &mut Kernel, bell: &Arc<Notifier>) -> bool {
+pub(crate) fn hold_changes(
+    job: &mut Job,
+    wanted: &mut Wanted,
+    kernel: &mut Kernel,
+    bell: &Arc<Notifier>,
+) -> bool {
     if !job.operation.is_change() {
         return true;
     }
-    let mut wanted = Wanted::default();
-    let mut any = false;
-    for (piece, place) in job.pieces.as_slice().iter().zip(&mut wanted.ranges) {
+    wanted.ranges.clear();
+    for piece in &job.pieces {
         let Target::File { file, offset } = piece.target else { continue };
         let alignment = u64::from(kernel.file(file).offset_alignment());
         if alignment > block::SECTOR_BYTES {
             let start = offset.0 - offset.0 % alignment;
-            *place = Some((file, start..(offset.0 + piece.count.0).next_multiple_of(alignment)));
-            any = true;
+            let end = (offset.0 + piece.count.0).next_multiple_of(alignment);
+            wanted.ranges.push((file, start..end));
         }
     }
-    if !any {
+    if wanted.ranges.is_empty() {
         return true;
     }
     wanted.merge();
-    hold_all(job, &wanted, |file, range| kernel.file(file).ranges().try_hold(range, bell))
+    hold_all(job, wanted, |file, range| kernel.file(file).ranges().try_hold(range, bell))
 }
 
-/// Holds the turn to sync every file of the job.
-pub(crate) fn hold_sync_turns(job: &mut Job, kernel: &mut Kernel, bell: &Arc<Notifier>) -> bool {
-    let mut wanted = Wanted::default();
-    for (piece, place) in job.pieces.as_slice().iter().zip(&mut wanted.ranges) {
+/// Holds the turn to sync every file of the job, which are wanted afterwards, each once.
+pub(crate) fn hold_sync_turns(
+    job: &mut Job,
+    wanted: &mut Wanted,
+    kernel: &mut Kernel,
+    bell: &Arc<Notifier>,
+) -> bool {
+    wanted.ranges.clear();
+    for piece in &job.pieces {
         if let Target::File { file, .. } = piece.target {
-            *place = Some((file, 0..1));
+            wanted.ranges.push((file, 0..1));
         }
     }
     wanted.merge();
-    hold_all(job, &wanted, |file, range| kernel.file(file).sync_turn().try_hold(range, bell))
+    hold_all(job, wanted, |file, range| kernel.file(file).sync_turn().try_hold(range, bell))
 }
 
 fn hold_all(
@@ -80,7 +87,7 @@ fn hold_all(
     wanted: &Wanted,
     mut try_hold: impl FnMut(FileId, Range<u64>) -> Option<RangeGuard>,
 ) -> bool {
-    for (file, range) in wanted.ranges.iter().flatten() {
+    for (file, range) in &wanted.ranges {
         match try_hold(*file, range.clone()) {
             Some(guard) => job.holds.push(guard),
             None => {
@@ -98,13 +105,11 @@ mod tests {
 
     #[track_caller]
     fn check(ranges: &[(u32, Range<u64>)], expected: &[(u32, Range<u64>)]) {
-        let mut wanted = Wanted::default();
-        for (place, (file, range)) in wanted.ranges.iter_mut().zip(ranges) {
-            *place = Some((FileId(*file), range.clone()));
-        }
+        let ranges = ranges.iter().map(|(file, range)| (FileId(*file), range.clone())).collect();
+        let mut wanted = Wanted { ranges };
         wanted.merge();
         let found: Vec<_> =
-            wanted.ranges.into_iter().flatten().map(|(file, range)| (file.0, range)).collect();
+            wanted.ranges.into_iter().map(|(file, range)| (file.0, range)).collect();
         assert_eq!(found, expected);
     }
 

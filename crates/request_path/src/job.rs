@@ -4,20 +4,37 @@
 //! flight. Jobs stay in their table when they are over and keep their lists, so that a warm
 //! iothread allocates nothing for a request. Limits: the caller asks for room first.
 
-use block::{Buffers, FailKind, Operation, Pieces};
+use block::{Buffers, FailKind, Operation, Order, Outcome, Piece, Token};
 use kernel_io::{RangeGuard, Tag};
 
-use crate::SourceKey;
 use crate::seats::Ticket;
 use crate::staged::Staged;
+use crate::{LaneIndex, SourceKey};
+
+/// The most pieces whose room a job keeps when it is over.
+const PIECES_KEPT: usize = 256;
 
 /// The number of a job in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobIndex(u32);
 
+impl JobIndex {
+    /// The name that lanes know the job by.
+    pub(crate) fn token(self) -> Token {
+        Token(self.0)
+    }
+
+    /// The job that lanes know by that name.
+    pub(crate) fn of(token: Token) -> Self {
+        Self(token.0)
+    }
+}
+
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
+    /// A lane holds it, or is being asked.
+    Held,
     /// It waits until nobody else changes what it changes.
     Start,
     /// Its bytes are on their way.
@@ -32,7 +49,12 @@ pub(crate) struct Job {
     pub(crate) ticket: Option<Ticket>,
     pub(crate) operation: Operation,
     pub(crate) memory: Buffers,
-    pub(crate) pieces: Pieces,
+    /// The lane that is asked where its bytes live.
+    pub(crate) lane: LaneIndex,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) order: Order,
+    /// How it ended, while it waits for those that have to end before.
+    pub(crate) ended: Option<Outcome>,
     /// Kernel operations in flight.
     pub(crate) outstanding: u32,
     pub(crate) failure: Option<FailKind>,
@@ -55,19 +77,22 @@ impl Jobs {
     pub(crate) fn add(
         &mut self,
         ticket: Ticket,
+        lane: LaneIndex,
         operation: Operation,
         memory: &mut Buffers,
     ) -> JobIndex {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.jobs.len()).expect("jobs are numbered by u32");
-            self.jobs.push(Job::empty());
+            self.jobs.push(Job::empty(lane));
             JobIndex(index)
         });
         let job = self.get(index);
         job.ticket = Some(ticket);
+        job.lane = lane;
         job.operation = operation;
+        job.order = Order::Any;
         job.failure = None;
-        job.phase = Phase::Start;
+        job.phase = Phase::Held;
         std::mem::swap(&mut job.memory, memory);
         memory.clear();
         index
@@ -83,6 +108,8 @@ impl Jobs {
         let job = self.get(index);
         assert_eq!(job.outstanding, 0, "a request ends while the kernel works on it");
         job.memory.clear();
+        job.pieces.clear();
+        job.pieces.shrink_to(PIECES_KEPT);
         job.staged.clear();
         job.holds.clear();
         let ticket = job.ticket.take().expect("a request ends once");
@@ -105,18 +132,38 @@ impl Jobs {
 }
 
 impl Job {
-    fn empty() -> Self {
+    fn empty(lane: LaneIndex) -> Self {
         Self {
             ticket: None,
             operation: Operation::Flush,
             memory: Buffers::default(),
-            pieces: Pieces::none(),
+            lane,
+            pieces: Vec::new(),
+            order: Order::Any,
+            ended: None,
             outstanding: 0,
             failure: None,
-            phase: Phase::Start,
+            phase: Phase::Held,
             staged: Vec::new(),
             holds: Vec::new(),
         }
+    }
+}
+
+/// The place of a piece in an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PieceIndex(u32);
+
+impl PieceIndex {
+    /// The first or only one.
+    pub(crate) const FIRST: Self = Self(0);
+
+    pub(crate) fn new(place: usize) -> Self {
+        Self(u32::try_from(place).expect("an answer has at most PIECES_MAX pieces"))
+    }
+
+    pub(crate) fn place(self) -> usize {
+        self.0 as usize
     }
 }
 
@@ -124,7 +171,7 @@ impl Job {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Addressee {
     /// A piece of a job, by its place in the answer.
-    Job(JobIndex, u8),
+    Job(JobIndex, PieceIndex),
     /// A source's kick.
     Kick(SourceKey),
     /// This iothread's door bell.
@@ -140,7 +187,7 @@ const BELL: u64 = 1 << 63;
 impl Addressee {
     pub(crate) fn to_tag(self) -> Tag {
         Tag(match self {
-            Self::Job(job, piece) => u64::from(job.0) | u64::from(piece) << 32,
+            Self::Job(job, piece) => u64::from(job.0) | u64::from(piece.0) << 32,
             Self::Kick(key) => KICK | u64::from(key.0),
             Self::Bell => BELL,
             Self::Alarm => ALARM,
@@ -156,8 +203,8 @@ impl Addressee {
         } else if tag.0 & KICK != 0 {
             Self::Kick(SourceKey(low))
         } else {
-            let piece = u8::try_from((tag.0 >> 32) & 0xff).expect("masked to 8 bits");
-            Self::Job(JobIndex(low), piece)
+            let piece = u32::try_from(tag.0 >> 32).expect("the upper half");
+            Self::Job(JobIndex(low), PieceIndex(piece))
         }
     }
 }
@@ -169,8 +216,8 @@ mod tests {
     #[test]
     fn a_tag_names_its_addressee() {
         for addressee in [
-            Addressee::Job(JobIndex(0), 0),
-            Addressee::Job(JobIndex(u32::MAX), 255),
+            Addressee::Job(JobIndex(0), PieceIndex::FIRST),
+            Addressee::Job(JobIndex(u32::MAX), PieceIndex::new(block::PIECES_MAX)),
             Addressee::Kick(SourceKey(u32::MAX)),
             Addressee::Bell,
             Addressee::Alarm,

@@ -1,38 +1,66 @@
 //! The lanes one iothread has open, one for each node, shared by all its rings on that node.
+//!
+//! Invariants: a lane stays open as long as a ring uses it or a request of it is not over, which a ring
+//! that has moved away may have left behind.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
-use block::{Lane, LaneError, Mapping, Node};
+use block::{Due, Lane, LaneError, Mapping, Node, PieceList};
+
+use crate::job::JobIndex;
 
 /// Names an open lane of one [`crate::Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a lane stays open until it is closed"]
 pub struct LaneIndex(usize);
 
+impl LaneIndex {
+    /// Behind it.
+    pub(crate) fn next(self) -> usize {
+        self.0 + 1
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     places: Vec<Option<OpenLane>>,
+    /// When the first of them has something to resume.
+    due: Option<Due>,
 }
 
 #[derive(Debug)]
 struct OpenLane {
     node: Arc<dyn Node>,
     lane: Box<dyn Lane>,
+    /// The rings that use it.
     users: usize,
+    /// Its requests that are not over.
+    requests: usize,
+    /// Those of them that it holds.
+    held: usize,
+    due: Option<Due>,
+    /// Those that are completed in the order in which they were begun, oldest first.
+    ordered: VecDeque<JobIndex>,
 }
 
 impl Lanes {
     /// The lane on the node, opened if it is not yet.
     pub(crate) fn open(&mut self, node: &Arc<dyn Node>) -> Result<LaneIndex, LaneError> {
-        for (place, entry) in self.places.iter_mut().enumerate() {
-            if let Some(open) = entry
-                && Arc::ptr_eq(&open.node, node)
-            {
-                open.users += 1;
-                return Ok(LaneIndex(place));
-            }
+        if let Some(index) = self.find(node) {
+            self.get(index).users += 1;
+            return Ok(index);
         }
-        let open = OpenLane { node: Arc::clone(node), lane: node.open_lane()?, users: 1 };
+        let open = OpenLane {
+            node: Arc::clone(node),
+            lane: node.open_lane()?,
+            users: 1,
+            requests: 0,
+            held: 0,
+            due: None,
+            ordered: VecDeque::new(),
+        };
         let place = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
         if place == self.places.len() {
             self.places.push(None);
@@ -41,19 +69,112 @@ impl Lanes {
         Ok(LaneIndex(place))
     }
 
-    /// Gives a lane back; the last user closes it.
+    /// The lane that is open on the node.
+    pub(crate) fn find(&self, node: &Arc<dyn Node>) -> Option<LaneIndex> {
+        let is_on = |entry: &Option<OpenLane>| {
+            entry.as_ref().is_some_and(|open| Arc::ptr_eq(&open.node, node))
+        };
+        self.places.iter().position(is_on).map(LaneIndex)
+    }
+
+    /// Gives a lane back; the last user closes it, once its requests are over.
     pub(crate) fn close(&mut self, index: LaneIndex) {
-        let place = &mut self.places[index.0];
-        let open = place.as_mut().expect("a lane is closed as often as it was opened");
-        open.users -= 1;
-        if open.users == 0 {
-            *place = None;
+        self.get(index).users -= 1;
+        self.close_if_over(index);
+    }
+
+    /// Asks the lane about a whole batch of new requests.
+    pub(crate) fn map(&mut self, index: LaneIndex, batch: &mut [Mapping], pieces: &mut PieceList) {
+        let open = self.get(index);
+        open.requests += batch.len();
+        open.lane.map(batch, pieces);
+    }
+
+    /// So many requests that the lane was asked about are held.
+    pub(crate) fn held(&mut self, index: LaneIndex, count: usize) {
+        self.get(index).held += count;
+        self.look_at_due(index);
+    }
+
+    /// How many requests the lane holds.
+    pub(crate) fn held_by(&self, index: LaneIndex) -> usize {
+        self.places[index.0].as_ref().map_or(0, |open| open.held)
+    }
+
+    /// The first lane from that place on that has something to resume by now.
+    pub(crate) fn next_due(&self, from: usize, now: Instant) -> Option<LaneIndex> {
+        if self.due.is_none_or(|due| due.at > now) {
+            return None;
+        }
+        let is_due = |entry: &Option<OpenLane>| {
+            entry.as_ref().and_then(|open| open.due).is_some_and(|due| due.at <= now)
+        };
+        let place = self.places.iter().skip(from).position(is_due)?;
+        Some(LaneIndex(from + place))
+    }
+
+    /// Takes what the lane held and may go on.
+    pub(crate) fn resume(
+        &mut self,
+        index: LaneIndex,
+        now: Instant,
+        late: &mut Vec<Mapping>,
+        pieces: &mut PieceList,
+    ) {
+        let open = self.get(index);
+        open.lane.resume(now, late, pieces);
+        open.held -= late.len();
+        self.look_at_due(index);
+    }
+
+    /// Makes due at once what the lane holds.
+    pub(crate) fn release(&mut self, index: LaneIndex) {
+        let open = self.get(index);
+        if open.held > 0 {
+            open.lane.release();
+            self.look_at_due(index);
         }
     }
 
-    /// Asks the lane about a whole batch.
-    pub(crate) fn map(&mut self, index: LaneIndex, batch: &mut [Mapping]) {
-        let open = self.places[index.0].as_mut().expect("a ring's lane is open while it is served");
-        open.lane.map(batch);
+    /// When the first lane has something to resume.
+    pub(crate) fn due(&self) -> Option<Due> {
+        self.due
+    }
+
+    /// Where requests wait that are completed in the order in which they were begun.
+    pub(crate) fn ordered(&mut self, index: LaneIndex) -> &mut VecDeque<JobIndex> {
+        &mut self.get(index).ordered
+    }
+
+    /// A request is over.
+    pub(crate) fn over(&mut self, index: LaneIndex) {
+        let open = self.get(index);
+        open.requests -= 1;
+        if open.requests == 0 && open.users == 0 {
+            self.close_if_over(index);
+        }
+    }
+
+    fn get(&mut self, index: LaneIndex) -> &mut OpenLane {
+        self.places[index.0].as_mut().expect("a lane is open while it is used")
+    }
+
+    fn look_at_due(&mut self, index: LaneIndex) {
+        let open = self.get(index);
+        open.due = open.lane.due();
+        self.find_due();
+    }
+
+    fn find_due(&mut self) {
+        let all = self.places.iter().flatten().map(|open| open.due);
+        self.due = all.fold(None, Due::first);
+    }
+
+    fn close_if_over(&mut self, index: LaneIndex) {
+        let place = &mut self.places[index.0];
+        if place.as_ref().is_some_and(|open| open.users == 0 && open.requests == 0) {
+            *place = None;
+            self.find_due();
+        }
     }
 }

@@ -182,12 +182,13 @@ impl RingSource {
     /// Takes chains from the guest until it has no more, or one of the bounds is met.
     fn pop_batch(&mut self, engine: &mut Engine, step: Step) -> (Turn, u32) {
         let (mut popped, mut bytes) = (0, 0);
+        let lane = self.home().lane;
         self.ring.suppress_kicks();
         let turn = loop {
             if popped == step.requests || bytes >= step.bytes.0 {
                 break Turn::More;
             }
-            if engine.room() == 0 {
+            if engine.room(lane) == 0 {
                 break Turn::Full;
             }
             match self.ring.pop(&mut self.chain) {
@@ -214,7 +215,7 @@ impl RingSource {
         let written = u32::try_from(data).unwrap_or(u32::MAX).saturating_add(1);
         let (counted, outcome) = match kind {
             BlkKind::Disk(operation) => {
-                let seat = self.home().seat;
+                let Home { seat, lane } = self.home();
                 let memory = match operation {
                     Operation::Read(_) => {
                         if self.noted.is_logging() {
@@ -228,7 +229,7 @@ impl RingSource {
                     | Operation::WriteZeroes(..)
                     | Operation::Flush => &mut self.chain.readable,
                 };
-                engine.add(seat, head, operation, memory);
+                engine.add(seat, lane, head, operation, memory);
                 (count_as(&operation), None)
             }
             BlkKind::GetId => {

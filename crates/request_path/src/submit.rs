@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use block::{
-    Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Target, Unmap,
+    Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Piece, Segment,
+    Target, Unmap,
 };
 use kernel_io::{Allocation, Caching, IoFailure, Kernel, Tag};
 use rustix::io::Errno;
@@ -14,14 +15,52 @@ use rustix::io::Errno;
 use crate::job::{Addressee, Job, Phase};
 use crate::staged::{Staged, StagedKind, Step};
 
-/// A run of bytes of a job and where it lives in a file.
+/// Pieces of a job that follow each other in a file.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Run {
+pub(crate) struct Run<'a> {
     pub(crate) file: FileId,
     pub(crate) offset: ByteOffset,
-    /// Where the bytes start in the request's memory.
-    pub(crate) skip: usize,
-    pub(crate) count: usize,
+    pub(crate) count: u64,
+    /// Where the bytes are in the request's memory; never empty.
+    pub(crate) pieces: &'a [Piece],
+}
+
+impl<'a> Run<'a> {
+    /// As many of the first pieces as go to the kernel together, if the first is in a file: all that
+    /// follow each other there, if the operation moves bytes. The others need no memory, and may have
+    /// to be done otherwise, each by itself.
+    pub(crate) fn first_of(pieces: &'a [Piece], operation: Operation) -> Option<Self> {
+        let (Piece { target: Target::File { file, offset }, count, .. }, rest) =
+            pieces.split_first()?
+        else {
+            return None;
+        };
+        let mut run = Self { file: *file, offset: *offset, count: count.0, pieces: &pieces[..1] };
+        if matches!(operation, Operation::Read(_) | Operation::Write(..)) {
+            for piece in rest {
+                let next = Target::File { file: *file, offset: ByteOffset(offset.0 + run.count) };
+                if piece.target != next {
+                    break;
+                }
+                run.count += piece.count.0;
+                run.pieces = &pieces[..=run.pieces.len()];
+            }
+        }
+        Some(run)
+    }
+
+    /// The memory of the run, in the order of the file.
+    fn memory(self, memory: &Buffers) -> impl Iterator<Item = Segment> {
+        self.pieces.iter().flat_map(|piece| memory.range(skip(piece), bytes(piece)))
+    }
+}
+
+fn skip(piece: &Piece) -> usize {
+    usize::try_from(piece.skip).expect("64-bit host")
+}
+
+fn bytes(piece: &Piece) -> usize {
+    usize::try_from(piece.count.0).expect("64-bit host")
 }
 
 /// Submits one run and returns how many operations that is. What direct I/O cannot do in place is
@@ -29,31 +68,39 @@ pub(crate) struct Run {
 pub(crate) fn submit_run(
     kernel: &mut Kernel,
     operation: Operation,
-    run: Run,
+    run: Run<'_>,
     memory: &Buffers,
     staged: &mut Vec<Staged>,
     addressee: Addressee,
 ) -> u32 {
-    let Run { file, offset, skip, count } = run;
+    let Run { file, offset, pieces, .. } = run;
     let tag = addressee.to_tag();
     let open = kernel.file(file);
     let alignment = u64::from(open.offset_alignment());
     let memory_alignment = open.memory_alignment() as usize;
     // The kernel wants every segment, not only their sum, to be whole blocks.
     let length_alignment = open.offset_alignment() as usize;
-    let in_place = (offset.0 | count as u64).is_multiple_of(alignment)
-        && skip.is_multiple_of(length_alignment)
+    let is_aligned = |piece: &Piece| (piece.skip | piece.count.0).is_multiple_of(alignment);
+    let in_place = offset.0.is_multiple_of(alignment)
+        && pieces.iter().all(is_aligned)
         && memory.is_aligned(memory_alignment, length_alignment);
     let mut stage = |kind| {
-        let (at, left, step) = (offset.0, count as u64, Step::Idle);
-        staged.push(Staged { kind, file, at, skip, left, alignment, step });
+        let mut at = offset.0;
+        for piece in pieces {
+            let (skip, left, step) = (skip(piece), piece.count.0, Step::Idle);
+            staged.push(Staged { kind, file, at, skip, left, alignment, step });
+            at += left;
+        }
         0
     };
     match operation {
         Operation::Read(_) if !in_place => stage(StagedKind::Read),
         Operation::Write(..) if !in_place => stage(StagedKind::Write),
         Operation::Read(_) => {
-            kernel.read(file, offset, memory.range(skip, count), tag);
+            match pieces {
+                [one] => kernel.read(file, offset, memory.range(skip(one), bytes(one)), tag),
+                _ => kernel.read(file, offset, run.memory(memory), tag),
+            }
             1
         }
         Operation::Write(_, durability) => {
@@ -62,7 +109,13 @@ pub(crate) fn submit_run(
                 // Made durable afterwards, see `must_sync`.
                 Caching::Buffered => Durability::Cached,
             };
-            kernel.write(file, offset, durability, memory.range(skip, count), tag);
+            match pieces {
+                [one] => {
+                    let memory = memory.range(skip(one), bytes(one));
+                    kernel.write(file, offset, durability, memory, tag);
+                }
+                _ => kernel.write(file, offset, durability, run.memory(memory), tag),
+            }
             1
         }
         Operation::Discard(..) => submit_allocation(kernel, run, Allocation::PunchHole, None, tag),
@@ -81,14 +134,14 @@ pub(crate) fn submit_run(
 /// parts of blocks at its ends are added to `zero_ends`, or left alone.
 fn submit_allocation(
     kernel: &mut Kernel,
-    run: Run,
+    run: Run<'_>,
     how: Allocation,
     zero_ends: Option<&mut Vec<Staged>>,
     tag: Tag,
 ) -> u32 {
     let open = kernel.file(run.file);
     let alignment = u64::from(open.offset_alignment());
-    let bytes = run.offset.0..run.offset.0 + run.count as u64;
+    let bytes = run.offset.0..run.offset.0 + run.count;
     let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
     if let Some(staged) = zero_ends {
         for end in [bytes.start..whole.start, whole.end..bytes.end] {
@@ -130,7 +183,7 @@ pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
                 Target::File { file, .. } => kernel.file(file).caching() == Caching::Buffered,
                 Target::Zeroes | Target::Nothing => false,
             };
-            stable && job.pieces.as_slice().iter().map(|piece| piece.target).any(buffered)
+            stable && job.pieces.iter().map(|piece| piece.target).any(buffered)
         }
     }
 }

@@ -10,7 +10,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use block::{
-    Access, ByteCount, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Mapping, Node, Rights,
+    Access, ByteCount, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Mapping, Node,
+    PieceList, Rights,
 };
 use disk::{NullNode, ReadContent};
 use kernel_io::FileTable;
@@ -71,9 +72,9 @@ impl Node for CountingNode {
 }
 
 impl Lane for CountingLane {
-    fn map(&mut self, batch: &mut [Mapping]) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         self.begun.fetch_add(batch.len() as u64, Ordering::Relaxed);
-        self.null.map(batch);
+        self.null.map(batch, pieces);
     }
 }
 

@@ -9,6 +9,7 @@ mod confined;
 mod dirty_log;
 mod fairness;
 mod guest;
+mod holding;
 mod inflight;
 mod moves;
 mod open_requests;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FileId, Lane, LaneError,
-    Limits, Mapping, Node, Piece, Pieces, Rights, Target,
+    Limits, Mapping, Node, Piece, PieceList, Rights, Target,
 };
 use kernel_io::{Aio, FileTable, OpenFile};
 use virtio::RingBase;
@@ -59,11 +59,15 @@ impl Node for PipeNode {
 }
 
 impl Lane for PipeLane {
-    fn map(&mut self, batch: &mut [Mapping]) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         for mapping in batch {
+            let Some(extent) = mapping.operation.extent() else {
+                mapping.answer = Answer::Now(pieces.none());
+                continue;
+            };
             let target = Target::File { file: self.0.file, offset: ByteOffset(0) };
-            let count = mapping.operation.extent().unwrap().count();
-            mapping.answer = Answer::Now(Pieces::one(Piece { count, target }));
+            let count = extent.count();
+            mapping.answer = Answer::Now(pieces.one(Piece { skip: 0, count, target }));
             // Not every test listens.
             let _heard = self.0.begun.send(());
         }

@@ -1,0 +1,132 @@
+//! The pieces of answers: where the bytes of an operation live.
+//!
+//! Where it stands in the life of a request: lanes add pieces to the list of a batch; each answer names
+//! its own by their range. The list keeps its room from batch to batch, so a warm iothread allocates
+//! nothing for an answer.
+
+use crate::{ByteCount, ByteOffset};
+
+/// The most pieces one answer has: a request of 256 MiB in the smallest chunks of a stripe. It bounds
+/// what a hostile request makes the daemon remember.
+pub const PIECES_MAX: usize = 1 << 16;
+
+/// A file that bytes live in. Opaque here; `kernel_io` resolves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileId(pub u32);
+
+/// Where a run of bytes lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// At this place of a file. For a flush: the file whose data is to be made durable.
+    File {
+        /// The file.
+        file: FileId,
+        /// The place in the file.
+        offset: ByteOffset,
+    },
+    /// Nowhere: reads return zeroes, changes are done already.
+    Zeroes,
+    /// Nowhere: reads leave the memory as it is, changes are done already.
+    Nothing,
+}
+
+/// A run of bytes of one operation and where it lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Where the run starts, in bytes from the operation's first.
+    pub skip: u64,
+    /// The number of bytes; 0 for a flush.
+    pub count: ByteCount,
+    /// Where they live.
+    pub target: Target,
+}
+
+/// Some neighbouring pieces of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PieceRange {
+    start: u32,
+    end: u32,
+}
+
+/// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any
+/// order; pieces that follow each other in one file go to the kernel together if they follow each other
+/// here.
+#[derive(Debug, Default)]
+pub struct PieceList {
+    pieces: Vec<Piece>,
+}
+
+impl PieceList {
+    /// Where the next piece goes.
+    pub fn end(&self) -> PieceMark {
+        PieceMark(self.place())
+    }
+
+    /// Adds a piece behind the others.
+    pub fn push(&mut self, piece: Piece) {
+        self.pieces.push(piece);
+    }
+
+    /// Adds an answer of one piece, by far the most frequent.
+    pub fn one(&mut self, piece: Piece) -> PieceRange {
+        let start = self.place();
+        self.pieces.push(piece);
+        PieceRange { start, end: start + 1 }
+    }
+
+    /// An answer without any piece: there is nothing to do.
+    pub fn none(&self) -> PieceRange {
+        PieceRange { start: 0, end: 0 }
+    }
+
+    /// What was added since that mark, as an answer.
+    pub fn since(&self, mark: PieceMark) -> PieceRange {
+        PieceRange { start: mark.0, end: self.place() }
+    }
+
+    /// The pieces of an answer, in order.
+    pub fn get(&self, range: PieceRange) -> &[Piece] {
+        &self.pieces[range.start as usize..range.end as usize]
+    }
+
+    /// The piece of an answer, by its place in it. For who adds pieces made of others meanwhile.
+    pub fn at(&self, range: PieceRange, place: usize) -> Option<Piece> {
+        self.get(range).get(place).copied()
+    }
+
+    /// Forgets all answers, keeps the room.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+    }
+
+    fn place(&self) -> u32 {
+        u32::try_from(self.pieces.len()).expect("a batch has fewer pieces than memory has bytes")
+    }
+}
+
+/// A place in a list of pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PieceMark(u32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(skip: u64) -> Piece {
+        Piece { skip, count: ByteCount(1), target: Target::Zeroes }
+    }
+
+    #[test]
+    fn answers_share_a_list_and_keep_their_own_pieces() {
+        let mut list = PieceList::default();
+        let first = list.one(piece(7));
+        let mark = list.end();
+        list.push(piece(0));
+        list.push(piece(1));
+        let second = list.since(mark);
+        assert_eq!(list.get(first), [piece(7)]);
+        assert_eq!(list.get(second), [piece(0), piece(1)]);
+        assert_eq!((list.at(second, 1), list.at(second, 2)), (Some(piece(1)), None));
+        assert!(list.get(list.none()).is_empty());
+    }
+}

@@ -1,0 +1,227 @@
+//! Requests that a layer holds: they go on when they are due, and at once when somebody waits for their
+//! end, wherever the ring is by then.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use block::{
+    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, Lane, LaneError, Limits,
+    Mapping, Node, Operation, Order, PieceList, Rights, SystemClock, Token,
+};
+use disk::{NullNode, ReadContent};
+use kernel_io::FileTable;
+
+use crate::guest::{Ask, Guest, SLOTS};
+use crate::open_requests::pipe_node;
+use crate::setup::{iothreads, on_both, place};
+
+/// Nobody waits that long.
+const FOR_EVER: Duration = Duration::from_hours(1);
+
+/// What is waited for comes before.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A disk that holds every request that long. It tells of each batch.
+#[derive(Debug)]
+struct HoldingNode {
+    below: Arc<dyn Node>,
+    time: Duration,
+    order: Order,
+    told: mpsc::Sender<()>,
+}
+
+#[derive(Debug)]
+struct HoldingLane {
+    below: Box<dyn Lane>,
+    time: Duration,
+    order: Order,
+    told: mpsc::Sender<()>,
+    held: VecDeque<(Instant, Token, Operation)>,
+}
+
+impl Node for HoldingNode {
+    fn name(&self) -> &str {
+        "holding"
+    }
+
+    fn size(&self) -> DiskSize {
+        self.below.size()
+    }
+
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+
+    fn access(&self) -> Access {
+        self.below.access()
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.below.flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.below.claim(rights)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        let (time, order, told) = (self.time, self.order, self.told.clone());
+        let (below, held) = (self.below.open_lane()?, VecDeque::new());
+        Ok(Box::new(HoldingLane { below, time, order, told, held }))
+    }
+}
+
+impl Lane for HoldingLane {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+        let due = SystemClock.now() + self.time;
+        for mapping in batch {
+            self.held.push_back((due, mapping.token, mapping.operation));
+            mapping.answer = Answer::Held;
+        }
+        // Not every test listens.
+        let _heard = self.told.send(());
+    }
+
+    fn due(&self) -> Option<Due> {
+        self.held.front().map(|held| Due { at: held.0, slack: Duration::ZERO })
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        let first = late.len();
+        while let Some((_, token, operation)) = self.held.pop_front_if(|held| held.0 <= now) {
+            late.push(Mapping { order: self.order, ..Mapping::new(token, operation) });
+        }
+        self.below.map(&mut late[first..], pieces);
+    }
+
+    fn release(&mut self) {
+        let now = SystemClock.now();
+        self.held.iter_mut().for_each(|held| held.0 = held.0.min(now));
+    }
+}
+
+fn null() -> Arc<dyn Node> {
+    let size = DiskSize(ByteCount(1 << 20));
+    Arc::new(NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes))
+}
+
+/// The node, and what tells that it holds something more.
+fn holding(
+    below: Arc<dyn Node>,
+    time: Duration,
+    order: Order,
+) -> (Arc<dyn Node>, mpsc::Receiver<()>) {
+    let (told, tells) = mpsc::channel();
+    (Arc::new(HoldingNode { below, time, order, told }), tells)
+}
+
+#[test]
+fn a_held_request_is_carried_out_when_it_is_due_and_not_before() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        for iothread in iothreads::<2>(&files, reactors) {
+            let time = Duration::from_millis(20);
+            let mut guest = Guest::new();
+            let placed = place(&guest, &holding(null(), time, Order::Any).0, &iothread);
+            for _ in 0..5 {
+                let start = SystemClock.now();
+                (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
+                let mut done = guest.completions().len();
+                let took = start.elapsed();
+                while done < usize::from(SLOTS) {
+                    done += guest.completions().len();
+                }
+                assert!(took >= time, "done after {took:?}");
+                assert!((0..SLOTS).all(|slot| guest.status(slot) == 0));
+            }
+            assert_eq!(placed.stop().in_flight(), 0);
+        }
+    });
+}
+
+#[test]
+fn a_stop_waits_for_nothing_that_is_held() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, _] = iothreads::<2>(&files, reactors);
+        let mut guest = Guest::new();
+        let (node, tells) = holding(null(), FOR_EVER, Order::Any);
+        let placed = place(&guest, &node, &a);
+        (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
+        tells.recv_timeout(LIMIT).unwrap();
+        // It would not come back.
+        let source = placed.stop();
+        assert_eq!(source.in_flight(), 0);
+        assert_eq!(guest.poll().len() as u64, source.ending().counters.reads);
+    });
+}
+
+#[test]
+fn a_stop_waits_for_nothing_that_was_left_held_on_other_threads() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, b, c] = iothreads::<3>(&files, reactors);
+        let (node, tells) = holding(null(), FOR_EVER, Order::Any);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &a);
+        for (slot, to) in (0..).zip([&b, &c, &a, &b]) {
+            guest.submit(slot, Ask::Read, 0);
+            // Once it is held, it stays where it is.
+            tells.recv_timeout(LIMIT).unwrap();
+            placed.move_to(to).unwrap();
+        }
+        assert!(guest.poll().is_empty());
+        let source = placed.stop();
+        assert_eq!((source.in_flight(), source.ending().counters.reads), (0, 4));
+        assert_eq!(guest.poll().len(), 4);
+    });
+}
+
+#[test]
+fn who_is_held_keeps_nobody_else_waiting() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, _] = iothreads::<2>(&files, reactors);
+        let (mut held, mut other) = (Guest::new(), Guest::new());
+        let (node, _) = holding(null(), FOR_EVER, Order::Any);
+        let placed = [place(&held, &node, &a), place(&other, &null(), &a)];
+        (0..SLOTS).for_each(|slot| held.submit(slot, Ask::Read, 0));
+        for _ in 0..1000 {
+            other.submit(0, Ask::Read, 0);
+            assert_eq!(other.completions(), [0]);
+        }
+        assert!(held.poll().is_empty());
+        placed.into_iter().for_each(|placed| assert_eq!(placed.stop().in_flight(), 0));
+    });
+}
+
+#[test]
+fn ordered_requests_are_completed_as_they_were_begun() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, _] = iothreads::<2>(&files, reactors);
+        // The first reads from a pipe that nobody has written to; the flush has nothing to wait for.
+        let (pipe, mut writer, begun) = pipe_node(&files);
+        let (node, _) = holding(pipe, Duration::ZERO, Order::AsBegun);
+        let (mut guest, mut other) = (Guest::new(), Guest::new());
+        let (placed, beside) = (place(&guest, &node, &a), place(&other, &null(), &a));
+        guest.submit(0, Ask::Read, 0);
+        begun.recv_timeout(Duration::from_secs(10)).unwrap();
+        guest.submit(1, Ask::Flush, 0);
+        guest.submit(2, Ask::Flush, 0);
+        // Some rounds of the thread later.
+        for _ in 0..100 {
+            other.submit(0, Ask::Read, 0);
+            assert_eq!(other.completions(), [0]);
+        }
+        assert!(guest.poll().is_empty(), "a later request was completed first");
+        std::io::Write::write_all(&mut writer, &[7; crate::guest::BLOCK]).unwrap();
+        let mut done = Vec::new();
+        while done.len() < 3 {
+            done.extend(guest.completions());
+        }
+        assert_eq!(done, [0, 1, 2]);
+        assert_eq!(placed.stop().in_flight() + beside.stop().in_flight(), 0);
+    });
+}

@@ -1,0 +1,9 @@
+//! Nodes that change requests on their way.
+//!
+//! Where it stands in the life of a request: lanes of these nodes ask the lanes of their children, and
+//! say how long a request is held, or which parts of it go where.
+//!
+//! Not here: what a node is (`block`), where bytes live (`disk`), and which nodes a command line asks for
+//! (`daemon`).
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,108 @@
+//! What becomes of a request when the host fails it: another way, a failure of the request, a sentence
+//! for the operator.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use block::{FailKind, FileId, Operation, Target};
+use kernel_io::{Alarm, Caching, IoFailure};
+
+use super::Engine;
+use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
+use crate::report::Trouble;
+use crate::staged::{Staged, StagedKind, Step};
+use crate::submit::{fail_kind, may_hide_lost_data, unsupported, whole_blocks};
+
+impl Engine {
+    /// A piece failed: some failures mean another way, the others are the guest's.
+    pub(super) fn piece_failed(&mut self, index: JobIndex, piece: PieceIndex, failure: IoFailure) {
+        let job = self.jobs.get(index);
+        let piece = job.pieces[piece.place()];
+        let Target::File { file, offset } = piece.target else {
+            panic!("only a file's operations fail")
+        };
+        if job.phase == Phase::Sync {
+            self.kernel.file(file).remember_failed_sync();
+        } else if unsupported(failure) {
+            match job.operation {
+                // A hint that the file system cannot take.
+                Operation::Discard(..) => return,
+                Operation::WriteZeroes(..) => {
+                    let open = self.kernel.file(file);
+                    let alignment = u64::from(open.offset_alignment());
+                    let bytes = offset.0..offset.0 + piece.count.0;
+                    let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
+                    let (kind, step) = (StagedKind::Zero, Step::Idle);
+                    let (at, left) = (whole.start, whole.end - whole.start);
+                    job.staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
+                    return;
+                }
+                Operation::Read(_) | Operation::Write(..) | Operation::Flush => {}
+            }
+        } else if let Operation::Write(_, durability) = job.operation
+            && may_hide_lost_data(durability, failure)
+            && self.kernel.file(file).caching() == Caching::Direct
+        {
+            self.kernel.file(file).remember_failed_sync();
+        }
+        self.fail(index, file, Trouble::Failure(failure));
+    }
+
+    /// A piece is done. A sync is worth nothing if another one failed meanwhile: the kernel tells each
+    /// loss only once.
+    pub(super) fn piece_done(&mut self, index: JobIndex, piece: PieceIndex) {
+        let job = self.jobs.get(index);
+        if job.phase == Phase::Sync
+            && let Target::File { file, .. } = job.pieces[piece.place()].target
+            && self.kernel.file(file).has_failed_sync()
+        {
+            self.fail(index, file, Trouble::EarlierSync);
+        }
+    }
+
+    /// Notes that a request fails, and says so; only once for each request.
+    pub(super) fn fail(&mut self, index: JobIndex, file: FileId, trouble: Trouble) {
+        let job = self.jobs.get(index);
+        if job.failure.is_some() {
+            return;
+        }
+        job.failure = Some(match trouble {
+            Trouble::Failure(failure) => fail_kind(failure),
+            Trouble::EarlierSync => FailKind::Io,
+        });
+        let (operation, phase) = (job.operation, job.phase);
+        let path = self.kernel.file(file).path();
+        if let Some(wait) = self.report.failed(path, operation, phase, trouble) {
+            self.set_alarm(wait);
+        }
+    }
+
+    /// Has the report catch up after this time, if nothing fails meanwhile.
+    fn set_alarm(&mut self, after: Duration) {
+        if let Err(error) = self.try_set_alarm(after) {
+            // Then it is told with the next sentence, or at the end.
+            tracing::debug!("no timer: {error}");
+        }
+    }
+
+    fn try_set_alarm(&mut self, after: Duration) -> io::Result<()> {
+        if let Some(alarm) = &self.alarm {
+            return alarm.set(after);
+        }
+        let alarm = Alarm::new()?;
+        self.kernel.poll(alarm.as_fd(), Addressee::Alarm.to_tag());
+        let set = alarm.set(after);
+        self.alarm = Some(alarm);
+        set
+    }
+
+    pub(super) fn alarm_rang(&mut self) {
+        if let Some(alarm) = &self.alarm {
+            alarm.clear();
+        }
+        if let Some(wait) = self.report.catch_up() {
+            self.set_alarm(wait);
+        }
+    }
+}
