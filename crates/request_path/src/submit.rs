@@ -225,6 +225,39 @@ pub(crate) fn fail_kind(failure: IoFailure) -> FailKind {
 mod tests {
     use super::*;
 
+    const FILE: FileId = FileId(1);
+
+    fn piece(skip: u64, offset: Option<u64>) -> Piece {
+        let file = |offset| Target::File { file: FILE, offset: ByteOffset(offset) };
+        Piece { skip, count: ByteCount(8), target: offset.map_or(Target::Zeroes, file) }
+    }
+
+    #[track_caller]
+    fn check_run(operation: Operation, pieces: &[Piece], expected: Option<(usize, u64)>) {
+        let run = Run::first_of(pieces, operation);
+        assert_eq!(run.map(|run| (run.pieces.len(), run.count)), expected);
+    }
+
+    #[test]
+    fn pieces_that_follow_each_other_in_a_file_go_together() {
+        let size = block::DiskSize(ByteCount(64));
+        let extent = size.check(ByteOffset(0), ByteCount(32)).expect("inside");
+        let read = Operation::Read(extent);
+        // As a stripe cuts: each second chunk of the memory, all of one file.
+        let strided = [piece(0, Some(0)), piece(16, Some(8)), piece(8, Some(0)), piece(24, None)];
+        check_run(read, &strided, Some((2, 16)));
+        check_run(Operation::Write(extent, Durability::Stable), &strided, Some((2, 16)));
+        check_run(read, &strided[1..], Some((1, 8)));
+        check_run(read, &strided[2..], Some((1, 8)));
+        check_run(read, &strided[3..], None);
+        check_run(read, &[], None);
+        // What has no memory may have to be done otherwise, each by itself.
+        check_run(Operation::Discard(extent, Durability::Cached), &strided, Some((1, 8)));
+        let elsewhere = Target::File { file: FileId(2), offset: ByteOffset(8) };
+        let two_files = [piece(0, Some(0)), Piece { target: elsewhere, ..piece(8, None) }];
+        check_run(read, &two_files, Some((1, 8)));
+    }
+
     #[track_caller]
     fn check(bytes: Range<u64>, block: u64, expected: Range<u64>) {
         assert_eq!(whole_blocks(&bytes, block), expected, "{bytes:?} in blocks of {block}");

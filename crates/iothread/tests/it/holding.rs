@@ -197,6 +197,39 @@ fn who_is_held_keeps_nobody_else_waiting() {
 }
 
 #[test]
+fn a_lane_that_holds_all_it_may_keeps_nobody_else_waiting() {
+    // More than a lane holds, and than an iothread carries out.
+    const GUESTS: u16 = 5000 / SLOTS;
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, _] = iothreads::<2>(&files, reactors);
+        let (node, _) = holding(null(), FOR_EVER, Order::Any);
+        let mut held: Vec<_> = (0..GUESTS)
+            .map(|_| {
+                let mut guest = Guest::new();
+                (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
+                let placed = place(&guest, &node, &a);
+                (guest, placed)
+            })
+            .collect();
+        let mut other = Guest::new();
+        let placed = place(&other, &null(), &a);
+        for _ in 0..100 {
+            other.submit(0, Ask::Read, 0);
+            assert_eq!(other.completions(), [0]);
+        }
+        assert_eq!(placed.stop().in_flight(), 0);
+        // The first stop lets go what is held by then; who found no room is served after that.
+        let stopped = held.pop().unwrap().1.stop();
+        assert_eq!(stopped.in_flight(), 0);
+        for (mut guest, placed) in held {
+            let ending = placed.stop().ending();
+            assert_eq!(guest.poll().len() as u64, ending.counters.reads);
+        }
+    });
+}
+
+#[test]
 fn ordered_requests_are_completed_as_they_were_begun() {
     on_both(|reactors| {
         let files = Arc::new(FileTable::default());
