@@ -20,7 +20,7 @@ use crate::device::Offer;
 use crate::export::{Adopted, Export, ExportError};
 use crate::graph::{Graph, GraphError};
 use crate::holding::{Holding, OnDemand};
-use crate::options::{Activity, ExportOptions, Plan, PollOptions, Step};
+use crate::options::{Activity, ExportOptions, Object, Plan, PollOptions, Step};
 use crate::sandbox::Sandbox;
 use crate::socket::{Socket, SocketError};
 
@@ -169,7 +169,7 @@ impl Built {
         let mut prepared = Vec::new();
         for step in &plan.steps {
             match step {
-                Step::Object(object) => {
+                Step::Object(Object::Iothread(object)) => {
                     self.spawn(&object.id, settings(object.polling))?;
                 }
                 Step::Blockdev(blockdev) => self.graph.add(blockdev)?,

@@ -2,12 +2,13 @@
 //!
 //! Where it stands: `cli` calls [`parse`] and hands the [`Plan`] to the daemon. An argument goes
 //! through two steps: as written (`words`, `keyval`, `fields`) and as valid (`object`,
-//! `blockdev`, `export`, then `names` and `files` for what it refers to).
+//! `blockdev` with `drivers`, `export`, then `names` and `files` for what it refers to).
 //!
 //! Invariants: what ringloom does not do yet is refused by name, never accepted and ignored.
 //! Not here: the help texts ([`help`](crate::help)), building what was asked for (the graph).
 
 mod blockdev;
+mod drivers;
 mod export;
 mod fault;
 mod fields;
@@ -31,6 +32,6 @@ pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
     Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
-    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, Sandboxing,
-    SocketOptions, Step, Takeover,
+    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
+    PollOptions, Sandboxing, SocketOptions, Step, Takeover,
 };

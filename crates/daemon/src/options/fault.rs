@@ -129,12 +129,14 @@ pub enum Fault {
     #[error("force-share=on can only be used with read-only images")]
     ForceShareWritable,
     /// An inactive node below an active one. QEMU's sentence.
-    #[error("Inactive '{child}' can't be a file child of active '{node}'")]
+    #[error("Inactive '{child}' can't be a {role} child of active '{node}'")]
     InactiveChild {
         /// The active one.
         node: String,
         /// The inactive one.
         child: String,
+        /// The key that it stands under.
+        role: String,
     },
     /// Not JSON.
     #[error("not valid JSON")]
@@ -278,6 +280,18 @@ pub enum Fault {
     EmptyList {
         /// The key.
         key: String,
+    },
+    /// Too few or too many nodes below one.
+    #[error("parameter '{key}' takes {least} to {most} nodes, not {given}")]
+    ChildCount {
+        /// The key of the list.
+        key: String,
+        /// How many there are.
+        given: usize,
+        /// The fewest.
+        least: usize,
+        /// The most.
+        most: usize,
     },
     /// A writable export of something that is not.
     #[error("cannot export read-only node '{node_name}' as writable")]

@@ -176,6 +176,25 @@ impl Fields {
         }
     }
 
+    /// A list of texts and objects, which must be there.
+    pub(super) fn texts_or_objects(&mut self, key: &str) -> Result<Vec<TextOrObject>, Fault> {
+        let list = match self.map.remove(key) {
+            None => return Err(Fault::Missing { key: self.path(key) }),
+            Some(Value::Array(list)) => list,
+            Some(_) => return Err(self.expects(key, "a list")),
+        };
+        let element = |(index, value)| match value {
+            Value::String(text) => Ok(TextOrObject::Text(text)),
+            Value::Object(map) => {
+                Ok(TextOrObject::Object(self.nested(&format!("{key}.{index}"), map)))
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
+                Err(self.expects(&format!("{key}.{index}"), "a string or an object"))
+            }
+        };
+        list.into_iter().enumerate().map(element).collect()
+    }
+
     fn unsigned(
         &mut self,
         key: &str,
@@ -259,7 +278,24 @@ fn parse_size(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_number, parse_size};
+    use super::{Fields, TextOrObject, parse_number, parse_size};
+
+    #[test]
+    fn a_list_holds_texts_and_objects() {
+        let list = |text: &str| Fields::parse(text, "driver").unwrap().texts_or_objects("c");
+        for text in ["c.0=a,c.1.x=y", r#"{"c":["a",{"x":"y"}]}"#] {
+            let list = list(text).unwrap();
+            let [TextOrObject::Text(first), TextOrObject::Object(second)] = list.as_slice() else {
+                panic!("{text} gives {list:?}");
+            };
+            assert_eq!((first.as_str(), second.path("x").as_str()), ("a", "c.1.x"));
+        }
+        let refused = |text| list(text).unwrap_err().to_string();
+        assert_eq!(refused("d=a"), "parameter 'c' is missing");
+        assert_eq!(refused("c=a"), "parameter 'c' expects a list");
+        let number = r#"{"c":["a",5]}"#;
+        assert_eq!(refused(number), "parameter 'c.1' expects a string or an object");
+    }
 
     #[track_caller]
     fn check(text: &str, number: Option<u64>, size: Option<u64>) {

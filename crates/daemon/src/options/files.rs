@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use super::fault::Fault;
-use super::plan::{Blockdev, Child, Driver, Step};
+use super::plan::{Blockdev, Driver, Step};
 
 /// What can hold a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(super) enum FileKind {
 /// Checks that the files of a step are there, of the right kind and ours to open.
 pub(super) fn check(step: &Step) -> Result<(), Fault> {
     match step {
-        Step::Blockdev(blockdev) => check_node(blockdev),
+        Step::Blockdev(blockdev) => blockdev.nodes().into_iter().try_for_each(check_node),
         Step::Object(_) | Step::Export(_) => Ok(()),
     }
 }
@@ -35,8 +35,7 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
         Driver::HostDevice { filename, .. } => {
             ("host_device", filename, FileKind::BlockDevice, "a block device")
         }
-        Driver::Raw { file: Child::Inline(inner) } => return check_node(inner),
-        Driver::Raw { file: Child::Reference(_) } | Driver::NullCo { .. } => return Ok(()),
+        Driver::Raw | Driver::NullCo { .. } => return Ok(()),
     };
     // The type comes first: opening a FIFO would wait for its other end.
     if file_kind(filename)? != Some(kind) {

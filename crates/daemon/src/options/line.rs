@@ -8,7 +8,7 @@ use super::fields::parse_flag;
 use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Sandboxing, Step, Takeover};
 use super::words::{Name, SharedName, ShortName, Word};
 #[cfg(test)]
-use super::{blockdev, export, object};
+use super::{blockdev, drivers, export, object};
 use super::{long, short, words};
 
 /// Reads the arguments of `ringloom serve` or qemu-storage-daemon, without the program's name.
@@ -177,19 +177,14 @@ pub(crate) fn documented_names() -> Vec<String> {
         .iter()
         .filter(|known| known.name != Name::Later)
         .map(|known| known.long.to_owned());
-    let tables = [
-        ("", object::IOTHREAD),
-        ("", blockdev::FILE),
-        ("", blockdev::HOST_DEVICE),
-        ("", blockdev::RAW),
-        ("", blockdev::NULL_CO),
-        ("cache.", blockdev::CACHE),
-        ("", export::VHOST_USER_BLK),
-        ("addr.", export::ADDR),
-    ];
-    let keys = tables
-        .iter()
-        .flat_map(|(prefix, keys)| keys.supported().map(move |key| format!("{prefix}{key}")));
+    let objects = object::TABLE.iter().map(|entry| ("", entry.keys));
+    let drivers = drivers::TABLE.iter().map(|entry| ("", entry.keys));
+    let others =
+        [("cache.", blockdev::CACHE), ("", export::VHOST_USER_BLK), ("addr.", export::ADDR)];
+    let keys = objects.chain(drivers).chain(others).flat_map(|(prefix, keys)| {
+        let names: Vec<_> = keys.supported().map(|key| format!("{prefix}{key}")).collect();
+        names
+    });
     // These two appear only with what is inside them.
     options.chain(keys).filter(|name| name != "cache" && name != "addr").collect()
 }

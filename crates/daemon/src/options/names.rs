@@ -8,11 +8,12 @@ use std::path::PathBuf;
 
 use super::fault::Fault;
 use super::nearest::nearest;
-use super::plan::{Activity, Blockdev, Child, Driver, ExportOptions, Step};
+use super::plan::{Activity, Blockdev, Child, ExportOptions, NamedChild, Object, Step};
 
 /// What the steps so far have made.
 #[derive(Debug, Default)]
 pub(super) struct Names {
+    objects: HashSet<String>,
     iothreads: HashSet<String>,
     nodes: HashMap<String, Known>,
     exports: HashSet<String>,
@@ -37,36 +38,41 @@ impl Names {
     /// Checks a step against those before it and takes its names.
     pub(super) fn admit(&mut self, step: &Step) -> Result<(), Fault> {
         match step {
-            Step::Object(object) => take(&mut self.iothreads, "object id", &object.id),
-            Step::Blockdev(blockdev) => self.node(blockdev, "").map(|_| ()),
+            Step::Object(object) => {
+                take(&mut self.objects, "object id", object.id())?;
+                match object {
+                    Object::Iothread(iothread) => self.iothreads.insert(iothread.id.clone()),
+                };
+                Ok(())
+            }
+            Step::Blockdev(blockdev) => {
+                self.node(blockdev, &blockdev.name_below("", "")).map(|_| ())
+            }
             Step::Export(export) => self.export(export),
         }
     }
 
     /// Takes the names of a node from the bottom up.
-    fn node(&mut self, blockdev: &Blockdev, parent: &str) -> Result<Known, Fault> {
-        // The name that the graph gives to a node without one.
-        let name = blockdev.node_name.clone().unwrap_or_else(|| format!("{parent}/file"));
+    fn node(&mut self, blockdev: &Blockdev, name: &str) -> Result<Known, Fault> {
         let activity = blockdev.activity;
-        let below = match &blockdev.driver {
-            Driver::Raw { file: Child::Inline(inner) } => {
-                let child = inner.node_name.clone().unwrap_or_else(|| format!("{name}/file"));
-                check_activity(&name, activity, child, inner.activity)?;
-                self.node(inner, &name)?.can_write
+        let mut can_write = if blockdev.read_only { CanWrite::No } else { CanWrite::Yes };
+        for NamedChild { name: role, node } in &blockdev.children {
+            let (child, below) = match node {
+                Child::Inline(inner) => {
+                    let child = inner.name_below(name, role);
+                    let below = self.node(inner, &child)?;
+                    (child, below)
+                }
+                Child::Reference(child) => (child.clone(), self.find_node(child)?),
+            };
+            check_activity(name, activity, role, &child, below.activity)?;
+            if below.can_write == CanWrite::No {
+                can_write = CanWrite::No;
             }
-            Driver::Raw { file: Child::Reference(child) } => {
-                let below = self.find_node(child)?;
-                check_activity(&name, activity, child.clone(), below.activity)?;
-                below.can_write
-            }
-            Driver::File { .. } | Driver::HostDevice { .. } | Driver::NullCo { .. } => {
-                CanWrite::Yes
-            }
-        };
-        let can_write = if blockdev.read_only { CanWrite::No } else { below };
+        }
         let known = Known { can_write, activity };
-        if blockdev.node_name.is_some() && self.nodes.insert(name.clone(), known).is_some() {
-            return Err(Fault::Duplicate { what: "node-name", name });
+        if blockdev.node_name.is_some() && self.nodes.insert(name.to_owned(), known).is_some() {
+            return Err(Fault::Duplicate { what: "node-name", name: name.to_owned() });
         }
         Ok(known)
     }
@@ -102,12 +108,14 @@ impl Names {
 fn check_activity(
     node: &str,
     activity: Activity,
-    child: String,
+    role: &str,
+    child: &str,
     of_child: Activity,
 ) -> Result<(), Fault> {
     match (activity, of_child) {
         (Activity::Active, Activity::Inactive) => {
-            Err(Fault::InactiveChild { node: node.to_owned(), child })
+            let (node, child, role) = (node.to_owned(), child.to_owned(), role.to_owned());
+            Err(Fault::InactiveChild { node, child, role })
         }
         (Activity::Active, Activity::Active) | (Activity::Inactive, _) => Ok(()),
     }

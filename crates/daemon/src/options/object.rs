@@ -1,14 +1,29 @@
-//! `--object`: iothreads.
+//! `--object`: one entry for each type, with its keys and what reads them.
+//!
+//! A new type is a file in `object/`, an entry in [`TABLE`] and a variant of [`Object`].
 //!
 //! Not here: the other objects of qemu-storage-daemon; they are refused by name.
+
+mod iothread;
 
 use super::fault::Fault;
 use super::fields::{Fields, Keys};
 use super::names::is_identifier;
-use super::plan::{IothreadObject, PollOptions};
+use super::plan::Object;
+
+/// An object type that works.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    /// Its name, as in `qom-type=`.
+    name: &'static str,
+    /// All its keys.
+    pub(super) keys: Keys,
+    /// Reads the keys that only this type has; gets the object's id.
+    read: fn(String, &mut Fields) -> Result<Object, Fault>,
+}
 
 /// The object types that work.
-const SUPPORTED: &[&str] = &["iothread"];
+pub(super) const TABLE: &[Entry] = &[iothread::ENTRY];
 
 /// The object types that qemu-storage-daemon has and ringloom does not have yet.
 const LATER: &[&str] = &[
@@ -28,40 +43,25 @@ const LATER: &[&str] = &[
     "tls-creds-x509",
 ];
 
-/// The keys of an iothread.
-pub(super) const IOTHREAD: Keys = Keys {
-    of: "--object iothread",
-    supported: &[&["qom-type", "id", "poll-max-ns", "poll-grow", "poll-shrink"]],
-    later: &[&["aio-max-batch", "thread-pool-max", "thread-pool-min"]],
-};
-
 /// Reads the argument of `--object`.
-pub(super) fn parse(text: &str) -> Result<IothreadObject, Fault> {
+pub(super) fn parse(text: &str) -> Result<Object, Fault> {
     let mut fields = Fields::parse(text, "qom-type")?;
     let kind = fields.required_text("qom-type")?;
-    if LATER.contains(&kind.as_str()) {
-        let accepted = SUPPORTED.to_vec();
-        return Err(Fault::ValueNotYet { key: "object type".to_owned(), value: kind, accepted });
-    }
-    if !SUPPORTED.contains(&kind.as_str()) {
-        return Err(fields.unknown_value("qom-type", kind, SUPPORTED));
-    }
-    fields.check_keys(&IOTHREAD)?;
+    let Some(entry) = TABLE.iter().find(|entry| entry.name == kind) else {
+        let accepted: Vec<&str> = TABLE.iter().map(|entry| entry.name).collect();
+        if LATER.contains(&kind.as_str()) {
+            return Err(Fault::ValueNotYet {
+                key: "object type".to_owned(),
+                value: kind,
+                accepted,
+            });
+        }
+        return Err(fields.unknown_value("qom-type", kind, &accepted));
+    };
+    fields.check_keys(&entry.keys)?;
     let id = fields.required_text("id")?;
     if !is_identifier(&id) {
         return Err(Fault::NotAnIdentifier { key: "id", value: id });
     }
-    let polling = PollOptions {
-        max_ns: fields.number("poll-max-ns")?,
-        grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(0))?,
-        shrink: factor("poll-shrink", fields.number("poll-shrink")?.unwrap_or(0))?,
-    };
-    Ok(IothreadObject { id, polling })
-}
-
-/// A factor of polling; what is more than a million is no factor that anybody wants.
-fn factor(key: &'static str, value: u64) -> Result<u32, Fault> {
-    const MAX: u32 = 1_000_000;
-    let fits = u32::try_from(value).ok().filter(|factor| *factor <= MAX);
-    fits.ok_or(Fault::Expects { key: key.to_owned(), expected: "a number up to 1000000" })
+    (entry.read)(id, &mut fields)
 }

@@ -101,11 +101,27 @@ pub enum AttachFormat {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// `--object`.
-    Object(IothreadObject),
+    Object(Object),
     /// `--blockdev`.
     Blockdev(Blockdev),
     /// `--export`.
     Export(ExportOptions),
+}
+
+/// `--object`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Object {
+    /// A thread.
+    Iothread(IothreadObject),
+}
+
+impl Object {
+    /// Its name, which no other object has.
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Iothread(object) => &object.id,
+        }
+    }
 }
 
 /// `--object iothread`.
@@ -136,6 +152,8 @@ pub struct Blockdev {
     pub node_name: Option<String>,
     /// What it is.
     pub driver: Driver,
+    /// The nodes below it, in the order in which its driver takes them.
+    pub children: Vec<NamedChild>,
     /// Whether it refuses changes. A nested node takes its parent's answer unless it has its own.
     pub read_only: bool,
     /// What a discard does. A nested node passes it on, as in QEMU.
@@ -150,6 +168,23 @@ pub struct Blockdev {
     pub force_share: bool,
     /// Whether its exports hold it from the start. Not inherited.
     pub activity: Activity,
+}
+
+impl Blockdev {
+    /// Its name in messages: a node written inside another one may have none of its own.
+    /// `parent` is the name of the other one, `key` what it stands under there.
+    pub fn name_below(&self, parent: &str, key: &str) -> String {
+        self.node_name.clone().unwrap_or_else(|| format!("{parent}/{key}"))
+    }
+
+    /// The node and every node written inside it, the lower ones first.
+    pub fn nodes(&self) -> Vec<&Self> {
+        let below = self.children.iter().filter_map(|child| match &child.node {
+            Child::Inline(inner) => Some(inner.nodes()),
+            Child::Reference(_) => None,
+        });
+        below.flatten().chain([self]).collect()
+    }
 }
 
 /// Whether a node is held from the start (`active=`).
@@ -182,11 +217,8 @@ pub enum Driver {
         /// Whether it is locked against other processes.
         locking: Locking,
     },
-    /// The bytes of another node as they are.
-    Raw {
-        /// The other node.
-        file: Child,
-    },
+    /// The bytes of its one child as they are.
+    Raw,
     /// A disk without content.
     NullCo {
         /// Its size in bytes.
@@ -216,6 +248,15 @@ pub enum Locking {
     On,
     /// Never.
     Off,
+}
+
+/// A node below another one, and the key that it stands under.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedChild {
+    /// The key, as `file` or `children.0`.
+    pub name: String,
+    /// The node.
+    pub node: Child,
 }
 
 /// A node below another one.

@@ -13,7 +13,7 @@ use super::fields::{parse_flag, parse_number};
 use super::files::{self, FileKind};
 use super::nearest::nearest;
 use super::plan::{
-    Activity, Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, Locking,
+    Activity, Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, Locking, Object,
     PollOptions, SocketOptions, Step,
 };
 use super::words::{Name, ShortName, Word};
@@ -115,7 +115,8 @@ impl Short {
         let objects = iothreads
             .iter()
             .cloned()
-            .map(|id| Step::Object(IothreadObject { id, polling: PollOptions::default() }));
+            .map(|id| IothreadObject { id, polling: PollOptions::default() })
+            .map(|object| Step::Object(Object::Iothread(object)));
         let filename = self.image.clone();
         let node = Blockdev {
             node_name: Some("disk".to_owned()),
@@ -127,6 +128,7 @@ impl Short {
                     Driver::HostDevice { filename, aio: None, locking: Locking::Automatic }
                 }
             },
+            children: Vec::new(),
             read_only: self.read_only,
             discard: Discard::Ignore,
             cache_direct: self.cache_direct,

@@ -12,8 +12,8 @@ use std::{env, fs, iter, process};
 
 use super::{
     Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
-    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, Plan, PollOptions, SocketOptions,
-    Step, parse,
+    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
+    PollOptions, SocketOptions, Step, parse,
 };
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
@@ -64,6 +64,7 @@ fn file_node() -> Blockdev {
             aio: None,
             locking: Locking::Automatic,
         },
+        children: Vec::new(),
         read_only: false,
         discard: Discard::Ignore,
         cache_direct: false,
@@ -73,8 +74,22 @@ fn file_node() -> Blockdev {
     }
 }
 
+/// The child of a raw node.
+fn below(node: Child) -> Vec<NamedChild> {
+    vec![NamedChild { name: "file".to_owned(), node }]
+}
+
+/// The child of a raw node, written inside it.
+fn inline(node: Blockdev) -> Vec<NamedChild> {
+    below(Child::Inline(Box::new(node)))
+}
+
 fn null_driver() -> Driver {
     Driver::NullCo { size: 1 << 30, read_zeroes: false }
+}
+
+fn iothread(id: &str, polling: PollOptions) -> Step {
+    Step::Object(Object::Iothread(IothreadObject { id: id.to_owned(), polling }))
 }
 
 fn export() -> ExportOptions {
@@ -121,7 +136,7 @@ fn objects_read_the_same_in_both_notations() {
             "qom-type=iothread,id=i.0-_",
             r#"{"qom-type":"iothread","id":"i.0-_"}"#,
         ],
-        &Step::Object(IothreadObject { id: "i.0-_".to_owned(), polling: PollOptions::default() }),
+        &iothread("i.0-_", PollOptions::default()),
     );
     check(
         "--object",
@@ -129,10 +144,7 @@ fn objects_read_the_same_in_both_notations() {
             "iothread,id=t,poll-max-ns=0,poll-grow=3,poll-shrink=2",
             r#"{"qom-type":"iothread","id":"t","poll-max-ns":0,"poll-grow":3,"poll-shrink":2}"#,
         ],
-        &Step::Object(IothreadObject {
-            id: "t".to_owned(),
-            polling: PollOptions { max_ns: Some(0), grow: 3, shrink: 2 },
-        }),
+        &iothread("t", PollOptions { max_ns: Some(0), grow: 3, shrink: 2 }),
     );
 }
 
@@ -217,7 +229,8 @@ fn locks_read_the_same_in_both_notations() {
         "--blockdev",
         &["raw,node-name=a,read-only=on,force-share=on,file.driver=file,file.filename=Cargo.toml"],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            driver: Driver::Raw,
+            children: inline(inner),
             read_only: true,
             force_share: true,
             ..file_node()
@@ -236,7 +249,8 @@ fn inactive_nodes_read_the_same_in_both_notations() {
                 "file":{"driver":"file","filename":"Cargo.toml","active":true}}"#,
         ],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            driver: Driver::Raw,
+            children: inline(inner),
             activity: Activity::Inactive,
             ..file_node()
         }),
@@ -259,7 +273,8 @@ fn a_node_inside_another_takes_what_becomes_of_flushes() {
                 "file":{"driver":"file","filename":"Cargo.toml"}}"#,
         ],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            driver: Driver::Raw,
+            children: inline(inner),
             flushes: Flushes::Ignored,
             ..file_node()
         }),
@@ -272,13 +287,15 @@ fn a_node_inside_another_takes_what_the_other_has() {
         "--blockdev",
         &["raw,node-name=a,file=n", r#"{"driver":"raw","node-name":"a","file":"n"}"#],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { file: Child::Reference("n".to_owned()) },
+            driver: Driver::Raw,
+            children: below(Child::Reference("n".to_owned())),
             ..file_node()
         }),
     );
     let inner = Blockdev {
         node_name: None,
         driver: null_driver(),
+        children: Vec::new(),
         read_only: true,
         discard: Discard::Unmap,
         cache_direct: false,
@@ -294,7 +311,8 @@ fn a_node_inside_another_takes_what_the_other_has() {
                 "file":{"driver":"null-co","cache":{"direct":false}}}"#,
         ],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { file: Child::Inline(Box::new(inner)) },
+            driver: Driver::Raw,
+            children: inline(inner),
             read_only: true,
             cache_direct: true,
             ..file_node()

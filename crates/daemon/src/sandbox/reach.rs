@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use block::Access;
 
-use crate::options::{Blockdev, Child, Driver, Plan, Step};
+use crate::options::{Blockdev, Driver, Plan, Step};
 
 /// Directories that hold more than disks: of these only the file that was named is granted.
 const SHARED_DIRECTORIES: [&str; 2] = ["/", "/dev"];
@@ -74,7 +74,9 @@ impl Reach {
         for step in &plan.steps {
             match step {
                 Step::Object(_) => {}
-                Step::Blockdev(blockdev) => reach.add_node(blockdev),
+                Step::Blockdev(blockdev) => {
+                    blockdev.nodes().into_iter().for_each(|node| reach.add_node(node));
+                }
                 Step::Export(export) => reach.add_parent(&export.socket.path, Use::Sockets),
             }
         }
@@ -124,8 +126,7 @@ impl Reach {
                     self.add(device, Use::Device(access));
                 }
             }
-            Driver::Raw { file: Child::Inline(inner) } => self.add_node(inner),
-            Driver::Raw { file: Child::Reference(_) } | Driver::NullCo { .. } => {}
+            Driver::Raw | Driver::NullCo { .. } => {}
         }
     }
 

@@ -167,6 +167,7 @@ fn a_node_outside_is_refused_with_a_sentence() {
     let disk = |name: &str, path: &str| Blockdev {
         node_name: Some(name.to_owned()),
         driver: Driver::File { filename: place.path(path), aio: None, locking: Locking::Automatic },
+        children: Vec::new(),
         read_only: true,
         discard: Discard::Ignore,
         cache_direct: false,

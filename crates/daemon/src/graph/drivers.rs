@@ -1,0 +1,54 @@
+//! Makes the node that a driver asks for: one arm and one function for each.
+//!
+//! Not here: names, children and what all nodes have in common ([`Graph`]).
+
+mod file;
+
+use std::sync::Arc;
+
+use block::{ByteCount, Child, DiskSize, Node};
+use disk::{NullNode, RawNode, ReadContent};
+use kernel_io::FileKind;
+
+use super::{Graph, GraphError, access, policy};
+use crate::options::{Blockdev, Driver};
+
+impl Graph {
+    /// Makes a node of that name over those children, in the order of the plan. Blocks.
+    pub(super) fn make(
+        &self,
+        name: &str,
+        blockdev: &Blockdev,
+        children: Vec<Arc<Child>>,
+    ) -> Result<Arc<dyn Node>, GraphError> {
+        match &blockdev.driver {
+            Driver::File { filename, aio, locking } => {
+                let kind = FileKind::Regular;
+                let options = file::options(filename, kind, *aio, *locking, blockdev);
+                self.open(name, &options, blockdev)
+            }
+            Driver::HostDevice { filename, aio, locking } => {
+                let kind = FileKind::BlockDevice;
+                let options = file::options(filename, kind, *aio, *locking, blockdev);
+                self.open(name, &options, blockdev)
+            }
+            Driver::NullCo { size, read_zeroes } => Ok(null(name, *size, *read_zeroes, blockdev)),
+            Driver::Raw => Ok(raw(name, blockdev, only(children))),
+        }
+    }
+}
+
+fn null(name: &str, size: u64, read_zeroes: bool, blockdev: &Blockdev) -> Arc<dyn Node> {
+    let content = if read_zeroes { ReadContent::Zeroes } else { ReadContent::Untouched };
+    Arc::new(NullNode::new(name, DiskSize(ByteCount(size)), access(blockdev), content))
+}
+
+fn raw(name: &str, blockdev: &Blockdev, child: Arc<Child>) -> Arc<dyn Node> {
+    Arc::new(RawNode::new(name, child, access(blockdev), policy(blockdev.discard)))
+}
+
+/// The child of a driver that takes one.
+fn only(children: Vec<Arc<Child>>) -> Arc<Child> {
+    let [child] = <[_; 1]>::try_from(children).expect("the reader of this driver takes one child");
+    child
+}

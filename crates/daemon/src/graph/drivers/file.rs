@@ -1,0 +1,83 @@
+//! The drivers `file` and `host_device`: opens what holds a disk.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use block::Node;
+use disk::FileNode;
+use kernel_io::{
+    Aio, Caching, FileKind, Flushes, LockOptions, Locking, OpenError, OpenOptions, Sharing,
+};
+use rustix::io::Errno;
+
+use crate::graph::{Graph, GraphError, access, policy};
+use crate::options::{self, AioEngine, Blockdev};
+
+impl Graph {
+    /// Opens a file and makes its node. Blocks.
+    pub(super) fn open(
+        &self,
+        name: &str,
+        options: &OpenOptions,
+        blockdev: &Blockdev,
+    ) -> Result<Arc<dyn Node>, GraphError> {
+        let discard = policy(blockdev.discard);
+        let node = FileNode::open(name, options, discard, &self.files)
+            .map_err(|source| self.explain(name, options, source))?;
+        let alignment = node.limits().request_alignment.get();
+        let bytes = node.size().0.0;
+        // What 512-byte blocks need is checked by the export, which has a say in the block size.
+        let direct = options.caching == Caching::Direct;
+        if direct && alignment > 512 && !bytes.is_multiple_of(alignment.into()) {
+            let (node, path) = (name.to_owned(), options.path.clone());
+            return Err(GraphError::Size { node, path, bytes, alignment });
+        }
+        Ok(Arc::new(node))
+    }
+
+    /// Says what the operator can do about it where the sandbox is in the way.
+    fn explain(&self, node: &str, options: &OpenOptions, error: OpenError) -> GraphError {
+        let node = node.to_owned();
+        if let OpenError::Open { source: Errno::ACCESS, .. } = error
+            && let Some(sandbox) = &self.sandbox
+            && let Err(source) = sandbox.judge(&options.path, options.access)
+        {
+            return GraphError::Outside { node, source };
+        }
+        GraphError::Open { node, source: error }
+    }
+}
+
+/// What the options of such a node ask of its file.
+pub(super) fn options(
+    path: &Path,
+    kind: FileKind,
+    aio: Option<AioEngine>,
+    locking: options::Locking,
+    blockdev: &Blockdev,
+) -> OpenOptions {
+    OpenOptions {
+        path: path.to_path_buf(),
+        kind,
+        access: access(blockdev),
+        caching: if blockdev.cache_direct { Caching::Direct } else { Caching::Buffered },
+        aio: match aio {
+            None => Aio::Automatic,
+            Some(AioEngine::IoUring) => Aio::IoUring,
+            Some(AioEngine::Native) => Aio::Native,
+            Some(AioEngine::Threads) => Aio::Threads,
+        },
+        flushes: match blockdev.flushes {
+            options::Flushes::Obeyed => Flushes::Obeyed,
+            options::Flushes::Ignored => Flushes::Ignored,
+        },
+        lock: LockOptions {
+            locking: match locking {
+                options::Locking::Automatic => Locking::Automatic,
+                options::Locking::On => Locking::On,
+                options::Locking::Off => Locking::Off,
+            },
+            sharing: if blockdev.force_share { Sharing::Forced } else { Sharing::AsClaimed },
+        },
+    }
+}

@@ -1,0 +1,23 @@
+//! The driver `raw`.
+
+use super::Entry;
+use crate::options::blockdev::{BASE, BASE_LATER, Reader};
+use crate::options::fault::Fault;
+use crate::options::fields::Keys;
+use crate::options::plan::Driver;
+
+/// `driver=raw`.
+pub(super) const ENTRY: Entry = Entry {
+    name: "raw",
+    keys: Keys {
+        of: "--blockdev driver=raw",
+        supported: &[BASE, &["file"]],
+        later: &[BASE_LATER, &["offset", "size"]],
+    },
+    read,
+};
+
+fn read(reader: &mut Reader) -> Result<Driver, Fault> {
+    reader.child("file")?;
+    Ok(Driver::Raw)
+}

@@ -1,0 +1,33 @@
+//! The object type `iothread`.
+
+use super::Entry;
+use crate::options::fault::Fault;
+use crate::options::fields::{Fields, Keys};
+use crate::options::plan::{IothreadObject, Object, PollOptions};
+
+/// `qom-type=iothread`.
+pub(super) const ENTRY: Entry = Entry {
+    name: "iothread",
+    keys: Keys {
+        of: "--object iothread",
+        supported: &[&["qom-type", "id", "poll-max-ns", "poll-grow", "poll-shrink"]],
+        later: &[&["aio-max-batch", "thread-pool-max", "thread-pool-min"]],
+    },
+    read,
+};
+
+fn read(id: String, fields: &mut Fields) -> Result<Object, Fault> {
+    let polling = PollOptions {
+        max_ns: fields.number("poll-max-ns")?,
+        grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(0))?,
+        shrink: factor("poll-shrink", fields.number("poll-shrink")?.unwrap_or(0))?,
+    };
+    Ok(Object::Iothread(IothreadObject { id, polling }))
+}
+
+/// A factor of polling; what is more than a million is no factor that anybody wants.
+fn factor(key: &'static str, value: u64) -> Result<u32, Fault> {
+    const MAX: u32 = 1_000_000;
+    let fits = u32::try_from(value).ok().filter(|factor| *factor <= MAX);
+    fits.ok_or(Fault::Expects { key: key.to_owned(), expected: "a number up to 1000000" })
+}
