@@ -7,3 +7,9 @@
 //! (`daemon`).
 
 #![forbid(unsafe_code)]
+
+mod delay;
+
+pub use delay::{
+    Bounds, DelayNode, DelaySettings, Distribution, Histogram, HistogramError, Latency, TooLong,
+};

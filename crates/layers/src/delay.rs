@@ -1,0 +1,282 @@
+//! A disk that answers later than the one below it (driver `delay`).
+//!
+//! Where it stands in the life of a request: a request is held first, and then the lane below is asked. So
+//! it takes its delay and what the lower disk takes.
+//!
+//! Invariants: what is held is passed on once, whatever becomes of the settings meanwhile. Without any
+//! delay the clock is not read.
+//! Threads: settings are replaced by control threads; lanes see it by one load for each batch, and take
+//! the lock only then.
+
+mod distribution;
+mod histogram;
+mod random;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use block::{
+    Access, Answer, Child, Claim, ClaimError, Clock, DiskSize, Due, HoldQueue, Lane, LaneError,
+    Limits, Mapping, Node, Operation, Order, PieceList, Rights,
+};
+
+pub use distribution::{Bounds, Distribution, Latency, TooLong};
+pub use histogram::{Histogram, HistogramError};
+use random::Random;
+
+/// How long requests are delayed. Any combination is legal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DelaySettings {
+    /// Reads.
+    pub read: Distribution,
+    /// Whatever changes the disk: writes, discards and zeroings.
+    pub write: Distribution,
+    /// Flushes.
+    pub flush: Distribution,
+    /// Whether requests may overtake each other. `AsBegun`: those of one iothread do not, neither while
+    /// they are held nor when they complete.
+    pub order: Order,
+}
+
+impl DelaySettings {
+    fn of(&self, operation: &Operation) -> &Distribution {
+        match operation {
+            Operation::Read(_) => &self.read,
+            Operation::Write(..) | Operation::Discard(..) | Operation::WriteZeroes(..) => {
+                &self.write
+            }
+            Operation::Flush => &self.flush,
+        }
+    }
+
+    fn is_none(&self) -> bool {
+        self.read.is_none() && self.write.is_none() && self.flush.is_none()
+    }
+}
+
+/// A node that delays what goes to its child.
+#[derive(Debug)]
+pub struct DelayNode {
+    name: String,
+    child: Arc<Child>,
+    access: Access,
+    control: Arc<Control>,
+    clock: Arc<dyn Clock>,
+    seed: u64,
+    /// How many lanes were opened; each has random numbers of its own. Relaxed: it carries no data.
+    lanes: AtomicU64,
+}
+
+/// The settings, for all lanes.
+#[derive(Debug)]
+struct Control {
+    settings: Mutex<Arc<DelaySettings>>,
+    /// Changes with the settings. Released after they were replaced, acquired before they are taken.
+    generation: AtomicU64,
+}
+
+impl Control {
+    fn lock(&self) -> MutexGuard<'_, Arc<DelaySettings>> {
+        self.settings.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl DelayNode {
+    /// Delays what goes to that child. Random delays depend on the seed, the name and the number of
+    /// the lane, in the order of their opening.
+    pub fn new(
+        name: &str,
+        child: Arc<Child>,
+        access: Access,
+        settings: DelaySettings,
+        seed: u64,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let settings = Mutex::new(Arc::new(settings));
+        let control = Arc::new(Control { settings, generation: AtomicU64::new(0) });
+        let lanes = AtomicU64::new(0);
+        Self { name: name.to_owned(), child, access, control, clock, seed, lanes }
+    }
+
+    /// What is set now.
+    pub fn settings(&self) -> Arc<DelaySettings> {
+        Arc::clone(&self.control.lock())
+    }
+
+    /// Has requests that come from now on delayed in another way. Those that are held keep their time.
+    /// May be called while requests run, from any thread but an iothread; each lane follows with its next
+    /// batch.
+    pub fn set(&self, settings: DelaySettings) {
+        let mut now = self.control.lock();
+        *now = Arc::new(settings);
+        self.control.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Node for DelayNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> DiskSize {
+        self.child.node().size()
+    }
+
+    fn limits(&self) -> Limits {
+        self.child.node().limits()
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Is not delayed: it is not a request of a guest.
+    fn flush(&self) -> std::io::Result<()> {
+        self.child.node().flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.child.node().claim(rights)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        let below = self.child.node().open_lane()?;
+        let stream = self.lanes.fetch_add(1, Ordering::Relaxed);
+        let generation = self.control.generation.load(Ordering::Acquire);
+        let settings = self.settings();
+        Ok(Box::new(DelayLane {
+            below,
+            control: Arc::clone(&self.control),
+            generation,
+            delays: !settings.is_none(),
+            settings,
+            clock: Arc::clone(&self.clock),
+            random: Random::new(self.seed, &self.name, stream),
+            held: HoldQueue::default(),
+            last: None,
+            passed_on: Vec::new(),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct DelayLane {
+    below: Box<dyn Lane>,
+    control: Arc<Control>,
+    generation: u64,
+    settings: Arc<DelaySettings>,
+    /// Whether these settings delay anything.
+    delays: bool,
+    clock: Arc<dyn Clock>,
+    random: Random,
+    held: HoldQueue,
+    /// When the last of those is due that must not be overtaken.
+    last: Option<Instant>,
+    /// Room for what is passed on later.
+    passed_on: Vec<Mapping>,
+}
+
+impl DelayLane {
+    /// Takes over settings that were replaced.
+    fn follow(&mut self) {
+        let generation = self.control.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            // If they are replaced again meanwhile, this is done again with the next batch.
+            self.settings = Arc::clone(&self.control.lock());
+            self.delays = !self.settings.is_none();
+            self.generation = generation;
+        }
+    }
+
+    /// Whether nothing can be held by these settings.
+    fn passes_all(&self) -> bool {
+        !self.delays && (self.settings.order == Order::Any || self.held.due().is_none())
+    }
+
+    /// Holds a request if it has to wait. The clock is read once for a batch, into `now`.
+    fn hold(&mut self, mapping: &mut Mapping, now: &mut Option<Instant>) -> Passage {
+        let settings = &self.settings;
+        let ordered = settings.order == Order::AsBegun;
+        let delay = settings.of(&mapping.operation).draw(&mut self.random);
+        let may_pass = delay == Latency::ZERO && (!ordered || self.held.due().is_none());
+        if ordered {
+            mapping.order = Order::AsBegun;
+        }
+        if may_pass {
+            return Passage::Free;
+        }
+        let now = *now.get_or_insert_with(|| self.clock.now());
+        let mut at = now + delay.duration();
+        if ordered {
+            at = self.last.map_or(at, |last| at.max(last));
+            self.last = Some(at);
+        }
+        self.held.hold(mapping, now, at);
+        Passage::Held
+    }
+
+    /// Answers ordered from here up are ordered, whatever held them below.
+    fn order(&self, answered: &mut [Mapping]) {
+        if self.settings.order == Order::AsBegun {
+            answered.iter_mut().for_each(|mapping| mapping.order = Order::AsBegun);
+        }
+    }
+}
+
+/// Whether a request goes to the lane below now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passage {
+    Free,
+    Held,
+}
+
+impl Lane for DelayLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        self.follow();
+        if self.passes_all() {
+            self.order(batch);
+            return self.below.map(batch, pieces);
+        }
+        // Neighbours that need not wait are passed on together.
+        let (mut now, mut first) = (None, 0);
+        for place in 0..batch.len() {
+            if self.hold(&mut batch[place], &mut now) == Passage::Held {
+                if first < place {
+                    self.below.map(&mut batch[first..place], pieces);
+                }
+                first = place + 1;
+            }
+        }
+        if first < batch.len() {
+            self.below.map(&mut batch[first..], pieces);
+        }
+    }
+
+    fn due(&self) -> Option<Due> {
+        let own = self.held.due().map(|at| Due { at, slack: Duration::ZERO });
+        Due::first(own, self.below.due())
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        let first = late.len();
+        self.passed_on.clear();
+        self.passed_on.extend(std::iter::from_fn(|| self.held.take(now)));
+        if !self.passed_on.is_empty() {
+            self.below.map(&mut self.passed_on, pieces);
+            // What the lane below holds in its turn comes from its own `resume`.
+            late.extend(self.passed_on.iter().filter(|it| it.answer != Answer::Held));
+        }
+        self.below.resume(now, late, pieces);
+        self.order(&mut late[first..]);
+    }
+
+    fn release(&mut self) {
+        // What comes later waits for its own time only.
+        self.last = None;
+        self.held.release();
+        self.below.release();
+    }
+}

@@ -1,0 +1,369 @@
+//! The lane on a clock that stands still until it is told.
+
+use std::collections::BTreeMap;
+
+use block::{ByteCount, ByteOffset, Durability, FailKind, SystemClock, Token, Unmap};
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+const NS: Duration = Duration::from_nanos(1);
+
+/// A clock that is set by hand, and counts how often it is read.
+#[derive(Debug)]
+struct Hand {
+    now: Mutex<Instant>,
+    reads: AtomicU64,
+}
+
+impl Hand {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { now: Mutex::new(SystemClock.now()), reads: AtomicU64::new(0) })
+    }
+
+    fn time(&self) -> Instant {
+        *self.now.lock().unwrap()
+    }
+
+    fn pass(&self, time: Duration) {
+        *self.now.lock().unwrap() += time;
+    }
+
+    fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+}
+
+impl Clock for Hand {
+    fn now(&self) -> Instant {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.time()
+    }
+}
+
+/// A disk that answers everything, refuses flushes, and notes the calls of its lanes.
+#[derive(Debug, Default)]
+struct Below {
+    /// The tokens of each call.
+    calls: Arc<Mutex<Vec<Vec<u32>>>>,
+}
+
+const SIZE: DiskSize = DiskSize(ByteCount(1 << 20));
+
+impl Node for Below {
+    fn name(&self) -> &str {
+        "below"
+    }
+
+    fn size(&self) -> DiskSize {
+        SIZE
+    }
+
+    fn limits(&self) -> Limits {
+        let block = 512.try_into().unwrap();
+        Limits { request_alignment: block, physical_block: block, discard: true }
+    }
+
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+        Ok(Claim::nothing())
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        Ok(Box::new(BelowLane { calls: Arc::clone(&self.calls) }))
+    }
+}
+
+#[derive(Debug)]
+struct BelowLane {
+    calls: Arc<Mutex<Vec<Vec<u32>>>>,
+}
+
+impl Lane for BelowLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        self.calls.lock().unwrap().push(batch.iter().map(|it| it.token.0).collect());
+        for mapping in batch {
+            mapping.answer = match mapping.operation {
+                Operation::Flush => Answer::Refused(FailKind::NoSpace),
+                Operation::Read(_)
+                | Operation::Write(..)
+                | Operation::Discard(..)
+                | Operation::WriteZeroes(..) => Answer::Now(pieces.none()),
+            };
+        }
+    }
+}
+
+fn latency(ms: u64) -> Distribution {
+    Distribution::Fixed(Latency::from_ns(ms * 1_000_000).unwrap())
+}
+
+fn settings(read: u64, write: u64, flush: u64, order: Order) -> DelaySettings {
+    DelaySettings { read: latency(read), write: latency(write), flush: latency(flush), order }
+}
+
+fn read() -> Operation {
+    Operation::Read(SIZE.check(ByteOffset(0), ByteCount(512)).unwrap())
+}
+
+fn write() -> Operation {
+    let extent = SIZE.check(ByteOffset(0), ByteCount(512)).unwrap();
+    Operation::Write(extent, Durability::Cached)
+}
+
+/// A delay over a disk, and one lane.
+struct Rig {
+    clock: Arc<Hand>,
+    node: Arc<DelayNode>,
+    lane: Box<dyn Lane>,
+    calls: Arc<Mutex<Vec<Vec<u32>>>>,
+    pieces: PieceList,
+}
+
+impl Rig {
+    fn new(settings: DelaySettings) -> Self {
+        let clock = Hand::new();
+        let below = Below::default();
+        let calls = Arc::clone(&below.calls);
+        let node = over(Arc::new(below), settings, &clock);
+        let lane = node.open_lane().unwrap();
+        Self { clock, node, lane, calls, pieces: PieceList::default() }
+    }
+
+    /// Asks about a batch; the tokens count from the one given. Returns who is held.
+    fn map(&mut self, first: u32, operations: &[Operation]) -> Vec<bool> {
+        let tokens = (first..).map(Token);
+        let mut batch: Vec<_> =
+            tokens.zip(operations).map(|(token, it)| Mapping::new(token, *it)).collect();
+        self.lane.map(&mut batch, &mut self.pieces);
+        batch.iter().map(|it| it.answer == Answer::Held).collect()
+    }
+
+    fn late(&mut self) -> Vec<Mapping> {
+        let mut late = Vec::new();
+        self.lane.resume(self.clock.time(), &mut late, &mut self.pieces);
+        late
+    }
+
+    fn late_tokens(&mut self) -> Vec<u32> {
+        self.late().iter().map(|it| it.token.0).collect()
+    }
+
+    /// Lets time pass from due to due, and returns when each token came, in milliseconds.
+    fn run(&mut self) -> Vec<(u32, u128)> {
+        let (start, mut seen) = (self.clock.time(), Vec::new());
+        while let Some(due) = self.lane.due() {
+            let now = self.clock.time();
+            assert!(due.slack.is_zero());
+            if due.at > now {
+                self.clock.pass(due.at - now - NS);
+                assert_eq!(self.late_tokens(), [], "nothing may go on before its time");
+                self.clock.pass(NS);
+            }
+            let ms = (self.clock.time() - start).as_millis();
+            let late = self.late_tokens();
+            assert_ne!(late, [], "what is due goes on");
+            seen.extend(late.into_iter().map(|token| (token, ms)));
+        }
+        seen
+    }
+}
+
+fn over(below: Arc<dyn Node>, settings: DelaySettings, clock: &Arc<Hand>) -> Arc<DelayNode> {
+    let clock: Arc<dyn Clock> = clock.clone();
+    Arc::new(DelayNode::new("slow", Child::new(below), Access::ReadWrite, settings, 1, clock))
+}
+
+#[test]
+fn every_kind_of_request_takes_its_own_time() {
+    let mut rig = Rig::new(settings(3, 5, 7, Order::Any));
+    let extent = SIZE.check(ByteOffset(0), ByteCount(512)).unwrap();
+    let cached = Durability::Cached;
+    let zeroes = Operation::WriteZeroes(extent, Unmap::Keep, cached);
+    let discard = Operation::Discard(extent, cached);
+    let held = rig.map(0, &[Operation::Flush, write(), read(), discard, zeroes]);
+    assert_eq!(held, [true; 5]);
+    assert_eq!(*rig.calls.lock().unwrap(), Vec::<Vec<u32>>::new());
+    assert_eq!(rig.run(), [(2, 3), (1, 5), (3, 5), (4, 5), (0, 7)]);
+    assert_eq!(*rig.calls.lock().unwrap(), [vec![2], vec![1, 3, 4], vec![0]]);
+}
+
+#[test]
+fn without_any_delay_the_clock_is_not_read_and_the_batch_stays_whole() {
+    let mut rig = Rig::new(settings(0, 0, 0, Order::Any));
+    assert_eq!(rig.map(0, &[read(), write(), Operation::Flush]), [false; 3]);
+    assert_eq!((rig.clock.reads(), rig.lane.due()), (0, None));
+    assert_eq!(*rig.calls.lock().unwrap(), [vec![0, 1, 2]]);
+}
+
+#[test]
+fn the_clock_is_read_once_for_a_batch_and_the_undelayed_go_on_together() {
+    let mut rig = Rig::new(settings(0, 5, 0, Order::Any));
+    let held = rig.map(0, &[read(), read(), write(), read(), write(), write(), read(), read()]);
+    assert_eq!(held, [false, false, true, false, true, true, false, false]);
+    assert_eq!(rig.clock.reads(), 1);
+    assert_eq!(*rig.calls.lock().unwrap(), [vec![0, 1], vec![3], vec![6, 7]]);
+    assert_eq!(rig.run(), [(2, 5), (4, 5), (5, 5)]);
+}
+
+#[test]
+fn requests_overtake_each_other_unless_they_are_ordered() {
+    let operations = [Operation::Flush, write(), read()];
+    let mut rig = Rig::new(settings(1, 5, 9, Order::Any));
+    rig.map(0, &operations);
+    assert_eq!(rig.run(), [(2, 1), (1, 5), (0, 9)]);
+    let mut rig = Rig::new(settings(1, 5, 9, Order::AsBegun));
+    rig.map(0, &operations);
+    assert_eq!(rig.run(), [(0, 9), (1, 9), (2, 9)]);
+}
+
+#[test]
+fn what_need_not_wait_waits_for_those_before_it_if_ordered() {
+    let mut rig = Rig::new(settings(0, 5, 0, Order::AsBegun));
+    assert_eq!(rig.map(0, &[read(), write(), read()]), [false, true, true]);
+    rig.clock.pass(MS);
+    assert_eq!(rig.map(3, &[read(), write()]), [true, true]);
+    assert_eq!(rig.run(), [(1, 4), (2, 4), (3, 4), (4, 5)]);
+    // Nothing is held any more.
+    assert_eq!(rig.map(5, &[read()]), [false]);
+    // Also if nothing is delayed any more, but something is still held.
+    assert_eq!(rig.map(6, &[write()]), [true]);
+    rig.node.set(settings(0, 0, 0, Order::AsBegun));
+    assert_eq!(rig.map(7, &[write()]), [true]);
+    assert_eq!(rig.run(), [(6, 5), (7, 5)]);
+    assert_eq!(rig.map(8, &[write()]), [false]);
+}
+
+#[test]
+fn ordered_requests_say_so_whether_they_were_held_or_not() {
+    let mut rig = Rig::new(settings(0, 5, 0, Order::AsBegun));
+    let mut batch = [Mapping::new(Token(0), read()), Mapping::new(Token(1), write())];
+    rig.lane.map(&mut batch, &mut rig.pieces);
+    assert_eq!(batch[0].order, Order::AsBegun);
+    rig.clock.pass(MS * 5);
+    assert_eq!(rig.late()[0].order, Order::AsBegun);
+    rig.node.set(settings(0, 0, 0, Order::AsBegun));
+    rig.lane.map(&mut batch[..1], &mut rig.pieces);
+    assert_eq!(batch[0].order, Order::AsBegun);
+}
+
+#[test]
+fn what_is_refused_below_is_refused_late() {
+    let mut rig = Rig::new(settings(0, 0, 1, Order::Any));
+    rig.map(0, &[Operation::Flush]);
+    rig.clock.pass(MS);
+    assert_eq!(rig.late()[0].answer, Answer::Refused(FailKind::NoSpace));
+}
+
+#[test]
+fn delays_on_top_of_each_other_add_up_and_are_released_together() {
+    let clock = Hand::new();
+    let lower = over(Arc::new(Below::default()), settings(2, 0, 0, Order::Any), &clock);
+    let upper = over(lower, settings(1, 0, 0, Order::AsBegun), &clock);
+    let lane = upper.open_lane().unwrap();
+    let (calls, pieces) = (Arc::default(), PieceList::default());
+    let mut rig = Rig { clock, node: upper, lane, calls, pieces };
+    assert_eq!(rig.map(0, &[read()]), [true]);
+    rig.clock.pass(MS);
+    assert_eq!(rig.late_tokens(), [], "the lower one holds it now");
+    rig.clock.pass(MS * 2 - NS);
+    assert_eq!(rig.late_tokens(), []);
+    rig.clock.pass(NS);
+    let late = rig.late();
+    assert_eq!((late[0].token, late[0].order), (Token(0), Order::AsBegun));
+    // One above, one below.
+    rig.map(1, &[read()]);
+    rig.clock.pass(MS);
+    assert_eq!(rig.late_tokens(), []);
+    rig.map(2, &[read()]);
+    rig.lane.release();
+    assert!(rig.lane.due().unwrap().at <= rig.clock.time());
+    // What the upper one lets go the lower one holds anew, until somebody says it again.
+    assert_eq!(rig.late_tokens(), [1]);
+    rig.lane.release();
+    assert_eq!(rig.late_tokens(), [2]);
+}
+
+#[test]
+fn what_is_released_does_not_hold_up_what_comes_later() {
+    let mut rig = Rig::new(settings(1000, 0, 0, Order::AsBegun));
+    rig.map(0, &[read(), write()]);
+    rig.lane.release();
+    rig.node.set(settings(1, 0, 0, Order::AsBegun));
+    rig.map(2, &[read()]);
+    assert_eq!(rig.run(), [(0, 0), (1, 0), (2, 1)]);
+}
+
+#[test]
+fn new_settings_hold_from_the_next_batch_on_and_change_nothing_that_is_held() {
+    let mut rig = Rig::new(settings(10, 10, 10, Order::Any));
+    rig.map(0, &[read()]);
+    rig.node.set(settings(2, 0, 0, Order::Any));
+    assert_eq!(*rig.node.settings(), settings(2, 0, 0, Order::Any));
+    assert_eq!(rig.map(1, &[read(), write()]), [true, false]);
+    assert_eq!(rig.run(), [(1, 2), (0, 10)]);
+    // Other lanes and later ones follow too.
+    let mut other = rig.node.open_lane().unwrap();
+    let mut batch = [Mapping::new(Token(0), write())];
+    other.map(&mut batch, &mut rig.pieces);
+    assert_ne!(batch[0].answer, Answer::Held);
+    rig.node.set(settings(2, 1, 0, Order::Any));
+    other.map(&mut batch, &mut rig.pieces);
+    assert_eq!(batch[0].answer, Answer::Held);
+}
+
+/// Settings change after every few requests; each request goes on once, and no earlier than the shortest
+/// delay that was ever set.
+#[test]
+fn nothing_is_lost_while_settings_change() {
+    let mut rig = Rig::new(settings(0, 0, 0, Order::Any));
+    let mut seen: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut count = 0;
+    for round in 0..500_u64 {
+        let order = if round % 3 == 0 { Order::AsBegun } else { Order::Any };
+        rig.node.set(settings(round % 7, round % 5, round % 2, order));
+        let operations = [read(), write(), Operation::Flush, read()];
+        let held = rig.map(count, &operations);
+        for (token, _) in (count..).zip(held).filter(|(_, held)| !held) {
+            *seen.entry(token).or_default() += 1;
+        }
+        count += 4;
+        if round % 50 == 49 {
+            rig.lane.release();
+        }
+        rig.clock.pass(MS);
+        for token in rig.late_tokens() {
+            *seen.entry(token).or_default() += 1;
+        }
+    }
+    for (token, _) in rig.run() {
+        *seen.entry(token).or_default() += 1;
+    }
+    assert_eq!(seen.len(), usize::try_from(count).unwrap());
+    assert!(seen.values().all(|times| *times == 1));
+}
+
+#[test]
+fn a_seed_repeats_the_delays_and_lanes_do_not_repeat_each_other() {
+    let random = || {
+        let mean = Latency::from_ns(1_000_000).unwrap();
+        let read = Distribution::Exponential { mean };
+        DelaySettings { read, ..settings(0, 0, 0, Order::Any) }
+    };
+    let first_due = |rig: &mut Rig| {
+        rig.map(0, &[read()]);
+        rig.lane.due().unwrap().at - rig.clock.time()
+    };
+    let (mut one, mut other) = (Rig::new(random()), Rig::new(random()));
+    let first = first_due(&mut one);
+    assert_eq!(first, first_due(&mut other));
+    other.lane = other.node.open_lane().unwrap();
+    assert_ne!(first, first_due(&mut other));
+}
