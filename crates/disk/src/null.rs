@@ -1,10 +1,14 @@
 //! A disk of any size that stores nothing (driver `null-co`), to measure what is above it.
+//!
+//! Every request may take a fixed time. What it answers after that, it answers as if it had just come.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Claim, ClaimError, DiskSize, FailKind, Lane, LaneError, Limits,
-    Mapping, Node, Piece, PieceList, Rights, Target,
+    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, FailKind, HoldQueue, Lane,
+    LaneError, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
 };
 
 /// What reads from a null disk do (`read-zeroes=`).
@@ -23,12 +27,20 @@ pub struct NullNode {
     size: DiskSize,
     access: Access,
     content: ReadContent,
+    /// How long each request takes, if not no time, and what tells it.
+    latency: Option<(Duration, Arc<dyn Clock>)>,
 }
 
 impl NullNode {
     /// A null disk of that size.
     pub fn new(name: &str, size: DiskSize, access: Access, content: ReadContent) -> Self {
-        Self { name: name.to_owned(), size, access, content }
+        Self { name: name.to_owned(), size, access, content, latency: None }
+    }
+
+    /// Has every request take so long (`latency-ns=`).
+    #[must_use]
+    pub fn with_latency(self, latency: Duration, clock: Arc<dyn Clock>) -> Self {
+        Self { latency: (!latency.is_zero()).then_some((latency, clock)), ..self }
     }
 }
 
@@ -64,7 +76,16 @@ impl Node for NullNode {
             ReadContent::Untouched => Target::Nothing,
             ReadContent::Zeroes => Target::Zeroes,
         };
-        Ok(Box::new(NullLane { target, access: self.access }))
+        let lane = NullLane { target, access: self.access };
+        Ok(match &self.latency {
+            None => Box::new(lane),
+            Some((latency, clock)) => Box::new(SlowLane {
+                answers: lane,
+                latency: *latency,
+                clock: Arc::clone(clock),
+                held: HoldQueue::default(),
+            }),
+        })
     }
 }
 
@@ -74,17 +95,123 @@ struct NullLane {
     access: Access,
 }
 
+impl NullLane {
+    fn answer(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        let refused = mapping.operation.is_change() && self.access == Access::ReadOnly;
+        mapping.answer = if refused {
+            Answer::Refused(FailKind::ReadOnly)
+        } else {
+            let count = mapping.operation.extent().map_or(ByteCount(0), |extent| extent.count());
+            Answer::Now(pieces.one(Piece { skip: 0, count, target: self.target }))
+        };
+    }
+}
+
 impl Lane for NullLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         for mapping in batch {
-            let refused = mapping.operation.is_change() && self.access == Access::ReadOnly;
-            mapping.answer = if refused {
-                Answer::Refused(FailKind::ReadOnly)
-            } else {
-                let count =
-                    mapping.operation.extent().map_or(ByteCount(0), |extent| extent.count());
-                Answer::Now(pieces.one(Piece { skip: 0, count, target: self.target }))
-            };
+            self.answer(mapping, pieces);
         }
+    }
+}
+
+/// The lane of a disk whose requests take time.
+#[derive(Debug)]
+struct SlowLane {
+    answers: NullLane,
+    latency: Duration,
+    clock: Arc<dyn Clock>,
+    held: HoldQueue,
+}
+
+impl Lane for SlowLane {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+        let now = self.clock.now();
+        for mapping in batch {
+            self.held.hold(mapping, now, now + self.latency);
+        }
+    }
+
+    fn due(&self) -> Option<Due> {
+        self.held.due().map(|at| Due { at, slack: Duration::ZERO })
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        while let Some(mut mapping) = self.held.take(now) {
+            self.answers.answer(&mut mapping, pieces);
+            late.push(mapping);
+        }
+    }
+
+    fn release(&mut self) {
+        self.held.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use block::{ByteOffset, Durability, Operation, SystemClock, Token};
+
+    /// A clock that stands still until it is told.
+    #[derive(Debug)]
+    struct Hand(Mutex<Instant>);
+
+    impl Clock for Hand {
+        fn now(&self) -> Instant {
+            *self.0.lock().unwrap()
+        }
+    }
+
+    fn batch(node: &NullNode) -> [Mapping; 3] {
+        let extent = node.size().check(ByteOffset(0), ByteCount(512)).unwrap();
+        let write = Operation::Write(extent, Durability::Cached);
+        let mut tokens = (0..).map(Token);
+        [Operation::Read(extent), write, Operation::Flush]
+            .map(|operation| Mapping::new(tokens.next().unwrap(), operation))
+    }
+
+    fn null(access: Access) -> NullNode {
+        NullNode::new("null", DiskSize(ByteCount(4096)), access, ReadContent::Zeroes)
+    }
+
+    #[test]
+    fn every_request_takes_its_latency_and_is_answered_then() {
+        let clock = Arc::new(Hand(Mutex::new(SystemClock.now())));
+        let (start, latency) = (clock.now(), Duration::from_micros(100));
+        let node = null(Access::ReadOnly).with_latency(latency, clock.clone());
+        let (mut lane, mut list, mut late) =
+            (node.open_lane().unwrap(), PieceList::default(), Vec::new());
+        let mut asked = batch(&node);
+        lane.map(&mut asked, &mut list);
+        assert!(asked.iter().all(|mapping| mapping.answer == Answer::Held));
+        assert_eq!(lane.due(), Some(Due { at: start + latency, slack: Duration::ZERO }));
+        lane.resume(start + latency - Duration::from_nanos(1), &mut late, &mut list);
+        assert!(late.is_empty());
+        lane.resume(start + latency, &mut late, &mut list);
+        let tokens: Vec<_> = late.iter().map(|mapping| mapping.token.0).collect();
+        assert_eq!(tokens, [0, 1, 2]);
+        let Answer::Now(read) = late[0].answer else { panic!("{:?}", late[0].answer) };
+        assert_eq!(
+            (list.get(read)[0].count, list.get(read)[0].target),
+            (ByteCount(512), Target::Zeroes)
+        );
+        assert_eq!(late[1].answer, Answer::Refused(FailKind::ReadOnly));
+        assert_eq!(lane.due(), None);
+        // Released, it does not take its time.
+        lane.map(&mut asked, &mut list);
+        lane.release();
+        lane.resume(start, &mut late, &mut list);
+        assert_eq!(late.len(), 6);
+    }
+
+    #[test]
+    fn no_latency_holds_nothing() {
+        let node = null(Access::ReadWrite).with_latency(Duration::ZERO, Arc::new(SystemClock));
+        let (mut lane, mut asked) = (node.open_lane().unwrap(), batch(&node));
+        lane.map(&mut asked, &mut PieceList::default());
+        assert!(asked.iter().all(|mapping| matches!(mapping.answer, Answer::Now(_))));
     }
 }
