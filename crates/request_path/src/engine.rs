@@ -224,6 +224,7 @@ impl Engine {
             from = lane.next();
             self.lanes.resume(lane, now, &mut self.mappings, &mut self.pieces);
             self.held -= self.mappings.len();
+            self.release_rest(lane);
             let held = self.start_answered();
             assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
             self.work_off_finished();
@@ -232,13 +233,27 @@ impl Engine {
 
     /// Makes due at once what a lane holds: somebody waits for its end.
     pub fn release(&mut self, lane: LaneIndex) {
-        self.lanes.release(lane);
+        if self.lanes.held_by(lane) > 0 {
+            let released = self.jobs.release(lane);
+            self.lanes.release(lane, released);
+        }
     }
 
     /// The same for the lane on that node, if there is one.
     pub fn release_on(&mut self, node: &Arc<dyn Node>) {
         if let Some(lane) = self.lanes.find(node) {
-            self.lanes.release(lane);
+            self.release(lane);
+        }
+    }
+
+    /// What one layer has let go because it was released, the next one may hold again.
+    fn release_rest(&mut self, lane: LaneIndex) {
+        if self.lanes.is_releasing(lane) {
+            let Self { mappings, jobs, lanes, .. } = self;
+            let over = mappings
+                .iter()
+                .filter(|mapping| jobs.get(JobIndex::of(mapping.token)).phase == Phase::Released);
+            lanes.release_rest(lane, over.count());
         }
     }
 
@@ -405,7 +420,7 @@ impl Engine {
             match self.jobs.get(index).phase {
                 Phase::Start => self.start(index),
                 Phase::Sync => self.sync(index),
-                Phase::Held | Phase::Transfer => {
+                Phase::Held | Phase::Released | Phase::Transfer => {
                     panic!("only who starts or syncs waits for others")
                 }
             }

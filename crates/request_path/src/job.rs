@@ -35,6 +35,8 @@ impl JobIndex {
 pub(crate) enum Phase {
     /// A lane holds it, or is being asked.
     Held,
+    /// The same, but somebody waits for its end.
+    Released,
     /// It waits until nobody else changes what it changes.
     Start,
     /// Its bytes are on their way.
@@ -123,6 +125,13 @@ impl Jobs {
             (Some(ticket), Operation::Read(_)) => Some((ticket, &job.memory)),
             (Some(_) | None, _) => None,
         })
+    }
+
+    /// Marks those that the lane holds as released, and returns how many were not yet.
+    pub(crate) fn release(&mut self, lane: LaneIndex) -> usize {
+        let held =
+            |job: &&mut Job| job.ticket.is_some() && job.lane == lane && job.phase == Phase::Held;
+        self.jobs.iter_mut().filter(held).map(|job| job.phase = Phase::Released).count()
     }
 
     /// Jobs that are not over.

@@ -40,6 +40,8 @@ struct OpenLane {
     requests: usize,
     /// Those of them that it holds.
     held: usize,
+    /// Those of these that were released, and that a layer may still hold.
+    released: usize,
     due: Option<Due>,
     /// Those that are completed in the order in which they were begun, oldest first.
     ordered: VecDeque<JobIndex>,
@@ -58,6 +60,7 @@ impl Lanes {
             users: 1,
             requests: 0,
             held: 0,
+            released: 0,
             due: None,
             ordered: VecDeque::new(),
         };
@@ -127,10 +130,24 @@ impl Lanes {
         self.look_at_due(index);
     }
 
-    /// Makes due at once what the lane holds.
-    pub(crate) fn release(&mut self, index: LaneIndex) {
+    /// Makes due at once what the lane holds, so many requests more than before.
+    pub(crate) fn release(&mut self, index: LaneIndex, count: usize) {
         let open = self.get(index);
-        if open.held > 0 {
+        open.released += count;
+        open.lane.release();
+        self.look_at_due(index);
+    }
+
+    /// Whether the lane may still hold what was released.
+    pub(crate) fn is_releasing(&self, index: LaneIndex) -> bool {
+        self.places[index.0].as_ref().is_some_and(|open| open.released > 0)
+    }
+
+    /// So many of what was released have got through; makes the others due.
+    pub(crate) fn release_rest(&mut self, index: LaneIndex, through: usize) {
+        let open = self.get(index);
+        open.released -= through;
+        if open.released > 0 {
             open.lane.release();
             self.look_at_due(index);
         }

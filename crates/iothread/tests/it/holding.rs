@@ -84,20 +84,24 @@ impl Lane for HoldingLane {
     }
 
     fn due(&self) -> Option<Due> {
-        self.held.front().map(|held| Due { at: held.0, slack: Duration::ZERO })
+        let own = self.held.front().map(|held| Due { at: held.0, slack: Duration::ZERO });
+        Due::first(own, self.below.due())
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        let first = late.len();
+        let mut passed_on = Vec::new();
         while let Some((_, token, operation)) = self.held.pop_front_if(|held| held.0 <= now) {
-            late.push(Mapping { order: self.order, ..Mapping::new(token, operation) });
+            passed_on.push(Mapping { order: self.order, ..Mapping::new(token, operation) });
         }
-        self.below.map(&mut late[first..], pieces);
+        self.below.map(&mut passed_on, pieces);
+        late.extend(passed_on.into_iter().filter(|it| it.answer != Answer::Held));
+        self.below.resume(now, late, pieces);
     }
 
     fn release(&mut self) {
         let now = SystemClock.now();
         self.held.iter_mut().for_each(|held| held.0 = held.0.min(now));
+        self.below.release();
     }
 }
 
@@ -175,6 +179,27 @@ fn a_stop_waits_for_nothing_that_was_left_held_on_other_threads() {
         let source = placed.stop();
         assert_eq!((source.in_flight(), source.ending().counters.reads), (0, 4));
         assert_eq!(guest.poll().len(), 4);
+    });
+}
+
+/// What one layer lets go the next one below would hold again.
+#[test]
+fn a_stop_waits_for_no_layer_below_the_one_that_holds() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, b] = iothreads::<2>(&files, reactors);
+        let (lowest, _lowest_tells) = holding(null(), FOR_EVER, Order::Any);
+        let (lower, _lower_tells) = holding(lowest, FOR_EVER, Order::Any);
+        let (node, tells) = holding(lower, FOR_EVER, Order::Any);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &a);
+        guest.submit(0, Ask::Read, 0);
+        tells.recv_timeout(LIMIT).unwrap();
+        placed.move_to(&b).unwrap();
+        guest.submit(1, Ask::Read, 0);
+        tells.recv_timeout(LIMIT).unwrap();
+        let source = placed.stop();
+        assert_eq!((source.in_flight(), source.ending().counters.reads), (0, 2));
     });
 }
 
