@@ -6,9 +6,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use block::{Access, Node};
+use block::{Access, Clock, Node};
 use disk::DiscardPolicy;
 use kernel_io::{FileTable, Identity, OpenError};
+use layers::DelayNode;
 
 use crate::options::{Activity, Blockdev, Child, Discard, NamedChild};
 use crate::sandbox::{Outside, Sandbox};
@@ -20,7 +21,10 @@ pub(crate) struct Graph {
     activities: HashMap<String, Activity>,
     /// The files below each node.
     storage: HashMap<String, Vec<Identity>>,
+    /// The nodes whose delays can be changed, by name.
+    delays: HashMap<String, Arc<DelayNode>>,
     files: Arc<FileTable>,
+    clock: Arc<dyn Clock>,
     sandbox: Option<Arc<Sandbox>>,
 }
 
@@ -77,10 +81,16 @@ pub enum GraphError {
 }
 
 impl Graph {
-    /// An empty graph whose files go into that table, and come from inside the sandbox.
-    pub(crate) fn new(files: Arc<FileTable>, sandbox: Option<Arc<Sandbox>>) -> Self {
+    /// An empty graph whose files go into that table, and come from inside the sandbox. Nodes that hold
+    /// requests go by that clock.
+    pub(crate) fn new(
+        files: Arc<FileTable>,
+        clock: Arc<dyn Clock>,
+        sandbox: Option<Arc<Sandbox>>,
+    ) -> Self {
         let (nodes, activities, storage) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { nodes, activities, storage, files, sandbox }
+        let delays = HashMap::new();
+        Self { nodes, activities, storage, delays, files, clock, sandbox }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it. Blocks.

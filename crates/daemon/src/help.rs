@@ -65,8 +65,16 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
   --blockdev [driver=]raw,node-name=N,file=NODE
                          another node's bytes as they are; the other node may be written in
                          place: file.driver=file,file.filename=PATH
-  --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off]
-                         a disk without content; default: 1 GiB, reads give whatever was there
+  --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off][,latency-ns=NS]
+                         a disk without content; default: 1 GiB, reads give whatever was there.
+                         latency-ns: how long every request takes
+  --blockdev [driver=]delay,node-name=N,file=NODE[,latency-ns=NS][,ordered=on|off][,seed=NUMBER]
+                   [,read.distribution=fixed|uniform|normal|exponential|histogram,read.…]
+                   [,write.…][,flush.…]
+                         another node, answering later: all requests by latency-ns, or those of
+                         one kind by a distribution: latency-ns; min-ns, max-ns; mean-ns,
+                         stddev-ns; mean-ns; filename (lines of a latency in ns and a count).
+                         ordered: requests of one iothread do not overtake each other
              all of them: [,read-only=on|off][,discard=ignore|unmap][,cache.direct=on|off]
                         [,cache.no-flush=on|off][,force-share=on|off][,active=on|off]
                          default: off, ignore, off, off, off, on. force-share: with read-only=on,

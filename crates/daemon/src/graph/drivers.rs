@@ -2,6 +2,7 @@
 //!
 //! Not here: names, children and what all nodes have in common ([`Graph`]).
 
+mod delay;
 mod file;
 
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use disk::{NullNode, RawNode, ReadContent};
 use kernel_io::FileKind;
 
 use super::{Graph, GraphError, access, policy};
-use crate::options::{Blockdev, Driver};
+use crate::options::{Blockdev, Discard, Driver};
 
 impl Graph {
     /// Makes a node of that name over those children, in the order of the plan. Blocks.
     pub(super) fn make(
-        &self,
+        &mut self,
         name: &str,
         blockdev: &Blockdev,
         children: Vec<Arc<Child>>,
@@ -32,19 +33,34 @@ impl Graph {
                 let options = file::options(filename, kind, *aio, *locking, blockdev);
                 self.open(name, &options, blockdev)
             }
-            Driver::NullCo { size, read_zeroes } => Ok(null(name, *size, *read_zeroes, blockdev)),
+            Driver::NullCo { size, read_zeroes, latency } => {
+                let null = null(name, *size, *read_zeroes, blockdev);
+                Ok(Arc::new(null.with_latency(*latency, Arc::clone(&self.clock))))
+            }
+            Driver::Delay { settings, seed } => {
+                Ok(self.make_delay(name, blockdev, only(children), (settings, *seed)))
+            }
             Driver::Raw => Ok(raw(name, blockdev, only(children))),
         }
     }
 }
 
-fn null(name: &str, size: u64, read_zeroes: bool, blockdev: &Blockdev) -> Arc<dyn Node> {
+fn null(name: &str, size: u64, read_zeroes: bool, blockdev: &Blockdev) -> NullNode {
     let content = if read_zeroes { ReadContent::Zeroes } else { ReadContent::Untouched };
-    Arc::new(NullNode::new(name, DiskSize(ByteCount(size)), access(blockdev), content))
+    NullNode::new(name, DiskSize(ByteCount(size)), access(blockdev), content)
 }
 
 fn raw(name: &str, blockdev: &Blockdev, child: Arc<Child>) -> Arc<dyn Node> {
     Arc::new(RawNode::new(name, child, access(blockdev), policy(blockdev.discard)))
+}
+
+/// The child of a layer, which passes on all it is asked: with `discard=ignore` what would give space
+/// back ends in between.
+fn unmapping(name: &str, blockdev: &Blockdev, child: Arc<Child>) -> Arc<Child> {
+    match blockdev.discard {
+        Discard::Unmap => child,
+        Discard::Ignore => Child::new(raw(name, blockdev, child)),
+    }
 }
 
 /// The child of a driver that takes one.

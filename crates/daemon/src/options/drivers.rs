@@ -5,6 +5,7 @@
 //!
 //! Not here: the keys that all drivers have (`blockdev`).
 
+pub(super) mod delay;
 pub(super) mod file;
 mod null;
 mod raw;
@@ -26,7 +27,8 @@ pub(super) struct Entry {
 }
 
 /// The drivers that work, in the order in which messages name them.
-pub(super) const TABLE: &[Entry] = &[file::REGULAR, file::HOST_DEVICE, raw::ENTRY, null::ENTRY];
+pub(super) const TABLE: &[Entry] =
+    &[file::REGULAR, file::HOST_DEVICE, raw::ENTRY, null::ENTRY, delay::ENTRY];
 
 /// The drivers that qemu-storage-daemon has and ringloom does not have yet.
 const LATER: &[&str] = &[

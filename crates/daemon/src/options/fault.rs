@@ -7,6 +7,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
 
+use layers::{HistogramError, TooLong};
 use thiserror::Error;
 
 /// A command line that cannot be served.
@@ -337,6 +338,35 @@ pub enum Fault {
         path: PathBuf,
         /// What it should be.
         expected: &'static str,
+    },
+    /// A delay out of range.
+    #[error("parameter '{key}'")]
+    Latency {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        #[source]
+        source: TooLong,
+    },
+    /// A delay for what has no delay of its own, where everything has.
+    #[error("parameter 'latency-ns' has no effect: read, write and flush have their own delays")]
+    LatencyOfNothing,
+    /// Bounds in the wrong order, with what they are.
+    #[error("parameter '{}' ({}) is above '{}' ({})", least.0, least.1, most.0, most.1)]
+    Bounds {
+        /// What should be below.
+        least: (String, u64),
+        /// What should be above.
+        most: (String, u64),
+    },
+    /// A file that is no histogram.
+    #[error("histogram '{}'", path.display())]
+    Histogram {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: HistogramError,
     },
     /// Neither a regular file nor a block device.
     #[error("not a regular file or a block device")]

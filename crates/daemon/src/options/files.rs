@@ -1,13 +1,17 @@
 //! Looks at the files that a command line names, before anything is started.
 //!
-//! Invariants: a file is opened here only to learn that it can be; nothing is read from it but,
-//! in the short form, the bytes that tell its format, and nothing is written.
+//! Invariants: a disk's file is opened here only to learn that it can be; nothing is read from it but,
+//! in the short form, the bytes that tell its format, and nothing is written. Histograms of delays are
+//! read here, so that nobody needs their files afterwards.
 //! Not here: locks, sizes and alignment (the graph).
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
+use std::sync::Arc;
+
+use layers::Histogram;
 
 use super::fault::Fault;
 use super::plan::{Blockdev, Driver, Step};
@@ -35,7 +39,7 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
         Driver::HostDevice { filename, .. } => {
             ("host_device", filename, FileKind::BlockDevice, "a block device")
         }
-        Driver::Raw | Driver::NullCo { .. } => return Ok(()),
+        Driver::Raw | Driver::NullCo { .. } | Driver::Delay { .. } => return Ok(()),
     };
     // The type comes first: opening a FIFO would wait for its other end.
     if file_kind(filename)? != Some(kind) {
@@ -47,6 +51,21 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
         .open(filename)
         .map_err(|cause| Fault::Open { path: filename.clone(), cause })?;
     Ok(())
+}
+
+/// Reads a file with a histogram of latencies.
+pub(super) fn read_histogram(path: &Path) -> Result<Arc<Histogram>, Fault> {
+    // The type comes first: opening a FIFO would wait for its other end.
+    if file_kind(path)? != Some(FileKind::Regular) {
+        let (driver, path, expected) = ("delay", path.to_owned(), "a regular file");
+        return Err(Fault::FileKind { driver, path, expected });
+    }
+    let mut content = Vec::new();
+    let limit = u64::try_from(Histogram::BYTES_MAX).expect("64-bit host") + 1;
+    let file = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut content));
+    file.map_err(|cause| open_fault(path, cause))?;
+    let histogram = Histogram::parse(&content);
+    histogram.map(Arc::new).map_err(|source| Fault::Histogram { path: path.to_owned(), source })
 }
 
 /// What a file is; `None` if it cannot hold a disk. A directory is an error of its own, as in

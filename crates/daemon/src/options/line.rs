@@ -179,9 +179,10 @@ pub(crate) fn documented_names() -> Vec<String> {
         .map(|known| known.long.to_owned());
     let objects = object::TABLE.iter().map(|entry| ("", entry.keys));
     let drivers = drivers::TABLE.iter().map(|entry| ("", entry.keys));
+    let delays = drivers::delay::DISTRIBUTIONS.iter().map(|(_, keys)| ("", *keys));
     let others =
         [("cache.", blockdev::CACHE), ("", export::VHOST_USER_BLK), ("addr.", export::ADDR)];
-    let keys = objects.chain(drivers).chain(others).flat_map(|(prefix, keys)| {
+    let keys = objects.chain(drivers).chain(delays).chain(others).flat_map(|(prefix, keys)| {
         let names: Vec<_> = keys.supported().map(|key| format!("{prefix}{key}")).collect();
         names
     });

@@ -7,6 +7,9 @@
 //! step made; every number is within its bound. [`parse`](super::parse) is the only maker.
 
 use std::path::PathBuf;
+use std::time::Duration;
+
+use layers::DelaySettings;
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -225,6 +228,15 @@ pub enum Driver {
         size: u64,
         /// Whether reads give zeroes, or whatever the guest's memory holds.
         read_zeroes: bool,
+        /// How long every request takes.
+        latency: Duration,
+    },
+    /// Its one child, answering later.
+    Delay {
+        /// How much later.
+        settings: DelaySettings,
+        /// What random delays depend on.
+        seed: u64,
     },
 }
 

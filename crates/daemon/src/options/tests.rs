@@ -3,11 +3,13 @@
 //!
 //! The tests run in the crate's directory: `Cargo.toml` is a regular file, `src` a directory.
 
+mod delay;
 mod refused;
 
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 use std::{env, fs, iter, process};
 
 use super::{
@@ -85,7 +87,7 @@ fn inline(node: Blockdev) -> Vec<NamedChild> {
 }
 
 fn null_driver() -> Driver {
-    Driver::NullCo { size: 1 << 30, read_zeroes: false }
+    Driver::NullCo { size: 1 << 30, read_zeroes: false, latency: Duration::ZERO }
 }
 
 fn iothread(id: &str, polling: PollOptions) -> Step {
@@ -195,7 +197,7 @@ fn nodes_read_the_same_in_both_notations() {
             r#"{"driver":"null-co","node-name":"a","size":8192,"read-zeroes":true}"#,
         ],
         &Step::Blockdev(Blockdev {
-            driver: Driver::NullCo { size: 8192, read_zeroes: true },
+            driver: Driver::NullCo { size: 8192, read_zeroes: true, latency: Duration::ZERO },
             ..file_node()
         }),
     );

@@ -178,7 +178,7 @@ fn a_node_outside_is_refused_with_a_sentence() {
     let (inside, outside) = (disk("i", "disks/a.img"), disk("o", "secrets/key"));
     let sandbox = place.sandbox("on");
     let said = confined(&place, move || {
-        let mut graph = Graph::new(Arc::default(), sandbox);
+        let mut graph = Graph::new(Arc::default(), Arc::new(block::SystemClock), sandbox);
         graph.add(&inside).unwrap();
         chain_of(&graph.add(&outside).unwrap_err()).to_string()
     });

@@ -65,11 +65,11 @@ fn wrong_nodes_are_named() {
     refuse(
         "bogus,node-name=a",
         "parameter 'driver' does not accept value 'bogus' (supported: file, host_device, raw, \
-         null-co)",
+         null-co, delay)",
     );
     refuse(
         "qcow2,node-name=a",
-        "driver 'qcow2' is not supported yet (supported: file, host_device, raw, null-co)",
+        "driver 'qcow2' is not supported yet (supported: file, host_device, raw, null-co, delay)",
     );
     refuse("null-co,node-name=n", "node-name 'n' exists already");
     refuse("raw,node-name=a,file.driver=null-co,file.node-name=n", "node-name 'n' exists already");
@@ -108,7 +108,6 @@ fn what_a_node_cannot_do_yet_is_refused_by_name() {
     refuse("file", "aio-max-batch", "0");
     refuse("host_device", "pr-manager", "p");
     refuse("raw", "offset", "0");
-    refuse("null-co", "latency-ns", "1");
     for key in ["auto-read-only", "detect-zeroes"] {
         refuse("null-co", key, "off");
     }

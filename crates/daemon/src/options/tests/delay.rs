@@ -1,0 +1,177 @@
+//! `driver=delay` and the latency of `null-co`.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::Order;
+use layers::{Bounds, DelaySettings, Distribution, Histogram, Latency};
+
+use super::{NULL, plan, refuse};
+use crate::options::{Driver, Step};
+
+fn latency(ns: u64) -> Latency {
+    Latency::from_ns(ns).unwrap()
+}
+
+fn fixed(ns: u64) -> Distribution {
+    Distribution::Fixed(latency(ns))
+}
+
+/// What the driver of the last node is.
+fn driver(argument: &str) -> Driver {
+    match plan(&[NULL, "--blockdev", argument]).steps.pop() {
+        Some(Step::Blockdev(node)) => node.driver,
+        other => panic!("{other:?} is no node"),
+    }
+}
+
+#[track_caller]
+fn check(argument: &str, [read, write, flush]: [Distribution; 3], order: Order, seed: u64) {
+    let settings = DelaySettings { read, write, flush, order };
+    let argument = format!("delay,node-name=d,file=n{argument}");
+    assert_eq!(driver(&argument), Driver::Delay { settings, seed }, "{argument}");
+}
+
+fn file(content: &[u8]) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(content).unwrap();
+    file
+}
+
+#[test]
+fn every_distribution_can_be_said_for_every_kind_of_request() {
+    let (any, none) = (Order::Any, || fixed(0));
+    check("", [none(), none(), none()], any, 0);
+    check(",latency-ns=5", [fixed(5), fixed(5), fixed(5)], any, 0);
+    check(",latency-ns=5,write.latency-ns=7", [fixed(5), fixed(7), fixed(5)], any, 0);
+    check(",flush.distribution=fixed,flush.latency-ns=9", [none(), none(), fixed(9)], any, 0);
+    check(",ordered=on,seed=0x10", [none(), none(), none()], Order::AsBegun, 16);
+    let uniform = Distribution::Uniform(Bounds::new(latency(3), latency(8)).unwrap());
+    let uniform_said = ",read.distribution=uniform,read.min-ns=3,read.max-ns=8";
+    check(uniform_said, [uniform, none(), none()], any, 0);
+    let normal = Distribution::Normal { mean: latency(100), deviation: latency(20) };
+    let normal_said = ",write.distribution=normal,write.mean-ns=100,write.stddev-ns=20";
+    check(normal_said, [none(), normal, none()], any, 0);
+    let exponential = Distribution::Exponential { mean: latency(100) };
+    let exponential_said = ",flush.distribution=exponential,flush.mean-ns=100";
+    check(exponential_said, [none(), none(), exponential], any, 0);
+    let (content, file) = (b"100 3\n200 1\n", file(b"100 3\n200 1\n"));
+    let histogram = Distribution::Histogram(Arc::new(Histogram::parse(content).unwrap()));
+    let path = file.path().display();
+    let histogram_said = format!(",read.distribution=histogram,read.filename={path}");
+    check(&histogram_said, [histogram, none(), none()], any, 0);
+}
+
+#[test]
+fn json_and_nodes_written_in_place_say_the_same() {
+    let json = r#"{"driver": "delay", "node-name": "d", "file": {"driver": "null-co"},
+        "latency-ns": 5, "read": {"distribution": "exponential", "mean-ns": 7}, "ordered": true}"#;
+    let read = Distribution::Exponential { mean: latency(7) };
+    let (write, flush, order) = (fixed(5), fixed(5), Order::AsBegun);
+    let settings = DelaySettings { read, write, flush, order };
+    assert_eq!(driver(json), Driver::Delay { settings, seed: 0 });
+}
+
+#[test]
+fn null_takes_its_latency() {
+    let Driver::NullCo { latency, .. } = driver("null-co,node-name=slow,latency-ns=100000") else {
+        panic!("no null disk")
+    };
+    assert_eq!(latency, Duration::from_micros(100));
+    let refuse = |value: &str, expected: &str| {
+        refuse("--blockdev", &format!("null-co,node-name=slow,latency-ns={value}"), expected);
+    };
+    refuse("9223372036854775808", "parameter 'latency-ns' expects at most 2^63 - 1");
+    refuse("-1", "parameter 'latency-ns' expects a whole number without unit");
+    refuse("1ms", "parameter 'latency-ns' expects a whole number without unit");
+}
+
+#[track_caller]
+fn refuse_delay(argument: &str, expected: &str) {
+    refuse("--blockdev", &format!("delay,node-name=d,file=n,{argument}"), expected);
+}
+
+#[test]
+fn wrong_delays_are_named() {
+    let hour = "is more than an hour (3600000000000 ns)";
+    refuse("--blockdev", "delay,node-name=d", "parameter 'file' is missing");
+    refuse_delay(
+        "latency-ns=3600000000001",
+        &format!("parameter 'latency-ns': 3600000000001 ns {hour}"),
+    );
+    refuse_delay(
+        "read.distribution=exponential,read.mean-ns=3600000000001",
+        &format!("parameter 'read.mean-ns': 3600000000001 ns {hour}"),
+    );
+    refuse_delay(
+        "read.latency-ns=1.5",
+        "parameter 'read.latency-ns' expects a whole number without unit",
+    );
+    refuse_delay("write.distribution=fixed", "parameter 'write.latency-ns' is missing");
+    refuse_delay(
+        "write.distribution=normal,write.mean-ns=5",
+        "parameter 'write.stddev-ns' is missing",
+    );
+    refuse_delay(
+        "flush.distribution=uniform,flush.min-ns=5",
+        "parameter 'flush.max-ns' is missing",
+    );
+    refuse_delay(
+        "read.distribution=uniform,read.min-ns=5,read.max-ns=4",
+        "parameter 'read.min-ns' (5) is above 'read.max-ns' (4)",
+    );
+    refuse_delay(
+        "read.mean-ns=5",
+        "unknown option 'read.mean-ns' of distribution=fixed (supported: distribution, latency-ns)",
+    );
+    refuse_delay(
+        "read.distribution=exponential,read.mean-ns=5,read.latency-ns=5",
+        "unknown option 'read.latency-ns' of distribution=exponential (supported: distribution, \
+         mean-ns)",
+    );
+    refuse_delay(
+        "read.distribution=gaussian,read.mean-ns=5",
+        "parameter 'read.distribution' does not accept value 'gaussian' (supported: fixed, uniform, \
+         normal, exponential, histogram)",
+    );
+    refuse_delay(
+        "latency-ns=1,read.latency-ns=1,write.latency-ns=1,flush.latency-ns=1",
+        "parameter 'latency-ns' has no effect: read, write and flush have their own delays",
+    );
+    refuse_delay("read=5", "parameter 'read' expects an object");
+    refuse_delay(
+        "latency=5",
+        "unknown option 'latency' of --blockdev driver=delay; did you mean 'latency-ns'?",
+    );
+}
+
+#[test]
+fn wrong_histograms_are_named() {
+    let refuse = |path: &Path, expected: &str| {
+        let path = path.display();
+        let said = format!("read.distribution=histogram,read.filename={path}");
+        refuse_delay(&said, &expected.replace("PATH", &path.to_string()));
+    };
+    refuse_delay("read.distribution=histogram", "parameter 'read.filename' is missing");
+    refuse(
+        Path::new("no-such-file"),
+        "could not open 'PATH': No such file or directory (os error 2)",
+    );
+    refuse(Path::new("src"), "could not open 'PATH': is a directory");
+    refuse(Path::new("/dev/null"), "'delay' driver requires 'PATH' to be a regular file");
+    refuse(file(b"").path(), "histogram 'PATH': it has no line with a count above 0");
+    refuse(
+        file(b"1 1\nten 1\n").path(),
+        "histogram 'PATH': line 2: expected a latency in nanoseconds and a count, not 'ten 1'",
+    );
+    refuse(
+        file(b"3600000000001 1").path(),
+        "histogram 'PATH': line 1: latency: 3600000000001 ns is more than an hour (3600000000000 ns)",
+    );
+    refuse(
+        file(&vec![b'#'; Histogram::BYTES_MAX + 1]).path(),
+        "histogram 'PATH': more than 1048576 bytes",
+    );
+}
