@@ -10,9 +10,13 @@ use block::{ByteOffset, Durability, Segment};
 use rustix::io::Errno;
 
 use crate::parked::Work;
+use crate::space::Space;
 
 /// The most segments of one system call (IOV_MAX).
 pub(crate) const SEGMENTS_MAX: usize = 1024;
+
+/// BLKDISCARD of linux/fs.h: _IO(0x12, 119).
+const BLKDISCARD: libc::Ioctl = 0x1277;
 
 /// The iovecs of a call: where they are and how many.
 pub(crate) type Iovecs = (*const libc::iovec, libc::c_int);
@@ -59,14 +63,7 @@ pub(crate) unsafe fn perform(
         // SAFETY: as for the read.
         Work::Write(durability) => unsafe { write(raw, place, durability, (iovecs, segments)) },
         Work::Sync => return completion(rustix::fs::fdatasync(fd)),
-        Work::Allocate(mode, count) => {
-            let Ok(count) = libc::off_t::try_from(count) else {
-                return -Errno::INVAL.raw_os_error();
-            };
-            // SAFETY: the call names no memory.
-            let result = unsafe { libc::fallocate(raw, mode, place, count) };
-            return if result == 0 { 0 } else { -last_errno() };
-        }
+        Work::Space(space) => return change(space, raw, place),
     };
     // One call transfers less than 2 GiB.
     if result < 0 { -last_errno() } else { i32::try_from(result).unwrap_or(i32::MAX) }
@@ -109,6 +106,23 @@ unsafe fn write(
     }
     // SAFETY: as above.
     unsafe { libc::pwritev2(fd, iovecs, segments, place, write_flags(durability)) }
+}
+
+/// Discards or zeroes a range.
+fn change(space: Space, fd: RawFd, place: libc::off_t) -> i32 {
+    let Ok(count) = libc::off_t::try_from(space.count) else {
+        return -Errno::INVAL.raw_os_error();
+    };
+    let result = match space.method.mode(space.kind) {
+        // SAFETY: the call names no memory.
+        Some(mode) => unsafe { libc::fallocate(fd, mode, place, count) },
+        None => {
+            let range = [place.cast_unsigned(), space.count];
+            // SAFETY: BLKDISCARD reads two numbers, which live during the call.
+            unsafe { libc::ioctl(fd, BLKDISCARD, &raw const range) }
+        }
+    };
+    if result == 0 { 0 } else { -last_errno() }
 }
 
 /// The result of a transfer; one call transfers less than 2 GiB.

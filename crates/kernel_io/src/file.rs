@@ -3,13 +3,13 @@
 //! Where it stands in the life of a request: `disk` opens it once; every iothread does
 //! positional I/O on this one open file description (DESIGN: image locks and I/O share it).
 //!
-//! Invariants: size and alignment are read once, at open. Threads: shared by all iothreads.
+//! Invariants: alignment is read once, at open; the size when somebody asks for that. Threads: shared by all iothreads.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
@@ -18,8 +18,9 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::bounce::BOUNCE_ALIGNMENT;
 use crate::image_lock::{self, ImageLocks, LockError, LockOptions, Locking};
 use crate::native::Native;
+use crate::space::MissingWays;
 use crate::uring::Uring;
-use crate::{BOUNCE_BYTES, KernelError, Notifier, WriteRanges};
+use crate::{BOUNCE_BYTES, KernelError, Notifier, WriteRanges, queue_limits};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
@@ -129,7 +130,8 @@ impl Residence {
 pub struct OpenFile {
     path: PathBuf,
     fd: OwnedFd,
-    bytes: u64,
+    /// See [`OpenFile::measure`].
+    bytes: AtomicU64,
     kind: FileKind,
     caching: Caching,
     aio: Aio,
@@ -139,7 +141,9 @@ pub struct OpenFile {
     offset_alignment: u32,
     allocation_alignment: u32,
     physical_block: u32,
+    discard_granularity: u32,
     ranges: WriteRanges,
+    missing_ways: MissingWays,
     sync_turn: WriteRanges,
     failed_sync: AtomicBool,
     identity: Identity,
@@ -204,7 +208,7 @@ impl OpenFile {
             path: path.clone(),
             residence: Residence::ask(fd.as_fd()),
             fd,
-            bytes,
+            bytes: AtomicU64::new(bytes),
             kind: options.kind,
             caching: options.caching,
             aio: options.aio,
@@ -213,7 +217,9 @@ impl OpenFile {
             offset_alignment: alignment.offset,
             allocation_alignment: alignment.allocation,
             physical_block: alignment.physical_block,
+            discard_granularity: alignment.discard_granularity,
             ranges: WriteRanges::default(),
+            missing_ways: MissingWays::default(),
             sync_turn: WriteRanges::default(),
             failed_sync: AtomicBool::new(false),
             identity: Identity::of(&stat),
@@ -236,7 +242,7 @@ impl OpenFile {
             told_without_locks: AtomicBool::new(false),
             residence: Residence::ask(fd.as_fd()),
             fd,
-            bytes,
+            bytes: AtomicU64::new(bytes),
             kind: FileKind::Regular,
             caching: Caching::Buffered,
             aio,
@@ -245,7 +251,9 @@ impl OpenFile {
             offset_alignment: 1,
             allocation_alignment: 1,
             physical_block: 512,
+            discard_granularity: 1,
             ranges: WriteRanges::default(),
+            missing_ways: MissingWays::default(),
             sync_turn: WriteRanges::default(),
             failed_sync: AtomicBool::new(false),
         }
@@ -256,9 +264,22 @@ impl OpenFile {
         &self.path
     }
 
-    /// Its size in bytes when it was opened.
+    /// Its size in bytes when it was last measured; first when it is opened.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        // Goes with no other data; what lies behind the end, the kernel refuses.
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Asks for its size anew, because others may have changed it. For direct I/O what is left of a
+    /// block at its end does not count. Does not wait for I/O of a block device; a file system may.
+    pub fn measure(&self) -> io::Result<u64> {
+        let found = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
+        let bytes = match self.kind {
+            FileKind::BlockDevice => found,
+            FileKind::Regular => found - found % u64::from(self.offset_alignment),
+        };
+        self.bytes.store(bytes, Ordering::Relaxed);
+        Ok(bytes)
     }
 
     /// What sort of file it is.
@@ -300,6 +321,17 @@ impl OpenFile {
     /// The physical block size in bytes, for the guest's topology.
     pub fn physical_block(&self) -> u32 {
         self.physical_block
+    }
+
+    /// What ranges should be a multiple of, in bytes, that are discarded: less of them has no effect. A
+    /// power of two.
+    pub fn discard_granularity(&self) -> u32 {
+        self.discard_granularity
+    }
+
+    /// How it cannot discard or zero, as far as that was tried.
+    pub(crate) fn missing_ways(&self) -> &MissingWays {
+        &self.missing_ways
     }
 
     /// Who changes which range now. Only used where a change can need a read-modify-write.
@@ -359,8 +391,8 @@ impl OpenFile {
     /// fails if its size is not what it was. Blocks.
     pub fn refresh(&self) -> io::Result<()> {
         let bytes = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
-        if bytes != self.bytes {
-            let before = self.bytes;
+        let before = self.bytes();
+        if bytes != before {
             return Err(io::Error::other(format!(
                 "{} had {before} bytes when it was opened, and has {bytes} now",
                 self.path.display()
@@ -436,6 +468,7 @@ struct Alignment {
     offset: u32,
     allocation: u32,
     physical_block: u32,
+    discard_granularity: u32,
 }
 
 impl Alignment {
@@ -447,8 +480,16 @@ impl Alignment {
             }
             FileKind::Regular => (ALIGNMENT_FALLBACK, 1, 512),
         };
+        let discard_granularity = match options.kind {
+            FileKind::BlockDevice => {
+                queue_limits::discard_granularity(fd).unwrap_or_default().max(block)
+            }
+            // A part of a block is zeroed.
+            FileKind::Regular => 1,
+        };
         if options.caching == Caching::Buffered {
-            return Ok(Self { memory: 1, offset: 1, allocation, physical_block });
+            let (memory, offset) = (1, 1);
+            return Ok(Self { memory, offset, allocation, physical_block, discard_granularity });
         }
         let statx = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
         let told = statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
@@ -459,6 +500,7 @@ impl Alignment {
             offset,
             allocation,
             physical_block: physical_block.max(offset),
+            discard_granularity,
         })
     }
 }

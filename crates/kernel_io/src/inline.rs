@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use block::Segment;
 
 use crate::parked::{SlotIndex, Work};
+use crate::space::{Method, Space};
 
 /// The most operations of a turn: four rings' worth of new requests.
 const TURN_OPERATIONS_MAX: u32 = 256;
@@ -37,7 +38,9 @@ pub(crate) fn suits(work: Work) -> bool {
     match work {
         // A turn's bound cuts transfers; there is nothing to sync in memory.
         Work::Read | Work::Write(_) | Work::Sync => true,
-        Work::Allocate(_, count) => count <= ALLOCATION_BYTES_MAX,
+        // Pages that are filled take as long as a transfer.
+        Work::Space(Space { method: Method::Fill, count, .. }) => count <= TURN_BYTES_MAX as u64,
+        Work::Space(Space { count, .. }) => count <= ALLOCATION_BYTES_MAX,
     }
 }
 
@@ -96,7 +99,7 @@ impl InlineTurn {
             Work::Read | Work::Write(_) => bytes <= SHORT_BYTES_MAX,
             // It is about what is completed, and nothing that waits is.
             Work::Sync => true,
-            Work::Allocate(..) => false,
+            Work::Space(_) => false,
         };
         if !short || self.operations_left == 0 {
             return false;
@@ -129,7 +132,7 @@ impl InlineTurn {
     /// Takes what the work costs off the turn, and returns the memory for one call: all that is
     /// left of it, or as much as the turn has room for.
     pub(crate) fn charge<'a>(&'a mut self, work: Work, memory: &'a [Segment]) -> &'a [Segment] {
-        if let Work::Allocate(_, count) = work {
+        if let Work::Space(Space { count, .. }) = work {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
             self.bytes_left = self.bytes_left.saturating_sub(count);
             return memory;

@@ -33,7 +33,7 @@ pub(crate) fn judge(parked: &mut Parked, result: i32) -> Judgement {
         return Judgement::Over(Err(IoFailure::Errno { offset, errno }));
     };
     match parked.work {
-        Work::Sync | Work::Allocate(..) => Judgement::Over(Ok(())),
+        Work::Sync | Work::Space(_) => Judgement::Over(Ok(())),
         Work::Read | Work::Write(_) if count > 0 => Judgement::Transferred(count),
         Work::Read => Judgement::Over(Err(IoFailure::EndOfFile { offset })),
         Work::Write(_) => Judgement::Over(Err(IoFailure::Errno { offset, errno: Errno::IO })),

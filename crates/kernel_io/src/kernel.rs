@@ -8,6 +8,7 @@
 //! thread that made it (SINGLE_ISSUER); only [`Kernel::wait`] blocks.
 //! Limits: the caller bounds the operations in flight.
 //! Files that live in memory are read and written inline (`inline`), which bounds each turn.
+//! Long because each operation passes through all of it: started, done inline or handed to an engine, judged.
 
 #![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
 
@@ -28,18 +29,12 @@ use crate::parked::{
     Content, InFlight, Parked, PollOwner, PollPhase, PollState, Progress, SlotIndex, Work,
 };
 use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
-use crate::uring::FilePlace;
+use crate::space::{Space, Step};
+use crate::uring::{FilePlace, Uring};
 use crate::workers::Workers;
-use crate::{Aio, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag, Wait};
-
-/// How `fallocate` changes a range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Allocation {
-    /// Give the space back; it reads as zeroes.
-    PunchHole,
-    /// Keep the space; it reads as zeroes.
-    Zero,
-}
+use crate::{
+    Aio, Allocation, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag, Wait,
+};
 
 /// Something that has happened.
 #[derive(Debug)]
@@ -262,7 +257,8 @@ impl Kernel {
         self.start(Work::Sync, file, ByteOffset(0), std::iter::empty(), None, tag);
     }
 
-    /// Punches or zeroes a range of the file, whose size stays as it is.
+    /// Discards or zeroes a range of the file, whose size stays as it is, in the best way that the host has.
+    /// Fails with EOPNOTSUPP if it has none; then the range may hold zeroes already.
     pub fn allocate(
         &mut self,
         file: FileId,
@@ -271,12 +267,16 @@ impl Kernel {
         how: Allocation,
         tag: Tag,
     ) {
-        let mode = match how {
-            Allocation::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-            Allocation::Zero => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-        };
-        let work = Work::Allocate(mode, count.0);
-        self.start(work, file, offset, std::iter::empty(), None, tag);
+        let open = self.file(file);
+        match Space::begin(how, open.kind(), count.0, open.missing_ways()) {
+            Some(space) => {
+                self.start(Work::Space(space), file, offset, std::iter::empty(), None, tag);
+            }
+            None => {
+                let result = Err(IoFailure::Errno { offset, errno: Errno::OPNOTSUPP });
+                self.events.push_back(Event::Finished { tag, result, bounce: None });
+            }
+        }
     }
 
     /// Watches a descriptor until [`Kernel::cancel_poll`]. The kernel keeps the descriptor's file
@@ -421,7 +421,6 @@ impl Kernel {
                 }
                 self.work_inline();
             }
-            Way::Native if !Native::suits(work) => self.push_operation(index, Way::Workers),
             Way::Uring(_) | Way::Native | Way::Workers => self.push_operation(index, way),
         }
     }
@@ -449,17 +448,36 @@ impl Kernel {
         // until its request has completed (`Segment::new`), a bounce buffer is parked.
         let result = unsafe { perform(work, file.as_fd(), offset, iovecs(memory)) };
         if self.conclude(index, result) == Conclusion::Again {
-            self.inline.push(index);
+            self.go_on_inline(index);
         }
     }
 
-    /// Hands an operation to an engine.
+    /// What was begun inline goes on there, unless what is left would take too long.
+    fn go_on_inline(&mut self, index: SlotIndex) {
+        let Some(Content::Operation(Parked { work, file, .. })) = self.in_flight.get(index) else {
+            panic!("slot {} holds no operation", index.0)
+        };
+        let (work, file) = (*work, *file);
+        if inline::suits(work) {
+            self.inline.push(index);
+        } else {
+            let way = self.opened(file).way;
+            self.push_operation(index, way);
+        }
+    }
+
+    /// Hands an operation to its file's engine, or to the workers if that one cannot do it.
     fn push_operation(&mut self, index: SlotIndex, way: Way) {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
         let (work, id, offset) = (parked.work, parked.file, parked.offset);
         let memory = iovecs(self.in_flight.memory(index));
+        let way = match way {
+            Way::Native if !Native::suits(work) => Way::Workers,
+            Way::Uring(_) if !Uring::suits(work) => Way::Workers,
+            Way::Uring(_) | Way::Native | Way::Workers => way,
+        };
         // What each engine demands: the list of segments is the slot's and stays untouched until
         // the completion; guest memory is mapped until its request has completed
         // (`Segment::new`), a bounce buffer is parked in the slot; `files` keeps the file open.
@@ -542,17 +560,49 @@ impl Kernel {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
-        let result = match judge(parked, result) {
-            Judgement::Again => return Conclusion::Again,
-            Judgement::Transferred(count) => match self.in_flight.advance(index, count) {
+        let result = match (judge(parked, result), parked.work) {
+            (Judgement::Again, _) => return Conclusion::Again,
+            (Judgement::Transferred(count), _) => match self.in_flight.advance(index, count) {
                 Progress::Partial => return Conclusion::Again,
                 Progress::Complete => Ok(()),
             },
-            Judgement::Over(result) => result,
+            (Judgement::Over(result), Work::Space(space)) => {
+                let opened = self.files[parked.file.0 as usize].as_ref();
+                let file = &opened.expect("it was opened when the operation was submitted").file;
+                match follow(parked, space, result, file) {
+                    Some(result) => result,
+                    None => return Conclusion::Again,
+                }
+            }
+            (Judgement::Over(result), _) => result,
         };
         let Parked { tag, bounce, .. } = self.in_flight.take(index);
         self.events.push_back(Event::Finished { tag, result, bounce });
         Conclusion::Over
+    }
+}
+
+/// What the result of one way to change a range means: the end, or that the operation now goes another way.
+fn follow(
+    parked: &mut Parked,
+    space: Space,
+    result: Result<(), IoFailure>,
+    file: &OpenFile,
+) -> Option<Result<(), IoFailure>> {
+    let offset = parked.offset;
+    let errno = match result {
+        Ok(()) => Ok(()),
+        Err(IoFailure::Errno { errno, .. }) => Err(errno),
+        Err(end @ IoFailure::EndOfFile { .. }) => return Some(Err(end)),
+    };
+    match space.proceed(errno, file.missing_ways()) {
+        Step::Next(space) => {
+            parked.work = Work::Space(space);
+            None
+        }
+        Step::Done => Some(Ok(())),
+        Step::Unsupported => Some(Err(IoFailure::Errno { offset, errno: Errno::OPNOTSUPP })),
+        Step::Failed(errno) => Some(Err(IoFailure::Errno { offset, errno })),
     }
 }
 

@@ -26,9 +26,11 @@ mod notifier;
 mod parked;
 mod peer;
 mod process;
+mod queue_limits;
 mod ranges;
 mod reactor;
 mod ringer;
+mod space;
 mod uring;
 mod workers;
 
@@ -45,7 +47,7 @@ pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
 };
 pub use inline::InlineShare;
-pub use kernel::{Allocation, Event, IoFailure, Kernel, KernelError};
+pub use kernel::{Event, IoFailure, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use parked::Tag;
 pub use peer::{Peer, peer_of};
@@ -55,3 +57,4 @@ pub use process::{
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
+pub use space::Allocation;

@@ -166,7 +166,7 @@ impl Native {
     pub(crate) fn suits(work: Work) -> bool {
         match work {
             Work::Read | Work::Write(_) | Work::Sync => true,
-            Work::Allocate(..) => false,
+            Work::Space(_) => false,
         }
     }
 
@@ -197,7 +197,7 @@ impl Native {
             Work::Read => (IOCB_CMD_PREADV, 0),
             Work::Write(durability) => (IOCB_CMD_PWRITEV, write_flags(durability)),
             Work::Sync => (IOCB_CMD_FDSYNC, 0),
-            Work::Allocate(..) => panic!("Linux AIO has no fallocate"),
+            Work::Space(_) => panic!("Linux AIO has no fallocate"),
         };
         let mut block = ControlBlock {
             data: u64::from(index.0),

@@ -10,6 +10,7 @@
 use block::{ByteOffset, Durability, FileId, Segment};
 
 use crate::BounceBuffer;
+use crate::space::Space;
 
 /// What the submitter calls an operation; comes back with its event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,8 +26,8 @@ pub(crate) enum Work {
     Read,
     Write(Durability),
     Sync,
-    /// `fallocate` with this mode over this many bytes.
-    Allocate(i32, u64),
+    /// A range that is discarded or zeroed.
+    Space(Space),
 }
 
 /// How far a transfer has come.

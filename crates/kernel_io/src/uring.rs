@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use crate::calls::{Iovecs, write_flags};
 use crate::parked::{SlotIndex, Work};
 use crate::reactor::Completion;
+use crate::space::Method;
 use crate::{KernelError, Wait};
 
 /// Submission entries: a batch; more are submitted on the way.
@@ -36,19 +37,25 @@ const COMPLETIONS: u32 = 8192;
 const REGISTERED_MAX: u32 = 256;
 
 /// What the ring does (io_uring_register(2), IORING_REGISTER_RESTRICTIONS).
-const OPERATIONS: [u8; 8] = [
+const OPERATIONS: [u8; 9] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::Readv::CODE,
     opcode::Writev::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
+    // Of a block device; no other file here has commands that change anything.
+    opcode::UringCmd16::CODE,
     opcode::PollAdd::CODE,
     opcode::AsyncCancel::CODE,
 ];
 
 /// IORING_UNREGISTER_FILES and IORING_REGISTER_FILES_UPDATE, which the library does not name.
 const REGISTER_OPERATIONS: [u8; 2] = [3, 6];
+
+/// BLOCK_URING_CMD_DISCARD of linux/blkdev.h: _IO(0x12, 0). Where and how much are in `addr` and `addr3`,
+/// which lies where the command does.
+const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
 
 /// User data of submissions whose completion means nothing.
 const UNNAMED: u64 = u64::MAX;
@@ -117,7 +124,15 @@ impl Uring {
         }
     }
 
-    /// Queues an operation.
+    /// Whether the ring can do such work.
+    pub(crate) fn suits(work: Work) -> bool {
+        match work {
+            Work::Read | Work::Write(_) | Work::Sync => true,
+            Work::Space(space) => space.method != Method::DiscardCall,
+        }
+    }
+
+    /// Queues an operation, which [`Uring::suits`].
     ///
     /// # Safety
     /// The iovecs, and the memory they name, must stay as they are until the completion of this
@@ -151,9 +166,17 @@ impl Uring {
                 write.rw_flags(write_flags(durability)).build()
             }
             (Work::Sync, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-            (Work::Allocate(mode, count), _) => {
-                opcode::Fallocate::new(fd, count).offset(offset.0).mode(mode).build()
-            }
+            (Work::Space(space), _) => match space.method.mode(space.kind) {
+                Some(mode) => {
+                    opcode::Fallocate::new(fd, space.count).offset(offset.0).mode(mode).build()
+                }
+                None => {
+                    let mut command = [0; 16];
+                    command[..8].copy_from_slice(&space.count.to_ne_bytes());
+                    let discard = opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD);
+                    discard.addr(Some(offset.0)).cmd(command).build()
+                }
+            },
         };
         // SAFETY: the caller keeps what the entry names until its completion.
         unsafe { self.push(&entry.flags(flags).user_data(u64::from(index.0))) };

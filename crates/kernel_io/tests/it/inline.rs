@@ -8,15 +8,16 @@ use kernel_io::{
     Aio, Allocation, Event, FileTable, InlineShare, IoFailure, Kernel, Notifier, OpenFile,
     Reactors, Residence, Tag, Wait,
 };
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
-use super::{Rig, finished, memory, next, read_back};
+use super::{Rig, fill, finished, memory, next, read_back};
 
 const MIB: usize = 1 << 20;
 
 fn memory_file(table: &FileTable, bytes: usize) -> FileId {
-    let fd = rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).unwrap();
+    let fd =
+        rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
     let file = OpenFile::adopt(fd, "image".into(), bytes as u64, Aio::Automatic);
     assert_eq!(file.residence(), Residence::Memory);
@@ -71,9 +72,46 @@ fn failures_inline_are_told_like_any_other() {
         kernel.read(id, ByteOffset(0), std::iter::once(to(0, 2000)), Tag(0));
         let failure = finished(&mut kernel, Tag(0)).unwrap_err();
         assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
+        rustix::fs::fcntl_add_seals(kernel.file(id), SealFlags::WRITE).unwrap();
         kernel.allocate(id, ByteOffset(0), ByteCount(4096), Allocation::Zero, Tag(1));
         let failure = finished(&mut kernel, Tag(1)).unwrap_err();
-        assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::OPNOTSUPP });
+        assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::PERM });
+    });
+}
+
+#[test]
+fn what_is_zeroed_in_memory_keeps_its_space_and_what_is_punched_does_not() {
+    on_both(|rig| {
+        let table = Arc::new(FileTable::default());
+        let id = memory_file(&table, 4 * MIB);
+        let mut kernel = rig.kernel(table);
+        let (base, all) = memory(&vec![7; 4 * MIB]);
+        let mut tag = 0;
+        // A large range is filled by somebody else than this thread.
+        for (how, bytes, mib_left) in [
+            (Allocation::Zero, 2 * MIB, 4),
+            (Allocation::Zero, MIB, 4),
+            (Allocation::PunchHole, MIB, 3),
+            (Allocation::Discard, MIB, 3),
+            (Allocation::Zero, MIB, 4),
+        ] {
+            let whole = || std::iter::once(all(0, 4 * MIB));
+            kernel.write(id, ByteOffset(0), Durability::Cached, whole(), Tag(tag));
+            finished(&mut kernel, Tag(tag)).unwrap();
+            let count = ByteCount(bytes as u64);
+            kernel.allocate(id, ByteOffset(MIB as u64), count, how, Tag(tag + 1));
+            finished(&mut kernel, Tag(tag + 1)).unwrap();
+            let space = rustix::fs::fstat(kernel.file(id)).unwrap().st_blocks * 512;
+            assert_eq!(usize::try_from(space), Ok(mib_left * MIB), "{how:?} of {bytes} bytes");
+            kernel.read(id, ByteOffset(0), whole(), Tag(tag + 2));
+            finished(&mut kernel, Tag(tag + 2)).unwrap();
+            let found = read_back(base, 4 * MIB);
+            let zeroed = MIB..MIB + bytes;
+            let right = |(place, byte): (usize, &u8)| (*byte == 0) == zeroed.contains(&place);
+            assert!(found.iter().enumerate().all(right), "{how:?} of {bytes} bytes");
+            fill(base, 4 * MIB, 7);
+            tag += 4;
+        }
     });
 }
 

@@ -35,6 +35,11 @@ fn read_back(base: NonNull<u8>, count: usize) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(base.as_ptr(), count) }.to_vec()
 }
 
+fn fill(base: NonNull<u8>, count: usize, byte: u8) {
+    // SAFETY: `memory` leaked at least `count` bytes there, and no operation is in flight.
+    unsafe { std::ptr::write_bytes(base.as_ptr(), byte, count) };
+}
+
 /// What a test runs on.
 #[derive(Debug, Clone, Copy)]
 struct Rig {
@@ -162,6 +167,9 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
         let (id, file) = file(rig, &table, &[9; 8192]);
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         let pipe = table.insert(Arc::new(OpenFile::adopt(reader, "pipe".into(), 0, rig.aio)));
+        let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        let null = OpenFile::adopt(null.into(), "null".into(), 0, rig.aio);
+        let null = table.insert(Arc::new(null));
         let mut kernel = rig.kernel(table);
         kernel.allocate(id, ByteOffset(4096), ByteCount(4096), Allocation::PunchHole, Tag(0));
         finished(&mut kernel, Tag(0)).unwrap();
@@ -169,6 +177,15 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
         assert!(found[..4096].iter().all(|byte| *byte == 9));
         assert!(found[4096..].iter().all(|byte| *byte == 0));
+        // What has no space can do none of it: said the first time by the host, then by us.
+        for tag in 2..4 {
+            for how in [Allocation::Zero, Allocation::PunchHole, Allocation::Discard] {
+                kernel.allocate(null, ByteOffset(0), ByteCount(4096), how, Tag(tag));
+                let failure = finished(&mut kernel, Tag(tag)).unwrap_err();
+                let errno = Errno::OPNOTSUPP;
+                assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno });
+            }
+        }
         kernel.sync(pipe, Tag(1));
         let failure = finished(&mut kernel, Tag(1)).unwrap_err();
         assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::INVAL });
