@@ -103,6 +103,9 @@ pub struct Limits {
     pub physical_block: NonZeroU32,
     /// Whether a discard does anything.
     pub discard: bool,
+    /// What discards should be a multiple of, in bytes: less of them has no effect. A power of two, at
+    /// least 512.
+    pub discard_granularity: NonZeroU32,
 }
 
 /// Names a held request to the lane that holds it: chosen by whoever asks, who must not use it for

@@ -384,13 +384,16 @@ fn config(options: &ExportOptions, node: &dyn Node) -> Result<BlkConfig, BuildEr
         (false, _) => Access::ReadOnly,
     };
     let changes = access == Access::ReadWrite;
+    let limits = node.limits();
     Ok(BlkConfig {
         size: node.size(),
         logical_block: block,
-        physical_block: node.limits().physical_block.get().max(block),
+        physical_block: limits.physical_block.get().max(block),
         queues: options.num_queues.unwrap_or(QUEUES_MAX),
         access,
         discard: changes,
+        discard_granularity: limits.discard_granularity.get().max(block),
+        unmap: limits.discard,
         write_zeroes: changes,
         cache: if options.writethrough { CacheMode::WriteThrough } else { CacheMode::WriteBack },
     })

@@ -190,7 +190,12 @@ mod tests {
 
         fn limits(&self) -> Limits {
             let block = 512.try_into().unwrap();
-            Limits { request_alignment: block, physical_block: block, discard: false }
+            Limits {
+                request_alignment: block,
+                physical_block: block,
+                discard: false,
+                discard_granularity: block,
+            }
         }
 
         fn access(&self) -> Access {

@@ -76,6 +76,7 @@ impl Node for FileNode {
             request_alignment: at_least(self.file.offset_alignment()),
             physical_block: at_least(self.file.physical_block()),
             discard: self.discard == DiscardPolicy::Unmap,
+            discard_granularity: at_least(self.file.discard_granularity()),
         }
     }
 

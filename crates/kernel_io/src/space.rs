@@ -175,7 +175,11 @@ impl MissingWays {
     fn has(&self, method: Method) -> bool {
         let needed = match method {
             Method::PunchToFill => Method::PunchHole.bit() | Method::Fill.bit(),
-            other => other.bit(),
+            Method::PunchHole
+            | Method::ZeroRange
+            | Method::Fill
+            | Method::Discard
+            | Method::DiscardCall => method.bit(),
         };
         // Nothing else is published by it, and one try too many does no harm.
         self.0.load(Ordering::Relaxed) & needed == 0

@@ -118,7 +118,7 @@ pub(crate) fn submit_run(
             }
             1
         }
-        Operation::Discard(..) => submit_allocation(kernel, run, Allocation::PunchHole, None, tag),
+        Operation::Discard(..) => submit_allocation(kernel, run, Allocation::Discard, None, tag),
         Operation::WriteZeroes(_, unmap, _) => {
             let how = match unmap {
                 Unmap::Allowed => Allocation::PunchHole,
@@ -130,7 +130,7 @@ pub(crate) fn submit_run(
     }
 }
 
-/// Punches or zeroes the whole blocks of a run and returns how many operations that is. The
+/// Discards or zeroes the whole blocks of a run and returns how many operations that is. The
 /// parts of blocks at its ends are added to `zero_ends`, or left alone.
 fn submit_allocation(
     kernel: &mut Kernel,

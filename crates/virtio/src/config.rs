@@ -86,6 +86,10 @@ pub struct BlkConfig {
     pub access: Access,
     /// Whether it takes discards.
     pub discard: bool,
+    /// What discards should be a multiple of, in bytes: a power of two, at least the logical block.
+    pub discard_granularity: u32,
+    /// Whether zeroing may give space back.
+    pub unmap: bool,
     /// Whether it takes write-zeroes.
     pub write_zeroes: bool,
     /// When its changes are durable.
@@ -132,12 +136,12 @@ impl BlkConfig {
         if self.discard {
             space.put(36, RANGE_SECTORS_MAX.to_le_bytes());
             space.put(40, 1_u32.to_le_bytes());
-            space.put(44, self.logical_block_sectors().to_le_bytes());
+            space.put(44, sectors(self.discard_granularity).to_le_bytes());
         }
         if self.write_zeroes {
             space.put(48, RANGE_SECTORS_MAX.to_le_bytes());
             space.put(52, 1_u32.to_le_bytes());
-            space.put(56, [1]);
+            space.put(56, [u8::from(self.unmap)]);
         }
         space.0
     }
@@ -150,10 +154,10 @@ impl BlkConfig {
             .saturating_sub(self.logical_block.trailing_zeros());
         u8::try_from(exponent).expect("a u32 has at most 32 trailing zeroes")
     }
+}
 
-    fn logical_block_sectors(&self) -> u32 {
-        self.logical_block / u32::try_from(SECTOR_BYTES).expect("512 is small")
-    }
+fn sectors(bytes: u32) -> u32 {
+    bytes / u32::try_from(SECTOR_BYTES).expect("512 is small")
 }
 
 struct Space([u8; CONFIG_BYTES]);

@@ -15,6 +15,8 @@ const CONFIG: BlkConfig = BlkConfig {
     queues: 256,
     access: Access::ReadWrite,
     discard: true,
+    discard_granularity: 512,
+    unmap: true,
     write_zeroes: true,
     cache: CacheMode::WriteBack,
 };

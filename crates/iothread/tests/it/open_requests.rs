@@ -38,7 +38,12 @@ impl Node for PipeNode {
 
     fn limits(&self) -> Limits {
         let block = 512.try_into().unwrap();
-        Limits { request_alignment: block, physical_block: block, discard: false }
+        Limits {
+            request_alignment: block,
+            physical_block: block,
+            discard: false,
+            discard_granularity: block,
+        }
     }
 
     fn access(&self) -> Access {

@@ -10,6 +10,8 @@ const CONFIG: BlkConfig = BlkConfig {
     queues: 4,
     access: Access::ReadWrite,
     discard: true,
+    discard_granularity: 512,
+    unmap: true,
     write_zeroes: true,
     cache: CacheMode::WriteBack,
 };
@@ -30,11 +32,22 @@ fn the_space_is_that_of_qemu_storage_daemon() {
         "0050000000000000 00000000 7e000000 00000000 00020000 00 00 0100 01000000 01 00 0400 \
          00800000 01000000 01000000 00800000 01000000 01000000",
     );
-    let blocks = BlkConfig { logical_block: 4096, physical_block: 4096, queues: 1, ..CONFIG };
+    let (logical_block, physical_block, discard_granularity) = (4096, 4096, 4096);
+    let blocks =
+        BlkConfig { logical_block, physical_block, discard_granularity, queues: 1, ..CONFIG };
     check(
         blocks,
         "0050000000000000 00000000 7e000000 00000000 00100000 00 00 0100 01000000 01 00 0100 \
          00800000 01000000 08000000 00800000 01000000 01000000",
+    );
+}
+
+#[test]
+fn a_disk_says_what_its_discards_should_be_a_multiple_of_and_whether_zeroes_unmap() {
+    check(
+        BlkConfig { discard_granularity: 1 << 20, unmap: false, ..CONFIG },
+        "0050000000000000 00000000 7e000000 00000000 00020000 00 00 0100 01000000 01 00 0400 \
+         00800000 01000000 00080000 00800000 01000000 00000000",
     );
 }
 
