@@ -24,7 +24,7 @@ use kernel_io::{
 };
 use load::probe::CacheMode;
 use request_path::{
-    Appetite, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingLog, RingSource,
+    Appetite, Capacity, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingLog, RingSource,
     RingSourceSetup, Source, SourceKey, Turn,
 };
 use rustix::event::{EventfdFlags, eventfd};
@@ -243,6 +243,7 @@ impl Stage {
         Ok(RingSource::new(RingSourceSetup {
             ring: Ring::new(guest.memory(), guest.setup())?,
             rules,
+            capacity: Arc::new(Capacity::new(node.size())),
             node: Arc::clone(node),
             serial: String::new(),
             kick,

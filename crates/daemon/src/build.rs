@@ -21,6 +21,7 @@ use crate::export::{Adopted, Export, ExportError};
 use crate::graph::{Graph, GraphError};
 use crate::holding::{Holding, OnDemand};
 use crate::options::{Activity, ExportOptions, Object, Plan, PollOptions, Step};
+use crate::resize::Size;
 use crate::sandbox::Sandbox;
 use crate::socket::{Socket, SocketError};
 
@@ -289,6 +290,13 @@ impl Built {
         self.claims.truncate(count);
     }
 
+    /// Has every export look at the size of its disk and tell its front end if that is news.
+    pub(crate) fn review_sizes(&self) {
+        for export in &self.exports {
+            export.offer().size.review();
+        }
+    }
+
     /// Makes all exports stop, without waiting for it.
     pub(crate) fn begin_stop(&self) {
         for export in &self.exports {
@@ -326,11 +334,16 @@ impl Built {
                 Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::clone(&self.clock))))
             }
         };
+        let files = self.files.all();
+        let below = self.graph.storage(&options.node_name);
+        let files = files.into_iter().filter(|file| below.contains(&file.identity())).collect();
+        let size = Size::new(&options.id, &node, config.logical_block, files);
         let offer = Arc::new(Offer {
             id: options.id.clone(),
             node,
             holding,
             config,
+            size,
             cache: Mutex::new(config.cache),
             iothreads,
             resumption: Mutex::new(None),

@@ -12,13 +12,14 @@ use block::Node;
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
-use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
+use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart};
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, Ring, RingBase, RingLog};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
 use crate::holding::Holding;
 use crate::ledger::Ledger;
+use crate::resize::Size;
 use crate::takeover::Resumption;
 
 /// What an export offers, the same for every session but for the cache mode.
@@ -28,7 +29,10 @@ pub(crate) struct Offer {
     pub(crate) node: Arc<dyn Node>,
     /// When it holds the node.
     pub(crate) holding: Holding,
+    /// As it was when the export was made; of the size, see `size`.
     pub(crate) config: BlkConfig,
+    /// How large the disk is now, and who is told of that.
+    pub(crate) size: Size,
     /// The cache mode now; `config` has the first one. It stays when a front end leaves: one that
     /// comes back says nothing of it, and its driver relies on it.
     pub(crate) cache: Mutex<CacheMode>,
@@ -64,13 +68,14 @@ impl BlkDevice {
         session: Arc<Connection>,
         ledger: Arc<Mutex<Ledger>>,
     ) -> Self {
+        offer.size.welcome();
         Self { offer, session, ledger, placed: Vec::new() }
     }
 
     fn rules(&self, features: Features) -> BlkRules {
         let config = &self.offer.config;
         BlkRules {
-            size: config.size,
+            size: self.offer.size.capacity().get(),
             access: config.access,
             durability: self.cache_mode().durability(features),
             discard: config.discard,
@@ -98,6 +103,7 @@ impl BlkDevice {
         let source = RingSource::new(RingSourceSetup {
             ring,
             rules,
+            capacity: Arc::clone(self.offer.size.capacity()),
             node: Arc::clone(&self.offer.node),
             serial: self.offer.id.clone(),
             kick: start.kick,
@@ -137,7 +143,12 @@ impl Device for BlkDevice {
 
     fn config(&self, chosen: Features) -> Vec<u8> {
         let cache = self.cache_mode().shown_to(chosen);
-        BlkConfig { cache, ..self.offer.config }.to_bytes().to_vec()
+        let size = self.offer.size.answer();
+        BlkConfig { size, cache, ..self.offer.config }.to_bytes().to_vec()
+    }
+
+    fn set_channel(&mut self, channel: Arc<BackendChannel>) {
+        self.offer.size.set_channel(channel);
     }
 
     fn cache_mode(&self) -> CacheMode {
@@ -167,6 +178,8 @@ impl Device for BlkDevice {
             let Offer { id, node, holding, .. } = &*self.offer;
             let begun = holding.begin(id, &**node, &self.session);
             begun.map_err(|error| failed(Box::new(error)))?;
+            // What a front end that comes back was told, it was told by somebody else.
+            self.offer.size.review();
         }
         match self.place(queue, start) {
             Ok(placed) => {
@@ -207,6 +220,13 @@ impl Device for BlkDevice {
         if let Some(placed) = self.slot(queue) {
             placed.set_log(log);
         }
+    }
+}
+
+impl Drop for BlkDevice {
+    fn drop(&mut self) {
+        // Its front end hears nothing any more.
+        self.offer.size.welcome();
     }
 }
 

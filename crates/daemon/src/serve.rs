@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use block::{SentenceRate, SystemClock};
-use kernel_io::{DaemonizeError, Daemonized, FileTable, Readiness, Verdict};
+use kernel_io::{DaemonizeError, Daemonized, FileKind, FileTable, Readiness, Verdict};
 use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -24,6 +24,7 @@ use crate::attach;
 use crate::build::{BuildError, Built};
 use crate::chain::chain_of;
 use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait};
+use crate::device_news::DeviceNews;
 use crate::options::{Daemonize, Plan, Takeover};
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::sandbox::{Sandbox, SandboxError};
@@ -80,16 +81,14 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
         Side::Daemon(readiness) => readiness,
     };
     let mut leave = Leave::prepare().map_err(failed("catch signals"))?;
-    if let Err(error) = kernel_io::raise_open_files_limit() {
-        tracing::warn!("cannot raise the limit of open files: {error}");
-    }
+    raise_limits();
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
     let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
     let mut built = Built::nothing(&files, &Arc::new(SystemClock), sandbox.as_ref())?;
-    let rate = &mut SentenceRate::default();
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let doorbell = Doorbell::open();
+    let rate = &mut SentenceRate::default();
     let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut leave, rate };
     let started = match plan.takeover {
         Takeover::Never => {
@@ -105,6 +104,7 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
         Ok(started) => started,
         Err(error) => return abandon(built, &files, error),
     };
+    let news = device_news(&files);
     let finish = || -> Result<Option<Pidfile>, ServeError> {
         if let Some(sandbox) = &sandbox {
             sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
@@ -135,7 +135,7 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
         // Clients that were taken over may have written.
         Err(error) => return abandon(built, &files, error),
     };
-    let lost = match wait(&mut leave, doorbell.as_ref(), &mut built) {
+    let lost = match wait(&mut leave, doorbell.as_ref(), news.as_ref(), &mut built) {
         Reason::Signal => None,
         Reason::GivenAway { process } => {
             tracing::info!("process {process} has taken over");
@@ -149,6 +149,12 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     tracing::info!("stopping; a second signal leaves at once");
     let flushed = take_down(built, &files, pidfile);
     flushed.and_then(|()| lost.map_or(Ok(()), |error| Err(BuildError::Claim(error).into())))
+}
+
+fn raise_limits() {
+    if let Err(error) = kernel_io::raise_open_files_limit() {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
 }
 
 /// Drains the exports, makes everything durable, and removes sockets and pidfile.
@@ -176,11 +182,27 @@ enum Reason {
 }
 
 /// Serves until there is a reason to end.
-fn wait(leave: &mut Leave, doorbell: Option<&Doorbell>, built: &mut Built) -> Reason {
+fn wait(
+    leave: &mut Leave,
+    doorbell: Option<&Doorbell>,
+    news: Option<&DeviceNews>,
+    built: &mut Built,
+) -> Reason {
+    // What has changed since the files were opened.
+    built.review_sizes();
     let rate = &mut SentenceRate::default();
     loop {
         leave.be_patient();
-        let Some(doorbell) = leave.wait(doorbell) else { return Reason::Signal };
+        let doorbell = match leave.wait(doorbell, news) {
+            Heard::Signal => return Reason::Signal,
+            Heard::Doorbell(doorbell) => doorbell,
+            Heard::News(news) => {
+                if news.take() {
+                    built.review_sizes();
+                }
+                continue;
+            }
+        };
         let patience = &mut Patience { limit: LOCK_PATIENCE, wait: leave, rate };
         match answer(doorbell, built, &SystemClock, patience) {
             Answer::Kept => {}
@@ -262,6 +284,27 @@ fn flush(files: &FileTable) -> Result<(), ServeError> {
     result
 }
 
+/// Where to hear that a block device has changed, if there is one below. Without it sizes are looked at when a client
+/// comes or asks.
+fn device_news(files: &FileTable) -> Option<DeviceNews> {
+    files.all().iter().find(|file| file.kind() == FileKind::BlockDevice)?;
+    let news = DeviceNews::listen();
+    news.inspect_err(|error| {
+        tracing::info!(
+            "the kernel's news of devices cannot be heard, so a running guest is not told when a disk \
+             grows: {error}"
+        );
+    })
+    .ok()
+}
+
+/// What the first thread waits for.
+enum Heard<'a> {
+    Signal,
+    Doorbell(&'a Doorbell),
+    News(&'a DeviceNews),
+}
+
 /// The signals that end the daemon.
 struct Leave {
     signals: Signals,
@@ -297,23 +340,33 @@ impl Leave {
         self.impatient.store(false, Ordering::SeqCst);
     }
 
-    /// Waits until a signal came (`None`) or somebody rang.
-    fn wait<'a>(&mut self, doorbell: Option<&'a Doorbell>) -> Option<&'a Doorbell> {
+    /// Waits until a signal came, somebody rang, or devices have changed; a signal goes first.
+    fn wait<'a>(
+        &mut self,
+        doorbell: Option<&'a Doorbell>,
+        news: Option<&'a DeviceNews>,
+    ) -> Heard<'a> {
         loop {
             let mut fds = vec![PollFd::new(&self.pipe, PollFlags::IN)];
             fds.extend(doorbell.map(|doorbell| PollFd::new(doorbell, PollFlags::IN)));
+            fds.extend(news.map(|news| PollFd::new(news, PollFlags::IN)));
             match rustix::event::poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => panic!("poll on descriptors of our own: {errno}"),
             }
-            let has_rung = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+            let mut others = fds[1..].iter().map(|fd| !fd.revents().is_empty());
+            let rung = doorbell.filter(|_| others.next() == Some(true));
+            let told = news.filter(|_| others.next() == Some(true));
             if self.signals.pending().next().is_some() {
-                return None;
+                return Heard::Signal;
             }
             // What is left of a signal that was heard before.
             let _nothing_there = self.pipe.read(&mut [0; 8]);
-            if has_rung {
-                return doorbell;
+            if let Some(doorbell) = rung {
+                return Heard::Doorbell(doorbell);
+            }
+            if let Some(news) = told {
+                return Heard::News(news);
             }
         }
     }

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod capacity;
 mod engine;
 mod holds;
 mod job;
@@ -22,6 +23,7 @@ mod staged;
 mod submit;
 mod sync;
 
+pub use capacity::Capacity;
 pub use engine::{Engine, Signal};
 pub use lanes::LaneIndex;
 pub use mailbox::{Mailbox, Wake};

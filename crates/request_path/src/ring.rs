@@ -19,8 +19,8 @@ use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingLo
 use crate::engine::Started;
 use crate::noted::Noted;
 use crate::{
-    Appetite, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Share, Source,
-    SourceKey, Step, Turn, Wake,
+    Appetite, Capacity, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Share,
+    Source, SourceKey, Step, Turn, Wake,
 };
 
 /// What a ring is made of.
@@ -28,8 +28,10 @@ use crate::{
 pub struct RingSourceSetup {
     /// The ring itself.
     pub ring: Ring,
-    /// What requests are allowed.
+    /// What requests are allowed. Its size counts until there is a batch.
     pub rules: BlkRules,
+    /// How large the disk is.
+    pub capacity: Arc<Capacity>,
     /// Where they go.
     pub node: Arc<dyn Node>,
     /// The answer to GET_ID.
@@ -81,6 +83,7 @@ enum Health {
 pub struct RingSource {
     ring: Ring,
     rules: BlkRules,
+    capacity: Arc<Capacity>,
     node: Arc<dyn Node>,
     serial: String,
     kick: OwnedFd,
@@ -125,6 +128,7 @@ impl RingSource {
             noted: Noted::new(&setup.ring),
             ring: setup.ring,
             rules: setup.rules,
+            capacity: setup.capacity,
             node: setup.node,
             serial: setup.serial,
             kick: setup.kick,
@@ -184,6 +188,7 @@ impl RingSource {
         let (mut popped, mut bytes) = (0, 0);
         let lane = self.home().lane;
         self.ring.suppress_kicks();
+        self.rules.size = self.capacity.get();
         let turn = loop {
             if popped == step.requests || bytes >= step.bytes.0 {
                 break Turn::More;

@@ -13,7 +13,7 @@ use vhost::vhost_user::message::{
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{
-    Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
+    Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
 };
 use virtio::{Features, GuestAddress, RegionSpec, RingAddresses};
 
@@ -142,6 +142,10 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         Self::set_config(self, offset, buf).map_err(refused)
+    }
+
+    fn set_backend_req_fd(&mut self, _backend: Backend) {
+        self.adopt_channel();
     }
 
     fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use virtio::{CacheMode, Features, GuestMemory, InflightQueue, RingBase, RingLog, RingSetup};
 
+use crate::BackendChannel;
+
 /// One of the queues of a device, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueIndex(pub u16);
@@ -30,6 +32,10 @@ pub trait Device {
     /// The configuration space, as a driver sees it that chose these features; none if it has not
     /// chosen yet.
     fn config(&self, chosen: Features) -> Vec<u8>;
+
+    /// What may be told to the front end from now on, whatever thread finds it out; nothing, as long as this was
+    /// not called. Not while another call is under way.
+    fn set_channel(&mut self, channel: Arc<BackendChannel>);
 
     /// When a change that was answered is durable.
     fn cache_mode(&self) -> CacheMode;

@@ -10,11 +10,13 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod channel;
 mod device;
 mod refusal;
 mod serve;
 mod session;
 
+pub use channel::BackendChannel;
 pub use device::{Device, DeviceError, QueueIndex, RingStart};
 pub use refusal::Refusal;
 pub use serve::{End, Exchange, Interrupt, Server, SessionError, Verdict, serve};

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::{Device, Refusal, Session, SessionState};
+use crate::{Device, Refusal, Session, SessionState, channel};
 
 /// Why a session ended before the front end left.
 #[derive(Debug, thiserror::Error)]
@@ -180,9 +180,9 @@ impl<D: Device> Server<D> {
 
     /// One message, or one pause.
     fn turn(&mut self, interrupt: &dyn Interrupt) -> Result<Option<End>, SessionError> {
+        let connection = self.handler.try_clone_connection();
+        let connection = connection.map_err(|source| SessionError::Socket { source })?;
         if let Some(bell) = interrupt.bell() {
-            let connection = self.handler.try_clone_connection();
-            let connection = connection.map_err(|source| SessionError::Socket { source })?;
             let mut fds = [
                 PollFd::new(&connection, PollFlags::IN),
                 PollFd::from_borrowed_fd(bell, PollFlags::IN),
@@ -198,12 +198,29 @@ impl<D: Device> Server<D> {
                 return Ok(None);
             }
         }
+        self.look_for_channel(&connection)?;
         match self.handler.handle_request() {
             Ok(()) => {
                 self.session().answered();
                 Ok(None)
             }
             Err(error) => end_of_session(error).map(|()| Some(End::Left)),
+        }
+    }
+
+    /// Has the session know the channel that the next message brings, if it does.
+    fn look_for_channel(&self, connection: &UnixStream) -> Result<(), SessionError> {
+        if !self.session().expects_channel() {
+            return Ok(());
+        }
+        match channel::peek(connection.as_fd()) {
+            Ok(arriving) => {
+                self.session().set_arriving(arriving);
+                Ok(())
+            }
+            // Then reading the message fails too, and says what that means.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
+            Err(source) => Err(SessionError::Socket { source }),
         }
     }
 

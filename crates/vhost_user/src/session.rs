@@ -10,6 +10,7 @@
 //! Threads: one session has one thread of its own; it waits for the threads that serve rings.
 //! Limits: as many rings as the device has queues.
 
+mod channel;
 mod config;
 mod descriptor;
 mod inflight;
@@ -25,7 +26,7 @@ use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::{DirtyLog, Features, GuestMemory, RING_SIZE_MAX, RingBase, RingLayout};
 
-use crate::{Device, QueueIndex, Refusal, RingStart};
+use crate::{BackendChannel, Device, QueueIndex, Refusal, RingStart};
 use inflight::Tracking;
 use log::LOG_ALL;
 use ring::{Ring, RingState};
@@ -49,6 +50,10 @@ pub struct Session<D> {
     log: Option<Arc<DirtyLog>>,
     /// What the front end chose (SET_PROTOCOL_FEATURES).
     protocol: u64,
+    /// The back end's own channel, if the front end has given one.
+    channel: Option<Arc<BackendChannel>>,
+    /// The one that the message brings that is read now, if it does.
+    arriving: Option<OwnedFd>,
     /// All rings that were ever named; the others are as [`Ring::default`] says.
     rings: Vec<Ring>,
 }
@@ -72,6 +77,8 @@ impl<D: Device> Session<D> {
             features: Features::NONE,
             log: None,
             protocol: 0,
+            channel: None,
+            arriving: None,
             rings: Vec::new(),
         }
     }
@@ -100,6 +107,7 @@ impl<D: Device> Session<D> {
     pub fn protocol_features(&self) -> Protocol {
         Protocol::MQ
             | Protocol::LOG_SHMFD
+            | Protocol::BACKEND_REQ
             | Protocol::CONFIG
             | Protocol::CONFIGURE_MEM_SLOTS
             | Protocol::INFLIGHT_SHMFD

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
-use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
+use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart};
 use virtio::{BlkConfig, CacheMode, Features, Ring, RingBase, RingLog};
 
 const CONFIG: BlkConfig = BlkConfig {
@@ -84,6 +84,9 @@ impl Device for Mock {
         let cache = self.cache_mode().shown_to(chosen);
         BlkConfig { cache, ..CONFIG }.to_bytes().to_vec()
     }
+
+    /// No run has anything to tell.
+    fn set_channel(&mut self, _: Arc<BackendChannel>) {}
 
     fn cache_mode(&self) -> CacheMode {
         self.record().cache.unwrap_or(CONFIG.cache)

@@ -163,7 +163,7 @@ fn offered(built: &Built, export: &Export) -> Offered {
     Offered {
         socket: socket_file(export.socket()),
         id: offer.id.clone(),
-        bytes: offer.config.size.0.0,
+        bytes: offer.size.capacity().get().0.0,
         logical_block: offer.config.logical_block,
         queues: offer.config.queues,
         features: offer.config.features().0,

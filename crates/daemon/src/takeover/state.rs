@@ -37,7 +37,8 @@ pub(super) fn send(wire: &Wire, parcel: &Parcel) -> Result<(), WireError> {
     };
     wire.send(&head, &[listener.as_fd()])?;
     let Some((connection, state)) = session else { return Ok(()) };
-    let SessionState { features, protocol, regions, inflight, rings, is_logging: _ } = state;
+    let SessionState { features, protocol, regions, inflight, channel, rings, is_logging: _ } =
+        state;
     let session = Message::Session { features: features.0, protocol: *protocol };
     wire.send(&session, &[connection.as_fd()])?;
     for RegionState { spec, file } in regions {
@@ -49,6 +50,9 @@ pub(super) fn send(wire: &Wire, parcel: &Parcel) -> Result<(), WireError> {
         let (queues, queue_size, bytes, offset) = (*queues, *queue_size, *bytes, *offset);
         let inflight = Message::Inflight { queues, queue_size, bytes, offset };
         wire.send(&inflight, &[file.as_fd()])?;
+    }
+    if let Some(channel) = channel {
+        wire.send(&Message::Channel, &[channel.as_fd()])?;
     }
     rings.iter().try_for_each(|ring| send_ring(wire, ring))
 }
@@ -120,6 +124,7 @@ fn add(state: &mut SessionState, message: Message, fds: &mut Descriptors) -> Res
             let file = fds.next()?;
             state.inflight = Some(InflightState { queues, queue_size, bytes, offset, file });
         }
+        Message::Channel if state.channel.is_none() => state.channel = Some(fds.next()?),
         Message::Ring { size, addresses, base, enabled, kick, call, error }
             if state.rings.len() < usize::from(INFLIGHT_QUEUES_MAX) =>
         {

@@ -295,7 +295,7 @@ fn check(
     if offered.storage != prepared.storage {
         return other("image");
     }
-    if config.size.0.0 < offered.bytes {
+    if offer.size.capacity().get().0.0 < offered.bytes {
         return other("size");
     }
     if config.logical_block != offered.logical_block {

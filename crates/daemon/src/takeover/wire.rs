@@ -50,6 +50,8 @@ pub(super) enum Message {
     Region { guest: u64, bytes: u64, user_address: u64, file_offset: u64 },
     /// Old: the region of requests in flight, with its file.
     Inflight { queues: u16, queue_size: u16, bytes: u64, offset: u64 },
+    /// Old: the session's own channel.
+    Channel,
     /// Old: the next ring, with those of its kick, call and error descriptors that it has.
     Ring {
         size: Option<u16>,

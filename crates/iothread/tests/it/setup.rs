@@ -6,7 +6,7 @@ use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, OpenOptions, Reactors};
-use request_path::{Fault, RingSource, RingSourceSetup, Source};
+use request_path::{Capacity, Fault, RingSource, RingSourceSetup, Source};
 use virtio::{BlkRules, Ring};
 
 use crate::guest::Guest;
@@ -84,6 +84,7 @@ fn ring_source(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> RingSource {
     RingSource::new(RingSourceSetup {
         ring,
         rules,
+        capacity: Arc::new(Capacity::new(node.size())),
         node: Arc::clone(node),
         serial: "test".to_owned(),
         kick: guest.kick_fd(),

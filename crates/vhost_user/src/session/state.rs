@@ -8,7 +8,7 @@
 //! What it says is checked like messages of a front end.
 //! Not here: how a state travels (`daemon`).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use virtio::{Features, GuestMemory, Region, RegionSpec, RingAddresses, RingBase};
@@ -29,6 +29,8 @@ pub struct SessionState {
     pub regions: Vec<RegionState>,
     /// Where requests in flight are tracked.
     pub inflight: Option<InflightState>,
+    /// The back end's own channel, if the front end has given one (SET_BACKEND_REQ_FD).
+    pub channel: Option<OwnedFd>,
     /// The rings, from queue 0 on.
     pub rings: Vec<RingState>,
     /// Whether pages are marked in a dirty log, which is not handed over: a successor would lose marks.
@@ -83,7 +85,17 @@ impl<D: Device> Session<D> {
     pub fn pause(&mut self) -> Result<SessionState, Refusal> {
         self.halt_all()?;
         // Whatever a session learns to hold must be handed over too: no `..` here.
-        let Self { device: _, memory, inflight, features, log, protocol, rings } = self;
+        let Self {
+            device: _,
+            memory,
+            inflight,
+            features,
+            log,
+            protocol,
+            channel,
+            arriving: _,
+            rings,
+        } = self;
         let is_logged = |ring: &Ring| ring.logged_at.is_some();
         // A log that is there may be used with the next message.
         let is_logging = log.is_some() || features.contains(LOG_ALL) || rings.iter().any(is_logged);
@@ -108,6 +120,7 @@ impl<D: Device> Session<D> {
             protocol: *protocol,
             regions,
             inflight: inflight.transpose()?,
+            channel: channel.as_ref().map(|channel| copy(channel.as_fd())).transpose()?,
             rings: rings.collect::<Result<_, _>>()?,
             is_logging,
         })
@@ -121,8 +134,15 @@ impl<D: Device> Session<D> {
     /// Takes over what another process has heard, into a session that has chosen the same features.
     /// No ring is served before [`Session::go_on`].
     pub(crate) fn restore(&mut self, state: SessionState) -> Result<(), Refusal> {
-        let SessionState { features: _, protocol: _, regions, inflight, rings, is_logging: _ } =
-            state;
+        let SessionState {
+            features: _,
+            protocol: _,
+            regions,
+            inflight,
+            channel,
+            rings,
+            is_logging: _,
+        } = state;
         if let Some(last) = rings.len().checked_sub(1) {
             self.check(u32::try_from(last).unwrap_or(u32::MAX))?;
         }
@@ -132,6 +152,9 @@ impl<D: Device> Session<D> {
         self.memory = Arc::new(memory);
         if let Some(InflightState { queues, queue_size, bytes, offset, file }) = inflight {
             self.adopt_inflight(file, queues, queue_size, bytes, offset)?;
+        }
+        if let Some(channel) = channel {
+            self.set_channel(channel);
         }
         self.rings = (0..)
             .zip(rings)

@@ -33,6 +33,7 @@ pub(crate) const GET_PROTOCOL_FEATURES: u32 = 15;
 pub(crate) const SET_PROTOCOL_FEATURES: u32 = 16;
 pub(crate) const GET_QUEUE_NUM: u32 = 17;
 pub(crate) const SET_VRING_ENABLE: u32 = 18;
+pub(crate) const SET_BACKEND_REQ_FD: u32 = 21;
 pub(crate) const GET_CONFIG: u32 = 24;
 pub(crate) const SET_CONFIG: u32 = 25;
 pub(crate) const GET_INFLIGHT_FD: u32 = 31;
@@ -45,9 +46,9 @@ pub(crate) const CHECK_DEVICE_STATE: u32 = 43;
 
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub(crate) const LOG_ALL: u64 = 1 << 26;
-/// MQ, LOG_SHMFD, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+/// MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
 pub(crate) const ALL_PROTOCOL_FEATURES: u64 =
-    1 | 1 << 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
+    1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 
 const NEED_REPLY: u32 = 8;
 

@@ -1,6 +1,7 @@
 //! Sessions over a real socket: a front end made of bytes on one side, a device that keeps a
 //! record on the other.
 
+mod channel;
 mod front_end;
 mod garbage;
 mod inflight;

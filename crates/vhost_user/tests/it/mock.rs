@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
-use vhost_user::{Device, DeviceError, QueueIndex, RingStart};
+use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart};
 use virtio::{BlkConfig, CacheMode, Features, RingBase, RingLayout, RingLog};
 
 /// What the session asked the device for, in order.
@@ -35,6 +35,8 @@ pub(crate) struct Record {
     pub(crate) on_cache: Option<Box<dyn Fn() -> u8 + Send>>,
     /// What was seen then.
     pub(crate) noted: Vec<u8>,
+    /// What may be told to the front end.
+    pub(crate) channel: Option<Arc<BackendChannel>>,
     /// How often it was let rest.
     pub(crate) rests: usize,
 }
@@ -86,6 +88,10 @@ impl Device for Mock {
     fn config(&self, chosen: Features) -> Vec<u8> {
         let cache = self.cache_mode().shown_to(chosen);
         BlkConfig { cache, ..CONFIG }.to_bytes().to_vec()
+    }
+
+    fn set_channel(&mut self, channel: Arc<BackendChannel>) {
+        self.record().channel = Some(channel);
     }
 
     fn cache_mode(&self) -> CacheMode {

@@ -53,7 +53,7 @@ fn features_that_were_not_offered_are_refused() {
     front_end.refused("front end chose features 0x200000000 but only 0x574007e44 are offered");
     let mut front_end = FrontEnd::new();
     front_end.send(SET_PROTOCOL_FEATURES, &words(&[1 << 2]));
-    front_end.refused("front end chose protocol features 0x4 but only 0xb20b are offered");
+    front_end.refused("front end chose protocol features 0x4 but only 0xb22b are offered");
 }
 
 #[test]

@@ -1,0 +1,138 @@
+//! The size of an export's disk, and who is told when it changes.
+//!
+//! A block device may grow or shrink under its users, and so may a file. The sizes of the files below a node are looked
+//! at when a front end asks for the configuration, when it starts its first ring, and when the kernel says that a block
+//! device has changed. Rings take requests for the new size before anybody is told of it. A front end that gave a
+//! channel is told when the size is not the one that it was told last; it asks for the configuration then, and
+//! interrupts the driver.
+//!
+//! Invariants: the size is a multiple of the logical block. What lies behind the end is refused when a request is
+//! decoded, or by the kernel: no request reads something else instead.
+//! Threads: the first one and that of the session. Neither waits for a front end here.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use block::{ByteCount, DiskSize, Node};
+use kernel_io::OpenFile;
+use request_path::Capacity;
+use vhost_user::BackendChannel;
+
+/// How large an export's disk is.
+#[derive(Debug)]
+pub(crate) struct Size {
+    /// The export, for messages.
+    export: String,
+    node: Arc<dyn Node>,
+    logical_block: u32,
+    /// The files below the node.
+    files: Vec<Arc<OpenFile>>,
+    capacity: Arc<Capacity>,
+    listener: Mutex<Listener>,
+}
+
+/// The front end of now.
+#[derive(Debug, Default)]
+struct Listener {
+    channel: Option<Arc<BackendChannel>>,
+    /// The size that it was told last.
+    told: Option<DiskSize>,
+}
+
+impl Size {
+    /// The size of that node, which stands on those files.
+    pub(crate) fn new(
+        export: &str,
+        node: &Arc<dyn Node>,
+        logical_block: u32,
+        files: Vec<Arc<OpenFile>>,
+    ) -> Self {
+        let size = whole_blocks(node.size(), logical_block);
+        Self {
+            export: export.to_owned(),
+            node: Arc::clone(node),
+            logical_block,
+            files,
+            capacity: Arc::new(Capacity::new(size)),
+            listener: Mutex::default(),
+        }
+    }
+
+    /// What rings look at.
+    pub(crate) fn capacity(&self) -> &Arc<Capacity> {
+        &self.capacity
+    }
+
+    /// There is another front end, which was told nothing.
+    pub(crate) fn welcome(&self) {
+        *self.listener() = Listener::default();
+    }
+
+    /// The front end wants to hear of changes here.
+    pub(crate) fn set_channel(&self, channel: Arc<BackendChannel>) {
+        self.listener().channel = Some(channel);
+    }
+
+    /// Looks, and says how large the disk is: the front end asks. Blocks as far as a file system does.
+    pub(crate) fn answer(&self) -> DiskSize {
+        let mut listener = self.listener();
+        let size = self.look();
+        listener.told = Some(size);
+        size
+    }
+
+    /// Looks, and tells the front end if the disk is not as large as it was told. Blocks as far as a file
+    /// system does.
+    pub(crate) fn review(&self) {
+        let listener = self.listener();
+        let size = self.look();
+        if listener.told == Some(size) {
+            return;
+        }
+        let Some(channel) = &listener.channel else { return };
+        match channel.config_changed() {
+            Ok(()) => tracing::debug!("export {}: the front end is told of the size", self.export),
+            // One that does not listen finds out when it asks.
+            Err(error) => {
+                tracing::debug!("export {}: the front end does not hear: {error}", self.export);
+            }
+        }
+    }
+
+    /// Asks all files for their sizes. One thread at a time: the caller has the listener's lock.
+    fn look(&self) -> DiskSize {
+        for file in &self.files {
+            if let Err(error) = file.measure() {
+                let (export, path) = (&self.export, file.path().display());
+                tracing::warn!("export {export}: the size of {path} cannot be had: {error}");
+            }
+        }
+        let size = whole_blocks(self.node.size(), self.logical_block);
+        let before = self.capacity.get();
+        if size != before {
+            let (export, node) = (&self.export, self.node.name());
+            let (now, before) = (size.0.0, before.0.0);
+            if now > before {
+                tracing::info!(
+                    "export {export}: node {node} has grown from {before} to {now} bytes"
+                );
+            } else {
+                tracing::warn!(
+                    "export {export}: node {node} has shrunk from {before} to {now} bytes; requests \
+                     behind its end fail"
+                );
+            }
+            self.capacity.set(size);
+        }
+        size
+    }
+
+    fn listener(&self) -> MutexGuard<'_, Listener> {
+        self.listener.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// A part of a block at the end cannot be used.
+fn whole_blocks(size: DiskSize, block: u32) -> DiskSize {
+    let bytes = size.0.0;
+    DiskSize(ByteCount(bytes - bytes % u64::from(block)))
+}
