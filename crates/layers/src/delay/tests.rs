@@ -61,7 +61,12 @@ impl Node for Below {
 
     fn limits(&self) -> Limits {
         let block = 512.try_into().unwrap();
-        Limits { request_alignment: block, physical_block: block, discard: true }
+        Limits {
+            request_alignment: block,
+            physical_block: block,
+            discard: true,
+            discard_granularity: block,
+        }
     }
 
     fn access(&self) -> Access {
