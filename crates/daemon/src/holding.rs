@@ -2,9 +2,9 @@
 //!
 //! An inactive node is what live migration needs: two daemons offer one image to the two halves of
 //! a migration, and only the one whose half runs the guest has it. The first ring that is started
-//! activates the node, which takes its locks; when the last one has been stopped (GET_VRING_BASE; not while rings pause for a change of memory or
-//! cache mode), what was
-//! written is made durable and the locks are given back, before the front end hears that it has stopped.
+//! activates the node, which takes its locks; when the last one has been stopped (GET_VRING_BASE; not
+//! while rings pause for a change of cache mode or wait for their memory), what was written is made
+//! durable and the locks are given back, before the front end hears that it has stopped.
 //!
 //! Invariants: no ring is served without a claim. If the flush fails the claim stays, so that nobody
 //! goes on with an image that lacks something.

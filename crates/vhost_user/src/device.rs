@@ -53,8 +53,9 @@ pub trait Device {
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError>;
 
     /// No ring is served, and none will be before the front end asks for something more: what is held only
-    /// while rings are served is given back before this returns. Not called while rings only pause. May be
-    /// called when nothing is held. After an error it is still held, and the session ends.
+    /// while rings are served is given back before this returns. Not called while rings only pause, be it
+    /// because their memory was taken away. May be called when nothing is held. After an error it is still
+    /// held, and the session ends.
     fn rest(&mut self) -> Result<(), DeviceError>;
 
     /// Interrupts the guest through another descriptor, or not at all, from now on. The ring is

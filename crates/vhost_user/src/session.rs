@@ -240,10 +240,11 @@ impl<D: Device> Session<D> {
         Ok(())
     }
 
-    /// Stops all rings. All are tried; the first error is returned.
+    /// Stops all rings and lets the device rest. All are tried; the first error is returned.
     pub fn halt_all(&mut self) -> Result<(), Refusal> {
         let paused = self.pause_all();
-        paused.and(self.rest_if_idle())
+        let rested = self.device.rest();
+        paused.and(rested.map_err(Refusal::from))
     }
 
     /// Stops all rings, of which some may be served again by the same message: the device keeps what it
@@ -257,9 +258,14 @@ impl<D: Device> Session<D> {
         result
     }
 
-    /// Lets the device rest unless it serves a ring.
+    /// Lets the device rest unless it serves a ring, or will as soon as the ring has its memory again:
+    /// front ends take regions away and give them back while the guest runs.
     fn rest_if_idle(&mut self) -> Result<(), Refusal> {
-        let is_idle = self.served().next().is_none();
+        let features = self.features;
+        let is_idle = self.rings.iter().all(|ring| match ring.state {
+            RingState::Stopped { .. } => ring.ready(features).is_none(),
+            RingState::Served => false,
+        });
         if is_idle { Ok(self.device.rest()?) } else { Ok(()) }
     }
 

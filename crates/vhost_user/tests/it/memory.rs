@@ -65,6 +65,47 @@ fn a_ring_whose_region_is_taken_away_waits_until_it_is_back() {
     front_end.leave().unwrap();
 }
 
+/// QEMU takes a region away and adds it again when its size or what is around it changes, while the
+/// guest runs: the guest goes on, and so its image must stay its own.
+#[test]
+fn rings_whose_memory_is_taken_away_only_pause() {
+    let check = |name: &str, take_away: fn(&mut FrontEnd), give_back: fn(&mut FrontEnd)| {
+        let mut front_end = FrontEnd::negotiated();
+        front_end.set_memory(&[LOW]);
+        front_end.start(0, 5);
+        front_end.start(1, 6);
+        let rests = front_end.mock.record().rests;
+        take_away(&mut front_end);
+        assert!(front_end.mock.record().served.is_empty(), "{name}: their memory is gone");
+        assert_eq!(front_end.mock.record().rests, rests, "{name}: a pause is no rest");
+        give_back(&mut front_end);
+        assert_eq!(front_end.mock.record().served.len(), 2, "{name}: it is back");
+        assert_eq!(front_end.mock.record().rests, rests, "{name}: a pause is no rest");
+        // One that still waits for its memory counts as served.
+        take_away(&mut front_end);
+        front_end.enable(0, 0);
+        assert_eq!(front_end.mock.record().rests, rests, "{name}: queue 1 waits");
+        front_end.base(1);
+        assert_eq!(front_end.mock.record().rests, rests + 1, "{name}: the last one has stopped");
+        front_end.leave().unwrap();
+    };
+    let remove = |front_end: &mut FrontEnd| front_end.remove_memory(LOW);
+    check("one region", remove, |front_end| front_end.add_memory(LOW));
+    let elsewhere = |front_end: &mut FrontEnd| front_end.set_memory(&[HIGH]);
+    check("the table", elsewhere, |front_end| front_end.set_memory(&[LOW]));
+}
+
+#[test]
+fn a_front_end_that_leaves_while_rings_wait_for_memory_lets_the_device_rest() {
+    let mut front_end = FrontEnd::negotiated();
+    front_end.set_memory(&[LOW]);
+    front_end.start(0, 5);
+    front_end.remove_memory(LOW);
+    let (mock, rests) = (front_end.mock.clone(), front_end.mock.record().rests);
+    front_end.leave().unwrap();
+    assert_eq!(mock.record().rests, rests + 1);
+}
+
 #[test]
 fn all_509_regions_can_be_used_and_no_more() {
     let mut front_end = FrontEnd::negotiated();

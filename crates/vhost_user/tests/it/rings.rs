@@ -140,7 +140,6 @@ fn the_device_rests_when_the_last_ring_has_stopped() {
     check("stop", |front_end| drop(front_end.ask(GET_VRING_BASE, &state(0, 0))));
     check("disable", |front_end| front_end.enable(0, 0));
     check("reset", |front_end| front_end.done(RESET_DEVICE, &[]));
-    check("memory", |front_end| front_end.set_memory(&[HIGH]));
 }
 
 #[test]
