@@ -43,6 +43,8 @@ pub enum Operation {
     Punch,
     /// fallocate that zeroes.
     Zero,
+    /// fallocate that only makes room.
+    Fill,
 }
 
 /// What happens instead of what was asked.

@@ -14,6 +14,7 @@ pub mod guest;
 pub mod holdings;
 pub mod image;
 pub mod libblkio;
+pub mod loop_device;
 pub mod memory;
 pub mod model;
 pub mod process;

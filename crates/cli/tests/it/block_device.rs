@@ -1,43 +1,16 @@
 //! A block device of the host with blocks of 4096 bytes, served to clients that write single
 //! sectors: what read-modify-write over several iothreads must not lose.
 
-use std::path::Path;
-use std::process::Command;
-
 use anyhow::{Context, Result, ensure};
 use testkit::client::{Client, Shape};
+use testkit::loop_device::LoopDevice;
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program};
 use testkit::report::skipped;
 
-use crate::support::{Disk, is_root, ringloom, stop, with};
+use crate::support::{Disk, ringloom, stop, with};
 
 const QUEUES: usize = 4;
-
-/// A loop device over an image; detached when dropped.
-struct LoopDevice {
-    path: String,
-}
-
-impl LoopDevice {
-    fn attach(image: &Path, block_bytes: u32) -> Result<Self> {
-        let output = Command::new("losetup")
-            .args(["--find", "--show", "--sector-size", &block_bytes.to_string()])
-            .arg(image)
-            .output()
-            .context("losetup")?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "losetup: {said}");
-        Ok(Self { path: String::from_utf8(output.stdout)?.trim().to_owned() })
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let status = Command::new("losetup").args(["--detach", &self.path]).status();
-        assert!(status.is_ok_and(|status| status.success()), "{} stays attached", self.path);
-    }
-}
 
 fn check(program: &Program, image_bytes: usize, operations: u64) -> Result<()> {
     let bench = Bench::new()?;
@@ -48,7 +21,7 @@ fn check(program: &Program, image_bytes: usize, operations: u64) -> Result<()> {
     let socket = disk.socket();
     let node = format!(
         "driver=host_device,node-name=n,filename={},cache.direct=on,discard=unmap",
-        device.path
+        device.path().display()
     );
     let export = format!(
         "type=vhost-user-blk,id=e0,node-name=n,addr.type=unix,addr.path={},writable=on,\
@@ -78,9 +51,8 @@ fn check(program: &Program, image_bytes: usize, operations: u64) -> Result<()> {
 
 #[test]
 fn sectors_written_to_larger_blocks_from_two_iothreads_lose_no_neighbour() {
-    if !is_root() {
-        skipped("a loop device needs root");
-        return;
+    if let Some(reason) = LoopDevice::missing() {
+        return skipped(reason);
     }
     // Few blocks, so that many requests meet on one.
     with(&ringloom(), |program| check(program, 2 << 20, 20_000));

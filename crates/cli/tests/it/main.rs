@@ -9,6 +9,7 @@ mod crash;
 mod dirty_log;
 mod durability;
 mod guest;
+mod host_device;
 mod hostile;
 mod libblkio;
 mod lifecycle;

@@ -151,9 +151,14 @@ impl Filesystem for FileSystem {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let punches = mode & libc::FALLOC_FL_PUNCH_HOLE != 0;
-        let operation = if punches { Operation::Punch } else { Operation::Zero };
-        self.plain(Call { operation, offset, length, stable: false }, &Work::Zero, reply);
+        let (operation, work) = if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
+            (Operation::Punch, Work::Zero)
+        } else if mode & libc::FALLOC_FL_ZERO_RANGE != 0 {
+            (Operation::Zero, Work::Zero)
+        } else {
+            (Operation::Fill, Work::Fill)
+        };
+        self.plain(Call { operation, offset, length, stable: false }, &work, reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {

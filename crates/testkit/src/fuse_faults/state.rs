@@ -11,6 +11,7 @@ pub(super) enum Work {
     Write(Vec<u8>),
     Sync,
     Zero,
+    Fill,
 }
 
 /// What becomes of a call.
@@ -128,6 +129,8 @@ impl State {
                 self.changed(range, call.stable);
                 Verdict::Count(0)
             }
+            // The disk has room for all of itself.
+            Work::Fill => Verdict::Count(0),
             Work::Sync => {
                 for range in std::mem::take(&mut self.unsynced) {
                     self.durable[range.clone()].copy_from_slice(&self.content[range]);

@@ -7,6 +7,7 @@
 //! server that mixes them up is caught.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -155,6 +156,13 @@ impl RawDevice {
         ensure!(features == self.features, "{:#x} became {features:#x}", self.features);
         self.front_end = front_end;
         self.share_and_start()
+    }
+
+    /// Gives the server a channel of its own, and returns the front end's side of it.
+    pub fn open_channel(&self) -> Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair().context("a channel")?;
+        self.front_end.must(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        Ok(ours)
     }
 
     /// Connects and negotiates, but shares no memory and sets up no ring.
@@ -455,6 +463,7 @@ fn negotiate(socket: &Path, features: u64) -> Result<(FrontEnd, u64)> {
     let protocol = protocol_feature::MQ
         | protocol_feature::LOG_SHMFD
         | protocol_feature::REPLY_ACK
+        | protocol_feature::BACKEND_REQ
         | protocol_feature::CONFIG
         | protocol_feature::INFLIGHT_SHMFD
         | protocol_feature::RESET_DEVICE

@@ -46,6 +46,7 @@ pub mod request {
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const GET_QUEUE_NUM: u32 = 17;
     pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
     pub const GET_INFLIGHT_FD: u32 = 31;
@@ -62,6 +63,7 @@ pub mod protocol_feature {
     pub const MQ: u64 = 1 << 0;
     pub const LOG_SHMFD: u64 = 1 << 1;
     pub const REPLY_ACK: u64 = 1 << 3;
+    pub const BACKEND_REQ: u64 = 1 << 5;
     pub const CONFIG: u64 = 1 << 9;
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     pub const RESET_DEVICE: u64 = 1 << 13;

@@ -148,9 +148,9 @@ fn what_passes_by_itself_is_carried_on_with_and_not_said() {
 #[test]
 fn what_a_file_system_cannot_do_is_done_in_another_way_or_not_needed() {
     on_all(|rig| {
-        let bed = Bed::new(rig, ",writethrough=on")?;
-        let mut device = bed.driver()?;
         for errno in [Errno::OPNOTSUPP, Errno::NODEV, Errno::NOTTY] {
+            let bed = Bed::new(rig, ",writethrough=on")?;
+            let mut device = bed.driver()?;
             ok(write(&mut device, 0, PLACE, 5)?)?;
             bed.disk.inject(Fault::new(Operation::Punch, Effect::Fails(errno), 1));
             ok(act(&mut device, Act::Discard)?)?;
@@ -162,9 +162,70 @@ fn what_a_file_system_cannot_do_is_done_in_another_way_or_not_needed() {
             // One sync is enough for all that was written.
             let calls = bed.disk.calls();
             ensure!(!calls.iter().any(|call| call.stable), "{calls:?}");
+            let log = bed.server.log();
+            ensure!(sentences(&log).is_empty(), "log: {log}");
         }
-        let log = bed.server.log();
-        ensure!(sentences(&log).is_empty(), "log: {log}");
+        Ok(())
+    });
+}
+
+/// How often each operation is tried when some cannot be done: zeroing, punching, filling, and whether zeroes are
+/// written.
+#[derive(Debug, PartialEq, Eq)]
+struct Tries {
+    zero: usize,
+    punch: usize,
+    fill: usize,
+    writes: bool,
+}
+
+/// Zeroes a block many times on a file system without these operations, and counts.
+fn tries(rig: Rig, missing: &[Operation], kind: u32) -> Result<Tries> {
+    let bed = Bed::new(rig, "")?;
+    let mut device = bed.driver()?;
+    for operation in missing {
+        bed.disk.inject(Fault::new(*operation, Effect::Fails(Errno::OPNOTSUPP), u32::MAX));
+    }
+    let mut calls = Vec::new();
+    for round in 0..ROUNDS {
+        ok(write(&mut device, 0, PLACE, 5)?)?;
+        bed.disk.calls();
+        let queue = u32::try_from(round % 2)?;
+        ok(range(&mut device, queue, kind, PLACE)?)?;
+        calls.extend(bed.disk.calls());
+        let found = read(&mut device, PLACE)?.1;
+        let zeroes = found.iter().all(|byte| *byte == 0);
+        ensure!(
+            zeroes || kind == kind::DISCARD,
+            "round {round} without {missing:?}: the block is not zero"
+        );
+    }
+    let count = |operation| calls.iter().filter(|call| call.operation == operation).count();
+    Ok(Tries {
+        zero: count(Operation::Zero),
+        punch: count(Operation::Punch),
+        fill: count(Operation::Fill),
+        writes: count(Operation::Write) > 0,
+    })
+}
+
+const ROUNDS: usize = 12;
+
+#[test]
+fn what_a_file_system_turned_out_not_to_have_is_not_tried_again() {
+    use Operation::{Fill, Punch, Zero};
+    on_all(|rig| {
+        let counted = |zero, punch, fill, writes| Tries { zero, punch, fill, writes };
+        for (missing, kind, expected) in [
+            (&[][..], kind::WRITE_ZEROES, counted(ROUNDS, 0, 0, false)),
+            (&[Zero], kind::WRITE_ZEROES, counted(1, ROUNDS, ROUNDS, false)),
+            (&[Zero, Fill], kind::WRITE_ZEROES, counted(1, 1, 1, true)),
+            (&[Zero, Punch], kind::WRITE_ZEROES, counted(1, 1, 0, true)),
+            (&[Punch], kind::DISCARD, counted(0, 1, 0, false)),
+        ] {
+            let found = tries(rig, missing, kind)?;
+            ensure!(found == expected, "request {kind} without {missing:?}: {found:?}");
+        }
         Ok(())
     });
 }
