@@ -33,7 +33,8 @@ pub enum Target {
 /// A run of bytes of one operation and where it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where the run starts, in bytes from the operation's first.
+    /// Where the run starts, in bytes from the operation's first: its place in memory. Of an operation
+    /// without memory the pieces only count its bytes: whose they are does not matter.
     pub skip: u64,
     /// The number of bytes; 0 for a flush.
     pub count: ByteCount,

@@ -9,7 +9,9 @@
 #![forbid(unsafe_code)]
 
 mod delay;
+mod stripe;
 
 pub use delay::{
     Bounds, DelayNode, DelaySettings, Distribution, Histogram, HistogramError, Latency, TooLong,
 };
+pub use stripe::{Chunk, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeError, StripeNode};

@@ -1,0 +1,301 @@
+//! Requests of which a member holds a part: what is kept of them until the last part is answered.
+//!
+//! Where it stands: `lane` spreads an operation over members and puts the answers together. What is
+//! answered at once never comes here, but for the name under which its parts are asked for.
+//!
+//! Invariants: a name is given to one operation at a time. Limits: as many as the asker has requests
+//! in the lane; of each as many pieces as its members have answered with, before they are cut.
+
+use block::{
+    Answer, ByteCount, ByteOffset, Durability, FailKind, Mapping, Operation, Order, PIECES_MAX,
+    Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
+};
+
+use super::layout::{Layout, Split};
+
+/// The most pieces whose room is kept when a request is over: one of each member.
+const PIECES_KEPT: usize = super::MEMBERS_MAX;
+
+/// Which members have a part of an operation.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Spread {
+    /// None: it is answered already.
+    Nowhere,
+    /// This one has all of it.
+    One(usize),
+    /// As the split says.
+    Parts(Split),
+    /// All, and there are no bytes.
+    Everywhere,
+}
+
+/// An operation whose parts come together: what their answers make of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Whole {
+    asked: Mapping,
+    spread: Spread,
+    refused: Option<FailKind>,
+}
+
+impl Whole {
+    /// As it was asked for.
+    pub(super) fn new(asked: Mapping, spread: Spread) -> Self {
+        Self { asked, spread, refused: None }
+    }
+
+    /// Takes the answer to a part, but for its pieces.
+    pub(super) fn take(&mut self, part: &Mapping) {
+        if let Answer::Refused(kind) = part.answer {
+            self.refuse(kind);
+        }
+        match together(self.asked.operation, part.operation) {
+            Some(operation) => self.asked.operation = operation,
+            None => self.refuse(FailKind::Unsupported),
+        }
+        self.asked.order = stricter(self.asked.order, part.order);
+    }
+
+    /// The answer of the one member that has all of it.
+    pub(super) fn as_part(self, part: Mapping) -> Mapping {
+        let Mapping { token, order, .. } = self.asked;
+        Mapping { token, order: stricter(order, part.order), ..part }
+    }
+
+    /// The answer, when all parts and pieces were taken.
+    pub(super) fn answered(self, made: &Answering<'_>) -> Mapping {
+        let answer = match self.refused {
+            Some(kind) => Answer::Refused(kind),
+            None if made.count() > PIECES_MAX => Answer::Refused(FailKind::Unsupported),
+            None => Answer::Now(made.range()),
+        };
+        Mapping { answer, ..self.asked }
+    }
+
+    fn refuse(&mut self, kind: FailKind) {
+        self.refused.get_or_insert(kind);
+    }
+}
+
+/// The pieces of an answer that is being made.
+#[derive(Debug)]
+pub(super) struct Answering<'a> {
+    layout: Layout,
+    pieces: &'a mut PieceList,
+    from: PieceMark,
+    /// Bytes of pieces that were not cut.
+    counted: u64,
+}
+
+impl<'a> Answering<'a> {
+    /// None yet.
+    pub(super) fn new(layout: Layout, pieces: &'a mut PieceList) -> Self {
+        let from = pieces.end();
+        Self { layout, pieces, from, counted: 0 }
+    }
+
+    /// Adds the pieces of the part at that place, which are in the same list.
+    pub(super) fn copy(&mut self, whole: &Whole, place: usize, part: &Mapping) {
+        let Answer::Now(range) = part.answer else { return };
+        let mut next = 0;
+        while let Some(piece) = self.pieces.at(range, next) {
+            self.add(whole, place, piece);
+            next += 1;
+        }
+    }
+
+    /// Adds a piece of the part at that place, cut where the memory of the operation is, if it has any.
+    /// What is too much is left out.
+    fn add(&mut self, whole: &Whole, place: usize, piece: Piece) {
+        if self.count() > PIECES_MAX {
+            return;
+        }
+        match &whole.spread {
+            Spread::Parts(split) if has_memory(whole.asked.operation) => {
+                let bytes = piece.skip..piece.skip + piece.count.0;
+                let mut done = 0;
+                for (skip, count) in self.layout.runs(split, place, bytes) {
+                    let target = behind(piece.target, done);
+                    self.pieces.push(Piece { skip, count: ByteCount(count), target });
+                    done += count;
+                }
+            }
+            Spread::Nowhere | Spread::One(_) | Spread::Parts(_) | Spread::Everywhere => {
+                self.pieces.push(Piece { skip: self.counted, ..piece });
+                self.counted += piece.count.0;
+            }
+        }
+    }
+
+    fn range(&self) -> PieceRange {
+        self.pieces.since(self.from)
+    }
+
+    fn count(&self) -> usize {
+        self.pieces.get(self.range()).len()
+    }
+}
+
+/// The names under which members know operations, and what is kept of those that wait for a part.
+#[derive(Debug, Default)]
+pub(super) struct Joins {
+    joins: Vec<Join>,
+    free: Vec<Token>,
+    waiting: usize,
+}
+
+#[derive(Debug)]
+struct Join {
+    whole: Whole,
+    /// How many parts are held.
+    held: usize,
+    /// What other members have answered: the place of the part and its pieces.
+    kept: Vec<(usize, Piece)>,
+}
+
+impl Joins {
+    /// A name that no other operation has, until it is given back.
+    pub(super) fn name(&mut self) -> Token {
+        self.free.pop().unwrap_or_else(|| {
+            let token = Token(u32::try_from(self.joins.len()).expect("requests are few"));
+            let whole = Whole::new(Mapping::new(token, Operation::Flush), Spread::Nowhere);
+            self.joins.push(Join { whole, held: 0, kept: Vec::new() });
+            token
+        })
+    }
+
+    /// Gives back the name of an operation of which nothing is held.
+    pub(super) fn give_back(&mut self, token: Token) {
+        self.free.push(token);
+    }
+
+    /// Notes that so many parts of an operation are held.
+    pub(super) fn wait(&mut self, token: Token, whole: Whole, held: usize) {
+        let join = self.get(token);
+        join.whole = whole;
+        join.held = held;
+        self.waiting += 1;
+    }
+
+    /// Takes the answer of a part of an operation that waits for others.
+    pub(super) fn keep(&mut self, token: Token, place: usize, part: &Mapping, pieces: &PieceList) {
+        self.get(token).keep(place, part, pieces);
+    }
+
+    /// Takes the late answer of a member to its part. With the last one comes the whole answer.
+    pub(super) fn part(
+        &mut self,
+        layout: Layout,
+        member: usize,
+        part: Mapping,
+        pieces: &mut PieceList,
+    ) -> Option<Mapping> {
+        let join = self.get(part.token);
+        join.held -= 1;
+        let place = match &join.whole.spread {
+            Spread::Parts(split) => layout.place(split, member),
+            Spread::Nowhere | Spread::One(_) | Spread::Everywhere => member,
+        };
+        let whole = if let Spread::One(_) = join.whole.spread {
+            Some(join.whole.as_part(part))
+        } else {
+            join.keep(place, &part, pieces);
+            (join.held == 0).then(|| join.answered(layout, pieces))
+        };
+        if whole.is_some() {
+            self.give_back(part.token);
+            self.waiting -= 1;
+        }
+        whole
+    }
+
+    /// Whether any member holds anything.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting > 0
+    }
+
+    fn get(&mut self, token: Token) -> &mut Join {
+        &mut self.joins[token.0 as usize]
+    }
+}
+
+impl Join {
+    fn keep(&mut self, place: usize, part: &Mapping, pieces: &PieceList) {
+        self.whole.take(part);
+        if let Answer::Now(range) = part.answer {
+            self.kept.extend(pieces.get(range).iter().map(|piece| (place, *piece)));
+        }
+    }
+
+    fn answered(&mut self, layout: Layout, pieces: &mut PieceList) -> Mapping {
+        let mut answering = Answering::new(layout, pieces);
+        for (place, piece) in self.kept.drain(..) {
+            answering.add(&self.whole, place, piece);
+        }
+        self.kept.shrink_to(PIECES_KEPT);
+        self.whole.answered(&answering)
+    }
+}
+
+/// Whether the operation's bytes are in memory as well.
+pub(super) fn has_memory(operation: Operation) -> bool {
+    match operation {
+        Operation::Read(_) | Operation::Write(..) => true,
+        Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => false,
+    }
+}
+
+/// The operation that does for the whole what members have made of their parts. `None` if they do not
+/// agree what is done.
+fn together(whole: Operation, part: Operation) -> Option<Operation> {
+    let durability = stronger(whole.durability(), part.durability());
+    Some(match (whole, part) {
+        (Operation::Read(extent), Operation::Read(_)) => Operation::Read(extent),
+        (Operation::Write(extent, _), Operation::Write(..)) => Operation::Write(extent, durability),
+        (Operation::Discard(extent, _), Operation::Discard(..)) => {
+            Operation::Discard(extent, durability)
+        }
+        (Operation::WriteZeroes(extent, one, _), Operation::WriteZeroes(_, other, _)) => {
+            Operation::WriteZeroes(extent, careful(one, other), durability)
+        }
+        (Operation::Flush, Operation::Flush) => Operation::Flush,
+        (
+            Operation::Read(_)
+            | Operation::Write(..)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush,
+            _,
+        ) => return None,
+    })
+}
+
+fn stronger(one: Durability, other: Durability) -> Durability {
+    match (one, other) {
+        (Durability::Cached, Durability::Cached) => Durability::Cached,
+        (Durability::Stable, _) | (_, Durability::Stable) => Durability::Stable,
+    }
+}
+
+fn careful(one: Unmap, other: Unmap) -> Unmap {
+    match (one, other) {
+        (Unmap::Allowed, Unmap::Allowed) => Unmap::Allowed,
+        (Unmap::Keep, _) | (_, Unmap::Keep) => Unmap::Keep,
+    }
+}
+
+fn stricter(one: Order, other: Order) -> Order {
+    match (one, other) {
+        (Order::Any, Order::Any) => Order::Any,
+        (Order::AsBegun, _) | (_, Order::AsBegun) => Order::AsBegun,
+    }
+}
+
+/// Where the bytes live that are so far behind the first.
+fn behind(target: Target, bytes: u64) -> Target {
+    match target {
+        Target::File { file, offset } => {
+            Target::File { file, offset: ByteOffset(offset.0 + bytes) }
+        }
+        Target::Zeroes | Target::Nothing => target,
+    }
+}

@@ -1,0 +1,258 @@
+//! A thread's handle on a stripe: spreads operations over the members and puts the answers together.
+//!
+//! Where it stands in the life of a request: each operation of a batch becomes at most one operation of
+//! each member, and each member is asked once for all of the batch. What lies in one chunk is
+//! answered as its member answers it.
+//!
+//! Invariants: an operation is answered when all its parts are; if a member refuses its part, the
+//! whole is refused, after that. The pieces of one member follow each other, so that what is
+//! neighbouring in a file goes to the kernel together.
+//! Limits: an answer has at most [`block::PIECES_MAX`] pieces; what needs more is refused.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use block::{
+    Access, Answer, ByteCount, ByteOffset, DiskSize, Due, Extent, FailKind, Lane, Mapping,
+    Operation, PIECES_MAX, PieceList, Token, Unmap,
+};
+
+use super::StripeDiscards;
+use super::join::{Answering, Joins, Spread, Whole, has_memory};
+use super::layout::{Layout, Split};
+
+/// One thread's handle on a stripe.
+#[derive(Debug)]
+pub(super) struct StripeLane {
+    shape: Shape,
+    members: Vec<Member>,
+    joins: Joins,
+    /// The batch as it was spread, in its order.
+    asked: Vec<(Token, Spread)>,
+    /// What a member answers late. Empty between calls.
+    late: Vec<Mapping>,
+}
+
+/// What is decided by.
+#[derive(Debug)]
+struct Shape {
+    layout: Layout,
+    access: Access,
+    discards: StripeDiscards,
+}
+
+#[derive(Debug)]
+struct Member {
+    lane: Box<dyn Lane>,
+    /// Its parts of the batch.
+    parts: Vec<Mapping>,
+    /// How many of them were taken back.
+    taken: usize,
+    /// How many it holds.
+    held: usize,
+}
+
+impl StripeLane {
+    /// A lane over those of all members. It does not know how large they are: they may grow.
+    pub(super) fn new(
+        layout: Layout,
+        lanes: Vec<Box<dyn Lane>>,
+        access: Access,
+        discards: StripeDiscards,
+    ) -> Self {
+        let shape = Shape { layout, access, discards };
+        let member = |lane| Member { lane, parts: Vec::new(), taken: 0, held: 0 };
+        let members = lanes.into_iter().map(member).collect();
+        let (joins, asked, late) = (Joins::default(), Vec::new(), Vec::new());
+        Self { shape, members, joins, asked, late }
+    }
+
+    /// Decides who is asked for an operation, and notes what each member is asked for.
+    fn spread(&mut self, mapping: &mut Mapping, pieces: &PieceList) {
+        let Self { shape, members, joins, asked, .. } = self;
+        let name = joins.name();
+        let spread = match shape.judge(mapping, pieces) {
+            Err(answer) => {
+                mapping.answer = answer;
+                Spread::Nowhere
+            }
+            Ok(None) => {
+                members.iter_mut().for_each(|member| member.ask(name, mapping.operation));
+                Spread::Everywhere
+            }
+            Ok(Some(split)) => {
+                for place in 0..split.parts {
+                    let part = shape.layout.part(&split, place);
+                    let extent = shape.extent(part.bytes);
+                    members[part.member].ask(name, about(mapping.operation, extent));
+                }
+                if split.parts == 1 { Spread::One(split.first) } else { Spread::Parts(split) }
+            }
+        };
+        asked.push((name, spread));
+    }
+
+    /// Answers an operation with what its members have answered.
+    fn gather(
+        &mut self,
+        mapping: &mut Mapping,
+        name: Token,
+        spread: Spread,
+        pieces: &mut PieceList,
+    ) {
+        let Self { shape, members, joins, .. } = self;
+        let count = match spread {
+            Spread::Nowhere => 0,
+            Spread::One(_) => 1,
+            Spread::Parts(split) => split.parts,
+            Spread::Everywhere => members.len(),
+        };
+        let member_at = |place| match spread {
+            Spread::One(member) => member,
+            Spread::Parts(split) => shape.layout.member(&split, place),
+            Spread::Nowhere | Spread::Everywhere => place,
+        };
+        let held = (0..count).filter(|place| members[member_at(*place)].holds_next()).count();
+        let mut whole = Whole::new(*mapping, spread);
+        if held > 0 {
+            joins.wait(name, whole, held);
+            for place in 0..count {
+                let member = &mut members[member_at(place)];
+                let part = member.take_back();
+                if part.answer == Answer::Held {
+                    member.held += 1;
+                } else {
+                    joins.keep(name, place, &part, pieces);
+                }
+            }
+            mapping.answer = Answer::Held;
+            return;
+        }
+        joins.give_back(name);
+        match spread {
+            Spread::Nowhere => {}
+            Spread::One(member) => *mapping = whole.as_part(members[member].take_back()),
+            Spread::Parts(_) | Spread::Everywhere => {
+                let mut answering = Answering::new(shape.layout, pieces);
+                for place in 0..count {
+                    let part = members[member_at(place)].take_back();
+                    whole.take(&part);
+                    answering.copy(&whole, place, &part);
+                }
+                *mapping = whole.answered(&answering);
+            }
+        }
+    }
+}
+
+impl Shape {
+    /// What is to be done for an operation: ask the members that a split names, or all of them if it is
+    /// about no bytes, or answer.
+    fn judge(&self, mapping: &mut Mapping, pieces: &PieceList) -> Result<Option<Split>, Answer> {
+        if mapping.operation.is_change() && self.access == Access::ReadOnly {
+            return Err(Answer::Refused(FailKind::ReadOnly));
+        }
+        if self.discards == StripeDiscards::Ignored {
+            match mapping.operation {
+                Operation::Discard(..) => return Err(Answer::Now(pieces.none())),
+                Operation::WriteZeroes(extent, _, durability) => {
+                    mapping.operation = Operation::WriteZeroes(extent, Unmap::Keep, durability);
+                }
+                Operation::Read(_) | Operation::Write(..) | Operation::Flush => {}
+            }
+        }
+        let Some(extent) = mapping.operation.extent() else { return Ok(None) };
+        if extent.count().0 == 0 {
+            return Err(Answer::Now(pieces.none()));
+        }
+        if extent.bytes().end > self.layout.size(self.layout.member_bytes_max()).0 {
+            return Err(Answer::Refused(FailKind::OutOfRange));
+        }
+        let split = self.layout.split(extent);
+        // What the members may answer with at best is too much.
+        if has_memory(mapping.operation) && split.chunks() > PIECES_MAX as u64 {
+            return Err(Answer::Refused(FailKind::Unsupported));
+        }
+        Ok(Some(split))
+    }
+
+    fn extent(&self, bytes: Range<u64>) -> Extent {
+        let (start, count) = (ByteOffset(bytes.start), ByteCount(bytes.end - bytes.start));
+        let largest = DiskSize(self.layout.member_bytes_max());
+        largest.check(start, count).expect("a part of the largest stripe is on its largest member")
+    }
+}
+
+impl Member {
+    fn ask(&mut self, name: Token, operation: Operation) {
+        self.parts.push(Mapping::new(name, operation));
+    }
+
+    /// Whether the next part that is taken back is held.
+    fn holds_next(&self) -> bool {
+        self.parts[self.taken].answer == Answer::Held
+    }
+
+    fn take_back(&mut self) -> Mapping {
+        self.taken += 1;
+        self.parts[self.taken - 1]
+    }
+}
+
+impl Lane for StripeLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        for mapping in batch.iter_mut() {
+            self.spread(mapping, pieces);
+        }
+        for member in self.members.iter_mut().filter(|member| !member.parts.is_empty()) {
+            member.lane.map(&mut member.parts, pieces);
+        }
+        let mut asked = std::mem::take(&mut self.asked);
+        for (mapping, (name, spread)) in batch.iter_mut().zip(asked.drain(..)) {
+            self.gather(mapping, name, spread, pieces);
+        }
+        self.asked = asked;
+        for member in &mut self.members {
+            member.parts.clear();
+            member.taken = 0;
+        }
+    }
+
+    fn due(&self) -> Option<Due> {
+        if !self.joins.is_waiting() {
+            return None;
+        }
+        let holding = self.members.iter().filter(|member| member.held > 0);
+        holding.fold(None, |due, member| Due::first(due, member.lane.due()))
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        let Self { shape, members, joins, late: parts, .. } = self;
+        for (place, member) in members.iter_mut().enumerate().filter(|(_, it)| it.held > 0) {
+            member.lane.resume(now, parts, pieces);
+            member.held -= parts.len();
+            late.extend(
+                parts.drain(..).filter_map(|part| joins.part(shape.layout, place, part, pieces)),
+            );
+        }
+    }
+
+    fn release(&mut self) {
+        for member in &mut self.members {
+            member.lane.release();
+        }
+    }
+}
+
+/// The same operation on a member's bytes.
+fn about(operation: Operation, extent: Extent) -> Operation {
+    match operation {
+        Operation::Read(_) => Operation::Read(extent),
+        Operation::Write(_, durability) => Operation::Write(extent, durability),
+        Operation::Discard(_, durability) => Operation::Discard(extent, durability),
+        Operation::WriteZeroes(_, unmap, durability) => {
+            Operation::WriteZeroes(extent, unmap, durability)
+        }
+        Operation::Flush => Operation::Flush,
+    }
+}

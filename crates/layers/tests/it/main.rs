@@ -1,0 +1,6 @@
+//! Layers over children that answer, hold and refuse as a test wants it.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod counting;
+mod stripe;

@@ -1,0 +1,7 @@
+//! Stripes: their layout, what they ask their children for, and how the answers come together.
+
+mod allocations;
+mod answers;
+mod child;
+mod model;
+mod nodes;
