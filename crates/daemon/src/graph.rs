@@ -9,7 +9,7 @@ use std::sync::Arc;
 use block::{Access, Clock, Node};
 use disk::DiscardPolicy;
 use kernel_io::{FileTable, Identity, OpenError};
-use layers::DelayNode;
+use layers::{DelayNode, StripeError};
 
 use crate::options::{Activity, Blockdev, Child, Discard, NamedChild};
 use crate::sandbox::{Outside, Sandbox};
@@ -63,6 +63,9 @@ pub enum GraphError {
         /// The lower node.
         child: String,
     },
+    /// Its children make no stripe.
+    #[error(transparent)]
+    Stripe(#[from] StripeError),
     /// Direct I/O cannot reach the end of the file.
     #[error(
         "node {node}: the size of {path}, {bytes} bytes, is no multiple of the {alignment} bytes \

@@ -75,6 +75,9 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
                          one kind by a distribution: latency-ns; min-ns, max-ns; mean-ns,
                          stddev-ns; mean-ns; filename (lines of a latency in ns and a count).
                          ordered: requests of one iothread do not overtake each other
+  --blockdev [driver=]stripe,node-name=N,chunk=SIZE,children.0=NODE,children.1=NODE[,…]
+                         the chunks of 2 to 64 nodes of one size in turn, as in md's RAID0; a
+                         chunk is a multiple of 4 KiB up to 16 MiB
              all of them: [,read-only=on|off][,discard=ignore|unmap][,cache.direct=on|off]
                         [,cache.no-flush=on|off][,force-share=on|off][,active=on|off]
                          default: off, ignore, off, off, off, on. force-share: with read-only=on,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use block::{ByteCount, Child, DiskSize, Node};
 use disk::{NullNode, RawNode, ReadContent};
 use kernel_io::FileKind;
+use layers::{Chunk, StripeDiscards, StripeError, StripeNode};
 
 use super::{Graph, GraphError, access, policy};
 use crate::options::{Blockdev, Discard, Driver};
@@ -41,6 +42,7 @@ impl Graph {
                 Ok(self.make_delay(name, blockdev, only(children), (settings, *seed)))
             }
             Driver::Raw => Ok(raw(name, blockdev, only(children))),
+            Driver::Stripe { chunk } => Ok(stripe(name, *chunk, blockdev, children)?),
         }
     }
 }
@@ -61,6 +63,19 @@ fn unmapping(name: &str, blockdev: &Blockdev, child: Arc<Child>) -> Arc<Child> {
         Discard::Unmap => child,
         Discard::Ignore => Child::new(raw(name, blockdev, child)),
     }
+}
+
+fn stripe(
+    name: &str,
+    chunk: Chunk,
+    blockdev: &Blockdev,
+    children: Vec<Arc<Child>>,
+) -> Result<Arc<dyn Node>, StripeError> {
+    let discards = match blockdev.discard {
+        Discard::Ignore => StripeDiscards::Ignored,
+        Discard::Unmap => StripeDiscards::Passed,
+    };
+    Ok(Arc::new(StripeNode::new(name, children, chunk, access(blockdev), discards)?))
 }
 
 /// The child of a driver that takes one.

@@ -87,7 +87,6 @@ impl Reader {
     }
 
     /// Takes the children of the list under this key, at least `least` and at most `most`.
-    #[expect(dead_code, reason = "for the stripe, which lands next")]
     pub(super) fn children(&mut self, key: &str, least: usize, most: usize) -> Result<(), Fault> {
         let list = self.fields.texts_or_objects(key)?;
         if !(least..=most).contains(&list.len()) {
@@ -96,6 +95,14 @@ impl Reader {
         }
         let mut numbered = list.into_iter().enumerate();
         numbered.try_for_each(|(index, given)| self.add_child(format!("{key}.{index}"), given))
+    }
+
+    /// The children that are given by name, in order.
+    pub(super) fn references(&self) -> impl Iterator<Item = &str> {
+        self.children.iter().filter_map(|child| match &child.node {
+            Child::Reference(name) => Some(name.as_str()),
+            Child::Inline(_) => None,
+        })
     }
 
     fn add_child(&mut self, name: String, given: TextOrObject) -> Result<(), Fault> {

@@ -9,6 +9,7 @@ pub(super) mod delay;
 pub(super) mod file;
 mod null;
 mod raw;
+mod stripe;
 
 use super::blockdev::Reader;
 use super::fault::Fault;
@@ -28,7 +29,7 @@ pub(super) struct Entry {
 
 /// The drivers that work, in the order in which messages name them.
 pub(super) const TABLE: &[Entry] =
-    &[file::REGULAR, file::HOST_DEVICE, raw::ENTRY, null::ENTRY, delay::ENTRY];
+    &[file::REGULAR, file::HOST_DEVICE, raw::ENTRY, null::ENTRY, delay::ENTRY, stripe::ENTRY];
 
 /// The drivers that qemu-storage-daemon has and ringloom does not have yet.
 const LATER: &[&str] = &[

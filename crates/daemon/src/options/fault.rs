@@ -7,7 +7,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
 
-use layers::{HistogramError, TooLong};
+use layers::{Chunk, HistogramError, TooLong};
 use thiserror::Error;
 
 /// A command line that cannot be served.
@@ -293,6 +293,27 @@ pub enum Fault {
         least: usize,
         /// The most.
         most: usize,
+    },
+    /// One node in two places below another one.
+    #[error("parameter '{key}' names node '{name}' twice")]
+    ChildTwice {
+        /// The key of the list.
+        key: String,
+        /// The node.
+        name: String,
+    },
+    /// A chunk that no stripe can have.
+    #[error(
+        "parameter '{key}' must be a multiple of {} between {} and {}, not {bytes}",
+        Chunk::BYTES_MIN,
+        Chunk::BYTES_MIN,
+        Chunk::BYTES_MAX
+    )]
+    Chunk {
+        /// The key.
+        key: String,
+        /// Its value.
+        bytes: u64,
     },
     /// A writable export of something that is not.
     #[error("cannot export read-only node '{node_name}' as writable")]

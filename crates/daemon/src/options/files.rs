@@ -39,7 +39,9 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
         Driver::HostDevice { filename, .. } => {
             ("host_device", filename, FileKind::BlockDevice, "a block device")
         }
-        Driver::Raw | Driver::NullCo { .. } | Driver::Delay { .. } => return Ok(()),
+        Driver::Raw | Driver::NullCo { .. } | Driver::Delay { .. } | Driver::Stripe { .. } => {
+            return Ok(());
+        }
     };
     // The type comes first: opening a FIFO would wait for its other end.
     if file_kind(filename)? != Some(kind) {

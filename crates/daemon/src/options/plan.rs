@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use layers::DelaySettings;
 
+use layers::Chunk;
+
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
@@ -237,6 +239,11 @@ pub enum Driver {
         settings: DelaySettings,
         /// What random delays depend on.
         seed: u64,
+    },
+    /// Its children's chunks in turn.
+    Stripe {
+        /// How many neighbouring bytes lie on one child.
+        chunk: Chunk,
     },
 }
 

@@ -5,6 +5,7 @@
 
 mod delay;
 mod refused;
+mod stripe;
 
 use std::error::Error;
 use std::ffi::OsString;

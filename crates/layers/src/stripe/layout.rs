@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_inside_a_chunk_hinto_one_part() {
+    fn a_range_inside_a_chunk_has_one_part() {
         check(2, 0..512, &[(0, 0..512, &[(0, 512)])]);
         check(2, 4608..8192, &[(1, 512..4096, &[(0, 3584)])]);
         check(3, 12288..16384, &[(0, 4096..8192, &[(0, 4096)])]);

@@ -65,11 +65,11 @@ fn wrong_nodes_are_named() {
     refuse(
         "bogus,node-name=a",
         "parameter 'driver' does not accept value 'bogus' (supported: file, host_device, raw, \
-         null-co, delay)",
+         null-co, delay, stripe)",
     );
     refuse(
         "qcow2,node-name=a",
-        "driver 'qcow2' is not supported yet (supported: file, host_device, raw, null-co, delay)",
+        "driver 'qcow2' is not supported yet (supported: file, host_device, raw, null-co, delay, stripe)",
     );
     refuse("null-co,node-name=n", "node-name 'n' exists already");
     refuse("raw,node-name=a,file.driver=null-co,file.node-name=n", "node-name 'n' exists already");
