@@ -23,6 +23,7 @@ mod refusals;
 mod rings;
 mod sandbox;
 mod short_form;
+mod stripe;
 mod support;
 mod takeover;
 mod tmpfs;

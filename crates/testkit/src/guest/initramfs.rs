@@ -16,8 +16,10 @@ use super::{Kernel, find_program};
 
 /// The modules of every guest; what is built in is left out.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "crc16"];
+/// Modules that lie in `/modules` for scripts that insert them, those that they need before them.
+const MODULES_AT_HAND: [&str; 1] = ["raid0"];
 /// Raised when `base` writes something else from the same sources.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
 
 /// An archive being written.
 #[derive(Debug, Default)]
@@ -100,6 +102,8 @@ pub(super) fn base(
     if path.is_file() {
         return Ok((path, names));
     }
+    let mut modules = modules;
+    modules.extend(kernel.load(&MODULES_AT_HAND)?);
     let mut archive = Archive::default();
     archive.device("dev/console", 5, 1);
     archive.file("bin/busybox", 0o755, &read(&busybox)?);
