@@ -11,17 +11,21 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use crate::Wait;
 use crate::parked::SlotIndex;
 use crate::reactor::Completion;
+use crate::{Alarm, Wait};
 
 /// Events taken with one call; the others come with the next.
 const BATCH: usize = 128;
+
+/// What the alarm is known by; slots are numbered by 32 bits.
+const ALARM: u64 = u64::MAX;
 
 /// No waiting.
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -32,6 +36,9 @@ pub(crate) struct Epoll {
     ready: Vec<epoll::Event>,
     /// Completions that were not yet worked off, in order.
     completed: VecDeque<Completion>,
+    /// Ends waits that have a limit, which epoll itself knows in milliseconds and ends late on purpose;
+    /// made when it is first needed, and `None` if the host has none.
+    alarm: Option<Option<Alarm>>,
 }
 
 impl std::fmt::Debug for Epoll {
@@ -43,7 +50,7 @@ impl std::fmt::Debug for Epoll {
 impl Epoll {
     pub(crate) fn new() -> io::Result<Self> {
         let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { fd, ready: Vec::with_capacity(BATCH), completed: VecDeque::new() })
+        Ok(Self { fd, ready: Vec::with_capacity(BATCH), completed: VecDeque::new(), alarm: None })
     }
 
     /// Watches a descriptor, which stays open until the end of the watch has been told.
@@ -71,7 +78,7 @@ impl Epoll {
         let limit = match wait {
             Wait::Block | Wait::AtMost(_) if !self.completed.is_empty() => Some(AT_ONCE),
             Wait::Block => None,
-            // What no timer can hold is for ever.
+            Wait::AtMost(limit) if self.set_alarm(limit) => None,
             Wait::AtMost(limit) => Timespec::try_from(limit).ok(),
             Wait::Poll => Some(AT_ONCE),
         };
@@ -81,7 +88,8 @@ impl Epoll {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        for event in &self.ready {
+        // An alarm of before, which nobody waits for any more, ends a wait as well: that does no harm.
+        for event in self.ready.iter().filter(|event| event.data.u64() != ALARM) {
             let index = u32::try_from(event.data.u64()).expect("the data is a slot's number");
             let completion = Completion { index: SlotIndex(index), result: 1, more: true };
             self.completed.push_back(completion);
@@ -89,10 +97,29 @@ impl Epoll {
         Ok(())
     }
 
+    /// Has the wait end after this time; whether it will. Nobody has to read the alarm: it is watched for
+    /// edges, and setting it starts it anew.
+    fn set_alarm(&mut self, limit: Duration) -> bool {
+        let alarm = self.alarm.get_or_insert_with(|| new_alarm(&self.fd));
+        alarm.as_ref().is_some_and(|alarm| alarm.set(limit).is_ok())
+    }
+
     /// The next completion, in order.
     pub(crate) fn next(&mut self) -> Option<Completion> {
         self.completed.pop_front()
     }
+}
+
+fn new_alarm(epoll: &OwnedFd) -> Option<Alarm> {
+    let (data, flags) = (epoll::EventData::new_u64(ALARM), epoll::EventFlags::IN);
+    let alarm = Alarm::new().and_then(|alarm| {
+        epoll::add(epoll, alarm.as_fd(), data, flags | epoll::EventFlags::ET)?;
+        Ok(alarm)
+    });
+    if let Err(error) = &alarm {
+        tracing::warn!("no timer, so waits end up to a millisecond late: {error}");
+    }
+    alarm.ok()
 }
 
 fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {

@@ -13,12 +13,16 @@ use crate::epoll::Epoll;
 use crate::parked::SlotIndex;
 use crate::uring::Uring;
 
+/// The longest wait with a limit: the kernel adds what it is told to its own time, which must not overflow.
+/// Who wants to wait for longer waits again.
+const LIMIT_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// How to wait for events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// Until there is at least one event.
     Block,
-    /// The same, but not longer than this. It ends a little late, by as much as the host's timers do.
+    /// The same, but not longer than this, nor than a day. It ends a little late, by as much as the host's timers do.
     AtMost(Duration),
     /// Not at all: submit what is queued and collect what is there.
     Poll,
@@ -110,6 +114,10 @@ impl Reactor {
 
     /// Hands over what is queued, and waits for a completion if told so and none is there.
     pub(crate) fn wait(&mut self, wait: Wait) -> io::Result<()> {
+        let wait = match wait {
+            Wait::AtMost(limit) => Wait::AtMost(limit.min(LIMIT_MAX)),
+            Wait::Block | Wait::Poll => wait,
+        };
         match self {
             Self::Uring(uring) => uring.wait(wait),
             Self::Epoll(epoll) => epoll.wait(wait),

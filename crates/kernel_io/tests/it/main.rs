@@ -4,6 +4,7 @@
 
 mod inline;
 mod misled;
+mod waits;
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
