@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use block::{Access, Claim, Clock, Node, Rights};
 use iothread::{Confine, Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
-use kernel_io::{FileTable, Reactors};
+use kernel_io::{FileTable, Notifier, Reactors};
 use virtio::{BlkConfig, CacheMode};
 
 use crate::claim::{ClaimFailure, Patience, claim};
@@ -346,6 +346,7 @@ impl Built {
             size,
             cache: Mutex::new(config.cache),
             iothreads,
+            freezer: Notifier::new().map_err(|source| ExportError::of(&options.id, source))?,
             resumption: Mutex::new(None),
         });
         let storage = self.storage(&options.node_name);

@@ -12,12 +12,12 @@ use block::Node;
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
-use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart};
+use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, Ring, RingBase, RingLog};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
-use crate::holding::Holding;
+use crate::holding::{Begun, Holding, WhileOurs};
 use crate::ledger::Ledger;
 use crate::resize::Size;
 use crate::takeover::Resumption;
@@ -38,6 +38,8 @@ pub(crate) struct Offer {
     pub(crate) cache: Mutex<CacheMode>,
     /// Who serves the rings, round-robin; never empty.
     pub(crate) iothreads: Vec<Arc<Iothread>>,
+    /// Rung when another process wants to go on with the export, and readable until that is answered.
+    pub(crate) freezer: Notifier,
     /// Since when its front end waits, if it has to come back after a takeover.
     pub(crate) resumption: Mutex<Option<Resumption>>,
 }
@@ -172,12 +174,15 @@ impl Device for BlkDevice {
         }
     }
 
-    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError> {
         let failed = |source| DeviceError::Start { queue, source };
         if !self.serves_any() {
-            let Offer { id, node, holding, .. } = &*self.offer;
-            let begun = holding.begin(id, &**node, &self.session);
-            begun.map_err(|error| failed(Box::new(error)))?;
+            let Offer { id, node, holding, freezer, .. } = &*self.offer;
+            let while_ours = &WhileOurs { session: &self.session, freezer };
+            match holding.begin(id, &**node, while_ours).map_err(|it| failed(Box::new(it)))? {
+                Begun::Held => {}
+                Begun::Postponed => return Ok(Started::Postponed),
+            }
             // What a front end that comes back was told, it was told by somebody else.
             self.offer.size.review();
         }
@@ -185,7 +190,7 @@ impl Device for BlkDevice {
             Ok(placed) => {
                 *self.slot(queue) = Some(placed);
                 self.offer.tell_resumption();
-                Ok(())
+                Ok(Started::Served)
             }
             // The session ends, and rests first.
             Err(source) => Err(failed(source)),

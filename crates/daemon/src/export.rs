@@ -73,8 +73,7 @@ struct Question {
 struct Shared {
     offer: Arc<Offer>,
     bell: Notifier,
-    /// Rung when there is a question.
-    freezer: Notifier,
+    /// Asked after the offer's freezer was rung.
     question: Mutex<Option<Question>>,
     state: Mutex<State>,
     clock: Arc<dyn Clock>,
@@ -99,6 +98,13 @@ pub struct ExportError {
     source: io::Error,
 }
 
+impl ExportError {
+    /// Something that the export's thread needs could not be had.
+    pub(crate) fn of(id: &str, source: io::Error) -> Self {
+        Self { id: id.to_owned(), source }
+    }
+}
+
 impl Export {
     /// Begins to accept clients, after it has gone on with the one that was taken over.
     pub(crate) fn start(
@@ -108,7 +114,7 @@ impl Export {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ExportError> {
         let id = offer.id.clone();
-        let failed = |source| ExportError { id: id.clone(), source };
+        let failed = |source| ExportError::of(&id, source);
         let state = match &adopted {
             Some(adopted) => State::Serving(Arc::clone(&adopted.connection)),
             None => State::Waiting,
@@ -116,7 +122,6 @@ impl Export {
         let shared = Arc::new(Shared {
             offer,
             bell: Notifier::new().map_err(failed)?,
-            freezer: Notifier::new().map_err(failed)?,
             question: Mutex::new(None),
             state: Mutex::new(state),
             clock,
@@ -164,7 +169,7 @@ impl Export {
         let (verdict, verdict_receiver) = channel();
         let question = Question { frozen: frozen_sender, verdict: verdict_receiver };
         *self.shared.question.lock().expect("no holder of this lock panics") = Some(question);
-        self.shared.freezer.wake();
+        self.shared.offer.freezer.wake();
         Freeze { frozen, verdict }
     }
 
@@ -252,7 +257,7 @@ impl Shared {
             let mut fds = [
                 PollFd::new(socket.listener(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.freezer.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.offer.freezer.as_fd(), PollFlags::IN),
             ];
             match rustix::event::poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -315,7 +320,7 @@ impl Shared {
 
     /// Says how the export stands, and waits for what becomes of it. The rings are stopped.
     fn answer(&self, socket: &Socket, session: Option<(&Connection, SessionState)>) -> Verdict {
-        self.freezer.clear();
+        self.offer.freezer.clear();
         let question = self.question.lock().expect("no holder of this lock panics").take();
         let Some(question) = question else { return Verdict::GoOn };
         let frozen = || {
@@ -393,7 +398,7 @@ struct Asked<'a> {
 
 impl Interrupt for Asked<'_> {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.export.freezer.as_fd())
+        Some(self.export.offer.freezer.as_fd())
     }
 
     fn paused(&self, state: SessionState) -> Verdict {

@@ -9,13 +9,15 @@
 //! Invariants: no ring is served without a claim. If the flush fails the claim stays, so that nobody
 //! goes on with an image that lacks something.
 //! Threads: the thread of the export's session, which may wait for a lock as a starting daemon does;
-//! the end of the connection ends the wait.
+//! the end of the connection ends the wait, and so does another process that wants to go on with the
+//! export, which then waits itself.
 
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use block::{Claim, Clock, Node, Rights, SentenceRate};
+use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -77,29 +79,42 @@ impl OnDemand {
     }
 }
 
+/// Whether rings may be served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "without its node no ring may be served"]
+pub(crate) enum Begun {
+    /// The node is held.
+    Held,
+    /// It is not yet, and another process wants to go on with the export.
+    Postponed,
+}
+
 impl Holding {
     /// Called before the first ring is served. Blocks.
     pub(crate) fn begin(
         &self,
         export: &str,
         node: &dyn Node,
-        session: &Connection,
-    ) -> Result<(), ActivateError> {
-        let Self::WhileServed(on_demand) = self else { return Ok(()) };
+        mut wait: &WhileOurs<'_>,
+    ) -> Result<Begun, ActivateError> {
+        let Self::WhileServed(on_demand) = self else { return Ok(Begun::Held) };
         let OnDemand { rights, clock, slot } = &**on_demand;
         let mut slot = slot.lock().expect("no holder of this lock panics");
         if slot.claim.is_some() {
-            return Ok(());
+            return Ok(Begun::Held);
         }
-        let wait = &mut WhileConnected(session);
-        let patience = &mut Patience { limit: LOCK_PATIENCE, wait, rate: &mut slot.rate };
-        let claimed = claim(export, node, *rights, &**clock, patience)?;
+        let rate = &mut slot.rate;
+        let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut wait, rate };
+        let claimed = match claim(export, node, *rights, &**clock, patience) {
+            Err(ClaimFailure::Stopped { .. }) if wait.is_wanted() => return Ok(Begun::Postponed),
+            claimed => claimed?,
+        };
         claimed
             .refresh()
             .map_err(|source| ActivateError::Refresh { node: node.name().to_owned(), source })?;
         slot.claim = Some(claimed);
         tracing::debug!("export {export}: node {} is active", node.name());
-        Ok(())
+        Ok(Begun::Held)
     }
 
     /// Called after the last ring has been stopped, not for a pause; more than once does no harm. Blocks.
@@ -114,19 +129,36 @@ impl Holding {
     }
 }
 
-/// A wait that ends with the connection: the front end has left, or the export is being stopped.
-struct WhileConnected<'a>(&'a Connection);
+/// A wait that ends with the connection (the front end has left, or the export is being stopped), and
+/// when another process wants to go on with the export.
+pub(crate) struct WhileOurs<'a> {
+    pub(crate) session: &'a Connection,
+    pub(crate) freezer: &'a Notifier,
+}
 
-impl Wait for WhileConnected<'_> {
-    fn pause(&mut self, time: Duration) -> Told {
+impl WhileOurs<'_> {
+    /// Whether another process wants to go on with the export, and there is a client to go on with.
+    fn is_wanted(&self) -> bool {
+        let [session, freezer] = self.poll(Duration::ZERO);
+        freezer && !session
+    }
+
+    /// Waits until the session has ended, or the freezer rings; which of them is so.
+    fn poll(&self, time: Duration) -> [bool; 2] {
         let time = rustix::event::Timespec::try_from(time).expect("a wait is short");
-        // Without events to wait for, only the end of the connection is told.
-        let mut fds = [PollFd::new(self.0, PollFlags::RDHUP)];
+        // Of the connection only its end is told: it may be readable.
+        let mut fds =
+            [PollFd::new(self.session, PollFlags::RDHUP), PollFd::new(self.freezer, PollFlags::IN)];
         match rustix::event::poll(&mut fds, Some(&time)) {
-            Ok(0) | Err(Errno::INTR) => Told::GoOn,
-            Ok(_) => Told::Stop,
-            Err(errno) => panic!("poll on a descriptor of our own: {errno}"),
+            Ok(_) | Err(Errno::INTR) => fds.map(|fd| !fd.revents().is_empty()),
+            Err(errno) => panic!("poll on descriptors of our own: {errno}"),
         }
+    }
+}
+
+impl Wait for &WhileOurs<'_> {
+    fn pause(&mut self, time: Duration) -> Told {
+        if self.poll(time) == [false; 2] { Told::GoOn } else { Told::Stop }
     }
 
     fn done(&mut self) {}
@@ -225,17 +257,20 @@ mod tests {
         Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::new(SystemClock))))
     }
 
-    fn session() -> (Connection, UnixStream) {
+    /// A session, nobody who wants to go on with it, and its client.
+    fn session() -> (Connection, Notifier, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Connection::new(ours), theirs)
+        (Connection::new(ours), Notifier::new().unwrap(), theirs)
     }
 
     #[test]
     fn a_node_is_refreshed_when_it_comes_and_flushed_before_it_goes() {
-        let (node, holding, (session, _client)) = (Noting::default(), on_demand(), session());
+        let (node, holding, (session, freezer, _client)) =
+            (Noting::default(), on_demand(), session());
+        let ours = &WhileOurs { session: &session, freezer: &freezer };
         for _ in 0..2 {
-            holding.begin("e", &node, &session).unwrap();
-            holding.begin("e", &node, &session).unwrap();
+            assert_eq!(holding.begin("e", &node, ours).unwrap(), Begun::Held);
+            assert_eq!(holding.begin("e", &node, ours).unwrap(), Begun::Held);
             holding.end("e", &node).unwrap();
             let notes = std::mem::take(&mut *node.notes.lock().unwrap());
             assert_eq!(notes, ["claim", "refresh", "flush", "give back"]);
@@ -245,8 +280,9 @@ mod tests {
     #[test]
     fn a_node_whose_flush_failed_is_not_given_back() {
         let node = Noting { broken: true, ..Noting::default() };
-        let (holding, (session, _client)) = (on_demand(), session());
-        holding.begin("e", &node, &session).unwrap();
+        let (holding, (session, freezer, _client)) = (on_demand(), session());
+        let ours = &WhileOurs { session: &session, freezer: &freezer };
+        assert_eq!(holding.begin("e", &node, ours).unwrap(), Begun::Held);
         let error = holding.end("e", &node).unwrap_err();
         assert_eq!(error.to_string(), "node n stays active, because its last flush failed");
         assert_eq!(*node.notes.lock().unwrap(), ["claim", "refresh", "flush"]);
@@ -255,18 +291,41 @@ mod tests {
     #[test]
     fn a_client_that_leaves_ends_the_wait() {
         let node = Noting { taken: true, ..Noting::default() };
-        let (holding, (session, client)) = (on_demand(), session());
+        let (holding, (session, freezer, client)) = (on_demand(), session());
+        let ours = &WhileOurs { session: &session, freezer: &freezer };
         let leaving = std::thread::spawn(move || drop(client));
-        let error = holding.begin("e", &node, &session).unwrap_err();
+        let error = holding.begin("e", &node, ours).unwrap_err();
         assert!(matches!(error, ActivateError::Claim(ClaimFailure::Stopped { .. })), "{error}");
         leaving.join().unwrap();
         assert!(node.notes.lock().unwrap().is_empty());
     }
 
     #[test]
+    fn a_process_that_wants_the_export_ends_the_wait_and_what_was_asked_for_is_put_off() {
+        let node = Noting { taken: true, ..Noting::default() };
+        let (holding, (session, freezer, client)) = (on_demand(), session());
+        let ours = &WhileOurs { session: &session, freezer: &freezer };
+        std::thread::scope(|scope| {
+            scope.spawn(|| freezer.wake());
+            assert_eq!(holding.begin("e", &node, ours).unwrap(), Begun::Postponed);
+        });
+        // It is asked again after the pause, and there is no reason to put it off any more.
+        freezer.clear();
+        let free = Noting { notes: Arc::clone(&node.notes), ..Noting::default() };
+        assert_eq!(holding.begin("e", &free, ours).unwrap(), Begun::Held);
+        holding.end("e", &free).unwrap();
+        // A client that has left is not handed over.
+        freezer.wake();
+        drop(client);
+        let error = holding.begin("e", &node, ours).unwrap_err();
+        assert!(matches!(error, ActivateError::Claim(ClaimFailure::Stopped { .. })), "{error}");
+    }
+
+    #[test]
     fn an_export_that_always_holds_its_node_leaves_it_alone() {
-        let (node, (session, _client)) = (Noting::default(), session());
-        Holding::Always.begin("e", &node, &session).unwrap();
+        let (node, (session, freezer, _client)) = (Noting::default(), session());
+        let ours = &WhileOurs { session: &session, freezer: &freezer };
+        assert_eq!(Holding::Always.begin("e", &node, ours).unwrap(), Begun::Held);
         Holding::Always.end("e", &node).unwrap();
         assert!(node.notes.lock().unwrap().is_empty());
     }

@@ -236,6 +236,22 @@ impl Server {
         self.child.id()
     }
 
+    /// How long it has used a CPU so far, in steps of the kernel's accounts (10 ms).
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/stat", self.pid());
+        let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+        // The name, which is in parentheses, may hold anything; after it come the fields from the third on
+        // (proc_pid_stat(5)).
+        let (_, fields) = text.rsplit_once(')').with_context(|| text.clone())?;
+        let ticks: u64 = fields
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .map(|field| field.parse::<u64>().context("a number of ticks"))
+            .sum::<Result<u64>>()?;
+        Ok(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
+    }
+
     /// What it has written to stderr so far.
     pub fn log(&self) -> String {
         self.stderr.text()

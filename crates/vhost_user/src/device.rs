@@ -45,8 +45,9 @@ pub trait Device {
     /// write-through and the session ends.
     fn set_cache_mode(&mut self, mode: CacheMode) -> Result<(), DeviceError>;
 
-    /// Serves a ring from now on, beginning with one look at it whether a kick came or not.
-    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError>;
+    /// Serves a ring from now on, beginning with one look at it whether a kick came or not. Called again
+    /// after the pause if that was postponed.
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError>;
 
     /// Serves a ring no longer. Returns when nothing of it is in flight any more and nothing
     /// touches its memory, with how far it was served.
@@ -66,6 +67,17 @@ pub trait Device {
     /// before; or nothing any more. The ring is being served and goes on without a pause. When this
     /// returns nobody uses the log before.
     fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>);
+}
+
+/// What came of the start of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a ring whose start was postponed is not served"]
+pub enum Started {
+    /// It is served.
+    Served,
+    /// It is not: what it needs was not to be had yet, and somebody rings who wants the session to pause
+    /// ([`Interrupt::bell`](crate::Interrupt::bell)). Without a bell nothing may be postponed.
+    Postponed,
 }
 
 /// All that is needed to serve a ring. The session has found that it lies in the memory.

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod arrival;
 mod channel;
 mod device;
 mod refusal;
@@ -17,7 +18,7 @@ mod serve;
 mod session;
 
 pub use channel::BackendChannel;
-pub use device::{Device, DeviceError, QueueIndex, RingStart};
+pub use device::{Device, DeviceError, QueueIndex, RingStart, Started};
 pub use refusal::Refusal;
 pub use serve::{End, Exchange, Interrupt, Server, SessionError, Verdict, serve};
 pub use session::{Descriptor, InflightState, RegionState, SavedRing, Session, SessionState};

@@ -1,7 +1,8 @@
 //! The loop of a session's thread: messages until the front end leaves.
 //!
 //! Threads: blocks in the socket; a front end that sends half a message holds up this thread and
-//! nothing else. Whoever wants the session to end shuts the socket down (a clone of it).
+//! nothing else, not even an [`Interrupt`]. Whoever wants the session to end shuts the socket down (a
+//! clone of it).
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -9,11 +10,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use crate::arrival::{self, Arrival};
 use crate::{Device, Refusal, Session, SessionState, channel};
 
 /// Why a session ended before the front end left.
@@ -183,19 +183,10 @@ impl<D: Device> Server<D> {
         let connection = self.handler.try_clone_connection();
         let connection = connection.map_err(|source| SessionError::Socket { source })?;
         if let Some(bell) = interrupt.bell() {
-            let mut fds = [
-                PollFd::new(&connection, PollFlags::IN),
-                PollFd::from_borrowed_fd(bell, PollFlags::IN),
-            ];
-            match poll(&mut fds, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => panic!("poll on descriptors of our own: {errno}"),
-            }
-            if !fds[1].revents().is_empty() {
-                return self.pause(interrupt);
-            }
-            if fds[0].revents().is_empty() {
-                return Ok(None);
+            let torn = |_: arrival::Torn| SessionError::Message { source: Error::PartialMessage };
+            match arrival::wait(&connection, bell).map_err(torn)? {
+                Arrival::Bell => return self.pause(interrupt),
+                Arrival::Message => {}
             }
         }
         self.look_for_channel(&connection)?;

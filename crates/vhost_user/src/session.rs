@@ -26,7 +26,7 @@ use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::{DirtyLog, Features, GuestMemory, RING_SIZE_MAX, RingBase, RingLayout};
 
-use crate::{BackendChannel, Device, QueueIndex, Refusal, RingStart};
+use crate::{BackendChannel, Device, QueueIndex, Refusal, RingStart, Started};
 use inflight::Tracking;
 use log::LOG_ALL;
 use ring::{Ring, RingState};
@@ -378,9 +378,14 @@ impl<D: Device> Session<D> {
             features: features.without(PROTOCOL_FEATURES | LOG_ALL),
             log,
         };
-        self.device.start(queue, start)?;
-        self.ring(queue).state = RingState::Served;
-        debug!(%queue, base = %setup.base, layout = %setup.layout, "served");
+        match self.device.start(queue, start)? {
+            Started::Served => {
+                self.ring(queue).state = RingState::Served;
+                debug!(%queue, base = %setup.base, layout = %setup.layout, "served");
+            }
+            // The message is answered all the same: the ring is ready, and `go_on` starts it.
+            Started::Postponed => debug!(%queue, "waits for the end of a pause"),
+        }
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
-use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart};
+use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
 use virtio::{BlkConfig, CacheMode, Features, Ring, RingBase, RingLog};
 
 const CONFIG: BlkConfig = BlkConfig {
@@ -103,7 +103,7 @@ impl Device for Mock {
         Ok(())
     }
 
-    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError> {
         let mut record = self.record();
         assert!(queue.0 < self.queues, "queue {queue} exists");
         assert!(!record.failed, "the session ends after an error");
@@ -118,7 +118,7 @@ impl Device for Mock {
         };
         ring.set_log(start.log);
         assert!(record.served.insert(queue.0, ring).is_none(), "queue {queue} was started twice");
-        Ok(())
+        Ok(Started::Served)
     }
 
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {

@@ -2,6 +2,7 @@
 
 mod ends;
 mod guest;
+mod halves;
 mod loads;
 mod refusals;
 

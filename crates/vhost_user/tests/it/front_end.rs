@@ -50,7 +50,7 @@ pub(crate) const LOG_ALL: u64 = 1 << 26;
 pub(crate) const ALL_PROTOCOL_FEATURES: u64 =
     1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 
-const NEED_REPLY: u32 = 8;
+pub(crate) const NEED_REPLY: u32 = 8;
 
 /// A front end's memory: one region of a memfd.
 #[derive(Debug, Clone, Copy)]
@@ -104,6 +104,14 @@ impl FrontEnd {
     }
 
     pub(crate) fn on(mock: &Mock) -> Self {
+        Self::served(mock, serve)
+    }
+
+    /// Connected to a session that is served like this.
+    pub(crate) fn served(
+        mock: &Mock,
+        serve: impl FnOnce(UnixStream, Mock) -> Result<(), SessionError> + Send + 'static,
+    ) -> Self {
         let (stream, other) = UnixStream::pair().expect("sockets are available");
         let device = mock.clone();
         Self {
@@ -145,12 +153,17 @@ impl FrontEnd {
         let bytes = u32::try_from(payload.len()).expect("messages are small");
         let mut message = [code, 1 | flags, bytes].map(u32::to_le_bytes).concat();
         message.extend(payload);
+        self.raw_with(&message, fds);
+    }
+
+    /// Bytes, whatever they are, in one piece with descriptors.
+    pub(crate) fn raw_with(&mut self, message: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(33))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        let slices = [IoSlice::new(&message)];
+        let slices = [IoSlice::new(message)];
         let flags = SendFlags::NOSIGNAL;
         let sent = sendmsg(&self.stream, &slices, &mut ancillary, flags);
         // A session that has ended does not take it; the test sees that by the answer.

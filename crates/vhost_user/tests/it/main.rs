@@ -4,6 +4,7 @@
 mod channel;
 mod front_end;
 mod garbage;
+mod handed_over;
 mod inflight;
 mod log;
 mod memory;

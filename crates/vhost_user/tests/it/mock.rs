@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
-use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart};
+use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
 use virtio::{BlkConfig, CacheMode, Features, RingBase, RingLayout, RingLog};
 
 /// What the session asked the device for, in order.
@@ -25,6 +25,10 @@ pub(crate) enum Asked {
 pub(crate) struct Record {
     pub(crate) asked: Vec<Asked>,
     pub(crate) served: HashMap<u16, RingStart>,
+    /// A queue that cannot be served.
+    pub(crate) unfit: Option<u16>,
+    /// Whether no queue can be served before a pause.
+    pub(crate) postpones: bool,
     /// A queue that cannot be stopped.
     pub(crate) stuck: Option<u16>,
     /// The mode, if it was ever set.
@@ -111,12 +115,19 @@ impl Device for Mock {
         Ok(())
     }
 
-    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<(), DeviceError> {
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError> {
         let mut record = self.record();
         let at = start.setup.base.0;
         record.asked.push(Asked::Start(queue.0, at));
+        if record.postpones {
+            return Ok(Started::Postponed);
+        }
+        if record.unfit == Some(queue.0) {
+            let source = Box::from("no thread takes it");
+            return Err(DeviceError::Start { queue, source });
+        }
         assert!(record.served.insert(queue.0, start).is_none(), "queue {queue} was started twice");
-        Ok(())
+        Ok(Started::Served)
     }
 
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {

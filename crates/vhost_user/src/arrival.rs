@@ -1,0 +1,148 @@
+//! Waits for a whole message and for room for its answer, without taking anything of it.
+//!
+//! Where it stands: before each message of a session that may be interrupted. The library that reads
+//! messages blocks in the middle of one, and when nobody takes its answers; so it is asked only for what
+//! is there, and when a socket takes more than the longest answer.
+//!
+//! Invariants: nothing is read here. What has arrived of a message stays in the socket, and goes with
+//! the connection when another process takes it over.
+//! Threads: the session's, which blocks here and nowhere else for the front end's sake.
+//! Limits: a message has 4096 bytes of payload at most; what is longer is no message.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::io::{Errno, ioctl_fionread};
+use rustix::net::{RecvFlags, recv};
+use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
+
+/// Request, flags and the size of the payload, four bytes each, in the byte order of the machine.
+const HEADER_BYTES: usize = 12;
+
+/// The version of the protocol in a header's flags, and where it is.
+const VERSION: u32 = 1;
+const VERSION_BITS: u32 = 3;
+
+/// The flags that there are: version, reply, need reply.
+const FLAGS: u32 = 0xf;
+
+/// What has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// A message, or something else that is found out without waiting for more: the end of the
+    /// connection, or what cannot become a message.
+    Message,
+    /// The bell rings. Part of a message may be there.
+    Bell,
+}
+
+/// What of the next message is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Some,
+    All,
+}
+
+/// The bytes of a message's first part came with descriptors and without the rest of its header. The
+/// library cannot put that together, and no front end sends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Torn;
+
+/// Waits until there is a whole message, and room for its answer, or the bell rings, which goes first.
+pub(crate) fn wait(connection: &impl AsFd, bell: BorrowedFd<'_>) -> Result<Arrival, Torn> {
+    // Said when at most a quarter of the buffer is filled with answers that nobody has read. Only this
+    // thread writes, so it stays true.
+    if wait_for(connection, PollFlags::OUT, bell).is_none() {
+        return Ok(Arrival::Bell);
+    }
+    let Some(seen) = wait_for(connection, PollFlags::IN | PollFlags::RDHUP, bell) else {
+        return Ok(Arrival::Bell);
+    };
+    if seen.difference(PollFlags::IN).is_empty() && part(connection)? == Part::Some {
+        // Polled again it would say the same at once.
+        return wait_for_rest(connection, bell);
+    }
+    Ok(Arrival::Message)
+}
+
+/// Waits until one of these is so of the connection, or it has ended, and says what is; `None` if the
+/// bell rings.
+fn wait_for(connection: &impl AsFd, what: PollFlags, bell: BorrowedFd<'_>) -> Option<PollFlags> {
+    loop {
+        let mut fds =
+            [PollFd::new(connection, what), PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => panic!("poll on descriptors of our own: {errno}"),
+        }
+        let [connection, bell] = fds.map(|fd| fd.revents());
+        if !bell.is_empty() {
+            return None;
+        }
+        if !connection.is_empty() {
+            return Some(connection);
+        }
+    }
+}
+
+/// Waits for the rest of a message of which part is there: wakes when more of it comes.
+fn wait_for_rest(connection: &impl AsFd, bell: BorrowedFd<'_>) -> Result<Arrival, Torn> {
+    const CONNECTION: u64 = 0;
+    const BELL: u64 = 1;
+    let refused = |errno: Errno| -> ! { panic!("epoll on descriptors of our own: {errno}") };
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap_or_else(|errno| refused(errno));
+    let watch = |fd: BorrowedFd<'_>, data, flags| {
+        let data = epoll::EventData::new_u64(data);
+        epoll::add(&epoll, fd, data, flags).unwrap_or_else(|errno| refused(errno));
+    };
+    // An edge: told once now, and again whenever something comes.
+    let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+    watch(connection.as_fd(), CONNECTION, edges);
+    watch(bell, BELL, epoll::EventFlags::IN);
+    loop {
+        let mut space = [MaybeUninit::uninit(); 2];
+        let events = match epoll::wait(&epoll, &mut space, None) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => continue,
+            Err(errno) => refused(errno),
+        };
+        if events.iter().any(|event| { event.data }.u64() == BELL) {
+            return Ok(Arrival::Bell);
+        }
+        let only_bytes = events.iter().all(|event| { event.flags } == epoll::EventFlags::IN);
+        if !only_bytes || part(connection)? == Part::All {
+            return Ok(Arrival::Message);
+        }
+    }
+}
+
+/// How much of the next message is there.
+fn part(connection: &impl AsFd) -> Result<Part, Torn> {
+    // In this order: more may come in between.
+    let queued = ioctl_fionread(connection);
+    let mut header = [0; HEADER_BYTES];
+    let seen = recv(connection, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    let (Ok(queued), Ok((seen, _))) = (queued, seen) else {
+        // Whoever reads finds out what is wrong.
+        return Ok(Part::All);
+    };
+    if seen < HEADER_BYTES {
+        // A look ends where descriptors are.
+        return if queued < HEADER_BYTES as u64 { Ok(Part::Some) } else { Err(Torn) };
+    }
+    let enough = queued >= HEADER_BYTES as u64 + u64::from(payload_bytes(header).unwrap_or(0));
+    Ok(if enough { Part::All } else { Part::Some })
+}
+
+/// How long the payload is that goes with this header; `None` if it is none.
+fn payload_bytes(header: [u8; HEADER_BYTES]) -> Option<u32> {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = header;
+    let [request, flags, bytes] =
+        [[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(u32::from_ne_bytes);
+    let is_header = FrontendReq::try_from(request).is_ok()
+        && flags & VERSION_BITS == VERSION
+        && flags & !FLAGS == 0
+        && bytes as usize <= MAX_MSG_SIZE;
+    is_header.then_some(bytes)
+}
