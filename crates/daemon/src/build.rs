@@ -184,19 +184,6 @@ impl Built {
         Ok(prepared)
     }
 
-    /// Claims what the export needs, listens and begins to accept clients. Blocks.
-    pub(crate) fn open(
-        &mut self,
-        prepared: Prepared,
-        patience: &mut Patience<'_>,
-    ) -> Result<(), BuildError> {
-        self.claim(&prepared, patience)?;
-        let export = prepared.offer.id.clone();
-        let socket = Socket::listen(&prepared.options.socket)
-            .map_err(|source| BuildError::Socket { export, source })?;
-        self.start(prepared, socket, None)
-    }
-
     /// Claims what the export needs, unless it does that only when it serves rings. Blocks.
     pub(crate) fn claim(
         &mut self,
@@ -271,13 +258,10 @@ impl Built {
         Ok(())
     }
 
-    /// Makes the sockets of these exports, in order. Clients can connect from now on, and wait.
-    pub(crate) fn listen(prepared: &[Prepared]) -> Result<Vec<Socket>, BuildError> {
-        let listen = |Prepared { options, .. }: &Prepared| {
-            let export = options.id.clone();
-            Socket::listen(&options.socket).map_err(|source| BuildError::Socket { export, source })
-        };
-        prepared.iter().map(listen).collect()
+    /// Makes the socket of an export. Clients can connect from now on, and wait.
+    pub(crate) fn listen(Prepared { options, .. }: &Prepared) -> Result<Socket, BuildError> {
+        let export = options.id.clone();
+        Socket::listen(&options.socket).map_err(|source| BuildError::Socket { export, source })
     }
 
     /// How many exports hold something.

@@ -28,7 +28,7 @@ use crate::device_news::DeviceNews;
 use crate::options::{Daemonize, Plan, Takeover};
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::sandbox::{Sandbox, SandboxError};
-use crate::takeover::{Answer, Doorbell, Predecessor, TakeoverError, answer, take_over};
+use crate::takeover::{Answer, Doorbell, Predecessor, Taken, TakeoverError, answer, take_over};
 
 /// Why serving did not begin or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -88,46 +88,29 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     let mut built = Built::nothing(&files, &Arc::new(SystemClock), sandbox.as_ref())?;
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let doorbell = Doorbell::open();
-    let rate = &mut SentenceRate::default();
-    let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut leave, rate };
-    let started = match plan.takeover {
-        Takeover::Never => {
-            let prepared = built.carry_out(&plan, patience);
-            prepared.map(|prepared| (prepared, None)).map_err(ServeError::from)
-        }
-        Takeover::WhereServed => {
-            let predecessor = take_over(&plan, &mut built, patience);
-            predecessor.map(|predecessor| (Vec::new(), predecessor)).map_err(ServeError::from)
-        }
-    };
-    let (prepared, predecessor) = match started {
-        Ok(started) => started,
+    let Taken { listening, predecessor } = match start(&plan, &mut built, &mut leave) {
+        Ok(taken) => taken,
         Err(error) => return abandon(built, &files, error),
     };
+    let guests = if predecessor.is_some() { Guests::Served } else { Guests::None };
     let news = device_news(&files);
     let finish = || -> Result<Option<Pidfile>, ServeError> {
-        if let Some(sandbox) = &sandbox {
-            sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
-        }
-        // Whoever sees a socket may count on an end in good order.
-        leave.be_patient();
-        let sockets = Built::listen(&prepared)?;
         let pidfile = match predecessor {
             None => plan.pidfile.as_deref().map(Pidfile::write).transpose()?,
             Some(predecessor) => write_pidfile_after(&plan, &predecessor),
         };
-        print_attach_lines(&plan, &directory).map_err(failed("print how to attach a guest"))?;
+        let printed = print_attach_lines(&plan, &directory);
+        guests.bear(printed.map_err(failed("print how to attach a guest")))?;
         // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
         // taken over is served already, on threads that lack only the filter of system calls.
         if let Some(sandbox) = &sandbox {
+            sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
             sandbox.close().map_err(ServeError::Sandbox)?;
         }
-        for (prepared, socket) in prepared.into_iter().zip(sockets) {
-            built.start(prepared, socket, None)?;
+        for (prepared, socket) in listening {
+            guests.bear(built.start(prepared, socket, None).map_err(ServeError::from))?;
         }
-        if let Some(readiness) = readiness {
-            readiness.tell()?;
-        }
+        readiness.map_or(Ok(()), |readiness| guests.hear_of(readiness))?;
         Ok(pidfile)
     };
     let pidfile = match finish() {
@@ -154,6 +137,64 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
 fn raise_limits() {
     if let Err(error) = kernel_io::raise_open_files_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");
+    }
+}
+
+/// Carries the plan out up to where clients can connect, and wait to be accepted.
+fn start(plan: &Plan, built: &mut Built, leave: &mut Leave) -> Result<Taken, ServeError> {
+    let rate = &mut SentenceRate::default();
+    match plan.takeover {
+        Takeover::Never => {
+            let patience = &mut Patience { limit: LOCK_PATIENCE, wait: leave, rate };
+            let prepared = built.carry_out(plan, patience)?;
+            // Whoever sees a socket may count on an end in good order.
+            leave.be_patient();
+            let listen = |prepared| Built::listen(&prepared).map(|socket| (prepared, socket));
+            let listening = prepared.into_iter().map(listen).collect::<Result<_, _>>()?;
+            Ok(Taken { listening, predecessor: None })
+        }
+        Takeover::WhereServed => {
+            let prepared = built.prepare(plan)?;
+            leave.be_patient();
+            let patience = &mut Patience { limit: LOCK_PATIENCE, wait: leave, rate };
+            Ok(take_over(prepared, plan.pidfile.as_deref(), built, patience)?)
+        }
+    }
+}
+
+/// Whether anybody is served when the last steps of the start are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Guests {
+    None,
+    Served,
+}
+
+impl Guests {
+    /// What goes wrong is a reason to end if nobody is served. Guests count more: it is said.
+    fn bear(self, result: Result<(), ServeError>) -> Result<(), ServeError> {
+        match (self, result) {
+            (Self::Served, Err(error)) => {
+                tracing::error!("{}; serving all the same", chain_of(&error));
+                Ok(())
+            }
+            (_, result) => result,
+        }
+    }
+
+    /// Lets whoever started the daemon hear of it, and leaves the terminal.
+    fn hear_of(self, mut readiness: Readiness) -> Result<(), ServeError> {
+        match self {
+            Self::None => {
+                readiness.leave_terminal()?;
+                readiness.tell()?;
+            }
+            Self::Served => {
+                // In this order, so that it can be said.
+                self.bear(readiness.tell().map_err(ServeError::from))?;
+                self.bear(readiness.leave_terminal().map_err(ServeError::from))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -192,7 +233,6 @@ fn wait(
     built.review_sizes();
     let rate = &mut SentenceRate::default();
     loop {
-        leave.be_patient();
         let doorbell = match leave.wait(doorbell, news) {
             Heard::Signal => return Reason::Signal,
             Heard::Doorbell(doorbell) => doorbell,
@@ -228,8 +268,8 @@ fn write_pidfile_after(plan: &Plan, predecessor: &Predecessor) -> Option<Pidfile
 fn abandon(built: Built, files: &FileTable, error: ServeError) -> Result<(), ServeError> {
     let flushed = take_down(built, files, None);
     match (error, flushed) {
-        (ServeError::Build(BuildError::Claim(stopped @ ClaimFailure::Stopped { .. })), flushed) => {
-            tracing::info!("{stopped}");
+        (error, flushed) if is_signal(&error) => {
+            tracing::info!("{error}");
             flushed
         }
         (error, Ok(())) => Err(error),
@@ -238,6 +278,17 @@ fn abandon(built: Built, files: &FileTable, error: ServeError) -> Result<(), Ser
             Err(error)
         }
     }
+}
+
+/// Whether nothing failed, but a signal came while it waited.
+fn is_signal(error: &ServeError) -> bool {
+    matches!(
+        error,
+        ServeError::Takeover(
+            TakeoverError::Stopped
+                | TakeoverError::Build(BuildError::Claim(ClaimFailure::Stopped { .. }))
+        ) | ServeError::Build(BuildError::Claim(ClaimFailure::Stopped { .. }))
+    )
 }
 
 /// Which process this is after the fork, if there was one.
@@ -312,6 +363,16 @@ struct Leave {
     pipe: UnixStream,
     /// Whether the next signal ends the process at once.
     impatient: Arc<AtomicBool>,
+    mood: Mood,
+}
+
+/// What the first signal does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mood {
+    /// It ends the process at once, but while [`Wait::pause`] waits.
+    Hasty,
+    /// It ends the process in good order.
+    Patient,
 }
 
 impl Leave {
@@ -332,12 +393,22 @@ impl Leave {
         for signal in [SIGTERM, SIGINT, SIGHUP] {
             signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
         }
-        Ok(Self { signals, pipe, impatient })
+        Ok(Self { signals, pipe, impatient, mood: Mood::Hasty })
     }
 
-    /// From now on the first signal ends the process in good order.
-    fn be_patient(&self) {
+    /// From now on the first signal ends the process in good order, and the second one at once.
+    fn be_patient(&mut self) {
+        self.mood = Mood::Patient;
         self.impatient.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether every signal ends the process at once, while it is hasty.
+    fn haste(&self, impatient: bool) {
+        match self.mood {
+            Mood::Hasty => self.impatient.store(impatient, Ordering::SeqCst),
+            // Whatever it is, a signal has made it so.
+            Mood::Patient => {}
+        }
     }
 
     /// Waits until a signal came, somebody rang, or devices have changed; a signal goes first.
@@ -375,7 +446,7 @@ impl Leave {
 /// While a starting daemon waits for a lock, the first signal ends it in good order too.
 impl Wait for Leave {
     fn pause(&mut self, time: Duration) -> Told {
-        self.be_patient();
+        self.haste(false);
         let time = rustix::event::Timespec::try_from(time).expect("a wait is short");
         match rustix::event::poll(&mut [], Some(&time)) {
             // A signal that comes elsewhere is seen a pause later.
@@ -386,6 +457,6 @@ impl Wait for Leave {
     }
 
     fn done(&mut self) {
-        self.impatient.store(true, Ordering::SeqCst);
+        self.haste(true);
     }
 }

@@ -106,13 +106,12 @@ impl Socket {
 
     /// A socket that another process has made and listens on no more. Its rights become those that
     /// are asked for here; whoever asks who listens is told this process.
-    pub(crate) fn adopt(
-        listener: OwnedFd,
-        identity: Identity,
-        options: &SocketOptions,
-    ) -> Result<Self, SocketError> {
-        let path = std::path::absolute(&options.path)
-            .map_err(|source| failed(&options.path, "find its directory", source))?;
+    pub(crate) fn adopt(listener: OwnedFd, identity: Identity, options: &SocketOptions) -> Self {
+        let path = std::path::absolute(&options.path).unwrap_or_else(|error| {
+            let path = options.path.clone();
+            tracing::warn!("socket {}: cannot find its directory: {error}", path.display());
+            path
+        });
         let socket = Self { listener: UnixListener::from(listener), path, identity };
         if let Err(error) = socket.set_rights(options) {
             // It is being served, which counts more.
@@ -122,7 +121,7 @@ impl Socket {
         if let Err(errno) = rustix::net::listen(&socket.listener, BACKLOG) {
             tracing::warn!("socket {}: cannot listen again: {errno}", socket.path.display());
         }
-        Ok(socket)
+        socket
     }
 
     /// Closes it here and leaves its file to another process, which listens on it.

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 pub(crate) use give::{Answer, Doorbell, answer};
 pub use take::TakeoverError;
-pub(crate) use take::{Predecessor, take_over};
+pub(crate) use take::{Predecessor, Taken, take_over};
 
 /// The version of what two processes say to each other.
 const VERSION: u32 = 1;

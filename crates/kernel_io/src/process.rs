@@ -110,14 +110,20 @@ fn wait_for(reader: OwnedFd) -> io::Result<Verdict> {
 }
 
 impl Readiness {
-    /// Leaves the terminal and the directory, and lets the parent exit with success.
-    pub fn tell(mut self) -> Result<(), DaemonizeError> {
+    /// Lets the parent exit with success. Fails if the parent is gone.
+    pub fn tell(&mut self) -> Result<(), DaemonizeError> {
+        self.pipe.write_all(b"r")?;
+        Ok(())
+    }
+
+    /// Leaves the terminal and the directory. What is said to the standard streams from now on, nobody
+    /// hears.
+    pub fn leave_terminal(&self) -> Result<(), DaemonizeError> {
         rustix::process::chdir("/")?;
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
         rustix::stdio::dup2_stderr(&null)?;
-        self.pipe.write_all(b"r")?;
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ mod guest;
 mod halves;
 mod loads;
 mod refusals;
+mod starts;
 
 use std::time::Duration;
 

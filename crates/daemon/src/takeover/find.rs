@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use kernel_io::peer_of;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::ANSWER_LIMIT;
 use crate::SocketError;
 use crate::socket::{Identity, address, stream_socket};
 
@@ -65,6 +67,9 @@ pub(super) fn server_of(path: &Path) -> Result<Option<Served>, FindError> {
         move |source: io::Error| SocketError::Kernel { path: path.to_owned(), action, source }
     };
     let fd = stream_socket(path, SocketFlags::CLOEXEC)?;
+    // Too many may be waiting there, for a server that hangs.
+    set_socket_timeout(&fd, Timeout::Send, Some(ANSWER_LIMIT))
+        .map_err(|errno| failed("bound a wait for it")(errno.into()))?;
     match rustix::net::connect(&fd, &address(path)?) {
         Ok(()) => {}
         Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),

@@ -15,6 +15,9 @@ use virtio::{
 use super::wire::{Message, SocketFile, Wire, WireError};
 use super::{ANSWER_LIMIT, DRAIN_LIMIT};
 
+/// How long the first packet may take: it comes when nothing is in flight any more.
+pub(super) const FIRST_LIMIT: Duration = DRAIN_LIMIT.saturating_add(ANSWER_LIMIT);
+
 /// Everything about one export.
 #[derive(Debug)]
 pub(super) struct Parcel {
@@ -74,15 +77,13 @@ fn send_ring(wire: &Wire, ring: &SavedRing) -> Result<(), WireError> {
     wire.send(&message, &fds)
 }
 
-/// Receives all parcels, at most so many. A refusal instead of them is given as its reason.
+/// Receives all parcels, at most so many, of which the first packet has been waited for
+/// ([`FIRST_LIMIT`]). A refusal instead of them is given as its reason.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
 pub(super) fn receive(wire: &Wire, most: usize) -> Result<Result<Vec<Parcel>, String>, WireError> {
     let mut parcels: Vec<Parcel> = Vec::new();
-    // The first packet comes when nothing is in flight any more.
-    let mut limit = DRAIN_LIMIT + ANSWER_LIMIT;
     loop {
-        let (message, fds) = wire.receive(limit)?;
-        limit = ANSWER_LIMIT;
+        let (message, fds) = wire.receive(ANSWER_LIMIT)?;
         let mut fds = Descriptors(fds.into());
         match message {
             Message::Refused { reason } => return Ok(Err(reason)),

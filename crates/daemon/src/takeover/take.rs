@@ -1,12 +1,15 @@
 //! The new process: finds the old one, lets it hand over, and goes on.
 //!
 //! Invariants: everything that can fail is done while the old process can still go on. Sockets that
-//! nobody serves are served first; then one old process is replaced, or told to end if it cannot
-//! hand over, and front ends connect again.
-//! Limits: [`TRIES`], [`FIRST_ANSWER_LIMIT`], [`END_LIMIT`]. Threads: the first one.
+//! nobody serves are made first; then one old process is replaced, or told to end if it cannot
+//! hand over, and front ends connect again. Here only clients that were handed over are served; all
+//! others wait to be accepted until the process is behind its fences. What fails after the old process
+//! has ended its service is said, and no reason to leave those that can be served.
+//! Limits: [`TRIES`], [`FIRST_ANSWER_LIMIT`], [`END_LIMIT`]. Threads: the first one. A signal ends each
+//! wait.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,9 +23,9 @@ use super::state::{self, Parcel};
 use super::wire::{Message, Offered, SocketFile, Wire, WireError};
 use super::{ANSWER_LIMIT, Resumption, VERSION, monotonic};
 use crate::build::{BuildError, Built, Prepared};
+use crate::chain::chain_of;
 use crate::claim::{LOCK_PATIENCE, Patience, Told};
 use crate::export::{Adopted, Export};
-use crate::options::Plan;
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::socket::Socket;
 
@@ -162,37 +165,52 @@ enum Asked {
 /// An export and who serves it.
 type Pair = (Prepared, Served);
 
-/// Carries the plan out in the place of the process that serves its sockets; plainly if there is
-/// none. Blocks.
+/// An export that was claimed, with its socket: clients can connect, and wait.
+type Listening = (Prepared, Socket);
+
+/// What a takeover came to.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// Exports whose clients are to be accepted.
+    pub(crate) listening: Vec<Listening>,
+    /// Whose place was taken, if anybody's.
+    pub(crate) predecessor: Option<Predecessor>,
+}
+
+/// Carries a plan that was prepared out in the place of the process that serves its sockets; plainly
+/// if there is none. There are sockets before this returns, so a signal must not end the process at
+/// once any more. Blocks.
 pub(crate) fn take_over(
-    plan: &Plan,
+    prepared: Vec<Prepared>,
+    pidfile: Option<&Path>,
     built: &mut Built,
     patience: &mut Patience<'_>,
-) -> Result<Option<Predecessor>, TakeoverError> {
-    let mut rest = built.prepare(plan)?;
+) -> Result<Taken, TakeoverError> {
+    let (mut rest, mut listening) = (prepared, Vec::new());
     for _ in 0..TRIES {
-        let served = open_fresh(built, rest, patience)?;
+        let served = listen_fresh(built, rest, &mut listening, patience)?;
         let Some(process) = only_server(&served)? else {
             tracing::info!("no process serves these sockets: nothing to take over");
-            return Ok(None);
+            return Ok(Taken { listening, predecessor: None });
         };
         let predecessor = Predecessor { process, pidfd: hold(process)? };
         // The id may have become another's before it was held: it has not if it still listens.
         let first = &served[0].1;
         if server_of(&first.path)?.as_ref() == Some(first) {
             check_program(process)?;
-            if let Some(path) = &plan.pidfile {
+            if let Some(path) = pidfile {
                 Pidfile::check(path, process)?;
             }
-            match ask(process, &served)? {
+            match ask(process, &served, patience)? {
                 Asked::Given(wire, parcels) => {
-                    go_on(process, built, served, &wire, parcels, patience)?;
-                    return Ok(Some(predecessor));
+                    listening.extend(go_on(process, built, served, &wire, parcels, patience)?);
+                    return Ok(Taken { listening, predecessor: Some(predecessor) });
                 }
                 Asked::Unable => {
                     let since = predecessor.end(patience)?;
-                    open_all(Resumption { since, process }, built, served, patience)?;
-                    return Ok(Some(predecessor));
+                    let resumption = Resumption { since, process };
+                    listening.extend(listen_all(resumption, built, served, patience)?);
+                    return Ok(Taken { listening, predecessor: Some(predecessor) });
                 }
                 Asked::Gone => {}
             }
@@ -206,10 +224,11 @@ pub(crate) fn take_over(
     Err(TakeoverError::Restless)
 }
 
-/// Serves what nobody serves yet; gives back the rest.
-fn open_fresh(
+/// Claims and listens on what nobody serves yet; gives back the rest.
+fn listen_fresh(
     built: &mut Built,
     exports: Vec<Prepared>,
+    listening: &mut Vec<Listening>,
     patience: &mut Patience<'_>,
 ) -> Result<Vec<Pair>, TakeoverError> {
     let mut served = Vec::new();
@@ -222,9 +241,20 @@ fn open_fresh(
     }
     only_server(&served)?;
     for prepared in fresh {
-        built.open(prepared, patience)?;
+        listening.push(listen(built, prepared, patience)?);
     }
     Ok(served)
+}
+
+/// Claims what an export needs, and makes its socket.
+fn listen(
+    built: &mut Built,
+    prepared: Prepared,
+    patience: &mut Patience<'_>,
+) -> Result<Listening, TakeoverError> {
+    built.claim(&prepared, patience)?;
+    let socket = Built::listen(&prepared)?;
+    Ok((prepared, socket))
 }
 
 /// The one process that serves all these, if any does.
@@ -242,7 +272,7 @@ fn only_server(served: &[Pair]) -> Result<Option<u32>, TakeoverError> {
 }
 
 /// Asks the old process for its exports. It stops its rings only when all is well.
-fn ask(process: u32, served: &[Pair]) -> Result<Asked, TakeoverError> {
+fn ask(process: u32, served: &[Pair], patience: &mut Patience<'_>) -> Result<Asked, TakeoverError> {
     let broken = |source: WireError| TakeoverError::Broken { process, source: source.into() };
     let Some(wire) = Wire::connect(process).map_err(broken)? else {
         return Ok(Asked::Unable);
@@ -252,10 +282,11 @@ fn ask(process: u32, served: &[Pair]) -> Result<Asked, TakeoverError> {
         return Ok(Asked::Unable);
     }
     let sockets = served.iter().map(|(_, found)| socket_file(found.file)).collect();
-    let answer = wire
-        .send(&Message::Hello { version: VERSION, sockets }, &[])
-        .and_then(|()| wire.receive(FIRST_ANSWER_LIMIT));
-    let exports = match answer {
+    let said = wire.send(&Message::Hello { version: VERSION, sockets }, &[]);
+    if said.is_ok() {
+        await_answer(&wire, FIRST_ANSWER_LIMIT, patience)?;
+    }
+    let exports = match said.and_then(|()| wire.receive(Duration::ZERO)) {
         Ok((Message::Offer { exports }, _)) => exports,
         Ok((Message::Refused { reason }, _)) => {
             return Err(TakeoverError::Refused { process, reason });
@@ -273,10 +304,28 @@ fn ask(process: u32, served: &[Pair]) -> Result<Asked, TakeoverError> {
         check(prepared, offered, process)?;
     }
     wire.send(&Message::Proceed, &[]).map_err(broken)?;
+    await_answer(&wire, state::FIRST_LIMIT, patience)?;
     match state::receive(&wire, served.len()).map_err(broken)? {
         Ok(parcels) => Ok(Asked::Given(wire, parcels)),
         Err(reason) => Err(TakeoverError::Refused { process, reason }),
     }
+}
+
+/// Waits until the other process has said something, for a bounded time; whoever listens finds out
+/// whether it has.
+fn await_answer(
+    wire: &Wire,
+    limit: Duration,
+    patience: &mut Patience<'_>,
+) -> Result<(), TakeoverError> {
+    let began = monotonic();
+    while !wire.has_said(REST) && monotonic().saturating_sub(began) < limit {
+        if patience.wait.pause(Duration::ZERO) == Told::Stop {
+            return Err(TakeoverError::Stopped);
+        }
+    }
+    patience.wait.done();
+    Ok(())
 }
 
 /// A guest that runs must find the disk that it has. It may grow, and so may the number of queues.
@@ -310,7 +359,8 @@ fn check(
     Ok(())
 }
 
-/// Takes the locks, builds the sessions, says so, and serves.
+/// Takes the locks, builds the sessions, says so, and serves them. Gives back the exports without a
+/// client.
 fn go_on(
     process: u32,
     built: &mut Built,
@@ -318,7 +368,7 @@ fn go_on(
     wire: &Wire,
     parcels: Vec<Parcel>,
     patience: &mut Patience<'_>,
-) -> Result<(), TakeoverError> {
+) -> Result<Vec<Listening>, TakeoverError> {
     let claims = built.claims_count();
     let taken = build_all(process, built, served, parcels, patience).and_then(|ready| {
         let said = wire.send(&Message::Taking, &[]);
@@ -333,14 +383,20 @@ fn go_on(
             return Err(error);
         }
     };
+    let mut listening = Vec::new();
     for (prepared, found, listener, adopted) in ready {
         let socket = Socket::adopt(listener, found.file, &prepared.options.socket);
-        let export = prepared.offer.id.clone();
-        let socket = socket.map_err(|source| BuildError::Socket { export, source })?;
-        built.start(prepared, socket, adopted)?;
+        match adopted {
+            None => listening.push((prepared, socket)),
+            Some(adopted) => {
+                if let Err(error) = built.start(prepared, socket, Some(adopted)) {
+                    tracing::error!("{}", chain_of(&error));
+                }
+            }
+        }
     }
     tracing::info!("process {process} has handed over");
-    Ok(())
+    Ok(listening)
 }
 
 /// An export that only waits for the word.
@@ -379,21 +435,22 @@ fn build_all(
     Ok(ready)
 }
 
-/// Serves the sockets of a process that has ended; its front ends come back by themselves.
-fn open_all(
+/// Listens on the sockets of a process that has ended; its front ends come back by themselves.
+fn listen_all(
     resumption: Resumption,
     built: &mut Built,
     served: Vec<Pair>,
     patience: &mut Patience<'_>,
-) -> Result<(), TakeoverError> {
+) -> Result<Vec<Listening>, TakeoverError> {
+    let mut listening = Vec::new();
     for (prepared, _) in served {
         let slot = &prepared.offer.resumption;
         *slot.lock().expect("no holder of this lock panics") = Some(resumption);
-        built.open(prepared, patience)?;
+        listening.push(listen(built, prepared, patience)?);
     }
     let process = resumption.process;
     tracing::info!("process {process} has ended; front ends that reconnect go on here");
-    Ok(())
+    Ok(listening)
 }
 
 impl Predecessor {

@@ -152,6 +152,8 @@ impl Wire {
     /// Connects to the process of that id. `None` if it cannot be asked: nobody listens there.
     pub(super) fn connect(process: u32) -> Result<Option<Self>, WireError> {
         let fd = socket()?;
+        // Too many may be waiting there.
+        set_socket_timeout(&fd, Timeout::Send, Some(super::ANSWER_LIMIT))?;
         match rustix::net::connect(&fd, &address(process).map_err(WireError::Kernel)?) {
             Ok(()) => Ok(Some(Self::of(fd)?)),
             Err(Errno::CONNREFUSED) => Ok(None),
@@ -208,6 +210,11 @@ impl Wire {
         }
         let message = serde_json::from_slice(&bytes[..received.bytes]).map_err(WireError::Form)?;
         Ok((message, fds))
+    }
+
+    /// Whether the other process has said something, or does within that time; so too if it has ended.
+    pub(super) fn has_said(&self, limit: Duration) -> bool {
+        !matches!(self.wait_at_most(limit), Err(WireError::Silent))
     }
 
     /// From now on the other process can say nothing more; what it has said can still be received.

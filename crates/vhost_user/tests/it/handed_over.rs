@@ -39,8 +39,8 @@ impl Interrupt for Asker {
 
     fn paused(&self, state: SessionState) -> Verdict {
         rustix::io::read(&self.bell, &mut [0; 8]).expect("it rings");
-        self.states.lock().unwrap().send(state).expect("the test waits");
-        self.verdict.lock().unwrap().recv().expect("the test answers")
+        self.states.lock().expect("it is alone").send(state).expect("the test waits");
+        self.verdict.lock().expect("it is alone").recv().expect("the test answers")
     }
 }
 
