@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod client;
+pub mod conformance;
 pub mod crash;
 pub mod deadline;
 pub mod fuse_faults;

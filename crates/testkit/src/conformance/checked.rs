@@ -1,0 +1,296 @@
+//! A node between any two of a stack that holds both to the contract of `block::Lane`.
+//!
+//! Where it stands: whoever asks goes through it and notices nothing. What breaks the contract becomes a complaint,
+//! which the run finds; a panic could end an iothread and leave the test waiting.
+//!
+//! Invariants checked: a mapping is answered, held or refused, under its own token; the pieces of an answer cover the
+//! operation's bytes once and lie within their files; what is held is answered once, as the operation that was asked;
+//! no token is used for two held requests; something is due exactly while something is held; a release makes it due at
+//! once; nothing comes before it is due, and what is due goes on.
+
+use std::collections::HashMap;
+use std::mem::discriminant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use block::{
+    Access, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError, Limits, Mapping,
+    Node, Operation, Order, Piece, PieceList, PieceMark, PieceRange, Rights, Target, Token,
+};
+
+use super::stack::Sizes;
+
+/// How often something may be due without going on, before it counts as stuck.
+const FRUITLESS_MAX: u32 = 1000;
+/// No lane refuses in this way: a request that it knows is not malformed.
+const UNANSWERED: Answer = Answer::Refused(FailKind::Malformed);
+/// More of them say nothing new.
+const COMPLAINTS_MAX: usize = 20;
+
+/// What was found to break the contract.
+#[derive(Debug, Default)]
+pub struct Complaints(Mutex<Vec<String>>);
+
+impl Complaints {
+    /// An error if there are any.
+    pub fn check(&self) -> Result<()> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.is_empty() { Ok(()) } else { bail!("the contract is broken: {}", all.join("; ")) }
+    }
+
+    /// Adds one.
+    pub fn add(&self, complaint: String) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < COMPLAINTS_MAX {
+            all.push(complaint);
+        }
+    }
+}
+
+/// Checks the node below, and those who use it.
+#[derive(Debug)]
+pub struct CheckedNode {
+    node: Arc<dyn Node>,
+    judge: Judge,
+}
+
+/// What the lanes of a node are judged with.
+#[derive(Clone)]
+struct Judge {
+    name: String,
+    clock: Arc<dyn Clock>,
+    complaints: Arc<Complaints>,
+    sizes: Sizes,
+}
+
+impl std::fmt::Debug for Judge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Judge").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl CheckedNode {
+    /// Checks this node. `sizes` knows the files that pieces may lie in.
+    pub fn new(
+        node: Arc<dyn Node>,
+        clock: Arc<dyn Clock>,
+        complaints: Arc<Complaints>,
+        sizes: Sizes,
+    ) -> Self {
+        let name = node.name().to_owned();
+        Self { node, judge: Judge { name, clock, complaints, sizes } }
+    }
+}
+
+impl Node for CheckedNode {
+    fn name(&self) -> &str {
+        self.node.name()
+    }
+
+    fn size(&self) -> DiskSize {
+        self.node.size()
+    }
+
+    fn limits(&self) -> Limits {
+        let limits = self.node.limits();
+        let (request, physical) = (limits.request_alignment, limits.physical_block);
+        if !request.is_power_of_two() || request.get() < 512 || !physical.is_power_of_two() {
+            self.judge.complain(format!("its limits are {limits:?}"));
+        }
+        limits
+    }
+
+    fn access(&self) -> Access {
+        self.node.access()
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.node.flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.node.claim(rights)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        Ok(Box::new(CheckedLane {
+            below: self.node.open_lane()?,
+            judge: self.judge.clone(),
+            size: self.node.size(),
+            held: HashMap::new(),
+            fruitless: 0,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct CheckedLane {
+    below: Box<dyn Lane>,
+    judge: Judge,
+    size: DiskSize,
+    held: HashMap<Token, (Operation, Order)>,
+    /// How often something was due and did not go on.
+    fruitless: u32,
+}
+
+impl Lane for CheckedLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        let asked: Vec<Mapping> = batch.to_vec();
+        for (place, mapping) in asked.iter().enumerate() {
+            let Mapping { token, operation, .. } = *mapping;
+            if self.held.contains_key(&token) || asked[..place].iter().any(|it| it.token == token) {
+                self.judge.complain(format!("{token:?} is asked for twice"));
+            }
+            if operation.extent().is_some_and(|extent| extent.bytes().end > self.size.0.0) {
+                self.judge.complain(format!("{operation:?} is asked of {:?}", self.size));
+            }
+        }
+        let mark = pieces.end();
+        for mapping in batch.iter_mut() {
+            mapping.answer = UNANSWERED;
+        }
+        self.below.map(batch, pieces);
+        for (asked, answered) in asked.iter().zip(batch) {
+            if asked.token != answered.token {
+                self.judge.complain(format!("{:?} became {:?}", asked.token, answered.token));
+            }
+            match answered.answer {
+                UNANSWERED => {
+                    self.judge.complain(format!("{:?} is not answered", asked.operation));
+                }
+                Answer::Held => {
+                    self.held.insert(asked.token, (asked.operation, asked.order));
+                }
+                Answer::Now(_) | Answer::Refused(_) => {
+                    self.judge.answer((asked.operation, asked.order), answered, pieces, mark);
+                }
+            }
+        }
+        self.look_at_due("map");
+    }
+
+    fn due(&self) -> Option<Due> {
+        self.below.due()
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        let (earlier, mark) = (late.len(), pieces.end());
+        let due = self.below.due();
+        self.below.resume(now, late, pieces);
+        if late.len() < earlier {
+            return self.judge.complain("resume takes away what others have answered".to_owned());
+        }
+        if late.len() > earlier && due.is_none_or(|due| due.at > now) {
+            self.judge.complain("something goes on before it is due".to_owned());
+        }
+        for answered in &late[earlier..] {
+            match self.held.remove(&answered.token) {
+                Some(asked) => self.judge.answer(asked, answered, pieces, mark),
+                None => {
+                    let what = format!("{:?}, which is not held, is answered late", answered.token);
+                    self.judge.complain(what);
+                }
+            }
+        }
+        let was_due = due.is_some_and(|due| due.at <= now);
+        let went_on = late.len() > earlier || !was_due;
+        self.fruitless = if went_on { 0 } else { self.fruitless + 1 };
+        if self.fruitless == FRUITLESS_MAX {
+            self.judge.complain("what is due does not go on".to_owned());
+        }
+        self.look_at_due("resume");
+    }
+
+    fn release(&mut self) {
+        self.below.release();
+        if !self.held.is_empty() {
+            let now = self.judge.clock.now();
+            if self.below.due().is_none_or(|due| due.at > now) {
+                self.judge.complain("what was released is not due at once".to_owned());
+            }
+        }
+        self.look_at_due("release");
+    }
+}
+
+impl CheckedLane {
+    fn look_at_due(&self, after: &str) {
+        let held = self.held.len();
+        let due = self.below.due();
+        if due.is_some() != (held > 0) {
+            self.judge.complain(format!("after {after} it holds {held}, and due is {due:?}"));
+        }
+    }
+}
+
+impl Judge {
+    fn complain(&self, what: String) {
+        self.complaints.add(format!("{}: {what}", self.name));
+    }
+
+    /// An answer that is final.
+    fn answer(
+        &self,
+        (asked, order): (Operation, Order),
+        answered: &Mapping,
+        pieces: &PieceList,
+        mark: PieceMark,
+    ) {
+        let Mapping { operation, answer, .. } = *answered;
+        let bytes = |operation: Operation| operation.extent().map(|extent| extent.count().0);
+        if discriminant(&asked) != discriminant(&operation) || bytes(asked) != bytes(operation) {
+            self.complain(format!("{asked:?} became {operation:?}"));
+        }
+        if order == Order::AsBegun && answered.order == Order::Any {
+            self.complain(format!("{asked:?} lost its order"));
+        }
+        match answer {
+            Answer::Now(range) => self.pieces(asked, range, pieces, mark),
+            Answer::Held => self.complain(format!("{asked:?} is said to be held, late")),
+            Answer::Refused(_) => {}
+        }
+    }
+
+    fn pieces(&self, asked: Operation, range: PieceRange, pieces: &PieceList, mark: PieceMark) {
+        let found = pieces.get(range);
+        // It must not name what an earlier call has answered; what is in the list twice is found by its bytes.
+        if !found.is_empty() && !pieces.get(pieces.since(mark)).as_ptr_range().contains(&found.as_ptr()) {
+            self.complain(format!("{asked:?} is answered with pieces of earlier answers"));
+        }
+        let wanted = match asked {
+            Operation::Read(extent)
+            | Operation::Write(extent, _)
+            | Operation::Discard(extent, _)
+            | Operation::WriteZeroes(extent, _, _) => extent.count().0,
+            Operation::Flush => 0,
+        };
+        let may_be_none = matches!(asked, Operation::Discard(..)) || wanted == 0;
+        if found.is_empty() && may_be_none {
+            return;
+        }
+        let mut ordered: Vec<Piece> = found.to_vec();
+        ordered.sort_by_key(|piece| piece.skip);
+        let mut covered = 0;
+        for piece in &ordered {
+            let is_empty = piece.count.0 == 0 && wanted > 0;
+            if piece.skip != covered || is_empty || !self.is_inside(piece) {
+                return self.complain(format!("{asked:?} is answered with {piece:?}: {found:?}"));
+            }
+            covered += piece.count.0;
+        }
+        if covered != wanted {
+            self.complain(format!("{asked:?} is answered with {covered} bytes: {found:?}"));
+        }
+    }
+
+    fn is_inside(&self, piece: &Piece) -> bool {
+        match piece.target {
+            Target::File { file, offset } => {
+                let end = offset.0.checked_add(piece.count.0);
+                (self.sizes)(file).zip(end).is_some_and(|(size, end)| end <= size)
+            }
+            Target::Zeroes | Target::Nothing => true,
+        }
+    }
+}

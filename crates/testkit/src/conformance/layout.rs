@@ -1,0 +1,133 @@
+//! Where each sector of a stack lives, and what the way there can do to requests: computed from the subjects'
+//! arithmetic alone, before the first request.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use block::{FailKind, Operation};
+
+use super::faults::{Faults, Refusal, Victims};
+use super::stack::{Chosen, End, Stack, sectors};
+use super::stamp::{SECTOR_BYTES, Stamp};
+use super::{index, number};
+
+/// A stack as its user sees it.
+#[derive(Debug)]
+pub struct Layout {
+    /// By sector of the disk: where it is in the end.
+    pub ends: Vec<End>,
+    faults: Vec<FaultView>,
+}
+
+/// Which sectors of the disk pass a node with faults.
+#[derive(Debug)]
+struct FaultView {
+    faults: Arc<Faults>,
+    /// By sector of the disk: the byte there.
+    places: Vec<Option<u64>>,
+    /// Whether discards may end before it.
+    is_sheltered: bool,
+}
+
+/// What all nodes with faults refuse at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Refusals(Vec<Option<Refusal>>);
+
+impl Layout {
+    /// Follows every sector down; an error if two of them meet.
+    pub fn new(stack: &Stack) -> Result<Self> {
+        let count = sectors(stack.size());
+        let view = |faults| FaultView { faults, places: vec![None; count], is_sheltered: false };
+        let mut faults: Vec<FaultView> = stack.faults().into_iter().map(view).collect();
+        let mut ends = Vec::with_capacity(count);
+        let mut taken = HashMap::new();
+        for sector in 0..count {
+            let at = number(sector * SECTOR_BYTES);
+            let mut drops_discards = false;
+            let end = stack.follow(at, &mut |chosen: &dyn Chosen, at| {
+                drops_discards |= chosen.drops_discards();
+                let own = chosen.faults();
+                let passed = |view: &&mut FaultView| own.is_some_and(|it| Arc::ptr_eq(it, &view.faults));
+                if let Some(view) = faults.iter_mut().find(passed) {
+                    view.places[sector] = Some(at);
+                    view.is_sheltered |= drops_discards;
+                }
+            });
+            if let End::File(file, at) = end {
+                let other = taken.insert((file, at), sector);
+                ensure!(other.is_none(), "sectors {other:?} and {sector} live in one place");
+            }
+            ends.push(end);
+        }
+        Ok(Self { ends, faults })
+    }
+
+    /// The nodes with faults, in the order of [`Stack::faults`].
+    pub fn faults(&self) -> impl Iterator<Item = &Arc<Faults>> {
+        self.faults.iter().map(|view| &view.faults)
+    }
+
+    /// What each sector holds before the first request.
+    pub fn first_content(&self) -> impl Iterator<Item = Stamp> {
+        self.ends.iter().map(|end| match end {
+            End::File(file, at) => Stamp::of_file(*file, at / number(SECTOR_BYTES)),
+            End::Zeroes | End::Nothing => Stamp::ZEROES,
+        })
+    }
+
+    /// What is refused now.
+    pub fn refusals(&self) -> Refusals {
+        Refusals(self.faults.iter().map(|view| view.faults.refusal()).collect())
+    }
+
+    /// How a request may fail under these refusals, and whether it must.
+    pub fn failures(&self, operation: &Operation, refusals: &Refusals) -> Failures {
+        let mut failures = Failures { must: false, may: Vec::new() };
+        for (view, refusal) in self.faults.iter().zip(&refusals.0) {
+            let Some(refusal) = refusal else { continue };
+            if !refusal.victims.include(operation) || !view.touches(operation, refusal) {
+                continue;
+            }
+            failures.may.push(refusal.kind);
+            let is_sure = match operation {
+                Operation::Discard(..) => !view.is_sheltered,
+                Operation::Read(_)
+                | Operation::Write(..)
+                | Operation::WriteZeroes(..)
+                | Operation::Flush => true,
+            };
+            failures.must |= is_sure;
+        }
+        failures
+    }
+}
+
+impl FaultView {
+    fn touches(&self, operation: &Operation, refusal: &Refusal) -> bool {
+        if refusal.victims == Victims::Flushes {
+            return true;
+        }
+        let Some(extent) = operation.extent() else { return false };
+        let bytes = |place: u64| place + number(SECTOR_BYTES);
+        self.places[sector_range(&extent.bytes())].iter().flatten().any(|place| {
+            *place < refusal.bytes.end && refusal.bytes.start < bytes(*place)
+        })
+    }
+}
+
+/// How a request may end otherwise than well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failures {
+    /// Whether it may not end well.
+    pub must: bool,
+    /// The kinds.
+    pub may: Vec<FailKind>,
+}
+
+/// The sectors of these bytes, which are whole ones.
+pub(super) fn sector_range(bytes: &Range<u64>) -> Range<usize> {
+    let sector = number(SECTOR_BYTES);
+    index(bytes.start / sector)..index(bytes.end / sector)
+}

@@ -1,0 +1,454 @@
+//! The pure form of the suite: files in memory, a clock that jumps, several lanes on one thread.
+//!
+//! Where it stands: takes the place of the engine of an iothread. It asks lanes for batches, carries the pieces out one
+//! by one in any order across all requests, goes on with what was held, releases, closes and opens lanes, changes what
+//! is refused, and lets the power go.
+//!
+//! Limits: a stack has [`REQUESTS_MAX`] requests; what is held must be answered after [`JUMPS_MAX`] jumps of the clock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use block::{Answer, Clock, Due, Lane, Mapping, Node, Operation, Order, Outcome, Piece, PieceList, Target, Token};
+
+use super::checked::Complaints;
+use super::clock::JumpClock;
+use super::faults::Faulty;
+use super::index;
+use super::layout::Layout;
+use super::stack::{End, LAYERS_MAX, Sizes, Stack, Subject};
+use super::stamp::{SECTOR_BYTES, Stamp};
+use super::store::{MemoryFile, Store};
+use super::workload::{Habits, Overlap, Request, Tally, Workload};
+use crate::rng::Rng;
+
+/// The most requests one stack gets before it is compared as a whole.
+const REQUESTS_MAX: u64 = 400;
+/// How often the clock may jump in a row without anything going on.
+const JUMPS_MAX: u32 = 10_000;
+/// The most requests in flight on one lane.
+const DEPTH: usize = 24;
+
+/// What to stack.
+#[derive(Clone, Copy, Debug)]
+pub enum Which<'a> {
+    /// Anything.
+    Any,
+    /// This subject alone.
+    Alone(&'a dyn Subject),
+}
+
+/// What came of a stack.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// The subjects in it.
+    pub names: Vec<&'static str>,
+    /// Its requests.
+    pub tally: Tally,
+    /// How many of them were held.
+    pub held: u64,
+}
+
+/// Makes the stack of this seed of the subjects, files in memory and nodes with faults, and plays with it.
+pub fn play(seed: u64, subjects: &[Arc<dyn Subject>], which: Which<'_>) -> Result<Played> {
+    let rng = &mut Rng::new(seed);
+    let store = Arc::new(Store::default());
+    let sectors_max = if rng.one_in(32) { 16_384 } else { 1024 };
+    let memory: Arc<dyn Subject> = Arc::new(MemoryFile::new(Arc::clone(&store), sectors_max));
+    let mut all = subjects.to_vec();
+    all.push(Arc::new(Faulty));
+    // Several times: most stacks are to store something.
+    all.extend(std::iter::repeat_n(memory, 3));
+    let layers = rng.index(LAYERS_MAX + 1);
+    let stack = match which {
+        Which::Any => Stack::random(rng, &all, layers),
+        Which::Alone(subject) => Stack::alone(rng, &all, subject),
+    };
+    let stack = stack.with_context(|| format!("seed {seed:#x}"))?;
+    let text = stack.to_string();
+    let played = Player::new(stack, store, rng.clone()).and_then(Player::run);
+    played.with_context(|| format!("seed {seed:#x}, stack {text}"))
+}
+
+/// One lane, with what is under way on it.
+#[derive(Debug)]
+struct Side {
+    lane: Box<dyn Lane>,
+    /// By token.
+    jobs: Vec<Option<Job>>,
+    /// Those that are completed in the order in which they were begun.
+    ordered: VecDeque<usize>,
+    held: usize,
+}
+
+#[derive(Debug)]
+struct Job {
+    request: Request,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Held,
+    /// With what is still to be carried out.
+    Running(Operation, Vec<Piece>),
+    /// But others have to be completed before it.
+    Over(Outcome),
+}
+
+struct Player {
+    stack: Stack,
+    store: Arc<Store>,
+    clock: Arc<JumpClock>,
+    complaints: Arc<Complaints>,
+    workload: Workload,
+    node: Arc<dyn Node>,
+    sides: Vec<Side>,
+    pieces: PieceList,
+    rng: Rng,
+    held: u64,
+}
+
+impl Player {
+    fn new(stack: Stack, store: Arc<Store>, mut rng: Rng) -> Result<Self> {
+        let clock = Arc::new(JumpClock::new());
+        let complaints = Arc::new(Complaints::default());
+        let node = build(&stack, &clock, &complaints, &store)?;
+        let overlap = if rng.one_in(3) { Overlap::Avoided } else { Overlap::Allowed };
+        let habits = Habits { sectors_max: 1 << rng.below(15), overlap, durability: None };
+        let workload = Workload::new(Layout::new(&stack)?, habits);
+        let pieces = PieceList::default();
+        let sides = Vec::new();
+        let mut player =
+            Self { stack, store, clock, complaints, workload, node, sides, pieces, rng, held: 0 };
+        player.open_lanes()?;
+        Ok(player)
+    }
+
+    fn run(mut self) -> Result<Played> {
+        let requests = 20 + self.rng.below(REQUESTS_MAX - 20);
+        let mut begun = 0;
+        while begun < requests {
+            begun += self.step()?;
+            self.complaints.check()?;
+        }
+        self.workload.end_mischief();
+        for side in 0..self.sides.len() {
+            self.finish(side)?;
+        }
+        self.check_all().context("reading the whole disk")?;
+        self.check_files().context("in the files below")?;
+        self.complaints.check()?;
+        Ok(Played { names: self.stack.names(), tally: self.workload.tally, held: self.held })
+    }
+
+    /// Something random; returns how many requests it began.
+    fn step(&mut self) -> Result<u64> {
+        let side = self.rng.index(self.sides.len());
+        match self.rng.below(1000) {
+            0..350 => return self.begin_batch(side),
+            350..700 => {
+                for _ in 0..1 + self.rng.below(8) {
+                    let side = self.rng.index(self.sides.len());
+                    self.carry_out_one(side)?;
+                }
+            }
+            700..900 => self.jump()?,
+            // Too early for most.
+            900..940 => self.resume(side)?,
+            940..960 => self.release(side)?,
+            960..975 => self.reopen(side)?,
+            975..995 => self.workload.change_refusals(&mut self.rng),
+            _ => self.lose_power()?,
+        }
+        Ok(0)
+    }
+
+    fn open_lanes(&mut self) -> Result<()> {
+        for _ in 0..1 + self.rng.below(3) {
+            self.sides.push(Side::open(self.node.as_ref())?);
+        }
+        Ok(())
+    }
+
+    fn begin_batch(&mut self, side: usize) -> Result<u64> {
+        let mut batch = Vec::new();
+        for _ in 0..1 + self.rng.below(8) {
+            let Some(token) = self.sides[side].free_token() else { break };
+            let Some(request) = self.workload.next(&mut self.rng) else { break };
+            batch.push(self.sides[side].add(token, request));
+        }
+        let count = super::number(batch.len());
+        self.map(side, batch)?;
+        Ok(count)
+    }
+
+    fn map(&mut self, side: usize, mut batch: Vec<Mapping>) -> Result<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.pieces.clear();
+        self.sides[side].lane.map(&mut batch, &mut self.pieces);
+        // Before the answers are used: pieces of a broken answer may lie anywhere.
+        self.complaints.check()?;
+        self.take_answers(side, &batch)
+    }
+
+    fn resume(&mut self, side: usize) -> Result<()> {
+        let mut late = Vec::new();
+        self.pieces.clear();
+        self.sides[side].lane.resume(self.clock.now(), &mut late, &mut self.pieces);
+        self.complaints.check()?;
+        self.sides[side].held -= late.len();
+        self.take_answers(side, &late)
+    }
+
+    fn take_answers(&mut self, side: usize, answered: &[Mapping]) -> Result<()> {
+        for mapping in answered {
+            let token = index(mapping.token.0.into());
+            let Side { jobs, ordered, held, .. } = &mut self.sides[side];
+            let job = jobs[token].as_mut().context("an answer to nobody")?;
+            match mapping.answer {
+                Answer::Held => {
+                    *held += 1;
+                    self.held += 1;
+                }
+                Answer::Refused(kind) => self.over(side, token, Outcome::Failed(kind))?,
+                Answer::Now(range) => {
+                    let pieces = self.pieces.get(range).to_vec();
+                    let is_nothing = pieces.is_empty();
+                    job.state = State::Running(mapping.operation, pieces);
+                    if mapping.order == Order::AsBegun {
+                        ordered.push_back(token);
+                    }
+                    if is_nothing {
+                        self.over(side, token, Outcome::Done)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out one piece of any request of the side.
+    fn carry_out_one(&mut self, side: usize) -> Result<bool> {
+        let jobs = &mut self.sides[side].jobs;
+        let is_running = |job: &Option<Job>| {
+            job.as_ref().is_some_and(|job| matches!(job.state, State::Running(..)))
+        };
+        let running: Vec<usize> = (0..jobs.len()).filter(|it| is_running(&jobs[*it])).collect();
+        if running.is_empty() {
+            return Ok(false);
+        }
+        let token = running[self.rng.index(running.len())];
+        let Some(Job { request, state: State::Running(operation, pieces) }) = &mut jobs[token]
+        else {
+            return Ok(false);
+        };
+        let piece = pieces.swap_remove(self.rng.index(pieces.len()));
+        let is_last = pieces.is_empty();
+        carry_out(&self.store, *operation, &piece, &mut request.data, &mut self.rng)
+            .with_context(|| format!("{piece:?} of {operation:?}"))?;
+        if is_last {
+            self.over(side, token, Outcome::Done)?;
+        }
+        Ok(true)
+    }
+
+    /// A request is over, and is completed unless others have to be before it.
+    fn over(&mut self, side: usize, token: usize, outcome: Outcome) -> Result<()> {
+        if !self.sides[side].ordered.contains(&token) {
+            return self.complete(side, token, outcome);
+        }
+        if let Some(job) = &mut self.sides[side].jobs[token] {
+            job.state = State::Over(outcome);
+        }
+        while let Some(&first) = self.sides[side].ordered.front()
+            && let Some(Job { state: State::Over(outcome), .. }) = self.sides[side].jobs[first]
+        {
+            self.sides[side].ordered.pop_front();
+            self.complete(side, first, outcome)?;
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, side: usize, token: usize, outcome: Outcome) -> Result<()> {
+        let job = self.sides[side].jobs[token].take().context("a request ends twice")?;
+        self.workload.complete(&job.request, outcome)
+    }
+
+    /// Goes to the moment when the first lane has something to do, or a little later, and lets all go on that may.
+    fn jump(&mut self) -> Result<()> {
+        let due = self.sides.iter().map(|side| side.lane.due()).fold(None, Due::first);
+        let Some(Due { at, slack }) = due else { return Ok(()) };
+        let late = if self.rng.one_in(2) { slack } else { slack * 100 };
+        let late = if self.rng.one_in(2) { late } else { std::time::Duration::ZERO };
+        self.clock.jump_to(at + late);
+        let now = self.clock.now();
+        for side in 0..self.sides.len() {
+            if self.sides[side].lane.due().is_some_and(|due| due.at <= now) {
+                self.resume(side)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drains what a lane holds, as a stop does: it must come without a jump of the clock. What is let go may be held
+    /// once more by each layer below.
+    fn release(&mut self, side: usize) -> Result<()> {
+        let layers = self.stack.names().len();
+        for _ in 0..=layers {
+            self.sides[side].lane.release();
+            let now = self.clock.now();
+            if self.sides[side].lane.due().is_some_and(|due| due.at <= now) {
+                self.resume(side)?;
+            }
+        }
+        let held = self.sides[side].held;
+        ensure!(held == 0, "{held} requests are held after a release");
+        Ok(())
+    }
+
+    /// Waits for all requests of a lane.
+    fn finish(&mut self, side: usize) -> Result<()> {
+        let mut jumps = 0;
+        loop {
+            while self.carry_out_one(side)? {}
+            let held = self.sides[side].held;
+            if held == 0 {
+                break;
+            }
+            self.jump()?;
+            self.complaints.check()?;
+            jumps = if self.sides[side].held < held { 0 } else { jumps + 1 };
+            ensure!(jumps < JUMPS_MAX, "{held} requests are held for ever");
+        }
+        let left = self.sides[side].jobs.iter().flatten().count();
+        ensure!(left == 0, "{left} requests are not answered");
+        Ok(())
+    }
+
+    fn reopen(&mut self, side: usize) -> Result<()> {
+        self.release(side)?;
+        self.finish(side)?;
+        self.sides[side] = Side::open(self.node.as_ref())?;
+        Ok(())
+    }
+
+    fn lose_power(&mut self) -> Result<()> {
+        self.sides.clear();
+        self.workload.lose_power();
+        self.store.lose_power(&mut self.rng);
+        self.node = build(&self.stack, &self.clock, &self.complaints, &self.store)?;
+        self.open_lanes()
+    }
+
+    fn check_all(&mut self) -> Result<()> {
+        let all = self.workload.layout().ends.len();
+        let step = 1 + self.rng.index(all);
+        for start in (0..all).step_by(step) {
+            let request = self.workload.read(&(start..(start + step).min(all)));
+            let mapping = self.sides[0].add(0, request);
+            self.map(0, vec![mapping])?;
+            self.finish(0)?;
+        }
+        Ok(())
+    }
+
+    /// Compares every sector of every file: with the sector of the disk that lives there, or with its first content.
+    fn check_files(&mut self) -> Result<()> {
+        let mut files: Vec<Vec<Option<usize>>> = Vec::new();
+        for (sector, end) in self.workload.layout().ends.iter().enumerate() {
+            let End::File(file, at) = *end else { continue };
+            let place = super::stack::sectors(at);
+            files.resize_with(files.len().max(file + 1), Vec::new);
+            let places = &mut files[file];
+            places.resize(places.len().max(place + 1), None);
+            places[place] = Some(sector);
+        }
+        files.resize_with(self.stack.files(), Vec::new);
+        for (file, places) in files.iter().enumerate() {
+            let id = block::FileId(u32::try_from(file).context("the number of a file")?);
+            let Some(size) = self.store.size(id) else { continue };
+            let mut bytes = vec![0; index(size)];
+            self.store.read(id, 0, &mut bytes)?;
+            for (place, found) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
+                match places.get(place).copied().flatten() {
+                    Some(sector) => self.workload.check_below(sector, found)?,
+                    None => {
+                        let first = Stamp::of_file(file, super::number(place));
+                        let is_same = Stamp::find(found) == Some(first);
+                        ensure!(is_same, "sector {place} of file {file} belongs to nobody, but was changed");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Side {
+    fn open(node: &dyn Node) -> Result<Self> {
+        let lane = node.open_lane()?;
+        let jobs = std::iter::repeat_with(|| None).take(DEPTH).collect();
+        Ok(Self { lane, jobs, ordered: VecDeque::new(), held: 0 })
+    }
+
+    fn free_token(&self) -> Option<usize> {
+        self.jobs.iter().position(Option::is_none)
+    }
+
+    fn add(&mut self, token: usize, request: Request) -> Mapping {
+        let operation = request.operation;
+        self.jobs[token] = Some(Job { request, state: State::Held });
+        Mapping::new(Token(u32::try_from(token).expect("a few tokens")), operation)
+    }
+}
+
+fn build(
+    stack: &Stack,
+    clock: &Arc<JumpClock>,
+    complaints: &Arc<Complaints>,
+    store: &Arc<Store>,
+) -> Result<Arc<dyn Node>> {
+    let clock: Arc<dyn Clock> = Arc::clone(clock) as Arc<dyn Clock>;
+    let store = Arc::clone(store);
+    let sizes: Sizes = Arc::new(move |file| store.size(file));
+    stack.build(&clock, complaints, &sizes)
+}
+
+fn carry_out(
+    store: &Store,
+    operation: Operation,
+    piece: &Piece,
+    data: &mut [u8],
+    rng: &mut Rng,
+) -> Result<()> {
+    let (skip, count) = (index(piece.skip), piece.count.0);
+    let bytes = skip..skip + index(count);
+    match (operation, piece.target) {
+        (Operation::Read(_), Target::Zeroes) => {
+            data.get_mut(bytes).context("beyond the memory")?.fill(0);
+        }
+        (_, Target::Zeroes | Target::Nothing) => {}
+        (Operation::Read(_), Target::File { file, offset }) => {
+            let data = data.get_mut(bytes).context("beyond the memory")?;
+            store.read(file, offset.0, data)?;
+        }
+        (Operation::Write(_, durability), Target::File { file, offset }) => {
+            let data = data.get(bytes).context("beyond the memory")?;
+            store.write(file, offset.0, data, durability)?;
+        }
+        (Operation::Discard(_, durability), Target::File { file, offset }) => {
+            if rng.one_in(2) {
+                store.zero(file, offset.0, count, durability)?;
+            }
+        }
+        (Operation::WriteZeroes(_, _, durability), Target::File { file, offset }) => {
+            store.zero(file, offset.0, count, durability)?;
+        }
+        (Operation::Flush, Target::File { file, .. }) => store.flush(file)?,
+    }
+    Ok(())
+}

@@ -1,0 +1,310 @@
+//! Random requests to a disk, and the judgement of their results.
+//!
+//! Where it stands: both forms of the suite ask [`Workload`] what to do next, carry it out in their own way, and give
+//! back what came of it. It knows what may be there and what may fail.
+//!
+//! Invariants: a request that touches nothing refused ends well, one that must be refused does not, and the kind of
+//! the failure is one of those that it meets.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use block::{
+    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Operation, Outcome, Unmap,
+};
+
+use super::faults::{Mischief, Refusal, Victims};
+use super::history::{Effect, History, Kept, Moment};
+use super::layout::{Layout, Refusals, sector_range};
+use super::stack::End;
+use super::stamp::{SECTOR_BYTES, Stamp};
+use super::{index, number};
+use crate::rng::Rng;
+
+/// What memory holds that nothing was read into.
+const CANARY: u8 = 0xa5;
+
+/// How requests are chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// The most sectors of a request.
+    pub sectors_max: u64,
+    /// Whether requests may touch what others in flight change.
+    pub overlap: Overlap,
+    /// What changes ask for; random if `None`.
+    pub durability: Option<Durability>,
+}
+
+/// Whether requests in flight may touch each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overlap {
+    /// They may: who comes last is left open.
+    Allowed,
+    /// A change is alone on its sectors.
+    Avoided,
+}
+
+/// A request that a workload has asked for, and its memory.
+#[derive(Debug)]
+pub struct Request {
+    /// What is asked.
+    pub operation: Operation,
+    /// What a write writes, or where a read goes.
+    pub data: Vec<u8>,
+    begun: Moment,
+    /// Which refusals it may have met: from this one on.
+    refusals: usize,
+}
+
+/// How many requests of each kind there were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// That ended well.
+    pub done: u64,
+    /// That were refused, as they had to be or might be.
+    pub refused: u64,
+}
+
+/// The requests to one disk.
+#[derive(Debug)]
+pub struct Workload {
+    layout: Layout,
+    history: History,
+    habits: Habits,
+    size: DiskSize,
+    requests: u64,
+    /// What was refused at any time, oldest first; the last is now.
+    refusals: Vec<Refusals>,
+    /// The sectors of requests in flight that change something, or only read.
+    in_flight: Vec<(Moment, Range<usize>, bool)>,
+    /// What came of them.
+    pub tally: Tally,
+}
+
+impl Workload {
+    /// For a disk that holds what its files hold first.
+    pub fn new(layout: Layout, habits: Habits) -> Self {
+        let history = History::new(layout.first_content());
+        let size = DiskSize(ByteCount(number(layout.ends.len() * SECTOR_BYTES)));
+        let refusals = vec![layout.refusals()];
+        Self {
+            layout,
+            history,
+            habits,
+            size,
+            requests: 0,
+            refusals,
+            in_flight: Vec::new(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Where the sectors live.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A random request, if one is found that does not meet another.
+    pub fn next(&mut self, rng: &mut Rng) -> Option<Request> {
+        let durability = self.habits.durability.unwrap_or_else(|| match rng.below(4) {
+            0 => Durability::Stable,
+            _ => Durability::Cached,
+        });
+        let kind = rng.below(100);
+        if kind < 6 {
+            return Some(self.begin(Operation::Flush));
+        }
+        for _ in 0..8 {
+            let sectors = self.any_sectors(rng);
+            let extent = self.extent(&sectors);
+            let operation = match kind {
+                6..46 => Operation::Read(extent),
+                46..80 => Operation::Write(extent, durability),
+                80..88 => Operation::Discard(extent, durability),
+                88..94 => Operation::WriteZeroes(extent, Unmap::Keep, durability),
+                _ => Operation::WriteZeroes(extent, Unmap::Allowed, durability),
+            };
+            let is_change = operation.is_change();
+            let clashes = self.in_flight.iter().any(|(_, other, changes)| {
+                (is_change || *changes) && other.start < sectors.end && sectors.start < other.end
+            });
+            if self.habits.overlap == Overlap::Allowed || !clashes {
+                return Some(self.begin(operation));
+            }
+        }
+        None
+    }
+
+    /// A read of those sectors.
+    pub fn read(&mut self, sectors: &Range<usize>) -> Request {
+        let extent = self.extent(sectors);
+        self.begin(Operation::Read(extent))
+    }
+
+    /// A request is over. Its data are what a read has found.
+    pub fn complete(&mut self, request: &Request, outcome: Outcome) -> Result<()> {
+        let Request { operation, begun, .. } = *request;
+        self.in_flight.retain(|(moment, ..)| *moment != begun);
+        let judged = self.judge(request, outcome);
+        match outcome {
+            Outcome::Done => self.tally.done += 1,
+            Outcome::Failed(_) => self.tally.refused += 1,
+        }
+        let sectors = operation.extent().map_or(0..0, |extent| sector_range(&extent.bytes()));
+        let is_done = outcome == Outcome::Done;
+        match operation {
+            Operation::Read(_) => self.history.end_read(begun),
+            Operation::Flush if is_done => self.history.flushed(begun),
+            Operation::Flush => {}
+            Operation::Write(_, durability)
+            | Operation::Discard(_, durability)
+            | Operation::WriteZeroes(_, _, durability) => {
+                let is_sure = is_done && !matches!(operation, Operation::Discard(..));
+                let effect = if is_sure { Effect::Sure } else { Effect::Possible };
+                let kept = match durability {
+                    Durability::Stable => Kept::AtOnce,
+                    Durability::Cached => Kept::WithFlush,
+                };
+                self.history.end_change(sectors.start, sectors.len(), begun, effect, kept);
+            }
+        }
+        judged.with_context(|| format!("{operation:?}"))
+    }
+
+    /// Whether the last change of the rules is one that nobody in flight has seen otherwise.
+    pub fn change_refusals(&mut self, rng: &mut Rng) {
+        for faults in self.layout.faults() {
+            let refusal = rng.one_in(2).then(|| {
+                let sectors = faults.size() / number(SECTOR_BYTES);
+                let start = rng.below(sectors);
+                let end = (start + 1 + rng.below(16)).min(sectors);
+                let victims = [Victims::Reads, Victims::Changes, Victims::All, Victims::Flushes];
+                let kinds = [FailKind::Io, FailKind::NoSpace, FailKind::ReadOnly];
+                let sector = number(SECTOR_BYTES);
+                Refusal {
+                    victims: victims[rng.index(victims.len())],
+                    bytes: start * sector..end * sector,
+                    kind: kinds[rng.index(kinds.len())],
+                }
+            });
+            faults.refuse(refusal);
+        }
+        self.refusals.push(self.layout.refusals());
+    }
+
+    /// From now on nothing is refused, held or mixed.
+    pub fn end_mischief(&mut self) {
+        for faults in self.layout.faults() {
+            faults.refuse(None);
+            faults.play(Mischief { hold_longest: Duration::ZERO, ..Mischief::default() });
+        }
+        self.refusals.push(self.layout.refusals());
+    }
+
+    /// The power goes: requests in flight are forgotten, and what was not durable may be lost.
+    pub fn lose_power(&mut self) {
+        self.in_flight.clear();
+        self.history.lose_power();
+    }
+
+    /// Compares a sector of a file below with what its place in the disk may hold. `begun` is a read's.
+    pub fn check_below(&mut self, sector: usize, found: &[u8]) -> Result<()> {
+        let begun = self.history.begin_read();
+        let judged = self.check_stored(sector, begun, found);
+        self.history.end_read(begun);
+        judged
+    }
+
+    fn begin(&mut self, operation: Operation) -> Request {
+        self.requests += 1;
+        let extent = operation.extent();
+        let bytes = extent.map_or(0, |extent| index(extent.count().0));
+        let sectors = extent.map_or(0..0, |extent| sector_range(&extent.bytes()));
+        let request = self.requests;
+        let stamp = |sector: usize| Stamp::of_request(request, number(sector));
+        let mut data = Vec::new();
+        let begun = match operation {
+            Operation::Read(_) => {
+                data = vec![CANARY; bytes];
+                self.history.begin_read()
+            }
+            Operation::Write(..) => {
+                data = vec![0; bytes];
+                for (sector, bytes) in sectors.clone().zip(data.chunks_exact_mut(SECTOR_BYTES)) {
+                    stamp(sector).fill(bytes);
+                }
+                self.history.begin_change(sectors.start, sectors.clone().map(stamp))
+            }
+            Operation::Discard(..) | Operation::WriteZeroes(..) => {
+                let zeroes = sectors.clone().map(|_| Stamp::ZEROES);
+                self.history.begin_change(sectors.start, zeroes)
+            }
+            Operation::Flush => self.history.tick(),
+        };
+        if extent.is_some() {
+            self.in_flight.push((begun, sectors, operation.is_change()));
+        }
+        Request { operation, data, begun, refusals: self.refusals.len() - 1 }
+    }
+
+    fn extent(&self, sectors: &Range<usize>) -> block::Extent {
+        let (start, count) = (sectors.start * SECTOR_BYTES, sectors.len() * SECTOR_BYTES);
+        let extent = self.size.check(ByteOffset(number(start)), ByteCount(number(count)));
+        extent.expect("sectors of the disk lie inside it")
+    }
+
+    /// Lengths spread evenly over the powers of two; ends that are often aligned and often not.
+    fn any_sectors(&self, rng: &mut Rng) -> Range<usize> {
+        let all = self.size.sectors();
+        let longest = self.habits.sectors_max.min(all);
+        let ceiling = (1 << rng.below(u64::from(longest.ilog2()) + 1)).min(longest);
+        let mut count = 1 + rng.below(ceiling);
+        let mut start = rng.below(all - count + 1);
+        if rng.one_in(3) {
+            let unit = 1 << rng.below(8);
+            start -= start % unit;
+            count = count.next_multiple_of(unit).min(all - start);
+        }
+        index(start)..index(start + count)
+    }
+
+    fn judge(&self, request: &Request, outcome: Outcome) -> Result<()> {
+        let operation = &request.operation;
+        let met = &self.refusals[request.refusals..];
+        let mut met = met.iter().map(|refusals| self.layout.failures(operation, refusals));
+        match outcome {
+            Outcome::Done => {
+                ensure!(!met.all(|failures| failures.must), "it should have been refused");
+                self.check_read(request)
+            }
+            Outcome::Failed(kind) => {
+                let may = met.any(|failures| failures.may.contains(&kind));
+                ensure!(may, "it failed with {kind:?}, which nothing on its way can cause");
+                Ok(())
+            }
+        }
+    }
+
+    fn check_read(&self, request: &Request) -> Result<()> {
+        let Operation::Read(extent) = request.operation else { return Ok(()) };
+        let sectors = sector_range(&extent.bytes());
+        for (sector, found) in sectors.zip(request.data.chunks_exact(SECTOR_BYTES)) {
+            match self.layout.ends[sector] {
+                End::File(..) => self.check_stored(sector, request.begun, found)?,
+                End::Zeroes if found.iter().all(|byte| *byte == 0) => {}
+                End::Nothing if found.iter().all(|byte| *byte == CANARY) => {}
+                end @ (End::Zeroes | End::Nothing) => {
+                    bail!("sector {sector} reads {:02x?}… from {end:?}", &found[..8]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_stored(&self, sector: usize, begun: Moment, found: &[u8]) -> Result<()> {
+        let stamp = Stamp::find(found);
+        let torn = || format!("sector {sector} holds {}", Stamp::describe_torn(found));
+        self.history.check(sector, begun, stamp.with_context(torn)?)
+    }
+}
