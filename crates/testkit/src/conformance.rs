@@ -31,3 +31,6 @@ pub(crate) fn index(number: u64) -> usize {
 pub(crate) fn number(index: usize) -> u64 {
     u64::try_from(index).expect("a usize fits 64 bits")
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use block::{FailKind, Operation};
 
-use super::faults::{Faults, Refusal, Victims};
+use super::faults::{Faults, Refusal};
 use super::stack::{Chosen, End, Stack, sectors};
 use super::stamp::{SECTOR_BYTES, Stamp};
 use super::{index, number};
@@ -82,23 +82,22 @@ impl Layout {
         Refusals(self.faults.iter().map(|view| view.faults.refusal()).collect())
     }
 
-    /// How a request may fail under these refusals, and whether it must.
-    pub fn failures(&self, operation: &Operation, refusals: &Refusals) -> Failures {
+    /// How a request may fail that can have met any of these refusals, and whether it must. One node after the other
+    /// is asked, so a request may meet each of them at another time.
+    pub fn failures(&self, operation: &Operation, refusals: &[Refusals]) -> Failures {
         let mut failures = Failures { must: false, may: Vec::new() };
-        for (view, refusal) in self.faults.iter().zip(&refusals.0) {
-            let Some(refusal) = refusal else { continue };
-            if !refusal.victims.include(operation) || !view.touches(operation, refusal) {
-                continue;
+        for (place, view) in self.faults.iter().enumerate() {
+            let mut always = true;
+            for refusals in refusals {
+                match &refusals.0[place] {
+                    Some(refusal) if view.touches(operation, refusal) => {
+                        failures.may.push(refusal.kind);
+                    }
+                    Some(_) | None => always = false,
+                }
             }
-            failures.may.push(refusal.kind);
-            let is_sure = match operation {
-                Operation::Discard(..) => !view.is_sheltered,
-                Operation::Read(_)
-                | Operation::Write(..)
-                | Operation::WriteZeroes(..)
-                | Operation::Flush => true,
-            };
-            failures.must |= is_sure;
+            let is_sheltered = view.is_sheltered && matches!(operation, Operation::Discard(..));
+            failures.must |= always && !is_sheltered;
         }
         failures
     }
@@ -106,10 +105,11 @@ impl Layout {
 
 impl FaultView {
     fn touches(&self, operation: &Operation, refusal: &Refusal) -> bool {
-        if refusal.victims == Victims::Flushes {
-            return true;
+        if !refusal.victims.include(operation) {
+            return false;
         }
-        let Some(extent) = operation.extent() else { return false };
+        // A flush is about all.
+        let Some(extent) = operation.extent() else { return true };
         let bytes = |place: u64| place + number(SECTOR_BYTES);
         self.places[sector_range(&extent.bytes())].iter().flatten().any(|place| {
             *place < refusal.bytes.end && refusal.bytes.start < bytes(*place)

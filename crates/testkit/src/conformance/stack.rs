@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use block::{Child, Clock, FileId, Node};
 
 use super::checked::{CheckedNode, Complaints};
-use super::faults::Faults;
+use super::faults::{Faults, Faulty};
 use super::stamp::SECTOR_BYTES;
 use super::{index, number};
 use crate::rng::Rng;
@@ -147,19 +147,28 @@ impl Stack {
         Ok(Self { root, files })
     }
 
-    /// This subject alone on a random end.
+    /// This subject alone on random ends; nodes with faults may stand above and below it.
     pub fn alone(
         rng: &mut Rng,
         subjects: &[Arc<dyn Subject>],
         subject: &dyn Subject,
     ) -> Result<Self> {
         for _ in 0..TRIES_MAX * TRIES_MAX {
-            let Self { root, files } = Self::random(rng, subjects, 0)?;
-            let mut root = on_top(rng, subject, root, files);
-            if matches!(root.below, Below::Children(_)) {
-                root.settle(&mut 0);
-                return Ok(Self { files: root.count_files(), root });
+            let Self { mut root, files } = Self::random(rng, subjects, 0)?;
+            if rng.one_in(2) {
+                root = on_top(rng, &Faulty, root, files);
             }
+            let below = root.count();
+            root = on_top(rng, subject, root, files);
+            if root.count() == below {
+                continue;
+            }
+            let files = root.count_files();
+            if rng.one_in(2) {
+                root = on_top(rng, &Faulty, root, files);
+            }
+            root.settle(&mut 0);
+            return Ok(Self { root, files });
         }
         anyhow::bail!("{} finds no options that fit what is below", subject.name())
     }
@@ -287,6 +296,12 @@ impl Layer {
         if let Below::Children(below) = &self.below {
             below.iter().for_each(|layer| layer.visit(visitor));
         }
+    }
+
+    fn count(&self) -> usize {
+        let mut count = 0;
+        self.visit(&mut |_| count += 1);
+        count
     }
 
     fn count_files(&self) -> usize {

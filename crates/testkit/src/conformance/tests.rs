@@ -1,0 +1,376 @@
+//! The suite passes what is right and finds what is not: a window on a child, and the mistakes that it could have.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::play::{Which, play};
+use super::stack::{Chosen, Home, Parts, Shape, Subject};
+use super::stamp::SECTOR_BYTES;
+use super::number;
+use crate::rng::Rng;
+use anyhow::Result;
+use block::{
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
+    Durability, FailKind, Lane, LaneError, Limits, Mapping, Node, Operation, Piece, PieceList,
+    Rights, Target,
+};
+use std::sync::Arc;
+
+/// What is wrong with a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mistake {
+    None,
+    /// All is one sector off, consistently.
+    Place,
+    /// Long requests are one sector off at their end.
+    Tail,
+    /// A held request is lost now and then.
+    Loses,
+    /// A held request is answered twice.
+    AnswersTwice,
+    /// Two parts of an answer change places.
+    Skip,
+    /// The last sector is left out.
+    Short,
+    /// What is below is asked for bytes that it does not have.
+    TooFar,
+    /// Some requests are not answered.
+    Forgets,
+    /// A release does nothing.
+    KeepsReleased,
+    /// What is held goes on at once.
+    TooEarly,
+    /// Nothing is due although something is held.
+    NeverDue,
+    /// Flushes do nothing.
+    NoFlush,
+    /// What must be stable is not.
+    Weakens,
+    /// A failure below becomes another one.
+    OtherFailure,
+    /// A failure below is hidden.
+    HidesFailure,
+    /// The answers of a batch go to each other's requests.
+    Swaps,
+}
+
+const MISTAKES: [Mistake; 16] = [
+    Mistake::Place,
+    Mistake::Tail,
+    Mistake::Loses,
+    Mistake::AnswersTwice,
+    Mistake::Skip,
+    Mistake::Short,
+    Mistake::TooFar,
+    Mistake::Forgets,
+    Mistake::KeepsReleased,
+    Mistake::TooEarly,
+    Mistake::NeverDue,
+    Mistake::NoFlush,
+    Mistake::Weakens,
+    Mistake::OtherFailure,
+    Mistake::HidesFailure,
+    Mistake::Swaps,
+];
+
+#[derive(Debug)]
+struct Window(Mistake);
+
+impl Subject for Window {
+    fn name(&self) -> &'static str {
+        "window"
+    }
+
+    fn children(&self) -> (usize, usize) {
+        (1, 1)
+    }
+
+    fn choose(&self, rng: &mut Rng, below: &Shape) -> Option<Arc<dyn Chosen>> {
+        let sectors = below.size / number(SECTOR_BYTES);
+        let offset = rng.below(sectors);
+        // One sector is left behind the window, for mistakes.
+        let size = 1 + rng.below((sectors - offset).saturating_sub(1).max(1));
+        if offset + size >= sectors {
+            return None;
+        }
+        let sector = number(SECTOR_BYTES);
+        Some(Arc::new(ChosenWindow {
+            offset: offset * sector,
+            size: size * sector,
+            hold: rng.below(4),
+            mistake: self.0,
+        }))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ChosenWindow {
+    offset: u64,
+    size: u64,
+    /// One of so many requests is held; none if zero.
+    hold: u64,
+    mistake: Mistake,
+}
+
+impl Chosen for ChosenWindow {
+    fn describe(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn home(&self, at: u64) -> Home {
+        Home::Child(0, at + self.offset)
+    }
+
+    fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
+        let child = Arc::clone(&parts.children[0]);
+        let clock = Arc::clone(parts.clock);
+        Ok(Arc::new(WindowNode { name: parts.name.to_owned(), child, clock, chosen: *self }))
+    }
+}
+
+#[derive(Debug)]
+struct WindowNode {
+    name: String,
+    child: Arc<Child>,
+    clock: Arc<dyn Clock>,
+    chosen: ChosenWindow,
+}
+
+impl Node for WindowNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> DiskSize {
+        DiskSize(ByteCount(self.chosen.size))
+    }
+
+    fn limits(&self) -> Limits {
+        self.child.node().limits()
+    }
+
+    fn access(&self) -> Access {
+        self.child.node().access()
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.child.node().flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.child.node().claim(rights)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        let node = self.child.node();
+        Ok(Box::new(WindowLane {
+            below: node.open_lane()?,
+            size_below: node.size(),
+            chosen: self.chosen,
+            clock: Arc::clone(&self.clock),
+            held: VecDeque::new(),
+            count: 0,
+            twice: None,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct WindowLane {
+    below: Box<dyn Lane>,
+    size_below: DiskSize,
+    chosen: ChosenWindow,
+    clock: Arc<dyn Clock>,
+    held: VecDeque<(Instant, Mapping)>,
+    count: u64,
+    twice: Option<Mapping>,
+}
+
+impl WindowLane {
+    fn is(&self, mistake: Mistake) -> bool {
+        self.chosen.mistake == mistake
+    }
+
+    fn now_and_then(&mut self) -> bool {
+        self.count += 1;
+        self.count.is_multiple_of(4)
+    }
+
+    fn shift(&self, operation: Operation) -> Operation {
+        let sector = number(SECTOR_BYTES);
+        let moved = |extent: block::Extent| {
+            let mut start = extent.start().0 + self.chosen.offset;
+            if self.is(Mistake::Place) || (self.is(Mistake::Tail) && extent.count().0 > 8 * sector) {
+                start += sector;
+            }
+            let start = if self.is(Mistake::TooFar) { extent.start().0 } else { start };
+            let size = if self.is(Mistake::TooFar) { u64::MAX } else { self.size_below.0.0 };
+            let start = if self.is(Mistake::TooFar) { start + self.size_below.0.0 } else { start };
+            let size = DiskSize(ByteCount(size));
+            size.check(ByteOffset(start), extent.count()).expect("inside the child")
+        };
+        let durability = |durability| match durability {
+            Durability::Stable if self.is(Mistake::Weakens) => Durability::Cached,
+            other => other,
+        };
+        match operation {
+            Operation::Read(extent) => Operation::Read(moved(extent)),
+            Operation::Write(extent, kept) => Operation::Write(moved(extent), durability(kept)),
+            Operation::Discard(extent, kept) => Operation::Discard(moved(extent), durability(kept)),
+            Operation::WriteZeroes(extent, unmap, kept) => {
+                Operation::WriteZeroes(moved(extent), unmap, durability(kept))
+            }
+            Operation::Flush => Operation::Flush,
+        }
+    }
+
+    fn ask(&mut self, asked: &mut [Mapping], pieces: &mut PieceList) {
+        for mapping in asked.iter_mut() {
+            mapping.operation = self.shift(mapping.operation);
+        }
+        let (mut start, forgets) = (0, self.is(Mistake::Forgets));
+        if forgets && asked.len() > 3 {
+            start = 1;
+        }
+        self.below.map(&mut asked[start..], pieces);
+        for mapping in asked.iter_mut() {
+            self.spoil(mapping, pieces);
+        }
+    }
+
+    fn spoil(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        match mapping.answer {
+            Answer::Refused(_) if self.is(Mistake::OtherFailure) => {
+                mapping.answer = Answer::Refused(FailKind::OutOfRange);
+            }
+            Answer::Refused(_) if self.is(Mistake::HidesFailure) => {
+                let count = mapping.operation.extent().map_or(ByteCount(0), |it| it.count());
+                let piece = Piece { skip: 0, count, target: Target::Nothing };
+                mapping.answer = Answer::Now(pieces.one(piece));
+            }
+            Answer::Now(range) if self.is(Mistake::Skip) || self.is(Mistake::Short) => {
+                let mut parts = pieces.get(range).to_vec();
+                let mark = pieces.end();
+                if let [first] = parts[..]
+                    && let Target::File { file, offset } = first.target
+                    && first.count.0 >= 2 * number(SECTOR_BYTES)
+                {
+                    let half = ByteCount(number(SECTOR_BYTES));
+                    let rest = ByteCount(first.count.0 - half.0);
+                    let target = Target::File { file, offset: ByteOffset(offset.0 + half.0) };
+                    // Each has the other's place in memory.
+                    parts = vec![
+                        Piece { skip: rest.0, count: half, target: first.target },
+                        Piece { skip: 0, count: rest, target },
+                    ];
+                    if self.is(Mistake::Short) {
+                        parts = vec![Piece { count: rest, ..first }];
+                    }
+                }
+                parts.into_iter().for_each(|part| pieces.push(part));
+                mapping.answer = Answer::Now(pieces.since(mark));
+            }
+            Answer::Now(_) if mapping.operation == Operation::Flush && self.is(Mistake::NoFlush) => {
+                mapping.answer = Answer::Now(pieces.none());
+            }
+            Answer::Now(_) | Answer::Held | Answer::Refused(_) => {}
+        }
+    }
+}
+
+impl Lane for WindowLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        let until = self.clock.now() + std::time::Duration::from_micros(50);
+        for mapping in batch.iter_mut() {
+            self.count += 1;
+            if self.chosen.hold > 0 && self.count.is_multiple_of(self.chosen.hold) {
+                self.held.push_back((until, *mapping));
+                mapping.answer = Answer::Held;
+            } else {
+                self.ask(std::slice::from_mut(mapping), pieces);
+            }
+        }
+        if self.is(Mistake::Forgets) && batch.len() > 3 {
+            batch[0].answer = Answer::Refused(FailKind::Io);
+        }
+        if let [first, second, ..] = batch
+            && self.is(Mistake::Swaps)
+            && let (Answer::Now(_), Answer::Now(_)) = (first.answer, second.answer)
+        {
+            std::mem::swap(&mut first.answer, &mut second.answer);
+        }
+    }
+
+    fn due(&self) -> Option<Due> {
+        let own = self.held.front().filter(|_| !self.is(Mistake::NeverDue));
+        let own = own.map(|(at, _)| Due { at: *at, slack: std::time::Duration::ZERO });
+        Due::first(own, self.below.due())
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        let start = late.len();
+        self.below.resume(now, late, pieces);
+        for mapping in &mut late[start..] {
+            self.spoil(mapping, pieces);
+        }
+        while let Some((until, mut mapping)) = self.held.front().copied()
+            && (until <= now || self.is(Mistake::TooEarly))
+        {
+            self.held.pop_front();
+            if self.is(Mistake::Loses) && self.now_and_then() {
+                continue;
+            }
+            self.ask(std::slice::from_mut(&mut mapping), pieces);
+            if mapping.answer != Answer::Held {
+                late.push(mapping);
+            }
+        }
+        if self.is(Mistake::AnswersTwice)
+            && let Some(mapping) = self.twice.take()
+        {
+            late.push(Mapping { answer: Answer::Refused(FailKind::Io), ..mapping });
+        }
+        self.twice = late.get(start).copied();
+    }
+
+    fn release(&mut self) {
+        if !self.is(Mistake::KeepsReleased) {
+            let now = self.clock.now();
+            self.held.iter_mut().for_each(|(until, _)| *until = now);
+        }
+        self.below.release();
+    }
+}
+
+fn subjects(mistake: Mistake) -> [Arc<dyn Subject>; 1] {
+    [Arc::new(Window(mistake))]
+}
+
+#[test]
+fn what_is_right_passes() {
+    let subjects = subjects(Mistake::None);
+    let (mut done, mut refused, mut held) = (0, 0, 0);
+    for seed in 0..1000 {
+        let played = play(seed, &subjects, Which::Any).unwrap_or_else(|error| panic!("{error:#}"));
+        done += played.tally.done;
+        refused += played.tally.refused;
+        held += played.held;
+    }
+    assert!(done > 50_000 && refused > 1000 && held > 10_000, "{done}, {refused}, {held}");
+}
+
+#[test]
+fn every_mistake_is_found() {
+    for mistake in MISTAKES {
+        let subjects = subjects(mistake);
+        let window: &dyn Subject = subjects[0].as_ref();
+        let mut tries = (0..200).map(|seed| play(seed, &subjects, Which::Alone(window)));
+        let error = tries.find_map(Result::err);
+        let error = error.unwrap_or_else(|| panic!("{mistake:?} is not found"));
+        println!("{mistake:?}: {:.300}", format!("{error:#}"));
+    }
+}
