@@ -32,6 +32,11 @@ const TABLE: &[Row] = &[
         &["block", "disk", "iothread", "kernel_io", "layers", "load", "request_path", "virtio"],
         &[],
     ),
+    row(
+        "conform",
+        &["block", "disk", "iothread", "kernel_io", "layers", "request_path", TESTKIT, "virtio"],
+        &[],
+    ),
     row("tuner", &["load"], &[]),
     row("load", &[], &[]),
     row(
@@ -87,8 +92,8 @@ pub(crate) fn check(members: &[Member]) -> Vec<Problem> {
 fn judge(row: &Row, dependency: &Dependency) -> Option<Problem> {
     let name = dependency.name.as_str();
     let message = match dependency.kind {
-        Kind::Normal if name == TESTKIT => "`testkit` may only be a dev-dependency".to_owned(),
         Kind::Normal if row.normal.contains(&name) => return None,
+        Kind::Normal if name == TESTKIT => "`testkit` may only be a dev-dependency".to_owned(),
         Kind::Dev if name == TESTKIT || row.normal.contains(&name) || row.dev.contains(&name) => {
             return None;
         }

@@ -10,17 +10,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use block::{Answer, Clock, Due, Lane, Mapping, Node, Operation, Order, Outcome, Piece, PieceList, Target, Token};
+use block::{
+    Answer, Clock, Due, FileId, Lane, Mapping, Node, Operation, Order, Piece, PieceList, Target,
+    Token,
+};
 
 use super::checked::Complaints;
 use super::clock::JumpClock;
 use super::faults::Faulty;
 use super::index;
 use super::layout::Layout;
-use super::stack::{End, LAYERS_MAX, Sizes, Stack, Subject};
-use super::stamp::{SECTOR_BYTES, Stamp};
+use super::stack::{Sizes, Stack, Subject, Which};
 use super::store::{MemoryFile, Store};
-use super::workload::{Habits, Overlap, Request, Tally, Workload};
+use super::workload::{Ended, Habits, Overlap, Request, Tally, Workload};
 use crate::rng::Rng;
 
 /// The most requests one stack gets before it is compared as a whole.
@@ -29,15 +31,6 @@ const REQUESTS_MAX: u64 = 400;
 const JUMPS_MAX: u32 = 10_000;
 /// The most requests in flight on one lane.
 const DEPTH: usize = 24;
-
-/// What to stack.
-#[derive(Clone, Copy, Debug)]
-pub enum Which<'a> {
-    /// Anything.
-    Any,
-    /// This subject alone.
-    Alone(&'a dyn Subject),
-}
 
 /// What came of a stack.
 #[derive(Clone, Debug)]
@@ -60,12 +53,7 @@ pub fn play(seed: u64, subjects: &[Arc<dyn Subject>], which: Which<'_>) -> Resul
     all.push(Arc::new(Faulty));
     // Several times: most stacks are to store something.
     all.extend(std::iter::repeat_n(memory, 3));
-    let layers = rng.index(LAYERS_MAX + 1);
-    let stack = match which {
-        Which::Any => Stack::random(rng, &all, layers),
-        Which::Alone(subject) => Stack::alone(rng, &all, subject),
-    };
-    let stack = stack.with_context(|| format!("seed {seed:#x}"))?;
+    let stack = Stack::new(rng, &all, which).with_context(|| format!("seed {seed:#x}"))?;
     let text = stack.to_string();
     let played = Player::new(stack, store, rng.clone()).and_then(Player::run);
     played.with_context(|| format!("seed {seed:#x}, stack {text}"))
@@ -94,7 +82,7 @@ enum State {
     /// With what is still to be carried out.
     Running(Operation, Vec<Piece>),
     /// But others have to be completed before it.
-    Over(Outcome),
+    Over(Ended),
 }
 
 struct Player {
@@ -214,7 +202,7 @@ impl Player {
                     *held += 1;
                     self.held += 1;
                 }
-                Answer::Refused(kind) => self.over(side, token, Outcome::Failed(kind))?,
+                Answer::Refused(kind) => self.over(side, token, Ended::Failed(kind))?,
                 Answer::Now(range) => {
                     let pieces = self.pieces.get(range).to_vec();
                     let is_nothing = pieces.is_empty();
@@ -223,7 +211,7 @@ impl Player {
                         ordered.push_back(token);
                     }
                     if is_nothing {
-                        self.over(side, token, Outcome::Done)?;
+                        self.over(side, token, Ended::Well)?;
                     }
                 }
             }
@@ -251,31 +239,31 @@ impl Player {
         carry_out(&self.store, *operation, &piece, &mut request.data, &mut self.rng)
             .with_context(|| format!("{piece:?} of {operation:?}"))?;
         if is_last {
-            self.over(side, token, Outcome::Done)?;
+            self.over(side, token, Ended::Well)?;
         }
         Ok(true)
     }
 
     /// A request is over, and is completed unless others have to be before it.
-    fn over(&mut self, side: usize, token: usize, outcome: Outcome) -> Result<()> {
+    fn over(&mut self, side: usize, token: usize, ended: Ended) -> Result<()> {
         if !self.sides[side].ordered.contains(&token) {
-            return self.complete(side, token, outcome);
+            return self.complete(side, token, ended);
         }
         if let Some(job) = &mut self.sides[side].jobs[token] {
-            job.state = State::Over(outcome);
+            job.state = State::Over(ended);
         }
         while let Some(&first) = self.sides[side].ordered.front()
-            && let Some(Job { state: State::Over(outcome), .. }) = self.sides[side].jobs[first]
+            && let Some(Job { state: State::Over(ended), .. }) = self.sides[side].jobs[first]
         {
             self.sides[side].ordered.pop_front();
-            self.complete(side, first, outcome)?;
+            self.complete(side, first, ended)?;
         }
         Ok(())
     }
 
-    fn complete(&mut self, side: usize, token: usize, outcome: Outcome) -> Result<()> {
+    fn complete(&mut self, side: usize, token: usize, ended: Ended) -> Result<()> {
         let job = self.sides[side].jobs[token].take().context("a request ends twice")?;
-        self.workload.complete(&job.request, outcome)
+        self.workload.complete(&job.request, ended)
     }
 
     /// Goes to the moment when the first lane has something to do, or a little later, and lets all go on that may.
@@ -356,33 +344,14 @@ impl Player {
         Ok(())
     }
 
-    /// Compares every sector of every file: with the sector of the disk that lives there, or with its first content.
     fn check_files(&mut self) -> Result<()> {
-        let mut files: Vec<Vec<Option<usize>>> = Vec::new();
-        for (sector, end) in self.workload.layout().ends.iter().enumerate() {
-            let End::File(file, at) = *end else { continue };
-            let place = super::stack::sectors(at);
-            files.resize_with(files.len().max(file + 1), Vec::new);
-            let places = &mut files[file];
-            places.resize(places.len().max(place + 1), None);
-            places[place] = Some(sector);
-        }
-        files.resize_with(self.stack.files(), Vec::new);
-        for (file, places) in files.iter().enumerate() {
-            let id = block::FileId(u32::try_from(file).context("the number of a file")?);
+        for file in 0..self.stack.files() {
+            let id = FileId(u32::try_from(file).context("the number of a file")?);
+            // Not every end has a file.
             let Some(size) = self.store.size(id) else { continue };
             let mut bytes = vec![0; index(size)];
             self.store.read(id, 0, &mut bytes)?;
-            for (place, found) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
-                match places.get(place).copied().flatten() {
-                    Some(sector) => self.workload.check_below(sector, found)?,
-                    None => {
-                        let first = Stamp::of_file(file, super::number(place));
-                        let is_same = Stamp::find(found) == Some(first);
-                        ensure!(is_same, "sector {place} of file {file} belongs to nobody, but was changed");
-                    }
-                }
-            }
+            self.workload.check_file(file, &bytes)?;
         }
         Ok(())
     }

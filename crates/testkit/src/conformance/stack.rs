@@ -104,6 +104,15 @@ pub struct Parts<'a> {
     pub clock: &'a Arc<dyn Clock>,
 }
 
+/// What to stack.
+#[derive(Clone, Copy, Debug)]
+pub enum Which<'a> {
+    /// Anything.
+    Any,
+    /// This subject alone.
+    Alone(&'a dyn Subject),
+}
+
 /// A stack that can be built.
 #[derive(Debug)]
 pub struct Stack {
@@ -127,8 +136,19 @@ enum Below {
 }
 
 impl Stack {
-    /// A random stack of so many layers at most. The subjects without children are its ends.
-    pub fn random(rng: &mut Rng, subjects: &[Arc<dyn Subject>], layers: usize) -> Result<Self> {
+    /// A random stack. The subjects without children are its ends.
+    pub fn new(rng: &mut Rng, subjects: &[Arc<dyn Subject>], which: Which<'_>) -> Result<Self> {
+        match which {
+            Which::Any => {
+                let layers = rng.index(LAYERS_MAX + 1);
+                Self::random(rng, subjects, layers)
+            }
+            Which::Alone(subject) => Self::alone(rng, subjects, subject),
+        }
+    }
+
+    /// With so many layers at most.
+    fn random(rng: &mut Rng, subjects: &[Arc<dyn Subject>], layers: usize) -> Result<Self> {
         let (ends, above): (Vec<_>, Vec<_>) =
             subjects.iter().partition(|subject| subject.children().1 == 0);
         ensure!(!ends.is_empty(), "no subject can be the end of a stack");
@@ -137,7 +157,7 @@ impl Stack {
         let chosen = end.choose(rng, &shape).context("an end needs nothing below")?;
         let mut root = Layer { name: end.name(), chosen, below: Below::End(0) };
         let mut files = 1;
-        for _ in 0..layers.min(LAYERS_MAX) {
+        for _ in 0..layers {
             if let Some(subject) = above.get(rng.index(above.len().max(1))) {
                 root = on_top(rng, subject.as_ref(), root, files);
                 files = root.count_files();
@@ -148,7 +168,7 @@ impl Stack {
     }
 
     /// This subject alone on random ends; nodes with faults may stand above and below it.
-    pub fn alone(
+    fn alone(
         rng: &mut Rng,
         subjects: &[Arc<dyn Subject>],
         subject: &dyn Subject,

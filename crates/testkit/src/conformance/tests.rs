@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::play::{Which, play};
-use super::stack::{Chosen, Home, Parts, Shape, Subject};
+use super::play::play;
+use super::stack::{Chosen, Home, Parts, Shape, Subject, Which};
 use super::stamp::SECTOR_BYTES;
 use super::number;
 use crate::rng::Rng;

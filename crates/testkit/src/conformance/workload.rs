@@ -9,10 +9,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use block::{
-    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Operation, Outcome, Unmap,
-};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use block::{ByteCount, ByteOffset, DiskSize, Durability, FailKind, Operation, Unmap};
 
 use super::faults::{Mischief, Refusal, Victims};
 use super::history::{Effect, History, Kept, Moment};
@@ -23,7 +21,7 @@ use super::{index, number};
 use crate::rng::Rng;
 
 /// What memory holds that nothing was read into.
-const CANARY: u8 = 0xa5;
+pub const CANARY: u8 = 0xa5;
 
 /// How requests are chosen.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +41,17 @@ pub enum Overlap {
     Allowed,
     /// A change is alone on its sectors.
     Avoided,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was carried out.
+    Well,
+    /// It failed in this way.
+    Failed(FailKind),
+    /// It failed, and whoever tells it does not know the kind.
+    FailedSomehow,
 }
 
 /// A request that a workload has asked for, and its memory.
@@ -143,16 +152,16 @@ impl Workload {
     }
 
     /// A request is over. Its data are what a read has found.
-    pub fn complete(&mut self, request: &Request, outcome: Outcome) -> Result<()> {
+    pub fn complete(&mut self, request: &Request, ended: Ended) -> Result<()> {
         let Request { operation, begun, .. } = *request;
         self.in_flight.retain(|(moment, ..)| *moment != begun);
-        let judged = self.judge(request, outcome);
-        match outcome {
-            Outcome::Done => self.tally.done += 1,
-            Outcome::Failed(_) => self.tally.refused += 1,
+        let judged = self.judge(request, ended);
+        match ended {
+            Ended::Well => self.tally.done += 1,
+            Ended::Failed(_) | Ended::FailedSomehow => self.tally.refused += 1,
         }
         let sectors = operation.extent().map_or(0..0, |extent| sector_range(&extent.bytes()));
-        let is_done = outcome == Outcome::Done;
+        let is_done = ended == Ended::Well;
         match operation {
             Operation::Read(_) => self.history.end_read(begun),
             Operation::Flush if is_done => self.history.flushed(begun),
@@ -208,12 +217,34 @@ impl Workload {
         self.history.lose_power();
     }
 
-    /// Compares a sector of a file below with what its place in the disk may hold. `begun` is a read's.
-    pub fn check_below(&mut self, sector: usize, found: &[u8]) -> Result<()> {
+    fn check_below(&mut self, sector: usize, found: &[u8]) -> Result<()> {
         let begun = self.history.begin_read();
         let judged = self.check_stored(sector, begun, found);
         self.history.end_read(begun);
         judged
+    }
+
+    /// Compares every sector of a file below: with the sector of the disk that lives there, or with its first content.
+    pub fn check_file(&mut self, file: usize, bytes: &[u8]) -> Result<()> {
+        let mut sectors = vec![None; bytes.len() / SECTOR_BYTES];
+        for (sector, end) in self.layout.ends.iter().enumerate() {
+            match *end {
+                End::File(its, at) if its == file => {
+                    let place = sectors.get_mut(index(at) / SECTOR_BYTES);
+                    *place.with_context(|| format!("byte {at} of file {file}"))? = Some(sector);
+                }
+                End::File(..) | End::Zeroes | End::Nothing => {}
+            }
+        }
+        for (place, found) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
+            let judged = match sectors[place] {
+                Some(sector) => self.check_below(sector, found),
+                None if Stamp::find(found) == Some(Stamp::of_file(file, number(place))) => Ok(()),
+                None => Err(anyhow!("it belongs to nobody, but was changed")),
+            };
+            judged.with_context(|| format!("sector {place} of file {file}"))?;
+        }
+        Ok(())
     }
 
     fn begin(&mut self, operation: Operation) -> Request {
@@ -269,20 +300,19 @@ impl Workload {
         index(start)..index(start + count)
     }
 
-    fn judge(&self, request: &Request, outcome: Outcome) -> Result<()> {
+    fn judge(&self, request: &Request, ended: Ended) -> Result<()> {
         let operation = &request.operation;
         let failures = self.layout.failures(operation, &self.refusals[request.refusals..]);
-        match outcome {
-            Outcome::Done => {
+        let may = match ended {
+            Ended::Well => {
                 ensure!(!failures.must, "it should have been refused");
-                self.check_read(request)
+                return self.check_read(request);
             }
-            Outcome::Failed(kind) => {
-                let may = failures.may.contains(&kind);
-                ensure!(may, "it failed with {kind:?}, which nothing on its way can cause");
-                Ok(())
-            }
-        }
+            Ended::Failed(kind) => failures.may.contains(&kind),
+            Ended::FailedSomehow => !failures.may.is_empty(),
+        };
+        ensure!(may, "it ended with {ended:?}, which nothing on its way can cause");
+        Ok(())
     }
 
     fn check_read(&self, request: &Request) -> Result<()> {

@@ -1,0 +1,84 @@
+//! The program `ringloom-conform`, which `cargo xtask conform` builds and starts: the suite for as long as one likes.
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool talks to its user on the terminal"
+)]
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Parser;
+use conform::campaign::{End, Form, run};
+
+/// Stack nodes and layers at random, run random requests through them and check every byte
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask conform")]
+struct Args {
+    /// How long to go on, half of it in memory and half on iothreads
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
+    minutes: u64,
+    /// Repeats the stacks from this one on; default: new ones
+    #[arg(long, value_parser = number)]
+    seed: Option<u64>,
+    /// So many stacks of each form, however long that takes
+    #[arg(long, conflicts_with = "minutes")]
+    stacks: Option<u64>,
+    /// Only this form
+    #[arg(long)]
+    form: Option<FormName>,
+    /// Directories for the files of stacks on iothreads
+    #[arg(long, value_delimiter = ',', default_value = "target,/dev/shm", value_name = "PATH")]
+    directories: Vec<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum FormName {
+    /// Files in memory, and a clock that jumps
+    Pure,
+    /// Iothreads, and files of the host
+    Live,
+}
+
+/// Decimal, or with `0x`, as seeds are printed.
+fn number(text: &str) -> Result<u64, std::num::ParseIntError> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    }
+}
+
+fn main() -> ExitCode {
+    match conform(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("conform: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn conform(args: &Args) -> Result<()> {
+    let seed = args.seed.unwrap_or_else(|| RandomState::new().hash_one("conform"));
+    println!("seed {seed:#x}");
+    for (name, form) in [
+        (FormName::Pure, Form::Pure),
+        (FormName::Live, Form::Live(args.directories.clone())),
+    ] {
+        let (is_wanted, share) = match args.form {
+            None => (true, 30),
+            Some(wanted) => (wanted == name, 60),
+        };
+        if is_wanted {
+            let time = End::Time(Duration::from_secs(args.minutes * share));
+            let end = args.stacks.map_or(time, End::Stacks);
+            let summary = run(&form, seed, end)?;
+            println!("{name:?}: {summary:?}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,25 @@
+//! What is tested: one file for each kind of node.
+
+mod file;
+mod null;
+mod raw;
+
+use std::sync::Arc;
+
+use testkit::conformance::stack::Subject;
+
+pub(crate) use file::{FileEnd, Medium};
+
+/// How time passes in a form of the suite: it bounds what may be held for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// It jumps: an hour costs nothing.
+    Jumping,
+    /// As it does.
+    Real,
+}
+
+/// All kinds of nodes but those that end in a file.
+pub(crate) fn all(_: Pace) -> Vec<Arc<dyn Subject>> {
+    vec![Arc::new(null::Null), Arc::new(raw::Raw)]
+}

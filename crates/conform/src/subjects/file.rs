@@ -1,0 +1,112 @@
+//! `file`: a file of the host, the end of the stacks on iothreads.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use block::{Access, Node};
+use disk::{DiscardPolicy, FileNode};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions};
+use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
+use testkit::conformance::stamp::{SECTOR_BYTES, Stamp};
+use testkit::rng::Rng;
+
+/// The longest file.
+const SECTORS_MAX: u64 = 8192;
+
+/// Where the files of a stack are.
+#[derive(Debug)]
+pub(crate) struct Medium {
+    directory: tempfile::TempDir,
+    /// The open files.
+    pub(crate) table: Arc<FileTable>,
+}
+
+impl Medium {
+    /// A new directory in this one; gone with the medium.
+    pub(crate) fn new(parent: &Path) -> Result<Self> {
+        let place = || format!("a directory in {}", parent.display());
+        let directory = tempfile::tempdir_in(parent).with_context(place)?;
+        Ok(Self { directory, table: Arc::new(FileTable::default()) })
+    }
+
+    /// The file of that number.
+    pub(crate) fn path(&self, file: usize) -> PathBuf {
+        self.directory.path().join(format!("file{file}"))
+    }
+}
+
+/// Files on a medium.
+#[derive(Debug)]
+pub(crate) struct FileEnd(pub(crate) Arc<Medium>);
+
+impl Subject for FileEnd {
+    fn name(&self) -> &'static str {
+        "file"
+    }
+
+    fn choose(&self, rng: &mut Rng, _: &Shape) -> Option<Arc<dyn Chosen>> {
+        let ceiling = SECTORS_MAX >> rng.below(5);
+        let sectors = 1 + rng.below(ceiling);
+        let caching = if rng.one_in(2) { Caching::Direct } else { Caching::Buffered };
+        // Linux AIO needs direct I/O.
+        let aio = match (rng.below(4), caching) {
+            (0, Caching::Direct) => Aio::Native,
+            (1, _) => Aio::Threads,
+            _ => Aio::Automatic,
+        };
+        let discard = if rng.one_in(3) { DiscardPolicy::Ignore } else { DiscardPolicy::Unmap };
+        let medium = Arc::clone(&self.0);
+        let size = sectors * block::SECTOR_BYTES;
+        // The host may refuse direct I/O on what is no whole block at the end of a file.
+        let size = if caching == Caching::Direct { size.next_multiple_of(4096) } else { size };
+        Some(Arc::new(ChosenFile { medium, size, caching, aio, discard }))
+    }
+}
+
+#[derive(Debug)]
+struct ChosenFile {
+    medium: Arc<Medium>,
+    size: u64,
+    caching: Caching,
+    aio: Aio,
+    discard: DiscardPolicy,
+}
+
+impl Chosen for ChosenFile {
+    fn describe(&self) -> String {
+        format!("{} B, {:?}, {:?}, discard {:?}", self.size, self.caching, self.aio, self.discard)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn home(&self, at: u64) -> Home {
+        Home::File(at)
+    }
+
+    fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
+        let path = self.medium.path(parts.file);
+        let mut bytes = vec![0; usize::try_from(self.size)?];
+        for (sector, bytes) in (0..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
+            Stamp::of_file(parts.file, sector).fill(bytes);
+        }
+        std::fs::write(&path, bytes).with_context(|| format!("write {}", path.display()))?;
+        let options = OpenOptions {
+            path,
+            kind: FileKind::Regular,
+            access: Access::ReadWrite,
+            caching: self.caching,
+            aio: self.aio,
+            flushes: Flushes::Obeyed,
+            lock: LockOptions::default(),
+        };
+        let node = FileNode::open(parts.name, &options, self.discard, &self.medium.table)?;
+        Ok(Arc::new(node))
+    }
+
+    fn drops_discards(&self) -> bool {
+        self.discard == DiscardPolicy::Ignore
+    }
+}

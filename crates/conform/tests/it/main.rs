@@ -1,0 +1,32 @@
+//! A short run of the suite; `cargo xtask conform` is the long one.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::path::PathBuf;
+
+use conform::campaign::{End, Form, Summary, run};
+
+/// Runs so many stacks, and looks whether they were of any use.
+#[track_caller]
+fn check(form: &Form, stacks: u64) -> Summary {
+    let summary = run(form, 0, End::Stacks(stacks)).unwrap_or_else(|error| panic!("{error:#}"));
+    println!("{summary:?}");
+    assert!(summary.done > stacks * 50 && summary.refused > stacks, "{summary:?}");
+    for subject in ["null", "raw", "faulty"] {
+        assert!(summary.subjects.contains_key(subject), "no {subject}: {summary:?}");
+    }
+    summary
+}
+
+#[test]
+fn stacks_in_memory_conform() {
+    let summary = check(&Form::Pure, 1500);
+    assert!(summary.held > 1000, "{summary:?}");
+}
+
+#[test]
+fn stacks_on_iothreads_conform() {
+    let directories = [env!("CARGO_TARGET_TMPDIR"), "/dev/shm"];
+    let summary = check(&Form::Live(directories.map(PathBuf::from).to_vec()), 60);
+    assert!(summary.subjects["file"] > 0, "{summary:?}");
+}
