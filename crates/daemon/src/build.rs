@@ -274,10 +274,10 @@ impl Built {
         self.claims.truncate(count);
     }
 
-    /// Has every export look at the size of its disk and tell its front end if that is news.
-    pub(crate) fn review_sizes(&self) {
+    /// Has every export that stands on a block device look at its size, and tell its front end if that is news.
+    pub(crate) fn review_devices(&self) {
         for export in &self.exports {
-            export.offer().size.review();
+            export.offer().size.review_devices();
         }
     }
 

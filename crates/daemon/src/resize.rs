@@ -8,12 +8,13 @@
 //!
 //! Invariants: the size is a multiple of the logical block. What lies behind the end is refused when a request is
 //! decoded, or by the kernel: no request reads something else instead.
-//! Threads: the first one and that of the session. Neither waits for a front end here.
+//! Threads: the first one and that of the session. Neither waits for a front end here, and the first one for no file
+//! system: for disks without a block device it does nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{ByteCount, DiskSize, Node};
-use kernel_io::OpenFile;
+use kernel_io::{FileKind, OpenFile};
 use request_path::Capacity;
 use vhost_user::BackendChannel;
 
@@ -78,6 +79,13 @@ impl Size {
         let size = self.look();
         listener.told = Some(size);
         size
+    }
+
+    /// A block device has changed: [`Size::review`], if there is one below.
+    pub(crate) fn review_devices(&self) {
+        if self.files.iter().any(|file| file.kind() == FileKind::BlockDevice) {
+            self.review();
+        }
     }
 
     /// Looks, and tells the front end if the disk is not as large as it was told. Blocks as far as a file

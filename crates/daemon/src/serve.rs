@@ -230,7 +230,7 @@ fn wait(
     built: &mut Built,
 ) -> Reason {
     // What has changed since the files were opened.
-    built.review_sizes();
+    built.review_devices();
     let rate = &mut SentenceRate::default();
     loop {
         let doorbell = match leave.wait(doorbell, news) {
@@ -238,7 +238,7 @@ fn wait(
             Heard::Doorbell(doorbell) => doorbell,
             Heard::News(news) => {
                 if news.take() {
-                    built.review_sizes();
+                    built.review_devices();
                 }
                 continue;
             }
