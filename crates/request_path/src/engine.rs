@@ -577,8 +577,11 @@ impl Engine {
             return self.answer(index, outcome);
         }
         job.ended = Some(outcome);
+        // One that has to be answered before it may wait for what this one holds.
+        job.holds.clear();
         let lane = job.lane;
-        while let Some(&first) = self.lanes.ordered(lane).front()
+        // The last answer of a lane without rings closes it.
+        while let Some(first) = self.lanes.first_ordered(lane)
             && let Some(outcome) = self.jobs.get(first).ended.take()
         {
             self.lanes.ordered(lane).pop_front();

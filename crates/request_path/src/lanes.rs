@@ -163,6 +163,11 @@ impl Lanes {
         &mut self.get(index).ordered
     }
 
+    /// The oldest of them; none if the lane is closed.
+    pub(crate) fn first_ordered(&self, index: LaneIndex) -> Option<JobIndex> {
+        self.places[index.0].as_ref()?.ordered.front().copied()
+    }
+
     /// A request is over.
     pub(crate) fn over(&mut self, index: LaneIndex) {
         let open = self.get(index);

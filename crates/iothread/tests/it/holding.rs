@@ -10,11 +10,11 @@ use block::{
     Mapping, Node, Operation, Order, PieceList, Rights, SystemClock, Token,
 };
 use disk::{NullNode, ReadContent};
-use kernel_io::FileTable;
+use kernel_io::{Caching, FileTable};
 
-use crate::guest::{Ask, Guest, SLOTS};
+use crate::guest::{Ask, BLOCK, Guest, SLOTS};
 use crate::open_requests::pipe_node;
-use crate::setup::{iothreads, on_both, place};
+use crate::setup::{cached_file_node, iothreads, on_both, place, place_stable};
 
 /// Nobody waits that long.
 const FOR_EVER: Duration = Duration::from_hours(1);
@@ -274,12 +274,55 @@ fn ordered_requests_are_completed_as_they_were_begun() {
             assert_eq!(other.completions(), [0]);
         }
         assert!(guest.poll().is_empty(), "a later request was completed first");
-        std::io::Write::write_all(&mut writer, &[7; crate::guest::BLOCK]).unwrap();
+        std::io::Write::write_all(&mut writer, &[7; BLOCK]).unwrap();
         let mut done = Vec::new();
         while done.len() < 3 {
             done.extend(guest.completions());
         }
         assert_eq!(done, [0, 1, 2]);
         assert_eq!(placed.stop().in_flight() + beside.stop().in_flight(), 0);
+    });
+}
+
+#[test]
+fn an_ordered_request_may_be_the_last_one_on_an_iothread_that_its_ring_has_left() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, b] = iothreads::<2>(&files, reactors);
+        let (pipe, mut writer, begun) = pipe_node(&files);
+        let (node, _) = holding(pipe, Duration::ZERO, Order::AsBegun);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &a);
+        guest.submit(0, Ask::Read, 0);
+        begun.recv_timeout(LIMIT).unwrap();
+        placed.move_to(&b).unwrap();
+        std::io::Write::write_all(&mut writer, &[7; BLOCK]).unwrap();
+        assert_eq!(guest.completions(), [0]);
+        // It is still there to serve.
+        placed.move_to(&a).unwrap();
+        assert_eq!(placed.stop().in_flight(), 0);
+    });
+}
+
+/// The flush has its turn to sync before the write needs one, and is completed after it.
+#[test]
+fn who_is_completed_later_has_no_turn_that_others_wait_for() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, _] = iothreads::<2>(&files, reactors);
+        let (file, _image) = cached_file_node(&files, 1 << 20, Caching::Buffered);
+        let (node, _) = holding(file, Duration::from_millis(1), Order::AsBegun);
+        let mut guest = Guest::new();
+        let placed = place_stable(&guest, &node, &a);
+        for _ in 0..10 {
+            guest.submit(0, Ask::Write, 0);
+            guest.submit(1, Ask::Flush, 0);
+            let mut done = Vec::new();
+            while done.len() < 2 {
+                done.extend(guest.completions());
+            }
+            assert_eq!(done, [0, 1]);
+        }
+        assert_eq!(placed.stop().in_flight(), 0);
     });
 }

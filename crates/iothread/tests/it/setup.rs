@@ -45,13 +45,22 @@ pub(crate) fn iothreads<const N: usize>(
 
 /// A file of that many bytes in the target directory, whose file system has asynchronous I/O.
 pub(crate) fn file_node(files: &Arc<FileTable>, bytes: u64) -> (Arc<dyn Node>, tempfile::TempPath) {
+    cached_file_node(files, bytes, Caching::Direct)
+}
+
+/// The same, past the page cache or not.
+pub(crate) fn cached_file_node(
+    files: &Arc<FileTable>,
+    bytes: u64,
+    caching: Caching,
+) -> (Arc<dyn Node>, tempfile::TempPath) {
     let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     image.as_file().set_len(bytes).unwrap();
     let options = OpenOptions {
         path: image.path().to_path_buf(),
         kind: FileKind::Regular,
         access: Access::ReadWrite,
-        caching: Caching::Direct,
+        caching,
         aio: Aio::Automatic,
         flushes: Flushes::Obeyed,
         lock: kernel_io::LockOptions::default(),
@@ -65,19 +74,25 @@ pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
 }
 
 pub(crate) fn ring(guest: &Guest, node: &Arc<dyn Node>) -> RingSource {
-    ring_source(Ring::new(guest.memory(), guest.setup()).unwrap(), guest, node)
+    let ring = Ring::new(guest.memory(), guest.setup()).unwrap();
+    ring_source(ring, guest, node, Durability::Cached)
 }
 
 /// The source of a ring of the guest that was started already.
 pub(crate) fn source_of(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
-    Box::new(ring_source(ring, guest, node))
+    Box::new(ring_source(ring, guest, node, Durability::Cached))
 }
 
-fn ring_source(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> RingSource {
+fn ring_source(
+    ring: Ring,
+    guest: &Guest,
+    node: &Arc<dyn Node>,
+    durability: Durability,
+) -> RingSource {
     let rules = BlkRules {
         size: node.size(),
         access: node.access(),
-        durability: Durability::Cached,
+        durability,
         discard: true,
         write_zeroes: true,
     };
@@ -96,6 +111,12 @@ fn ring_source(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> RingSource {
 
 pub(crate) fn place(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed {
     place_source(source(guest, node), on)
+}
+
+/// A ring whose changes are durable when they are answered.
+pub(crate) fn place_stable(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed {
+    let ring = Ring::new(guest.memory(), guest.setup()).unwrap();
+    place_source(Box::new(ring_source(ring, guest, node, Durability::Stable)), on)
 }
 
 pub(crate) fn place_source(source: Box<dyn Source>, on: &Arc<Iothread>) -> Placed {
