@@ -8,8 +8,8 @@
 mod guest;
 
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -96,9 +96,8 @@ impl Player {
         let complaints = Arc::new(Complaints::default());
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let table = Arc::clone(&medium.table);
-        let sizes: Sizes = Arc::new(move |FileId(id)| {
-            Some(table.all().get(usize::try_from(id).ok()?)?.bytes())
-        });
+        let sizes: Sizes =
+            Arc::new(move |FileId(id)| Some(table.all().get(usize::try_from(id).ok()?)?.bytes()));
         let node = stack.build(&clock, &complaints, &sizes)?;
         let reactors = if rng.one_in(3) { Reactors::EpollOnly } else { Reactors::Any };
         let polling = Arc::new(Polling::of_process()?);
@@ -119,8 +118,7 @@ impl Player {
         };
         let workload = Workload::new(Layout::new(&stack)?, habits);
         let rings = Vec::new();
-        let mut player =
-            Self { stack, medium, node, complaints, workload, iothreads, rings, rng };
+        let mut player = Self { stack, medium, node, complaints, workload, iothreads, rings, rng };
         for _ in 0..2 + player.rng.index(RINGS_MAX - 1) {
             player.add_ring()?;
         }
@@ -128,8 +126,7 @@ impl Player {
     }
 
     fn add_ring(&mut self) -> Result<()> {
-        let durability =
-            if self.rng.one_in(4) { Durability::Stable } else { Durability::Cached };
+        let durability = if self.rng.one_in(4) { Durability::Stable } else { Durability::Cached };
         self.rings.push(Served { guest: Guest::new()?, durability, placed: None });
         let ring = self.rings.len() - 1;
         self.start(ring, RingBase(0))

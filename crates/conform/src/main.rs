@@ -65,10 +65,9 @@ fn main() -> ExitCode {
 fn conform(args: &Args) -> Result<()> {
     let seed = args.seed.unwrap_or_else(|| RandomState::new().hash_one("conform"));
     println!("seed {seed:#x}");
-    for (name, form) in [
-        (FormName::Pure, Form::Pure),
-        (FormName::Live, Form::Live(args.directories.clone())),
-    ] {
+    for (name, form) in
+        [(FormName::Pure, Form::Pure), (FormName::Live, Form::Live(args.directories.clone()))]
+    {
         let (is_wanted, share) = match args.form {
             None => (true, 30),
             Some(wanted) => (wanted == name, 60),

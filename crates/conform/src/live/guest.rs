@@ -154,7 +154,8 @@ impl Guest {
             }
             Operation::Discard(extent, _) | Operation::WriteZeroes(extent, _, _) => {
                 let sectors = u32::try_from(extent.count().0 / block::SECTOR_BYTES)?;
-                let unmap = matches!(request.operation, Operation::WriteZeroes(_, Unmap::Allowed, _));
+                let unmap =
+                    matches!(request.operation, Operation::WriteZeroes(_, Unmap::Allowed, _));
                 self.memory.write(header + RANGE, &sector.to_le_bytes());
                 self.memory.write(header + RANGE + 8, &sectors.to_le_bytes());
                 self.memory.write(header + RANGE + 12, &u32::from(unmap).to_le_bytes());

@@ -18,8 +18,7 @@ impl Subject for Null {
 
     fn choose(&self, rng: &mut Rng, _: &Shape) -> Option<Arc<dyn Chosen>> {
         let size = (1 + rng.below(1024)) * block::SECTOR_BYTES;
-        let content =
-            if rng.one_in(2) { ReadContent::Zeroes } else { ReadContent::Untouched };
+        let content = if rng.one_in(2) { ReadContent::Zeroes } else { ReadContent::Untouched };
         Some(Arc::new(ChosenNull { size, content }))
     }
 }

@@ -15,8 +15,9 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use block::{
-    Access, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError, Limits, Mapping,
-    Node, Operation, Order, Piece, PieceList, PieceMark, PieceRange, Rights, Target, Token,
+    Access, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError, Limits,
+    Mapping, Node, Operation, Order, Piece, PieceList, PieceMark, PieceRange, Rights, Target,
+    Token,
 };
 
 use super::stack::Sizes;
@@ -255,7 +256,9 @@ impl Judge {
     fn pieces(&self, asked: Operation, range: PieceRange, pieces: &PieceList, mark: PieceMark) {
         let found = pieces.get(range);
         // It must not name what an earlier call has answered; what is in the list twice is found by its bytes.
-        if !found.is_empty() && !pieces.get(pieces.since(mark)).as_ptr_range().contains(&found.as_ptr()) {
+        if !found.is_empty()
+            && !pieces.get(pieces.since(mark)).as_ptr_range().contains(&found.as_ptr())
+        {
             self.complain(format!("{asked:?} is answered with pieces of earlier answers"));
         }
         let wanted = match asked {

@@ -15,9 +15,9 @@ use block::{
     PieceRange, Rights, Target,
 };
 
+use super::number;
 use super::stack::{Chosen, Home, Parts, Shape, Subject};
 use super::stamp::SECTOR_BYTES;
-use super::number;
 use crate::rng::Rng;
 
 /// Which requests are refused.
@@ -370,9 +370,7 @@ fn cut(range: PieceRange, pieces: &mut PieceList, rng: &mut Rng) -> PieceRange {
 
 fn part(piece: &Piece, from: u64, count: u64) -> Piece {
     let target = match piece.target {
-        Target::File { file, offset } => {
-            Target::File { file, offset: ByteOffset(offset.0 + from) }
-        }
+        Target::File { file, offset } => Target::File { file, offset: ByteOffset(offset.0 + from) },
         other @ (Target::Zeroes | Target::Nothing) => other,
     };
     Piece { skip: piece.skip + from, count: ByteCount(count), target }

@@ -49,7 +49,8 @@ impl Layout {
             let end = stack.follow(at, &mut |chosen: &dyn Chosen, at| {
                 drops_discards |= chosen.drops_discards();
                 let own = chosen.faults();
-                let passed = |view: &&mut FaultView| own.is_some_and(|it| Arc::ptr_eq(it, &view.faults));
+                let passed =
+                    |view: &&mut FaultView| own.is_some_and(|it| Arc::ptr_eq(it, &view.faults));
                 if let Some(view) = faults.iter_mut().find(passed) {
                     view.places[sector] = Some(at);
                     view.is_sheltered |= drops_discards;
@@ -111,9 +112,10 @@ impl FaultView {
         // A flush is about all.
         let Some(extent) = operation.extent() else { return true };
         let bytes = |place: u64| place + number(SECTOR_BYTES);
-        self.places[sector_range(&extent.bytes())].iter().flatten().any(|place| {
-            *place < refusal.bytes.end && refusal.bytes.start < bytes(*place)
-        })
+        self.places[sector_range(&extent.bytes())]
+            .iter()
+            .flatten()
+            .any(|place| *place < refusal.bytes.end && refusal.bytes.start < bytes(*place))
     }
 }
 

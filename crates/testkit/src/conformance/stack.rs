@@ -168,11 +168,7 @@ impl Stack {
     }
 
     /// This subject alone on random ends; nodes with faults may stand above and below it.
-    fn alone(
-        rng: &mut Rng,
-        subjects: &[Arc<dyn Subject>],
-        subject: &dyn Subject,
-    ) -> Result<Self> {
+    fn alone(rng: &mut Rng, subjects: &[Arc<dyn Subject>], subject: &dyn Subject) -> Result<Self> {
         for _ in 0..TRIES_MAX * TRIES_MAX {
             let Self { mut root, files } = Self::random(rng, subjects, 0)?;
             if rng.one_in(2) {

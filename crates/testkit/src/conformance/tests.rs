@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::number;
 use super::play::play;
 use super::stack::{Chosen, Home, Parts, Shape, Subject, Which};
 use super::stamp::SECTOR_BYTES;
-use super::number;
 use crate::rng::Rng;
 use anyhow::Result;
 use block::{
@@ -204,7 +204,8 @@ impl WindowLane {
         let sector = number(SECTOR_BYTES);
         let moved = |extent: block::Extent| {
             let mut start = extent.start().0 + self.chosen.offset;
-            if self.is(Mistake::Place) || (self.is(Mistake::Tail) && extent.count().0 > 8 * sector) {
+            if self.is(Mistake::Place) || (self.is(Mistake::Tail) && extent.count().0 > 8 * sector)
+            {
                 start += sector;
             }
             let start = if self.is(Mistake::TooFar) { extent.start().0 } else { start };
@@ -274,7 +275,9 @@ impl WindowLane {
                 parts.into_iter().for_each(|part| pieces.push(part));
                 mapping.answer = Answer::Now(pieces.since(mark));
             }
-            Answer::Now(_) if mapping.operation == Operation::Flush && self.is(Mistake::NoFlush) => {
+            Answer::Now(_)
+                if mapping.operation == Operation::Flush && self.is(Mistake::NoFlush) =>
+            {
                 mapping.answer = Answer::Now(pieces.none());
             }
             Answer::Now(_) | Answer::Held | Answer::Refused(_) => {}
