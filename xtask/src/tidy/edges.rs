@@ -53,7 +53,7 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
-    row("iothread", &["block", "kernel_io", "request_path"], &["disk", "virtio"]),
+    row("iothread", &["block", "kernel_io", "request_path"], &["disk", "layers", "virtio"]),
     row("request_path", &["block", "kernel_io", "virtio"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
     row("layers", &["block"], &["disk", "iothread", "kernel_io", "request_path", "virtio"]),

@@ -6,9 +6,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
-use block::{Access, ByteCount, DiskSize, Node, SystemClock};
+use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
+use layers::{Chunk, StripeDiscards, StripeNode};
 use request_path::{Appetite, Engine, Rest, Signal, Source, SourceKey, Turn};
 
 use crate::dirty_log::Log;
@@ -80,8 +81,16 @@ impl Served {
     }
 }
 
+const NARROW: [Ask; 4] = [Ask::Read, Ask::Write, Ask::Read, Ask::Flush];
+const ACROSS: [Ask; 4] = [Ask::WideRead, Ask::WideWrite, Ask::WideRead, Ask::Flush];
+
 #[track_caller]
 fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>, log: Option<&Log>) {
+    check_asks(NARROW, node, files, log);
+}
+
+#[track_caller]
+fn check_asks(asks: [Ask; 4], node: &Arc<dyn Node>, files: &Arc<FileTable>, log: Option<&Log>) {
     let mut guest = Guest::new();
     let mut served = Served::new(&guest, node, files);
     if let Some(log) = log {
@@ -95,7 +104,7 @@ fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>, log: Option<&Log>) {
         let mut completed = 0;
         while completed < 3000 {
             while let Some(slot) = guest.free_slot() {
-                let ask = [Ask::Read, Ask::Write, Ask::Read, Ask::Flush][usize::from(slot % 4)];
+                let ask = asks[usize::from(slot % 4)];
                 guest.submit(slot, ask, u64::from(slot));
             }
             served.serve_once();
@@ -134,4 +143,31 @@ fn a_request_whose_pages_are_logged_allocates_nothing() {
     let log = Log::new();
     check(&node, &files, Some(&log));
     assert!(!log.take().is_empty(), "it was logged");
+}
+
+/// A stripe of chunks of one block.
+fn stripe(nodes: Vec<Arc<dyn Node>>) -> Arc<dyn Node> {
+    let children = nodes.into_iter().map(Child::new).collect();
+    let chunk = Chunk::new(ByteCount(BLOCK as u64)).unwrap();
+    let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
+    Arc::new(StripeNode::new("stripe", children, chunk, access, discards).unwrap())
+}
+
+#[test]
+fn a_request_over_eight_chunks_of_null_disks_allocates_nothing() {
+    let size = DiskSize(ByteCount(1 << 20));
+    let null = |name| -> Arc<dyn Node> {
+        Arc::new(NullNode::new(name, size, Access::ReadWrite, ReadContent::Zeroes))
+    };
+    let names = ["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"];
+    let node = stripe(names.into_iter().map(null).collect());
+    check_asks(ACROSS, &node, &Arc::new(FileTable::default()), None);
+}
+
+#[test]
+fn a_request_over_eight_chunks_of_files_allocates_nothing() {
+    let files = Arc::new(FileTable::default());
+    let images: [_; 3] = std::array::from_fn(|_| file_node(&files, 64 * BLOCK as u64));
+    let node = stripe(images.iter().map(|(node, _)| Arc::clone(node)).collect());
+    check_asks(ACROSS, &node, &files, None);
 }

@@ -25,8 +25,11 @@ const AVAILABLE: usize = 0x1000;
 const USED: usize = 0x2000;
 const HEADERS: usize = 0x4000;
 const DATA: usize = 0x10000;
-const MEMORY: usize = DATA + SLOTS as usize * BLOCK;
+const MEMORY: usize = DATA + (SLOTS as usize + WIDE - 1) * BLOCK;
 const STATUS_UNSET: u8 = 0xaa;
+
+/// How many blocks a wide request is about.
+pub(crate) const WIDE: usize = 8;
 
 /// What to ask the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +37,10 @@ pub(crate) enum Ask {
     Read,
     Write,
     Flush,
+    /// Reads into the slot's page and those behind it, which others use as well.
+    WideRead,
+    /// Writes from there.
+    WideWrite,
 }
 
 #[derive(Debug)]
@@ -139,8 +146,8 @@ impl Guest {
         assert!(!std::mem::replace(&mut self.open[place], true));
         let header = HEADERS + place * 32;
         let kind: u32 = match ask {
-            Ask::Read => 0,
-            Ask::Write => 1,
+            Ask::Read | Ask::WideRead => 0,
+            Ask::Write | Ask::WideWrite => 1,
             Ask::Flush => 4,
         };
         let sector = block * (BLOCK as u64 / 512);
@@ -150,8 +157,13 @@ impl Guest {
         self.put(header + 16, &[STATUS_UNSET]);
         // Header, then data (a flush has none), then status.
         let last = slot * 3 + 2;
-        let data_flags = if ask == Ask::Read { 1 | 2 } else { 1 };
-        self.write_descriptor(slot * 3 + 1, DATA + place * BLOCK, BLOCK, data_flags);
+        let (count, data_flags) = match ask {
+            Ask::Read => (BLOCK, 1 | 2),
+            Ask::Write | Ask::Flush => (BLOCK, 1),
+            Ask::WideRead => (WIDE * BLOCK, 1 | 2),
+            Ask::WideWrite => (WIDE * BLOCK, 1),
+        };
+        self.write_descriptor(slot * 3 + 1, DATA + place * BLOCK, count, data_flags);
         self.write_descriptor(last, header + 16, 1, 2);
         let next = if ask == Ask::Flush { last } else { slot * 3 + 1 };
         self.put(usize::from(slot) * 3 * 16 + 14, &next.to_le_bytes());
