@@ -9,6 +9,7 @@
 
 mod fairness;
 mod guest;
+mod layers;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use crate::refill::guest::{Guest, Shape};
 use crate::results::Metric;
 
 pub(crate) use crate::refill::fairness::{Company, Fairness};
+pub(crate) use crate::refill::layers::Layer;
 
 const RAMP: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(1);
@@ -143,8 +145,7 @@ struct Rings {
 
 impl Rings {
     /// So many rings on each of so many threads.
-    fn start(threads: u16, rings: u16, file: Option<DiskFile<'_>>) -> Result<Self> {
-        let stage = Stage::new(file)?;
+    fn start(stage: &Stage, threads: u16, rings: u16) -> Result<Self> {
         let mut all = Self { placed: Vec::new(), answers: Vec::new() };
         for number in 0..threads {
             let iothread = stage.iothread(&format!("t{number}"))?;
@@ -201,7 +202,11 @@ struct Stage {
 impl Stage {
     fn new(file: Option<DiskFile<'_>>) -> Result<Self> {
         let files = Arc::new(FileTable::default());
-        let node = node(file, &files)?;
+        Self::over(node(file, &files)?, files)
+    }
+
+    /// With that disk.
+    fn over(node: Arc<dyn Node>, files: Arc<FileTable>) -> Result<Self> {
         let host = Host {
             files,
             clock: Arc::new(SystemClock),
@@ -266,7 +271,11 @@ pub(crate) fn measure(
     file: Option<DiskFile<'_>>,
     runtime: Duration,
 ) -> Result<Values> {
-    let rings = Rings::start(threads, rings, file)?;
+    measure_on(&Stage::new(file)?, threads, rings, runtime)
+}
+
+fn measure_on(stage: &Stage, threads: u16, rings: u16, runtime: Duration) -> Result<Values> {
+    let rings = Rings::start(stage, threads, rings)?;
     clock::pause(RAMP);
     let cpu = || cpu_ns(std::process::id());
     let (opened, before, cpu_before) = (clock::now(), rings.answered(), cpu());
@@ -287,7 +296,7 @@ pub(crate) fn measure(
 /// Serves at least so many requests on one thread and returns how many it were and how long it took.
 pub(crate) fn profile(requests: u64) -> Result<(u64, Duration)> {
     let start = clock::now();
-    let rings = Rings::start(1, 1, None)?;
+    let rings = Rings::start(&Stage::new(None)?, 1, 1)?;
     while rings.answered() < requests {
         clock::pause(LOOK);
     }

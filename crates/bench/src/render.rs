@@ -50,7 +50,7 @@ pub(crate) fn row(row: &RowResult) -> String {
     text
 }
 
-const NAMES: [(Contender, &str); 11] = [
+const NAMES: [(Contender, &str); 12] = [
     (Contender::Ringloom, "ringloom"),
     (Contender::Qsd, "qsd"),
     (Contender::Host, "host"),
@@ -58,6 +58,7 @@ const NAMES: [(Contender, &str); 11] = [
     (Contender::OneThread, "1 thread"),
     (Contender::TwoThreads, "2 threads"),
     (Contender::TwoRings, "2 on 1 thread"),
+    (Contender::Layered, "with the layer"),
     (Contender::QuietAlone, "depth 1, alone"),
     (Contender::QuietBeside, "depth 1, beside"),
     (Contender::SaturatedAlone, "saturated, alone"),
@@ -102,8 +103,8 @@ impl Ratio {
 
 fn ratios(row: &RowResult) -> Vec<Ratio> {
     use Contender::{
-        Host, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, SaturatedAlone, SaturatedBeside,
-        TwoRings, TwoThreads,
+        Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, SaturatedAlone,
+        SaturatedBeside, TwoRings, TwoThreads,
     };
     let of = [
         ("ringloom / qsd", Ringloom, Qsd, Metric::RequestsPerS),
@@ -112,6 +113,7 @@ fn ratios(row: &RowResult) -> Vec<Ratio> {
         ("p99: ringloom / qsd", Ringloom, Qsd, Metric::P99Us),
         ("2 threads / 1 thread", TwoThreads, OneThread, Metric::RequestsPerS),
         ("2 rings / 1, one thread", TwoRings, OneThread, Metric::RequestsPerS),
+        ("with the layer / without", Layered, OneThread, Metric::RequestsPerS),
         ("depth 1 p50: beside / alone", QuietBeside, QuietAlone, Metric::P50Us),
         ("depth 1 p99: beside / alone", QuietBeside, QuietAlone, Metric::P99Us),
         ("saturated: beside / alone", SaturatedBeside, SaturatedAlone, Metric::RequestsPerS),
@@ -136,7 +138,7 @@ pub(crate) fn markdown(results: &Results) -> String {
 }
 
 fn markdown_row(row: &RowResult) -> String {
-    use Contender::{Host, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, TwoThreads};
+    use Contender::{Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, TwoThreads};
     let is_fairness = !row.series(QuietAlone, Metric::P99Us).is_empty();
     let rate = if is_fairness { Metric::P99Us } else { Metric::RequestsPerS };
     let main = |contender| {
@@ -149,11 +151,14 @@ fn markdown_row(row: &RowResult) -> String {
         spread.map(|spread| Ratio { name: "", spread }.text()).unwrap_or_default()
     };
     let is_refill = !row.series(OneThread, Metric::RequestsPerS).is_empty();
-    // Two threads stand in ringloom's column, one in its peer's; likewise beside and alone.
-    let (own, peer) = match (is_refill, is_fairness) {
-        (true, _) => (TwoThreads, OneThread),
-        (_, true) => (QuietBeside, QuietAlone),
-        (false, false) => (Ringloom, Qsd),
+    let is_layer = !row.series(Layered, Metric::RequestsPerS).is_empty();
+    // Two threads stand in ringloom's column, one in its peer's; likewise with and without a layer,
+    // beside and alone.
+    let (own, peer) = match (is_layer, is_refill, is_fairness) {
+        (true, _, _) => (Layered, OneThread),
+        (_, true, _) => (TwoThreads, OneThread),
+        (_, _, true) => (QuietBeside, QuietAlone),
+        (false, false, false) => (Ringloom, Qsd),
     };
     let floor = noise(&row.series(own, rate));
     let cells = [

@@ -72,6 +72,8 @@ pub(crate) enum Contender {
     TwoThreads,
     /// Two self-refilling rings on one iothread.
     TwoRings,
+    /// One self-refilling ring on one iothread, and a layer above the disk.
+    Layered,
     /// Rings of depth 1 on an iothread of their own.
     QuietAlone,
     /// Beside a saturated ring.

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a row's name says everything about it and is unique. Pure.
 
-use crate::refill::Fairness;
+use crate::refill::{Fairness, Layer};
 use load::{BlockBytes, Operation, Shape, Workload};
 
 /// The seed of all offsets and times of arrival.
@@ -60,6 +60,8 @@ pub(crate) enum Kind {
     Load(Load),
     /// Self-refilling rings, on one and on two iothreads.
     Refill(Disk),
+    /// A self-refilling ring on null disks, with a layer above them and without.
+    Layer(Layer),
     /// Rings of depth 1 alone and beside a saturated one.
     Fairness(Fairness),
     /// 8 exports of 16 connected rings and nothing to do.
@@ -130,6 +132,7 @@ pub(crate) fn quick() -> Vec<Row> {
         load_row(read(Disk::Work, 64, Polling), work),
         load_row(read(Disk::Null, 4, poisson), "0.5 × CPU of qsd, p99 not worse"),
         special("refill-null", Kind::Refill(Disk::Null), "two threads 1.85 × one"),
+        special("layer-stripe", Kind::Layer(Layer::Stripe), "0.70 × without"),
         fairness("fairness-null", Disk::Null, 1, 4096, "p99 at most 3 × alone"),
         fairness("fairness-tmpfs", Disk::Tmpfs, 1, 4096, "p99 at most 3 × alone"),
         special("idle", Kind::Idle, "20 ms of CPU in 10 s"),

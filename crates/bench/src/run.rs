@@ -11,7 +11,7 @@ use crate::cpus::Cpus;
 use crate::disks::Disks;
 use crate::machine::{Machine, version};
 use crate::measure::{Counting, Values, serve};
-use crate::refill::{Company, Fairness};
+use crate::refill::{Company, Fairness, Layer};
 use crate::results::{Contender, Results, RowResult, Sample, Settings};
 use crate::rows::{self, Client, Disk, Kind, Load, Row};
 use crate::server::Program;
@@ -114,6 +114,7 @@ impl Bench {
         match row.kind {
             Kind::Load(load) => self.load_row(&load, &mut result)?,
             Kind::Refill(disk) => self.refill_row(disk, &mut result)?,
+            Kind::Layer(layer) => self.layer_row(layer, &mut result)?,
             Kind::Fairness(fairness) => self.fairness_row(fairness, &mut result)?,
             Kind::Idle => {
                 let cpus = &self.cpus;
@@ -173,6 +174,18 @@ impl Bench {
                 let values = self.cpus.on_all(measure)??;
                 add(result, pair, contender, values);
             }
+        }
+        Ok(())
+    }
+
+    fn layer_row(&self, layer: Layer, result: &mut RowResult) -> Result<()> {
+        let mut order = [(Contender::OneThread, Layer::None), (Contender::Layered, layer)];
+        for pair in 0..self.pairs {
+            for (contender, layer) in order {
+                let values = self.cpus.on_all(|| layer.measure(self.runtime))??;
+                add(result, pair, contender, values);
+            }
+            order.reverse();
         }
         Ok(())
     }
