@@ -333,10 +333,13 @@ impl Kernel {
         self.reactor.is_misled()
     }
 
-    /// Whether [`Kernel::wait`] without blocking would bring anything, as far as can be seen without
-    /// a system call. Submit what is queued before you ask.
+    /// Whether [`Kernel::wait`] without blocking would do anything, as far as can be seen without a
+    /// system call: bring something, or hand over what is queued.
     pub fn has_news(&mut self) -> bool {
-        !self.events.is_empty() || !self.inline.is_empty() || self.reactor.has_news()
+        !self.events.is_empty()
+            || !self.inline.is_empty()
+            || self.native.as_ref().is_some_and(Native::can_submit)
+            || self.reactor.has_news()
     }
 
     /// Whether something waits to be done inline in the next turns.

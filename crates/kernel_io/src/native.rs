@@ -145,6 +145,8 @@ pub(crate) struct Native {
     bell: Notifier,
     queue: VecDeque<ControlBlock>,
     flying: usize,
+    /// Whether the kernel had no room, and nothing has been completed since.
+    no_room: bool,
     events: Vec<IoEvent>,
 }
 
@@ -154,7 +156,7 @@ impl Native {
         let bell = Notifier::new()?;
         let context = Context::new(EVENTS_MAX)?;
         let events = vec![IoEvent::default(); BATCH];
-        Ok(Self { context, bell, queue: VecDeque::new(), flying: 0, events })
+        Ok(Self { context, bell, queue: VecDeque::new(), flying: 0, no_room: false, events })
     }
 
     /// Whether the host has Linux AIO.
@@ -178,6 +180,11 @@ impl Native {
     /// Whether something is queued that no completion will bring on its way.
     pub(crate) fn is_stuck(&self) -> bool {
         !self.queue.is_empty() && self.flying == 0
+    }
+
+    /// Whether something is queued and the kernel may have room for it.
+    pub(crate) fn can_submit(&self) -> bool {
+        !self.queue.is_empty() && self.flying < EVENTS_MAX as usize && !self.no_room
     }
 
     /// Queues an operation, which [`Native::suits`], for the next [`Native::submit`].
@@ -241,6 +248,7 @@ impl Native {
                 Err(error) => Errno::from_io_error(&error).unwrap_or(Errno::IO),
             };
             if errno == Errno::AGAIN && self.flying > 0 {
+                self.no_room = true;
                 return;
             }
             // The first one is what the kernel did not like.
@@ -257,6 +265,7 @@ impl Native {
         loop {
             let taken = self.context.take(&mut self.events)?;
             self.flying -= taken;
+            self.no_room &= taken == 0;
             for event in &self.events[..taken] {
                 let result = i32::try_from(event.result).unwrap_or(i32::MAX);
                 done.push(completion(event.data, result));
@@ -271,4 +280,30 @@ impl Native {
 fn completion(data: u64, result: i32) -> Completion {
     let index = u32::try_from(data).expect("the data of a block is a slot's number");
     Completion { index: SlotIndex(index), result, more: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Or a look for news would enter the kernel in vain all the time.
+    #[test]
+    fn what_the_kernel_has_no_room_for_is_not_tried_before_a_completion() {
+        // A host without Linux AIO.
+        let Ok(mut native) = Native::new() else { return };
+        assert!(!native.can_submit());
+        native.queue.push_back(ControlBlock::default());
+        assert!(native.can_submit());
+        native.flying = EVENTS_MAX as usize;
+        assert!(!native.can_submit());
+        native.flying = 1;
+        assert!(native.can_submit());
+        native.no_room = true;
+        assert!(!native.can_submit());
+        // No completion has come.
+        native.take_done(&mut Vec::new()).unwrap();
+        assert!(!native.can_submit());
+        native.queue.clear();
+        native.flying = 0;
+    }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use kernel_io::{
     Aio, Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Reactors, Tag, Wait,
+    WaitsWith,
 };
 use rustix::io::Errno;
 
@@ -108,6 +109,59 @@ fn what_is_written_from_several_segments_is_read_into_others() {
         assert_eq!(read_back(base, 10), b"\0abcfghij\0");
         kernel.sync(id, Tag(3));
         finished(&mut kernel, Tag(3)).unwrap();
+    });
+}
+
+/// A look for news must not wait for operations that nobody has handed to the kernel.
+#[test]
+fn what_is_queued_is_news_until_it_is_submitted() {
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, _file) = file(rig, &table, &[7; 64]);
+        let mut kernel = rig.kernel(table);
+        let (_, to) = memory(&[0; 64]);
+        // Workers have it at once, and may be done.
+        let is_queued = |kernel: &mut Kernel| match (rig.aio, kernel.waits_with()) {
+            (Aio::Native, _) | (Aio::Automatic | Aio::IoUring, WaitsWith::IoUring) => {
+                assert!(kernel.has_news(), "nobody hands it to the kernel");
+            }
+            (Aio::Automatic | Aio::IoUring | Aio::Threads, _) => {}
+        };
+        kernel.read(id, ByteOffset(0), std::iter::once(to(0, 64)), Tag(1));
+        is_queued(&mut kernel);
+        finished(&mut kernel, Tag(1)).unwrap();
+        // The first one of what follows it is queued while its result is worked off.
+        kernel.sync(id, Tag(2));
+        is_queued(&mut kernel);
+        finished(&mut kernel, Tag(2)).unwrap();
+        assert!(!kernel.has_news(), "nothing is left");
+    });
+}
+
+/// More than the kernel takes at once: what waits is no news while nothing can be done about it, and
+/// all of it is carried out.
+#[test]
+fn what_waits_for_room_is_carried_out() {
+    const OPERATIONS: u64 = 2500;
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let (id, _file) = file(rig, &table, &[7; 64]);
+        let mut kernel = rig.kernel(table);
+        let (_, to) = memory(&[0; 64]);
+        for tag in 0..OPERATIONS {
+            kernel.read(id, ByteOffset(0), std::iter::once(to(0, 64)), Tag(tag));
+        }
+        let mut ended = 0;
+        while ended < OPERATIONS {
+            // Without blocking as long as there are news, as an iothread does that looks.
+            let wait = if kernel.has_news() { Wait::Poll } else { Wait::Block };
+            kernel.wait(wait).unwrap();
+            while let Some((_, result, _)) = kernel.next_finished() {
+                result.unwrap();
+                ended += 1;
+            }
+        }
+        assert!(!kernel.has_news(), "nothing is left");
     });
 }
 
