@@ -230,7 +230,12 @@ impl Node for MemoryNode {
 
     fn limits(&self) -> Limits {
         let block = NonZeroU32::new(512).expect("512 is not zero");
-        Limits { request_alignment: block, physical_block: block, discard: true }
+        Limits {
+            request_alignment: block,
+            physical_block: block,
+            discard: true,
+            discard_granularity: block,
+        }
     }
 
     fn access(&self) -> Access {
