@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use block::{Access, ByteCount, Child, DiskSize, Durability, Node, SystemClock};
-use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent};
+use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent, Window};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{
     Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Notifier, OpenOptions, Reactors,
@@ -189,7 +189,8 @@ fn node(file: Option<DiskFile<'_>>, files: &Arc<FileTable>) -> Result<Arc<dyn No
             Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, files)?)
         }
     };
-    Ok(Arc::new(RawNode::new("disk", Child::new(below), access, DiscardPolicy::Unmap)))
+    let (child, discard) = (Child::new(below), DiscardPolicy::Unmap);
+    Ok(Arc::new(RawNode::new("disk", child, Window::WHOLE, access, discard)?))
 }
 
 /// What rings and iothreads need around them.

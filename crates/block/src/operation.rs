@@ -40,6 +40,18 @@ impl Operation {
         }
     }
 
+    /// The same asked of other bytes. A flush is about all and stays as it is.
+    #[must_use]
+    pub fn on(self, extent: Extent) -> Self {
+        match self {
+            Self::Read(_) => Self::Read(extent),
+            Self::Write(_, durability) => Self::Write(extent, durability),
+            Self::Discard(_, durability) => Self::Discard(extent, durability),
+            Self::WriteZeroes(_, unmap, durability) => Self::WriteZeroes(extent, unmap, durability),
+            Self::Flush => Self::Flush,
+        }
+    }
+
     /// When a change must survive a power loss. Reads and flushes have nothing to keep.
     pub fn durability(&self) -> Durability {
         match *self {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{Access, Clock, Node};
-use disk::DiscardPolicy;
+use disk::{DiscardPolicy, WindowError};
 use kernel_io::{FileTable, Identity, OpenError};
 use layers::{DelayNode, StripeError};
 
@@ -66,6 +66,15 @@ pub enum GraphError {
     /// Its children make no stripe.
     #[error(transparent)]
     Stripe(#[from] StripeError),
+    /// Its child has not the bytes that it is to show.
+    #[error("node {node}")]
+    Window {
+        /// The node-name.
+        node: String,
+        /// Why.
+        #[source]
+        source: WindowError,
+    },
     /// Direct I/O cannot reach the end of the file.
     #[error(
         "node {node}: the size of {path}, {bytes} bytes, is no multiple of the {alignment} bytes \

@@ -62,9 +62,9 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
                          Default: io_uring; where the host forbids it, the better of the others
                    [,locking=auto|on|off]
                          lock the image as QEMU does; auto, the default: where the host can
-  --blockdev [driver=]raw,node-name=N,file=NODE
-                         another node's bytes as they are; the other node may be written in
-                         place: file.driver=file,file.filename=PATH
+  --blockdev [driver=]raw,node-name=N,file=NODE[,offset=BYTES][,size=BYTES]
+                         another node's bytes as they are, all or so many from there; the other
+                         node may be written in place: file.driver=file,file.filename=PATH
   --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off][,latency-ns=NS]
                          a disk without content; default: 1 GiB, reads give whatever was there.
                          latency-ns: how long every request takes

@@ -1,28 +1,107 @@
-//! The raw format: a disk whose bytes are its child's bytes (driver `raw`).
+//! The raw format: a disk whose bytes are its child's bytes, or some of them (driver `raw`).
+//!
+//! Where it stands in the life of a request: its lane moves each request to where the bytes are in the
+//! child and asks the lane below. Of a disk that is the whole child and may do what the child may, the
+//! lane is the child's own.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, Child, Claim, ClaimError, DiskSize, Due, Lane, LaneError, Limits, Mapping,
-    Node, Operation, PieceList, Rights, Unmap,
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, FailKind, Lane,
+    LaneError, Limits, Mapping, Node, Operation, PieceList, Rights, Unmap,
 };
 
 use crate::DiscardPolicy;
+
+/// What a size must be a multiple of, in bytes, as in QEMU.
+const SIZE_UNIT: u64 = 512;
+
+/// Which bytes of its child a raw disk shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Window {
+    /// Where they begin (`offset=`).
+    pub offset: u64,
+    /// How many they are (`size=`); `None` is all that follow.
+    pub size: Option<u64>,
+}
+
+/// A window that does not fit. QEMU's sentences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WindowError {
+    /// The child ends before it begins.
+    #[error("Offset ({offset}) cannot be greater than size of the containing file ({bytes})")]
+    Offset {
+        /// Where it begins.
+        offset: u64,
+        /// The child's size.
+        bytes: u64,
+    },
+    /// The child ends before it ends.
+    #[error(
+        "The sum of offset ({offset}) and size ({size}) has to be smaller or equal to the actual \
+         size of the containing file ({bytes})"
+    )]
+    Size {
+        /// Where it begins.
+        offset: u64,
+        /// How long it is.
+        size: u64,
+        /// The child's size.
+        bytes: u64,
+    },
+    /// No disk has that size.
+    #[error("Specified size is not multiple of 512")]
+    Unit,
+}
+
+impl Window {
+    /// The whole child.
+    pub const WHOLE: Self = Self { offset: 0, size: None };
+
+    /// Proves that it lies inside a child of that many bytes; returns how many it has itself.
+    pub fn check(self, bytes: u64) -> Result<u64, WindowError> {
+        let Self { offset, size } = self;
+        let Some(rest) = bytes.checked_sub(offset) else {
+            return Err(WindowError::Offset { offset, bytes });
+        };
+        match size {
+            None => Ok(rest),
+            Some(size) if size > rest => Err(WindowError::Size { offset, size, bytes }),
+            Some(size) if !size.is_multiple_of(SIZE_UNIT) => Err(WindowError::Unit),
+            Some(size) => Ok(size),
+        }
+    }
+
+    /// Where it ends on the child, which may grow.
+    fn end(self) -> DiskSize {
+        let end = self.size.and_then(|size| self.offset.checked_add(size));
+        DiskSize(ByteCount(end.unwrap_or(u64::MAX)))
+    }
+}
 
 /// A node that gives its child a format: none.
 #[derive(Debug)]
 pub struct RawNode {
     name: String,
     child: Arc<Child>,
+    window: Window,
     access: Access,
     discard: DiscardPolicy,
 }
 
 impl RawNode {
-    /// Shows the child as a disk of its own name.
-    pub fn new(name: &str, child: Arc<Child>, access: Access, discard: DiscardPolicy) -> Self {
-        Self { name: name.to_owned(), child, access, discard }
+    /// Shows the child, or a part of it, as a disk of its own name.
+    pub fn new(
+        name: &str,
+        child: Arc<Child>,
+        window: Window,
+        access: Access,
+        discard: DiscardPolicy,
+    ) -> Result<Self, WindowError> {
+        window.check(child.node().size().0.0)?;
+        Ok(Self { name: name.to_owned(), child, window, access, discard })
     }
 }
 
@@ -32,12 +111,22 @@ impl Node for RawNode {
     }
 
     fn size(&self) -> DiskSize {
-        self.child.node().size()
+        // What no longer fits, because the child has shrunk since, cannot be reached.
+        let bytes = self.child.node().size().0.0;
+        let rest = bytes.saturating_sub(self.window.offset);
+        DiskSize(ByteCount(self.window.size.map_or(rest, |size| size.min(rest))))
     }
 
     fn limits(&self) -> Limits {
         let below = self.child.node().limits();
-        Limits { discard: below.discard && self.discard == DiscardPolicy::Unmap, ..below }
+        let fits = |unit: NonZeroU32| self.window.offset.is_multiple_of(unit.get().into());
+        let least = NonZeroU32::new(512).expect("512 is not zero");
+        Limits {
+            discard: below.discard && self.discard == DiscardPolicy::Unmap,
+            // Of blocks that a window cuts, its guest can align to nothing.
+            physical_block: if fits(below.physical_block) { below.physical_block } else { least },
+            ..below
+        }
     }
 
     fn access(&self) -> Access {
@@ -54,36 +143,44 @@ impl Node for RawNode {
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
-        let below = self.child.node().open_lane()?;
-        Ok(match self.discard {
-            // Raw changes nothing about a request, so its lane is the child's.
-            DiscardPolicy::Unmap => below,
-            DiscardPolicy::Ignore => Box::new(KeepingLane { below }),
-        })
+        let child = self.child.node();
+        let below = child.open_lane()?;
+        let changes_nothing = self.window == Window::WHOLE
+            && self.discard == DiscardPolicy::Unmap
+            && self.access == child.access();
+        if changes_nothing {
+            return Ok(below);
+        }
+        let Self { window, access, discard, .. } = *self;
+        Ok(Box::new(RawLane { below, offset: window.offset, end: window.end(), access, discard }))
     }
 }
 
-/// A lane that gives no space back, whatever the lane below would do.
 #[derive(Debug)]
-struct KeepingLane {
+struct RawLane {
     below: Box<dyn Lane>,
+    /// Where the disk begins on the child.
+    offset: u64,
+    /// What lies behind it there is somebody else's.
+    end: DiskSize,
+    access: Access,
+    discard: DiscardPolicy,
 }
 
-impl Lane for KeepingLane {
+impl Lane for RawLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch.iter_mut() {
-            if let Operation::WriteZeroes(extent, Unmap::Allowed, durability) = mapping.operation {
-                mapping.operation = Operation::WriteZeroes(extent, Unmap::Keep, durability);
+        let mut passed_on = 0;
+        for place in 0..batch.len() {
+            match self.prepare(batch[place].operation, pieces) {
+                Ok(operation) => batch[place].operation = operation,
+                Err(answer) => {
+                    self.pass_on(&mut batch[passed_on..place], pieces);
+                    batch[place].answer = answer;
+                    passed_on = place + 1;
+                }
             }
         }
-        for run in batch.split_mut(is_discard) {
-            if !run.is_empty() {
-                self.below.map(run, pieces);
-            }
-        }
-        for mapping in batch.iter_mut().filter(|mapping| is_discard(mapping)) {
-            mapping.answer = Answer::Now(pieces.none());
-        }
+        self.pass_on(&mut batch[passed_on..], pieces);
     }
 
     fn due(&self) -> Option<Due> {
@@ -99,41 +196,215 @@ impl Lane for KeepingLane {
     }
 }
 
-fn is_discard(mapping: &Mapping) -> bool {
-    matches!(mapping.operation, Operation::Discard(..))
+impl RawLane {
+    /// What to ask the lane below, or the answer.
+    fn prepare(&self, operation: Operation, pieces: &PieceList) -> Result<Operation, Answer> {
+        if operation.is_change() && self.access == Access::ReadOnly {
+            return Err(Answer::Refused(FailKind::ReadOnly));
+        }
+        let Some(extent) = operation.extent() else { return Ok(operation) };
+        let start = extent.start().0.checked_add(self.offset).map(ByteOffset);
+        let moved = start.and_then(|start| self.end.check(start, extent.count()).ok());
+        let moved = moved.ok_or(Answer::Refused(FailKind::OutOfRange))?;
+        match (operation.on(moved), self.discard) {
+            (Operation::Discard(..), DiscardPolicy::Ignore) => Err(Answer::Now(pieces.none())),
+            (Operation::WriteZeroes(extent, _, durability), DiscardPolicy::Ignore) => {
+                Ok(Operation::WriteZeroes(extent, Unmap::Keep, durability))
+            }
+            (operation, _) => Ok(operation),
+        }
+    }
+
+    fn pass_on(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        if !batch.is_empty() {
+            self.below.map(batch, pieces);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{NullNode, ReadContent};
-    use block::{ByteCount, ByteOffset, Durability, Token};
+    use block::{Durability, Piece, Target, Token};
 
-    /// How many pieces raw over null answers with, for a zeroing, a discard and a flush.
-    #[track_caller]
-    fn check(discard: DiscardPolicy, expected: [usize; 3]) {
-        let size = DiskSize(ByteCount(4096));
+    /// A child whose pieces say where they are.
+    #[derive(Debug)]
+    struct Places(Arc<dyn Node>);
+
+    #[derive(Debug)]
+    struct PlacesLane;
+
+    impl Node for Places {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+
+        fn size(&self) -> DiskSize {
+            self.0.size()
+        }
+
+        fn limits(&self) -> Limits {
+            Limits { physical_block: NonZeroU32::new(4096).unwrap(), ..self.0.limits() }
+        }
+
+        fn access(&self) -> Access {
+            self.0.access()
+        }
+
+        fn flush(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+            self.0.claim(rights)
+        }
+
+        fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+            Ok(Box::new(PlacesLane))
+        }
+    }
+
+    impl Lane for PlacesLane {
+        fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+            assert!(!batch.is_empty(), "a lane is asked about something");
+            for mapping in batch {
+                mapping.answer = Answer::Now(match mapping.operation.extent() {
+                    None => pieces.none(),
+                    Some(extent) => {
+                        let target =
+                            Target::File { file: block::FileId(0), offset: extent.start() };
+                        pieces.one(Piece { skip: 0, count: extent.count(), target })
+                    }
+                });
+            }
+        }
+    }
+
+    const BYTES: u64 = 8192;
+
+    fn raw(window: Window, access: Access, discard: DiscardPolicy) -> Result<RawNode, WindowError> {
+        let size = DiskSize(ByteCount(BYTES));
         let null = NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes);
-        let raw = RawNode::new("raw", Child::new(Arc::new(null)), Access::ReadWrite, discard);
-        let extent = size.check(ByteOffset(0), ByteCount(512)).unwrap();
-        let operations = [
+        RawNode::new("raw", Child::new(Arc::new(Places(Arc::new(null)))), window, access, discard)
+    }
+
+    /// What comes of these operations: where the bytes are, or why not.
+    fn mapped(node: &RawNode, operations: &[Operation]) -> Vec<Result<Vec<u64>, FailKind>> {
+        let mut batch: Vec<Mapping> =
+            operations.iter().map(|operation| Mapping::new(Token(0), *operation)).collect();
+        let mut list = PieceList::default();
+        node.open_lane().unwrap().map(&mut batch, &mut list);
+        let place = |piece: &Piece| match piece.target {
+            Target::File { offset, .. } => offset.0,
+            Target::Zeroes | Target::Nothing => panic!("{piece:?}"),
+        };
+        let answer = |mapping: &Mapping| match mapping.answer {
+            Answer::Now(range) => Ok(list.get(range).iter().map(place).collect()),
+            Answer::Refused(kind) => Err(kind),
+            Answer::Held => panic!("nobody holds"),
+        };
+        batch.iter().map(answer).collect()
+    }
+
+    fn operations(start: u64, count: u64) -> [Operation; 5] {
+        let extent = DiskSize(ByteCount(BYTES)).check(ByteOffset(start), ByteCount(count)).unwrap();
+        [
             Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached),
             Operation::Discard(extent, Durability::Cached),
             Operation::Flush,
-        ];
-        let mut batch = operations.map(|operation| Mapping::new(Token(0), operation));
-        let mut list = PieceList::default();
-        raw.open_lane().unwrap().map(&mut batch, &mut list);
-        let pieces = batch.map(|mapping| match mapping.answer {
-            Answer::Now(range) => list.get(range).len(),
-            Answer::Held | Answer::Refused(_) => panic!("{:?}", mapping.answer),
-        });
-        assert_eq!(pieces, expected);
+            Operation::Read(extent),
+            Operation::Write(extent, Durability::Stable),
+        ]
     }
 
     #[test]
     fn discards_pass_raw_only_if_it_may_unmap() {
-        check(DiscardPolicy::Unmap, [1, 1, 1]);
-        check(DiscardPolicy::Ignore, [1, 0, 1]);
+        for (discard, kept) in [(DiscardPolicy::Unmap, vec![512]), (DiscardPolicy::Ignore, vec![])]
+        {
+            let node = raw(Window::WHOLE, Access::ReadWrite, discard).unwrap();
+            let [here, none] = [Ok(vec![512]), Ok(vec![])];
+            let expected = [here.clone(), Ok(kept), none, here.clone(), here];
+            assert_eq!(mapped(&node, &operations(512, 512)), expected, "{discard:?}");
+        }
+    }
+
+    #[test]
+    fn every_request_is_moved_to_where_the_window_is() {
+        for discard in [DiscardPolicy::Unmap, DiscardPolicy::Ignore] {
+            let window = Window { offset: 1536, size: Some(4096) };
+            let node = raw(window, Access::ReadWrite, discard).unwrap();
+            assert_eq!(node.size(), DiskSize(ByteCount(4096)));
+            let [here, none] = [Ok(vec![2048]), Ok(vec![])];
+            let discarded =
+                if discard == DiscardPolicy::Unmap { here.clone() } else { none.clone() };
+            let expected = [here.clone(), discarded, none, here.clone(), here];
+            assert_eq!(mapped(&node, &operations(512, 512)), expected, "{discard:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_window_has_not_is_refused_and_nothing_beside_it() {
+        let window = Window { offset: 2048, size: Some(4096) };
+        let node = raw(window, Access::ReadWrite, DiscardPolicy::Unmap).unwrap();
+        let [_, _, _, inside, _] = operations(0, 512);
+        let [_, _, _, beyond, _] = operations(3584, 1024);
+        let found = mapped(&node, &[inside, beyond, Operation::Flush, beyond, inside]);
+        let (here, out) = (Ok(vec![2048]), Err(FailKind::OutOfRange));
+        assert_eq!(found, [here.clone(), out.clone(), Ok(vec![]), out, here]);
+    }
+
+    #[test]
+    fn a_read_only_disk_over_a_writable_child_takes_no_changes() {
+        let node = raw(Window::WHOLE, Access::ReadOnly, DiscardPolicy::Unmap).unwrap();
+        let [here, no] = [Ok(vec![512]), Err(FailKind::ReadOnly)];
+        let expected = [no.clone(), no.clone(), Ok(vec![]), here, no];
+        assert_eq!(mapped(&node, &operations(512, 512)), expected);
+    }
+
+    #[track_caller]
+    fn check(offset: u64, size: Option<u64>, expected: Result<u64, &str>) {
+        let found = raw(Window { offset, size }, Access::ReadWrite, DiscardPolicy::Unmap);
+        let found = found.map(|node| node.size().0.0).map_err(|error| error.to_string());
+        assert_eq!(found, expected.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn windows_fit_as_in_qemu() {
+        check(0, None, Ok(BYTES));
+        check(1, None, Ok(BYTES - 1));
+        check(BYTES, None, Ok(0));
+        check(0, Some(0), Ok(0));
+        check(512, Some(BYTES - 512), Ok(BYTES - 512));
+        let beyond = "Offset (8193) cannot be greater than size of the containing file (8192)";
+        check(BYTES + 1, None, Err(beyond));
+        check(BYTES + 1, Some(512), Err(beyond));
+        check(
+            512,
+            Some(BYTES),
+            Err(
+                "The sum of offset (512) and size (8192) has to be smaller or equal to the actual \
+                 size of the containing file (8192)",
+            ),
+        );
+        check(
+            u64::MAX,
+            Some(u64::MAX),
+            Err(
+                "Offset (18446744073709551615) cannot be greater than size of the containing file \
+                 (8192)",
+            ),
+        );
+        check(0, Some(513), Err("Specified size is not multiple of 512"));
+    }
+
+    #[test]
+    fn a_window_that_cuts_blocks_does_not_speak_of_them() {
+        let block = |offset| {
+            let window = Window { offset, size: None };
+            let node = raw(window, Access::ReadWrite, DiscardPolicy::Unmap).unwrap();
+            node.limits().physical_block.get()
+        };
+        assert_eq!((block(4096), block(512)), (4096, 512));
     }
 }

@@ -8,7 +8,7 @@ mod file;
 use std::sync::Arc;
 
 use block::{ByteCount, Child, DiskSize, Node};
-use disk::{NullNode, RawNode, ReadContent};
+use disk::{NullNode, RawNode, ReadContent, Window};
 use kernel_io::FileKind;
 use layers::{Chunk, StripeDiscards, StripeError, StripeNode};
 
@@ -41,8 +41,11 @@ impl Graph {
             Driver::Delay { settings, seed } => {
                 Ok(self.make_delay(name, blockdev, only(children), (settings, *seed)))
             }
-            Driver::Raw => Ok(raw(name, blockdev, only(children))),
             Driver::Stripe { chunk } => Ok(stripe(name, *chunk, blockdev, children)?),
+            Driver::Raw { offset, size } => {
+                let window = Window { offset: *offset, size: *size };
+                raw(name, window, blockdev, only(children))
+            }
         }
     }
 }
@@ -52,8 +55,16 @@ fn null(name: &str, size: u64, read_zeroes: bool, blockdev: &Blockdev) -> NullNo
     NullNode::new(name, DiskSize(ByteCount(size)), access(blockdev), content)
 }
 
-fn raw(name: &str, blockdev: &Blockdev, child: Arc<Child>) -> Arc<dyn Node> {
-    Arc::new(RawNode::new(name, child, access(blockdev), policy(blockdev.discard)))
+fn raw(
+    name: &str,
+    window: Window,
+    blockdev: &Blockdev,
+    child: Arc<Child>,
+) -> Result<Arc<dyn Node>, GraphError> {
+    match RawNode::new(name, child, window, access(blockdev), policy(blockdev.discard)) {
+        Ok(node) => Ok(Arc::new(node)),
+        Err(source) => Err(GraphError::Window { node: name.to_owned(), source }),
+    }
 }
 
 /// The child of a layer, which passes on all it is asked: with `discard=ignore` what would give space
@@ -61,7 +72,9 @@ fn raw(name: &str, blockdev: &Blockdev, child: Arc<Child>) -> Arc<dyn Node> {
 fn unmapping(name: &str, blockdev: &Blockdev, child: Arc<Child>) -> Arc<Child> {
     match blockdev.discard {
         Discard::Unmap => child,
-        Discard::Ignore => Child::new(raw(name, blockdev, child)),
+        Discard::Ignore => {
+            Child::new(raw(name, Window::WHOLE, blockdev, child).expect("all of it fits"))
+        }
     }
 }
 

@@ -105,6 +105,16 @@ impl Reader {
         })
     }
 
+    /// Takes a number that fits a signed one of 64 bits, as the place in a file must; QEMU's bound.
+    pub(super) fn number(&mut self, key: &str) -> Result<Option<u64>, Fault> {
+        match self.fields.number(key)? {
+            Some(bytes) if i64::try_from(bytes).is_err() => {
+                Err(Fault::Expects { key: self.fields.path(key), expected: "at most 2^63 - 1" })
+            }
+            bytes => Ok(bytes),
+        }
+    }
+
     fn add_child(&mut self, name: String, given: TextOrObject) -> Result<(), Fault> {
         let node = match given {
             TextOrObject::Text(node_name) => Child::Reference(node_name),

@@ -39,7 +39,10 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
         Driver::HostDevice { filename, .. } => {
             ("host_device", filename, FileKind::BlockDevice, "a block device")
         }
-        Driver::Raw | Driver::NullCo { .. } | Driver::Delay { .. } | Driver::Stripe { .. } => {
+        Driver::Raw { .. }
+        | Driver::NullCo { .. }
+        | Driver::Delay { .. }
+        | Driver::Stripe { .. } => {
             return Ok(());
         }
     };

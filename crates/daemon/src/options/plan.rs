@@ -223,7 +223,12 @@ pub enum Driver {
         locking: Locking,
     },
     /// The bytes of its one child as they are.
-    Raw,
+    Raw {
+        /// Where they begin in the child.
+        offset: u64,
+        /// How many they are; `None` is all that follow.
+        size: Option<u64>,
+    },
     /// A disk without content.
     NullCo {
         /// Its size in bytes.

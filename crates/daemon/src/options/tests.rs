@@ -232,7 +232,7 @@ fn locks_read_the_same_in_both_notations() {
         "--blockdev",
         &["raw,node-name=a,read-only=on,force-share=on,file.driver=file,file.filename=Cargo.toml"],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw,
+            driver: Driver::Raw { offset: 0, size: None },
             children: inline(inner),
             read_only: true,
             force_share: true,
@@ -252,7 +252,7 @@ fn inactive_nodes_read_the_same_in_both_notations() {
                 "file":{"driver":"file","filename":"Cargo.toml","active":true}}"#,
         ],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw,
+            driver: Driver::Raw { offset: 0, size: None },
             children: inline(inner),
             activity: Activity::Inactive,
             ..file_node()
@@ -276,7 +276,7 @@ fn a_node_inside_another_takes_what_becomes_of_flushes() {
                 "file":{"driver":"file","filename":"Cargo.toml"}}"#,
         ],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw,
+            driver: Driver::Raw { offset: 0, size: None },
             children: inline(inner),
             flushes: Flushes::Ignored,
             ..file_node()
@@ -290,7 +290,7 @@ fn a_node_inside_another_takes_what_the_other_has() {
         "--blockdev",
         &["raw,node-name=a,file=n", r#"{"driver":"raw","node-name":"a","file":"n"}"#],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw,
+            driver: Driver::Raw { offset: 0, size: None },
             children: below(Child::Reference("n".to_owned())),
             ..file_node()
         }),
@@ -314,10 +314,26 @@ fn a_node_inside_another_takes_what_the_other_has() {
                 "file":{"driver":"null-co","cache":{"direct":false}}}"#,
         ],
         &Step::Blockdev(Blockdev {
-            driver: Driver::Raw,
+            driver: Driver::Raw { offset: 0, size: None },
             children: inline(inner),
             read_only: true,
             cache_direct: true,
+            ..file_node()
+        }),
+    );
+}
+
+#[test]
+fn raw_shows_a_part_of_its_child() {
+    check(
+        "--blockdev",
+        &[
+            "raw,node-name=a,offset=0x200,size=1024,file=n",
+            r#"{"driver":"raw","node-name":"a","offset":512,"size":1024,"file":"n"}"#,
+        ],
+        &Step::Blockdev(Blockdev {
+            driver: Driver::Raw { offset: 512, size: Some(1024) },
+            children: below(Child::Reference("n".to_owned())),
             ..file_node()
         }),
     );

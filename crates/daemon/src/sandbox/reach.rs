@@ -127,7 +127,10 @@ impl Reach {
                 }
             }
             // The histograms of delays are read before the fences are up.
-            Driver::Raw | Driver::NullCo { .. } | Driver::Delay { .. } | Driver::Stripe { .. } => {}
+            Driver::Raw { .. }
+            | Driver::NullCo { .. }
+            | Driver::Delay { .. }
+            | Driver::Stripe { .. } => {}
         }
     }
 

@@ -11,13 +11,15 @@ pub(super) const ENTRY: Entry = Entry {
     name: "raw",
     keys: Keys {
         of: "--blockdev driver=raw",
-        supported: &[BASE, &["file"]],
-        later: &[BASE_LATER, &["offset", "size"]],
+        supported: &[BASE, &["file", "offset", "size"]],
+        later: &[BASE_LATER],
     },
     read,
 };
 
 fn read(reader: &mut Reader) -> Result<Driver, Fault> {
+    let offset = reader.number("offset")?.unwrap_or(0);
+    let size = reader.number("size")?;
     reader.child("file")?;
-    Ok(Driver::Raw)
+    Ok(Driver::Raw { offset, size })
 }

@@ -107,7 +107,6 @@ fn what_a_node_cannot_do_yet_is_refused_by_name() {
     };
     refuse("file", "aio-max-batch", "0");
     refuse("host_device", "pr-manager", "p");
-    refuse("raw", "offset", "0");
     for key in ["auto-read-only", "detect-zeroes"] {
         refuse("null-co", key, "off");
     }
@@ -178,6 +177,19 @@ fn wrong_values_of_nodes_are_named() {
     );
     refuse("cache=x", "parameter 'cache' expects an object");
     refuse("cache.direct=on,cache=x", "parameters 'cache.*' used inconsistently");
+    for key in ["offset", "size"] {
+        let refuse = |value: &str, expected: &str| {
+            let argument = format!("raw,node-name=a,file=n,{key}={value}");
+            super::refuse(
+                "--blockdev",
+                &argument,
+                &format!("parameter '{key}' expects {expected}"),
+            );
+        };
+        refuse("1M", "a whole number without unit");
+        refuse("-1", "a whole number without unit");
+        refuse("9223372036854775808", "at most 2^63 - 1");
+    }
     super::refuse(
         "--blockdev",
         r#"{"driver":"null-co","node-name":"a","size":"1024"}"#,
