@@ -41,6 +41,14 @@ pub(crate) enum Command {
     SetLog { id: SourceId, log: Option<RingLog>, reply: mpsc::Sender<()> },
     /// Go on at once with what is held on the node: somebody waits for it, who is served elsewhere now.
     Release { node: Arc<dyn Node> },
+    /// Take nothing new for this node, finish what is in flight here, held or not, and close the lane.
+    Drain { node: Arc<dyn Node>, reply: mpsc::Sender<()> },
+    /// Open a lane on a drained node for those who use it.
+    Reopen { node: Arc<dyn Node>, reply: mpsc::Sender<Result<(), LaneError>> },
+    /// Close it again.
+    Withdraw { node: Arc<dyn Node>, reply: mpsc::Sender<()> },
+    /// Let them go on.
+    Admit { node: Arc<dyn Node> },
     /// End the thread; no source may be left.
     Quit,
 }

@@ -130,6 +130,8 @@ pub(crate) struct EventLoop {
     /// Rounds since the last look for sources that fell silent.
     rounds: u32,
     signals: Vec<Signal>,
+    /// Lanes that are being drained, and who waits for it.
+    draining: Vec<(LaneIndex, mpsc::Sender<()>)>,
     looker: Looker,
     timer: Timer,
     /// Since when there has been nothing to do.
@@ -159,6 +161,7 @@ impl EventLoop {
             glance: Glance::default(),
             rounds: 0,
             signals: Vec::new(),
+            draining: Vec::new(),
             looker,
             timer: Timer::default(),
             resting_since: None,
@@ -178,6 +181,11 @@ impl EventLoop {
             self.engine.wait(Wait::Poll)?;
             self.resume();
             self.take_signals(None);
+            if self.more.is_empty() && self.ready.is_empty() {
+                // Room may have come without a signal: from requests of rings that have left, and with
+                // the end of a drain.
+                self.call_full();
+            }
             if self.more.is_empty() && self.ready.is_empty() {
                 if !self.quit
                     && let Some(slept) = self.find_work()?
@@ -440,9 +448,23 @@ impl EventLoop {
             }
         }
         self.signals = signals;
+        // Never sleeps before it has looked: what is in flight may have ended without a signal.
+        self.end_drains();
         if let Some(slept) = slept.filter(|_| completed) {
             self.looker.completed_after(slept);
         }
+    }
+
+    /// Tells those who wait for a drain that is over.
+    fn end_drains(&mut self) {
+        let Self { draining, engine, .. } = self;
+        draining.retain(|(lane, reply)| {
+            let is_drained = engine.is_drained(*lane);
+            if is_drained {
+                answer(reply, ());
+            }
+            !is_drained
+        });
     }
 
     fn kicked(&mut self, key: SourceKey, slept: Option<Duration>) {
@@ -580,6 +602,16 @@ impl EventLoop {
                 answer(&reply, ());
             }
             Command::Release { node } => self.engine.release_on(&node),
+            Command::Drain { node, reply } => {
+                let lane = self.engine.drain(&node);
+                self.draining.push((lane, reply));
+            }
+            Command::Reopen { node, reply } => answer(&reply, self.engine.prepare_lane(&node)),
+            Command::Withdraw { node, reply } => {
+                self.engine.withdraw_lane(&node);
+                answer(&reply, ());
+            }
+            Command::Admit { node } => self.engine.admit(&node),
             Command::Quit => self.quit = true,
         }
     }

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod drain;
 mod event_loop;
 mod handle;
 mod looker;
@@ -18,6 +19,7 @@ mod placed;
 mod polling;
 mod timer;
 
+pub use drain::{Drained, NotReopened};
 pub use handle::{Confine, Host, Iothread, SpawnError};
 pub use looker::Polling;
 pub use placed::{MoveError, PlaceError, Placed, Watcher};

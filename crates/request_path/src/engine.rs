@@ -146,6 +146,37 @@ impl Engine {
         self.lanes.close(lane);
     }
 
+    /// Has nobody bring anything new to this node here, until [`Engine::admit`]. What rings bring is
+    /// left where it is: there is no room.
+    pub fn drain(&mut self, node: &Arc<dyn Node>) -> LaneIndex {
+        self.lanes.drain(node)
+    }
+
+    /// Whether nothing of a lane that is being drained is in flight here any more: then it was closed.
+    /// What it holds is made due.
+    pub fn is_drained(&mut self, lane: LaneIndex) -> bool {
+        let is_drained = self.lanes.is_drained(lane);
+        if !is_drained {
+            self.release(lane);
+        }
+        is_drained
+    }
+
+    /// Opens a lane again on a node that is drained, for [`Engine::admit`].
+    pub fn prepare_lane(&mut self, node: &Arc<dyn Node>) -> Result<(), LaneError> {
+        self.lanes.prepare(node)
+    }
+
+    /// Closes the lane that was opened for that.
+    pub fn withdraw_lane(&mut self, node: &Arc<dyn Node>) {
+        self.lanes.withdraw(node);
+    }
+
+    /// Ends a drain: rings go on with the lane that was prepared, or all their requests fail.
+    pub fn admit(&mut self, node: &Arc<dyn Node>) {
+        self.lanes.admit(node);
+    }
+
     /// Gives a ring that has arrived a seat.
     pub fn sit(&mut self, mailbox: &Arc<Mailbox>, size: u16, key: SourceKey) -> Seat {
         self.seats.sit(Arc::clone(mailbox), size, key)
@@ -175,7 +206,7 @@ impl Engine {
 
     /// How many more requests may be added now for that lane.
     pub fn room(&self, lane: LaneIndex) -> usize {
-        if self.pieces_open >= PIECES_OPEN_MAX {
+        if self.pieces_open >= PIECES_OPEN_MAX || !self.lanes.admits(lane) {
             return 0;
         }
         let carried_out = self.jobs.open() - self.held;

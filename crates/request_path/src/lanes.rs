@@ -1,13 +1,14 @@
 //! The lanes one iothread has open, one for each node, shared by all its rings on that node.
 //!
 //! Invariants: a lane stays open as long as a ring uses it or a request of it is not over, which a ring
-//! that has moved away may have left behind.
+//! that has moved away may have left behind. While the graph below a node is changed, no lane is open on
+//! it, nothing of it is in flight here, and rings that use it, or come meanwhile, bring nothing new.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use block::{Due, Lane, LaneError, Mapping, Node, PieceList};
+use block::{Answer, Due, FailKind, Lane, LaneError, Mapping, Node, PieceList};
 
 use crate::job::JobIndex;
 
@@ -33,7 +34,7 @@ pub(crate) struct Lanes {
 #[derive(Debug)]
 struct OpenLane {
     node: Arc<dyn Node>,
-    lane: Box<dyn Lane>,
+    state: State,
     /// The rings that use it.
     users: usize,
     /// Its requests that are not over.
@@ -47,6 +48,19 @@ struct OpenLane {
     ordered: VecDeque<JobIndex>,
 }
 
+/// Whether there is a lane, and who may use it.
+#[derive(Debug)]
+enum State {
+    /// Everybody.
+    Open(Box<dyn Lane>),
+    /// Only what was begun.
+    Draining(Box<dyn Lane>),
+    /// There is none.
+    Drained,
+    /// Nobody yet.
+    Ready(Box<dyn Lane>),
+}
+
 impl Lanes {
     /// The lane on the node, opened if it is not yet.
     pub(crate) fn open(&mut self, node: &Arc<dyn Node>) -> Result<LaneIndex, LaneError> {
@@ -56,20 +70,80 @@ impl Lanes {
         }
         let open = OpenLane {
             node: Arc::clone(node),
-            lane: node.open_lane()?,
-            users: 1,
-            requests: 0,
-            held: 0,
-            released: 0,
-            due: None,
-            ordered: VecDeque::new(),
+            state: State::Open(node.open_lane()?),
+            ..OpenLane::drained(node)
         };
+        let index = self.enter(open);
+        self.get(index).users = 1;
+        Ok(index)
+    }
+
+    /// Adds an entry.
+    fn enter(&mut self, open: OpenLane) -> LaneIndex {
         let place = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
         if place == self.places.len() {
             self.places.push(None);
         }
         self.places[place] = Some(open);
-        Ok(LaneIndex(place))
+        LaneIndex(place)
+    }
+
+    /// Has nobody bring anything new to the lane on that node, until [`Lanes::admit`]; also if none is
+    /// open yet. The same node is not drained twice at once.
+    pub(crate) fn drain(&mut self, node: &Arc<dyn Node>) -> LaneIndex {
+        let Some(index) = self.find(node) else { return self.enter(OpenLane::drained(node)) };
+        let open = self.get(index);
+        let State::Open(lane) = std::mem::replace(&mut open.state, State::Drained) else {
+            panic!("a node is drained twice at once")
+        };
+        open.state = State::Draining(lane);
+        index
+    }
+
+    /// Whether nothing of a lane that is being drained is in flight any more; then the lane is closed.
+    pub(crate) fn is_drained(&mut self, index: LaneIndex) -> bool {
+        let open = self.get(index);
+        if open.requests > 0 {
+            return false;
+        }
+        open.state = State::Drained;
+        open.due = None;
+        self.find_due();
+        true
+    }
+
+    /// Opens a lane on a node that is drained. Nobody may use it yet.
+    pub(crate) fn prepare(&mut self, node: &Arc<dyn Node>) -> Result<(), LaneError> {
+        let lane = node.open_lane()?;
+        self.drained(node).state = State::Ready(lane);
+        Ok(())
+    }
+
+    /// Closes that lane again.
+    pub(crate) fn withdraw(&mut self, node: &Arc<dyn Node>) {
+        self.drained(node).state = State::Drained;
+    }
+
+    /// Lets everybody use the lane that was prepared. If there is none, all requests fail.
+    pub(crate) fn admit(&mut self, node: &Arc<dyn Node>) {
+        let open = self.drained(node);
+        open.state = match std::mem::replace(&mut open.state, State::Drained) {
+            State::Ready(lane) => State::Open(lane),
+            State::Open(_) | State::Draining(_) | State::Drained => State::Open(Box::new(NoLane)),
+        };
+        let index = self.find(node).expect("it was found");
+        self.close_if_over(index);
+    }
+
+    fn drained(&mut self, node: &Arc<dyn Node>) -> &mut OpenLane {
+        let index = self.find(node).expect("a node that is drained has an entry");
+        let open = self.get(index);
+        assert!(
+            matches!(open.state, State::Drained | State::Ready(_)),
+            "a lane that is in use is not replaced: {:?}",
+            open.state
+        );
+        open
     }
 
     /// The lane that is open on the node.
@@ -90,7 +164,13 @@ impl Lanes {
     pub(crate) fn map(&mut self, index: LaneIndex, batch: &mut [Mapping], pieces: &mut PieceList) {
         let open = self.get(index);
         open.requests += batch.len();
-        open.lane.map(batch, pieces);
+        open.lane().map(batch, pieces);
+    }
+
+    /// Whether new requests may be brought.
+    pub(crate) fn admits(&self, index: LaneIndex) -> bool {
+        let open = self.places[index.0].as_ref();
+        open.is_some_and(|open| matches!(open.state, State::Open(_)))
     }
 
     /// So many requests that the lane was asked about are held.
@@ -125,7 +205,7 @@ impl Lanes {
         pieces: &mut PieceList,
     ) {
         let open = self.get(index);
-        open.lane.resume(now, late, pieces);
+        open.lane().resume(now, late, pieces);
         open.held -= late.len();
         self.look_at_due(index);
     }
@@ -134,7 +214,7 @@ impl Lanes {
     pub(crate) fn release(&mut self, index: LaneIndex, count: usize) {
         let open = self.get(index);
         open.released += count;
-        open.lane.release();
+        open.lane().release();
         self.look_at_due(index);
     }
 
@@ -148,7 +228,7 @@ impl Lanes {
         let open = self.get(index);
         open.released -= through;
         if open.released > 0 {
-            open.lane.release();
+            open.lane().release();
             self.look_at_due(index);
         }
     }
@@ -183,7 +263,7 @@ impl Lanes {
 
     fn look_at_due(&mut self, index: LaneIndex) {
         let open = self.get(index);
-        open.due = open.lane.due();
+        open.due = open.lane().due();
         self.find_due();
     }
 
@@ -194,9 +274,47 @@ impl Lanes {
 
     fn close_if_over(&mut self, index: LaneIndex) {
         let place = &mut self.places[index.0];
-        if place.as_ref().is_some_and(|open| open.users == 0 && open.requests == 0) {
+        let is_over = |open: &OpenLane| {
+            open.users == 0 && open.requests == 0 && matches!(open.state, State::Open(_))
+        };
+        if place.as_ref().is_some_and(is_over) {
             *place = None;
             self.find_due();
+        }
+    }
+}
+
+impl OpenLane {
+    /// The entry of a node on which no lane is open.
+    fn drained(node: &Arc<dyn Node>) -> Self {
+        Self {
+            node: Arc::clone(node),
+            state: State::Drained,
+            users: 0,
+            requests: 0,
+            held: 0,
+            released: 0,
+            due: None,
+            ordered: VecDeque::new(),
+        }
+    }
+
+    fn lane(&mut self) -> &mut dyn Lane {
+        match &mut self.state {
+            State::Open(lane) | State::Draining(lane) => &mut **lane,
+            State::Drained | State::Ready(_) => panic!("nothing is in flight while it is drained"),
+        }
+    }
+}
+
+/// Stands where no lane can be opened any more: every request fails, and no ring hangs.
+#[derive(Debug)]
+struct NoLane;
+
+impl Lane for NoLane {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+        for mapping in batch {
+            mapping.answer = Answer::Refused(FailKind::Io);
         }
     }
 }

@@ -17,10 +17,10 @@ use crate::open_requests::pipe_node;
 use crate::setup::{cached_file_node, iothreads, on_both, place, place_stable};
 
 /// Nobody waits that long.
-const FOR_EVER: Duration = Duration::from_hours(1);
+pub(crate) const FOR_EVER: Duration = Duration::from_hours(1);
 
 /// What is waited for comes before.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A disk that holds every request that long. It tells of each batch.
 #[derive(Debug)]
@@ -105,13 +105,13 @@ impl Lane for HoldingLane {
     }
 }
 
-fn null() -> Arc<dyn Node> {
+pub(crate) fn null() -> Arc<dyn Node> {
     let size = DiskSize(ByteCount(1 << 20));
     Arc::new(NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes))
 }
 
 /// The node, and what tells that it holds something more.
-fn holding(
+pub(crate) fn holding(
     below: Arc<dyn Node>,
     time: Duration,
     order: Order,

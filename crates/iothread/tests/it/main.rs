@@ -7,6 +7,7 @@ mod allocations;
 mod breaks;
 mod confined;
 mod dirty_log;
+mod drains;
 mod fairness;
 mod guest;
 mod holding;

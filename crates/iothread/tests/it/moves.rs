@@ -9,8 +9,8 @@ use kernel_io::FileTable;
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
 use crate::setup::{file_node, iothreads, on_both, place};
 
-const RINGS: u64 = 4;
-const BLOCKS: u64 = 64;
+pub(crate) const RINGS: u64 = 4;
+pub(crate) const BLOCKS: u64 = 64;
 const MOVES: u32 = 4000;
 /// The most, even if a ring makes no progress.
 const MOVES_MAX: u32 = 500_000;
@@ -20,10 +20,10 @@ const SEED: u64 = 0x5eed;
 
 /// Numbers that look random and are the same for the same seed (xorshift).
 #[derive(Debug, Clone)]
-struct Seeded(u64);
+pub(crate) struct Seeded(pub(crate) u64);
 
 impl Seeded {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -50,18 +50,18 @@ enum Doing {
 }
 
 /// One guest that works on blocks of its own and knows what each must hold.
-struct Load {
-    guest: Guest,
+pub(crate) struct Load {
+    pub(crate) guest: Guest,
     first: u64,
     versions: Vec<u64>,
     busy: Vec<bool>,
     doing: [Doing; SLOTS as usize],
     random: Seeded,
-    completed: u64,
+    pub(crate) completed: u64,
 }
 
 impl Load {
-    fn new(ring: u64) -> Self {
+    pub(crate) fn new(ring: u64) -> Self {
         let blocks = usize::try_from(BLOCKS).unwrap();
         Self {
             guest: Guest::new(),
@@ -121,7 +121,7 @@ impl Load {
         }
     }
 
-    fn run(&mut self, over: &AtomicBool, slowest: &Progress) {
+    pub(crate) fn run(&mut self, over: &AtomicBool, slowest: &Progress) {
         while !over.load(Ordering::Relaxed) {
             while self.guest.in_flight() < 12 {
                 let slot = self.guest.free_slot().unwrap();
@@ -140,16 +140,27 @@ impl Load {
     }
 }
 
+impl Load {
+    /// Checks that everything which was completed is in the image.
+    pub(crate) fn check_image(&self, bytes: &[u8]) {
+        for (index, &version) in self.versions.iter().enumerate().filter(|(_, v)| **v > 0) {
+            let block = self.first + index as u64;
+            let start = usize::try_from(block).unwrap() * BLOCK;
+            assert!(bytes[start..start + BLOCK] == stamp(block, version)[..], "block {block}");
+        }
+    }
+}
+
 /// How many requests each ring has had, for the mover to see.
 #[derive(Default)]
-struct Progress([AtomicU64; 4]);
+pub(crate) struct Progress([AtomicU64; 4]);
 
 impl Progress {
     fn note(&self, ring: u64, completed: u64) {
         self.0[usize::try_from(ring).unwrap()].store(completed, Ordering::Relaxed);
     }
 
-    fn least(&self) -> u64 {
+    pub(crate) fn least(&self) -> u64 {
         self.0.iter().map(|ring| ring.load(Ordering::Relaxed)).min().unwrap()
     }
 }
@@ -190,12 +201,6 @@ fn thousands_of_moves_under_load_lose_nothing_and_repeat_nothing() {
         }
         // What the guests saw completed is in the file.
         let bytes = std::fs::read(&image).unwrap();
-        for load in &loads {
-            for (index, &version) in load.versions.iter().enumerate().filter(|(_, v)| **v > 0) {
-                let block = load.first + index as u64;
-                let start = usize::try_from(block).unwrap() * BLOCK;
-                assert!(bytes[start..start + BLOCK] == stamp(block, version)[..], "block {block}");
-            }
-        }
+        loads.iter().for_each(|load| load.check_image(&bytes));
     });
 }

@@ -1,0 +1,126 @@
+//! Nodes that no iothread uses for a while, so that the graph below them can be changed.
+//!
+//! The order of a change: all iothreads stop taking requests for these nodes, release what is held,
+//! finish what is in flight and close their lanes; the control thread changes the graph; all iothreads
+//! open lanes again; only when all of them have, requests go on. So no request is ever answered by a
+//! change that is taken back.
+//!
+//! Invariants: between [`Drained::begin`] and the end of it no lane is open on these nodes, on none of
+//! these iothreads, whatever rings are started, stopped or moved meanwhile; nobody waits for the end of it
+//! but the guests. Threads: any control thread; never an iothread, since it waits for them.
+//! Limits: it lasts as long as the longest request in flight, as the stop of a ring does.
+
+use std::sync::{Arc, mpsc};
+
+use block::{LaneError, Node};
+
+use crate::Iothread;
+use crate::command::Command;
+
+/// Nodes on which nothing is in flight and no lane is open. Dropped, those who use them go on as with
+/// [`Drained::end`]; where no lane can be opened, their requests fail.
+#[derive(Debug)]
+#[must_use = "dropped, requests go on"]
+pub struct Drained {
+    iothreads: Vec<Arc<Iothread>>,
+    nodes: Vec<Arc<dyn Node>>,
+    is_over: bool,
+}
+
+/// A lane could not be opened again: the nodes are still drained.
+#[derive(Debug, thiserror::Error)]
+#[error("iothread {iothread}")]
+pub struct NotReopened {
+    /// The iothread that could not.
+    pub iothread: String,
+    /// What is drained.
+    pub drained: Drained,
+    /// Why.
+    #[source]
+    pub source: LaneError,
+}
+
+impl Drained {
+    /// Has these iothreads, which must be all that serve rings on these nodes or may get some, finish
+    /// what is in flight there, and take nothing new. What layers hold goes on at once. Blocks.
+    ///
+    /// Nobody else may drain one of the nodes meanwhile.
+    pub fn begin(iothreads: Vec<Arc<Iothread>>, nodes: Vec<Arc<dyn Node>>) -> Self {
+        let drained = Self { iothreads, nodes, is_over: false };
+        // All at once, then wait for the slowest.
+        let waits: Vec<_> = drained
+            .pairs()
+            .map(|(iothread, node)| ask(iothread, |reply| Command::Drain { node, reply }))
+            .collect();
+        waits.iter().for_each(heard);
+        drained
+    }
+
+    /// Opens lanes again, on all iothreads or none, and has requests go on. Blocks.
+    pub fn end(mut self) -> Result<(), NotReopened> {
+        match self.reopen() {
+            Ok(()) => {
+                self.admit();
+                Ok(())
+            }
+            Err((iothread, source)) => {
+                self.withdraw();
+                Err(NotReopened { iothread, drained: self, source })
+            }
+        }
+    }
+
+    fn reopen(&self) -> Result<(), (String, LaneError)> {
+        for (iothread, node) in self.pairs() {
+            let answer = ask(iothread, |reply| Command::Reopen { node, reply });
+            heard(&answer).map_err(|error| (iothread.name().to_owned(), error))?;
+        }
+        Ok(())
+    }
+
+    fn withdraw(&self) {
+        for (iothread, node) in self.pairs() {
+            heard(&ask(iothread, |reply| Command::Withdraw { node, reply }));
+        }
+    }
+
+    fn admit(&mut self) {
+        self.is_over = true;
+        for (iothread, node) in self.pairs() {
+            iothread.inbox().send(Command::Admit { node });
+        }
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&Arc<Iothread>, Arc<dyn Node>)> {
+        let of = |iothread| self.nodes.iter().map(move |node| (iothread, Arc::clone(node)));
+        self.iothreads.iter().flat_map(of)
+    }
+}
+
+impl Drop for Drained {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        for (iothread, node) in self.pairs() {
+            if let Err(error) = heard(&ask(iothread, |reply| Command::Reopen { node, reply })) {
+                let cause = &error.source;
+                tracing::error!("iothread {}: {error}: {cause}; requests fail", iothread.name());
+            }
+        }
+        self.admit();
+    }
+}
+
+fn ask<T>(
+    iothread: &Iothread,
+    command: impl FnOnce(mpsc::Sender<T>) -> Command,
+) -> mpsc::Receiver<T> {
+    let (reply, answer) = mpsc::channel();
+    iothread.inbox().send(command(reply));
+    answer
+}
+
+fn heard<T>(answer: &mpsc::Receiver<T>) -> T {
+    answer.recv().expect("an iothread answers every command while it has a handle")
+}
