@@ -2,6 +2,7 @@
 
 mod drivers;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,14 +55,6 @@ pub enum GraphError {
     Unknown {
         /// The name.
         name: String,
-    },
-    /// A writable node would stand on a read-only one.
-    #[error("node {node} is writable, but the node {child} below it is read-only")]
-    ChildReadOnly {
-        /// The upper node.
-        node: String,
-        /// The lower node.
-        child: String,
     },
     /// Its children make no stripe.
     #[error(transparent)]
@@ -126,29 +119,29 @@ impl Graph {
     }
 
     fn build(&mut self, blockdev: &Blockdev, name: &str) -> Result<Made, GraphError> {
-        let access = access(blockdev);
+        let mut blockdev = Cow::Borrowed(blockdev);
         let mut storage = Vec::new();
         let mut children = Vec::new();
-        for NamedChild { name: role, node } in &blockdev.children {
-            let child = match node {
+        for NamedChild { name: role, node } in blockdev.children.clone() {
+            let child = match &node {
                 Child::Reference(child) => {
                     storage.extend_from_slice(self.storage(child));
                     Arc::clone(self.node(child)?)
                 }
                 Child::Inline(inner) => {
-                    let made = self.build(inner, &inner.name_below(name, role))?;
+                    let made = self.build(inner, &inner.name_below(name, &role))?;
                     storage.extend(made.storage);
                     made.node
                 }
             };
-            if access == Access::ReadWrite && child.access() == Access::ReadOnly {
-                let (node, child) = (name.to_owned(), child.name().to_owned());
-                return Err(GraphError::ChildReadOnly { node, child });
+            // What stands on a read-only node is one, as in QEMU. Who wants to write to it is refused.
+            if child.access() == Access::ReadOnly && !blockdev.read_only {
+                blockdev.to_mut().read_only = true;
             }
             children.push(block::Child::new(child));
         }
         let files_before = self.files.all().len();
-        let node = self.make(name, blockdev, children)?;
+        let node = self.make(name, &blockdev, children)?;
         storage.extend(self.files.all()[files_before..].iter().map(|file| file.identity()));
         if let Some(given) = blockdev.node_name.clone() {
             self.activities.insert(given.clone(), blockdev.activity);

@@ -78,10 +78,12 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
   --blockdev [driver=]stripe,node-name=N,chunk=SIZE,children.0=NODE,children.1=NODE[,…]
                          the chunks of 2 to 64 nodes of one size in turn, as in md's RAID0; a
                          chunk is a multiple of 4 KiB up to 16 MiB
-             all of them: [,read-only=on|off][,discard=ignore|unmap][,cache.direct=on|off]
-                        [,cache.no-flush=on|off][,force-share=on|off][,active=on|off]
-                         default: off, ignore, off, off, off, on. force-share: with read-only=on,
-                         deny others nothing. active=off: hold the image, and its lock, only while
+             all of them: [,read-only=on|off][,auto-read-only=on|off][,discard=ignore|unmap]
+                        [,cache.direct=on|off][,cache.no-flush=on|off][,force-share=on|off]
+                        [,active=on|off]
+                         default: off, off, ignore, off, off, off, on. auto-read-only: open a file
+                         read-only if nobody writes to it. force-share: with read-only=on, deny
+                         others nothing. active=off: hold the image, and its lock, only while
                          a guest runs on it, as live migration needs. no-flush: flushes have no
                          effect, and a power loss may cost the whole disk
 ";

@@ -7,6 +7,7 @@
 //! Invariants: what ringloom does not do yet is refused by name, never accepted and ignored.
 //! Not here: the help texts ([`help`](crate::help)), building what was asked for (the graph).
 
+mod ahead;
 mod blockdev;
 mod drivers;
 mod export;
@@ -31,7 +32,7 @@ pub(crate) use line::documented_names;
 pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
-    Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
-    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
+    Activity, AioEngine, AttachFormat, AutoReadOnly, Blockdev, Child, Command, Daemonize, Discard,
+    Driver, ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
     PollOptions, Sandboxing, SocketOptions, Step, Takeover,
 };

@@ -27,3 +27,4 @@ mod stripe;
 mod support;
 mod takeover;
 mod tmpfs;
+mod verdicts;

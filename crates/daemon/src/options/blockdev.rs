@@ -7,7 +7,7 @@ use super::drivers;
 use super::fault::Fault;
 use super::fields::{Fields, Keys, TextOrObject};
 use super::names::is_identifier;
-use super::plan::{Activity, Blockdev, Child, Discard, Flushes, NamedChild};
+use super::plan::{Activity, AutoReadOnly, Blockdev, Child, Discard, Flushes, NamedChild};
 
 /// How deep nodes written inside nodes may go; it bounds the recursion that reads them.
 const NESTING_MAX: usize = 8;
@@ -16,11 +16,19 @@ const NESTING_MAX: usize = 8;
 const NODE_NAME_BYTES_MAX: usize = 31;
 
 /// The keys that every driver has.
-pub(super) const BASE: &[&str] =
-    &["active", "driver", "node-name", "read-only", "discard", "cache", "force-share"];
+pub(super) const BASE: &[&str] = &[
+    "active",
+    "driver",
+    "node-name",
+    "read-only",
+    "auto-read-only",
+    "discard",
+    "cache",
+    "force-share",
+];
 
 /// The keys of qemu-storage-daemon that no driver has yet.
-pub(super) const BASE_LATER: &[&str] = &["auto-read-only", "detect-zeroes"];
+pub(super) const BASE_LATER: &[&str] = &["detect-zeroes"];
 
 /// The keys of `cache`.
 pub(super) const CACHE: Keys =
@@ -30,6 +38,7 @@ pub(super) const CACHE: Keys =
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Common {
     pub(super) read_only: bool,
+    pub(super) auto_read_only: AutoReadOnly,
     pub(super) discard: Discard,
     pub(super) cache_direct: bool,
     pub(super) flushes: Flushes,
@@ -40,6 +49,7 @@ impl Common {
     /// What a node has that is written in none and says nothing.
     const DEFAULT: Self = Self {
         read_only: false,
+        auto_read_only: AutoReadOnly::Off,
         discard: Discard::Ignore,
         cache_direct: false,
         flushes: Flushes::Obeyed,
@@ -54,6 +64,11 @@ impl Common {
 
     fn read(fields: &mut Fields, inherited: Self) -> Result<Self, Fault> {
         let read_only = fields.flag("read-only")?.unwrap_or(inherited.read_only);
+        let auto_read_only = match fields.flag("auto-read-only")? {
+            Some(true) => AutoReadOnly::On,
+            Some(false) => AutoReadOnly::Off,
+            None => inherited.auto_read_only,
+        };
         let force_share = fields.flag("force-share")?.unwrap_or(inherited.force_share);
         if force_share && !read_only {
             return Err(Fault::ForceShareWritable);
@@ -64,7 +79,7 @@ impl Common {
             None => inherited.discard,
         };
         let (cache_direct, flushes) = cache(fields, inherited)?;
-        Ok(Self { read_only, discard, cache_direct, flushes, force_share })
+        Ok(Self { read_only, auto_read_only, discard, cache_direct, flushes, force_share })
     }
 }
 
@@ -152,12 +167,13 @@ fn read(mut fields: Fields, inherited: Common, depth: usize) -> Result<Blockdev,
     };
     let mut reader = Reader { fields, common, children: Vec::new(), depth };
     let driver = (entry.read)(&mut reader)?;
-    let Common { read_only, discard, cache_direct, flushes, force_share } = common;
+    let Common { read_only, auto_read_only, discard, cache_direct, flushes, force_share } = common;
     Ok(Blockdev {
         node_name,
         driver,
         children: reader.children,
         read_only,
+        auto_read_only,
         discard,
         cache_direct,
         flushes,

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use layers::{Chunk, HistogramError, TooLong};
 use thiserror::Error;
 
+use crate::permissions::Conflict;
+
 /// A command line that cannot be served.
 #[derive(Debug, Error)]
 pub enum OptionError {
@@ -270,6 +272,23 @@ pub enum Fault {
         /// What was probably meant.
         nearest: Option<String>,
     },
+    /// A name of something that comes too late.
+    #[error("{what} '{name}' is defined only after its use; options are carried out in order")]
+    Later {
+        /// What kind of thing it names.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// Nodes that would stand on each other in a circle.
+    #[error("node '{}' would stand on itself: {}", way[0], way.join(" -> "))]
+    Cycle {
+        /// The way down from the node to itself; never empty.
+        way: Vec<String>,
+    },
+    /// A node that is used in a way which somebody else who uses it does not allow.
+    #[error(transparent)]
+    Conflict(#[from] Box<Conflict>),
     /// One iothread twice in an export.
     #[error("iothread '{id}' is listed twice")]
     IothreadTwice {

@@ -1,5 +1,6 @@
 //! The long form: qemu-storage-daemon's `--object`, `--blockdev` and `--export`, in order.
 
+use super::ahead::Ahead;
 use super::fault::{Fault, OptionError};
 use super::names::Names;
 use super::plan::{HelpTopic, Step};
@@ -19,32 +20,51 @@ pub(super) fn help_topic(word: &Word) -> Option<HelpTopic> {
     keyval::asks_for_help(word.argument.to_str()?).then_some(topic)
 }
 
-/// Reads the steps in the order given and checks each against those before it.
+/// Reads the steps in the order given and checks each against those before it. What is wrong with the
+/// earliest step counts.
 pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
-    let mut names = Names::default();
-    let mut steps = Vec::new();
+    let (mut read, mut fault) = (Vec::new(), None);
     for word in words {
         let Name::Step(name) = word.name else {
             continue;
         };
-        let text = word.text()?;
-        let step = step(name, text, &mut names).map_err(|fault| OptionError::Argument {
-            option: word.option,
-            text: text.to_owned(),
-            fault: Box::new(fault),
-        })?;
-        steps.push(step);
+        match step(name, word) {
+            Ok(step) => read.push((word, step)),
+            Err(error) => {
+                fault = Some(error);
+                break;
+            }
+        }
     }
-    Ok(steps)
+    let ahead = Ahead::of(read.iter().map(|(_, step)| step));
+    for (_, step) in &mut read {
+        if let Step::Blockdev(blockdev) = step {
+            let name = blockdev.name_below("", "");
+            ahead.settle_read_only(blockdev, &name);
+        }
+    }
+    let mut names = Names::new(ahead);
+    for (word, step) in &read {
+        let checked = names.admit(step).and_then(|()| files::check(step));
+        checked.map_err(|fault| wrong(word, fault))?;
+    }
+    match fault {
+        Some(fault) => Err(fault),
+        None => Ok(read.into_iter().map(|(_, step)| step).collect()),
+    }
 }
 
-fn step(name: StepName, text: &str, names: &mut Names) -> Result<Step, Fault> {
+fn step(name: StepName, word: &Word) -> Result<Step, OptionError> {
+    let text = word.text()?;
     let step = match name {
-        StepName::Object => Step::Object(object::parse(text)?),
-        StepName::Blockdev => Step::Blockdev(blockdev::parse(text)?),
-        StepName::Export => Step::Export(export::parse(text)?),
+        StepName::Object => object::parse(text).map(Step::Object),
+        StepName::Blockdev => blockdev::parse(text).map(Step::Blockdev),
+        StepName::Export => export::parse(text).map(Step::Export),
     };
-    names.admit(&step)?;
-    files::check(&step)?;
-    Ok(step)
+    step.map_err(|fault| wrong(word, fault))
+}
+
+fn wrong(word: &Word, fault: Fault) -> OptionError {
+    let text = word.argument.display().to_string();
+    OptionError::Argument { option: word.option, text, fault: Box::new(fault) }
 }

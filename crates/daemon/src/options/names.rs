@@ -1,20 +1,26 @@
-//! Which names exist at each step: ids, node-names and sockets.
+//! Which names exist at each step: ids, node-names and sockets; and who uses which node for what.
 //!
-//! Invariants: a step is admitted only if its own names are new and those it uses exist already,
-//! so a plan can be built from front to back.
+//! Invariants: a step is admitted only if its own names are new, those it uses exist already, and all
+//! who use a node can be there together, so a plan can be built from front to back.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
+use super::ahead::Ahead;
 use super::fault::Fault;
 use super::nearest::nearest;
 use super::plan::{Activity, Blockdev, Child, ExportOptions, NamedChild, Object, Step};
+use crate::permissions::{Edge, Permissions, Uses};
 
 /// What the steps so far have made.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Names {
+    /// What all steps make.
+    ahead: Ahead,
+    uses: Uses,
     objects: HashSet<String>,
     iothreads: HashSet<String>,
+    node_names: HashSet<String>,
     nodes: HashMap<String, Known>,
     exports: HashSet<String>,
     sockets: HashSet<PathBuf>,
@@ -35,6 +41,20 @@ enum CanWrite {
 }
 
 impl Names {
+    /// Nothing yet of what is ahead.
+    pub(super) fn new(ahead: Ahead) -> Self {
+        Self {
+            ahead,
+            uses: Uses::default(),
+            objects: HashSet::new(),
+            iothreads: HashSet::new(),
+            node_names: HashSet::new(),
+            nodes: HashMap::new(),
+            exports: HashSet::new(),
+            sockets: HashSet::new(),
+        }
+    }
+
     /// Checks a step against those before it and takes its names.
     pub(super) fn admit(&mut self, step: &Step) -> Result<(), Fault> {
         match step {
@@ -52,10 +72,14 @@ impl Names {
         }
     }
 
-    /// Takes the names of a node from the bottom up.
+    /// Takes the names of a node, and of those inside it, and adds them from the bottom up.
     fn node(&mut self, blockdev: &Blockdev, name: &str) -> Result<Known, Fault> {
+        if blockdev.node_name.is_some() {
+            take(&mut self.node_names, "node-name", name)?;
+        }
         let activity = blockdev.activity;
         let mut can_write = if blockdev.read_only { CanWrite::No } else { CanWrite::Yes };
+        let mut edges = Vec::new();
         for NamedChild { name: role, node } in &blockdev.children {
             let (child, below) = match node {
                 Child::Inline(inner) => {
@@ -63,29 +87,33 @@ impl Names {
                     let below = self.node(inner, &child)?;
                     (child, below)
                 }
-                Child::Reference(child) => (child.clone(), self.find_node(child)?),
+                Child::Reference(child) => (child.clone(), self.find_node(child, Some(name))?),
             };
             check_activity(name, activity, role, &child, below.activity)?;
             if below.can_write == CanWrite::No {
                 can_write = CanWrite::No;
             }
+            edges.push(Edge { role: role.clone(), node: child });
         }
+        self.uses.add_node(name, blockdev.driver.passes_on(), edges)?;
         let known = Known { can_write, activity };
-        if blockdev.node_name.is_some() && self.nodes.insert(name.to_owned(), known).is_some() {
-            return Err(Fault::Duplicate { what: "node-name", name: name.to_owned() });
-        }
+        self.nodes.insert(name.to_owned(), known);
         Ok(known)
     }
 
     fn export(&mut self, export: &ExportOptions) -> Result<(), Fault> {
         take(&mut self.exports, "export id", &export.id)?;
-        let can_write = self.find_node(&export.node_name)?.can_write;
+        let can_write = self.find_node(&export.node_name, None)?.can_write;
         if export.writable && can_write == CanWrite::No {
             return Err(Fault::ReadOnlyNode { node_name: export.node_name.clone() });
         }
+        self.uses.add_export(&export.id, &export.node_name, Permissions::of_export(export))?;
         let mut seen = HashSet::new();
         for id in &export.iothreads {
             if !self.iothreads.contains(id) {
+                if self.ahead.has_iothread(id) {
+                    return Err(Fault::Later { what: "iothread", name: id.clone() });
+                }
                 return Err(not_found("iothread", id, self.iothreads.iter()));
             }
             if !seen.insert(id) {
@@ -99,9 +127,22 @@ impl Names {
         Ok(())
     }
 
-    fn find_node(&self, name: &str) -> Result<Known, Fault> {
-        let known = self.nodes.get(name).copied();
-        known.ok_or_else(|| not_found("node", name, self.nodes.keys()))
+    /// A node that was made before; `user` is the node that wants to stand on it.
+    fn find_node(&self, name: &str, user: Option<&str>) -> Result<Known, Fault> {
+        if let Some(known) = self.nodes.get(name).filter(|_| is_identifier(name)) {
+            return Ok(*known);
+        }
+        if let Some(user) = user
+            && let Some(path) = self.ahead.path(name, user)
+        {
+            let way = std::iter::once(user.to_owned()).chain(path).collect();
+            return Err(Fault::Cycle { way });
+        }
+        if self.ahead.has_node(name) && is_identifier(name) {
+            return Err(Fault::Later { what: "node", name: name.to_owned() });
+        }
+        let known = self.nodes.keys().filter(|name| is_identifier(name));
+        Err(not_found("node", name, known))
     }
 }
 

@@ -9,9 +9,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use layers::DelaySettings;
+use layers::{Chunk, DelaySettings};
 
-use layers::Chunk;
+use crate::permissions::PassesOn;
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,6 +161,10 @@ pub struct Blockdev {
     pub children: Vec<NamedChild>,
     /// Whether it refuses changes. A nested node takes its parent's answer unless it has its own.
     pub read_only: bool,
+    /// Whether it was opened read-only because nobody on the line writes to it
+    /// (`auto-read-only=on`): [`parse`](super::parse) has set `read_only`. A nested node takes its parent's answer
+    /// unless it has its own.
+    pub auto_read_only: AutoReadOnly,
     /// What a discard does. A nested node passes it on, as in QEMU.
     pub discard: Discard,
     /// Whether the host's page cache is left out. A nested node takes its parent's answer unless
@@ -190,6 +194,15 @@ impl Blockdev {
         });
         below.flatten().chain([self]).collect()
     }
+}
+
+/// Whether a node is opened read-only as long as nobody writes to it (`auto-read-only=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AutoReadOnly {
+    /// It is opened as it is told.
+    Off,
+    /// It is; only files know the difference.
+    On,
 }
 
 /// Whether a node is held from the start (`active=`).
@@ -250,6 +263,30 @@ pub enum Driver {
         /// How many neighbouring bytes lie on one child.
         chunk: Chunk,
     },
+}
+
+impl Driver {
+    /// What it does to what is asked of the node, on the way to its children.
+    pub(crate) fn passes_on(&self) -> PassesOn {
+        match self {
+            Self::File { .. }
+            | Self::HostDevice { .. }
+            | Self::Raw { .. }
+            | Self::NullCo { .. }
+            | Self::Delay { .. } => PassesOn::AsAsked,
+            Self::Stripe { .. } => PassesOn::Alone,
+        }
+    }
+
+    /// Whether it opens something that it may not be allowed to write.
+    pub(crate) fn opens_a_file(&self) -> bool {
+        match self {
+            Self::File { .. } | Self::HostDevice { .. } => true,
+            Self::Raw { .. } | Self::NullCo { .. } | Self::Delay { .. } | Self::Stripe { .. } => {
+                false
+            }
+        }
+    }
 }
 
 /// What does a file's I/O.

@@ -13,8 +13,8 @@ use super::fields::{parse_flag, parse_number};
 use super::files::{self, FileKind};
 use super::nearest::nearest;
 use super::plan::{
-    Activity, Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject, Locking, Object,
-    PollOptions, SocketOptions, Step,
+    Activity, AutoReadOnly, Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject,
+    Locking, Object, PollOptions, SocketOptions, Step,
 };
 use super::words::{Name, ShortName, Word};
 
@@ -130,6 +130,7 @@ impl Short {
             },
             children: Vec::new(),
             read_only: self.read_only,
+            auto_read_only: AutoReadOnly::Off,
             discard: Discard::Ignore,
             cache_direct: self.cache_direct,
             flushes: Flushes::Obeyed,

@@ -14,8 +14,8 @@ use std::time::Duration;
 use std::{env, fs, iter, process};
 
 use super::{
-    Activity, AioEngine, AttachFormat, Blockdev, Child, Command, Daemonize, Discard, Driver,
-    ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
+    Activity, AioEngine, AttachFormat, AutoReadOnly, Blockdev, Child, Command, Daemonize, Discard,
+    Driver, ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
     PollOptions, SocketOptions, Step, parse,
 };
 
@@ -69,6 +69,7 @@ fn file_node() -> Blockdev {
         },
         children: Vec::new(),
         read_only: false,
+        auto_read_only: AutoReadOnly::Off,
         discard: Discard::Ignore,
         cache_direct: false,
         flushes: Flushes::Obeyed,
@@ -172,6 +173,7 @@ fn nodes_read_the_same_in_both_notations() {
         ],
         &Step::Blockdev(Blockdev {
             read_only: true,
+            auto_read_only: AutoReadOnly::Off,
             discard: Discard::Unmap,
             cache_direct: true,
             ..file_node()
@@ -224,6 +226,7 @@ fn locks_read_the_same_in_both_notations() {
     let inner = Blockdev {
         node_name: None,
         read_only: true,
+        auto_read_only: AutoReadOnly::Off,
         discard: Discard::Unmap,
         force_share: true,
         ..file_node()
@@ -300,6 +303,7 @@ fn a_node_inside_another_takes_what_the_other_has() {
         driver: null_driver(),
         children: Vec::new(),
         read_only: true,
+        auto_read_only: AutoReadOnly::Off,
         discard: Discard::Unmap,
         cache_direct: false,
         flushes: Flushes::Obeyed,
@@ -321,6 +325,43 @@ fn a_node_inside_another_takes_what_the_other_has() {
             ..file_node()
         }),
     );
+}
+
+/// Which of the nodes are opened read-only: by name, those in place after a slash.
+#[track_caller]
+fn read_only(line: &[&str], expected: &[&str]) {
+    let plan = plan(line);
+    let mut found = Vec::new();
+    for step in &plan.steps {
+        if let Step::Blockdev(blockdev) = step {
+            let name = blockdev.node_name.clone().unwrap();
+            let inner = blockdev.nodes();
+            let named = |node: &&Blockdev| node.node_name.clone().unwrap_or(format!("{name}/file"));
+            found.extend(inner.iter().filter(|node| node.read_only).map(named));
+        }
+    }
+    assert_eq!(found, expected, "{line:?}");
+}
+
+#[test]
+fn files_that_nobody_writes_are_opened_read_only_if_asked_for() {
+    let file = "--blockdev=file,node-name=n,filename=Cargo.toml,auto-read-only=on";
+    let raw = "--blockdev=raw,node-name=n,auto-read-only=on,file.driver=file,\
+               file.filename=Cargo.toml";
+    let reads = format!("--export=vhost-user-blk,id=e,{ADDR}");
+    let writes = format!("{reads},writable=on");
+    read_only(&[file], &["n"]);
+    read_only(&[file, &reads], &["n"]);
+    read_only(&[file, &writes], &[]);
+    read_only(&[raw, &reads], &["n/file"]);
+    read_only(&[raw, &writes], &[]);
+    // Whoever else writes counts, and who does not ask for it does not care.
+    let other = "--export=vhost-user-blk,id=f,node-name=a,addr.type=unix,addr.path=t,writable=on";
+    read_only(&[file, "--blockdev=raw,node-name=a,file=n", &reads, other], &[]);
+    read_only(&[file, "--blockdev=null-co,node-name=a", &reads, other], &["n"]);
+    read_only(&["--blockdev=file,node-name=n,filename=Cargo.toml"], &[]);
+    read_only(&["--blockdev=null-co,node-name=n,auto-read-only=on"], &[]);
+    read_only(&["--blockdev=null-co,node-name=n,auto-read-only=on,read-only=on"], &["n"]);
 }
 
 #[test]

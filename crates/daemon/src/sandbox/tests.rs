@@ -17,7 +17,7 @@ use testkit::trespass;
 
 use super::*;
 use crate::graph::Graph;
-use crate::options::{Activity, Blockdev, Discard, Driver, Flushes, Locking, parse};
+use crate::options::{Activity, AutoReadOnly, Blockdev, Discard, Driver, Flushes, Locking, parse};
 
 /// A disk, its socket, its pidfile, and a file that nobody named.
 struct Place {
@@ -169,6 +169,7 @@ fn a_node_outside_is_refused_with_a_sentence() {
         driver: Driver::File { filename: place.path(path), aio: None, locking: Locking::Automatic },
         children: Vec::new(),
         read_only: true,
+        auto_read_only: AutoReadOnly::Off,
         discard: Discard::Ignore,
         cache_direct: false,
         flushes: Flushes::Obeyed,

@@ -107,9 +107,7 @@ fn what_a_node_cannot_do_yet_is_refused_by_name() {
     };
     refuse("file", "aio-max-batch", "0");
     refuse("host_device", "pr-manager", "p");
-    for key in ["auto-read-only", "detect-zeroes"] {
-        refuse("null-co", key, "off");
-    }
+    refuse("null-co", "detect-zeroes", "off");
 }
 
 #[test]
@@ -317,7 +315,16 @@ fn wrong_values_of_exports_are_named() {
 fn steps_use_only_what_came_before() {
     let export = format!("--export=vhost-user-blk,id=e,{ADDR}");
     let written = format!("--export vhost-user-blk,id=e,{ADDR}");
-    refuse_line(&[&export, NULL], &format!("{written}: node 'n' is not defined before its use"));
+    refuse_line(&[&export], &format!("{written}: node 'n' is not defined before its use"));
+    let later = "is defined only after its use; options are carried out in order";
+    refuse_line(&[&export, NULL], &format!("{written}: node 'n' {later}"));
+    let raw = "raw,node-name=a,file=n";
+    refuse_line(&["--blockdev", raw, NULL], &format!("--blockdev {raw}: node 'n' {later}"));
+    let threaded = format!("vhost-user-blk,id=e,{ADDR},iothread=t");
+    refuse_line(
+        &[NULL, "--export", &threaded, "--object=iothread,id=t"],
+        &format!("--export {threaded}: iothread 't' {later}"),
+    );
     refuse_line(&[NULL, &export, &export], &format!("{written}: export id 'e' exists already"));
     let again = format!("vhost-user-blk,id=f,{ADDR}");
     refuse_line(
@@ -329,6 +336,9 @@ fn steps_use_only_what_came_before() {
         ["--blockdev=null-co,node-name=n,read-only=on"].as_slice(),
         &["--blockdev=null-co,node-name=x,read-only=on", "--blockdev=raw,node-name=n,file=x"],
         &["--blockdev=raw,node-name=n,file.driver=null-co,file.read-only=on"],
+        &[
+            "--blockdev=raw,node-name=n,auto-read-only=on,file.driver=file,file.filename=Cargo.toml,file.read-only=on",
+        ],
     ] {
         let line = [node, &["--export", &writable]].concat();
         refuse_line(
@@ -336,6 +346,53 @@ fn steps_use_only_what_came_before() {
             &format!("--export {writable}: cannot export read-only node 'n' as writable"),
         );
     }
+}
+
+#[test]
+fn nodes_that_would_stand_on_themselves_are_named_with_the_way() {
+    let refuse = |line: &[&str], way: &str| {
+        let (node, _) = way.split_once(' ').unwrap();
+        let [first, others @ ..] = line else { panic!("a line") };
+        let others = others.iter().flat_map(|other| ["--blockdev", other]);
+        let line: Vec<&str> = [NULL, "--blockdev", first].into_iter().chain(others).collect();
+        let expected = format!("--blockdev {first}: node '{node}' would stand on itself: {way}");
+        refuse_line(&line, &expected);
+    };
+    refuse(&["raw,node-name=a,file=a"], "a -> a");
+    refuse(&["raw,node-name=a,file=b", "raw,node-name=b,file=a"], "a -> b -> a");
+    refuse(
+        &[
+            "raw,node-name=a,file=b",
+            "raw,node-name=b,file=c",
+            "raw,node-name=c,file.driver=raw,file.file=a",
+        ],
+        "a -> b -> c -> c/file -> a",
+    );
+    refuse(&["raw,node-name=a,file.driver=raw,file.file=a"], "a/file -> a -> a/file");
+    // A circle that is not the first thing wrong is not what is said.
+    let late = "raw,node-name=a,file=b";
+    refuse_line(
+        &["--blockdev", late, "--blockdev=raw,node-name=b,file=b"],
+        &format!(
+            "--blockdev {late}: node 'b' is defined only after its use; options are carried out in order"
+        ),
+    );
+}
+
+#[test]
+fn what_is_wrong_first_is_said_first() {
+    let unknown = "raw,node-name=a,file=x";
+    refuse_line(
+        &[NULL, "--blockdev", unknown, "--blockdev=bogus"],
+        &format!("--blockdev {unknown}: node 'x' is not defined before its use; did you mean 'n'?"),
+    );
+    let bogus = "null-co,node-name=a,sise=1";
+    refuse_line(
+        &["--blockdev", bogus, "--blockdev", unknown],
+        &format!(
+            "--blockdev {bogus}: unknown option 'sise' of --blockdev driver=null-co; did you mean 'size'?"
+        ),
+    );
 }
 
 #[test]
