@@ -1,10 +1,10 @@
-//! `raw`: the child's bytes.
+//! `raw`: the child's bytes, all or a part.
 
 use std::sync::Arc;
 
 use anyhow::Result;
-use block::{Access, Node};
-use disk::{DiscardPolicy, RawNode};
+use block::{Access, Node, SECTOR_BYTES};
+use disk::{DiscardPolicy, RawNode, Window};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::rng::Rng;
 
@@ -22,19 +22,34 @@ impl Subject for Raw {
 
     fn choose(&self, rng: &mut Rng, below: &Shape) -> Option<Arc<dyn Chosen>> {
         let discard = if rng.one_in(2) { DiscardPolicy::Unmap } else { DiscardPolicy::Ignore };
-        Some(Arc::new(ChosenRaw { size: below.size, discard }))
+        let window = window(rng, below.size);
+        let size = window.check(below.size).ok()?;
+        Some(Arc::new(ChosenRaw { window, size, discard }))
     }
+}
+
+/// The whole child, or at least half of it.
+fn window(rng: &mut Rng, size: u64) -> Window {
+    let sectors = size / 2 / SECTOR_BYTES;
+    if sectors == 0 || rng.one_in(3) {
+        return Window::WHOLE;
+    }
+    let offset = rng.below(sectors) * SECTOR_BYTES;
+    let rest = (size - offset) / SECTOR_BYTES;
+    let size = rng.one_in(2).then(|| (rest - rng.below(rest - sectors + 1)) * SECTOR_BYTES);
+    Window { offset, size }
 }
 
 #[derive(Debug)]
 struct ChosenRaw {
+    window: Window,
     size: u64,
     discard: DiscardPolicy,
 }
 
 impl Chosen for ChosenRaw {
     fn describe(&self) -> String {
-        format!("discard {:?}", self.discard)
+        format!("{:?}, discard {:?}", self.window, self.discard)
     }
 
     fn size(&self) -> u64 {
@@ -42,12 +57,13 @@ impl Chosen for ChosenRaw {
     }
 
     fn home(&self, at: u64) -> Home {
-        Home::Child(0, at)
+        Home::Child(0, self.window.offset + at)
     }
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
         let child = Arc::clone(&parts.children[0]);
-        Ok(Arc::new(RawNode::new(parts.name, child, Access::ReadWrite, self.discard)))
+        let access = Access::ReadWrite;
+        Ok(Arc::new(RawNode::new(parts.name, child, self.window, access, self.discard)?))
     }
 
     fn drops_discards(&self) -> bool {
