@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use block::{Clock, Durability, FileId, Node, SystemClock};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Notifier, Reactors};
-use request_path::{Fault, RingSource, RingSourceSetup};
+use request_path::{Capacity, Fault, RingSource, RingSourceSetup};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::conformance::checked::Complaints;
 use testkit::conformance::faults::Faulty;
@@ -152,6 +152,7 @@ impl Player {
             call: Some(guest.call_fd()?),
             error: None,
             owner: Arc::new(Notifier::new()?),
+            capacity: Arc::new(Capacity::new(self.node.size())),
         });
         let watch = Arc::new(Watch(Arc::clone(&self.complaints)));
         let on = Placed::on(iothread, Box::new(source), watch);
