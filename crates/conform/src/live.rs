@@ -146,6 +146,7 @@ impl Player {
         let source = RingSource::new(RingSourceSetup {
             ring: Ring::new(guest.memory(), guest.setup(base))?,
             rules,
+            capacity: Arc::new(Capacity::new(self.node.size())),
             node: Arc::clone(&self.node),
             serial: "conform".to_owned(),
             kick: guest.kick_fd()?,

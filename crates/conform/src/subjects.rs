@@ -1,8 +1,10 @@
 //! What is tested: one file for each kind of node.
 
+mod delay;
 mod file;
 mod null;
 mod raw;
+mod stripe;
 
 use std::sync::Arc;
 
@@ -20,6 +22,11 @@ pub(crate) enum Pace {
 }
 
 /// All kinds of nodes but those that end in a file.
-pub(crate) fn all(_: Pace) -> Vec<Arc<dyn Subject>> {
-    vec![Arc::new(null::Null), Arc::new(raw::Raw)]
+pub(crate) fn all(pace: Pace) -> Vec<Arc<dyn Subject>> {
+    vec![
+        Arc::new(null::Null),
+        Arc::new(raw::Raw),
+        Arc::new(delay::Delay(pace)),
+        Arc::new(stripe::Stripe),
+    ]
 }

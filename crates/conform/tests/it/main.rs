@@ -12,7 +12,7 @@ fn check(form: &Form, stacks: u64) -> Summary {
     let summary = run(form, 0, End::Stacks(stacks)).unwrap_or_else(|error| panic!("{error:#}"));
     println!("{summary:?}");
     assert!(summary.done > stacks * 50 && summary.refused > stacks, "{summary:?}");
-    for subject in ["null", "raw", "faulty"] {
+    for subject in ["null", "raw", "delay", "stripe", "faulty"] {
         assert!(summary.subjects.contains_key(subject), "no {subject}: {summary:?}");
     }
     summary
