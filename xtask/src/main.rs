@@ -1,7 +1,7 @@
-//! The commands of the project: `cargo xtask check`, `test`, `bench`, `crash`, `fuzz`, `migrate`,
-//! `tidy` and `install`.
+//! The commands of the project: `cargo xtask check`, `test`, `bench`, `conform`, `crash`, `fuzz`,
+//! `migrate`, `tidy` and `install`.
 //!
-//! Limits: only `bench`, `crash`, `fuzz` and `migrate` take arguments; what CI runs is what a
+//! Limits: only `bench`, `conform`, `crash`, `fuzz` and `migrate` take arguments; what CI runs is what a
 //! developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
 
@@ -14,6 +14,7 @@
 
 mod bench;
 mod check;
+mod conform;
 mod crash;
 mod fuzz;
 mod install;
@@ -33,6 +34,7 @@ const USAGE: &str = "usage: cargo xtask <command> [<argument>…]
 commands:
   check    the quick gate: fmt, tidy, clippy, docs, unit tests; installs nothing
   bench    compare with qemu-storage-daemon and the bare host; --help shows its options
+  conform  stack nodes at random and check every byte; --help shows its options
   crash    kill ringloom under load and check every byte; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
   fuzz     [--seconds N] [TARGET…]  run fuzz targets, N seconds each (20)
@@ -47,6 +49,8 @@ enum Command {
     /// With the arguments of the bench.
     Bench(Vec<String>),
     Check,
+    /// With the arguments of the suite.
+    Conform(Vec<String>),
     /// With the arguments of the campaign.
     Crash(Vec<String>),
     Test,
@@ -67,6 +71,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
     let command = match name {
         "bench" => return Ok(Command::Bench(rest.to_vec())),
         "check" => Command::Check,
+        "conform" => return Ok(Command::Conform(rest.to_vec())),
         "crash" => return Ok(Command::Crash(rest.to_vec())),
         "test" => Command::Test,
         "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
@@ -87,6 +92,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Bench(arguments) => bench::run(&workspace, &arguments),
         Command::Check => check::run(&workspace),
+        Command::Conform(arguments) => conform::run(&workspace, &arguments),
         Command::Crash(arguments) => crash::run(&workspace, &arguments),
         Command::Test => test::run(&workspace),
         Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
@@ -132,6 +138,9 @@ mod tests {
     fn every_command_is_known_by_its_name() {
         check(&["check"], Ok(Command::Check));
         check(&["bench", "--quick"], Ok(Command::Bench(vec!["--quick".to_owned()])));
+        check(&["conform", "--minutes", "9"], {
+            Ok(Command::Conform(vec!["--minutes".to_owned(), "9".to_owned()]))
+        });
         check(&["crash", "--rounds", "9"], {
             Ok(Command::Crash(vec!["--rounds".to_owned(), "9".to_owned()]))
         });

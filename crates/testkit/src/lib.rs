@@ -1,7 +1,8 @@
 //! Development only: what tests need to run ringloom, and its peers, as a process and from outside.
 //!
-//! Where it stands: only ever a dev-dependency. It links none of the daemon's crates, so that a mistake in the data
-//! path cannot hide in the tool that looks for it.
+//! Where it stands: only ever a dev-dependency, but for `conform`, which is a test itself. Of the daemon's crates it links
+//! none but `block`, whose contracts [`conformance`] checks, so that a mistake in the data path cannot hide in the tool
+//! that looks for it.
 //!
 //! Invariants: every wait has a deadline; every process is ended by its own pid when its owner is dropped.
 #![deny(unsafe_code)]

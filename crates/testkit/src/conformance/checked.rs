@@ -97,7 +97,7 @@ impl Node for CheckedNode {
         let limits = self.node.limits();
         let (request, physical) = (limits.request_alignment, limits.physical_block);
         if !request.is_power_of_two() || request.get() < 512 || !physical.is_power_of_two() {
-            self.judge.complain(format!("its limits are {limits:?}"));
+            self.judge.complain(&format!("its limits are {limits:?}"));
         }
         limits
     }
@@ -141,10 +141,10 @@ impl Lane for CheckedLane {
         for (place, mapping) in asked.iter().enumerate() {
             let Mapping { token, operation, .. } = *mapping;
             if self.held.contains_key(&token) || asked[..place].iter().any(|it| it.token == token) {
-                self.judge.complain(format!("{token:?} is asked for twice"));
+                self.judge.complain(&format!("{token:?} is asked for twice"));
             }
             if operation.extent().is_some_and(|extent| extent.bytes().end > self.size.0.0) {
-                self.judge.complain(format!("{operation:?} is asked of {:?}", self.size));
+                self.judge.complain(&format!("{operation:?} is asked of {:?}", self.size));
             }
         }
         let mark = pieces.end();
@@ -154,11 +154,11 @@ impl Lane for CheckedLane {
         self.below.map(batch, pieces);
         for (asked, answered) in asked.iter().zip(batch) {
             if asked.token != answered.token {
-                self.judge.complain(format!("{:?} became {:?}", asked.token, answered.token));
+                self.judge.complain(&format!("{:?} became {:?}", asked.token, answered.token));
             }
             match answered.answer {
                 UNANSWERED => {
-                    self.judge.complain(format!("{:?} is not answered", asked.operation));
+                    self.judge.complain(&format!("{:?} is not answered", asked.operation));
                 }
                 Answer::Held => {
                     self.held.insert(asked.token, (asked.operation, asked.order));
@@ -180,17 +180,17 @@ impl Lane for CheckedLane {
         let due = self.below.due();
         self.below.resume(now, late, pieces);
         if late.len() < earlier {
-            return self.judge.complain("resume takes away what others have answered".to_owned());
+            return self.judge.complain("resume takes away what others have answered");
         }
         if late.len() > earlier && due.is_none_or(|due| due.at > now) {
-            self.judge.complain("something goes on before it is due".to_owned());
+            self.judge.complain("something goes on before it is due");
         }
         for answered in &late[earlier..] {
             match self.held.remove(&answered.token) {
                 Some(asked) => self.judge.answer(asked, answered, pieces, mark),
                 None => {
                     let what = format!("{:?}, which is not held, is answered late", answered.token);
-                    self.judge.complain(what);
+                    self.judge.complain(&what);
                 }
             }
         }
@@ -198,7 +198,7 @@ impl Lane for CheckedLane {
         let went_on = late.len() > earlier || !was_due;
         self.fruitless = if went_on { 0 } else { self.fruitless + 1 };
         if self.fruitless == FRUITLESS_MAX {
-            self.judge.complain("what is due does not go on".to_owned());
+            self.judge.complain("what is due does not go on");
         }
         self.look_at_due("resume");
     }
@@ -208,7 +208,7 @@ impl Lane for CheckedLane {
         if !self.held.is_empty() {
             let now = self.judge.clock.now();
             if self.below.due().is_none_or(|due| due.at > now) {
-                self.judge.complain("what was released is not due at once".to_owned());
+                self.judge.complain("what was released is not due at once");
             }
         }
         self.look_at_due("release");
@@ -220,13 +220,13 @@ impl CheckedLane {
         let held = self.held.len();
         let due = self.below.due();
         if due.is_some() != (held > 0) {
-            self.judge.complain(format!("after {after} it holds {held}, and due is {due:?}"));
+            self.judge.complain(&format!("after {after} it holds {held}, and due is {due:?}"));
         }
     }
 }
 
 impl Judge {
-    fn complain(&self, what: String) {
+    fn complain(&self, what: &str) {
         self.complaints.add(format!("{}: {what}", self.name));
     }
 
@@ -241,14 +241,14 @@ impl Judge {
         let Mapping { operation, answer, .. } = *answered;
         let bytes = |operation: Operation| operation.extent().map(|extent| extent.count().0);
         if discriminant(&asked) != discriminant(&operation) || bytes(asked) != bytes(operation) {
-            self.complain(format!("{asked:?} became {operation:?}"));
+            self.complain(&format!("{asked:?} became {operation:?}"));
         }
         if order == Order::AsBegun && answered.order == Order::Any {
-            self.complain(format!("{asked:?} lost its order"));
+            self.complain(&format!("{asked:?} lost its order"));
         }
         match answer {
             Answer::Now(range) => self.pieces(asked, range, pieces, mark),
-            Answer::Held => self.complain(format!("{asked:?} is said to be held, late")),
+            Answer::Held => self.complain(&format!("{asked:?} is said to be held, late")),
             Answer::Refused(_) => {}
         }
     }
@@ -259,7 +259,7 @@ impl Judge {
         if !found.is_empty()
             && !pieces.get(pieces.since(mark)).as_ptr_range().contains(&found.as_ptr())
         {
-            self.complain(format!("{asked:?} is answered with pieces of earlier answers"));
+            self.complain(&format!("{asked:?} is answered with pieces of earlier answers"));
         }
         let wanted = match asked {
             Operation::Read(extent)
@@ -278,12 +278,12 @@ impl Judge {
         for piece in &ordered {
             let is_empty = piece.count.0 == 0 && wanted > 0;
             if piece.skip != covered || is_empty || !self.is_inside(piece) {
-                return self.complain(format!("{asked:?} is answered with {piece:?}: {found:?}"));
+                return self.complain(&format!("{asked:?} is answered with {piece:?}: {found:?}"));
             }
             covered += piece.count.0;
         }
         if covered != wanted {
-            self.complain(format!("{asked:?} is answered with {covered} bytes: {found:?}"));
+            self.complain(&format!("{asked:?} is answered with {covered} bytes: {found:?}"));
         }
     }
 

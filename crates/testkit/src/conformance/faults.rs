@@ -150,7 +150,7 @@ impl Subject for Faulty {
             order_one_in: one_in(rng),
         };
         let rules = Rules { refusal: None, mischief, rng: Rng::new(rng.next_u64()) };
-        Some(ChosenFaults::new(below.size, rules))
+        Some(ChosenFaults::chosen(below.size, rules))
     }
 }
 
@@ -160,7 +160,7 @@ struct ChosenFaults {
 }
 
 impl ChosenFaults {
-    fn new(size: u64, rules: Rules) -> Arc<dyn Chosen> {
+    fn chosen(size: u64, rules: Rules) -> Arc<dyn Chosen> {
         Arc::new(Self { faults: Arc::new(Faults { size, rules: Mutex::new(rules) }) })
     }
 }
@@ -191,7 +191,7 @@ impl Chosen for ChosenFaults {
     }
 
     fn fresh(&self) -> Option<Arc<dyn Chosen>> {
-        Some(Self::new(self.faults.size, self.faults.with(|rules| rules.clone())))
+        Some(Self::chosen(self.faults.size, self.faults.with(|rules| rules.clone())))
     }
 }
 

@@ -216,7 +216,7 @@ impl WindowLane {
         };
         let durability = |durability| match durability {
             Durability::Stable if self.is(Mistake::Weakens) => Durability::Cached,
-            other => other,
+            Durability::Stable | Durability::Cached => durability,
         };
         match operation {
             Operation::Read(extent) => Operation::Read(moved(extent)),
@@ -357,13 +357,13 @@ fn subjects(mistake: Mistake) -> [Arc<dyn Subject>; 1] {
 fn what_is_right_passes() {
     let subjects = subjects(Mistake::None);
     let (mut done, mut refused, mut held) = (0, 0, 0);
-    for seed in 0..1000 {
+    for seed in 0..300 {
         let played = play(seed, &subjects, Which::Any).unwrap_or_else(|error| panic!("{error:#}"));
         done += played.tally.done;
         refused += played.tally.refused;
         held += played.held;
     }
-    assert!(done > 50_000 && refused > 1000 && held > 10_000, "{done}, {refused}, {held}");
+    assert!(done > 15_000 && refused > 300 && held > 3000, "{done}, {refused}, {held}");
 }
 
 #[test]
@@ -372,8 +372,6 @@ fn every_mistake_is_found() {
         let subjects = subjects(mistake);
         let window: &dyn Subject = subjects[0].as_ref();
         let mut tries = (0..200).map(|seed| play(seed, &subjects, Which::Alone(window)));
-        let error = tries.find_map(Result::err);
-        let error = error.unwrap_or_else(|| panic!("{mistake:?} is not found"));
-        println!("{mistake:?}: {:.300}", format!("{error:#}"));
+        assert!(tries.any(|played| played.is_err()), "{mistake:?} is not found");
     }
 }
