@@ -86,7 +86,7 @@ fn counting_node() -> (Arc<dyn Node>, Arc<AtomicU64>) {
 }
 
 /// A guest on the iothread of its ring.
-trait Player: std::fmt::Debug + Send {
+pub(crate) trait Player: std::fmt::Debug + Send {
     fn before_turn(&mut self) {}
 
     /// Whether it has made requests available.
@@ -156,9 +156,9 @@ impl Player for Quiet {
 
 /// A ring and its guest.
 #[derive(Debug)]
-struct Played<P> {
-    ring: RingSource,
-    player: RefCell<P>,
+pub(crate) struct Played<P> {
+    pub(crate) ring: RingSource,
+    pub(crate) player: RefCell<P>,
 }
 
 impl<P: Player> Source for Played<P> {

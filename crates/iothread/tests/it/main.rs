@@ -9,6 +9,7 @@ mod confined;
 mod dirty_log;
 mod drains;
 mod fairness;
+mod full;
 mod guest;
 mod holding;
 mod inflight;

@@ -1,0 +1,211 @@
+//! Rings that have more to do than there is room for: they wait without using a CPU, and each gets its
+//! share of the room that there comes to be.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use block::{
+    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, Lane, LaneError, Limits,
+    Mapping, Node, Operation, PieceList, Rights, SystemClock, Token,
+};
+use disk::{NullNode, ReadContent};
+use iothread::Placed;
+use kernel_io::{FileTable, Reactors};
+
+use crate::fairness::{Played, Player};
+use crate::guest::{Ask, Guest, SLOTS};
+use crate::setup::{iothreads, on_both, place_source, ring};
+
+/// So many that together they want a quarter more than a lane holds (4096).
+const GUESTS: usize = 5120 / SLOTS as usize;
+
+/// A null disk that holds every request, and lets some of them go each round.
+#[derive(Debug)]
+struct Dripping {
+    below: NullNode,
+    /// How many each round; nothing is ever due with none.
+    drops: usize,
+}
+
+#[derive(Debug)]
+struct DrippingLane {
+    below: Box<dyn Lane>,
+    drops: usize,
+    released: bool,
+    always: Instant,
+    held: VecDeque<(Token, Operation)>,
+}
+
+impl Node for Dripping {
+    fn name(&self) -> &str {
+        self.below.name()
+    }
+
+    fn size(&self) -> DiskSize {
+        self.below.size()
+    }
+
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+
+    fn access(&self) -> Access {
+        self.below.access()
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.below.flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.below.claim(rights)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        Ok(Box::new(DrippingLane {
+            below: self.below.open_lane()?,
+            drops: self.drops,
+            released: false,
+            always: SystemClock.now(),
+            held: VecDeque::new(),
+        }))
+    }
+}
+
+impl Lane for DrippingLane {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+        for mapping in batch {
+            self.held.push_back((mapping.token, mapping.operation));
+            mapping.answer = Answer::Held;
+        }
+    }
+
+    fn due(&self) -> Option<Due> {
+        let drips = self.released || self.drops > 0;
+        (drips && !self.held.is_empty()).then_some(Due { at: self.always, slack: Duration::ZERO })
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        let count = if self.released { self.held.len() } else { self.drops.min(self.held.len()) };
+        let start = late.len();
+        let drops = self.held.drain(..count);
+        late.extend(drops.map(|(token, operation)| Mapping::new(token, operation)));
+        self.below.map(&mut late[start..], pieces);
+        self.below.resume(now, late, pieces);
+        self.released &= !self.held.is_empty();
+    }
+
+    fn release(&mut self) {
+        self.released = true;
+    }
+}
+
+fn dripping(drops: usize) -> Arc<dyn Node> {
+    let size = DiskSize(ByteCount(1 << 20));
+    let below = NullNode::new("null", size, Access::ReadWrite, ReadContent::Untouched);
+    Arc::new(Dripping { below, drops })
+}
+
+/// Has always as much in flight as its ring can hold, and counts. Relaxed: only counters.
+#[derive(Debug)]
+struct Greedy {
+    guest: Guest,
+    turns: Arc<AtomicU64>,
+    done: Arc<AtomicU64>,
+    /// Hears of everything that is done.
+    told: mpsc::Sender<usize>,
+}
+
+impl Player for Greedy {
+    fn before_turn(&mut self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn after_turn(&mut self) -> bool {
+        let done = self.guest.poll();
+        done.iter().for_each(|&slot| self.guest.submit(slot, Ask::Read, 0));
+        self.done.fetch_add(done.len() as u64, Ordering::Relaxed);
+        // The test ends when it has heard enough.
+        let _heard = self.told.send(done.len());
+        !done.is_empty()
+    }
+}
+
+/// Rings of greedy guests on an iothread.
+struct Crowd {
+    placed: Vec<Placed>,
+    turns: Arc<AtomicU64>,
+    /// Of each ring.
+    done: Vec<Arc<AtomicU64>>,
+    tells: mpsc::Receiver<usize>,
+}
+
+impl Crowd {
+    fn new(node: &Arc<dyn Node>, reactors: Reactors) -> Self {
+        let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
+        let (told, tells) = mpsc::channel();
+        let turns = Arc::new(AtomicU64::new(0));
+        let mut done = Vec::new();
+        let placed = (0..GUESTS).map(|_| {
+            let mut guest = Guest::new();
+            let ring = ring(&guest, node);
+            (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
+            let (turns, told) = (Arc::clone(&turns), told.clone());
+            let counter = Arc::new(AtomicU64::new(0));
+            done.push(Arc::clone(&counter));
+            let player = RefCell::new(Greedy { guest, turns, done: counter, told });
+            place_source(Box::new(Played { ring, player }), &iothread)
+        });
+        let placed = placed.collect();
+        Self { placed, turns, done, tells }
+    }
+
+    fn stop(self) {
+        for placed in self.placed {
+            assert_eq!(placed.stop().ending().counters.errors, 0);
+        }
+    }
+}
+
+#[test]
+fn rings_without_room_are_not_asked_again_and_again() {
+    on_both(|reactors| {
+        let crowd = Crowd::new(&dripping(0), reactors);
+        let pause = Duration::from_millis(500);
+        // Until all have had the turns in which they fill the room.
+        while let Ok(done) = crowd.tells.recv_timeout(pause) {
+            assert_eq!(done, 0, "nothing is let go");
+        }
+        let before = crowd.turns.load(Ordering::Relaxed);
+        crowd.tells.recv_timeout(pause).unwrap_err();
+        let turns = crowd.turns.load(Ordering::Relaxed) - before;
+        assert_eq!(turns, 0, "turns in which nothing can be done");
+        crowd.stop();
+    });
+}
+
+#[test]
+fn rings_without_room_get_equal_shares_of_it() {
+    const ROUNDS: usize = 10;
+    on_both(|reactors| {
+        let crowd = Crowd::new(&dripping(64), reactors);
+        let done =
+            || -> Vec<u64> { crowd.done.iter().map(|done| done.load(Ordering::Relaxed)).collect() };
+        // Those that were placed first had all of it for a while.
+        let (before, _) = (done(), crowd.tells.try_iter().count());
+        let mut heard = 0;
+        while heard < GUESTS * SLOTS as usize * ROUNDS {
+            let more = crowd.tells.recv_timeout(Duration::from_secs(60));
+            heard += more.expect("the rings go on");
+        }
+        let mut shares: Vec<u64> =
+            done().iter().zip(before).map(|(now, then)| now - then).collect();
+        crowd.stop();
+        shares.sort_unstable();
+        let (least, most) = (shares[0], shares[GUESTS - 1]);
+        assert!(least * 2 >= most, "least {least}, median {}, most {most}", shares[GUESTS / 2]);
+    });
+}
