@@ -153,7 +153,6 @@ impl Player {
             call: Some(guest.call_fd()?),
             error: None,
             owner: Arc::new(Notifier::new()?),
-            capacity: Arc::new(Capacity::new(self.node.size())),
         });
         let watch = Arc::new(Watch(Arc::clone(&self.complaints)));
         let on = Placed::on(iothread, Box::new(source), watch);

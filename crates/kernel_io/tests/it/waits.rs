@@ -57,7 +57,7 @@ fn what_happens_ends_a_wait_before_its_limit_and_later_ones_are_as_long_as_they_
             std::thread::scope(|scope| {
                 // There is no event that says that the other thread sleeps.
                 scope.spawn(|| {
-                    nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 });
+                    let _left = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 });
                     bell.wake();
                 });
                 // The kernel may end a wait for nothing, but not again and again.

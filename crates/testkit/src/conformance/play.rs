@@ -4,7 +4,7 @@
 //! by one in any order across all requests, goes on with what was held, releases, closes and opens lanes, changes what
 //! is refused, and lets the power go.
 //!
-//! Limits: a stack has [`REQUESTS_MAX`] requests; what is held must be answered after [`JUMPS_MAX`] jumps of the clock.
+//! Limits: a stack has `REQUESTS_MAX` requests; what is held must be answered after `JUMPS_MAX` jumps of the clock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

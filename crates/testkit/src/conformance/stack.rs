@@ -4,7 +4,7 @@
 //! arithmetic where each sector lives. The suite stacks subjects on each other and holds them to that.
 //!
 //! Invariants: a stack depends on its seed and the list of subjects alone; it can be built again on the same files.
-//! Limits: [`LAYERS_MAX`] nodes above the end of a stack, [`FILES_MAX`] ends.
+//! Limits: `LAYERS_MAX` nodes above the end of a stack, `FILES_MAX` ends.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,0 +1,74 @@
+//! The steps of transfers that go through a bounce buffer, one after the other; what is next is decided in
+//! [`crate::staged`].
+
+use kernel_io::{BounceBuffer, IoFailure};
+
+use super::Engine;
+use crate::job::{Addressee, JobIndex, PieceIndex};
+use crate::report::Trouble;
+use crate::staged::{Chunk, Next, StagedKind, Step};
+use crate::submit::{may_hide_lost_data, staged_durability};
+
+impl Engine {
+    pub(super) fn staged_step_over(
+        &mut self,
+        index: JobIndex,
+        result: Result<(), IoFailure>,
+        buffer: BounceBuffer,
+    ) {
+        let job = self.jobs.get(index);
+        let staged = job.staged.last_mut().expect("a bounce buffer belongs to a staged transfer");
+        if let Err(failure) = result {
+            let (file, step) = (staged.file, staged.step);
+            if step == Step::Writing
+                && may_hide_lost_data(staged_durability(job.operation), failure)
+            {
+                self.kernel.file(file).remember_failed_sync();
+            }
+            self.fail(index, file, Trouble::Failure(failure));
+            self.give_back(buffer);
+            return self.settle(index);
+        }
+        if staged.kind == StagedKind::Read && staged.step == Step::Reading {
+            let chunk = staged.chunk();
+            buffer.drain(chunk.lead, &mut job.memory, staged.skip, chunk.body);
+        }
+        let next = staged.proceed();
+        self.staged_next(index, next, buffer);
+    }
+
+    pub(super) fn staged_next(&mut self, index: JobIndex, next: Next, mut buffer: BounceBuffer) {
+        let Self { jobs, kernel, .. } = self;
+        let job = jobs.get(index);
+        let staged = job.staged.last().expect("the current staged transfer");
+        let tag = Addressee::Job(index, PieceIndex::FIRST).to_tag();
+        match next {
+            Next::Read(Chunk { start, count, .. }) => {
+                kernel.read_bounce(staged.file, start, count, buffer, tag);
+                job.outstanding += 1;
+            }
+            Next::FillAndWrite(Chunk { start, count, lead, body }) => {
+                if staged.kind == StagedKind::Zero {
+                    buffer.zero(lead, body);
+                } else {
+                    buffer.fill(lead, &job.memory, staged.skip, body);
+                }
+                let durability = staged_durability(job.operation);
+                kernel.write_bounce(staged.file, start, durability, count, buffer, tag);
+                job.outstanding += 1;
+            }
+            Next::Finished => {
+                job.staged.pop();
+                self.give_back(buffer);
+                self.settle(index);
+            }
+        }
+    }
+
+    fn give_back(&mut self, buffer: BounceBuffer) {
+        self.bounce.put(buffer);
+        if let Some(index) = self.want_buffer.pop_front() {
+            self.settle(index);
+        }
+    }
+}
