@@ -1,7 +1,7 @@
 //! A file or block device of the host as a node (drivers `file` and `host_device`).
 //!
-//! Invariants: one open file description for all iothreads, opened with the node and open as long
-//! as the file table lives.
+//! Invariants: one open file description for all iothreads, opened with the node and closed when the node
+//! and all claims on it are gone, and the iothreads that have used it.
 
 mod claims;
 
@@ -57,6 +57,11 @@ impl FileNode {
             flushes: options.flushes,
             claims: Arc::new(claims),
         })
+    }
+
+    /// The file that it opened.
+    pub fn file(&self) -> &Arc<OpenFile> {
+        &self.file
     }
 }
 
@@ -286,6 +291,21 @@ mod tests {
             lock: LockOptions { locking, ..LockOptions::default() },
         };
         FileNode::open("disk", &options, DiscardPolicy::Ignore, table).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_closed_with_its_node_and_the_last_claim_on_it() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let table = Arc::default();
+        let kept = claimable(&image, &table, Locking::Automatic);
+        let node = claimable(&image, &table, Locking::Automatic);
+        let file = Arc::downgrade(node.file());
+        let claim = node.claim(Rights::of_user(Access::ReadOnly)).unwrap();
+        drop(node);
+        assert!(file.upgrade().is_some() && table.all().len() == 2);
+        drop(claim);
+        assert!(file.upgrade().is_none() && table.all().len() == 1);
+        assert!(Arc::ptr_eq(&table.all()[0], kept.file()));
     }
 
     #[test]

@@ -9,10 +9,10 @@ use block::FileId;
 use crate::image_lock::{ImageLocks, LockError};
 use crate::{Locking, OpenFile};
 
-/// All files that nodes have opened. Files stay open as long as the table lives.
+/// All files that nodes have opened. An id is never used again.
 #[derive(Debug, Default)]
 pub struct FileTable {
-    files: RwLock<Vec<Arc<OpenFile>>>,
+    files: RwLock<Vec<Option<Arc<OpenFile>>>>,
 }
 
 impl FileTable {
@@ -21,14 +21,20 @@ impl FileTable {
         let mut files = self.files.write().expect("no holder of this lock panics");
         let id =
             u32::try_from(files.len()).expect("fewer files than descriptors, which are 31 bit");
-        files.push(file);
+        files.push(Some(file));
         FileId(id)
     }
 
-    /// The file of that id, which must come from this table.
+    /// The file of that id, which must be in this table.
     pub fn get(&self, id: FileId) -> Arc<OpenFile> {
         let files = self.files.read().expect("no holder of this lock panics");
-        Arc::clone(&files[id.0 as usize])
+        Arc::clone(files[id.0 as usize].as_ref().expect("a file stays as long as it is used"))
+    }
+
+    /// Takes a file out that nobody will ask for again. It is closed as soon as nobody uses it: an
+    /// iothread that has used it does so until it ends.
+    pub fn remove(&self, id: FileId) {
+        self.files.write().expect("no holder of this lock panics")[id.0 as usize] = None;
     }
 
     /// Has the file of that id hold these locks from now on, and no others. Fails, and leaves it
@@ -67,6 +73,12 @@ impl FileTable {
 
     /// All files, to make them durable at the end.
     pub fn all(&self) -> Vec<Arc<OpenFile>> {
-        self.files.read().expect("no holder of this lock panics").clone()
+        self.files
+            .read()
+            .expect("no holder of this lock panics")
+            .iter()
+            .flatten()
+            .cloned()
+            .collect()
     }
 }

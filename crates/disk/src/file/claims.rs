@@ -81,6 +81,13 @@ impl FileClaims {
     }
 }
 
+/// The last user of the file is gone: its node, and all claims on it.
+impl Drop for FileClaims {
+    fn drop(&mut self) {
+        self.table.remove(self.file);
+    }
+}
+
 /// One claim on a file.
 #[derive(Debug)]
 struct FileClaim {
