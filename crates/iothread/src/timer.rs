@@ -14,6 +14,10 @@ const LEAD_MAX: Duration = Duration::from_micros(200);
 /// What the lead is as long as no sleep was late.
 const LEAD_FIRST: Duration = Duration::from_micros(60);
 
+/// For about how many sleeps a late one is remembered. With 16 instead, requests held for 500 us and 10 ms
+/// were late by 6.5 and 21 us (median, two virtual CPUs); with 64 it is 3.4 and 13 us.
+const LEAD_MEMORY: u32 = 64;
+
 /// What is left of what a sleep may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nap {
@@ -51,8 +55,8 @@ impl Timer {
             return;
         };
         let late = late.min(LEAD_MAX);
-        // Follows what is later at once, and what is sooner slowly.
-        self.lead = late.max(self.lead - (self.lead.saturating_sub(late)) / 16);
+        // Follows what is later at once, and what is sooner slowly: most sleeps shall end in time.
+        self.lead = late.max(self.lead - (self.lead.saturating_sub(late)) / LEAD_MEMORY);
     }
 }
 
@@ -76,7 +80,7 @@ mod tests {
         // Also if one of them was late by seconds.
         timer.woke(us(900), us(3_000_000));
         assert_eq!(timer.nap(us(1000), us(0)), Nap::Sleep(us(800)));
-        for _ in 0..100 {
+        for _ in 0..400 {
             timer.woke(us(100), us(110));
         }
         let Nap::Sleep(sleep) = timer.nap(us(1000), us(0)) else { panic!("no sleep") };
