@@ -26,6 +26,7 @@ use crate::memory::SharedMemory;
 
 mod packed_base;
 mod raw_buffers;
+mod timed;
 
 use packed_base::Relay;
 

@@ -6,6 +6,7 @@
 mod block_device;
 mod campaign;
 mod crash;
+mod delay;
 mod dirty_log;
 mod durability;
 mod guest;
