@@ -133,6 +133,7 @@ pub(crate) fn quick() -> Vec<Row> {
         load_row(read(Disk::Null, 4, poisson), "0.5 × CPU of qsd, p99 not worse"),
         special("refill-null", Kind::Refill(Disk::Null), "two threads 1.85 × one"),
         special("layer-stripe", Kind::Layer(Layer::Stripe), "0.70 × without"),
+        special("layer-delay", Kind::Layer(Layer::Delay), "0.70 × without"),
         fairness("fairness-null", Disk::Null, 1, 4096, "p99 at most 3 × alone"),
         fairness("fairness-tmpfs", Disk::Tmpfs, 1, 4096, "p99 at most 3 × alone"),
         special("idle", Kind::Idle, "20 ms of CPU in 10 s"),

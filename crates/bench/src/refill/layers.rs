@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use block::{Access, ByteCount, Child, DiskSize, Node};
+use block::{Access, ByteCount, Child, DiskSize, Node, Order, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::FileTable;
-use layers::{Chunk, StripeDiscards, StripeNode};
+use layers::{Chunk, DelayNode, DelaySettings, Distribution, StripeDiscards, StripeNode};
 
 use super::{Stage, measure_on, node};
 use crate::disks::DISK_BYTES;
@@ -20,6 +20,8 @@ pub(crate) enum Layer {
     None,
     /// A stripe over two of them, whose chunks are larger than the requests.
     Stripe,
+    /// A delay of nothing.
+    Delay,
 }
 
 impl Layer {
@@ -29,6 +31,7 @@ impl Layer {
         let node = match self {
             Self::None => node(None, &files)?,
             Self::Stripe => stripe()?,
+            Self::Delay => delay(node(None, &files)?),
         };
         measure_on(&Stage::over(node, files)?, 1, 1, runtime)
     }
@@ -47,6 +50,13 @@ fn stripe() -> Result<Arc<dyn Node>> {
     Ok(Arc::new(node))
 }
 
+fn delay(below: Arc<dyn Node>) -> Arc<dyn Node> {
+    let [read, write, flush] = [Distribution::NONE; 3];
+    let settings = DelaySettings { read, write, flush, order: Order::Any };
+    let (access, clock) = (Access::ReadWrite, Arc::new(SystemClock));
+    Arc::new(DelayNode::new("delay", Child::new(below), access, settings, 0, clock))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,7 +64,7 @@ mod tests {
 
     #[test]
     fn every_layer_is_measured() {
-        for layer in [Layer::None, Layer::Stripe] {
+        for layer in [Layer::None, Layer::Stripe, Layer::Delay] {
             let values = layer.measure(Duration::from_millis(50)).unwrap();
             assert!(values[&Metric::RequestsPerS] > 1000.0, "{layer:?}: {values:?}");
         }
