@@ -24,7 +24,7 @@ pub(crate) enum Pace {
 /// All kinds of nodes but those that end in a file.
 pub(crate) fn all(pace: Pace) -> Vec<Arc<dyn Subject>> {
     vec![
-        Arc::new(null::Null),
+        Arc::new(null::Null { pace }),
         Arc::new(raw::Raw),
         Arc::new(delay::Delay(pace)),
         Arc::new(stripe::Stripe),
