@@ -372,3 +372,65 @@ fn a_seed_repeats_the_delays_and_lanes_do_not_repeat_each_other() {
     other.lane = other.node.open_lane().unwrap();
     assert_ne!(first, first_due(&mut other));
 }
+
+/// Two threads serve requests while a third one changes the settings: each request goes on once, and both
+/// threads see the last settings.
+#[test]
+fn settings_change_while_two_threads_serve() {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let child = Child::new(Arc::new(Below::default()));
+    let before = settings(0, 0, 0, Order::Any);
+    let node = DelayNode::new("slow", child, Access::ReadWrite, before, 1, Arc::clone(&clock));
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let serve = || {
+            let (mut lane, mut pieces, mut late) =
+                (node.open_lane().unwrap(), PieceList::default(), Vec::new());
+            let (mut open, mut token, mut held) = (std::collections::BTreeSet::new(), 0, 0);
+            loop {
+                let last_round = is_over.load(Ordering::Acquire);
+                let mut batch = [read(), write(), Operation::Flush].map(|operation| {
+                    token += 1;
+                    Mapping::new(Token(token), operation)
+                });
+                lane.map(&mut batch, &mut pieces);
+                if last_round {
+                    // The last settings delay writes alone.
+                    let answers = batch.map(|it| it.answer == Answer::Held);
+                    assert_eq!(answers, [false, true, false]);
+                }
+                for mapping in &batch {
+                    if mapping.answer == Answer::Held {
+                        held += 1;
+                        assert!(open.insert(mapping.token.0));
+                    }
+                }
+                if last_round {
+                    lane.release();
+                }
+                lane.resume(clock.now(), &mut late, &mut pieces);
+                for mapping in late.drain(..) {
+                    assert!(open.remove(&mapping.token.0), "{mapping:?} goes on twice");
+                }
+                pieces.clear();
+                if last_round {
+                    assert!(open.is_empty(), "{open:?} are lost");
+                    return held;
+                }
+            }
+        };
+        let threads = [scope.spawn(serve), scope.spawn(serve)];
+        for round in 0..2000 {
+            let order = if round % 2 == 0 { Order::AsBegun } else { Order::Any };
+            let us = |us: u64| Distribution::Fixed(Latency::from_ns(us * 1000).unwrap());
+            let (read, write, flush) = (us(round % 7), us(round % 5), us(round % 3));
+            node.set(DelaySettings { read, write, flush, order });
+            std::thread::yield_now();
+        }
+        node.set(settings(0, 3_600_000, 0, Order::Any));
+        is_over.store(true, Ordering::Release);
+        for thread in threads {
+            assert!(thread.join().unwrap() > 0, "a thread was never delayed");
+        }
+    });
+}
