@@ -1,7 +1,7 @@
 //! The driver `delay`: ours, named as QEMU would.
 //!
 //! Limits: no delay is longer than an hour ([`Latency::MAX`]); histograms are as large as
-//! [`Histogram::BYTES_MAX`] says.
+//! [`layers::Histogram::BYTES_MAX`] says.
 
 use block::Order;
 use layers::{Bounds, DelaySettings, Distribution, Latency};
