@@ -100,34 +100,9 @@ impl StripeLane {
         spread: Spread,
         pieces: &mut PieceList,
     ) {
-        let Spread::One(member) = spread else {
-            return self.gather_parts(mapping, name, spread, pieces);
-        };
-        let member = &mut self.members[member];
-        let part = member.take_back();
-        let whole = Whole::new(*mapping, spread);
-        if part.answer == Answer::Held {
-            member.held += 1;
-            self.joins.wait(name, whole, 1);
-            mapping.answer = Answer::Held;
-        } else {
-            self.joins.give_back(name);
-            *mapping = whole.as_part(part);
-        }
-    }
-
-    /// The same for one that may have any number of parts.
-    fn gather_parts(
-        &mut self,
-        mapping: &mut Mapping,
-        name: Token,
-        spread: Spread,
-        pieces: &mut PieceList,
-    ) {
         let Self { shape, members, joins, .. } = self;
         let count = match spread {
-            // Answered already.
-            Spread::Nowhere => return joins.give_back(name),
+            Spread::Nowhere => 0,
             Spread::One(_) => 1,
             Spread::Parts(split) => split.parts,
             Spread::Everywhere => members.len(),
@@ -154,13 +129,19 @@ impl StripeLane {
             return;
         }
         joins.give_back(name);
-        let mut answering = Answering::new(shape.layout, pieces);
-        for place in 0..count {
-            let part = members[member_at(place)].take_back();
-            whole.take(&part);
-            answering.copy(&whole, place, &part);
+        match spread {
+            Spread::Nowhere => {}
+            Spread::One(member) => *mapping = whole.as_part(members[member].take_back()),
+            Spread::Parts(_) | Spread::Everywhere => {
+                let mut answering = Answering::new(shape.layout, pieces);
+                for place in 0..count {
+                    let part = members[member_at(place)].take_back();
+                    whole.take(&part);
+                    answering.copy(&whole, place, &part);
+                }
+                *mapping = whole.answered(&answering);
+            }
         }
-        *mapping = whole.answered(&answering);
     }
 }
 
