@@ -181,6 +181,8 @@ impl EventLoop {
             self.engine.wait(Wait::Poll)?;
             self.resume();
             self.take_signals(None);
+            // What was finished in the turns may have made room: nobody wakes for that.
+            self.call_full();
             if self.more.is_empty() && self.ready.is_empty() {
                 // Room may have come without a signal: from requests of rings that have left, and with
                 // the end of a drain.

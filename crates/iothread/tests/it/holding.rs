@@ -232,8 +232,9 @@ fn a_lane_that_holds_all_it_may_keeps_nobody_else_waiting() {
         let mut held: Vec<_> = (0..GUESTS)
             .map(|_| {
                 let mut guest = Guest::new();
-                (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
+                // It begins where the guest is.
                 let placed = place(&guest, &node, &a);
+                (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
                 (guest, placed)
             })
             .collect();
