@@ -6,6 +6,8 @@
 //! Invariants: an export's node is claimed before its socket exists, and until everything is
 //! flushed.
 
+mod change;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,6 +26,8 @@ use crate::options::{Activity, ExportOptions, Object, Plan, PollOptions, Step};
 use crate::resize::Size;
 use crate::sandbox::Sandbox;
 use crate::socket::{Socket, SocketError};
+
+pub use change::ChangeError;
 
 /// The name of the iothread that serves exports which name none.
 const MAIN: &str = "main";
@@ -231,9 +235,10 @@ impl Built {
         &self.exports
     }
 
-    /// Which files are below a node.
-    pub(crate) fn storage(&self, node_name: &str) -> Vec<[u64; 2]> {
-        self.graph.storage(node_name).iter().map(|file| file.numbers()).collect()
+    /// Which files are below an export now.
+    pub(crate) fn storage(&self, export: &str) -> Vec<[u64; 2]> {
+        let files = self.graph.files_below_export(export);
+        files.iter().map(|file| file.identity().numbers()).collect()
     }
 
     /// The files of all nodes.
@@ -308,8 +313,7 @@ impl Built {
     }
 
     fn prepare_export(&mut self, options: &ExportOptions) -> Result<Prepared, BuildError> {
-        let node = Arc::clone(self.graph.node(&options.node_name)?);
-        let config = config(options, &*node)?;
+        let config = config(options, &**self.graph.node(&options.node_name)?)?;
         let iothreads = self.iothreads_of(options)?;
         let rights = Rights::of_user(config.access);
         let holding = match self.graph.activity(&options.node_name) {
@@ -318,9 +322,9 @@ impl Built {
                 Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::clone(&self.clock))))
             }
         };
-        let files = self.files.all();
-        let below = self.graph.storage(&options.node_name);
-        let files = files.into_iter().filter(|file| below.contains(&file.identity())).collect();
+        let freezer = Notifier::new().map_err(|source| ExportError::of(&options.id, source))?;
+        let node = self.graph.add_export(options)?;
+        let files = self.graph.files_below(&options.node_name);
         let size = Size::new(&options.id, &node, config.logical_block, files);
         let offer = Arc::new(Offer {
             id: options.id.clone(),
@@ -330,10 +334,10 @@ impl Built {
             size,
             cache: Mutex::new(config.cache),
             iothreads,
-            freezer: Notifier::new().map_err(|source| ExportError::of(&options.id, source))?,
+            freezer,
             resumption: Mutex::new(None),
         });
-        let storage = self.storage(&options.node_name);
+        let storage = self.storage(&options.id);
         Ok(Prepared { options: options.clone(), offer, storage, rights })
     }
 

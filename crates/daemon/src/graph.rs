@@ -1,32 +1,63 @@
-//! The block graph: nodes by name, built in the order of the command line.
+//! The block graph: nodes by name, built in the order of the command line, and the exports on them.
+//!
+//! Invariants: a node holds those it stands on, so upper ones are closed first, whoever lets go of them. Of
+//! a node that cannot be made nothing is left, neither what is inside it.
 
+mod change;
 mod drivers;
+mod root;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{Access, Clock, Node};
 use disk::{DiscardPolicy, WindowError};
-use kernel_io::{FileTable, Identity, OpenError};
+use kernel_io::{FileTable, OpenError, OpenFile};
 use layers::{DelayNode, StripeError};
 
-use crate::options::{Activity, Blockdev, Child, Discard, NamedChild};
+use crate::options::{Activity, Blockdev, Child, Discard, ExportOptions, NamedChild};
+#[cfg(test)]
+use crate::permissions::PassesOn;
+use crate::permissions::{Conflict, Edge, Permissions, ROOT, User, Uses};
 use crate::sandbox::{Outside, Sandbox};
+pub use change::ChangeFault;
+use root::RootNode;
 
-/// The nodes of a daemon.
+/// The nodes of a daemon, and the exports that stand on them.
 #[derive(Debug)]
 pub(crate) struct Graph {
-    nodes: HashMap<String, Arc<dyn Node>>,
-    activities: HashMap<String, Activity>,
-    /// The files below each node.
-    storage: HashMap<String, Vec<Identity>>,
+    vertices: HashMap<String, Vertex>,
+    /// What is below each export, by id.
+    roots: HashMap<String, Below>,
+    uses: Uses,
     /// The nodes whose delays can be changed, by name.
     delays: HashMap<String, Arc<DelayNode>>,
+    /// What the node that is being made has opened.
+    opened: Vec<Arc<OpenFile>>,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     sandbox: Option<Arc<Sandbox>>,
+}
+
+/// A node and what it stands on.
+#[derive(Debug)]
+struct Vertex {
+    node: Arc<dyn Node>,
+    below: Vec<Below>,
+    activity: Activity,
+    /// What it has opened itself.
+    files: Vec<Arc<OpenFile>>,
+}
+
+/// A place below a node or an export, and who is there.
+#[derive(Debug)]
+struct Below {
+    edge: Edge,
+    place: Arc<block::Child>,
 }
 
 /// A node could not be made. Every message names the node.
@@ -59,6 +90,9 @@ pub enum GraphError {
     /// Its children make no stripe.
     #[error(transparent)]
     Stripe(#[from] StripeError),
+    /// It would be used in a way which somebody else who uses it does not allow.
+    #[error(transparent)]
+    Conflict(#[from] Box<Conflict>),
     /// Its child has not the bytes that it is to show.
     #[error("node {node}")]
     Window {
@@ -93,69 +127,115 @@ impl Graph {
         clock: Arc<dyn Clock>,
         sandbox: Option<Arc<Sandbox>>,
     ) -> Self {
-        let (nodes, activities, storage) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let delays = HashMap::new();
-        Self { nodes, activities, storage, delays, files, clock, sandbox }
+        let (vertices, roots) = (HashMap::new(), HashMap::new());
+        let (uses, delays, opened) = (Uses::default(), HashMap::new(), Vec::new());
+        Self { vertices, roots, uses, delays, opened, files, clock, sandbox }
     }
 
-    /// Makes the node that was asked for, and the nodes written inside it. Blocks.
+    /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.
     pub(crate) fn add(&mut self, blockdev: &Blockdev) -> Result<(), GraphError> {
-        self.build(blockdev, &blockdev.name_below("", "")).map(drop)
+        let mut made = Vec::new();
+        let result = self.build(blockdev, &blockdev.name_below("", ""), &mut made);
+        if result.is_err() {
+            // Upper ones first: each holds what it stands on.
+            made.iter().rev().for_each(|name| self.forget(name));
+        }
+        result.map(drop)
+    }
+
+    /// The node that stands below an export from now on, in a place where others may be put.
+    pub(crate) fn add_export(
+        &mut self,
+        options: &ExportOptions,
+    ) -> Result<Arc<dyn Node>, GraphError> {
+        let ExportOptions { id, node_name, .. } = options;
+        let place = block::Child::new(Arc::clone(self.node(node_name)?));
+        self.uses.add_export(id, node_name, Permissions::of_export(options))?;
+        let root = Arc::new(RootNode::new(node_name, Arc::clone(&place)));
+        let edge = Edge { role: ROOT.to_owned(), node: node_name.clone() };
+        self.roots.insert(id.clone(), Below { edge, place });
+        Ok(root)
     }
 
     /// The node of that name.
     pub(crate) fn node(&self, name: &str) -> Result<&Arc<dyn Node>, GraphError> {
-        self.nodes.get(name).ok_or_else(|| GraphError::Unknown { name: name.to_owned() })
+        self.vertex(name).map(|vertex| &vertex.node)
     }
 
-    /// Which files are below that node.
-    pub(crate) fn storage(&self, name: &str) -> &[Identity] {
-        self.storage.get(name).map_or(&[], Vec::as_slice)
+    /// Which files are below that node now, each once.
+    pub(crate) fn files_below(&self, name: &str) -> Vec<Arc<OpenFile>> {
+        let mut files: Vec<Arc<OpenFile>> = Vec::new();
+        let (mut seen, mut next) = (HashSet::new(), vec![name]);
+        while let Some(name) = next.pop() {
+            if let Some(vertex) = self.vertices.get(name).filter(|_| seen.insert(name)) {
+                files.extend_from_slice(&vertex.files);
+                next.extend(vertex.below.iter().map(|below| below.edge.node.as_str()));
+            }
+        }
+        files
+    }
+
+    /// Which files are below that export now, each once.
+    pub(crate) fn files_below_export(&self, id: &str) -> Vec<Arc<OpenFile>> {
+        self.roots.get(id).map_or_else(Vec::new, |below| self.files_below(&below.edge.node))
     }
 
     /// Whether that node is held from the start.
     pub(crate) fn activity(&self, name: &str) -> Activity {
-        self.activities.get(name).copied().unwrap_or(Activity::Active)
+        self.vertices.get(name).map_or(Activity::Active, |vertex| vertex.activity)
     }
 
-    fn build(&mut self, blockdev: &Blockdev, name: &str) -> Result<Made, GraphError> {
+    /// Adds a node that no driver makes.
+    #[cfg(test)]
+    pub(crate) fn add_made(&mut self, node: Arc<dyn Node>) {
+        let (name, below, files) = (node.name().to_owned(), Vec::new(), Vec::new());
+        self.uses.add_node(&name, PassesOn::AsAsked, Vec::new()).expect("it stands on nothing");
+        self.vertices.insert(name, Vertex { node, below, activity: Activity::Active, files });
+    }
+
+    fn vertex(&self, name: &str) -> Result<&Vertex, GraphError> {
+        self.vertices.get(name).ok_or_else(|| GraphError::Unknown { name: name.to_owned() })
+    }
+
+    /// Makes a node, and notes the names of all that were made, the lower ones first.
+    fn build(
+        &mut self,
+        blockdev: &Blockdev,
+        name: &str,
+        made: &mut Vec<String>,
+    ) -> Result<Arc<dyn Node>, GraphError> {
         let mut blockdev = Cow::Borrowed(blockdev);
-        let mut storage = Vec::new();
-        let mut children = Vec::new();
+        let mut below = Vec::new();
         for NamedChild { name: role, node } in blockdev.children.clone() {
-            let child = match &node {
-                Child::Reference(child) => {
-                    storage.extend_from_slice(self.storage(child));
-                    Arc::clone(self.node(child)?)
-                }
+            let (node, child) = match node {
+                Child::Reference(child) => (Arc::clone(self.node(&child)?), child),
                 Child::Inline(inner) => {
-                    let made = self.build(inner, &inner.name_below(name, &role))?;
-                    storage.extend(made.storage);
-                    made.node
+                    let child = inner.name_below(name, &role);
+                    (self.build(&inner, &child, made)?, child)
                 }
             };
             // What stands on a read-only node is one, as in QEMU. Who wants to write to it is refused.
-            if child.access() == Access::ReadOnly && !blockdev.read_only {
+            if node.access() == Access::ReadOnly && !blockdev.read_only {
                 blockdev.to_mut().read_only = true;
             }
-            children.push(block::Child::new(child));
+            below.push(Below { edge: Edge { role, node: child }, place: block::Child::new(node) });
         }
-        let files_before = self.files.all().len();
-        let node = self.make(name, &blockdev, children)?;
-        storage.extend(self.files.all()[files_before..].iter().map(|file| file.identity()));
-        if let Some(given) = blockdev.node_name.clone() {
-            self.activities.insert(given.clone(), blockdev.activity);
-            self.storage.insert(given.clone(), storage.clone());
-            self.nodes.insert(given, Arc::clone(&node));
-        }
-        Ok(Made { node, storage })
+        let edges = below.iter().map(|below| below.edge.clone()).collect();
+        self.uses.add_node(name, blockdev.driver.passes_on(), edges)?;
+        made.push(name.to_owned());
+        let places = below.iter().map(|below| Arc::clone(&below.place)).collect();
+        let node = self.make(name, &blockdev, places)?;
+        let files = std::mem::take(&mut self.opened);
+        let vertex = Vertex { node: Arc::clone(&node), below, activity: blockdev.activity, files };
+        self.vertices.insert(name.to_owned(), vertex);
+        Ok(node)
     }
-}
 
-/// A node, and the files below it.
-struct Made {
-    node: Arc<dyn Node>,
-    storage: Vec<Identity>,
+    fn forget(&mut self, name: &str) {
+        self.vertices.remove(name);
+        self.delays.remove(name);
+        self.uses.remove(&User::Node(name.to_owned()));
+    }
 }
 
 fn access(blockdev: &Blockdev) -> Access {

@@ -13,7 +13,7 @@
 //! export, which then waits itself.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use block::{Claim, Clock, Node, Rights, SentenceRate};
@@ -76,6 +76,34 @@ pub(crate) struct InactivateError {
 impl OnDemand {
     pub(crate) fn new(rights: Rights, clock: Arc<dyn Clock>) -> Self {
         Self { rights, clock, slot: Mutex::default() }
+    }
+}
+
+/// What an export holds on demand, which stays as it is as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Still<'a> {
+    rights: Rights,
+    slot: MutexGuard<'a, Slot>,
+}
+
+impl Still<'_> {
+    /// The claim; none while no ring is served.
+    pub(crate) fn claim(&mut self) -> &mut Option<Claim> {
+        &mut self.slot.claim
+    }
+
+    /// What is claimed.
+    pub(crate) fn rights(&self) -> Rights {
+        self.rights
+    }
+}
+
+impl OnDemand {
+    /// Lets nobody claim or give back meanwhile; `None` while a session does so just now, which may
+    /// take it as long as it waits for a lock.
+    pub(crate) fn still(&self) -> Option<Still<'_>> {
+        let rights = self.rights;
+        self.slot.try_lock().ok().map(|slot| Still { rights, slot })
     }
 }
 

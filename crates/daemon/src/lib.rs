@@ -26,10 +26,10 @@ pub mod serve;
 mod socket;
 mod takeover;
 
-pub use build::BuildError;
+pub use build::{BuildError, ChangeError};
 pub use claim::ClaimFailure;
 pub use export::ExportError;
-pub use graph::GraphError;
+pub use graph::{ChangeFault, GraphError};
 pub use permissions::Conflict;
 pub use pidfile::PidfileError;
 pub use sandbox::{CallsError, FilesError, Outside, SandboxError};

@@ -94,6 +94,9 @@ pub(crate) enum PassesOn {
     Alone,
 }
 
+/// The key under which an export has its node.
+pub(crate) const ROOT: &str = "root";
+
 /// The place below a user, and the node that is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edge {
@@ -183,7 +186,7 @@ impl Uses {
         node: &str,
         own: Permissions,
     ) -> Result<(), Box<Conflict>> {
-        let edges = vec![Edge { role: "root".to_owned(), node: node.to_owned() }];
+        let edges = vec![Edge { role: ROOT.to_owned(), node: node.to_owned() }];
         let below = Below { edges, own, passes_on: PassesOn::AsAsked };
         self.add(&User::Export(id.to_owned()), below)
     }
@@ -196,6 +199,74 @@ impl Uses {
         users.fold(Permissions::NONE, |all, user| all.union(self.asks(user, found).uses))
     }
 
+    /// Whether this user writes by itself, whatever those above it do.
+    pub(crate) fn writes(&self, user: &User) -> bool {
+        self.users.get(user).is_some_and(|below| below.own.has(Permission::Write))
+    }
+
+    /// Puts another node in the place of one. Leaves it as it was if the users cannot meet then.
+    pub(crate) fn replace(
+        &mut self,
+        user: &User,
+        role: &str,
+        by: &str,
+    ) -> Result<(), Box<Conflict>> {
+        let Some(before) = self.users.get(user).cloned() else { return Ok(()) };
+        let mut after = before.clone();
+        for edge in after.edges.iter_mut().filter(|edge| edge.role == role) {
+            by.clone_into(&mut edge.node);
+        }
+        self.remove(user);
+        self.add(user, after).inspect_err(|_| {
+            // It was legal before.
+            let _put_back = self.add(user, before);
+        })
+    }
+
+    /// A way down from one node to another, both included; `None` if there is none.
+    pub(crate) fn path(&self, from: &str, to: &str) -> Option<Vec<String>> {
+        self.path_unseen(from, to, &mut BTreeSet::new())
+    }
+
+    fn path_unseen(
+        &self,
+        from: &str,
+        to: &str,
+        seen: &mut BTreeSet<String>,
+    ) -> Option<Vec<String>> {
+        if from == to {
+            return Some(vec![to.to_owned()]);
+        }
+        if !seen.insert(from.to_owned()) {
+            return None;
+        }
+        let below = self.users.get(&User::Node(from.to_owned()))?;
+        let mut edges = below.edges.iter();
+        let mut path = edges.find_map(|edge| self.path_unseen(&edge.node, to, seen))?;
+        path.insert(0, from.to_owned());
+        Some(path)
+    }
+
+    /// The exports that stand on a node, directly or not.
+    pub(crate) fn exports_above(&self, node: &str) -> BTreeSet<String> {
+        let (mut exports, mut seen) = (BTreeSet::new(), BTreeSet::new());
+        let mut next = vec![node];
+        while let Some(node) = next.pop() {
+            if !seen.insert(node) {
+                continue;
+            }
+            for user in self.above.get(node).into_iter().flatten() {
+                match user {
+                    User::Node(name) => next.push(name),
+                    User::Export(id) => {
+                        exports.insert(id.clone());
+                    }
+                }
+            }
+        }
+        exports
+    }
+
     fn add(&mut self, user: &User, below: Below) -> Result<(), Box<Conflict>> {
         for edge in &below.edges {
             self.above.entry(edge.node.clone()).or_default().push(user.clone());
@@ -205,7 +276,8 @@ impl Uses {
         self.check_below(user).inspect_err(|_| self.remove(user))
     }
 
-    fn remove(&mut self, user: &User) {
+    /// Takes a node or an export away on which nobody stands.
+    pub(crate) fn remove(&mut self, user: &User) {
         let below = self.users.remove(user);
         for edge in below.into_iter().flat_map(|below| below.edges) {
             if let Some(users) = self.above.get_mut(&edge.node) {
@@ -361,5 +433,23 @@ mod tests {
         add(&mut uses, "twice", PassesOn::Alone, &["m", "m"]).unwrap();
         export(&mut uses, "twice", Permissions::READS).unwrap();
         export(&mut uses, "twice", WRITES).unwrap_err();
+    }
+
+    #[test]
+    fn a_change_that_is_refused_leaves_everything_as_it_was() {
+        let mut uses = Uses::default();
+        plain(&mut uses, &["n", "m"]);
+        add(&mut uses, "q", PassesOn::Alone, &["n"]).unwrap();
+        add(&mut uses, "r", PassesOn::AsAsked, &["m"]).unwrap();
+        export(&mut uses, "r", WRITES).unwrap();
+        let r = User::Node("r".to_owned());
+        uses.replace(&r, "file", "n").unwrap_err();
+        assert_eq!((uses.used("m"), uses.used("n")), (WRITES, Permissions::NONE));
+        uses.replace(&r, "file", "q").unwrap();
+        assert_eq!((uses.used("m"), uses.used("n")), (Permissions::NONE, WRITES));
+        assert_eq!(uses.path("r", "n"), Some(["r", "q", "n"].map(str::to_owned).to_vec()));
+        assert_eq!(uses.path("n", "r"), None);
+        assert_eq!(uses.exports_above("n"), BTreeSet::from(["e4".to_owned()]));
+        assert_eq!(uses.exports_above("m"), BTreeSet::new());
     }
 }

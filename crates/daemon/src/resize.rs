@@ -26,7 +26,7 @@ pub(crate) struct Size {
     node: Arc<dyn Node>,
     logical_block: u32,
     /// The files below the node.
-    files: Vec<Arc<OpenFile>>,
+    files: Mutex<Vec<Arc<OpenFile>>>,
     capacity: Arc<Capacity>,
     listener: Mutex<Listener>,
 }
@@ -52,7 +52,7 @@ impl Size {
             export: export.to_owned(),
             node: Arc::clone(node),
             logical_block,
-            files,
+            files: Mutex::new(files),
             capacity: Arc::new(Capacity::new(size)),
             listener: Mutex::default(),
         }
@@ -61,6 +61,15 @@ impl Size {
     /// What rings look at.
     pub(crate) fn capacity(&self) -> &Arc<Capacity> {
         &self.capacity
+    }
+
+    /// The node stands on these files from now on.
+    pub(crate) fn stands_on(&self, files: Vec<Arc<OpenFile>>) {
+        *self.files.lock().expect("no holder of this lock panics") = files;
+    }
+
+    fn files(&self) -> Vec<Arc<OpenFile>> {
+        self.files.lock().expect("no holder of this lock panics").clone()
     }
 
     /// There is another front end, which was told nothing.
@@ -83,7 +92,7 @@ impl Size {
 
     /// A block device has changed: [`Size::review`], if there is one below.
     pub(crate) fn review_devices(&self) {
-        if self.files.iter().any(|file| file.kind() == FileKind::BlockDevice) {
+        if self.files().iter().any(|file| file.kind() == FileKind::BlockDevice) {
             self.review();
         }
     }
@@ -108,7 +117,7 @@ impl Size {
 
     /// Asks all files for their sizes. One thread at a time: the caller has the listener's lock.
     fn look(&self) -> DiskSize {
-        for file in &self.files {
+        for file in self.files() {
             if let Err(error) = file.measure() {
                 let (export, path) = (&self.export, file.path().display());
                 tracing::warn!("export {export}: the size of {path} cannot be had: {error}");

@@ -167,7 +167,7 @@ fn offered(built: &Built, export: &Export) -> Offered {
         logical_block: offer.config.logical_block,
         queues: offer.config.queues,
         features: offer.config.features().0,
-        storage: built.storage(offer.node.name()),
+        storage: built.storage(&offer.id),
     }
 }
 

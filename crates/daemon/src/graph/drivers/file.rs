@@ -16,7 +16,7 @@ use crate::options::{self, AioEngine, Blockdev};
 impl Graph {
     /// Opens a file and makes its node. Blocks.
     pub(super) fn open(
-        &self,
+        &mut self,
         name: &str,
         options: &OpenOptions,
         blockdev: &Blockdev,
@@ -32,6 +32,7 @@ impl Graph {
             let (node, path) = (name.to_owned(), options.path.clone());
             return Err(GraphError::Size { node, path, bytes, alignment });
         }
+        self.opened.push(Arc::clone(node.file()));
         Ok(Arc::new(node))
     }
 

@@ -1,0 +1,196 @@
+//! Changes the graph below exports while their guests run.
+//!
+//! The order: what would go wrong is looked for first; what the exports above need of the new node is
+//! claimed, so that nobody else can have it; what was written is made durable; everything that stands above is
+//! drained on all iothreads; the node is replaced; lanes are opened again, on all iothreads or, if one cannot, on the
+//! old node; requests go on; what the exports no longer need is given back.
+//!
+//! Invariants: a change that fails leaves the graph, the claims and the guests as they were. No export is
+//! without its claim at any time, and none is in flight on a node without one.
+//! Threads: the first one; sessions go on meanwhile and wait at most for the drain.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use block::{Claim, ClaimError, LaneError, Rights};
+use iothread::Drained;
+
+use super::{Built, Claimed};
+use crate::chain::chain_of;
+use crate::device::Offer;
+use crate::export::Export;
+use crate::graph::ChangeFault;
+use crate::holding::{Holding, Still};
+use crate::permissions::User;
+
+/// The graph could not be changed: it is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// It may not be.
+    #[error(transparent)]
+    Fault(#[from] ChangeFault),
+    /// A session is waiting for the image.
+    #[error("export {export} is being activated or inactivated just now")]
+    Busy {
+        /// The export.
+        export: String,
+    },
+    /// The new node cannot be had.
+    #[error("export {export}")]
+    Claim {
+        /// The export that needs it.
+        export: String,
+        /// Why.
+        #[source]
+        source: ClaimError,
+    },
+    /// What was written might be lost with the old node.
+    #[error("export {export}: a flush failed")]
+    Flush {
+        /// The export.
+        export: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// An iothread cannot use the new node.
+    #[error("iothread {iothread}")]
+    Lane {
+        /// Which one.
+        iothread: String,
+        /// Why.
+        #[source]
+        source: LaneError,
+    },
+}
+
+/// An export above the change, and what it holds.
+struct Above<'a> {
+    offer: &'a Offer,
+    rights: Rights,
+    held: Held<'a>,
+    /// What is held of the new node besides.
+    ahead: Option<Claim>,
+}
+
+enum Held<'a> {
+    Always(&'a mut Option<Claim>),
+    OnDemand(Still<'a>),
+}
+
+impl Above<'_> {
+    fn claim(&mut self) -> &mut Option<Claim> {
+        match &mut self.held {
+            Held::Always(claim) => claim,
+            Held::OnDemand(still) => still.claim(),
+        }
+    }
+
+    fn export(&self) -> String {
+        self.offer.id.clone()
+    }
+
+    fn flush(&mut self) -> Result<(), ChangeError> {
+        let export = self.export();
+        match self.claim() {
+            Some(claim) => claim.flush().map_err(|source| ChangeError::Flush { export, source }),
+            None => Ok(()),
+        }
+    }
+
+    /// Holds what the graph of now needs, and no more.
+    fn settle(&mut self) {
+        if self.claim().is_none() {
+            return;
+        }
+        let offer = self.offer;
+        match offer.node.claim(self.rights) {
+            Ok(claim) => {
+                *self.claim() = Some(claim);
+                self.ahead = None;
+            }
+            // All of it is held already, by the one claim or the other.
+            Err(error) => {
+                tracing::warn!(
+                    "export {}: holds more than it needs: {}",
+                    offer.id,
+                    chain_of(&error)
+                );
+                let ahead = self.ahead.take().unwrap_or_default();
+                let held = self.claim().take().unwrap_or_default();
+                *self.claim() = Some(held.and(ahead));
+            }
+        }
+    }
+}
+
+/// What there is to know of these exports for a change below them.
+fn aboves<'a>(
+    offers: impl Iterator<Item = &'a Offer>,
+    claims: &'a mut [Claimed],
+) -> Result<Vec<Above<'a>>, ChangeError> {
+    let mut always: HashMap<&str, (Rights, &mut Option<Claim>)> = claims
+        .iter_mut()
+        .map(|claimed| (claimed.export.as_str(), (claimed.rights, &mut claimed.claim)))
+        .collect();
+    let above = |offer: &'a Offer| {
+        let (rights, held) = match &offer.holding {
+            Holding::Always => {
+                let held = always.remove(offer.id.as_str());
+                let (rights, claim) = held.expect("an export that was started has its claim");
+                (rights, Held::Always(claim))
+            }
+            Holding::WhileServed(on_demand) => {
+                let busy = || ChangeError::Busy { export: offer.id.clone() };
+                let still = on_demand.still().ok_or_else(busy)?;
+                (still.rights(), Held::OnDemand(still))
+            }
+        };
+        Ok(Above { offer, rights, held, ahead: None })
+    };
+    offers.map(above).collect()
+}
+
+impl Built {
+    /// Puts the node of that name in the place below a node or an export, while guests run. Both must hold the
+    /// same bytes; the graph does not look at them. Blocks, as long as the longest request in flight.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what QMP will change the graph by"))]
+    pub(crate) fn replace(&mut self, user: &User, role: &str, by: &str) -> Result<(), ChangeError> {
+        let change = self.graph.change(user, role, by)?;
+        let Self { exports, claims, iothreads, graph, .. } = self;
+        let offers = exports.iter().map(Export::offer);
+        let above = offers.filter(|offer| change.exports.contains(&offer.id));
+        let mut aboves = aboves(above, claims)?;
+        for above in &mut aboves {
+            if above.claim().is_some() {
+                let claimed = change.node.claim(above.rights);
+                let export = above.export();
+                let failed = |source| ChangeError::Claim { export, source };
+                above.ahead = Some(claimed.map_err(failed)?);
+            }
+        }
+        // Almost all of it while guests run, and the rest, which is soon done, while they wait.
+        aboves.iter_mut().try_for_each(Above::flush)?;
+        let nodes = aboves.iter().map(|above| Arc::clone(&above.offer.node)).collect();
+        let drained = Drained::begin(iothreads.values().cloned().collect(), nodes);
+        aboves.iter_mut().try_for_each(Above::flush)?;
+        let before = change.place.replace(Arc::clone(&change.node));
+        if let Err(refused) = drained.end() {
+            change.place.replace(before);
+            // If this fails too, it is said, and requests fail.
+            drop(refused.drained);
+            let (iothread, source) = (refused.iothread, refused.source);
+            return Err(ChangeError::Lane { iothread, source });
+        }
+        graph.changed(change);
+        for above in &mut aboves {
+            above.offer.size.stands_on(graph.files_below_export(&above.offer.id));
+            above.settle();
+        }
+        tracing::info!("{user}: its child '{role}' is node {by} now");
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! What a change of the graph is, whether it may be, and that it was made.
+//!
+//! Where it stands: asked before anything is touched. Who carries a change out (`build::change`) drains what
+//! stands above, and tells how it ended.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use block::{Access, Node};
+
+use super::{Below, Graph, GraphError};
+use crate::options::Activity;
+use crate::permissions::{Conflict, User, Uses};
+
+/// A change that may be made: another node in one place.
+#[derive(Debug)]
+pub(crate) struct Change {
+    user: User,
+    role: String,
+    by: String,
+    /// Where.
+    pub(crate) place: Arc<block::Child>,
+    /// What goes there.
+    pub(crate) node: Arc<dyn Node>,
+    /// Which exports stand above, by id.
+    pub(crate) exports: BTreeSet<String>,
+    /// The graph with it.
+    uses: Uses,
+}
+
+/// A change cannot be. Every message names the node.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeFault {
+    /// There is no such node.
+    #[error(transparent)]
+    Unknown(#[from] GraphError),
+    /// There is no such place.
+    #[error("{user} has no child '{role}'")]
+    NoPlace {
+        /// Who should have it.
+        user: String,
+        /// The key.
+        role: String,
+    },
+    /// It would stand on itself.
+    #[error("node '{}' would stand on itself: {}", way[0], way.join(" -> "))]
+    Cycle {
+        /// The way down from the node to itself; never empty.
+        way: Vec<String>,
+    },
+    /// Users of a node could not meet there.
+    #[error(transparent)]
+    Conflict(#[from] Box<Conflict>),
+    /// An inactive node below an active one.
+    #[error("Inactive '{child}' can't be a {role} child of active '{node}'")]
+    Inactive {
+        /// The active one.
+        node: String,
+        /// The inactive one.
+        child: String,
+        /// The key that it would stand under.
+        role: String,
+    },
+    /// Guests know the size.
+    #[error(
+        "node {child} has {found} bytes, and {wanted} bytes are wanted in its place below {user}"
+    )]
+    Size {
+        /// The node.
+        child: String,
+        /// Its size.
+        found: u64,
+        /// The size of the node that is there.
+        wanted: u64,
+        /// Who is above.
+        user: String,
+    },
+    /// Who is above writes.
+    #[error("node {child} is read-only, and {user} is not")]
+    ReadOnly {
+        /// The node.
+        child: String,
+        /// Who is above.
+        user: String,
+    },
+}
+
+impl Graph {
+    /// Whether that node may be put in the place below a user. Nothing is changed.
+    pub(crate) fn change(&self, user: &User, role: &str, by: &str) -> Result<Change, ChangeFault> {
+        let name = || user.to_string();
+        let no_place = || ChangeFault::NoPlace { user: name(), role: role.to_owned() };
+        let below = self.below(user, role).ok_or_else(no_place)?;
+        let node = Arc::clone(self.node(by)?);
+        let mut uses = self.uses.clone();
+        let (exports, writes) = match user {
+            User::Node(user) => {
+                if let Some(way) = uses.path(by, user) {
+                    return Err(ChangeFault::Cycle { way: [vec![user.clone()], way].concat() });
+                }
+                let inactive = Activity::Inactive;
+                if self.activity(user) != inactive && self.activity(by) == inactive {
+                    let (node, child, role) = (user.clone(), by.to_owned(), role.to_owned());
+                    return Err(ChangeFault::Inactive { node, child, role });
+                }
+                (uses.exports_above(user), self.vertex(user)?.node.access() == Access::ReadWrite)
+            }
+            User::Export(id) => (BTreeSet::from([id.clone()]), uses.writes(user)),
+        };
+        if writes && node.access() == Access::ReadOnly {
+            return Err(ChangeFault::ReadOnly { child: by.to_owned(), user: name() });
+        }
+        let (found, wanted) = (node.size().0.0, below.place.node().size().0.0);
+        if found != wanted {
+            let (child, user) = (by.to_owned(), name());
+            return Err(ChangeFault::Size { child, found, wanted, user });
+        }
+        uses.replace(user, role, by)?;
+        let (user, role, by) = (user.clone(), role.to_owned(), by.to_owned());
+        let place = Arc::clone(&below.place);
+        Ok(Change { user, role, by, place, node, exports, uses })
+    }
+
+    /// A change was made.
+    pub(crate) fn changed(&mut self, change: Change) {
+        self.uses = change.uses;
+        let below = match &change.user {
+            User::Node(name) => {
+                let vertex =
+                    self.vertices.get_mut(name).expect("nodes stay while they are changed");
+                vertex.below.iter_mut().find(|below| below.edge.role == change.role)
+            }
+            User::Export(id) => self.roots.get_mut(id),
+        };
+        below.expect("places stay while they are changed").edge.node = change.by;
+    }
+
+    fn below(&self, user: &User, role: &str) -> Option<&Below> {
+        let places = match user {
+            User::Node(name) => self.vertices.get(name)?.below.iter().collect(),
+            User::Export(id) => vec![self.roots.get(id)?],
+        };
+        places.into_iter().find(|below| below.edge.role == role)
+    }
+}

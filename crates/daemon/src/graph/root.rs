@@ -1,0 +1,51 @@
+//! What an export stands on: the place where its node is, and may be replaced.
+//!
+//! Where it stands in the life of a request: nowhere. The lane of a root is that of the node below.
+
+use std::sync::Arc;
+
+use block::{Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Node, Rights};
+
+/// The top of the graph below one export.
+#[derive(Debug)]
+pub(super) struct RootNode {
+    /// The node that the export was made of, by which its operator knows it.
+    name: String,
+    place: Arc<Child>,
+}
+
+impl RootNode {
+    pub(super) fn new(name: &str, place: Arc<Child>) -> Self {
+        Self { name: name.to_owned(), place }
+    }
+}
+
+impl Node for RootNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> DiskSize {
+        self.place.node().size()
+    }
+
+    fn limits(&self) -> Limits {
+        self.place.node().limits()
+    }
+
+    fn access(&self) -> Access {
+        self.place.node().access()
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.place.node().flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.place.node().claim(rights)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        self.place.node().open_lane()
+    }
+}

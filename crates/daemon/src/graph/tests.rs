@@ -1,0 +1,108 @@
+//! What is left of nodes that are not made, or not needed any more.
+
+use std::fs;
+use std::path::Path;
+
+use block::{Outlook, Rights, SystemClock};
+use disk::FileNode;
+use kernel_io::{Aio, Caching, FileKind, Flushes, LockOptions, OpenOptions};
+use tempfile::TempDir;
+
+use super::*;
+use crate::options::{Command, Plan, Step, parse};
+
+/// A directory with the images `a` and `b` of 64 KiB.
+fn images() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["a", "b"] {
+        fs::write(directory.path().join(name), [0x61; 64 << 10]).unwrap();
+    }
+    directory
+}
+
+fn graph() -> Graph {
+    Graph::new(Arc::default(), Arc::new(SystemClock), None)
+}
+
+/// Adds nodes, up to the first that cannot be made; says what is wrong with it.
+fn add(graph: &mut Graph, directory: &TempDir, line: &str) -> Result<(), String> {
+    let line = line.replace("DIR", directory.path().to_str().unwrap());
+    let words = line.split_whitespace().flat_map(|word| ["--blockdev", word]);
+    let Command::Serve(Plan { steps, .. }) = parse(words.map(Into::into)).unwrap() else {
+        panic!("{line} is no plan")
+    };
+    steps.iter().try_for_each(|step| {
+        let Step::Blockdev(blockdev) = step else { panic!("{step:?} is no node") };
+        graph.add(blockdev).map_err(|error| crate::chain::chain_of(&error).to_string())
+    })
+}
+
+/// How many descriptors of this process lead there.
+fn descriptors(directory: &TempDir, name: &str) -> usize {
+    let path = directory.path().join(name);
+    let links = fs::read_dir("/proc/self/fd").unwrap();
+    // Those of other tests come and go.
+    let leads = |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|to| to == path);
+    links.filter_map(Result::ok).map(leads).filter(|leads| *leads).count()
+}
+
+/// Whether another daemon could write to the image.
+fn is_free(path: &Path) -> bool {
+    let options = OpenOptions {
+        path: path.to_path_buf(),
+        kind: FileKind::Regular,
+        access: Access::ReadWrite,
+        caching: Caching::Buffered,
+        aio: Aio::Automatic,
+        flushes: Flushes::Obeyed,
+        lock: LockOptions::default(),
+    };
+    let node = FileNode::open("other", &options, DiscardPolicy::Ignore, &Arc::default()).unwrap();
+    match node.claim(Rights::of_user(Access::ReadWrite)) {
+        Ok(_claim) => true,
+        Err(error) => {
+            assert_eq!(error.outlook, Outlook::MayPass);
+            false
+        }
+    }
+}
+
+#[test]
+fn of_a_node_that_cannot_be_made_nothing_is_left() {
+    let directory = images();
+    let mut graph = graph();
+    let line = "file,node-name=n,filename=DIR/a raw,node-name=r,size=131072,file.driver=raw,\
+                file.node-name=m,file.file.driver=file,file.file.filename=DIR/b,\
+                file.file.node-name=k";
+    let said = add(&mut graph, &directory, line).unwrap_err();
+    assert!(said.starts_with("node r: The sum of offset (0) and size (131072)"), "{said}");
+    // What was made before is there, what was made for it is not.
+    assert_eq!((descriptors(&directory, "a"), descriptors(&directory, "b")), (1, 0));
+    for name in ["r", "m", "k"] {
+        assert!(graph.node(name).is_err(), "{name} is there");
+    }
+    // The names are free again, and nobody seems to use what is below.
+    let again = "file,node-name=k,filename=DIR/b raw,node-name=m,file=k raw,node-name=r,file=m";
+    add(&mut graph, &directory, again).unwrap();
+    assert_eq!(descriptors(&directory, "b"), 1);
+    drop(graph);
+    assert_eq!((descriptors(&directory, "a"), descriptors(&directory, "b")), (0, 0));
+}
+
+#[test]
+fn a_file_is_closed_and_free_when_the_last_that_stands_on_it_is_gone() {
+    let directory = images();
+    let path = directory.path().join("a");
+    let mut graph = graph();
+    add(&mut graph, &directory, "file,node-name=n,filename=DIR/a raw,node-name=r,file=n").unwrap();
+    let raw = Arc::clone(graph.node("r").unwrap());
+    let claim = raw.claim(Rights::of_user(Access::ReadWrite)).unwrap();
+    assert!(!is_free(&path));
+    drop(graph);
+    // The upper node holds what it stands on.
+    assert_eq!((descriptors(&directory, "a"), is_free(&path)), (1, false));
+    drop(raw);
+    assert_eq!((descriptors(&directory, "a"), is_free(&path)), (1, false));
+    drop(claim);
+    assert_eq!((descriptors(&directory, "a"), is_free(&path)), (0, true));
+}
