@@ -24,7 +24,7 @@ use crate::{check, fuzz, install};
 const ALLOWED_SKIPS: &[&str] = &[];
 
 /// Crates with loom models: unit tests whose names start with `loom_`, built with `--cfg loom`.
-const LOOM_CRATES: &[&str] = &["request_path"];
+const LOOM_CRATES: &[&str] = &["layers", "request_path"];
 
 /// Installs, checks, tests; the first step that fails ends it.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {

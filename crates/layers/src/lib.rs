@@ -10,8 +10,14 @@
 
 mod delay;
 mod stripe;
+mod sync;
+mod throttle;
 
 pub use delay::{
     Bounds, DelayNode, DelaySettings, Distribution, Histogram, HistogramError, Latency, TooLong,
 };
 pub use stripe::{Chunk, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeError, StripeNode};
+pub use throttle::{
+    Limit, LimitKind, LimitsError, THROTTLE_RATE_MAX, ThrottleGroup, ThrottleLimits, ThrottleNode,
+    ThrottleSettings,
+};

@@ -1,0 +1,91 @@
+//! Limits of bytes and operations per second, alone or for several disks together (driver `throttle`).
+//!
+//! Where it stands in the life of a request: a request that is within the limits passes to the node
+//! below; others wait until they are. Flushes pass always.
+//!
+//! A request pays from its lane's *lease* (`way`). Leases come from the *buckets* that all iothreads share
+//! (`bucket`), usually one for many requests. When nothing is left there, a lane reserves what will be left
+//! later, if it is its turn among the lanes of its disk (`seat`), and waits. Limits that do not limit
+//! cost little: most requests neither read the clock nor write what is shared.
+//!
+//! Invariants: what passes is what the limits allow, and bursts. Every disk of a group gets the same share of
+//! what is scarce, or less if it asks for less. Nothing waits for ever: each lane looks at what it
+//! holds by itself, whatever other threads do.
+//! Not here: what the options are called on the command line (`daemon`), time (`iothread`).
+
+mod bucket;
+mod budget;
+mod group;
+mod lane;
+mod limits;
+mod seat;
+mod way;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use block::{Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Node, Rights};
+
+pub use group::ThrottleGroup;
+pub use limits::{
+    Limit, LimitKind, LimitsError, THROTTLE_RATE_MAX, ThrottleLimits, ThrottleSettings,
+};
+
+use lane::ThrottleLane;
+use seat::Member;
+
+/// A disk whose requests keep to the limits of a group.
+#[derive(Debug)]
+pub struct ThrottleNode {
+    name: String,
+    child: Arc<Child>,
+    group: Arc<ThrottleGroup>,
+    member: Arc<Member>,
+    access: Access,
+}
+
+impl ThrottleNode {
+    /// Makes the node a member of the group.
+    pub fn new(name: &str, child: Arc<Child>, group: Arc<ThrottleGroup>, access: Access) -> Self {
+        let (name, member) = (name.to_owned(), Arc::new(Member::default()));
+        Self { name, child, group, member, access }
+    }
+
+    /// The group that it is a member of.
+    pub fn group(&self) -> &Arc<ThrottleGroup> {
+        &self.group
+    }
+}
+
+impl Node for ThrottleNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> DiskSize {
+        self.child.node().size()
+    }
+
+    fn limits(&self) -> Limits {
+        self.child.node().limits()
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.child.node().flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.child.node().claim(rights)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        let below = self.child.node().open_lane()?;
+        Ok(Box::new(ThrottleLane::new(&self.group, &self.member, below)))
+    }
+}

@@ -1,0 +1,166 @@
+//! One iothread's handle on a throttle node: what it lets pass and what it holds.
+//!
+//! Where it stands in the life of a request: asked by the engine or a layer above; what passes goes to
+//! the lane below at once, what is held when it is due.
+//!
+//! Invariants: a request is held or has passed, and what is held is due at some time.
+//! Threads: the iothread's own; it meets others in the buckets and at the seat.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use block::{Answer, Clock, Due, FailKind, Lane, Mapping, PieceList};
+
+use super::bucket::Nanos;
+use super::budget::{Budget, WAYS};
+use super::group::ThrottleGroup;
+use super::seat::{Member, Seat};
+use super::way::{Surroundings, Waiting, Way};
+
+/// How late a held request may go on: budget is not lost by it, and a thread need not look at the clock.
+const SLACK: Duration = Duration::from_micros(200);
+
+#[derive(Debug)]
+pub(super) struct ThrottleLane {
+    group: Arc<ThrottleGroup>,
+    clock: Arc<dyn Clock>,
+    budget: Arc<Budget>,
+    seat: Seat,
+    ways: [Way; WAYS],
+    arrivals: u64,
+    /// What goes on, on its way to the lane below. Empty between calls.
+    ready: Vec<Mapping>,
+    below: Box<dyn Lane>,
+}
+
+impl ThrottleLane {
+    pub(super) fn new(
+        group: &Arc<ThrottleGroup>,
+        member: &Arc<Member>,
+        below: Box<dyn Lane>,
+    ) -> Self {
+        let budget = group.budget();
+        Self {
+            clock: group.clock(),
+            group: Arc::clone(group),
+            ways: ways(&budget),
+            budget,
+            seat: Seat::take(member),
+            arrivals: 0,
+            ready: Vec::new(),
+            below,
+        }
+    }
+
+    /// Goes over to new limits, if there are some. What waits is looked at again under those.
+    fn follow_limits(&mut self) {
+        if self.group.generation() == self.budget.generation() {
+            return;
+        }
+        let mut waiting = Vec::new();
+        for (number, way) in self.ways.iter_mut().enumerate() {
+            let around = Surroundings { budget: &self.budget, seat: &self.seat, way: number };
+            way.empty(around, &mut waiting);
+        }
+        waiting.sort_by_key(|request| request.arrival);
+        self.budget = self.group.budget();
+        self.ways = ways(&self.budget);
+        for mut request in waiting {
+            // A flush never waits, and without limits all go the way of reads.
+            let toll = self.budget.toll(&request.mapping.operation);
+            let (way, cost) = toll.unwrap_or((0, request.cost));
+            request.cost = cost;
+            let around = Surroundings { budget: &self.budget, seat: &self.seat, way };
+            self.ways[way].hold(request, around);
+        }
+    }
+
+    /// Whether the request passes; otherwise it is held.
+    fn admit(&mut self, mapping: &Mapping, now: &mut Option<Nanos>) -> bool {
+        let Some((way, cost)) = self.budget.toll(&mapping.operation) else {
+            return true;
+        };
+        let (group, clock) = (&self.group, &self.clock);
+        let around = Surroundings { budget: &self.budget, seat: &self.seat, way };
+        let now = || *now.get_or_insert_with(|| group.since_epoch(clock.now()));
+        if self.ways[way].admit(cost, around, now) {
+            return true;
+        }
+        self.arrivals += 1;
+        let arrival = self.arrivals;
+        let request = Waiting { mapping: *mapping, cost, arrival, released: false };
+        self.ways[way].hold(request, around);
+        false
+    }
+}
+
+fn ways(budget: &Budget) -> [Way; WAYS] {
+    std::array::from_fn(|way| Way::new(budget.payees(way)))
+}
+
+impl Lane for ThrottleLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        self.follow_limits();
+        if self.budget.is_unlimited() {
+            self.below.map(batch, pieces);
+            return;
+        }
+        let mut now = None;
+        let mut held = 0;
+        for mapping in batch.iter_mut() {
+            if self.admit(mapping, &mut now) {
+                mapping.answer = Answer::Refused(FailKind::Io);
+            } else {
+                mapping.answer = Answer::Held;
+                held += 1;
+            }
+        }
+        if held == 0 {
+            self.below.map(batch, pieces);
+            return;
+        }
+        for run in batch.split_mut(|mapping| mapping.answer == Answer::Held) {
+            if !run.is_empty() {
+                self.below.map(run, pieces);
+            }
+        }
+    }
+
+    fn due(&self) -> Option<Due> {
+        let own = self.ways.iter().filter_map(Way::due).min();
+        let own = own.map(|at| Due { at: self.group.instant(at), slack: SLACK });
+        Due::first(own, self.below.due())
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        self.follow_limits();
+        let own_now = self.group.since_epoch(now);
+        for (number, way) in self.ways.iter_mut().enumerate() {
+            let around = Surroundings { budget: &self.budget, seat: &self.seat, way: number };
+            way.resume(around, own_now, &mut self.ready);
+        }
+        if !self.ready.is_empty() {
+            self.below.map(&mut self.ready, pieces);
+            // What is held below comes from there when it is due.
+            late.extend(self.ready.drain(..).filter(|mapping| mapping.answer != Answer::Held));
+        }
+        self.below.resume(now, late, pieces);
+    }
+
+    fn release(&mut self) {
+        for (number, way) in self.ways.iter_mut().enumerate() {
+            let around = Surroundings { budget: &self.budget, seat: &self.seat, way: number };
+            way.release(around);
+        }
+        self.below.release();
+    }
+}
+
+impl Drop for ThrottleLane {
+    fn drop(&mut self) {
+        for (number, way) in self.ways.iter_mut().enumerate() {
+            let around = Surroundings { budget: &self.budget, seat: &self.seat, way: number };
+            way.give_back(around);
+        }
+    }
+}
