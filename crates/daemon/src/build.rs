@@ -181,6 +181,9 @@ impl Built {
                 Step::Object(Object::Iothread(object)) => {
                     self.spawn(&object.id, settings(object.polling))?;
                 }
+                Step::Object(Object::ThrottleGroup(object)) => {
+                    self.graph.add_throttle_group(object);
+                }
                 Step::Blockdev(blockdev) => self.graph.add(blockdev)?,
                 Step::Export(export) => prepared.push(self.prepare_export(export)?),
             }

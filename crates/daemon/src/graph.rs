@@ -17,7 +17,7 @@ use std::sync::Arc;
 use block::{Access, Clock, Node};
 use disk::{DiscardPolicy, WindowError};
 use kernel_io::{FileTable, OpenError, OpenFile};
-use layers::{DelayNode, StripeError};
+use layers::{DelayNode, StripeError, ThrottleGroup};
 
 use crate::options::{Activity, Blockdev, Child, Discard, ExportOptions, NamedChild};
 #[cfg(test)]
@@ -38,6 +38,7 @@ pub(crate) struct Graph {
     delays: HashMap<String, Arc<DelayNode>>,
     /// What the node that is being made has opened.
     opened: Vec<Arc<OpenFile>>,
+    throttle_groups: HashMap<String, Arc<ThrottleGroup>>,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     sandbox: Option<Arc<Sandbox>>,
@@ -87,6 +88,14 @@ pub enum GraphError {
         /// The name.
         name: String,
     },
+    /// There is no throttle group of this name.
+    #[error("node {node}: there is no throttle-group '{group}'")]
+    UnknownThrottleGroup {
+        /// The node-name.
+        node: String,
+        /// The group.
+        group: String,
+    },
     /// Its children make no stripe.
     #[error(transparent)]
     Stripe(#[from] StripeError),
@@ -129,7 +138,8 @@ impl Graph {
     ) -> Self {
         let (vertices, roots) = (HashMap::new(), HashMap::new());
         let (uses, delays, opened) = (Uses::default(), HashMap::new(), Vec::new());
-        Self { vertices, roots, uses, delays, opened, files, clock, sandbox }
+        let throttle_groups = HashMap::new();
+        Self { vertices, roots, uses, delays, opened, throttle_groups, files, clock, sandbox }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.

@@ -51,6 +51,17 @@ const OBJECT: &str =
                          create a thread that serves queues; it looks for work up to NS
                          nanoseconds before it sleeps (0: never; default: about 32768), longer and
                          shorter by these factors (default 0: twice, and not at all)
+  --object [qom-type=]throttle-group,id=ID[,limits.LIMIT=N]…
+                         limits that the throttle nodes which name the group share: bytes and
+                         operations per second, of all requests, reads or writes. LIMIT:
+                           bps-total   bps-total-max   bps-total-max-length
+                           bps-read    bps-read-max    bps-read-max-length
+                           bps-write   bps-write-max   bps-write-max-length
+                           iops-total  iops-total-max  iops-total-max-length
+                           iops-read   iops-read-max   iops-read-max-length
+                           iops-write  iops-write-max  iops-write-max-length
+                         -max: the rate in bursts of so many seconds (-max-length; default: 1);
+                         iops-size: larger requests count as several. x-LIMIT=N is the same
 ";
 
 const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
@@ -68,6 +79,8 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
   --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off][,latency-ns=NS]
                          a disk without content; default: 1 GiB, reads give whatever was there.
                          latency-ns: how long every request takes
+  --blockdev [driver=]throttle,node-name=N,throttle-group=ID,file=NODE
+                         another node's bytes, within the limits of a group
   --blockdev [driver=]delay,node-name=N,file=NODE[,latency-ns=NS][,ordered=on|off][,seed=NUMBER]
                    [,read.distribution=fixed|uniform|normal|exponential|histogram,read.…]
                    [,write.…][,flush.…]

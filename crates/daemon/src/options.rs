@@ -34,5 +34,5 @@ pub use nearest::nearest;
 pub use plan::{
     Activity, AioEngine, AttachFormat, AutoReadOnly, Blockdev, Child, Command, Daemonize, Discard,
     Driver, ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
-    PollOptions, Sandboxing, SocketOptions, Step, Takeover,
+    PollOptions, Sandboxing, SocketOptions, Step, Takeover, ThrottleGroupObject,
 };

@@ -4,6 +4,7 @@
 
 mod delay;
 mod file;
+mod throttle;
 
 use std::sync::Arc;
 
@@ -42,6 +43,7 @@ impl Graph {
                 Ok(self.make_delay(name, blockdev, only(children), (settings, *seed)))
             }
             Driver::Stripe { chunk } => Ok(stripe(name, *chunk, blockdev, children)?),
+            Driver::Throttle { group } => self.make_throttle(name, group, blockdev, only(children)),
             Driver::Raw { offset, size } => {
                 let window = Window { offset: *offset, size: *size };
                 raw(name, window, blockdev, only(children))

@@ -13,6 +13,7 @@ use super::plan::{AutoReadOnly, Blockdev, Child, Object, Step};
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     iothreads: HashSet<String>,
+    throttle_groups: HashSet<String>,
     /// Each node, and those that it names or holds.
     nodes: HashMap<String, Vec<String>>,
     written: HashSet<String>,
@@ -26,6 +27,9 @@ impl Ahead {
             match step {
                 Step::Object(Object::Iothread(object)) => {
                     ahead.iothreads.insert(object.id.clone());
+                }
+                Step::Object(Object::ThrottleGroup(object)) => {
+                    ahead.throttle_groups.insert(object.id.clone());
                 }
                 Step::Blockdev(blockdev) => ahead.add(blockdev, &blockdev.name_below("", "")),
                 Step::Export(_) => {}
@@ -60,6 +64,11 @@ impl Ahead {
     /// Whether an iothread of that name is defined somewhere.
     pub(super) fn has_iothread(&self, id: &str) -> bool {
         self.iothreads.contains(id)
+    }
+
+    /// Whether a throttle group of that name is defined somewhere.
+    pub(super) fn has_throttle_group(&self, id: &str) -> bool {
+        self.throttle_groups.contains(id)
     }
 
     /// Whether a node of that name is defined somewhere.

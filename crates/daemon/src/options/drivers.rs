@@ -10,6 +10,7 @@ pub(super) mod file;
 mod null;
 mod raw;
 mod stripe;
+mod throttle;
 
 use super::blockdev::Reader;
 use super::fault::Fault;
@@ -28,8 +29,15 @@ pub(super) struct Entry {
 }
 
 /// The drivers that work, in the order in which messages name them.
-pub(super) const TABLE: &[Entry] =
-    &[file::REGULAR, file::HOST_DEVICE, raw::ENTRY, null::ENTRY, delay::ENTRY, stripe::ENTRY];
+pub(super) const TABLE: &[Entry] = &[
+    file::REGULAR,
+    file::HOST_DEVICE,
+    raw::ENTRY,
+    null::ENTRY,
+    throttle::ENTRY,
+    delay::ENTRY,
+    stripe::ENTRY,
+];
 
 /// The drivers that qemu-storage-daemon has and ringloom does not have yet.
 const LATER: &[&str] = &[
@@ -67,7 +75,6 @@ const LATER: &[&str] = &[
     "replication",
     "snapshot-access",
     "ssh",
-    "throttle",
     "vdi",
     "vhdx",
     "virtio-blk-vfio-pci",

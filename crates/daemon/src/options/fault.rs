@@ -7,7 +7,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
 
-use layers::{Chunk, HistogramError, TooLong};
+use layers::{Chunk, HistogramError, LimitsError, TooLong};
 use thiserror::Error;
 
 use crate::permissions::Conflict;
@@ -140,6 +140,21 @@ pub enum Fault {
         child: String,
         /// The key that it stands under.
         role: String,
+    },
+    /// Limits of a throttle group that do not go together.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
+    /// One limit with two values.
+    #[error("{key}={limit} and {property}={other} are the same limit")]
+    SaidTwice {
+        /// The key in `limits`.
+        key: String,
+        /// Its value.
+        limit: u64,
+        /// The property.
+        property: String,
+        /// Its value.
+        other: u64,
     },
     /// Not JSON.
     #[error("not valid JSON")]

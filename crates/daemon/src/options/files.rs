@@ -41,6 +41,7 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
         }
         Driver::Raw { .. }
         | Driver::NullCo { .. }
+        | Driver::Throttle { .. }
         | Driver::Delay { .. }
         | Driver::Stripe { .. } => {
             return Ok(());

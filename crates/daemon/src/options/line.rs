@@ -180,12 +180,18 @@ pub(crate) fn documented_names() -> Vec<String> {
     let objects = object::TABLE.iter().map(|entry| ("", entry.keys));
     let drivers = drivers::TABLE.iter().map(|entry| ("", entry.keys));
     let delays = drivers::delay::DISTRIBUTIONS.iter().map(|(_, keys)| ("", *keys));
-    let others =
-        [("cache.", blockdev::CACHE), ("", export::VHOST_USER_BLK), ("addr.", export::ADDR)];
+    let others = [
+        ("cache.", blockdev::CACHE),
+        ("", object::throttle_group::LIMITS),
+        ("", export::VHOST_USER_BLK),
+        ("addr.", export::ADDR),
+    ];
     let keys = objects.chain(drivers).chain(delays).chain(others).flat_map(|(prefix, keys)| {
         let names: Vec<_> = keys.supported().map(|key| format!("{prefix}{key}")).collect();
         names
     });
-    // These two appear only with what is inside them.
-    options.chain(keys).filter(|name| name != "cache" && name != "addr").collect()
+    // These two appear only with what is inside them. A property of a throttle group is an `x-` before
+    // what is a limit as well; the texts say that and name the limits.
+    let inside = |name: &String| name != "cache" && name != "addr" && !name.starts_with("x-");
+    options.chain(keys).filter(inside).collect()
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use super::ahead::Ahead;
 use super::fault::Fault;
 use super::nearest::nearest;
-use super::plan::{Activity, Blockdev, Child, ExportOptions, NamedChild, Object, Step};
+use super::plan::{Activity, Blockdev, Child, Driver, ExportOptions, NamedChild, Object, Step};
 use crate::permissions::{Edge, Permissions, Uses};
 
 /// What the steps so far have made.
@@ -20,6 +20,7 @@ pub(super) struct Names {
     uses: Uses,
     objects: HashSet<String>,
     iothreads: HashSet<String>,
+    throttle_groups: HashSet<String>,
     node_names: HashSet<String>,
     nodes: HashMap<String, Known>,
     exports: HashSet<String>,
@@ -48,6 +49,7 @@ impl Names {
             uses: Uses::default(),
             objects: HashSet::new(),
             iothreads: HashSet::new(),
+            throttle_groups: HashSet::new(),
             node_names: HashSet::new(),
             nodes: HashMap::new(),
             exports: HashSet::new(),
@@ -62,6 +64,7 @@ impl Names {
                 take(&mut self.objects, "object id", object.id())?;
                 match object {
                     Object::Iothread(iothread) => self.iothreads.insert(iothread.id.clone()),
+                    Object::ThrottleGroup(group) => self.throttle_groups.insert(group.id.clone()),
                 };
                 Ok(())
             }
@@ -76,6 +79,9 @@ impl Names {
     fn node(&mut self, blockdev: &Blockdev, name: &str) -> Result<Known, Fault> {
         if blockdev.node_name.is_some() {
             take(&mut self.node_names, "node-name", name)?;
+        }
+        if let Driver::Throttle { group } = &blockdev.driver {
+            self.find_throttle_group(group)?;
         }
         let activity = blockdev.activity;
         let mut can_write = if blockdev.read_only { CanWrite::No } else { CanWrite::Yes };
@@ -125,6 +131,16 @@ impl Names {
             return Err(Fault::Duplicate { what: "an export with socket", name });
         }
         Ok(())
+    }
+
+    fn find_throttle_group(&self, id: &str) -> Result<(), Fault> {
+        if self.throttle_groups.contains(id) {
+            return Ok(());
+        }
+        if self.ahead.has_throttle_group(id) {
+            return Err(Fault::Later { what: "throttle-group", name: id.to_owned() });
+        }
+        Err(not_found("throttle-group", id, self.throttle_groups.iter()))
     }
 
     /// A node that was made before; `user` is the node that wants to stand on it.

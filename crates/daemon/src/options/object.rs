@@ -5,6 +5,7 @@
 //! Not here: the other objects of qemu-storage-daemon; they are refused by name.
 
 mod iothread;
+pub(super) mod throttle_group;
 
 use super::fault::Fault;
 use super::fields::{Fields, Keys};
@@ -23,7 +24,7 @@ pub(super) struct Entry {
 }
 
 /// The object types that work.
-pub(super) const TABLE: &[Entry] = &[iothread::ENTRY];
+pub(super) const TABLE: &[Entry] = &[iothread::ENTRY, throttle_group::ENTRY];
 
 /// The object types that qemu-storage-daemon has and ringloom does not have yet.
 const LATER: &[&str] = &[
@@ -36,7 +37,6 @@ const LATER: &[&str] = &[
     "secret",
     "secret_keyring",
     "thread-context",
-    "throttle-group",
     "tls-cipher-suites",
     "tls-creds-anon",
     "tls-creds-psk",

@@ -13,6 +13,8 @@ use layers::{Chunk, DelaySettings};
 
 use crate::permissions::PassesOn;
 
+use layers::ThrottleLimits;
+
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
@@ -118,6 +120,8 @@ pub enum Step {
 pub enum Object {
     /// A thread.
     Iothread(IothreadObject),
+    /// Limits that several nodes share.
+    ThrottleGroup(ThrottleGroupObject),
 }
 
 impl Object {
@@ -125,6 +129,7 @@ impl Object {
     pub fn id(&self) -> &str {
         match self {
             Self::Iothread(object) => &object.id,
+            Self::ThrottleGroup(object) => &object.id,
         }
     }
 }
@@ -136,6 +141,15 @@ pub struct IothreadObject {
     pub id: String,
     /// How long it looks for work before it sleeps.
     pub polling: PollOptions,
+}
+
+/// `--object throttle-group`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThrottleGroupObject {
+    /// Its name.
+    pub id: String,
+    /// What its members may do together.
+    pub limits: ThrottleLimits,
 }
 
 /// The polling of an iothread, as in QEMU.
@@ -263,6 +277,11 @@ pub enum Driver {
         /// How many neighbouring bytes lie on one child.
         chunk: Chunk,
     },
+    /// Its one child, within the limits of a group.
+    Throttle {
+        /// The group's name.
+        group: String,
+    },
 }
 
 impl Driver {
@@ -273,6 +292,7 @@ impl Driver {
             | Self::HostDevice { .. }
             | Self::Raw { .. }
             | Self::NullCo { .. }
+            | Self::Throttle { .. }
             | Self::Delay { .. } => PassesOn::AsAsked,
             Self::Stripe { .. } => PassesOn::Alone,
         }
@@ -282,9 +302,11 @@ impl Driver {
     pub(crate) fn opens_a_file(&self) -> bool {
         match self {
             Self::File { .. } | Self::HostDevice { .. } => true,
-            Self::Raw { .. } | Self::NullCo { .. } | Self::Delay { .. } | Self::Stripe { .. } => {
-                false
-            }
+            Self::Raw { .. }
+            | Self::NullCo { .. }
+            | Self::Throttle { .. }
+            | Self::Delay { .. }
+            | Self::Stripe { .. } => false,
         }
     }
 }

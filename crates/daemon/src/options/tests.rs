@@ -6,6 +6,7 @@
 mod delay;
 mod refused;
 mod stripe;
+mod throttle;
 
 use std::error::Error;
 use std::ffi::OsString;

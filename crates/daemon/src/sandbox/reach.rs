@@ -129,6 +129,7 @@ impl Reach {
             // The histograms of delays are read before the fences are up.
             Driver::Raw { .. }
             | Driver::NullCo { .. }
+            | Driver::Throttle { .. }
             | Driver::Delay { .. }
             | Driver::Stripe { .. } => {}
         }

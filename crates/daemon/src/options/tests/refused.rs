@@ -31,8 +31,8 @@ fn wrong_objects_are_named() {
     );
     refuse(
         "--object",
-        "throttle-group,id=g",
-        "object type 'throttle-group' is not supported yet (supported: iothread)",
+        "secret,id=s",
+        "object type 'secret' is not supported yet (supported: iothread, throttle-group)",
     );
     refuse(
         "--object",
@@ -65,11 +65,12 @@ fn wrong_nodes_are_named() {
     refuse(
         "bogus,node-name=a",
         "parameter 'driver' does not accept value 'bogus' (supported: file, host_device, raw, \
-         null-co, delay, stripe)",
+         null-co, throttle, delay, stripe)",
     );
     refuse(
         "qcow2,node-name=a",
-        "driver 'qcow2' is not supported yet (supported: file, host_device, raw, null-co, delay, stripe)",
+        "driver 'qcow2' is not supported yet (supported: file, host_device, raw, null-co, \
+         throttle, delay, stripe)",
     );
     refuse("null-co,node-name=n", "node-name 'n' exists already");
     refuse("raw,node-name=a,file.driver=null-co,file.node-name=n", "node-name 'n' exists already");

@@ -1,0 +1,158 @@
+//! Throttle groups and the nodes that name them.
+
+use layers::{Limit, LimitKind, ThrottleLimits, ThrottleSettings};
+
+use super::{NULL, below, check, file_node, inline, null_driver, plan, refuse, refuse_line};
+use crate::options::{Blockdev, Child, Discard, Driver, Object, Step, ThrottleGroupObject};
+
+fn group(change: impl FnOnce(&mut ThrottleSettings)) -> Step {
+    let mut settings = ThrottleSettings::default();
+    change(&mut settings);
+    let limits = ThrottleLimits::check(settings).unwrap();
+    Step::Object(Object::ThrottleGroup(ThrottleGroupObject { id: "g".to_owned(), limits }))
+}
+
+#[test]
+fn limits_read_the_same_in_all_notations() {
+    check(
+        "--object",
+        &[
+            "throttle-group,id=g",
+            "qom-type=throttle-group,id=g,x-bps-read=0,limits.iops-total=0",
+            r#"{"qom-type":"throttle-group","id":"g","limits":{}}"#,
+        ],
+        &group(|_| ()),
+    );
+    check(
+        "--object",
+        &[
+            "throttle-group,id=g,x-iops-total=100,x-iops-total-max=200,x-iops-total-max-length=3,\
+             x-iops-size=4096,x-bps-read=5,x-bps-write=0x10",
+            "throttle-group,id=g,limits.iops-total=100,limits.iops-total-max=200,\
+             limits.iops-total-max-length=3,limits.iops-size=4096,limits.bps-read=5,\
+             limits.bps-write=16",
+            r#"{"qom-type":"throttle-group","id":"g","limits":{"iops-total":100,"iops-total-max":200,
+                "iops-total-max-length":3,"bps-read":5,"bps-write":16},"x-iops-size":4096}"#,
+            "throttle-group,id=g,limits.iops-total=100,x-iops-total=100,x-iops-total-max=200,\
+             limits.iops-total-max-length=3,limits.iops-size=4096,limits.bps-read=5,x-bps-write=16",
+        ],
+        &group(|settings| {
+            let iops = Limit { rate: 100, burst: 200, burst_seconds: 3 };
+            *settings.limit_mut(LimitKind::IopsTotal) = iops;
+            settings.limit_mut(LimitKind::BpsRead).rate = 5;
+            settings.limit_mut(LimitKind::BpsWrite).rate = 16;
+            settings.iops_size = 4096;
+        }),
+    );
+    // Each of them means what it says.
+    for kind in LimitKind::ALL {
+        let argument = format!("throttle-group,id=g,x-{kind}=7,limits.{kind}-max=8");
+        let argument = format!("{argument},x-{kind}-max-length=9");
+        let expected = Limit { rate: 7, burst: 8, burst_seconds: 9 };
+        check("--object", &[&argument], &group(|settings| *settings.limit_mut(kind) = expected));
+    }
+}
+
+#[test]
+fn wrong_limits_are_named() {
+    let refuse = |argument: &str, expected: &str| {
+        refuse("--object", &format!("throttle-group,id=g,{argument}"), expected);
+    };
+    refuse(
+        "limits.iops-total=10,x-iops-total=20",
+        "limits.iops-total=10 and x-iops-total=20 are the same limit",
+    );
+    refuse(
+        "x-iops-total=100,limits.iops-read=5",
+        "iops-total=100 and iops-read=5 cannot be used at the same time",
+    );
+    refuse(
+        "x-iops-total=100,x-iops-total-max=50",
+        "iops-total-max=50 is lower than iops-total=100",
+    );
+    refuse(
+        "x-iops-total=1000000000000001",
+        "iops-total=1000000000000001 is more than 1000000000000000",
+    );
+    refuse("x-iops-total=-1", "parameter 'x-iops-total' expects a whole number without unit");
+    refuse("x-bps-total=1M", "parameter 'x-bps-total' expects a whole number without unit");
+    refuse(
+        "limits.bps-total=1M",
+        "parameter 'limits.bps-total' expects a whole number without unit",
+    );
+    refuse(
+        "x-iops-totl=1",
+        "unknown option 'x-iops-totl' of --object throttle-group; did you mean 'x-iops-total'?",
+    );
+    refuse(
+        "limits.iops-totl=1",
+        "unknown option 'limits.iops-totl' of --object throttle-group limits; did you mean \
+         'iops-total'?",
+    );
+    refuse("limits=5", "parameter 'limits' expects an object");
+}
+
+fn throttle(children: Vec<crate::options::NamedChild>) -> Step {
+    Step::Blockdev(Blockdev {
+        driver: Driver::Throttle { group: "g".to_owned() },
+        children,
+        ..file_node()
+    })
+}
+
+const GROUP: &str = "--object=throttle-group,id=g";
+
+#[track_caller]
+fn check_node(argument: &str, expected: &Step) {
+    let plan = plan(&[GROUP, NULL, "--blockdev", argument]);
+    assert_eq!(plan.steps.last(), Some(expected), "{argument}");
+}
+
+#[test]
+fn a_throttle_node_names_its_group_and_its_child() {
+    let expected = throttle(below(Child::Reference("n".to_owned())));
+    check_node("throttle,node-name=a,throttle-group=g,file=n", &expected);
+    check_node(
+        r#"{"driver":"throttle","node-name":"a","throttle-group":"g","file":"n"}"#,
+        &expected,
+    );
+    let null =
+        Blockdev { node_name: None, driver: null_driver(), discard: Discard::Unmap, ..file_node() };
+    let argument = "throttle,node-name=a,throttle-group=g,file.driver=null-co";
+    check_node(argument, &throttle(inline(null)));
+}
+
+#[test]
+fn wrong_throttle_nodes_are_named() {
+    let refuse = |argument: &str, expected: &str| {
+        let expected = format!("--blockdev {argument}: {expected}");
+        refuse_line(&[GROUP, "--object=iothread,id=t0", NULL, "--blockdev", argument], &expected);
+    };
+    refuse("throttle,node-name=a,file=n", "parameter 'throttle-group' is missing");
+    refuse("throttle,node-name=a,throttle-group=g", "parameter 'file' is missing");
+    refuse(
+        "throttle,node-name=a,throttle-group=h,file=n",
+        "throttle-group 'h' is not defined before its use; did you mean 'g'?",
+    );
+    refuse(
+        "throttle,node-name=a,throttle-group=t0,file=n",
+        "throttle-group 't0' is not defined before its use",
+    );
+    refuse(
+        "throttle,node-name=a,throttle-group=g,file=m",
+        "node 'm' is not defined before its use; did you mean 'n'?",
+    );
+    refuse(
+        "throttle,node-name=a,throttle-grup=g,file=n",
+        "unknown option 'throttle-grup' of --blockdev driver=throttle; did you mean \
+         'throttle-group'?",
+    );
+    let argument = "throttle,node-name=a,throttle-group=g,file=n";
+    refuse_line(
+        &[NULL, "--blockdev", argument, GROUP],
+        &format!(
+            "--blockdev {argument}: throttle-group 'g' is defined only after its use; options are \
+             carried out in order"
+        ),
+    );
+}
