@@ -62,6 +62,8 @@ pub(crate) enum Kind {
     Refill(Disk),
     /// A self-refilling ring on null disks, with a layer above them and without.
     Layer(Layer),
+    /// Self-refilling rings on one node with a layer, on one and on two iothreads.
+    SharedLayer(Layer),
     /// Rings of depth 1 alone and beside a saturated one.
     Fairness(Fairness),
     /// 8 exports of 16 connected rings and nothing to do.
@@ -134,6 +136,8 @@ pub(crate) fn quick() -> Vec<Row> {
         special("refill-null", Kind::Refill(Disk::Null), "two threads 1.85 × one"),
         special("layer-stripe", Kind::Layer(Layer::Stripe), "0.70 × without"),
         special("layer-delay", Kind::Layer(Layer::Delay), "0.70 × without"),
+        special("layer-throttle", Kind::Layer(Layer::Throttle), "0.70 × without"),
+        special("refill-throttle", Kind::SharedLayer(Layer::Throttle), "two threads 1.8 × one"),
         fairness("fairness-null", Disk::Null, 1, 4096, "p99 at most 3 × alone"),
         fairness("fairness-tmpfs", Disk::Tmpfs, 1, 4096, "p99 at most 3 × alone"),
         special("idle", Kind::Idle, "20 ms of CPU in 10 s"),

@@ -115,6 +115,7 @@ impl Bench {
             Kind::Load(load) => self.load_row(&load, &mut result)?,
             Kind::Refill(disk) => self.refill_row(disk, &mut result)?,
             Kind::Layer(layer) => self.layer_row(layer, &mut result)?,
+            Kind::SharedLayer(layer) => self.shared_layer_row(layer, &mut result)?,
             Kind::Fairness(fairness) => self.fairness_row(fairness, &mut result)?,
             Kind::Idle => {
                 let cpus = &self.cpus;
@@ -182,10 +183,20 @@ impl Bench {
         let mut order = [(Contender::OneThread, Layer::None), (Contender::Layered, layer)];
         for pair in 0..self.pairs {
             for (contender, layer) in order {
-                let values = self.cpus.on_all(|| layer.measure(self.runtime))??;
+                let values = self.cpus.on_all(|| layer.measure(1, self.runtime))??;
                 add(result, pair, contender, values);
             }
             order.reverse();
+        }
+        Ok(())
+    }
+
+    fn shared_layer_row(&self, layer: Layer, result: &mut RowResult) -> Result<()> {
+        for pair in 0..self.pairs {
+            for (contender, threads) in [(Contender::OneThread, 1), (Contender::TwoThreads, 2)] {
+                let values = self.cpus.on_all(|| layer.measure(threads, self.runtime))??;
+                add(result, pair, contender, values);
+            }
         }
         Ok(())
     }

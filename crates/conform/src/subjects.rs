@@ -5,6 +5,7 @@ mod file;
 mod null;
 mod raw;
 mod stripe;
+mod throttle;
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ pub(crate) fn all(pace: Pace) -> Vec<Arc<dyn Subject>> {
     vec![
         Arc::new(null::Null { pace }),
         Arc::new(raw::Raw),
+        Arc::new(throttle::Throttle(pace)),
         Arc::new(delay::Delay(pace)),
         Arc::new(stripe::Stripe),
     ]

@@ -7,7 +7,10 @@ use anyhow::{Context, Result};
 use block::{Access, ByteCount, Child, DiskSize, Node, Order, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::FileTable;
-use layers::{Chunk, DelayNode, DelaySettings, Distribution, StripeDiscards, StripeNode};
+use layers::{
+    Chunk, DelayNode, DelaySettings, Distribution, LimitKind, StripeDiscards, StripeNode,
+    ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings,
+};
 
 use super::{Stage, measure_on, node};
 use crate::disks::DISK_BYTES;
@@ -22,18 +25,21 @@ pub(crate) enum Layer {
     Stripe,
     /// A delay of nothing.
     Delay,
+    /// Limits of operations and bytes that are never reached.
+    Throttle,
 }
 
 impl Layer {
-    /// One sample of a ring that refills itself.
-    pub(crate) fn measure(self, runtime: Duration) -> Result<Values> {
+    /// One sample of rings that refill themselves, one on each of so many iothreads.
+    pub(crate) fn measure(self, threads: u16, runtime: Duration) -> Result<Values> {
         let files = Arc::new(FileTable::default());
         let node = match self {
             Self::None => node(None, &files)?,
             Self::Stripe => stripe()?,
             Self::Delay => delay(node(None, &files)?),
+            Self::Throttle => throttle(node(None, &files)?)?,
         };
-        measure_on(&Stage::over(node, files)?, 1, 1, runtime)
+        measure_on(&Stage::over(node, files)?, threads, 1, runtime)
     }
 }
 
@@ -57,6 +63,15 @@ fn delay(below: Arc<dyn Node>) -> Arc<dyn Node> {
     Arc::new(DelayNode::new("delay", Child::new(below), access, settings, 0, clock))
 }
 
+fn throttle(below: Arc<dyn Node>) -> Result<Arc<dyn Node>> {
+    let mut settings = ThrottleSettings::default();
+    settings.limit_mut(LimitKind::IopsTotal).rate = 100_000_000;
+    settings.limit_mut(LimitKind::BpsTotal).rate = 1_000_000_000_000;
+    let limits = ThrottleLimits::check(settings)?;
+    let group = ThrottleGroup::new("group", limits, Arc::new(SystemClock));
+    Ok(Arc::new(ThrottleNode::new("disk", Child::new(below), group, Access::ReadWrite)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,8 +79,8 @@ mod tests {
 
     #[test]
     fn every_layer_is_measured() {
-        for layer in [Layer::None, Layer::Stripe, Layer::Delay] {
-            let values = layer.measure(Duration::from_millis(50)).unwrap();
+        for layer in [Layer::None, Layer::Stripe, Layer::Delay, Layer::Throttle] {
+            let values = layer.measure(1, Duration::from_millis(50)).unwrap();
             assert!(values[&Metric::RequestsPerS] > 1000.0, "{layer:?}: {values:?}");
         }
     }

@@ -27,5 +27,6 @@ mod short_form;
 mod stripe;
 mod support;
 mod takeover;
+mod throttle;
 mod tmpfs;
 mod verdicts;
