@@ -20,7 +20,7 @@ use crate::image_lock::{self, ImageLocks, LockError, LockOptions, Locking};
 use crate::native::Native;
 use crate::space::MissingWays;
 use crate::uring::Uring;
-use crate::{BOUNCE_BYTES, KernelError, Notifier, WriteRanges, queue_limits};
+use crate::{BOUNCE_BYTES, KernelError, Notifier, SyncTurn, SyncTurns, WriteRanges, queue_limits};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
@@ -144,7 +144,7 @@ pub struct OpenFile {
     discard_granularity: u32,
     ranges: WriteRanges,
     missing_ways: MissingWays,
-    sync_turn: WriteRanges,
+    sync_turns: SyncTurns,
     failed_sync: AtomicBool,
     identity: Identity,
     locking: Locking,
@@ -220,7 +220,7 @@ impl OpenFile {
             discard_granularity: alignment.discard_granularity,
             ranges: WriteRanges::default(),
             missing_ways: MissingWays::default(),
-            sync_turn: WriteRanges::default(),
+            sync_turns: SyncTurns::default(),
             failed_sync: AtomicBool::new(false),
             identity: Identity::of(&stat),
             locking: options.lock.locking,
@@ -254,7 +254,7 @@ impl OpenFile {
             discard_granularity: 1,
             ranges: WriteRanges::default(),
             missing_ways: MissingWays::default(),
-            sync_turn: WriteRanges::default(),
+            sync_turns: SyncTurns::default(),
             failed_sync: AtomicBool::new(false),
         }
     }
@@ -351,10 +351,9 @@ impl OpenFile {
         self.failed_sync.load(Ordering::Relaxed)
     }
 
-    /// Whose turn it is to sync. The kernel tells a failed write-back once per description, so of
-    /// two syncs at once only one would hear of it: whoever syncs holds 0..1 of these ranges.
-    pub fn sync_turn(&self) -> &WriteRanges {
-        &self.sync_turn
+    /// Whose turn it is to sync, and whom a sync has served.
+    pub fn sync_turns(&self) -> &SyncTurns {
+        &self.sync_turns
     }
 
     /// Which image it is, whatever its path.
@@ -413,19 +412,24 @@ impl OpenFile {
             return Ok(());
         }
         let bell = Arc::new(Notifier::new()?);
-        let _turn = loop {
-            match self.sync_turn.try_hold(0..1, &bell) {
-                Some(turn) => break turn,
-                None => bell.wait()?,
+        let ticket = self.sync_turns.ticket();
+        let turn = loop {
+            match self.sync_turns.try_begin(ticket, &bell) {
+                SyncTurn::Over => break None,
+                SyncTurn::Mine(turn) => break Some(turn),
+                SyncTurn::Wait => bell.wait()?,
             }
         };
         if self.has_failed_sync() {
             return Err(io::Error::other("an earlier flush failed and its data may be lost"));
         }
-        rustix::fs::fdatasync(&self.fd).map_err(|errno| {
+        let Some(turn) = turn else { return Ok(()) };
+        let synced = rustix::fs::fdatasync(&self.fd);
+        if synced.is_err() {
             self.remember_failed_sync();
-            errno.into()
-        })
+        }
+        turn.done();
+        Ok(synced?)
     }
 }
 

@@ -31,6 +31,7 @@ mod ranges;
 mod reactor;
 mod ringer;
 mod space;
+mod sync_turns;
 mod uring;
 mod workers;
 
@@ -58,3 +59,4 @@ pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
 pub use space::Allocation;
+pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};

@@ -11,6 +11,7 @@
 
 mod failures;
 mod staging;
+mod syncs;
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,13 +29,14 @@ use kernel_io::{
 };
 use virtio::Head;
 
-use crate::holds::{Wanted, hold_changes, hold_sync_turns};
+use crate::holds::{Wanted, hold_changes};
 use crate::job::{Addressee, Job, JobIndex, Jobs, Phase, PieceIndex};
 use crate::lanes::{LaneIndex, Lanes};
-use crate::report::{Report, Trouble};
+use crate::report::Report;
 use crate::seats::{Seat, Seats};
 use crate::submit::{Run, must_sync, submit_run};
 use crate::{Mailbox, SourceKey};
+use syncs::Syncs;
 
 /// The most requests one iothread has in flight: sixteen full rings of 256.
 const REQUESTS_MAX: usize = 4096;
@@ -80,10 +82,11 @@ pub struct Engine {
     bounce: BouncePool,
     /// Jobs that wait for a bounce buffer, in order.
     want_buffer: VecDeque<JobIndex>,
-    /// Jobs that wait for a range somebody else is changing, or for their turn to sync.
+    /// Jobs that wait for a range somebody else is changing.
     want_range: VecDeque<JobIndex>,
     /// Which ranges a job needs now; kept for its room.
     wanted: Wanted,
+    syncs: Syncs,
     /// What is new, or was held and may go on, and the answers.
     mappings: Vec<Mapping>,
     pieces: PieceList,
@@ -117,6 +120,7 @@ impl Engine {
             want_buffer: VecDeque::new(),
             want_range: VecDeque::new(),
             wanted: Wanted::default(),
+            syncs: Syncs::default(),
             mappings: Vec::new(),
             pieces: PieceList::default(),
             held: 0,
@@ -381,14 +385,20 @@ impl Engine {
                     Addressee::Bell => {
                         self.bell.clear();
                         self.retry_ranges();
+                        self.retry_syncs();
                         signals.push(Signal::Bell);
                     }
                     Addressee::Alarm => self.alarm_rang(),
-                    Addressee::Job(..) => panic!("a request is no descriptor"),
+                    Addressee::Job(..) | Addressee::Sync(_) => {
+                        panic!("an operation is no descriptor")
+                    }
                 },
                 Event::PollEnded { tag } => match Addressee::from_tag(tag) {
                     Addressee::Kick(key) => signals.push(Signal::Unwatched(key)),
-                    Addressee::Bell | Addressee::Alarm | Addressee::Job(..) => {
+                    Addressee::Bell
+                    | Addressee::Alarm
+                    | Addressee::Job(..)
+                    | Addressee::Sync(_) => {
                         panic!("only kicks are unwatched")
                     }
                 },
@@ -403,16 +413,19 @@ impl Engine {
         result: Result<(), IoFailure>,
         bounce: Option<BounceBuffer>,
     ) {
-        let Addressee::Job(index, piece) = Addressee::from_tag(tag) else {
-            panic!("only requests have operations")
+        let (index, piece) = match Addressee::from_tag(tag) {
+            Addressee::Job(index, piece) => (index, piece),
+            Addressee::Sync(file) => return self.sync_over(file, result),
+            Addressee::Kick(_) | Addressee::Bell | Addressee::Alarm => {
+                panic!("only requests have operations")
+            }
         };
         self.jobs.get(index).outstanding -= 1;
         match bounce {
             Some(buffer) => self.staged_step_over(index, result, buffer),
             None => {
-                match result {
-                    Err(failure) => self.piece_failed(index, piece, failure),
-                    Ok(()) => self.piece_done(index, piece),
+                if let Err(failure) = result {
+                    self.piece_failed(index, piece, failure);
                 }
                 self.settle(index);
             }
@@ -432,29 +445,11 @@ impl Engine {
         }
     }
 
-    /// Makes a job's bytes durable, once nobody else is syncing their files.
-    fn sync(&mut self, index: JobIndex) {
-        let Self { jobs, wanted, kernel, bell, .. } = self;
-        let job = jobs.get(index);
-        if hold_sync_turns(job, wanted, kernel, bell) {
-            self.submit_syncs(index);
-            self.settle(index);
-        } else {
-            self.want_range.push_back(index);
-        }
-    }
-
     fn retry_ranges(&mut self) {
         // Whoever gets nothing again goes to the end, and is not asked twice.
         for _ in 0..self.want_range.len() {
             let Some(index) = self.want_range.pop_front() else { return };
-            match self.jobs.get(index).phase {
-                Phase::Start => self.start(index),
-                Phase::Sync => self.sync(index),
-                Phase::Held | Phase::Released | Phase::Transfer => {
-                    panic!("only who starts or syncs waits for others")
-                }
-            }
+            self.start(index);
         }
     }
 
@@ -517,26 +512,6 @@ impl Engine {
         }
         let outcome = job.failure.map_or(Outcome::Done, Outcome::Failed);
         self.finish(index, outcome);
-    }
-
-    /// Syncs the files that the job has just got its turn for.
-    fn submit_syncs(&mut self, index: JobIndex) {
-        let wanted = std::mem::take(&mut self.wanted);
-        for file in wanted.files() {
-            if self.kernel.file(file).has_failed_sync() {
-                // No later sync can undo that.
-                self.fail(index, file, Trouble::EarlierSync);
-                continue;
-            }
-            let job = self.jobs.get(index);
-            let is_there = |target| matches!(target, Target::File { file: it, .. } if it == file);
-            let place = job.pieces.iter().position(|piece| is_there(piece.target));
-            let place = place.expect("a file is synced for a piece in it");
-            let tag = Addressee::Job(index, PieceIndex::new(place));
-            job.outstanding += 1;
-            self.kernel.sync(file, tag.to_tag());
-        }
-        self.wanted = wanted;
     }
 
     /// A request is over, and is answered unless others have to be before it.

@@ -1,5 +1,4 @@
-//! What a job must hold before it may go on: ranges that nobody else changes meanwhile, and the
-//! turn to sync a file.
+//! What a job must hold before it may go on: ranges that nobody else changes meanwhile.
 //!
 //! Invariants: all or nothing, in the order of files and offsets, so that two jobs never wait for
 //! each other. Whoever gets nothing is woken through its bell and tries again.
@@ -19,11 +18,6 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// The files that ranges are wanted of; one that is wanted whole is named once.
-    pub(crate) fn files(&self) -> impl Iterator<Item = FileId> {
-        self.ranges.iter().map(|(file, _)| *file)
-    }
-
     /// Sorts, and makes one range of those that touch in one file.
     fn merge(&mut self) {
         self.ranges.sort_unstable_by_key(|(file, range)| (file.0, range.start));
@@ -63,23 +57,6 @@ pub(crate) fn hold_changes(
     }
     wanted.merge();
     hold_all(job, wanted, |file, range| kernel.file(file).ranges().try_hold(range, bell))
-}
-
-/// Holds the turn to sync every file of the job, which are wanted afterwards, each once.
-pub(crate) fn hold_sync_turns(
-    job: &mut Job,
-    wanted: &mut Wanted,
-    kernel: &mut Kernel,
-    bell: &Arc<Notifier>,
-) -> bool {
-    wanted.ranges.clear();
-    for piece in &job.pieces {
-        if let Target::File { file, .. } = piece.target {
-            wanted.ranges.push((file, 0..1));
-        }
-    }
-    wanted.merge();
-    hold_all(job, wanted, |file, range| kernel.file(file).sync_turn().try_hold(range, bell))
 }
 
 fn hold_all(

@@ -4,7 +4,7 @@
 //! flight. Jobs stay in their table when they are over and keep their lists, so that a warm
 //! iothread allocates nothing for a request. Limits: the caller asks for room first.
 
-use block::{Buffers, FailKind, Operation, Order, Outcome, Piece, Token};
+use block::{Buffers, FailKind, FileId, Operation, Order, Outcome, Piece, Token};
 use kernel_io::{RangeGuard, Tag};
 
 use crate::seats::Ticket;
@@ -41,7 +41,7 @@ pub(crate) enum Phase {
     Start,
     /// Its bytes are on their way.
     Transfer,
-    /// Its bytes are there and are being made durable, or will be when it is its turn.
+    /// Its bytes are there, and it waits for a sync of each of its files.
     Sync,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Job {
     pub(crate) order: Order,
     /// How it ended, while it waits for those that have to end before.
     pub(crate) ended: Option<Outcome>,
-    /// Kernel operations in flight.
+    /// Kernel operations in flight, and syncs that it waits for.
     pub(crate) outstanding: u32,
     pub(crate) failure: Option<FailKind>,
     pub(crate) phase: Phase,
@@ -181,6 +181,8 @@ impl PieceIndex {
 pub(crate) enum Addressee {
     /// A piece of a job, by its place in the answer.
     Job(JobIndex, PieceIndex),
+    /// The sync of a file.
+    Sync(FileId),
     /// A source's kick.
     Kick(SourceKey),
     /// This iothread's door bell.
@@ -189,6 +191,7 @@ pub(crate) enum Addressee {
     Alarm,
 }
 
+const SYNC: u64 = 1 << 60;
 const ALARM: u64 = 1 << 61;
 const KICK: u64 = 1 << 62;
 const BELL: u64 = 1 << 63;
@@ -197,6 +200,7 @@ impl Addressee {
     pub(crate) fn to_tag(self) -> Tag {
         Tag(match self {
             Self::Job(job, piece) => u64::from(job.0) | u64::from(piece.0) << 32,
+            Self::Sync(file) => SYNC | u64::from(file.0),
             Self::Kick(key) => KICK | u64::from(key.0),
             Self::Bell => BELL,
             Self::Alarm => ALARM,
@@ -211,6 +215,8 @@ impl Addressee {
             Self::Alarm
         } else if tag.0 & KICK != 0 {
             Self::Kick(SourceKey(low))
+        } else if tag.0 & SYNC != 0 {
+            Self::Sync(FileId(low))
         } else {
             let piece = u32::try_from(tag.0 >> 32).expect("the upper half");
             Self::Job(JobIndex(low), PieceIndex(piece))
@@ -227,6 +233,7 @@ mod tests {
         for addressee in [
             Addressee::Job(JobIndex(0), PieceIndex::FIRST),
             Addressee::Job(JobIndex(u32::MAX), PieceIndex::new(block::PIECES_MAX)),
+            Addressee::Sync(FileId(u32::MAX)),
             Addressee::Kick(SourceKey(u32::MAX)),
             Addressee::Bell,
             Addressee::Alarm,

@@ -16,3 +16,4 @@ mod inflight;
 mod moves;
 mod open_requests;
 mod setup;
+mod syncs;

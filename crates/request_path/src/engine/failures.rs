@@ -49,18 +49,6 @@ impl Engine {
         self.fail(index, file, Trouble::Failure(failure));
     }
 
-    /// A piece is done. A sync is worth nothing if another one failed meanwhile: the kernel tells each
-    /// loss only once.
-    pub(super) fn piece_done(&mut self, index: JobIndex, piece: PieceIndex) {
-        let job = self.jobs.get(index);
-        if job.phase == Phase::Sync
-            && let Target::File { file, .. } = job.pieces[piece.place()].target
-            && self.kernel.file(file).has_failed_sync()
-        {
-            self.fail(index, file, Trouble::EarlierSync);
-        }
-    }
-
     /// Notes that a request fails, and says so; only once for each request.
     pub(super) fn fail(&mut self, index: JobIndex, file: FileId, trouble: Trouble) {
         let job = self.jobs.get(index);
