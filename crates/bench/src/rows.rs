@@ -219,7 +219,7 @@ mod tests {
             chosen(full(), &names).map(|rows| rows.len())
         };
         assert_eq!(count(&["idle"]), Ok(1));
-        assert_eq!(count(&["refill-*", "memory"]), Ok(3));
+        assert_eq!(count(&["refill-*", "memory"]), Ok(4));
         assert!(count(&["idle", "nonsense"]).unwrap_err().contains("nonsense"));
     }
 }
