@@ -43,7 +43,7 @@ pub struct Summary {
     pub done: u64,
     /// Requests that were refused.
     pub refused: u64,
-    /// Requests that were held.
+    /// How often a node held a request.
     pub held: u64,
     /// How often each subject stood in a stack.
     pub subjects: BTreeMap<&'static str, u64>,

@@ -59,7 +59,11 @@ pub(crate) fn play(
     // A stop that fails as well says nothing new.
     let stopped = player.stop_all();
     worked.and(stopped).and_then(|()| player.check_files()).with_context(|| text.clone())?;
-    Ok(Played { names: player.stack.names(), tally: player.workload.tally, held: 0 })
+    Ok(Played {
+        names: player.stack.names(),
+        tally: player.workload.tally,
+        held: player.complaints.held(),
+    })
 }
 
 /// Complains when a ring is found broken.
@@ -166,10 +170,10 @@ impl Player {
         while begun < requests {
             let ring = self.rng.index(self.rings.len());
             match self.rng.below(1000) {
-                0..700 => begun += self.submit_some(ring)?,
-                700..900 => self.wait()?,
-                900..950 => self.move_ring(ring)?,
-                950..970 => {
+                0..680 => begun += self.submit_some(ring)?,
+                680..870 => self.wait()?,
+                870..920 => self.move_ring(ring)?,
+                920..940 => {
                     let base = self.stop(ring)?;
                     self.start(ring, base)?;
                 }

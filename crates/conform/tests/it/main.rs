@@ -8,7 +8,8 @@ use conform::campaign::{End, Form, Summary, run};
 #[track_caller]
 fn check(form: &Form, stacks: u64) -> Summary {
     let summary = run(form, 0, End::Stacks(stacks)).unwrap_or_else(|error| panic!("{error:#}"));
-    assert!(summary.done > stacks * 50 && summary.refused > stacks, "{summary:?}");
+    assert!(summary.done > stacks * 50 && summary.held > stacks, "{summary:?}");
+    assert!(summary.refused > stacks / 2, "{summary:?}");
     for subject in ["null", "raw", "throttle", "delay", "stripe", "faulty"] {
         assert!(summary.subjects.contains_key(subject), "no {subject}: {summary:?}");
     }
@@ -17,8 +18,7 @@ fn check(form: &Form, stacks: u64) -> Summary {
 
 #[test]
 fn stacks_in_memory_conform() {
-    let summary = check(&Form::Pure, 1000);
-    assert!(summary.held > 1000, "{summary:?}");
+    check(&Form::Pure, 1000);
 }
 
 #[test]

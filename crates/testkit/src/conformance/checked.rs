@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::mem::discriminant;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -22,8 +23,8 @@ use block::{
 
 use super::stack::Sizes;
 
-/// How often something may be due without going on, before it counts as stuck.
-const FRUITLESS_MAX: u32 = 1000;
+/// How often something may be due at one moment without going on, before it counts as stuck.
+const FRUITLESS_MAX: u32 = 100;
 /// No lane refuses in this way: a request that it knows is not malformed.
 const UNANSWERED: Answer = Answer::Refused(FailKind::Malformed);
 /// More of them say nothing new.
@@ -31,18 +32,27 @@ const COMPLAINTS_MAX: usize = 20;
 
 /// What was found to break the contract.
 #[derive(Debug, Default)]
-pub struct Complaints(Mutex<Vec<String>>);
+pub struct Complaints {
+    all: Mutex<Vec<String>>,
+    /// Relaxed: it carries no data.
+    held: AtomicU64,
+}
 
 impl Complaints {
     /// An error if there are any.
     pub fn check(&self) -> Result<()> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if all.is_empty() { Ok(()) } else { bail!("the contract is broken: {}", all.join("; ")) }
+    }
+
+    /// How often a node was seen to hold a request, so that a run can tell whether it was of any use.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Adds one.
     pub fn add(&self, complaint: String) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < COMPLAINTS_MAX {
             all.push(complaint);
         }
@@ -121,6 +131,7 @@ impl Node for CheckedNode {
             size: self.node.size(),
             held: HashMap::new(),
             fruitless: 0,
+            resumed: None,
         }))
     }
 }
@@ -131,8 +142,9 @@ struct CheckedLane {
     judge: Judge,
     size: DiskSize,
     held: HashMap<Token, (Operation, Order)>,
-    /// How often something was due and did not go on.
+    /// How often something was due and did not go on, since time has passed.
     fruitless: u32,
+    resumed: Option<Instant>,
 }
 
 impl Lane for CheckedLane {
@@ -161,6 +173,7 @@ impl Lane for CheckedLane {
                     self.judge.complain(&format!("{:?} is not answered", asked.operation));
                 }
                 Answer::Held => {
+                    self.judge.complaints.held.fetch_add(1, Ordering::Relaxed);
                     self.held.insert(asked.token, (asked.operation, asked.order));
                 }
                 Answer::Now(_) | Answer::Refused(_) => {
@@ -195,7 +208,8 @@ impl Lane for CheckedLane {
             }
         }
         let was_due = due.is_some_and(|due| due.at <= now);
-        let went_on = late.len() > earlier || !was_due;
+        let went_on = late.len() > earlier || !was_due || self.resumed != Some(now);
+        self.resumed = Some(now);
         self.fruitless = if went_on { 0 } else { self.fruitless + 1 };
         if self.fruitless == FRUITLESS_MAX {
             self.judge.complain("what is due does not go on");

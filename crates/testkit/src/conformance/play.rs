@@ -39,7 +39,7 @@ pub struct Played {
     pub names: Vec<&'static str>,
     /// Its requests.
     pub tally: Tally,
-    /// How many of them were held.
+    /// How often a node held one of them.
     pub held: u64,
 }
 
@@ -95,7 +95,6 @@ struct Player {
     sides: Vec<Side>,
     pieces: PieceList,
     rng: Rng,
-    held: u64,
 }
 
 impl Player {
@@ -109,7 +108,7 @@ impl Player {
         let pieces = PieceList::default();
         let sides = Vec::new();
         let mut player =
-            Self { stack, store, clock, complaints, workload, node, sides, pieces, rng, held: 0 };
+            Self { stack, store, clock, complaints, workload, node, sides, pieces, rng };
         player.open_lanes()?;
         Ok(player)
     }
@@ -128,7 +127,11 @@ impl Player {
         self.check_all().context("reading the whole disk")?;
         self.check_files().context("in the files below")?;
         self.complaints.check()?;
-        Ok(Played { names: self.stack.names(), tally: self.workload.tally, held: self.held })
+        Ok(Played {
+            names: self.stack.names(),
+            tally: self.workload.tally,
+            held: self.complaints.held(),
+        })
     }
 
     /// Something random; returns how many requests it began.
@@ -200,7 +203,6 @@ impl Player {
             match mapping.answer {
                 Answer::Held => {
                     *held += 1;
-                    self.held += 1;
                 }
                 Answer::Refused(kind) => self.over(side, token, Ended::Failed(kind))?,
                 Answer::Now(range) => {
