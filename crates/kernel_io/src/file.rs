@@ -273,13 +273,17 @@ impl OpenFile {
     /// Asks for its size anew, because others may have changed it. For direct I/O what is left of a
     /// block at its end does not count. Does not wait for I/O of a block device; a file system may.
     pub fn measure(&self) -> io::Result<u64> {
-        let found = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
-        let bytes = match self.kind {
-            FileKind::BlockDevice => found,
-            FileKind::Regular => found - found % u64::from(self.offset_alignment),
-        };
+        let bytes = self.bytes_now()?;
         self.bytes.store(bytes, Ordering::Relaxed);
         Ok(bytes)
+    }
+
+    fn bytes_now(&self) -> io::Result<u64> {
+        let found = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
+        Ok(match self.kind {
+            FileKind::BlockDevice => found,
+            FileKind::Regular => found - found % u64::from(self.offset_alignment),
+        })
     }
 
     /// What sort of file it is.
@@ -387,19 +391,18 @@ impl OpenFile {
     }
 
     /// Forgets what the page cache holds, because another host may have changed the file meanwhile;
-    /// fails if its size is not what it was. Blocks.
+    /// fails if it has become smaller. Blocks.
     pub fn refresh(&self) -> io::Result<()> {
-        let bytes = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
-        let before = self.bytes();
-        if bytes != before {
+        let (bytes, before) = (self.bytes_now()?, self.bytes());
+        if bytes < before {
             return Err(io::Error::other(format!(
-                "{} had {before} bytes when it was opened, and has {bytes} now",
+                "{} had {before} bytes when it was looked at last, and has {bytes} now",
                 self.path.display()
             )));
         }
         if self.caching == Caching::Buffered {
             // What is dirty cannot be dropped.
-            rustix::fs::fdatasync(&self.fd)?;
+            self.sync_all()?;
             rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed)?;
         }
         Ok(())
@@ -408,9 +411,14 @@ impl OpenFile {
     /// Makes everything written so far durable, if flushes are obeyed. Blocks, also while others
     /// sync: for control threads, not for iothreads.
     pub fn sync(&self) -> io::Result<()> {
-        if self.flushes == Flushes::Ignored {
-            return Ok(());
+        match self.flushes {
+            Flushes::Ignored => Ok(()),
+            Flushes::Obeyed => self.sync_all(),
         }
+    }
+
+    /// In its turn: the kernel tells each loss only once.
+    fn sync_all(&self) -> io::Result<()> {
         let bell = Arc::new(Notifier::new()?);
         let ticket = self.sync_turns.ticket();
         let turn = loop {

@@ -298,6 +298,11 @@ impl Engine {
         let mut mappings = std::mem::take(&mut self.mappings);
         for mapping in &mappings {
             let index = JobIndex::of(mapping.token);
+            if mapping.order == Order::AsBegun && mapping.answer != Answer::Held {
+                let job = self.jobs.get(index);
+                job.order = mapping.order;
+                self.lanes.ordered(job.lane).push_back(index);
+            }
             match mapping.answer {
                 Answer::Refused(kind) => self.finish(index, Outcome::Failed(kind)),
                 Answer::Held => held += 1,
@@ -308,10 +313,6 @@ impl Engine {
                     job.pieces.extend_from_slice(pieces);
                     job.phase = Phase::Start;
                     self.pieces_open += pieces.len();
-                    if mapping.order == Order::AsBegun {
-                        job.order = mapping.order;
-                        self.lanes.ordered(job.lane).push_back(index);
-                    }
                     self.start(index);
                 }
             }

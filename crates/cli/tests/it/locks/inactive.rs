@@ -121,18 +121,30 @@ fn an_export_that_waits_for_its_node_stops_at_once() {
 }
 
 #[test]
-fn an_image_whose_size_has_changed_meanwhile_is_refused() {
+fn an_image_that_has_shrunk_meanwhile_is_refused() {
     with(&ringloom(), |program| {
         let place = Place::new()?;
         let server = start(&place, program, "w", "")?;
         image::create_sparse(&place.bench.path("disk.img"), 1 << 19)?;
         let failed = connect(&place.socket("w"));
         ensure!(failed.is_err(), "the rings were started");
-        let sentence = format!("had {IMAGE_BYTES} bytes when it was opened, and has 524288 now");
+        let sentence =
+            format!("had {IMAGE_BYTES} bytes when it was looked at last, and has 524288 now");
         server.wait_for_log(&sentence, STOP_LIMIT).with_context(|| server.log())?;
         // Nothing is kept for a node that was not activated.
         let first = place.start(program, "first", Access::Write)?;
         place.finish("first", first)?;
+        stop(server, &[&place.socket("w")]).map(drop)
+    });
+}
+
+#[test]
+fn an_image_that_has_grown_meanwhile_is_served() {
+    with(&ringloom(), |program| {
+        let place = Place::new()?;
+        let server = start(&place, program, "w", "")?;
+        image::create_sparse(&place.bench.path("disk.img"), 2 * IMAGE_BYTES as u64)?;
+        drop(connect(&place.socket("w"))?);
         stop(server, &[&place.socket("w")]).map(drop)
     });
 }
