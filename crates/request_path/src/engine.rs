@@ -6,7 +6,7 @@
 //! the source's seat.
 //!
 //! Threads: belongs to one iothread. Only [`Engine::wait`] blocks.
-//! Limits: [`REQUESTS_MAX`] requests in flight, [`HELD_MAX`] held by each lane besides, and pieces as
+//! Limits: [`REQUESTS_MAX`] requests in flight, [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides, and pieces as
 //! [`PIECES_OPEN_MAX`] says; sources ask [`Engine::room`] first.
 
 mod failures;
@@ -43,6 +43,10 @@ const REQUESTS_MAX: usize = 4096;
 
 /// The most requests one lane holds: who waits for a throttle takes no room from the others.
 const HELD_MAX: usize = 4096;
+
+/// With so many bytes nothing new is taken for the lane that holds them: all of it may go on at once, and in
+/// small chunks.
+const HELD_BYTES_MAX: usize = 1 << 30;
 
 /// With so many pieces nothing new is taken. Together with what one batch may add it bounds the memory
 /// that requests take which are spread over many small chunks.
@@ -214,6 +218,9 @@ impl Engine {
             return 0;
         }
         let carried_out = self.jobs.open() - self.held;
+        if self.lanes.bytes_held_by(lane) >= HELD_BYTES_MAX {
+            return 0;
+        }
         let held = self.lanes.held_by(lane);
         REQUESTS_MAX.saturating_sub(carried_out).min(HELD_MAX.saturating_sub(held))
     }
@@ -238,11 +245,9 @@ impl Engine {
             return Started::Elsewhere;
         }
         self.lanes.map(lane, &mut self.mappings, &mut self.pieces);
-        let held = self.start_answered();
-        if held > 0 {
-            self.held += held;
-            self.lanes.held(lane, held);
-        }
+        let (held, bytes) = self.start_answered();
+        self.held += held;
+        self.lanes.held(lane, held, bytes);
         self.work_off_finished()
     }
 
@@ -260,7 +265,10 @@ impl Engine {
             self.lanes.resume(lane, now, &mut self.mappings, &mut self.pieces);
             self.held -= self.mappings.len();
             self.release_rest(lane);
-            let held = self.start_answered();
+            let Self { mappings, jobs, lanes, .. } = self;
+            let late = mappings.iter().map(|mapping| JobIndex::of(mapping.token));
+            lanes.let_go(lane, late.map(|index| jobs.get(index).memory.count()).sum());
+            let (held, _) = self.start_answered();
             assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
             self.work_off_finished();
         }
@@ -292,9 +300,9 @@ impl Engine {
         }
     }
 
-    /// Starts what a lane has answered; returns how many requests it holds.
-    fn start_answered(&mut self) -> usize {
-        let mut held = 0;
+    /// Starts what a lane has answered; returns how many requests it holds, and the bytes of their memory.
+    fn start_answered(&mut self) -> (usize, usize) {
+        let (mut held, mut bytes) = (0, 0);
         let mut mappings = std::mem::take(&mut self.mappings);
         for mapping in &mappings {
             let index = JobIndex::of(mapping.token);
@@ -305,7 +313,10 @@ impl Engine {
             }
             match mapping.answer {
                 Answer::Refused(kind) => self.finish(index, Outcome::Failed(kind)),
-                Answer::Held => held += 1,
+                Answer::Held => {
+                    held += 1;
+                    bytes += self.jobs.get(index).memory.count();
+                }
                 Answer::Now(range) => {
                     let job = self.jobs.get(index);
                     let pieces = self.pieces.get(range);
@@ -320,7 +331,7 @@ impl Engine {
         mappings.clear();
         self.mappings = mappings;
         self.pieces.clear();
-        held
+        (held, bytes)
     }
 
     /// What was done at once is answered in the same turn.

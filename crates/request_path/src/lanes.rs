@@ -41,6 +41,8 @@ struct OpenLane {
     requests: usize,
     /// Those of them that it holds.
     held: usize,
+    /// The memory of those, in bytes.
+    held_bytes: usize,
     /// Those of these that were released, and that a layer may still hold.
     released: usize,
     due: Option<Due>,
@@ -173,15 +175,30 @@ impl Lanes {
         open.is_some_and(|open| matches!(open.state, State::Open(_)))
     }
 
-    /// So many requests that the lane was asked about are held.
-    pub(crate) fn held(&mut self, index: LaneIndex, count: usize) {
-        self.get(index).held += count;
-        self.look_at_due(index);
+    /// So many requests of a batch that the lane was asked about are held, with so many bytes of memory.
+    /// Also called for none: those held before may be due at another time now.
+    pub(crate) fn held(&mut self, index: LaneIndex, count: usize, bytes: usize) {
+        let open = self.get(index);
+        open.held += count;
+        open.held_bytes += bytes;
+        if open.held > 0 {
+            self.look_at_due(index);
+        }
     }
 
     /// How many requests the lane holds.
     pub(crate) fn held_by(&self, index: LaneIndex) -> usize {
         self.places[index.0].as_ref().map_or(0, |open| open.held)
+    }
+
+    /// How many bytes of memory they name together.
+    pub(crate) fn bytes_held_by(&self, index: LaneIndex) -> usize {
+        self.places[index.0].as_ref().map_or(0, |open| open.held_bytes)
+    }
+
+    /// So many bytes belonged to what the lane has just let go.
+    pub(crate) fn let_go(&mut self, index: LaneIndex, bytes: usize) {
+        self.get(index).held_bytes -= bytes;
     }
 
     /// The first lane from that place on that has something to resume by now.
@@ -293,6 +310,7 @@ impl OpenLane {
             users: 0,
             requests: 0,
             held: 0,
+            held_bytes: 0,
             released: 0,
             due: None,
             ordered: VecDeque::new(),
