@@ -93,6 +93,9 @@ pub(crate) trait Player: std::fmt::Debug + Send {
     fn after_turn(&mut self) -> bool;
 
     fn looked_at_in_vain(&mut self) {}
+
+    /// Its ring is not looked at any more, until it kicks.
+    fn rests(&mut self) {}
 }
 
 /// Always has as much in flight as its ring can hold.
@@ -152,6 +155,14 @@ impl Player for Quiet {
         self.asked_at = Some(self.begun());
         self.guest.submit(0, Ask::Read, 0);
     }
+
+    /// A busy host kept the thread from looking for so long that it takes the ring for idle. This is not the
+    /// wait that the test is about, so it is not told.
+    fn rests(&mut self) {
+        if self.guest.in_flight() == 0 {
+            self.guest.submit(0, Ask::Read, 0);
+        }
+    }
 }
 
 /// A ring and its guest.
@@ -203,7 +214,11 @@ impl<P: Player> Source for Played<P> {
     }
 
     fn rest(&mut self) -> Rest {
-        self.ring.rest()
+        let rest = self.ring.rest();
+        if rest == Rest::Kicks {
+            self.player.get_mut().rests();
+        }
+        rest
     }
 
     fn depart(&mut self, engine: &mut Engine) {
