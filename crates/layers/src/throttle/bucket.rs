@@ -25,8 +25,15 @@ const CATCH_UP_MAX: u64 = 10_000_000;
 /// How long a lane remembers that others reserve as well: 50 ms.
 const OTHERS_REMEMBERED: u64 = 50_000_000;
 
-/// How far behind a thread may be without losing budget, if the user allows no bursts: 20 ms.
+/// What may be saved up in a pause, if the user allows no bursts: 20 ms.
 const TOLERANCE: u64 = 20_000_000;
+
+/// How far behind, beyond that, threads may be without losing budget while it is scarce: 100 ms. On a busy host they
+/// wake up late, and the requests of a guest with a short queue cannot make up for it at once.
+const LATE_MAX: u64 = 100_000_000;
+
+/// How long a bucket counts as scarce after somebody has waited for it: 250 ms.
+const SCARCE_FOR: u64 = 250_000_000;
 
 /// The same for the rate during a burst, as in QEMU: 100 ms.
 const BURST_TOLERANCE: u64 = 100_000_000;
@@ -88,6 +95,8 @@ pub(super) struct Bucket {
     tolerance: Nanos,
     quantum: Nanos,
     spent_until: AtomicU64,
+    /// When somebody waited for it last.
+    waited_at: AtomicU64,
 }
 
 /// What a lane got from a bucket.
@@ -136,7 +145,8 @@ impl Bucket {
         let nanos_per_unit = SECOND / rate as f64;
         let turn = if kind.counts_bytes() { TURN_BYTES } else { 1.0 };
         let quantum = Nanos(QUANTUM).max(Nanos::at_least(nanos_per_unit * turn));
-        Self { kind, nanos_per_unit, tolerance, quantum, spent_until: AtomicU64::new(0) }
+        let (spent_until, waited_at) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { kind, nanos_per_unit, tolerance, quantum, spent_until, waited_at }
     }
 
     pub(super) fn kind(&self) -> LimitKind {
@@ -164,14 +174,22 @@ impl Bucket {
     /// more than [`DEBT_MAX`].
     pub(super) fn reserve(&self, now: Nanos, need: f64, last: Last) -> Reserved {
         let need = Nanos::at_least(need);
+        let kept_since = self.kept_since(now);
         let mut seen = self.spent_until.load(Ordering::Relaxed);
         loop {
             let before = Nanos(seen);
-            let amount = self.portion(now, need, before, last);
-            let spent_until = before.max(now).plus(amount);
+            let amount = if before > kept_since && last.others(now, before) {
+                self.share(now, before)
+            } else {
+                need.min(Nanos(DEBT_MAX)).max(self.quantum)
+            };
+            let spent_until = before.max(kept_since).plus(amount);
             match self.exchange(seen, spent_until) {
                 Ok(()) => {
                     let from = before.minus(self.tolerance);
+                    if from > now {
+                        self.waited_at.store(from.0, Ordering::Relaxed);
+                    }
                     let others_at = if before == last.spent_until { last.others_at } else { now };
                     return Reserved { amount, from, last: Last { spent_until, others_at } };
                 }
@@ -180,14 +198,18 @@ impl Bucket {
         }
     }
 
-    fn portion(&self, now: Nanos, need: Nanos, before: Nanos, last: Last) -> Nanos {
-        if before > now && last.others(now, before) {
-            // More only to catch up, if threads woke up late, and not all of it: others did as well.
-            let open = now.minus(before.minus(self.tolerance));
-            self.quantum.max(Nanos(open.0 / 2).min(Nanos(CATCH_UP_MAX)))
-        } else {
-            need.min(Nanos(DEBT_MAX)).max(self.quantum)
-        }
+    /// What was not spent since then is not lost, besides the tolerance.
+    fn kept_since(&self, now: Nanos) -> Nanos {
+        let waited_at = Nanos(self.waited_at.load(Ordering::Relaxed));
+        let is_scarce = waited_at != Nanos(0) && now < waited_at.plus(Nanos(SCARCE_FOR));
+        if is_scarce { now.minus(Nanos(LATE_MAX)) } else { now }
+    }
+
+    /// What one of several waiting disks may reserve: one turn. More only to catch up, if threads were late, and not
+    /// all of it: others were as well.
+    fn share(&self, now: Nanos, before: Nanos) -> Nanos {
+        let open = now.minus(before.minus(self.tolerance));
+        self.quantum.max(Nanos(open.0 / 2).min(Nanos(CATCH_UP_MAX)))
     }
 
     /// Takes what a request costs that did not wait for its time. What comes next has to wait for

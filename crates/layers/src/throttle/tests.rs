@@ -65,6 +65,8 @@ fn operations_are_exact_from_100_to_100_000_a_second() {
     check_iops(1_000, 10, LATE, &[Load::reads(0, 1, 512)]);
     // Threads that are very late lose nothing either.
     check_iops(1_000, 10, 15 * MILLISECOND, &[deep]);
+    check_iops(20_000, 4, 90 * MILLISECOND, &[deep, deep]);
+    check_iops(5_000, 10, 90 * MILLISECOND, &[Load { service: MILLISECOND, ..deep }]);
     check_iops(20_000, 4, 15 * MILLISECOND, &[deep, on(1, deep)]);
 }
 
