@@ -1,7 +1,8 @@
 //! Throttle groups of a running daemon: how much passes in real time, who gets it, and what ends a wait.
 //!
 //! Limits: each rate is measured for three seconds; `RINGLOOM_THROTTLE_SECONDS` makes that longer, and the bounds
-//! those that users are promised.
+//! those that users are promised. Those of the short form are for machines on which other tests run; what is exact
+//! is shown in `layers`, on a clock that cannot be late.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,6 +18,8 @@ use crate::support::{ringloom, ringloom_without_io_uring, stop, with};
 const SECONDS_VARIABLE: &str = "RINGLOOM_THROTTLE_SECONDS";
 const SECONDS: u64 = 3;
 const BLOCK: usize = 4096;
+/// So many requests of a queue are held.
+const HELD: usize = 64;
 /// For anything that must not take as long as what is held.
 const PROMPT: Duration = Duration::from_millis(500);
 
@@ -131,8 +134,9 @@ fn check_rate(program: &Program, rate: u64) -> Result<()> {
     let got = passed as f64 / seconds as f64;
     let off = (got / rate as f64 - 1.0) * 100.0;
     note(&format!("{rate} IOPS, {seconds} s: {got:.1}, {off:+.2} %"));
-    let bound = if is_long { 5.0 } else { 8.0 };
-    ensure!(off.abs() < bound, "{got:.1} instead of {rate}, {off:+.2} %");
+    // A busy machine may not ask for all it is allowed, and makes up for the last 120 ms of the time before.
+    let allowed = if is_long { -5.0..5.0 } else { -20.0..8.0 };
+    ensure!(allowed.contains(&off), "{got:.1} instead of {rate}, {off:+.2} %");
     Ok(())
 }
 
@@ -157,8 +161,8 @@ fn qemu_storage_daemon_lets_as_many_pass() {
     with(&Program::qemu_storage_daemon(), |program| check_rate(program, 2_000));
 }
 
-/// Two guests at once; each one's requests.
-fn together(disks: &Disks<'_>, depths: [usize; 2]) -> Result<[u64; 2]> {
+/// Two guests at once for that long; each one's requests.
+fn together(disks: &Disks<'_>, depths: [usize; 2], seconds: u64) -> Result<[u64; 2]> {
     let bench = Bench::new()?;
     let (server, sockets) = disks.serve(&ringloom(), &bench)?;
     let guest = |disk: usize| Guest::new(&sockets[disk], disks.iothreads[disk], depths[disk]);
@@ -166,7 +170,7 @@ fn together(disks: &Disks<'_>, depths: [usize; 2]) -> Result<[u64; 2]> {
     let run = |mut guest: Guest| {
         guest.start()?;
         guest.run(Duration::from_millis(500))?;
-        guest.run(Duration::from_secs(SECONDS))
+        guest.run(Duration::from_secs(seconds))
     };
     let passed = std::thread::scope(|scope| {
         let threads = guests.map(|guest| scope.spawn(move || run(guest)));
@@ -177,15 +181,18 @@ fn together(disks: &Disks<'_>, depths: [usize; 2]) -> Result<[u64; 2]> {
     Ok([first?, second?])
 }
 
+/// Two disks that may do 2000 requests a second together. On a busy machine the smaller share may be that small.
 #[track_caller]
-fn check_shares(disks: &Disks<'_>, depths: [usize; 2], rate: u64) {
+fn check_shares(disks: &Disks<'_>, depths: [usize; 2], busy: f64) {
     with(&ringloom(), |_| {
-        let [first, second] = together(disks, depths)?;
-        let ratio = first as f64 / second as f64;
+        let (seconds, is_long) = seconds()?;
+        let [first, second] = together(disks, depths, seconds)?;
+        let ratio = first.min(second) as f64 / first.max(second) as f64;
         note(&format!("depths {depths:?}, iothreads {:?}: {first} and {second}", disks.iothreads));
-        ensure!((0.9..1.1).contains(&ratio), "{first} and {second}");
-        let sum = (first + second) as f64 / (SECONDS * rate) as f64;
-        ensure!((0.92..1.08).contains(&sum), "{first} and {second} of {rate} a second");
+        ensure!(ratio > if is_long { 0.95 } else { busy }, "{first} and {second}");
+        let used = (first + second) as f64 / (seconds * 2_000) as f64;
+        let allowed = if is_long { 0.95..1.05 } else { 0.8..1.08 };
+        ensure!(allowed.contains(&used), "{first} and {second} in {seconds} s");
         Ok(())
     });
 }
@@ -193,16 +200,18 @@ fn check_shares(disks: &Disks<'_>, depths: [usize; 2], rate: u64) {
 #[test]
 fn disks_of_a_group_share_evenly_whatever_their_depth() {
     let disks = Disks { limits: "limits.iops-total=2000", iothreads: &[1, 1] };
-    check_shares(&disks, [1, 64], 2_000);
+    // A share by depth would be 0.02.
+    check_shares(&disks, [1, 64], 0.4);
 }
 
 #[test]
 fn disks_of_a_group_share_evenly_whatever_their_iothreads() {
     let disks = Disks { limits: "limits.bps-total=8192000", iothreads: &[2, 1] };
-    check_shares(&disks, [32, 32], 2_000);
+    // A share by iothread would be 0.5.
+    check_shares(&disks, [32, 32], 0.6);
 }
 
-/// A guest with 64 requests in a daemon that lets ten a second pass.
+/// A guest with many requests in a daemon that lets ten a second pass; its depth is what is left of them.
 fn stuck(
     program: &Program,
     bench: &Bench,
@@ -210,9 +219,16 @@ fn stuck(
 ) -> Result<(Server, Guest, PathBuf)> {
     let disks = Disks { limits: "x-iops-total=10", iothreads };
     let (server, mut sockets) = disks.serve(program, bench)?;
-    let mut guest = Guest::new(&sockets[0], iothreads[0].max(1), 64)?;
+    let mut guest = Guest::new(&sockets[0], iothreads[0].max(1), HELD)?;
     guest.start()?;
-    guest.run(Duration::from_millis(300))?;
+    // The first ones pass at once, and what comes a tenth of a second later shows that the rest was seen too.
+    let mut passed = 0;
+    while passed < 3 {
+        let done = guest.client.wait_any(Deadline::after(Duration::from_secs(5)))?;
+        passed += done.len();
+        done.into_iter().try_for_each(|(_, done)| check(done))?;
+    }
+    guest.depth -= passed;
     Ok((server, guest, sockets.remove(0)))
 }
 
@@ -256,7 +272,7 @@ fn terminate(program: &Program) -> Result<()> {
     note(&format!("stopped after {stopped:?}"));
     ensure!(stopped < PROMPT, "{stopped:?}");
     let left = guest.client.completions(0);
-    ensure!(left.len() == 64, "{} of 64 requests were answered", left.len());
+    ensure!(left.len() == guest.depth, "{} of {} were answered", left.len(), guest.depth);
     left.into_iter().try_for_each(check)
 }
 
