@@ -1,6 +1,6 @@
 //! `throttle`: the child's bytes, within limits.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 use block::{Access, Node};
@@ -64,7 +64,7 @@ impl Subject for Throttle {
 
     fn choose(&self, rng: &mut Rng, below: &Shape) -> Option<Arc<dyn Chosen>> {
         let limits = ThrottleLimits::check(self.settings(rng)).ok()?;
-        Some(Arc::new(ChosenThrottle { size: below.size, limits }))
+        Some(Arc::new(ChosenThrottle { size: below.size, limits, group: OnceLock::new() }))
     }
 }
 
@@ -72,6 +72,8 @@ impl Subject for Throttle {
 struct ChosenThrottle {
     size: u64,
     limits: ThrottleLimits,
+    /// All nodes of the stack with these options are its members, of children that are alike.
+    group: OnceLock<Arc<ThrottleGroup>>,
 }
 
 impl Chosen for ChosenThrottle {
@@ -98,7 +100,10 @@ impl Chosen for ChosenThrottle {
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
         let child = Arc::clone(parts.children.first().context("what is below")?);
-        let group = ThrottleGroup::new(parts.name, self.limits, Arc::clone(parts.clock));
+        let group = self
+            .group
+            .get_or_init(|| ThrottleGroup::new("conform", self.limits, Arc::clone(parts.clock)));
+        let group = Arc::clone(group);
         Ok(Arc::new(ThrottleNode::new(parts.name, child, group, Access::ReadWrite)))
     }
 }
