@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::front_end::{Guest, Session, Shape};
 use super::model::{Model, Sectors};
-use super::stamp::Stamp;
+use super::stamp::{Foreign, Stamp};
 use crate::deadline::Deadline;
 use crate::image::SECTOR_BYTES;
 use crate::rawring::{Piece, flag, kind};
@@ -269,6 +269,9 @@ impl Load {
             sectors.clone().zip(data.chunks_exact(SECTOR_BYTES)).zip(least)
         {
             match self.stamp.read(sector, bytes) {
+                Err(Foreign::Torn { sequence, .. })
+                    if self.model.was_written_since(sector, *least)
+                        && self.model.judge(sector, *least, sequence).is_ok() => {}
                 Err(foreign) => bail!("sector {sector} holds {foreign}"),
                 Ok(found) => {
                     if let Err(wrong) = self.model.judge(sector, *least, found) {

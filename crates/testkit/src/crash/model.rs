@@ -64,6 +64,12 @@ impl Model {
         self.slice(range).iter().all(|sector| sector.started == sector.completed)
     }
 
+    /// Whether a write was in flight there at some time since `least` was completed. A read meanwhile may find some of
+    /// both: the page cache copies a sector in several steps.
+    pub(super) fn was_written_since(&self, sector: u64, least: u64) -> bool {
+        self.slice(&(sector..sector + 1))[0].started != least
+    }
+
     /// Starts a write, which is then in flight; its sequence number.
     pub(super) fn start_write(&mut self, range: &Sectors) -> u64 {
         assert!(self.is_quiet(range), "two writes at once to {range:?}");
