@@ -12,6 +12,10 @@
 
 use std::ptr::NonNull;
 
+mod host;
+
+pub use host::HostMemory;
+
 /// A run of memory, laid out like the kernel's `struct iovec`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]

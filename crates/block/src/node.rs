@@ -6,7 +6,8 @@
 //! asking the lane below with the extents changed.
 //!
 //! Invariants: every mapping of a batch is answered, held or refused. What is held is answered by
-//! [`Lane::resume`] exactly once, under the token it came with.
+//! [`Lane::resume`] exactly once, under the token it came with. A lane that asked for it is told of each
+//! answer when that was carried out, and may hold the request again, for another answer.
 //! Threads: a node is shared by all iothreads; a lane belongs to the thread that opened it.
 //! Limits: an answer has at most [`crate::PIECES_MAX`] pieces.
 
@@ -15,7 +16,8 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Access, Claim, ClaimError, DiskSize, FailKind, Operation, PieceList, PieceRange, Rights,
+    Access, Claim, ClaimError, DiskSize, FailKind, LaneIo, Operation, Outcome, PieceList,
+    PieceRange, Rights,
 };
 
 /// A vertex of the block graph.
@@ -43,8 +45,8 @@ pub trait Node: Debug + Send + Sync {
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError>;
 
     /// Opens the calling thread's own handle. Called by an iothread before it serves the first
-    /// ring on this node.
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError>;
+    /// ring on this node. What the lane needs of the iothread later is `io`, also for the lanes below.
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError>;
 }
 
 /// One iothread's handle on a node. Not `Send` by intent: it may hold what belongs to its thread.
@@ -56,8 +58,8 @@ pub trait Lane: Debug {
     /// the answers are added to `pieces`.
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList);
 
-    /// When [`Lane::resume`] has something to do; `None` while nothing is held, here or below. Asked
-    /// again after each of the other calls.
+    /// When [`Lane::resume`] has something to do; `None` while nothing is held, here or below, that
+    /// waits for a time. Asked again after each of the other calls.
     fn due(&self) -> Option<Due> {
         None
     }
@@ -71,6 +73,13 @@ pub trait Lane: Debug {
     /// Makes everything due at once that is held, here and below: somebody waits for it to end. Not
     /// what comes later.
     fn release(&mut self) {}
+
+    /// A request that was answered with [`After::Tell`] was carried out, or was not, and nothing of it is
+    /// in flight any more. What the lane keeps, it holds again, and answers once more.
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        let _ = token;
+        Told::Over(outcome)
+    }
 }
 
 /// When something that is held may go on.
@@ -125,12 +134,20 @@ pub struct Mapping {
     pub answer: Answer,
     /// When it may be completed; a lane may make it stricter.
     pub order: Order,
+    /// What becomes of it when the answer was carried out. Means nothing to a request that is refused.
+    pub after: After,
 }
 
 impl Mapping {
     /// An operation that nobody has answered yet: what no lane answers is refused.
     pub fn new(token: Token, operation: Operation) -> Self {
-        Self { token, operation, answer: Answer::Refused(FailKind::Io), order: Order::Any }
+        Self {
+            token,
+            operation,
+            answer: Answer::Refused(FailKind::Io),
+            order: Order::Any,
+            after: After::Over,
+        }
     }
 }
 
@@ -152,6 +169,24 @@ pub enum Order {
     Any,
     /// Not before those with this order that one iothread began on the same node before it.
     AsBegun,
+}
+
+/// What becomes of a request when an answer to it was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// It is over.
+    Over,
+    /// The lane is told, and says.
+    Tell,
+}
+
+/// What a lane says when it is told that an answer was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// The request is over, and this is how it ended.
+    Over(Outcome),
+    /// It is held again.
+    Kept,
 }
 
 /// A node could not open a lane for a thread.

@@ -198,7 +198,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use block::{
-        Access, ByteCount, ClaimError, DiskSize, Held, Lane, LaneError, Limits, Outlook,
+        Access, ByteCount, ClaimError, DiskSize, Held, Lane, LaneError, LaneIo, Limits, Outlook,
         SystemClock,
     };
 
@@ -275,7 +275,7 @@ mod tests {
             Ok(Claim::of(NotingClaim(Arc::clone(&self.notes), self.broken)))
         }
 
-        fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
             panic!("nothing is served")
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, FailKind,
-    FileId, Lane, LaneError, Limits, Mapping, Node, Operation, Outlook, Piece, PieceList,
+    FileId, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outlook, Piece, PieceList,
     PieceRange, Rights, Target, Unmap,
 };
 use claims::FileClaims;
@@ -101,7 +101,7 @@ impl Node for FileNode {
         })
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let (file, access) = (self.id, self.access);
         let (discard, flushes) = (self.discard, self.flushes);
         Ok(Box::new(FileLane { file, access, discard, flushes }))
@@ -213,7 +213,7 @@ mod tests {
         becomes: Operation,
         pieces: Result<usize, FailKind>,
     ) {
-        let mut lane = node.open_lane().unwrap();
+        let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
         let mut batch = [Mapping::new(Token(0), operation)];
         let mut list = PieceList::default();
         lane.map(&mut batch, &mut list);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, FailKind, HoldQueue, Lane,
-    LaneError, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+    LaneError, LaneIo, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
 };
 
 /// What reads from a null disk do (`read-zeroes=`).
@@ -76,7 +76,7 @@ impl Node for NullNode {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let target = match self.content {
             ReadContent::Untouched => Target::Nothing,
             ReadContent::Zeroes => Target::Zeroes,
@@ -188,7 +188,7 @@ mod tests {
         let (start, latency) = (clock.now(), Duration::from_micros(100));
         let node = null(Access::ReadOnly).with_latency(latency, clock.clone());
         let (mut lane, mut list, mut late) =
-            (node.open_lane().unwrap(), PieceList::default(), Vec::new());
+            (node.open_lane(&LaneIo::idle()).unwrap(), PieceList::default(), Vec::new());
         let mut asked = batch(&node);
         lane.map(&mut asked, &mut list);
         assert!(asked.iter().all(|mapping| mapping.answer == Answer::Held));
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn no_latency_holds_nothing() {
         let node = null(Access::ReadWrite).with_latency(Duration::ZERO, Arc::new(SystemClock));
-        let (mut lane, mut asked) = (node.open_lane().unwrap(), batch(&node));
+        let (mut lane, mut asked) = (node.open_lane(&LaneIo::idle()).unwrap(), batch(&node));
         lane.map(&mut asked, &mut PieceList::default());
         assert!(asked.iter().all(|mapping| matches!(mapping.answer, Answer::Now(_))));
     }

@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, FailKind, Lane,
-    LaneError, Limits, Mapping, Node, Operation, PieceList, Rights, Unmap,
+    LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, Told,
+    Unmap,
 };
 
 use crate::DiscardPolicy;
@@ -142,9 +143,9 @@ impl Node for RawNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let child = self.child.node();
-        let below = child.open_lane()?;
+        let below = child.open_lane(io)?;
         let changes_nothing = self.window == Window::WHOLE
             && self.discard == DiscardPolicy::Unmap
             && self.access == child.access();
@@ -193,6 +194,10 @@ impl Lane for RawLane {
 
     fn release(&mut self) {
         self.below.release();
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }
 
@@ -260,7 +265,7 @@ mod tests {
             self.0.claim(rights)
         }
 
-        fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+        fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
             Ok(Box::new(PlacesLane))
         }
     }
@@ -294,7 +299,7 @@ mod tests {
         let mut batch: Vec<Mapping> =
             operations.iter().map(|operation| Mapping::new(Token(0), *operation)).collect();
         let mut list = PieceList::default();
-        node.open_lane().unwrap().map(&mut batch, &mut list);
+        node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut list);
         let place = |piece: &Piece| match piece.target {
             Target::File { offset, .. } => offset.0,
             Target::Zeroes | Target::Nothing => panic!("{piece:?}"),

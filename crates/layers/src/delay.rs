@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, Child, Claim, ClaimError, Clock, DiskSize, Due, HoldQueue, Lane, LaneError,
-    Limits, Mapping, Node, Operation, Order, PieceList, Rights,
+    LaneIo, Limits, Mapping, Node, Operation, Order, Outcome, PieceList, Rights, Token, Told,
 };
 
 pub use distribution::{Bounds, Distribution, Latency, TooLong};
@@ -142,8 +142,8 @@ impl Node for DelayNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
-        let below = self.child.node().open_lane()?;
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        let below = self.child.node().open_lane(io)?;
         let stream = self.lanes.fetch_add(1, Ordering::Relaxed);
         let generation = self.control.generation.load(Ordering::Acquire);
         let settings = self.settings();
@@ -278,5 +278,9 @@ impl Lane for DelayLane {
         self.last = None;
         self.held.release();
         self.below.release();
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }

@@ -10,7 +10,8 @@
 use std::sync::Arc;
 
 use block::{
-    Access, ByteCount, Child, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Node, Rights,
+    Access, ByteCount, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node,
+    Rights,
 };
 
 mod join;
@@ -207,9 +208,9 @@ impl Node for StripeNode {
             .try_fold(Claim::nothing(), |claim, child| Ok(claim.and(child.node().claim(rights)?)))
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let lanes: Result<Vec<_>, _> =
-            self.children.iter().map(|child| child.node().open_lane()).collect();
+            self.children.iter().map(|child| child.node().open_lane(io)).collect();
         Ok(Box::new(StripeLane::new(self.layout, lanes?, self.access, self.discards)))
     }
 }

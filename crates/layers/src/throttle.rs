@@ -26,7 +26,9 @@ mod tests;
 
 use std::sync::Arc;
 
-use block::{Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Node, Rights};
+use block::{
+    Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node, Rights,
+};
 
 pub use group::ThrottleGroup;
 pub use limits::{
@@ -84,8 +86,8 @@ impl Node for ThrottleNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
-        let below = self.child.node().open_lane()?;
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        let below = self.child.node().open_lane(io)?;
         Ok(Box::new(ThrottleLane::new(&self.group, &self.member, below)))
     }
 }

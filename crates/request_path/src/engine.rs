@@ -9,6 +9,7 @@
 //! Limits: [`REQUESTS_MAX`] requests in flight, [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides, and pieces as
 //! [`PIECES_OPEN_MAX`] says; sources ask [`Engine::room`] first.
 
+mod errands;
 mod failures;
 mod staging;
 mod syncs;
@@ -20,8 +21,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Buffers, Clock, Due, LaneError, Mapping, Node, Operation, Order, Outcome, PieceList,
-    Target,
+    After, Answer, Buffers, Clock, Due, Errand, LaneError, Mapping, Node, Operation, Order,
+    Outcome, PieceList, Target,
 };
 use kernel_io::{
     Alarm, BounceBuffer, BouncePool, Event, FileTable, InlineShare, IoFailure, Kernel, KernelError,
@@ -30,7 +31,7 @@ use kernel_io::{
 use virtio::Head;
 
 use crate::holds::{Wanted, hold_changes};
-use crate::job::{Addressee, Job, JobIndex, Jobs, Phase, PieceIndex};
+use crate::job::{Addressee, Job, JobIndex, Jobs, Owner, Phase, PieceIndex};
 use crate::lanes::{LaneIndex, Lanes};
 use crate::report::Report;
 use crate::seats::{Seat, Seats};
@@ -79,6 +80,7 @@ pub(crate) enum Started {
 pub struct Engine {
     kernel: Kernel,
     bell: Arc<Notifier>,
+    clock: Arc<dyn Clock>,
     ringer: Ringer,
     lanes: Lanes,
     seats: Seats,
@@ -94,6 +96,10 @@ pub struct Engine {
     /// What is new, or was held and may go on, and the answers.
     mappings: Vec<Mapping>,
     pieces: PieceList,
+    /// Lanes that have errands or may have to be called; some are named twice.
+    attended: Vec<LaneIndex>,
+    /// An empty list, kept for its room.
+    errands: Vec<Errand>,
     /// Requests that lanes hold.
     held: usize,
     /// Pieces of the requests that are not over.
@@ -115,9 +121,10 @@ impl Engine {
         kernel.poll(bell.as_fd(), Addressee::Bell.to_tag());
         Ok(Self {
             kernel,
+            lanes: Lanes::new(Arc::clone(&bell)),
             bell,
+            clock: Arc::clone(&clock),
             ringer: Ringer::of_host(),
-            lanes: Lanes::default(),
             seats: Seats::default(),
             jobs: Jobs::default(),
             bounce: BouncePool::default(),
@@ -127,6 +134,8 @@ impl Engine {
             syncs: Syncs::default(),
             mappings: Vec::new(),
             pieces: PieceList::default(),
+            attended: Vec::new(),
+            errands: Vec::new(),
             held: 0,
             pieces_open: 0,
             report: Report::new(clock),
@@ -248,6 +257,7 @@ impl Engine {
         let (held, bytes) = self.start_answered();
         self.held += held;
         self.lanes.held(lane, held, bytes);
+        self.note_lane(lane);
         self.work_off_finished()
     }
 
@@ -262,16 +272,22 @@ impl Engine {
         let mut from = 0;
         while let Some(lane) = self.lanes.next_due(from, now) {
             from = lane.next();
-            self.lanes.resume(lane, now, &mut self.mappings, &mut self.pieces);
-            self.held -= self.mappings.len();
-            self.release_rest(lane);
-            let Self { mappings, jobs, lanes, .. } = self;
-            let late = mappings.iter().map(|mapping| JobIndex::of(mapping.token));
-            lanes.let_go(lane, late.map(|index| jobs.get(index).memory.count()).sum());
-            let (held, _) = self.start_answered();
-            assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
+            self.resume_lane(lane, now);
             self.work_off_finished();
         }
+    }
+
+    /// Starts what a lane has held and lets go on.
+    fn resume_lane(&mut self, lane: LaneIndex, now: Instant) {
+        self.lanes.resume(lane, now, &mut self.mappings, &mut self.pieces);
+        self.held -= self.mappings.len();
+        self.release_rest(lane);
+        let Self { mappings, jobs, lanes, .. } = self;
+        let late = mappings.iter().map(|mapping| JobIndex::of(mapping.token));
+        lanes.let_go(lane, late.map(|index| jobs.get(index).memory.count()).sum());
+        let (held, _) = self.start_answered();
+        assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
+        self.note_lane(lane);
     }
 
     /// Makes due at once what a lane holds: somebody waits for its end.
@@ -308,8 +324,10 @@ impl Engine {
             let index = JobIndex::of(mapping.token);
             if mapping.order == Order::AsBegun && mapping.answer != Answer::Held {
                 let job = self.jobs.get(index);
-                job.order = mapping.order;
-                self.lanes.ordered(job.lane).push_back(index);
+                // With a second answer it keeps its place.
+                if std::mem::replace(&mut job.order, mapping.order) != mapping.order {
+                    self.lanes.ordered(job.lane).push_back(index);
+                }
             }
             match mapping.answer {
                 Answer::Refused(kind) => self.finish(index, Outcome::Failed(kind)),
@@ -321,6 +339,7 @@ impl Engine {
                     let job = self.jobs.get(index);
                     let pieces = self.pieces.get(range);
                     job.operation = mapping.operation;
+                    job.after = mapping.after;
                     job.pieces.extend_from_slice(pieces);
                     job.phase = Phase::Start;
                     self.pieces_open += pieces.len();
@@ -337,11 +356,15 @@ impl Engine {
     /// What was done at once is answered in the same turn.
     fn work_off_finished(&mut self) -> Started {
         let mut started = Started::Elsewhere;
-        while let Some((tag, result, bounce)) = self.kernel.next_finished() {
-            self.operation_over(tag, result, bounce);
-            started = Started::Inline;
+        loop {
+            while let Some((tag, result, bounce)) = self.kernel.next_finished() {
+                self.operation_over(tag, result, bounce);
+                started = Started::Inline;
+            }
+            if !self.attend_lanes() {
+                return started;
+            }
         }
-        started
     }
 
     /// Takes the finished requests of a seat, into an empty list.
@@ -389,6 +412,14 @@ impl Engine {
 
     /// Works off all kernel events; what concerns the event loop goes to `signals`.
     pub fn dispatch(&mut self, signals: &mut Vec<Signal>) {
+        self.take_events(signals);
+        while self.attend_lanes() {
+            self.take_events(signals);
+        }
+        signals.extend(self.seats.drain_called().map(Signal::Finished));
+    }
+
+    fn take_events(&mut self, signals: &mut Vec<Signal>) {
         while let Some(event) = self.kernel.next_event() {
             match event {
                 Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
@@ -398,6 +429,7 @@ impl Engine {
                         self.bell.clear();
                         self.retry_ranges();
                         self.retry_syncs();
+                        self.note_called_lanes();
                         signals.push(Signal::Bell);
                     }
                     Addressee::Alarm => self.alarm_rang(),
@@ -416,7 +448,6 @@ impl Engine {
                 },
             }
         }
-        signals.extend(self.seats.drain_called().map(Signal::Finished));
     }
 
     fn operation_over(
@@ -523,7 +554,10 @@ impl Engine {
             }
         }
         let outcome = job.failure.map_or(Outcome::Done, Outcome::Failed);
-        self.finish(index, outcome);
+        match job.after {
+            After::Over => self.finish(index, outcome),
+            After::Tell => self.tell_lane(index, outcome),
+        }
     }
 
     /// A request is over, and is answered unless others have to be before it.
@@ -549,8 +583,15 @@ impl Engine {
         let job = self.jobs.get(index);
         let lane = job.lane;
         self.pieces_open -= job.pieces.len();
-        let ticket = self.jobs.remove(index);
-        self.seats.complete(ticket, outcome);
+        match self.jobs.remove(index) {
+            Owner::Ring(ticket) => self.seats.complete(ticket, outcome),
+            Owner::Lane(errand) => {
+                // Whoever waits for it may be called by this thread, without the bell.
+                self.lanes.call(lane);
+                self.attended.push(lane);
+                errand.finish(outcome);
+            }
+        }
         self.lanes.over(lane);
     }
 }

@@ -4,7 +4,7 @@
 //! flight. Jobs stay in their table when they are over and keep their lists, so that a warm
 //! iothread allocates nothing for a request. Limits: the caller asks for room first.
 
-use block::{Buffers, FailKind, FileId, Operation, Order, Outcome, Piece, Token};
+use block::{After, Buffers, Errand, FailKind, FileId, Operation, Order, Outcome, Piece, Token};
 use kernel_io::{RangeGuard, Tag};
 
 use crate::seats::Ticket;
@@ -45,16 +45,27 @@ pub(crate) enum Phase {
     Sync,
 }
 
-/// A request that is being carried out.
+/// Who is told how a job ended.
+#[derive(Debug)]
+pub(crate) enum Owner {
+    /// The ring that brought the request.
+    Ring(Ticket),
+    /// The lane whose errand it is.
+    Lane(Errand),
+}
+
+/// A request that is being carried out, or an errand of a lane.
 #[derive(Debug)]
 pub(crate) struct Job {
-    pub(crate) ticket: Option<Ticket>,
+    pub(crate) owner: Option<Owner>,
     pub(crate) operation: Operation,
     pub(crate) memory: Buffers,
     /// The lane that is asked where its bytes live.
     pub(crate) lane: LaneIndex,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) order: Order,
+    /// What becomes of it when the answer was carried out.
+    pub(crate) after: After,
     /// How it ended, while it waits for those that have to end before.
     pub(crate) ended: Option<Outcome>,
     /// Kernel operations in flight, and syncs that it waits for.
@@ -83,20 +94,38 @@ impl Jobs {
         operation: Operation,
         memory: &mut Buffers,
     ) -> JobIndex {
+        let index = self.enter(Owner::Ring(ticket), lane, operation);
+        std::mem::swap(&mut self.get(index).memory, memory);
+        memory.clear();
+        index
+    }
+
+    /// Takes an errand on, which is mapped already.
+    pub(crate) fn add_errand(&mut self, mut errand: Errand, lane: LaneIndex) -> JobIndex {
+        let (operation, memory) = (errand.operation(), errand.memory());
+        let index = self.enter(Owner::Lane(errand), lane, operation);
+        let job = self.get(index);
+        job.memory = memory;
+        if let Some(Owner::Lane(errand)) = &job.owner {
+            job.pieces.extend_from_slice(errand.pieces());
+        }
+        index
+    }
+
+    fn enter(&mut self, owner: Owner, lane: LaneIndex, operation: Operation) -> JobIndex {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.jobs.len()).expect("jobs are numbered by u32");
             self.jobs.push(Job::empty(lane));
             JobIndex(index)
         });
         let job = self.get(index);
-        job.ticket = Some(ticket);
+        job.owner = Some(owner);
         job.lane = lane;
         job.operation = operation;
         job.order = Order::Any;
+        job.after = After::Over;
         job.failure = None;
         job.phase = Phase::Held;
-        std::mem::swap(&mut job.memory, memory);
-        memory.clear();
         index
     }
 
@@ -106,23 +135,20 @@ impl Jobs {
     }
 
     /// Ends a job.
-    pub(crate) fn remove(&mut self, index: JobIndex) -> Ticket {
+    pub(crate) fn remove(&mut self, index: JobIndex) -> Owner {
         let job = self.get(index);
         assert_eq!(job.outstanding, 0, "a request ends while the kernel works on it");
         job.memory.clear();
-        job.pieces.clear();
-        job.pieces.shrink_to(PIECES_KEPT);
-        job.staged.clear();
-        job.holds.clear();
-        let ticket = job.ticket.take().expect("a request ends once");
+        job.forget_answer();
+        let owner = job.owner.take().expect("a request ends once");
         self.free.push(index);
-        ticket
+        owner
     }
 
     /// The reads that are not over, and where their data go.
     pub(crate) fn open_reads(&self) -> impl Iterator<Item = (&Ticket, &Buffers)> {
-        self.jobs.iter().filter_map(|job| match (&job.ticket, job.operation) {
-            (Some(ticket), Operation::Read(_)) => Some((ticket, &job.memory)),
+        self.jobs.iter().filter_map(|job| match (&job.owner, job.operation) {
+            (Some(Owner::Ring(ticket)), Operation::Read(_)) => Some((ticket, &job.memory)),
             (Some(_) | None, _) => None,
         })
     }
@@ -130,7 +156,7 @@ impl Jobs {
     /// Marks those that the lane holds as released, and returns how many were not yet.
     pub(crate) fn release(&mut self, lane: LaneIndex) -> usize {
         let held =
-            |job: &&mut Job| job.ticket.is_some() && job.lane == lane && job.phase == Phase::Held;
+            |job: &&mut Job| job.owner.is_some() && job.lane == lane && job.phase == Phase::Held;
         self.jobs.iter_mut().filter(held).map(|job| job.phase = Phase::Released).count()
     }
 
@@ -141,14 +167,23 @@ impl Jobs {
 }
 
 impl Job {
+    /// Of an answer that was carried out nothing is left; of a large one not even the room.
+    pub(crate) fn forget_answer(&mut self) {
+        self.pieces.clear();
+        self.pieces.shrink_to(PIECES_KEPT);
+        self.staged.clear();
+        self.holds.clear();
+    }
+
     fn empty(lane: LaneIndex) -> Self {
         Self {
-            ticket: None,
+            owner: None,
             operation: Operation::Flush,
             memory: Buffers::default(),
             lane,
             pieces: Vec::new(),
             order: Order::Any,
+            after: After::Over,
             ended: None,
             outstanding: 0,
             failure: None,

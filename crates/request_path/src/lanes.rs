@@ -8,8 +8,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use block::{Answer, Due, FailKind, Lane, LaneError, Mapping, Node, PieceList};
+use block::{
+    Answer, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Outcome, PieceList,
+    Token, Told,
+};
+use kernel_io::Notifier;
 
+use crate::called::Called;
 use crate::job::JobIndex;
 
 /// Names an open lane of one [`crate::Engine`].
@@ -24,8 +29,10 @@ impl LaneIndex {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Lanes {
+    /// Rings when another thread calls a lane.
+    bell: Arc<Notifier>,
     places: Vec<Option<OpenLane>>,
     /// When the first of them has something to resume.
     due: Option<Due>,
@@ -34,10 +41,14 @@ pub(crate) struct Lanes {
 #[derive(Debug)]
 struct OpenLane {
     node: Arc<dyn Node>,
+    /// What its lanes use of this iothread.
+    io: LaneIo,
+    /// Whether they have to be called.
+    called: Arc<Called>,
     state: State,
     /// The rings that use it.
     users: usize,
-    /// Its requests that are not over.
+    /// Its requests and errands that are not over.
     requests: usize,
     /// Those of them that it holds.
     held: usize,
@@ -64,17 +75,19 @@ enum State {
 }
 
 impl Lanes {
+    /// None yet, of the iothread that this bell wakes.
+    pub(crate) fn new(bell: Arc<Notifier>) -> Self {
+        Self { bell, places: Vec::new(), due: None }
+    }
+
     /// The lane on the node, opened if it is not yet.
     pub(crate) fn open(&mut self, node: &Arc<dyn Node>) -> Result<LaneIndex, LaneError> {
         if let Some(index) = self.find(node) {
             self.get(index).users += 1;
             return Ok(index);
         }
-        let open = OpenLane {
-            node: Arc::clone(node),
-            state: State::Open(node.open_lane()?),
-            ..OpenLane::drained(node)
-        };
+        let mut open = OpenLane::drained(node, &self.bell);
+        open.state = State::Open(node.open_lane(&open.io)?);
         let index = self.enter(open);
         self.get(index).users = 1;
         Ok(index)
@@ -93,7 +106,9 @@ impl Lanes {
     /// Has nobody bring anything new to the lane on that node, until [`Lanes::admit`]; also if none is
     /// open yet. The same node is not drained twice at once.
     pub(crate) fn drain(&mut self, node: &Arc<dyn Node>) -> LaneIndex {
-        let Some(index) = self.find(node) else { return self.enter(OpenLane::drained(node)) };
+        let Some(index) = self.find(node) else {
+            return self.enter(OpenLane::drained(node, &self.bell));
+        };
         let open = self.get(index);
         let State::Open(lane) = std::mem::replace(&mut open.state, State::Drained) else {
             panic!("a node is drained twice at once")
@@ -116,8 +131,8 @@ impl Lanes {
 
     /// Opens a lane on a node that is drained. Nobody may use it yet.
     pub(crate) fn prepare(&mut self, node: &Arc<dyn Node>) -> Result<(), LaneError> {
-        let lane = node.open_lane()?;
-        self.drained(node).state = State::Ready(lane);
+        let open = self.drained(node);
+        open.state = State::Ready(node.open_lane(&open.io)?);
         Ok(())
     }
 
@@ -250,6 +265,46 @@ impl Lanes {
         }
     }
 
+    /// Tells the lane that an answer was carried out.
+    pub(crate) fn carried_out(&mut self, index: LaneIndex, token: Token, outcome: Outcome) -> Told {
+        self.get(index).lane().carried_out(token, outcome)
+    }
+
+    /// Takes the errands that the lane has submitted since.
+    pub(crate) fn take_errands(&mut self, index: LaneIndex, into: &mut Vec<Errand>) {
+        let open = self.get(index);
+        let begun = into.len();
+        open.io.take_submitted(into);
+        open.requests += into.len() - begun;
+    }
+
+    /// Whether the lane has submitted errands or has to be called.
+    pub(crate) fn needs_attention(&self, index: LaneIndex) -> bool {
+        let open = self.places[index.0].as_ref();
+        open.is_some_and(|open| {
+            open.has_lane() && (open.io.has_submitted() || open.called.is_set())
+        })
+    }
+
+    /// Has the lane called soon by this thread.
+    pub(crate) fn call(&self, index: LaneIndex) {
+        if let Some(open) = &self.places[index.0] {
+            open.called.set();
+        }
+    }
+
+    /// Whether the lane had to be called; it is, now.
+    pub(crate) fn take_call(&self, index: LaneIndex) -> bool {
+        self.places[index.0].as_ref().is_some_and(|open| open.called.take())
+    }
+
+    /// All that are open.
+    pub(crate) fn all(&self) -> impl Iterator<Item = LaneIndex> {
+        let is_open =
+            |place: &usize| self.places[*place].as_ref().is_some_and(|open| open.has_lane());
+        (0..self.places.len()).filter(is_open).map(LaneIndex)
+    }
+
     /// When the first lane has something to resume.
     pub(crate) fn due(&self) -> Option<Due> {
         self.due
@@ -303,9 +358,12 @@ impl Lanes {
 
 impl OpenLane {
     /// The entry of a node on which no lane is open.
-    fn drained(node: &Arc<dyn Node>) -> Self {
+    fn drained(node: &Arc<dyn Node>, bell: &Arc<Notifier>) -> Self {
+        let called = Arc::new(Called::new(Arc::clone(bell)));
         Self {
             node: Arc::clone(node),
+            io: LaneIo::new(Arc::clone(&called).into()),
+            called,
             state: State::Drained,
             users: 0,
             requests: 0,
@@ -315,6 +373,10 @@ impl OpenLane {
             due: None,
             ordered: VecDeque::new(),
         }
+    }
+
+    fn has_lane(&self) -> bool {
+        matches!(self.state, State::Open(_) | State::Draining(_))
     }
 
     fn lane(&mut self) -> &mut dyn Lane {

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod called;
 mod capacity;
 mod engine;
 mod holds;

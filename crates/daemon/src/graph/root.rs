@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use block::{Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Node, Rights};
+use block::{
+    Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node, Rights,
+};
 
 /// The top of the graph below one export.
 #[derive(Debug)]
@@ -45,7 +47,7 @@ impl Node for RootNode {
         self.place.node().claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
-        self.place.node().open_lane()
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        self.place.node().open_lane(io)
     }
 }

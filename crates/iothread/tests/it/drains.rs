@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use block::{
-    Access, Child, Claim, ClaimError, DiskSize, Due, Lane, LaneError, Limits, Mapping, Node, Order,
-    PieceList, Rights,
+    Access, Child, Claim, ClaimError, DiskSize, Due, Lane, LaneError, LaneIo, Limits, Mapping,
+    Node, Order, Outcome, PieceList, Rights, Token, Told,
 };
 use iothread::{Drained, Iothread};
 use kernel_io::FileTable;
@@ -80,12 +80,12 @@ impl Node for Top {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         if self.refuses.load(Ordering::SeqCst) {
             let source = std::io::Error::other("told so");
             return Err(LaneError { node: "top".to_owned(), source });
         }
-        let below = self.child.node().open_lane()?;
+        let below = self.child.node().open_lane(io)?;
         self.lanes.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(TopLane { below, lanes: Arc::clone(&self.lanes) }))
     }
@@ -106,6 +106,10 @@ impl Lane for TopLane {
 
     fn release(&mut self) {
         self.below.release();
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use block::{
-    Access, ByteCount, Claim, ClaimError, DiskSize, Lane, LaneError, Limits, Mapping, Node,
+    Access, ByteCount, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Mapping, Node,
     PieceList, Rights,
 };
 use disk::{NullNode, ReadContent};
@@ -65,8 +65,8 @@ impl Node for CountingNode {
         self.null.claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
-        let (null, begun) = (self.null.open_lane()?, Arc::clone(&self.begun));
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        let (null, begun) = (self.null.open_lane(io)?, Arc::clone(&self.begun));
         Ok(Box::new(CountingLane { null, begun }))
     }
 }

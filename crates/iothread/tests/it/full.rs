@@ -8,8 +8,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, Lane, LaneError, Limits,
-    Mapping, Node, Operation, PieceList, Rights, SystemClock, Token,
+    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, Lane, LaneError, LaneIo,
+    Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Token, Told,
 };
 use disk::{NullNode, ReadContent};
 use iothread::Placed;
@@ -64,9 +64,9 @@ impl Node for Dripping {
         self.below.claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(DrippingLane {
-            below: self.below.open_lane()?,
+            below: self.below.open_lane(io)?,
             drops: self.drops,
             released: false,
             always: SystemClock.now(),
@@ -100,6 +100,10 @@ impl Lane for DrippingLane {
 
     fn release(&mut self) {
         self.released = true;
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, Lane, LaneError, Limits,
-    Mapping, Node, Operation, Order, PieceList, Rights, SystemClock, Token,
+    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, Lane, LaneError, LaneIo,
+    Limits, Mapping, Node, Operation, Order, Outcome, PieceList, Rights, SystemClock, Token, Told,
 };
 use disk::{NullNode, ReadContent};
 use kernel_io::{Caching, FileTable};
@@ -65,9 +65,9 @@ impl Node for HoldingNode {
         self.below.claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let (time, order, told) = (self.time, self.order, self.told.clone());
-        let (below, held) = (self.below.open_lane()?, VecDeque::new());
+        let (below, held) = (self.below.open_lane(io)?, VecDeque::new());
         Ok(Box::new(HoldingLane { below, time, order, told, held }))
     }
 }
@@ -102,6 +102,10 @@ impl Lane for HoldingLane {
         let now = SystemClock.now();
         self.held.iter_mut().for_each(|held| held.0 = held.0.min(now));
         self.below.release();
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }
 

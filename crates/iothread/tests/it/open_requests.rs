@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FileId, Lane, LaneError,
-    Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+    LaneIo, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
 };
 use kernel_io::{Aio, FileTable, OpenFile};
 use virtio::RingBase;
@@ -58,7 +58,7 @@ impl Node for PipeNode {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(PipeLane(self.clone())))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use block::{ByteCount, ByteOffset, Durability, FailKind, SystemClock, Token, Unmap};
+use block::{ByteCount, ByteOffset, Durability, FailKind, LaneIo, SystemClock, Token, Unmap};
 
 use super::*;
 
@@ -81,7 +81,7 @@ impl Node for Below {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(BelowLane { calls: Arc::clone(&self.calls) }))
     }
 }
@@ -138,7 +138,7 @@ impl Rig {
         let below = Below::default();
         let calls = Arc::clone(&below.calls);
         let node = over(Arc::new(below), settings, &clock);
-        let lane = node.open_lane().unwrap();
+        let lane = node.open_lane(&LaneIo::idle()).unwrap();
         Self { clock, node, lane, calls, pieces: PieceList::default() }
     }
 
@@ -272,7 +272,7 @@ fn delays_on_top_of_each_other_add_up_and_are_released_together() {
     let clock = Hand::new();
     let lower = over(Arc::new(Below::default()), settings(2, 0, 0, Order::Any), &clock);
     let upper = over(lower, settings(1, 0, 0, Order::AsBegun), &clock);
-    let lane = upper.open_lane().unwrap();
+    let lane = upper.open_lane(&LaneIo::idle()).unwrap();
     let (calls, pieces) = (Arc::default(), PieceList::default());
     let mut rig = Rig { clock, node: upper, lane, calls, pieces };
     assert_eq!(rig.map(0, &[read()]), [true]);
@@ -315,7 +315,7 @@ fn new_settings_hold_from_the_next_batch_on_and_change_nothing_that_is_held() {
     assert_eq!(rig.map(1, &[read(), write()]), [true, false]);
     assert_eq!(rig.run(), [(1, 2), (0, 10)]);
     // Other lanes and later ones follow too.
-    let mut other = rig.node.open_lane().unwrap();
+    let mut other = rig.node.open_lane(&LaneIo::idle()).unwrap();
     let mut batch = [Mapping::new(Token(0), write())];
     other.map(&mut batch, &mut rig.pieces);
     assert_ne!(batch[0].answer, Answer::Held);
@@ -369,7 +369,7 @@ fn a_seed_repeats_the_delays_and_lanes_do_not_repeat_each_other() {
     let (mut one, mut other) = (Rig::new(random()), Rig::new(random()));
     let first = first_due(&mut one);
     assert_eq!(first, first_due(&mut other));
-    other.lane = other.node.open_lane().unwrap();
+    other.lane = other.node.open_lane(&LaneIo::idle()).unwrap();
     assert_ne!(first, first_due(&mut other));
 }
 
@@ -385,7 +385,7 @@ fn settings_change_while_two_threads_serve() {
     std::thread::scope(|scope| {
         let serve = || {
             let (mut lane, mut pieces, mut late) =
-                (node.open_lane().unwrap(), PieceList::default(), Vec::new());
+                (node.open_lane(&LaneIo::idle()).unwrap(), PieceList::default(), Vec::new());
             let (mut open, mut token, mut held) = (std::collections::BTreeSet::new(), 0, 0);
             loop {
                 let last_round = is_over.load(Ordering::Acquire);

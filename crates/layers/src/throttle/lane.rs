@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::{Answer, Clock, Due, FailKind, Lane, Mapping, PieceList};
+use block::{Answer, Clock, Due, FailKind, Lane, Mapping, Outcome, PieceList, Token, Told};
 
 use super::bucket::Nanos;
 use super::budget::{Budget, WAYS};
@@ -153,6 +153,10 @@ impl Lane for ThrottleLane {
             way.release(around);
         }
         self.below.release();
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }
 

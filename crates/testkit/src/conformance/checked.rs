@@ -16,9 +16,9 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use block::{
-    Access, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError, Limits,
-    Mapping, Node, Operation, Order, Piece, PieceList, PieceMark, PieceRange, Rights, Target,
-    Token,
+    Access, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError, LaneIo,
+    Limits, Mapping, Node, Operation, Order, Outcome, Piece, PieceList, PieceMark, PieceRange,
+    Rights, Target, Token, Told,
 };
 
 use super::stack::Sizes;
@@ -124,9 +124,9 @@ impl Node for CheckedNode {
         self.node.claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(CheckedLane {
-            below: self.node.open_lane()?,
+            below: self.node.open_lane(io)?,
             judge: self.judge.clone(),
             size: self.node.size(),
             held: HashMap::new(),
@@ -226,6 +226,10 @@ impl Lane for CheckedLane {
             }
         }
         self.look_at_due("release");
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use block::{
     Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
-    FailKind, Lane, LaneError, Limits, Mapping, Node, Operation, Order, Piece, PieceList,
-    PieceRange, Rights, Target,
+    FailKind, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Order, Outcome, Piece,
+    PieceList, PieceRange, Rights, Target, Token, Told,
 };
 
 use super::number;
@@ -228,9 +228,9 @@ impl Node for FaultyNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(FaultyLane {
-            below: self.child.node().open_lane()?,
+            below: self.child.node().open_lane(io)?,
             faults: Arc::clone(&self.faults),
             clock: Arc::clone(&self.clock),
             held: Vec::new(),
@@ -321,6 +321,10 @@ impl Lane for FaultyLane {
             *until = now.min(*until);
         }
         self.below.release();
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }
 

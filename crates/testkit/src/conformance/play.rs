@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use block::{
-    Answer, Clock, Due, FileId, Lane, Mapping, Node, Operation, Order, Piece, PieceList, Target,
-    Token,
+    Answer, Clock, Due, FileId, Lane, LaneIo, Mapping, Node, Operation, Order, Piece, PieceList,
+    Target, Token,
 };
 
 use super::checked::Complaints;
@@ -361,7 +361,7 @@ impl Player {
 
 impl Side {
     fn open(node: &dyn Node) -> Result<Self> {
-        let lane = node.open_lane()?;
+        let lane = node.open_lane(&LaneIo::idle())?;
         let jobs = std::iter::repeat_with(|| None).take(DEPTH).collect();
         Ok(Self { lane, jobs, ordered: VecDeque::new(), held: 0 })
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, ensure};
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, FileId, Lane,
-    LaneError, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+    LaneError, LaneIo, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
 };
 
 use super::stack::{Chosen, Home, Parts, Shape, Subject};
@@ -250,7 +250,7 @@ impl Node for MemoryNode {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(MemoryLane { file: self.file }))
     }
 }

@@ -11,8 +11,8 @@ use crate::rng::Rng;
 use anyhow::Result;
 use block::{
     Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
-    Durability, FailKind, Lane, LaneError, Limits, Mapping, Node, Operation, Piece, PieceList,
-    Rights, Target,
+    Durability, FailKind, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome,
+    Piece, PieceList, Rights, Target, Token, Told,
 };
 use std::sync::Arc;
 
@@ -165,10 +165,10 @@ impl Node for WindowNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let node = self.child.node();
         Ok(Box::new(WindowLane {
-            below: node.open_lane()?,
+            below: node.open_lane(io)?,
             size_below: node.size(),
             chosen: self.chosen,
             clock: Arc::clone(&self.clock),
@@ -346,6 +346,10 @@ impl Lane for WindowLane {
             self.held.iter_mut().for_each(|(until, _)| *until = now);
         }
         self.below.release();
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.below.carried_out(token, outcome)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use block::{Access, ByteCount, DiskSize, Lane, Limits, Node, SentenceRate, SystemClock};
+use block::{Access, ByteCount, DiskSize, Lane, LaneIo, Limits, Node, SentenceRate, SystemClock};
 use disk::{DiscardPolicy, FileNode, NullNode, ReadContent};
 use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions};
 use tempfile::TempDir;
@@ -296,7 +296,7 @@ impl Node for Laneless {
         self.0.claim(rights)
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Err(LaneError { node: "laneless".to_owned(), source: io::Error::other("told so") })
     }
 }

@@ -34,8 +34,8 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use block::{
-        Answer, ByteCount, ByteOffset, Durability, Mapping, Operation, PieceList, SystemClock,
-        Token,
+        Answer, ByteCount, ByteOffset, Durability, LaneIo, Mapping, Operation, PieceList,
+        SystemClock, Token,
     };
     use layers::{Distribution, Latency};
 
@@ -62,7 +62,7 @@ mod tests {
         let mut pieces = PieceList::default();
         let mut batch = [Operation::Read(extent), Operation::Discard(extent, Durability::Cached)]
             .map(|operation| Mapping::new(Token(0), operation));
-        node.open_lane().unwrap().map(&mut batch, &mut pieces);
+        node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut pieces);
         (batch.map(|mapping| mapping.answer), pieces)
     }
 

@@ -39,8 +39,8 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use block::{
-        Answer, ByteCount, ByteOffset, Durability, Mapping, Operation, PieceList, SystemClock,
-        Token,
+        Answer, ByteCount, ByteOffset, Durability, LaneIo, Mapping, Operation, PieceList,
+        SystemClock, Token,
     };
 
     use super::*;
@@ -72,7 +72,7 @@ mod tests {
         let mut tokens = (0..).map(Token);
         let mut batch =
             batch.each_mut().map(|operation| Mapping::new(tokens.next().unwrap(), *operation));
-        node.open_lane().unwrap().map(&mut batch, &mut PieceList::default());
+        node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut PieceList::default());
         batch.map(|mapping| mapping.answer == Answer::Held)
     }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Durability,
-    Extent, Lane, LaneError, Limits, Mapping, Node, Operation, PieceList, Rights, SystemClock,
-    Token,
+    Extent, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, PieceList, Rights,
+    SystemClock, Token,
 };
 
 use super::super::{LimitKind, ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings};
@@ -89,7 +89,7 @@ impl Node for EmptyNode {
     fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
         Ok(Claim::nothing())
     }
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(EmptyLane))
     }
 }
@@ -234,7 +234,7 @@ impl Simulation {
 
     /// Starts a load now.
     pub(super) fn start(&mut self, load: Load) {
-        let lane = self.disks[load.disk].open_lane().unwrap();
+        let lane = self.disks[load.disk].open_lane(&LaneIo::idle()).unwrap();
         let (waiting, passed) = (HashSet::new(), Passed::default());
         self.threads.push(Thread { load, lane, waiting, count: 0, wake: None, passed });
         let number = self.threads.len() - 1;
@@ -287,7 +287,7 @@ impl Simulation {
         let thread = &mut self.threads[number];
         thread.waiting.clear();
         // A lane of a node that nobody looks at.
-        thread.lane = EmptyNode.open_lane().unwrap();
+        thread.lane = EmptyNode.open_lane(&LaneIo::idle()).unwrap();
     }
 
     fn submit(&mut self, number: usize, count: u32) {

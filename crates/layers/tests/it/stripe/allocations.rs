@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, Durability,
-    FileId, Lane, LaneError, Limits, Mapping, Node, Operation, Piece, PieceList, Rights, Target,
-    Token,
+    FileId, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Piece, PieceList, Rights,
+    Target, Token,
 };
 use layers::{Chunk, StripeDiscards, StripeNode};
 
@@ -60,7 +60,7 @@ impl Node for Plain {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(PlainLane { holds: self.holds, held: Vec::new() }))
     }
 }
@@ -117,7 +117,7 @@ fn check(members: usize, chunks: u64, holding: usize) {
     let chunk = Chunk::new(ByteCount(CHUNK)).unwrap();
     let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
     let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
-    let mut lane = node.open_lane().unwrap();
+    let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
     let (mut pieces, mut late) = (PieceList::default(), Vec::new());
     let mut counts = [0; 3];
     for count in &mut counts {

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Due, Durability, FailKind, FileId, Lane, Mapping, Node, Operation,
-    Order, PIECES_MAX, Piece, PieceList, Target, Token, Unmap,
+    Access, Answer, ByteCount, Due, Durability, FailKind, FileId, Lane, LaneIo, Mapping, Node,
+    Operation, Order, PIECES_MAX, Piece, PieceList, Target, Token, Unmap,
 };
 use layers::{Chunk, StripeDiscards, StripeNode};
 
@@ -35,7 +35,7 @@ impl Pair {
         let children = fakes.into_iter().map(Fake::into_child).collect();
         let chunk = Chunk::new(ByteCount(CHUNK)).unwrap();
         let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
-        let lane = node.open_lane().unwrap();
+        let lane = node.open_lane(&LaneIo::idle()).unwrap();
         Self { notes, lane, pieces: PieceList::default(), late: Vec::new() }
     }
 

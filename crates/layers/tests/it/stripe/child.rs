@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, Extent,
-    FailKind, FileId, Held, Lane, LaneError, Limits, Mapping, Node, Operation, Order, Outlook,
-    Piece, PieceList, PieceRange, Rights, Target,
+    FailKind, FileId, Held, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Order,
+    Outlook, Piece, PieceList, PieceRange, Rights, Target,
 };
 
 /// What a child does with what it is asked for.
@@ -131,7 +131,7 @@ impl Node for Fake {
         Ok(Claim::of(Claimed(Arc::clone(&self.notes))))
     }
 
-    fn open_lane(&self) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let notes = Arc::clone(&self.notes);
         Ok(Box::new(FakeLane { file: self.file, notes, held: Vec::new(), start: Instant::start() }))
     }

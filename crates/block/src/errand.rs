@@ -1,0 +1,169 @@
+//! I/O that a lane needs for itself: tables to load, what to copy before a write, metadata to write.
+//!
+//! Where it stands in the life of a request: a format that cannot answer at once holds the request and
+//! runs its slow path, which submits [`Errand`]s through the [`LaneIo`] it was opened with and waits for
+//! their [`ErrandDone`]. The iothread takes them after each call of the lane, carries them out like
+//! requests, and calls [`crate::Lane::resume`] when something is over.
+//!
+//! Invariants: an errand owns its memory while it is under way; dropped unfinished, it never frees it,
+//! because the kernel may be at it. Whoever stops waiting leaves it under way.
+//! Threads: belongs to the iothread that opened the lane. Its waker may be used by any.
+
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::mem::ManuallyDrop;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use crate::{Buffers, FailKind, HostMemory, Operation, Outcome, Piece};
+
+/// What a lane may use of its iothread: I/O of its own, and being called again.
+#[derive(Debug, Clone)]
+pub struct LaneIo {
+    submitted: Rc<RefCell<Vec<Errand>>>,
+    waker: Waker,
+}
+
+impl LaneIo {
+    /// Of an iothread that calls [`crate::Lane::resume`] after the waker was used.
+    pub fn new(waker: Waker) -> Self {
+        Self { submitted: Rc::default(), waker }
+    }
+
+    /// For lanes that neither have errands nor wait for other threads.
+    pub fn idle() -> Self {
+        Self::new(Waker::noop().clone())
+    }
+
+    /// Has the iothread carry out an operation on these pieces, which some lane has answered with, and
+    /// on this memory, if it is a read or a write. It begins when the lane returns.
+    pub fn submit(&self, operation: Operation, pieces: &[Piece], memory: HostMemory) -> ErrandDone {
+        let end = Rc::new(RefCell::new(End { over: None, waker: None }));
+        let done = ErrandDone { end: Rc::clone(&end) };
+        let (pieces, memory) = (pieces.to_vec(), ManuallyDrop::new(memory));
+        self.submitted.borrow_mut().push(Errand { operation, pieces, memory, end });
+        done
+    }
+
+    /// Has the iothread call [`crate::Lane::resume`] soon. Clones of it may be used by any thread.
+    pub fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// For the iothread: whether there is anything to take.
+    pub fn has_submitted(&self) -> bool {
+        !self.submitted.borrow().is_empty()
+    }
+
+    /// For the iothread: takes what was submitted, in order.
+    pub fn take_submitted(&self, into: &mut Vec<Errand>) {
+        into.append(&mut self.submitted.borrow_mut());
+    }
+}
+
+/// An operation on a lane's own account.
+#[derive(Debug)]
+#[must_use = "somebody waits for its end"]
+pub struct Errand {
+    operation: Operation,
+    pieces: Vec<Piece>,
+    memory: ManuallyDrop<HostMemory>,
+    end: Rc<RefCell<End>>,
+}
+
+#[derive(Debug)]
+struct End {
+    over: Option<(Outcome, HostMemory)>,
+    waker: Option<Waker>,
+}
+
+impl Errand {
+    /// What is to be done.
+    pub fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// Where.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// With which memory; stays as it is until [`Errand::finish`].
+    pub fn memory(&mut self) -> Buffers {
+        self.memory.name()
+    }
+
+    /// Tells whoever waits how it ended. Nothing uses the memory any more.
+    pub fn finish(self, outcome: Outcome) {
+        let Self { memory, end, .. } = self;
+        let mut end = end.borrow_mut();
+        end.over = Some((outcome, ManuallyDrop::into_inner(memory)));
+        if let Some(waker) = end.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// The end of an errand. Dropped, the errand goes on.
+#[derive(Debug)]
+#[must_use = "an errand may fail"]
+pub struct ErrandDone {
+    end: Rc<RefCell<End>>,
+}
+
+impl Future for ErrandDone {
+    type Output = Result<HostMemory, FailKind>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut end = self.end.borrow_mut();
+        match end.over.take() {
+            Some((Outcome::Done, memory)) => Poll::Ready(Ok(memory)),
+            Some((Outcome::Failed(kind), _)) => Poll::Ready(Err(kind)),
+            None => {
+                end.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Carries errands out on the calling thread, one after the other. Blocks: for threads that own no ring.
+pub trait ErrandRunner: Debug + Send + Sync {
+    /// Carries it out and finishes it.
+    fn run(&self, errand: Errand);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteCount, ByteOffset, DiskSize};
+
+    #[test]
+    fn an_errand_takes_its_memory_along_and_brings_it_back() {
+        let io = LaneIo::idle();
+        let extent = DiskSize(ByteCount(4096)).check(ByteOffset(0), ByteCount(4)).unwrap();
+        let mut done = io.submit(Operation::Read(extent), &[], HostMemory::zeroed(4));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut done).poll(&mut context).is_pending());
+        let mut errands = Vec::new();
+        assert!(io.has_submitted());
+        io.take_submitted(&mut errands);
+        let mut errand = errands.pop().unwrap();
+        errand.memory().copy_from(0, b"here");
+        errand.finish(Outcome::Done);
+        let Poll::Ready(Ok(memory)) = Pin::new(&mut done).poll(&mut context) else {
+            panic!("it is over")
+        };
+        assert_eq!(&*memory, b"here");
+    }
+
+    #[test]
+    fn an_errand_ends_also_when_nobody_waits() {
+        let io = LaneIo::idle();
+        drop(io.submit(Operation::Flush, &[], HostMemory::zeroed(0)));
+        let mut errands = Vec::new();
+        io.take_submitted(&mut errands);
+        errands.pop().unwrap().finish(Outcome::Failed(FailKind::Io));
+    }
+}
