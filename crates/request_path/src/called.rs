@@ -1,34 +1,59 @@
-//! Whether a lane has to be called: some task of it can go on.
+//! Which lanes have to be called: some task of theirs can go on.
 //!
-//! Threads: set by any, taken by the iothread of the lane. What was done before it was set is seen
-//! after it was taken.
+//! Threads: set by any, taken by the iothread of the lanes. What was done before a flag was set is seen
+//! after it was taken. The iothread looks before it sleeps, so it does not ring for itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
+use std::thread::ThreadId;
 
 use kernel_io::Notifier;
 
-/// One lane's flag; as a waker it also wakes the iothread.
+/// How the lanes of an iothread have it look at their flags.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    /// Whether any of the flags may be set.
+    any: AtomicBool,
+    bell: Arc<Notifier>,
+    iothread: ThreadId,
+}
+
+impl Calls {
+    /// Of the calling thread, which this bell wakes.
+    pub(crate) fn new(bell: Arc<Notifier>) -> Arc<Self> {
+        let iothread = std::thread::current().id();
+        Arc::new(Self { any: AtomicBool::new(false), bell, iothread })
+    }
+
+    /// For the iothread: whether to look at the flags. Cheap enough to be asked after each batch.
+    pub(crate) fn take(&self) -> bool {
+        // Whoever sets it later rings as well.
+        self.any.load(Ordering::Relaxed) && self.any.swap(false, Ordering::AcqRel)
+    }
+
+    fn call(&self) {
+        self.any.store(true, Ordering::Release);
+        if std::thread::current().id() != self.iothread {
+            self.bell.wake();
+        }
+    }
+}
+
+/// One lane's flag, and its waker.
 #[derive(Debug)]
 pub(crate) struct Called {
     is_set: AtomicBool,
-    bell: Arc<Notifier>,
+    calls: Arc<Calls>,
 }
 
 impl Called {
-    pub(crate) fn new(bell: Arc<Notifier>) -> Self {
-        Self { is_set: AtomicBool::new(false), bell }
+    pub(crate) fn new(calls: Arc<Calls>) -> Self {
+        Self { is_set: AtomicBool::new(false), calls }
     }
 
-    /// For the iothread itself, which does not go to sleep before it has taken it.
-    pub(crate) fn set(&self) {
-        self.is_set.store(true, Ordering::Release);
-    }
-
-    /// For the iothread; cheap enough to be asked after each batch.
+    /// For the iothread.
     pub(crate) fn is_set(&self) -> bool {
-        // Whoever sets it later rings as well.
         self.is_set.load(Ordering::Relaxed)
     }
 
@@ -46,7 +71,7 @@ impl Wake for Called {
     fn wake_by_ref(self: &Arc<Self>) {
         // Whoever found it set knows that the iothread will still take it.
         if !self.is_set.swap(true, Ordering::AcqRel) {
-            self.bell.wake();
+            self.calls.call();
         }
     }
 }

@@ -429,7 +429,6 @@ impl Engine {
                         self.bell.clear();
                         self.retry_ranges();
                         self.retry_syncs();
-                        self.note_called_lanes();
                         signals.push(Signal::Bell);
                     }
                     Addressee::Alarm => self.alarm_rang(),
@@ -585,12 +584,7 @@ impl Engine {
         self.pieces_open -= job.pieces.len();
         match self.jobs.remove(index) {
             Owner::Ring(ticket) => self.seats.complete(ticket, outcome),
-            Owner::Lane(errand) => {
-                // Whoever waits for it may be called by this thread, without the bell.
-                self.lanes.call(lane);
-                self.attended.push(lane);
-                errand.finish(outcome);
-            }
+            Owner::Lane(errand) => errand.finish(outcome),
         }
         self.lanes.over(lane);
     }

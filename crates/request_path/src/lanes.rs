@@ -14,7 +14,7 @@ use block::{
 };
 use kernel_io::Notifier;
 
-use crate::called::Called;
+use crate::called::{Called, Calls};
 use crate::job::JobIndex;
 
 /// Names an open lane of one [`crate::Engine`].
@@ -31,8 +31,8 @@ impl LaneIndex {
 
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    /// Rings when another thread calls a lane.
-    bell: Arc<Notifier>,
+    /// How others have them called.
+    calls: Arc<Calls>,
     places: Vec<Option<OpenLane>>,
     /// When the first of them has something to resume.
     due: Option<Due>,
@@ -75,9 +75,9 @@ enum State {
 }
 
 impl Lanes {
-    /// None yet, of the iothread that this bell wakes.
+    /// None yet, of the calling iothread, which this bell wakes.
     pub(crate) fn new(bell: Arc<Notifier>) -> Self {
-        Self { bell, places: Vec::new(), due: None }
+        Self { calls: Calls::new(bell), places: Vec::new(), due: None }
     }
 
     /// The lane on the node, opened if it is not yet.
@@ -86,7 +86,7 @@ impl Lanes {
             self.get(index).users += 1;
             return Ok(index);
         }
-        let mut open = OpenLane::drained(node, &self.bell);
+        let mut open = OpenLane::drained(node, &self.calls);
         open.state = State::Open(node.open_lane(&open.io)?);
         let index = self.enter(open);
         self.get(index).users = 1;
@@ -107,7 +107,7 @@ impl Lanes {
     /// open yet. The same node is not drained twice at once.
     pub(crate) fn drain(&mut self, node: &Arc<dyn Node>) -> LaneIndex {
         let Some(index) = self.find(node) else {
-            return self.enter(OpenLane::drained(node, &self.bell));
+            return self.enter(OpenLane::drained(node, &self.calls));
         };
         let open = self.get(index);
         let State::Open(lane) = std::mem::replace(&mut open.state, State::Drained) else {
@@ -286,11 +286,9 @@ impl Lanes {
         })
     }
 
-    /// Has the lane called soon by this thread.
-    pub(crate) fn call(&self, index: LaneIndex) {
-        if let Some(open) = &self.places[index.0] {
-            open.called.set();
-        }
+    /// Whether any lane may have to be called.
+    pub(crate) fn take_calls(&self) -> bool {
+        self.calls.take()
     }
 
     /// Whether the lane had to be called; it is, now.
@@ -358,8 +356,8 @@ impl Lanes {
 
 impl OpenLane {
     /// The entry of a node on which no lane is open.
-    fn drained(node: &Arc<dyn Node>, bell: &Arc<Notifier>) -> Self {
-        let called = Arc::new(Called::new(Arc::clone(bell)));
+    fn drained(node: &Arc<dyn Node>, calls: &Arc<Calls>) -> Self {
+        let called = Arc::new(Called::new(Arc::clone(calls)));
         Self {
             node: Arc::clone(node),
             io: LaneIo::new(Arc::clone(&called).into()),

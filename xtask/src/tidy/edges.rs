@@ -48,6 +48,7 @@ const TABLE: &[Row] = &[
             "iothread",
             "kernel_io",
             "layers",
+            "qcow2",
             "request_path",
             "vhost_user",
             "virtio",
@@ -58,6 +59,7 @@ const TABLE: &[Row] = &[
     row("request_path", &["block", "kernel_io", "virtio"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
     row("layers", &["block"], &["disk", "iothread", "kernel_io", "request_path", "virtio"]),
+    row("qcow2", &["block"], &["disk", "iothread", "kernel_io", "request_path", "virtio"]),
     row("vhost_user", &["block", "virtio"], &[]),
     row("virtio", &["block"], &[]),
     row("kernel_io", &["block"], &[]),
@@ -151,8 +153,8 @@ mod tests {
 
     #[test]
     fn a_crate_that_is_not_in_the_table_is_told() {
-        let problems = check(&[Member { name: "qcow2".to_owned(), dependencies: Vec::new() }]);
-        assert!(problems.iter().any(|it| it.to_string().starts_with("qcow2: crate has no row")));
+        let problems = check(&[Member { name: "vhdx".to_owned(), dependencies: Vec::new() }]);
+        assert!(problems.iter().any(|it| it.to_string().starts_with("vhdx: crate has no row")));
         assert_eq!(problems.len(), 1 + TABLE.len());
     }
 }

@@ -19,15 +19,13 @@ impl Engine {
         }
     }
 
-    /// Other threads may have called lanes.
-    pub(super) fn note_called_lanes(&mut self) {
-        let Self { lanes, attended, .. } = self;
-        attended.extend(lanes.all().filter(|lane| lanes.needs_attention(*lane)));
-    }
-
     /// Goes on with lanes that have something to do; whether there was any.
     pub(super) fn attend_lanes(&mut self) -> bool {
         let mut any = false;
+        if self.lanes.take_calls() {
+            let Self { lanes, attended, .. } = self;
+            attended.extend(lanes.all().filter(|lane| lanes.needs_attention(*lane)));
+        }
         while let Some(lane) = self.attended.pop() {
             if !self.lanes.needs_attention(lane) {
                 continue;

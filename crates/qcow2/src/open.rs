@@ -1,0 +1,98 @@
+//! Reading an image's header on a thread that owns no ring.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Clock, ErrandRunner, FailKind, LaneError, LaneIo, Node, SystemClock};
+
+use crate::header::{Header, HeaderError};
+use crate::storage::Storage;
+use crate::task::block_on;
+
+/// The longest pause before a child that holds a request is asked again.
+const PAUSE_MAX: Duration = Duration::from_millis(10);
+
+/// Why an image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Its header.
+    #[error("node {node}: {source}")]
+    Header {
+        /// The node that has the image's bytes.
+        node: String,
+        /// What is wrong with it.
+        source: HeaderError,
+    },
+    /// It cannot be read; the operator was told why.
+    #[error("node {node}: the image cannot be read ({kind:?})")]
+    Io {
+        /// The node that has the image's bytes.
+        node: String,
+        /// What a guest would be told.
+        kind: FailKind,
+    },
+    /// A child cannot be used.
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+}
+
+/// Reads the header of the image on a node, and proves that it is one that can be served. Blocks.
+pub fn read_header(
+    file: &Arc<dyn Node>,
+    runner: &Arc<dyn ErrandRunner>,
+) -> Result<Header, OpenError> {
+    let control = Control::new(runner);
+    let storage = control.open(file)?;
+    let bytes = file.size().0.0;
+    let node = || file.name().to_owned();
+    let read = |end: u64| {
+        let read = control.run(&[&storage], storage.read(0..end.min(bytes)));
+        read.map_err(|kind| OpenError::Io { node: node(), kind })
+    };
+    let wrong = |source| OpenError::Header { node: node(), source };
+    let start = read(512)?;
+    let cluster = read(Header::bytes_needed(&start).map_err(wrong)?)?;
+    Header::parse(&cluster).map_err(wrong)
+}
+
+/// How a thread that owns no ring uses lanes: it carries their errands out itself.
+#[derive(Debug)]
+pub(crate) struct Control {
+    io: LaneIo,
+    runner: Arc<dyn ErrandRunner>,
+}
+
+impl Control {
+    pub(crate) fn new(runner: &Arc<dyn ErrandRunner>) -> Self {
+        Self { io: LaneIo::idle(), runner: Arc::clone(runner) }
+    }
+
+    /// Opens a lane on a node, for this thread.
+    pub(crate) fn open(&self, node: &Arc<dyn Node>) -> Result<Storage, LaneError> {
+        let alignment = node.limits().request_alignment.get();
+        Ok(Storage::new(node.open_lane(&self.io)?, &self.io, alignment.into()))
+    }
+
+    /// Runs a future to its end. Those are the lanes that it uses.
+    pub(crate) fn run<T>(&self, storages: &[&Storage], future: impl Future<Output = T>) -> T {
+        let idle = Cell::new(false);
+        block_on(future, || {
+            let mut errands = Vec::new();
+            self.io.take_submitted(&mut errands);
+            let has_begun = !errands.is_empty();
+            for errand in errands {
+                self.runner.run(errand);
+            }
+            // Layers below may hold what they were asked.
+            let now = SystemClock.now();
+            storages.iter().for_each(|storage| storage.resume(now));
+            if !has_begun && idle.replace(true) {
+                std::thread::park_timeout(PAUSE_MAX);
+            }
+            if has_begun {
+                idle.set(false);
+            }
+        })
+    }
+}

@@ -1,0 +1,190 @@
+//! The slow path's executor: what a lane cannot answer at once is a task, a future of that lane.
+//!
+//! Where it stands in the life of a request: the lane polls what can go on whenever its iothread calls
+//! it; a task that waits for an errand or for another thread costs nothing.
+//!
+//! Threads: tasks belong to the lane's iothread. Their wakers may be used by any thread, and also after
+//! the task is over: then they wake nobody, or somebody for nothing.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// The tasks of one lane.
+pub(crate) struct Tasks {
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    ready: Arc<Ready>,
+    /// An empty list, kept for its room.
+    next: Vec<usize>,
+}
+
+struct Slot {
+    task: Option<Task>,
+    woken: Arc<Woken>,
+    waker: Waker,
+}
+
+/// Tasks that can go on.
+struct Ready {
+    tasks: Mutex<Vec<usize>>,
+    /// Has the iothread call the lane.
+    lane: Waker,
+}
+
+/// Whether a task is among those.
+struct Woken {
+    task: usize,
+    is_ready: AtomicBool,
+    ready: Arc<Ready>,
+}
+
+impl Tasks {
+    /// None yet; `lane` has the lane called.
+    pub(crate) fn new(lane: Waker) -> Self {
+        let ready = Ready { tasks: Mutex::default(), lane };
+        Self { slots: Vec::new(), free: Vec::new(), ready: Arc::new(ready), next: Vec::new() }
+    }
+
+    /// Begins a task, and goes on with it as far as it gets.
+    pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
+        let place = self.free.pop().unwrap_or_else(|| {
+            let (task, ready) = (self.slots.len(), Arc::clone(&self.ready));
+            let woken = Arc::new(Woken { task, is_ready: AtomicBool::new(false), ready });
+            let waker = Waker::from(Arc::clone(&woken));
+            self.slots.push(Slot { task: None, woken, waker });
+            task
+        });
+        self.slots[place].task = Some(Box::pin(task));
+        self.poll(place);
+    }
+
+    /// Goes on with all that can.
+    pub(crate) fn go_on(&mut self) {
+        loop {
+            let mut next = std::mem::take(&mut self.next);
+            std::mem::swap(&mut next, &mut self.ready.tasks.lock().expect("nobody panics here"));
+            if next.is_empty() {
+                self.next = next;
+                return;
+            }
+            for place in next.drain(..) {
+                self.slots[place].woken.is_ready.store(false, Ordering::Release);
+                self.poll(place);
+            }
+            self.next = next;
+        }
+    }
+
+    fn poll(&mut self, place: usize) {
+        let slot = &mut self.slots[place];
+        let Some(task) = &mut slot.task else { return };
+        if let Poll::Ready(()) = task.as_mut().poll(&mut Context::from_waker(&slot.waker)) {
+            slot.task = None;
+            self.free.push(place);
+        }
+    }
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Whoever finds it set comes before the poll that takes it.
+        if !self.is_ready.swap(true, Ordering::AcqRel) {
+            self.ready.tasks.lock().expect("nobody panics here").push(self.task);
+            self.ready.lane.wake_by_ref();
+        }
+    }
+}
+
+impl fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tasks({} of {})", self.slots.len() - self.free.len(), self.slots.len())
+    }
+}
+
+/// Something that one task at a time has, across all threads; others wait in no particular order.
+#[derive(Debug)]
+pub(crate) struct Turns<T> {
+    state: Mutex<State<T>>,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    /// None while somebody has it.
+    value: Option<T>,
+    waiting: Vec<Waker>,
+}
+
+impl<T> Turns<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { state: Mutex::new(State { value: Some(value), waiting: Vec::new() }) }
+    }
+
+    /// Waits for it.
+    pub(crate) async fn take(&self) -> Turn<'_, T> {
+        let value = std::future::poll_fn(|context| {
+            let mut state = self.state.lock().expect("nobody panics here");
+            match state.value.take() {
+                Some(value) => Poll::Ready(value),
+                None => {
+                    state.waiting.push(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        });
+        Turn { value: Some(value.await), turns: self }
+    }
+}
+
+/// It; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Turn<'a, T> {
+    value: Option<T>,
+    turns: &'a Turns<T>,
+}
+
+impl<T> std::ops::Deref for Turn<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.as_ref().expect("it is there until it is given back")
+    }
+}
+
+impl<T> std::ops::DerefMut for Turn<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.value.as_mut().expect("it is there until it is given back")
+    }
+}
+
+impl<T> Drop for Turn<'_, T> {
+    fn drop(&mut self) {
+        let waiting = {
+            let mut state = self.turns.state.lock().expect("nobody panics here");
+            state.value = self.value.take();
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Runs a future on a thread that owns no ring: `work` is called whenever it cannot go on, and carries
+/// out what it has begun.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>, mut work: impl FnMut()) -> T {
+    let mut future = std::pin::pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        work();
+    }
+}
