@@ -11,12 +11,24 @@
 //! Not here: I/O (`kernel_io`), and which files an image may name (`daemon`).
 
 #![forbid(unsafe_code)]
-#![allow(dead_code, reason = "the parts come one after the other")]
 
+mod claims;
+mod core;
+mod epoch;
 mod header;
+mod image;
+mod lane;
+mod node;
 mod open;
+mod refcount;
+mod serve;
+mod shape;
+mod slice;
+mod space;
 mod storage;
 mod task;
 
 pub use header::{Features, Header, HeaderError};
+pub use node::{Children, Qcow2Node, Settings};
 pub use open::{OpenError, read_header};
+pub use space::Discards;

@@ -32,6 +32,28 @@ pub enum OpenError {
         /// What a guest would be told.
         kind: FailKind,
     },
+    /// It has something that is not supported.
+    #[error("node {node}: the image has {feature}, which is not supported")]
+    Unsupported {
+        /// The node-name.
+        node: String,
+        /// What.
+        feature: &'static str,
+    },
+    /// It is known to be damaged, so it is not written.
+    #[error(
+        "node {node}: the image is marked corrupt; it can be opened read-only, or repaired with qemu-img check -r all"
+    )]
+    Corrupt {
+        /// The node-name.
+        node: String,
+    },
+    /// It is another image than when the node was made.
+    #[error("node {node}: the image was replaced or resized since it was opened")]
+    Changed {
+        /// The node-name.
+        node: String,
+    },
     /// A child cannot be used.
     #[error(transparent)]
     Lane(#[from] LaneError),

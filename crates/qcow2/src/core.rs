@@ -1,0 +1,239 @@
+//! What a lane and its tasks share: the image, the ways to the children, and what was said about
+//! requests.
+//!
+//! Where it stands in the life of a request: the lane opens an entry for each request it has to be told
+//! of, and tasks answer under it.
+//!
+//! Threads: belongs to one lane. Borrows of the state never last over an `await`.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use block::{After, Answer, FailKind, Mapping, Operation, Outcome, Piece, PieceList, Token, Told};
+
+use crate::epoch::{Epoch, LaneEpochs};
+use crate::image::Image;
+use crate::space::SyncMark;
+use crate::storage::{Storage, extent};
+
+/// What a lane and its tasks share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) image: Arc<Image>,
+    /// The image file.
+    pub(crate) file: Storage,
+    pub(crate) backing: Option<Backing>,
+    state: RefCell<State>,
+}
+
+/// The disk that shows through where the image has nothing.
+#[derive(Debug, Clone)]
+pub(crate) struct Backing {
+    pub(crate) storage: Storage,
+    /// Its size in bytes; behind it are zeroes.
+    pub(crate) size: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    epochs: LaneEpochs,
+    /// By token.
+    open: Vec<Open>,
+    /// What tasks have answered since the lane was called.
+    answers: Vec<Reply>,
+}
+
+/// What a request is doing that the lane will be told of, or that a task serves.
+#[derive(Debug)]
+enum Open {
+    Nothing,
+    /// It uses what the tables said in that epoch.
+    Mapped(Epoch),
+    /// It is a flush of what was out of the tables.
+    Flush(Epoch, SyncMark),
+    /// A task serves it.
+    Served {
+        epoch: Option<Epoch>,
+        told: Option<Outcome>,
+        waker: Option<Waker>,
+    },
+}
+
+/// A task's answer.
+#[derive(Debug)]
+struct Reply {
+    token: Token,
+    operation: Operation,
+    result: Result<Vec<Piece>, FailKind>,
+    after: After,
+}
+
+impl Core {
+    pub(crate) fn new(image: Arc<Image>, file: Storage, backing: Option<Backing>) -> Self {
+        let epochs = image.epochs().join();
+        let state = RefCell::new(State { epochs, open: Vec::new(), answers: Vec::new() });
+        Self { image, file, backing, state }
+    }
+
+    /// A request is about to look at the tables; `None` if clusters are never freed.
+    pub(crate) fn enter(&self) -> Option<Epoch> {
+        self.image.is_written().then(|| self.state.borrow_mut().epochs.enter())
+    }
+
+    /// It did, and does not need them.
+    pub(crate) fn leave(&self, epoch: Option<Epoch>) {
+        if let Some(epoch) = epoch {
+            self.state.borrow_mut().epochs.leave(epoch);
+        }
+    }
+
+    /// The request is carried out on what the tables said in that epoch.
+    pub(crate) fn note_mapped(&self, token: Token, epoch: Option<Epoch>) -> After {
+        self.note(token, epoch.map(Open::Mapped))
+    }
+
+    /// The request is a flush.
+    pub(crate) fn note_flush(&self, token: Token, epoch: Option<Epoch>) -> After {
+        let mark = self.image.space().ok().map(|space| space.mark());
+        self.note(token, epoch.zip(mark).map(|(epoch, mark)| Open::Flush(epoch, mark)))
+    }
+
+    /// A task serves the request.
+    pub(crate) fn note_served(&self, token: Token, epoch: Option<Epoch>) {
+        self.note(token, Some(Open::Served { epoch, told: None, waker: None }));
+    }
+
+    fn note(&self, token: Token, open: Option<Open>) -> After {
+        let Some(open) = open else { return After::Over };
+        let state = &mut *self.state.borrow_mut();
+        let place = token.0 as usize;
+        if place >= state.open.len() {
+            state.open.resize_with(place + 1, || Open::Nothing);
+        }
+        state.open[place] = open;
+        After::Tell
+    }
+
+    /// The lane is told of a request.
+    pub(crate) fn carried_out(&self, token: Token, outcome: Outcome) -> Told {
+        let state = &mut *self.state.borrow_mut();
+        let open = &mut state.open[token.0 as usize];
+        match open {
+            Open::Nothing => panic!("the lane did not ask to be told of {token:?}"),
+            Open::Served { told, waker, .. } => {
+                *told = Some(outcome);
+                if let Some(waker) = waker.take() {
+                    waker.wake();
+                }
+                return Told::Kept;
+            }
+            Open::Mapped(epoch) => state.epochs.leave(*epoch),
+            Open::Flush(epoch, mark) => {
+                state.epochs.leave(*epoch);
+                if let (Outcome::Done, Ok(space)) = (outcome, self.image.space()) {
+                    space.is_durable(*mark);
+                }
+            }
+        }
+        *open = Open::Nothing;
+        Told::Over(outcome)
+    }
+
+    /// A task has an answer: its request is carried out on these pieces, and then over.
+    pub(crate) fn answer(&self, token: Token, operation: Operation, pieces: Vec<Piece>) {
+        let epoch = self.end_serving(token);
+        let after = self.note_mapped(token, epoch);
+        self.reply(Reply { token, operation, result: Ok(pieces), after });
+    }
+
+    /// A task is done with its request.
+    pub(crate) fn end(&self, token: Token, operation: Operation, result: Result<(), FailKind>) {
+        let epoch = self.end_serving(token);
+        self.leave(epoch);
+        let result = result.map(|()| Vec::new());
+        self.reply(Reply { token, operation, result, after: After::Over });
+    }
+
+    /// A task has its request carried out on these pieces, and waits for that.
+    pub(crate) async fn carry_out(
+        &self,
+        token: Token,
+        operation: Operation,
+        pieces: Vec<Piece>,
+    ) -> Result<(), FailKind> {
+        self.reply(Reply { token, operation, result: Ok(pieces), after: After::Tell });
+        let outcome = std::future::poll_fn(|context| {
+            let state = &mut *self.state.borrow_mut();
+            let Open::Served { told, waker, .. } = &mut state.open[token.0 as usize] else {
+                panic!("a task serves {token:?}")
+            };
+            match told.take() {
+                Some(outcome) => Poll::Ready(outcome),
+                None => {
+                    *waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        });
+        match outcome.await {
+            Outcome::Done => Ok(()),
+            Outcome::Failed(kind) => Err(kind),
+        }
+    }
+
+    fn end_serving(&self, token: Token) -> Option<Epoch> {
+        let open = &mut self.state.borrow_mut().open[token.0 as usize];
+        match std::mem::replace(open, Open::Nothing) {
+            Open::Served { epoch, .. } => epoch,
+            other @ (Open::Nothing | Open::Mapped(_) | Open::Flush(..)) => {
+                panic!("a task serves {token:?}, which is {other:?}")
+            }
+        }
+    }
+
+    fn reply(&self, reply: Reply) {
+        self.state.borrow_mut().answers.push(reply);
+    }
+
+    /// Takes the answers that tasks have given.
+    pub(crate) fn take_answers(&self, pieces: &mut PieceList, mut each: impl FnMut(Mapping)) {
+        let answers = std::mem::take(&mut self.state.borrow_mut().answers);
+        for Reply { token, operation, result, after } in answers {
+            let answer = match result {
+                Err(kind) => Answer::Refused(kind),
+                Ok(answer) => {
+                    let mark = pieces.end();
+                    answer.into_iter().for_each(|piece| pieces.push(piece));
+                    Answer::Now(pieces.since(mark))
+                }
+            };
+            each(Mapping { answer, after, ..Mapping::new(token, operation) });
+        }
+    }
+
+    /// Where bytes of the file are, as pieces of an operation on the disk.
+    pub(crate) async fn place(
+        &self,
+        operation: Operation,
+        skip: u64,
+        host: Range<u64>,
+        into: &mut Vec<Piece>,
+    ) -> Result<(), FailKind> {
+        place(&self.file, operation, skip, host, into).await
+    }
+}
+
+/// Asks a child where bytes of it are; adds the pieces, which begin at `skip` in the operation.
+pub(crate) async fn place(
+    storage: &Storage,
+    operation: Operation,
+    skip: u64,
+    bytes: Range<u64>,
+    into: &mut Vec<Piece>,
+) -> Result<(), FailKind> {
+    let (_, pieces) = storage.resolve(operation.on(extent(bytes)?)).await?;
+    into.extend(pieces.iter().map(|piece| Piece { skip: skip + piece.skip, ..*piece }));
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Which mappings are in use: a cluster that was freed may be written by a request that was mapped
+//! before.
+//!
+//! Where it stands: a lane enters the current epoch before it looks at a table, and leaves it when the
+//! request is over. Whoever takes a cluster out of the tables ends the epoch, and uses the cluster
+//! again only when all lanes have left that epoch and those before it.
+//!
+//! Threads: each lane says for itself what its oldest epoch is; anybody asks for the oldest of all.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Nothing is in use.
+const IDLE: u64 = u64::MAX;
+
+/// An epoch of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Epoch(u64);
+
+/// The epochs of an image.
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    now: AtomicU64,
+    /// The oldest epoch of each lane.
+    lanes: Mutex<Vec<Weak<AtomicU64>>>,
+}
+
+impl Epochs {
+    /// A lane joins.
+    pub(crate) fn join(self: &Arc<Self>) -> LaneEpochs {
+        let oldest = Arc::new(AtomicU64::new(IDLE));
+        let mut lanes = self.lanes.lock().expect("nobody panics here");
+        lanes.retain(|lane| lane.strong_count() > 0);
+        lanes.push(Arc::downgrade(&oldest));
+        drop(lanes);
+        LaneEpochs { epochs: Arc::clone(self), oldest, open: VecDeque::new() }
+    }
+
+    /// Ends the current epoch and returns it. What was taken out of the tables before may be in use
+    /// until it has passed.
+    pub(crate) fn end(&self) -> Epoch {
+        Epoch(self.now.fetch_add(1, Ordering::SeqCst))
+    }
+
+    /// The oldest epoch that is in use, or that will be: those before it have passed.
+    pub(crate) fn oldest(&self) -> Epoch {
+        // Read first: a lane that enters later enters this one or a later one.
+        let now = self.now.load(Ordering::SeqCst);
+        let lanes = self.lanes.lock().expect("nobody panics here");
+        let oldest = lanes.iter().filter_map(Weak::upgrade);
+        // See `LaneEpochs::enter` for why a lane that is found idle is idle.
+        Epoch(oldest.map(|oldest| oldest.load(Ordering::SeqCst)).fold(now, u64::min))
+    }
+}
+
+/// The epochs that one lane is in.
+#[derive(Debug)]
+pub(crate) struct LaneEpochs {
+    epochs: Arc<Epochs>,
+    oldest: Arc<AtomicU64>,
+    /// How many requests are in each epoch, oldest first.
+    open: VecDeque<(u64, usize)>,
+}
+
+impl LaneEpochs {
+    /// Enters the current epoch; tables may be looked at from now on.
+    pub(crate) fn enter(&mut self) -> Epoch {
+        if self.open.is_empty() {
+            let now = self.epochs.now.load(Ordering::SeqCst);
+            // If whoever asks for the oldest does not see this, it asked before, so it took the cluster out
+            // of the tables before, and this lane finds it gone: both are in the order of SeqCst.
+            self.oldest.store(now, Ordering::SeqCst);
+            std::sync::atomic::fence(Ordering::SeqCst);
+            self.open.push_back((now, 1));
+            return Epoch(now);
+        }
+        // An older epoch is said already.
+        let now = self.epochs.now.load(Ordering::Acquire);
+        let last = self.open.back_mut().expect("just seen");
+        if last.0 == now {
+            last.1 += 1;
+        } else {
+            self.open.push_back((now, 1));
+        }
+        Epoch(now)
+    }
+
+    /// Leaves an epoch that was entered.
+    pub(crate) fn leave(&mut self, epoch: Epoch) {
+        let place = self.open.iter().position(|(open, _)| *open == epoch.0);
+        let place = place.expect("an epoch is left by who has entered it");
+        self.open[place].1 -= 1;
+        let mut changed = false;
+        while self.open.front().is_some_and(|(_, count)| *count == 0) {
+            self.open.pop_front();
+            changed = true;
+        }
+        if changed {
+            let oldest = self.open.front().map_or(IDLE, |(epoch, _)| *epoch);
+            self.oldest.store(oldest, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_passes_when_all_have_left_it() {
+        let epochs = Arc::new(Epochs::default());
+        let (mut one, mut other) = (epochs.join(), epochs.join());
+        let (first, second) = (one.enter(), other.enter());
+        let ended = epochs.end();
+        let late = one.enter();
+        assert!(epochs.oldest() <= ended, "two are in it");
+        one.leave(first);
+        assert!(epochs.oldest() <= ended, "one is in it");
+        other.leave(second);
+        assert!(epochs.oldest() > ended, "those that came later do not count");
+        one.leave(late);
+        assert!(epochs.oldest() > ended);
+        let next = epochs.end();
+        assert!(epochs.oldest() > next, "nobody is in it");
+    }
+}

@@ -1,0 +1,361 @@
+//! The metadata of an image, one instance for all lanes: tables, claims on what is being changed, space.
+//!
+//! Where it stands: tasks of any lane work on it, each through the storage of its own lane.
+//!
+//! Invariants, in this order: a cluster's refcount is durable; its bytes are handed to the kernel (and
+//! durable, if what was there before was not zeroes); the table entry is handed to the kernel; others
+//! see it. A table is linked into the L1 table likewise. The specification is
+//! `docs/interop/qcow2.rst`, "Cluster mapping".
+//! Threads: any. Locks are held for a few instructions; what takes longer is claimed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+
+use block::{FailKind, HostMemory};
+
+use crate::claims::{Claimed, Claims};
+use crate::epoch::Epochs;
+use crate::header::Header;
+use crate::refcount::{Clusters, NewTable, Refcounts};
+use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber};
+use crate::slice::{Found, Pinned, Slice, SliceCache, Turn, WriteNumber};
+use crate::space::{Discards, Space};
+use crate::storage::Storage;
+use crate::task::Turns;
+
+/// Where fields are in the header.
+const AUTOCLEAR_AT: usize = 88;
+const TABLE_AT: usize = 48;
+
+/// What is kept in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CacheSizes {
+    /// Slices of L2 tables.
+    pub(crate) slices: usize,
+    /// Refcount blocks.
+    pub(crate) blocks: usize,
+}
+
+/// The metadata of an image.
+#[derive(Debug)]
+pub(crate) struct Image {
+    node: String,
+    shape: Shape,
+    /// The size of the disk in bytes.
+    size: u64,
+    version: u32,
+    l1_offset: u64,
+    l1: Box<[AtomicU64]>,
+    /// One writer of the L1 table at a time.
+    l1_writes: Turns<()>,
+    header_writes: Turns<()>,
+    slices: SliceCache,
+    /// Clusters of the disk that are being changed.
+    clusters: Claims,
+    /// L2 tables that are being made.
+    tables: Claims,
+    epochs: Arc<Epochs>,
+    /// `None` if the image is not written.
+    space: Option<Space>,
+}
+
+impl Image {
+    /// Reads what is always in memory. With `writing`, also what is needed to change the image.
+    pub(crate) async fn load(
+        node: &str,
+        header: &Header,
+        storage: &Storage,
+        file_bytes: u64,
+        caches: CacheSizes,
+        writing: Option<Discards>,
+    ) -> Result<Self, FailKind> {
+        let end = header.l1_offset + u64::from(header.l1_entries) * 8;
+        let memory = storage.read(header.l1_offset..end).await?;
+        let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes"));
+        let l1: Box<[u64]> = memory.chunks_exact(8).map(word).collect();
+        let shape = Shape::new(header);
+        let is_bad = |word: &&u64| **word & OFFSET & (shape.cluster_bytes() - 1) != 0;
+        if let Some(word) = l1.iter().find(is_bad) {
+            tracing::error!("node {node}: the L1 entry {word:#018x} names no cluster");
+            return Err(FailKind::Io);
+        }
+        let epochs = Arc::new(Epochs::default());
+        let space = match writing {
+            None => None,
+            Some(discards) => {
+                let refcounts = Refcounts::load(header, storage, file_bytes, caches.blocks).await?;
+                let bits = header.cluster_bits;
+                Some(Space::new(bits, refcounts, Arc::clone(&epochs), discards))
+            }
+        };
+        Ok(Self {
+            node: node.to_owned(),
+            shape,
+            size: header.size,
+            version: header.version,
+            l1_offset: header.l1_offset,
+            l1: l1.into_iter().map(AtomicU64::new).collect(),
+            l1_writes: Turns::new(()),
+            header_writes: Turns::new(()),
+            slices: SliceCache::new(caches.slices),
+            clusters: Claims::default(),
+            tables: Claims::default(),
+            epochs,
+            space,
+        })
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The size of the disk in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether a cluster can be marked as zeroes.
+    pub(crate) fn has_zero_clusters(&self) -> bool {
+        self.version >= 3
+    }
+
+    pub(crate) fn slices(&self) -> &SliceCache {
+        &self.slices
+    }
+
+    pub(crate) fn epochs(&self) -> &Arc<Epochs> {
+        &self.epochs
+    }
+
+    /// The clusters of the file; `ReadOnly` if the image is not written.
+    pub(crate) fn space(&self) -> Result<&Space, FailKind> {
+        self.space.as_ref().ok_or(FailKind::ReadOnly)
+    }
+
+    /// Whether requests are counted: clusters may be freed while they are under way.
+    pub(crate) fn is_written(&self) -> bool {
+        self.space.is_some()
+    }
+
+    /// Waits until nobody else changes what these clusters are.
+    pub(crate) async fn claim(&self, clusters: std::ops::Range<u64>) -> Claimed<'_> {
+        self.clusters.take(clusters).await
+    }
+
+    /// The slice of that number, pinned; loads it if it is not in memory.
+    pub(crate) async fn slice(
+        &self,
+        storage: &Storage,
+        number: SliceNumber,
+    ) -> Result<Pinned, FailKind> {
+        loop {
+            let found =
+                std::future::poll_fn(|context| match self.slices.find(number, context.waker()) {
+                    Found::Wait => Poll::Pending,
+                    found @ (Found::Here(_) | Found::Missing(_)) => Poll::Ready(found),
+                });
+            match found.await {
+                Found::Here(pinned) => return Ok(pinned),
+                Found::Wait => {}
+                Found::Missing(loading) => {
+                    let table = self.l1(number) & OFFSET;
+                    if table == 0 {
+                        // Unless it was made meanwhile.
+                        let is_absent = || self.l1(number) & OFFSET == 0;
+                        if let Some(pinned) = loading.done_if(Slice::absent(number), is_absent) {
+                            return Ok(pinned);
+                        }
+                        continue;
+                    }
+                    let start = table + self.shape.place_in_table(number);
+                    let memory = storage.read(start..start + self.shape.slice_bytes()).await?;
+                    return Ok(loading.done(Slice::loaded(number, &memory)));
+                }
+            }
+        }
+    }
+
+    fn l1(&self, number: SliceNumber) -> u64 {
+        let entry = self.l1.get(self.shape.table_of(number));
+        entry.map_or(0, |entry| entry.load(Ordering::SeqCst))
+    }
+
+    /// What the tables say of a cluster.
+    pub(crate) fn entry(&self, slice: &Slice, cluster: GuestCluster) -> Result<Entry, FailKind> {
+        let word = slice.word(self.shape.index_of(cluster));
+        self.shape.read(word).map_err(|bad| {
+            tracing::error!("node {}: cluster {} of the disk: {bad}", self.node, cluster.0);
+            FailKind::Io
+        })
+    }
+
+    /// Takes clusters that follow each other and read as zeroes: at most `count`, at least one.
+    pub(crate) async fn take_clusters(
+        &self,
+        storage: &Storage,
+        count: u64,
+    ) -> Result<Clusters, FailKind> {
+        let moved = async |table: NewTable| self.name_refcount_table(storage, table).await;
+        self.space()?.take(storage, count, moved).await
+    }
+
+    async fn name_refcount_table(
+        &self,
+        storage: &Storage,
+        table: NewTable,
+    ) -> Result<(), FailKind> {
+        let change = |header: &mut [u8]| {
+            header[TABLE_AT..TABLE_AT + 8].copy_from_slice(&table.offset.to_be_bytes());
+            header[TABLE_AT + 8..TABLE_AT + 12].copy_from_slice(&table.clusters.to_be_bytes());
+        };
+        self.change_header(storage, change).await?;
+        storage.sync().await
+    }
+
+    /// Changes the first block of the header, in the file.
+    async fn change_header(
+        &self,
+        storage: &Storage,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<(), FailKind> {
+        let _turn = self.header_writes.take().await;
+        let mut memory = storage.read(0..512).await?;
+        change(&mut memory);
+        storage.write(0, memory).await.map(drop)
+    }
+
+    /// Says in the file, durably, that somebody changes the image who does not know what these bits
+    /// promise, and no longer that its refcounts may be wrong.
+    pub(crate) async fn begin_writing(&self, storage: &Storage) -> Result<(), FailKind> {
+        if self.version < 3 {
+            return Ok(());
+        }
+        self.change_header(storage, |header| {
+            header[AUTOCLEAR_AT..AUTOCLEAR_AT + 8].fill(0);
+        })
+        .await?;
+        storage.sync().await
+    }
+
+    /// Has the table that names these clusters be ours: makes it, or a copy if a snapshot has it too.
+    pub(crate) async fn ensure_table(
+        &self,
+        storage: &Storage,
+        cluster: GuestCluster,
+    ) -> Result<(), FailKind> {
+        let number = self.shape.slice_of(cluster);
+        let table = self.shape.table_of(number);
+        if self.l1(number) & COPIED != 0 {
+            return Ok(());
+        }
+        let place = table as u64;
+        let _claimed = self.tables.take(place..place + 1).await;
+        let old = self.l1(number);
+        if old & COPIED != 0 {
+            return Ok(());
+        }
+        let taken = self.take_clusters(storage, 1).await?;
+        let offset = self.shape.start_of(GuestCluster(taken.start));
+        if old & OFFSET != 0 {
+            let start = old & OFFSET;
+            let memory = storage.read(start..start + self.shape.cluster_bytes()).await?;
+            storage.write(offset, memory).await?;
+            // A lost table would take all its clusters along.
+            self.sync(storage).await?;
+        }
+        // A new table is empty, and its cluster reads as zeroes.
+        self.write_l1(storage, table, offset | COPIED).await?;
+        if old & OFFSET == 0 {
+            self.slices.forget_absent(self.shape.slices_of(table));
+        } else {
+            let start = self.shape.cluster_of(old & OFFSET).0;
+            self.space()?.free(start..start + 1);
+        }
+        Ok(())
+    }
+
+    async fn write_l1(&self, storage: &Storage, table: usize, word: u64) -> Result<(), FailKind> {
+        let _turn = self.l1_writes.take().await;
+        let per_block = usize::try_from(storage.alignment() / 8).expect("a block fits into memory");
+        let first = table - table % per_block;
+        let last = (first + per_block).min(self.l1.len());
+        let words = self.l1[first..last].iter().map(|entry| entry.load(Ordering::Relaxed));
+        let words = words.enumerate().map(|(at, old)| if first + at == table { word } else { old });
+        let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
+        storage.write(self.l1_offset + first as u64 * 8, HostMemory::of(&bytes)).await?;
+        self.l1[table].store(word, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Writes entries, whose clusters are claimed and whose tables are ours; then others see them.
+    pub(crate) async fn link(
+        &self,
+        storage: &Storage,
+        changes: &[(GuestCluster, u64)],
+    ) -> Result<(), FailKind> {
+        let same = |one: &(GuestCluster, u64), other: &(GuestCluster, u64)| {
+            self.shape.slice_of(one.0) == self.shape.slice_of(other.0)
+        };
+        let mut pinned = Vec::new();
+        for changes in changes.chunk_by(same) {
+            pinned.push((self.slice(storage, self.shape.slice_of(changes[0].0)).await?, changes));
+        }
+        let begin = |(pinned, changes): (Pinned, &[(GuestCluster, u64)])| {
+            let words = changes.iter().map(|(at, word)| (self.shape.index_of(*at), *word));
+            let number = pinned.slice().change(words);
+            (pinned, number)
+        };
+        let begun: Vec<(Pinned, WriteNumber)> = pinned.into_iter().map(begin).collect();
+        let mut result = Ok(());
+        for (pinned, number) in begun {
+            result = result.and(self.write_slice(storage, pinned.slice(), number).await);
+        }
+        result
+    }
+
+    async fn write_slice(
+        &self,
+        storage: &Storage,
+        slice: &Slice,
+        number: WriteNumber,
+    ) -> Result<(), FailKind> {
+        loop {
+            let turn =
+                std::future::poll_fn(|context| match slice.begin_write(number, context.waker()) {
+                    Turn::Wait => Poll::Pending,
+                    turn @ (Turn::Mine(_) | Turn::Over(_)) => Poll::Ready(turn),
+                });
+            match turn.await {
+                Turn::Over(result) => return result,
+                Turn::Wait => {}
+                Turn::Mine(write) => {
+                    let block = storage.alignment().min(self.shape.slice_bytes());
+                    let (start, memory) = write.bytes(block);
+                    let table = self.l1(slice.number()) & OFFSET;
+                    let at = table + self.shape.place_in_table(slice.number()) + start;
+                    let result = storage.write(at, memory).await.map(drop);
+                    write.finish(result);
+                }
+            }
+        }
+    }
+
+    /// Makes durable what was written so far.
+    pub(crate) async fn sync(&self, storage: &Storage) -> Result<(), FailKind> {
+        let mark = self.space.as_ref().map(Space::mark);
+        storage.sync().await?;
+        if let (Some(space), Some(mark)) = (&self.space, mark) {
+            space.is_durable(mark);
+        }
+        Ok(())
+    }
+
+    /// Nobody uses the image any more: gives back what was taken ahead.
+    pub(crate) async fn close(&self, storage: &Storage) -> Result<(), FailKind> {
+        match &self.space {
+            None => Ok(()),
+            Some(space) => space.close(storage).await,
+        }
+    }
+}

@@ -1,0 +1,566 @@
+//! One iothread's handle on an image: answers at once what the tables in memory say, and has tasks serve
+//! the rest.
+//!
+//! Where it stands in the life of a request: reads, writes in place and flushes cost a look into a table
+//! and one question to the lane below for the whole batch. No lock is taken for a table that this
+//! lane has seen before, and nothing is allocated.
+//!
+//! Limits: an answer has at most [`PIECES_MAX`] pieces; what needs more is refused.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use block::{
+    Access, Answer, ByteCount, Due, Durability, Extent, FailKind, Lane, Mapping, Operation, Order,
+    Outcome, PIECES_MAX, Piece, PieceList, Target, Token, Told, Unmap,
+};
+
+use crate::core::Core;
+use crate::epoch::Epoch;
+use crate::serve;
+use crate::shape::{Entry, SliceNumber};
+use crate::slice::Slice;
+use crate::space::Discards;
+use crate::storage::extent;
+use crate::task::Tasks;
+
+/// After so many slices have gone from the cache a lane lets go of those that it still has.
+const SWEEP_AFTER: u64 = 256;
+
+/// One iothread's handle on an image.
+#[derive(Debug)]
+pub(crate) struct Qcow2Lane {
+    core: Rc<Core>,
+    tasks: Tasks,
+    seen: Seen,
+    access: Access,
+    discards: Discards,
+    /// Where the bytes of a batch are, and what each mapping has of that.
+    runs: Vec<Run>,
+    plans: Vec<Plan>,
+    /// The questions to the lanes below.
+    to_file: Vec<Mapping>,
+    to_backing: Vec<Mapping>,
+    /// Held requests that the lane itself knows of.
+    served: usize,
+}
+
+/// Bytes of a request that are together.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    skip: u64,
+    count: u64,
+    place: Where,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Where {
+    /// In the file: the number of the question.
+    File(usize),
+    /// In the backing file, likewise.
+    Backing(usize),
+    Zeroes,
+}
+
+/// How a request of a batch is answered.
+#[derive(Debug, Clone)]
+enum Plan {
+    /// Already.
+    Answered,
+    /// By those runs.
+    Runs(Range<usize>, Option<Epoch>),
+    /// It is a flush; the number of the question to the file.
+    Flush(usize, Option<Epoch>),
+    /// By a task.
+    Task(Option<Epoch>),
+}
+
+impl Qcow2Lane {
+    pub(crate) fn new(core: Core, tasks: Tasks, access: Access, discards: Discards) -> Self {
+        let seen = Seen::new(core.image.slices().room());
+        Self {
+            core: Rc::new(core),
+            tasks,
+            seen,
+            access,
+            discards,
+            runs: Vec::new(),
+            plans: Vec::new(),
+            to_file: Vec::new(),
+            to_backing: Vec::new(),
+            served: 0,
+        }
+    }
+
+    /// How an operation is answered. Asks nobody yet.
+    fn plan(&mut self, mapping: &mut Mapping, pieces: &PieceList) -> Plan {
+        let operation = mapping.operation;
+        if operation.is_change() && self.access == Access::ReadOnly {
+            mapping.answer = Answer::Refused(FailKind::ReadOnly);
+            return Plan::Answered;
+        }
+        let Some(bytes) = operation.extent() else {
+            let epoch = self.core.enter();
+            return Plan::Flush(ask(&mut self.to_file, &self.core.file, Operation::Flush), epoch);
+        };
+        if bytes.bytes().end > self.core.image.size() {
+            mapping.answer = Answer::Refused(FailKind::OutOfRange);
+            return Plan::Answered;
+        }
+        if bytes.count().0 == 0 {
+            mapping.answer = Answer::Now(pieces.none());
+            return Plan::Answered;
+        }
+        let epoch = self.core.enter();
+        let first = self.runs.len();
+        let (files, backings) = (self.to_file.len(), self.to_backing.len());
+        let is_planned = match operation {
+            Operation::Read(bytes) => self.plan_read(bytes),
+            Operation::Write(bytes, durability) => self.plan_write(bytes, durability),
+            Operation::Discard(..) if self.discards == Discards::Ignored => {
+                self.core.leave(epoch);
+                mapping.answer = Answer::Now(pieces.none());
+                return Plan::Answered;
+            }
+            Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => false,
+        };
+        if is_planned {
+            return Plan::Runs(first..self.runs.len(), epoch);
+        }
+        // What was to be asked for it, its task asks.
+        self.runs.truncate(first);
+        for question in self.to_file.drain(files..) {
+            self.core.file.give_back(question.token);
+        }
+        for question in self.to_backing.drain(backings..) {
+            let backing = self.core.backing.as_ref().expect("it was to be asked");
+            backing.storage.give_back(question.token);
+        }
+        Plan::Task(epoch)
+    }
+
+    /// Whether all clusters of a read are in tables that are in memory. Adds where.
+    fn plan_read(&mut self, bytes: Extent) -> bool {
+        let shape = self.core.image.shape();
+        let (mut at, end) = (bytes.bytes().start, bytes.bytes().end);
+        let start = at;
+        while at < end {
+            let cluster = shape.cluster_of(at);
+            let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
+            let Some(slice) = self.seen.find(&self.core, shape.slice_of(cluster)) else {
+                return false;
+            };
+            let Ok(entry) = shape.read(slice.word(shape.index_of(cluster))) else { return false };
+            let (skip, count) = (at - start, next - at);
+            let is_good = match entry {
+                Entry::Compressed { .. } => false,
+                Entry::Zero { .. } => self.add_zeroes(skip, count),
+                Entry::Data(place) => {
+                    let host = place.host + shape.within(at);
+                    self.add_file(Operation::Read, skip, host..host + count)
+                }
+                Entry::Nothing => self.add_backing(skip, at..next),
+            };
+            if !is_good {
+                return false;
+            }
+            at = next;
+        }
+        true
+    }
+
+    /// Whether all clusters of a write have places of their own, in tables that are in memory. Adds
+    /// where.
+    fn plan_write(&mut self, bytes: Extent, durability: Durability) -> bool {
+        let shape = self.core.image.shape();
+        let (mut at, end) = (bytes.bytes().start, bytes.bytes().end);
+        let start = at;
+        while at < end {
+            let cluster = shape.cluster_of(at);
+            let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
+            let Some(slice) = self.seen.find(&self.core, shape.slice_of(cluster)) else {
+                return false;
+            };
+            let Ok(Entry::Data(place)) = shape.read(slice.word(shape.index_of(cluster))) else {
+                return false;
+            };
+            if !place.is_ours {
+                return false;
+            }
+            let host = place.host + shape.within(at);
+            let operation = |extent| Operation::Write(extent, durability);
+            if !self.add_file(operation, at - start, host..host + (next - at)) {
+                return false;
+            }
+            at = next;
+        }
+        true
+    }
+
+    fn add_zeroes(&mut self, skip: u64, count: u64) -> bool {
+        self.runs.push(Run { skip, count, place: Where::Zeroes });
+        true
+    }
+
+    /// Adds bytes of the file, to the run before if they follow it there.
+    fn add_file(
+        &mut self,
+        operation: impl Fn(Extent) -> Operation,
+        skip: u64,
+        host: Range<u64>,
+    ) -> bool {
+        let count = host.end - host.start;
+        if let Some(last) = self.runs.last_mut()
+            && let Where::File(number) = last.place
+            && last.skip + last.count == skip
+            && let Some(before) = self.to_file[number].operation.extent()
+            && before.bytes().end == host.start
+            && skip > 0
+        {
+            let Ok(longer) = extent(before.bytes().start..host.end) else { return false };
+            self.to_file[number].operation = operation(longer);
+            last.count += count;
+            return true;
+        }
+        let Ok(bytes) = extent(host) else { return false };
+        let place = Where::File(ask(&mut self.to_file, &self.core.file, operation(bytes)));
+        self.runs.push(Run { skip, count, place });
+        true
+    }
+
+    /// Adds what the backing file has there, and zeroes behind its end.
+    fn add_backing(&mut self, skip: u64, guest: Range<u64>) -> bool {
+        let Some(backing) = &self.core.backing else {
+            return self.add_zeroes(skip, guest.end - guest.start);
+        };
+        let end = guest.end.min(backing.size.max(guest.start));
+        let count = end - guest.start;
+        if count > 0 {
+            let Ok(bytes) = extent(guest.start..end) else { return false };
+            let number = ask(&mut self.to_backing, &backing.storage, Operation::Read(bytes));
+            self.runs.push(Run { skip, count, place: Where::Backing(number) });
+        }
+        if end < guest.end {
+            self.add_zeroes(skip + count, guest.end - end);
+        }
+        true
+    }
+
+    /// Answers a request with what the lanes below have answered.
+    fn answer(&mut self, mapping: &mut Mapping, plan: Plan, pieces: &mut PieceList) {
+        match plan {
+            Plan::Answered => {}
+            Plan::Task(epoch) => self.serve(mapping, epoch, pieces),
+            Plan::Flush(number, epoch) => {
+                let question = self.to_file[number];
+                match question.answer {
+                    Answer::Held => {
+                        let (core, token) = (Rc::clone(&self.core), mapping.token);
+                        self.core.note_served(token, epoch);
+                        self.spawn(mapping, pieces, serve::held_flush(core, token, question.token));
+                    }
+                    answer @ (Answer::Now(_) | Answer::Refused(_)) => {
+                        self.core.file.give_back(question.token);
+                        mapping.answer = answer;
+                        mapping.order = question.order;
+                        match answer {
+                            Answer::Refused(_) => self.core.leave(epoch),
+                            Answer::Now(_) | Answer::Held => {
+                                mapping.after = self.core.note_flush(mapping.token, epoch);
+                            }
+                        }
+                    }
+                }
+            }
+            Plan::Runs(runs, epoch) => self.answer_runs(mapping, runs, epoch, pieces),
+        }
+    }
+
+    fn answer_runs(
+        &mut self,
+        mapping: &mut Mapping,
+        runs: Range<usize>,
+        epoch: Option<Epoch>,
+        pieces: &mut PieceList,
+    ) {
+        let mut refused = None;
+        let mut is_held = false;
+        for run in &self.runs[runs.clone()] {
+            let question = self.question(run);
+            match question.map(|question| question.answer) {
+                Some(Answer::Held) => is_held = true,
+                Some(Answer::Refused(kind)) => refused = Some(kind),
+                Some(Answer::Now(_)) | None => {}
+            }
+            if question.is_some_and(|question| question.order == Order::AsBegun) {
+                mapping.order = Order::AsBegun;
+            }
+        }
+        if is_held {
+            return self.wait_for_runs(mapping, runs, epoch, pieces);
+        }
+        mapping.answer = match (refused, &self.runs[runs.clone()]) {
+            (Some(kind), _) => Answer::Refused(kind),
+            // By far the most frequent.
+            (None, [run]) if let Some(question) = self.question(run) => question.answer,
+            (None, all) => {
+                let mark = pieces.end();
+                for run in all {
+                    match self.question(run).map(|question| question.answer) {
+                        Some(Answer::Now(range)) => {
+                            let mut place = 0;
+                            while let Some(piece) = pieces.at(range, place) {
+                                pieces.push(Piece { skip: run.skip + piece.skip, ..piece });
+                                place += 1;
+                            }
+                        }
+                        Some(Answer::Held | Answer::Refused(_)) | None => {
+                            let (skip, count) = (run.skip, ByteCount(run.count));
+                            pieces.push(Piece { skip, count, target: Target::Zeroes });
+                        }
+                    }
+                }
+                let range = pieces.since(mark);
+                if pieces.get(range).len() > PIECES_MAX {
+                    Answer::Refused(FailKind::Unsupported)
+                } else {
+                    Answer::Now(range)
+                }
+            }
+        };
+        for run in &self.runs[runs] {
+            self.give_back(run);
+        }
+        match mapping.answer {
+            Answer::Now(_) => mapping.after = self.core.note_mapped(mapping.token, epoch),
+            Answer::Held | Answer::Refused(_) => self.core.leave(epoch),
+        }
+    }
+
+    fn question(&self, run: &Run) -> Option<&Mapping> {
+        match run.place {
+            Where::File(number) => Some(&self.to_file[number]),
+            Where::Backing(number) => Some(&self.to_backing[number]),
+            Where::Zeroes => None,
+        }
+    }
+
+    fn give_back(&self, run: &Run) {
+        match run.place {
+            Where::File(number) => self.core.file.give_back(self.to_file[number].token),
+            Where::Backing(number) => {
+                let backing = self.core.backing.as_ref().expect("it was asked");
+                backing.storage.give_back(self.to_backing[number].token);
+            }
+            Where::Zeroes => {}
+        }
+    }
+
+    /// Has a task wait for what a lane below holds.
+    fn wait_for_runs(
+        &mut self,
+        mapping: &mut Mapping,
+        runs: Range<usize>,
+        epoch: Option<Epoch>,
+        pieces: &mut PieceList,
+    ) {
+        let parts = self.runs[runs].iter().map(|run| {
+            let storage = match run.place {
+                Where::File(_) => Some(self.core.file.clone()),
+                Where::Backing(_) => {
+                    self.core.backing.as_ref().map(|backing| backing.storage.clone())
+                }
+                Where::Zeroes => None,
+            };
+            let part = match self.question(run) {
+                None => {
+                    let count = ByteCount(run.count);
+                    let zeroes = Piece { skip: 0, count, target: Target::Zeroes };
+                    serve::Part::Known(Ok(vec![zeroes]))
+                }
+                Some(question) => match question.answer {
+                    Answer::Held => {
+                        let storage = storage.expect("a lane below holds it");
+                        serve::Part::Held(storage, question.token)
+                    }
+                    Answer::Now(range) => serve::Part::Known(Ok(pieces.get(range).to_vec())),
+                    Answer::Refused(kind) => serve::Part::Known(Err(kind)),
+                },
+            };
+            if let serve::Part::Known(_) = part {
+                self.give_back(run);
+            }
+            (run.skip, part)
+        });
+        let parts: Vec<_> = parts.collect();
+        self.core.note_served(mapping.token, epoch);
+        let task = serve::parts(Rc::clone(&self.core), mapping.token, mapping.operation, parts);
+        self.spawn(mapping, pieces, task);
+    }
+
+    /// Has a task serve a request.
+    fn serve(&mut self, mapping: &mut Mapping, epoch: Option<Epoch>, pieces: &mut PieceList) {
+        let (token, operation) = (mapping.token, mapping.operation);
+        self.core.note_served(token, epoch);
+        let core = Rc::clone(&self.core);
+        match operation {
+            Operation::Read(bytes) => {
+                self.spawn(mapping, pieces, serve::read(core, token, bytes));
+            }
+            Operation::Write(bytes, durability) => {
+                self.spawn(mapping, pieces, serve::write(core, token, bytes, durability));
+            }
+            Operation::Discard(bytes, durability) => {
+                let how = serve::Zeroing::Discard;
+                self.spawn(mapping, pieces, serve::zero(core, token, bytes, how, durability));
+            }
+            Operation::WriteZeroes(bytes, unmap, durability) => {
+                let how = match (unmap, self.discards) {
+                    (Unmap::Allowed, Discards::Passed) => serve::Zeroing::Unmap,
+                    (Unmap::Keep, _) | (_, Discards::Ignored) => serve::Zeroing::Keep,
+                };
+                self.spawn(mapping, pieces, serve::zero(core, token, bytes, how, durability));
+            }
+            Operation::Flush => panic!("flushes are asked for like reads"),
+        }
+    }
+
+    /// Begins a task for a request, which may answer at once.
+    fn spawn(
+        &mut self,
+        mapping: &mut Mapping,
+        pieces: &mut PieceList,
+        task: impl Future<Output = ()> + 'static,
+    ) {
+        self.tasks.spawn(task);
+        self.served += 1;
+        mapping.answer = Answer::Held;
+        // Others cannot have answered meanwhile: no other task went on.
+        let served = &mut self.served;
+        self.core.take_answers(pieces, |answered| {
+            assert_eq!(answered.token, mapping.token, "only the task that was begun answers");
+            *mapping = answered;
+            *served -= 1;
+        });
+    }
+
+    /// Frees what can be, in a task of its own.
+    fn reclaim(&mut self) {
+        if self.core.image.space().is_ok_and(|space| space.begin_reclaim()) {
+            self.tasks.spawn(serve::reclaim(Rc::clone(&self.core)));
+        }
+    }
+}
+
+/// Adds a question and returns its number.
+fn ask(
+    questions: &mut Vec<Mapping>,
+    storage: &crate::storage::Storage,
+    operation: Operation,
+) -> usize {
+    questions.push(Mapping::new(storage.name(), operation));
+    questions.len() - 1
+}
+
+impl Lane for Qcow2Lane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        let mut plans = std::mem::take(&mut self.plans);
+        for mapping in batch.iter_mut() {
+            let plan = self.plan(mapping, pieces);
+            plans.push(plan);
+        }
+        if !self.to_file.is_empty() {
+            self.core.file.map(&mut self.to_file, pieces);
+        }
+        if !self.to_backing.is_empty()
+            && let Some(backing) = &self.core.backing
+        {
+            backing.storage.map(&mut self.to_backing, pieces);
+        }
+        for (mapping, plan) in batch.iter_mut().zip(plans.drain(..)) {
+            self.answer(mapping, plan, pieces);
+        }
+        self.plans = plans;
+        self.runs.clear();
+        self.to_file.clear();
+        self.to_backing.clear();
+    }
+
+    fn due(&self) -> Option<Due> {
+        let backing = self.core.backing.as_ref().and_then(|backing| backing.storage.due());
+        Due::first(self.core.file.due(), backing)
+    }
+
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        self.core.file.resume(now);
+        if let Some(backing) = &self.core.backing {
+            backing.storage.resume(now);
+        }
+        self.tasks.go_on();
+        self.seen.sweep(&self.core);
+        let served = &mut self.served;
+        self.core.take_answers(pieces, |answered| {
+            late.push(answered);
+            *served -= 1;
+        });
+        self.reclaim();
+    }
+
+    fn release(&mut self) {
+        self.core.file.release();
+        if let Some(backing) = &self.core.backing {
+            backing.storage.release();
+        }
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        let told = self.core.carried_out(token, outcome);
+        if told == Told::Kept {
+            self.served += 1;
+        }
+        self.reclaim();
+        told
+    }
+}
+
+/// The slices that this lane has seen, by number: found without a lock.
+#[derive(Debug)]
+struct Seen {
+    slices: Vec<Option<Arc<Slice>>>,
+    /// How many slices had gone from the cache when this was swept.
+    swept: u64,
+}
+
+impl Seen {
+    fn new(room: usize) -> Self {
+        Self { slices: vec![None; room.next_power_of_two()], swept: 0 }
+    }
+
+    /// The slice of that number, if it is in memory. Call it inside an epoch.
+    fn find(&mut self, core: &Core, number: SliceNumber) -> Option<&Slice> {
+        let mask = self.slices.len() as u64 - 1;
+        let place = &mut self.slices[usize::try_from(number.0 & mask).expect("masked")];
+        let is_it = |slice: &Arc<Slice>| slice.number() == number && !slice.is_gone();
+        if !place.as_ref().is_some_and(is_it) {
+            *place = Some(core.image.slices().peek(number)?);
+        }
+        let slice = place.as_deref()?;
+        slice.touch();
+        Some(slice)
+    }
+
+    /// Lets go of slices that have gone from the cache, if those are many.
+    fn sweep(&mut self, core: &Core) {
+        let gone = core.image.slices().gone();
+        if gone - self.swept >= SWEEP_AFTER {
+            self.swept = gone;
+            for place in &mut self.slices {
+                if place.as_ref().is_some_and(|slice| slice.is_gone()) {
+                    *place = None;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! An image as a node of the graph: opened by its header, loaded when it is claimed, closed with the
+//! last claim.
+//!
+//! Where it stands: above the file with the image, and above the backing file's node if it has one.
+//!
+//! Invariants: all lanes share one [`Image`], which exists while the node is claimed: the files are
+//! locked before it is read, and it is closed before they are given back. A node that may be written
+//! changes its file also when its users only read.
+//! Threads: control threads, but for [`Node::open_lane`].
+
+use std::io;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use block::{
+    Access, ByteCount, Child, Claim, ClaimError, DiskSize, ErrandRunner, FailKind, Held, Lane,
+    LaneError, LaneIo, Limits, Node, Others, Outlook, Rights,
+};
+
+use crate::core::{Backing, Core};
+use crate::header::Header;
+use crate::image::{CacheSizes, Image};
+use crate::lane::Qcow2Lane;
+use crate::open::{Control, OpenError, read_header};
+use crate::shape::SLICE_BYTES_MAX;
+use crate::space::Discards;
+use crate::storage::Storage;
+use crate::task::Tasks;
+
+/// What an image stands on.
+#[derive(Debug, Clone)]
+pub struct Children {
+    /// The file with the image.
+    pub file: Arc<Child>,
+    /// The disk that shows through where the image has nothing.
+    pub backing: Option<Arc<Child>>,
+}
+
+/// How an image is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Whether it takes changes.
+    pub access: Access,
+    /// Whether discards free clusters, and zeroings may.
+    pub discards: Discards,
+    /// How much memory L2 tables may take, in bytes (`l2-cache-size`).
+    pub l2_cache: ByteCount,
+    /// How much memory refcounts may take, in bytes (`refcount-cache-size`).
+    pub refcount_cache: ByteCount,
+}
+
+/// An image.
+#[derive(Debug)]
+pub struct Qcow2Node {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    name: String,
+    children: Children,
+    settings: Settings,
+    runner: Arc<dyn ErrandRunner>,
+    /// As it was when the node was made; of this only what never changes is used later.
+    header: Header,
+    state: Mutex<Used>,
+}
+
+/// The image while it is in use.
+#[derive(Debug, Default)]
+struct Used {
+    claims: usize,
+    image: Option<Arc<Image>>,
+}
+
+impl Qcow2Node {
+    /// Makes a node of an image whose header can be read. Blocks.
+    pub fn open(
+        name: &str,
+        children: Children,
+        settings: Settings,
+        runner: Arc<dyn ErrandRunner>,
+    ) -> Result<Self, OpenError> {
+        let header = read_header(&children.file.node(), &runner)?;
+        let features = header.features;
+        let refused = |feature| OpenError::Unsupported { node: name.to_owned(), feature };
+        if features.extended_l2 {
+            return Err(refused("extended L2 entries (subclusters)"));
+        }
+        if features.external_data {
+            return Err(refused("an external data file"));
+        }
+        if settings.access == Access::ReadWrite {
+            if features.corrupt {
+                return Err(OpenError::Corrupt { node: name.to_owned() });
+            }
+            if features.dirty {
+                return Err(refused("refcounts that have to be repaired (dirty bit)"));
+            }
+        }
+        let (name, state) = (name.to_owned(), Mutex::default());
+        let shared = Shared { name, children, settings, runner, header, state };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// What the header said when the node was made.
+    pub fn header(&self) -> &Header {
+        &self.shared.header
+    }
+}
+
+impl Shared {
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.state.lock().expect("nobody panics here")
+    }
+
+    /// Loads the image, whose files are claimed.
+    fn load(&self) -> Result<Image, OpenError> {
+        let file = self.children.file.node();
+        let header = read_header(&file, &self.runner)?;
+        if (header.size, header.cluster_bits) != (self.header.size, self.header.cluster_bits) {
+            return Err(OpenError::Changed { node: self.name.clone() });
+        }
+        let control = Control::new(&self.runner);
+        let storage = control.open(&file)?;
+        let io = |kind| OpenError::Io { node: self.name.clone(), kind };
+        let image = control.run(&[&storage], self.load_with(&header, &storage, file.size().0.0));
+        image.map_err(io)
+    }
+
+    async fn load_with(
+        &self,
+        header: &Header,
+        storage: &Storage,
+        bytes: u64,
+    ) -> Result<Image, FailKind> {
+        let Settings { access, discards, l2_cache, refcount_cache } = self.settings;
+        let clusters = header.size.div_ceil(1 << header.cluster_bits);
+        let count = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let slice_bytes = SLICE_BYTES_MAX.min(1 << header.cluster_bits);
+        let all = (clusters * 8).div_ceil(slice_bytes);
+        let caches = CacheSizes {
+            slices: count((l2_cache.0 / slice_bytes).min(all)),
+            blocks: count(refcount_cache.0 >> header.cluster_bits),
+        };
+        let writing = (access == Access::ReadWrite).then_some(discards);
+        let image = Image::load(&self.name, header, storage, bytes, caches, writing).await?;
+        if writing.is_some() {
+            image.begin_writing(storage).await?;
+        }
+        Ok(image)
+    }
+
+    /// The last claim is given back.
+    fn close(&self, image: &Image) -> Result<(), OpenError> {
+        let control = Control::new(&self.runner);
+        let storage = control.open(&self.children.file.node())?;
+        let closed = control.run(&[&storage], image.close(&storage));
+        closed.map_err(|kind| OpenError::Io { node: self.name.clone(), kind })
+    }
+}
+
+/// A claim on an image.
+#[derive(Debug)]
+struct Use {
+    shared: Arc<Shared>,
+}
+
+impl Held for Use {
+    /// What was written is in the files.
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// It was loaded after the files were claimed.
+    fn refresh(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let mut used = self.shared.used();
+        used.claims -= 1;
+        if used.claims == 0
+            && let Some(image) = used.image.take()
+            && let Err(error) = self.shared.close(&image)
+        {
+            tracing::warn!("closing the image, of which some clusters leak: {error}");
+        }
+    }
+}
+
+impl Node for Qcow2Node {
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    fn size(&self) -> DiskSize {
+        DiskSize(ByteCount(self.shared.header.size))
+    }
+
+    fn limits(&self) -> Limits {
+        let below = self.shared.children.file.node().limits();
+        let cluster = NonZeroU32::new(1 << self.shared.header.cluster_bits);
+        Limits {
+            discard: self.shared.settings.discards == Discards::Passed,
+            discard_granularity: cluster.expect("a cluster has bytes"),
+            ..below
+        }
+    }
+
+    fn access(&self) -> Access {
+        self.shared.settings.access
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.shared.children.file.node().flush()
+    }
+
+    /// Claims the file as the node may change it, and the backing file for reading; loads the image.
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        let shared = &self.shared;
+        let of_file = Rights { access: shared.settings.access, ..rights };
+        let mut below = shared.children.file.node().claim(of_file)?;
+        if let Some(backing) = &shared.children.backing {
+            let rights = Rights { access: Access::ReadOnly, others: Others::Read };
+            below = below.and(backing.node().claim(rights)?);
+        }
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| ClaimError {
+            node: shared.name.clone(),
+            outlook: Outlook::Lasting,
+            source,
+        };
+        let mut used = shared.used();
+        if used.image.is_none() {
+            below.refresh().map_err(|error| failed(error.into()))?;
+            let image = shared.load().map_err(|error| failed(error.into()))?;
+            used.image = Some(Arc::new(image));
+        }
+        used.claims += 1;
+        drop(used);
+        // Given back first.
+        Ok(Claim::of(Use { shared: Arc::clone(shared) }).and(below))
+    }
+
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        let shared = &self.shared;
+        let image = shared.used().image.clone().ok_or_else(|| LaneError {
+            node: shared.name.clone(),
+            source: io::Error::other("the image is not claimed"),
+        })?;
+        let open = |node: &Arc<dyn Node>| {
+            let alignment = node.limits().request_alignment.get();
+            Ok::<_, LaneError>(Storage::new(node.open_lane(io)?, io, alignment.into()))
+        };
+        let file = open(&shared.children.file.node())?;
+        let backing = match &shared.children.backing {
+            None => None,
+            Some(child) => {
+                let node = child.node();
+                Some(Backing { storage: open(&node)?, size: node.size().0.0 })
+            }
+        };
+        let Settings { access, discards, .. } = shared.settings;
+        let core = Core::new(image, file, backing);
+        Ok(Box::new(Qcow2Lane::new(core, Tasks::new(io.waker().clone()), access, discards)))
+    }
+}

@@ -1,0 +1,499 @@
+//! Refcounts: which clusters of the file are in use, and how often.
+//!
+//! Where it stands: runs of free clusters are taken ahead of need ([`Refcounts::reserve`]), and what is
+//! given back waits elsewhere (`space`) until nobody can find it any more. One task at a time works
+//! here, across all threads.
+//!
+//! Invariants, for a power loss at any time: a refcount in the file is never lower than the references
+//! to its cluster. So it is raised, and that is durable, before a reference is written; and a new block
+//! is durable before the table names it. The specification is `docs/interop/qcow2.rst`, "Host cluster
+//! management".
+//! Limits: as many blocks in memory as the cache was given; one is as large as a cluster.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+use block::{FailKind, HostMemory};
+
+use crate::header::Header;
+use crate::storage::Storage;
+
+/// How many blocks are looked through for free clusters before a run that was found is taken.
+const BLOCKS_LOOKED_THROUGH: u64 = 8;
+
+/// Where a refcount table may be named: the file has less than 2^63 bytes.
+const HOST_END: u64 = 1 << 56;
+
+/// The refcounts of an image.
+#[derive(Debug)]
+pub(crate) struct Refcounts {
+    cluster_bits: u32,
+    /// A refcount has 2 to the power of this many bits.
+    order: u32,
+    table_offset: u64,
+    /// The place of each block; 0 if there is none.
+    table: Vec<u64>,
+    blocks: HashMap<u64, Block>,
+    /// In the order in which they came.
+    loaded: VecDeque<u64>,
+    blocks_max: usize,
+    /// No cluster before this one is known to be free.
+    cursor: u64,
+    /// The end of the file as far as it is known. What lies behind reads as zeroes once the file is
+    /// longer.
+    file_end: u64,
+}
+
+/// A refcount block.
+#[derive(Debug)]
+struct Block {
+    bytes: Vec<u8>,
+    /// What is not yet in the file.
+    changed: Option<Range<usize>>,
+}
+
+/// Clusters of the file.
+pub(crate) type Clusters = Range<u64>;
+
+/// A new place for the refcount table, which the header has to name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NewTable {
+    pub(crate) offset: u64,
+    pub(crate) clusters: u32,
+    /// The clusters of the old one.
+    pub(crate) old: (u64, u64),
+}
+
+/// What [`Refcounts::reserve`] has found.
+#[derive(Debug, Default)]
+pub(crate) struct Reserved {
+    /// Clusters that read as zeroes, whose refcount is 1, durably.
+    pub(crate) runs: Vec<Clusters>,
+    /// Set if the table has moved. It is not used before the header names it.
+    pub(crate) table: Option<NewTable>,
+}
+
+impl Refcounts {
+    /// Reads the table. `file_end` is the size of the file, `blocks_max` how many blocks are kept.
+    pub(crate) async fn load(
+        header: &Header,
+        storage: &Storage,
+        file_end: u64,
+        blocks_max: usize,
+    ) -> Result<Self, FailKind> {
+        let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
+        let start = header.refcount_table_offset;
+        let memory = storage.read(start..start + bytes).await?;
+        let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes"));
+        let table: Vec<u64> = memory.chunks_exact(8).map(word).collect();
+        let is_bad =
+            |offset: &u64| *offset >= HOST_END || !offset.is_multiple_of(1 << header.cluster_bits);
+        if let Some(offset) = table.iter().find(|offset| is_bad(offset)) {
+            tracing::error!(
+                "the refcount table names a block at {offset:#x}, which is no place for one"
+            );
+            return Err(FailKind::Io);
+        }
+        Ok(Self {
+            cluster_bits: header.cluster_bits,
+            order: header.refcount_order,
+            table_offset: start,
+            table,
+            blocks: HashMap::new(),
+            loaded: VecDeque::new(),
+            blocks_max: blocks_max.max(4),
+            cursor: 0,
+            file_end,
+        })
+    }
+
+    fn cluster_bytes(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Refcounts in a block.
+    fn per_block(&self) -> u64 {
+        (self.cluster_bytes() * 8) >> self.order
+    }
+
+    /// The largest refcount.
+    fn most(&self) -> u64 {
+        if self.order == 6 { u64::MAX } else { (1 << (1_u32 << self.order)) - 1 }
+    }
+
+    /// How often a cluster is in use.
+    pub(crate) async fn get(&mut self, storage: &Storage, cluster: u64) -> Result<u64, FailKind> {
+        let (block, index) = (cluster / self.per_block(), cluster % self.per_block());
+        let order = self.order;
+        Ok(self.block(storage, block).await?.map_or(0, |block| block.get(order, index)))
+    }
+
+    /// The block of that number, if there is one.
+    async fn block(
+        &mut self,
+        storage: &Storage,
+        number: u64,
+    ) -> Result<Option<&mut Block>, FailKind> {
+        let place = usize::try_from(number).ok().and_then(|number| self.table.get(number));
+        let Some(&offset) = place else { return Ok(None) };
+        if offset == 0 {
+            return Ok(None);
+        }
+        if !self.blocks.contains_key(&number) {
+            let end = offset + self.cluster_bytes();
+            let memory = storage.read(offset..end).await?;
+            self.keep(number, Block { bytes: memory.to_vec(), changed: None });
+        }
+        Ok(self.blocks.get_mut(&number))
+    }
+
+    fn keep(&mut self, number: u64, block: Block) {
+        // Of those that were changed some are written; then all may go.
+        let mut looks = self.loaded.len();
+        while self.blocks.len() >= self.blocks_max && looks > 0 {
+            looks -= 1;
+            let Some(oldest) = self.loaded.pop_front() else { break };
+            if self.blocks.get(&oldest).is_some_and(|block| block.changed.is_some()) {
+                self.loaded.push_back(oldest);
+            } else {
+                self.blocks.remove(&oldest);
+            }
+        }
+        self.blocks.insert(number, block);
+        self.loaded.push_back(number);
+    }
+
+    /// Takes free clusters, about `want` and at least one, makes them zeroes and raises their refcounts,
+    /// all of it durable. `NoSpace` if there are none and the file cannot grow.
+    pub(crate) async fn reserve(
+        &mut self,
+        storage: &Storage,
+        want: u64,
+    ) -> Result<Reserved, FailKind> {
+        let mut reserved = Reserved::default();
+        let mut taken = 0;
+        let mut looked_through = 0;
+        while taken < want && (taken == 0 || looked_through < BLOCKS_LOOKED_THROUGH) {
+            let number = self.cursor / self.per_block();
+            let mut clusters = self.find_free(storage, want - taken).await?;
+            looked_through += self.cursor / self.per_block() - number;
+            if clusters.is_empty() {
+                continue;
+            }
+            if let Err(kind) = self.prepare(storage, clusters.clone()).await {
+                // What was found before is good.
+                if taken == 0 {
+                    return Err(kind);
+                }
+                break;
+            }
+            let number = clusters.start / self.per_block();
+            if self
+                .table
+                .get(usize::try_from(number).unwrap_or(usize::MAX))
+                .is_none_or(|at| *at == 0)
+            {
+                let (start, table) = self.add_block(storage, clusters.clone()).await?;
+                reserved.table = table.or(reserved.table);
+                // A table that has moved may have taken all of it.
+                clusters.start = start.min(clusters.end);
+            }
+            self.raise(storage, clusters.clone()).await?;
+            taken += clusters.end - clusters.start;
+            if !clusters.is_empty() {
+                reserved.runs.push(clusters);
+            }
+            if reserved.table.is_some() && taken > 0 {
+                break;
+            }
+        }
+        self.write_changed(storage).await?;
+        storage.sync().await?;
+        Ok(reserved)
+    }
+
+    /// The next free clusters behind the cursor, at most `want`, all of one block; moves the cursor
+    /// behind them. None if there are none in the block where it was.
+    async fn find_free(&mut self, storage: &Storage, want: u64) -> Result<Clusters, FailKind> {
+        let (per_block, order) = (self.per_block(), self.order);
+        let (number, from) = (self.cursor / per_block, self.cursor % per_block);
+        let (free, used) = match self.block(storage, number).await? {
+            None => (from, per_block.min(from + want)),
+            Some(block) => {
+                let free = (from..per_block).find(|index| block.get(order, *index) == 0);
+                let free = free.unwrap_or(per_block);
+                let end = per_block.min(free + want);
+                (free, (free..end).find(|index| block.get(order, *index) != 0).unwrap_or(end))
+            }
+        };
+        let start = number * per_block;
+        self.cursor = start + used;
+        Ok(start + free..start + used)
+    }
+
+    /// Makes clusters read as zeroes, and the file long enough for them. Not yet durable.
+    async fn prepare(&mut self, storage: &Storage, clusters: Clusters) -> Result<(), FailKind> {
+        let (start, end) = (clusters.start << self.cluster_bits, clusters.end << self.cluster_bits);
+        if end >= HOST_END {
+            return Err(FailKind::NoSpace);
+        }
+        if start < self.file_end {
+            storage.zero(start..end.min(self.file_end)).await?;
+        }
+        if end > self.file_end {
+            let block = storage.alignment();
+            let memory =
+                HostMemory::zeroed(usize::try_from(block).expect("a block fits into memory"));
+            let grown = storage.write(end - block, memory).await;
+            // The child may end there.
+            let is_end = |kind| kind == FailKind::OutOfRange;
+            grown.map_err(|kind| if is_end(kind) { FailKind::NoSpace } else { kind })?;
+            self.file_end = end;
+        }
+        Ok(())
+    }
+
+    /// Makes the block that counts these clusters, in the first of them, and names it in the table.
+    /// Returns where the clusters begin that are left.
+    async fn add_block(
+        &mut self,
+        storage: &Storage,
+        clusters: Clusters,
+    ) -> Result<(u64, Option<NewTable>), FailKind> {
+        let number = clusters.start / self.per_block();
+        if number < self.table.len() as u64 {
+            let offset = clusters.start << self.cluster_bits;
+            self.enter_block(number, clusters.start..clusters.start + 1);
+            // The block is durable before it is named: otherwise all it counts would be free.
+            self.write_changed_as(storage, &[(number, offset)]).await?;
+            storage.sync().await?;
+            self.name_blocks(storage, &[(number, offset)]).await?;
+            return Ok((clusters.start + 1, None));
+        }
+        self.move_table(storage, number).await.map(|(start, table)| (start, Some(table)))
+    }
+
+    /// A block in memory that counts these clusters once, and nothing else.
+    fn enter_block(&mut self, number: u64, used: Clusters) {
+        let (per_block, order) = (self.per_block(), self.order);
+        let bytes = vec![0; usize::try_from(self.cluster_bytes()).expect("at most 2 MiB")];
+        let mut block = Block { bytes, changed: None };
+        for cluster in used {
+            if cluster / per_block == number {
+                block.set(order, cluster % per_block, 1);
+            }
+        }
+        block.changed = Some(0..block.bytes.len());
+        self.keep(number, block);
+    }
+
+    /// Writes entries of the table.
+    async fn name_blocks(
+        &mut self,
+        storage: &Storage,
+        blocks: &[(u64, u64)],
+    ) -> Result<(), FailKind> {
+        for (number, offset) in blocks {
+            let place = usize::try_from(*number).expect("the table has it");
+            let entries =
+                usize::try_from(storage.alignment() / 8).expect("a block fits into memory");
+            let first = place - place % entries;
+            let last = (first + entries).min(self.table.len());
+            let words = self.table[first..last].iter().enumerate();
+            let words = words.map(|(at, word)| if first + at == place { *offset } else { *word });
+            let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
+            storage.write(self.table_offset + first as u64 * 8, HostMemory::of(&bytes)).await?;
+            self.table[place] = *offset;
+        }
+        Ok(())
+    }
+
+    /// Makes a larger table that has block `number`, with the blocks that count it, where that block
+    /// begins to count. Returns the first cluster behind all that.
+    async fn move_table(
+        &mut self,
+        storage: &Storage,
+        number: u64,
+    ) -> Result<(u64, NewTable), FailKind> {
+        let (per_block, cluster_bytes) = (self.per_block(), self.cluster_bytes());
+        let start = number * per_block;
+        // Half as many entries again as are needed, so that tables move seldom.
+        let mut blocks = 1;
+        let (entries, table_clusters) = loop {
+            let entries = (number + blocks) + (number + blocks) / 2;
+            let table_clusters = (entries * 8).div_ceil(cluster_bytes);
+            if blocks * per_block >= blocks + table_clusters {
+                break (table_clusters * cluster_bytes / 8, table_clusters);
+            }
+            blocks += 1;
+        };
+        let clusters = u32::try_from(table_clusters).map_err(|_too_many| FailKind::NoSpace)?;
+        if entries * 8 > 8 << 20 {
+            // QEMU opens no larger one.
+            return Err(FailKind::NoSpace);
+        }
+        let end = start + blocks + table_clusters;
+        self.prepare(storage, start..end).await?;
+        let named: Vec<(u64, u64)> =
+            (0..blocks).map(|at| (number + at, (start + at) << self.cluster_bits)).collect();
+        for (number, _) in &named {
+            self.enter_block(*number, start..end);
+        }
+        self.write_changed_as(storage, &named).await?;
+        let old_first = self.table_offset >> self.cluster_bits;
+        let old_clusters = (self.table.len() as u64 * 8).div_ceil(cluster_bytes);
+        let entries = usize::try_from(entries).expect("at most a million");
+        let mut table = std::mem::take(&mut self.table);
+        table.resize(entries, 0);
+        for (number, offset) in &named {
+            table[usize::try_from(*number).expect("among the entries")] = *offset;
+        }
+        let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_be_bytes()).collect();
+        self.table = table;
+        let offset = (start + blocks) << self.cluster_bits;
+        self.table_offset = offset;
+        storage.write(offset, HostMemory::of(&bytes)).await?;
+        storage.sync().await?;
+        self.cursor = end;
+        let old = (old_first, old_first + old_clusters);
+        Ok((end, NewTable { offset, clusters, old }))
+    }
+
+    /// Counts each cluster once more.
+    async fn raise(&mut self, storage: &Storage, clusters: Clusters) -> Result<(), FailKind> {
+        let (order, most) = (self.order, self.most());
+        for cluster in clusters {
+            let (number, index) = (cluster / self.per_block(), cluster % self.per_block());
+            let block = self.block(storage, number).await?.ok_or(FailKind::Io)?;
+            let count = block.get(order, index);
+            if count == most {
+                return Err(FailKind::Io);
+            }
+            block.set(order, index, count + 1);
+        }
+        Ok(())
+    }
+
+    /// Counts each cluster once less. Those that nobody uses any more are free. Their references must
+    /// be gone, durably. Not yet written.
+    pub(crate) async fn lower(
+        &mut self,
+        storage: &Storage,
+        clusters: Clusters,
+    ) -> Result<(), FailKind> {
+        let order = self.order;
+        for cluster in clusters {
+            let (number, index) = (cluster / self.per_block(), cluster % self.per_block());
+            let Some(block) = self.block(storage, number).await? else { continue };
+            match block.get(order, index) {
+                0 => tracing::error!("cluster {cluster} of the image was in use, with refcount 0"),
+                count => block.set(order, index, count - 1),
+            }
+            if block.get(order, index) == 0 {
+                self.cursor = self.cursor.min(cluster);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands to the kernel what was changed.
+    pub(crate) async fn write_changed(&mut self, storage: &Storage) -> Result<(), FailKind> {
+        self.write_changed_as(storage, &[]).await
+    }
+
+    /// The same; new blocks go where it says there, the others where the table says.
+    async fn write_changed_as(
+        &mut self,
+        storage: &Storage,
+        new: &[(u64, u64)],
+    ) -> Result<(), FailKind> {
+        let changed: Vec<u64> = self
+            .blocks
+            .iter()
+            .filter(|(_, block)| block.changed.is_some())
+            .map(|(number, _)| *number)
+            .collect();
+        for number in changed {
+            let named = new.iter().find(|(new, _)| *new == number).map(|(_, offset)| *offset);
+            let place =
+                usize::try_from(number).ok().and_then(|number| self.table.get(number).copied());
+            let Some(offset) = named.or(place).filter(|offset| *offset != 0) else { continue };
+            let block = self.blocks.get_mut(&number).expect("just found");
+            let alignment = usize::try_from(storage.alignment()).expect("a block fits into memory");
+            let bytes = block.changed.clone().expect("just found");
+            let start = bytes.start - bytes.start % alignment;
+            let end = bytes.end.next_multiple_of(alignment).min(block.bytes.len());
+            storage.write(offset + start as u64, HostMemory::of(&block.bytes[start..end])).await?;
+            block.changed = None;
+        }
+        Ok(())
+    }
+}
+
+impl Block {
+    fn get(&self, order: u32, index: u64) -> u64 {
+        let index = usize::try_from(index).expect("a block has at most 2^24 refcounts");
+        match order {
+            0..=2 => {
+                let bits = 1 << order;
+                let per_byte = 8 / bits;
+                let byte = self.bytes[index / per_byte];
+                u64::from(byte >> (index % per_byte * bits)) & ((1 << bits) - 1)
+            }
+            _ => {
+                let bytes = 1 << (order - 3);
+                let word = &self.bytes[index * bytes..(index + 1) * bytes];
+                word.iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
+            }
+        }
+    }
+
+    fn set(&mut self, order: u32, index: u64, value: u64) {
+        let index = usize::try_from(index).expect("a block has at most 2^24 refcounts");
+        let place = match order {
+            0..=2 => {
+                let bits = 1 << order;
+                let per_byte = 8 / bits;
+                let shift = index % per_byte * bits;
+                let mask = u8::try_from((1_u16 << bits) - 1).expect("at most 4 bits") << shift;
+                let byte = &mut self.bytes[index / per_byte];
+                let low = u8::try_from(value & 0xff).expect("masked");
+                *byte = *byte & !mask | low << shift & mask;
+                index / per_byte..index / per_byte + 1
+            }
+            _ => {
+                let bytes = 1 << (order - 3);
+                let place = index * bytes..(index + 1) * bytes;
+                self.bytes[place.clone()].copy_from_slice(&value.to_be_bytes()[8 - bytes..]);
+                place
+            }
+        };
+        self.changed = Some(match self.changed.take() {
+            None => place,
+            Some(old) => old.start.min(place.start)..old.end.max(place.end),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refcounts_of_all_widths_stand_beside_each_other() {
+        for order in 0..=6 {
+            let mut block = Block { bytes: vec![0; 512], changed: None };
+            let most = if order == 6 { u64::MAX } else { (1 << (1_u32 << order)) - 1 };
+            let count = (512 * 8) >> order;
+            for index in (0..count).step_by(3) {
+                block.set(order, index, most - index % 2);
+            }
+            for index in 0..count {
+                let expected = if index % 3 == 0 { most - index % 2 } else { 0 };
+                assert_eq!(block.get(order, index), expected, "order {order}, index {index}");
+            }
+            block.set(order, 3, 0);
+            assert_eq!(block.get(order, 3), 0);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The tasks that serve requests which the tables in memory do not answer.
+//!
+//! Where it stands in the life of a request: its lane holds it; the task answers it through
+//! [`Core`], at once or in rounds.
+
+mod read;
+mod write;
+mod zero;
+
+use std::rc::Rc;
+
+use block::{FailKind, Operation, Piece, Token};
+
+use crate::core::Core;
+use crate::storage::Storage;
+
+pub(crate) use read::read;
+pub(crate) use write::write;
+pub(crate) use zero::{Zeroing, zero};
+
+/// A part of a request that was asked of a lane below.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// It is answered.
+    Known(Result<Vec<Piece>, FailKind>),
+    /// The lane below holds it, under that name.
+    Held(Storage, Token),
+}
+
+/// Waits for the parts of a request that lanes below hold; each begins at its place in the request.
+pub(crate) async fn parts(
+    core: Rc<Core>,
+    token: Token,
+    operation: Operation,
+    parts: Vec<(u64, Part)>,
+) {
+    let mut pieces = Vec::new();
+    let mut failed = None;
+    for (skip, part) in parts {
+        let answer = match part {
+            Part::Known(answer) => answer,
+            Part::Held(storage, token) => storage.answer(token).await.map(|(_, pieces)| pieces),
+        };
+        match answer {
+            Ok(part) => {
+                pieces.extend(part.iter().map(|piece| Piece { skip: skip + piece.skip, ..*piece }));
+            }
+            Err(kind) => failed = Some(kind),
+        }
+    }
+    match failed {
+        None => core.answer(token, operation, pieces),
+        Some(kind) => core.end(token, operation, Err(kind)),
+    }
+}
+
+/// Waits for a flush that the lane below holds.
+pub(crate) async fn held_flush(core: Rc<Core>, token: Token, asked: Token) {
+    match core.file.answer(asked).await {
+        Ok((operation, pieces)) => core.answer(token, operation, pieces),
+        Err(kind) => core.end(token, Operation::Flush, Err(kind)),
+    }
+}
+
+/// Frees clusters that nobody can find any more.
+pub(crate) async fn reclaim(core: Rc<Core>) {
+    if let Ok(space) = core.image.space()
+        && let Err(kind) = space.reclaim(&core.file, false).await
+    {
+        // They leak; the operator was told of the error.
+        tracing::debug!("freeing clusters: {kind:?}");
+    }
+}

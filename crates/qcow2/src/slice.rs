@@ -1,0 +1,426 @@
+//! Slices of L2 tables in memory: read by all threads without a lock, written through.
+//!
+//! Where it stands: the fast path looks entries up; tasks change them by [`Slice::begin_write`]: what
+//! waits is written together, and is seen by others only once the kernel has it.
+//!
+//! Invariants: an entry in memory is in the file, or was there when it was changed last. One write of a
+//! slice is under way at a time. A slice that is pinned, or of which a write is under way, stays in the
+//! cache: there is never a second copy of it. What is no longer in the cache says so before it may be
+//! loaded again.
+//! Threads: any. Locks are held for a few instructions.
+//! Limits: as many slices as the cache was given, and what is pinned besides.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
+
+use block::{FailKind, HostMemory};
+
+use crate::shape::SliceNumber;
+
+/// How many parts the cache has, each with a lock of its own.
+const SHARDS: usize = 16;
+
+/// A part of an L2 table.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    number: SliceNumber,
+    /// Empty if there is no table: then all entries are 0.
+    entries: Box<[AtomicU64]>,
+    is_gone: AtomicBool,
+    /// Whether it was used since the cache last looked.
+    is_used: AtomicBool,
+    /// Tasks that may change it.
+    pins: AtomicU32,
+    writes: Mutex<Writes>,
+}
+
+#[derive(Debug, Default)]
+struct Writes {
+    /// What the next write changes.
+    waiting: Vec<(usize, u64)>,
+    is_busy: bool,
+    /// The number of the next write.
+    next: u64,
+    /// The last ones that failed. A write that waits for none of them is not told.
+    failed: VecDeque<(u64, FailKind)>,
+    wakers: Vec<Waker>,
+}
+
+/// What to do for a change of a slice.
+#[derive(Debug)]
+pub(crate) enum Turn<'a> {
+    /// Write this.
+    Mine(Write<'a>),
+    /// Another task writes: ask again when woken.
+    Wait,
+    /// It was written, or was not.
+    Over(Result<(), FailKind>),
+}
+
+/// A write of a slice. Dropped, it has failed.
+#[derive(Debug)]
+pub(crate) struct Write<'a> {
+    slice: &'a Slice,
+    changes: Vec<(usize, u64)>,
+    number: u64,
+    result: Result<(), FailKind>,
+}
+
+/// Names the write that a change is part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WriteNumber(u64);
+
+/// Failed writes that are remembered: tasks look soon after they were woken.
+const FAILED_MAX: usize = 64;
+
+impl Slice {
+    /// As it is in the file.
+    pub(crate) fn loaded(number: SliceNumber, bytes: &[u8]) -> Self {
+        let word = |bytes: &[u8]| {
+            AtomicU64::new(u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes")))
+        };
+        Self::new(number, bytes.chunks_exact(8).map(word).collect())
+    }
+
+    /// Of a table that does not exist.
+    pub(crate) fn absent(number: SliceNumber) -> Self {
+        Self::new(number, Box::default())
+    }
+
+    fn new(number: SliceNumber, entries: Box<[AtomicU64]>) -> Self {
+        Self {
+            number,
+            entries,
+            is_gone: AtomicBool::new(false),
+            is_used: AtomicBool::new(true),
+            pins: AtomicU32::new(0),
+            writes: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn number(&self) -> SliceNumber {
+        self.number
+    }
+
+    /// Whether its table does not exist.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether it is in the cache no more: another copy may be. Ask before each look, inside an epoch.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// The word of an entry.
+    pub(crate) fn word(&self, index: usize) -> u64 {
+        self.entries.get(index).map_or(0, |entry| entry.load(Ordering::Acquire))
+    }
+
+    /// Notes that it is used. Mostly only a load: the line stays shared.
+    pub(crate) fn touch(&self) {
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn writes(&self) -> MutexGuard<'_, Writes> {
+        self.writes.lock().expect("nobody panics here")
+    }
+
+    /// Adds changes to what the next write takes. Entries of one cluster are changed by one task at a
+    /// time.
+    pub(crate) fn change(&self, changes: impl Iterator<Item = (usize, u64)>) -> WriteNumber {
+        let mut writes = self.writes();
+        writes.waiting.extend(changes);
+        WriteNumber(writes.next)
+    }
+
+    /// What to do for the changes that are part of that write.
+    pub(crate) fn begin_write(&self, number: WriteNumber, waker: &Waker) -> Turn<'_> {
+        let mut writes = self.writes();
+        if writes.next > number.0 && !(writes.is_busy && writes.next == number.0 + 1) {
+            let failed = writes.failed.iter().find(|(failed, _)| *failed == number.0);
+            return Turn::Over(failed.map_or(Ok(()), |(_, kind)| Err(*kind)));
+        }
+        if writes.is_busy {
+            writes.wakers.push(waker.clone());
+            return Turn::Wait;
+        }
+        writes.is_busy = true;
+        writes.next += 1;
+        let changes = std::mem::take(&mut writes.waiting);
+        Turn::Mine(Write { slice: self, changes, number: number.0, result: Err(FailKind::Io) })
+    }
+}
+
+impl Write<'_> {
+    /// The bytes of the slice that have to be written, whole blocks of `block` bytes, and where they
+    /// begin in the slice.
+    pub(crate) fn bytes(&self, block: u64) -> (u64, HostMemory) {
+        let places = self.changes.iter().map(|(index, _)| *index as u64 * 8);
+        let (first, last) =
+            places.fold((u64::MAX, 0), |(first, last), place| (first.min(place), last.max(place)));
+        let end = self.slice.entries.len() as u64 * 8;
+        let start = first - first % block;
+        let end = (last + 8).next_multiple_of(block).min(end);
+        let index =
+            |place: u64| usize::try_from(place / 8).expect("a slice has at most 512 entries");
+        let mut memory = HostMemory::zeroed(index(end - start) * 8);
+        for (entry, bytes) in
+            self.slice.entries[index(start)..].iter().zip(memory.chunks_exact_mut(8))
+        {
+            // Only this task changes entries now.
+            bytes.copy_from_slice(&entry.load(Ordering::Relaxed).to_be_bytes());
+        }
+        for (place, word) in &self.changes {
+            let at = (place - index(start)) * 8;
+            memory[at..at + 8].copy_from_slice(&word.to_be_bytes());
+        }
+        (start, memory)
+    }
+
+    /// How the write ended. With success everybody sees the changes.
+    pub(crate) fn finish(mut self, result: Result<(), FailKind>) {
+        if result.is_ok() {
+            for (index, word) in &self.changes {
+                self.slice.entries[*index].store(*word, Ordering::Release);
+            }
+        }
+        self.result = result;
+    }
+}
+
+impl Drop for Write<'_> {
+    fn drop(&mut self) {
+        let mut writes = self.slice.writes();
+        writes.is_busy = false;
+        if let Err(kind) = self.result {
+            writes.failed.push_back((self.number, kind));
+            if writes.failed.len() > FAILED_MAX {
+                writes.failed.pop_front();
+            }
+        }
+        let wakers = std::mem::take(&mut writes.wakers);
+        drop(writes);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A slice that stays in the cache.
+#[derive(Debug)]
+pub(crate) struct Pinned(Arc<Slice>);
+
+impl Pinned {
+    fn new(slice: Arc<Slice>) -> Self {
+        // Under the lock of the shard, like the look at it.
+        slice.pins.fetch_add(1, Ordering::Relaxed);
+        Self(slice)
+    }
+
+    /// The slice, which may go from the cache when this pin is dropped.
+    pub(crate) fn slice(&self) -> &Arc<Slice> {
+        &self.0
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // What was done under the pin comes before the slice may go.
+        self.0.pins.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The slices in memory.
+#[derive(Debug)]
+pub(crate) struct SliceCache {
+    shards: Vec<Mutex<Shard>>,
+    /// Of each shard.
+    capacity: usize,
+    /// How many slices have gone.
+    gone: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    slices: HashMap<SliceNumber, Cached>,
+    /// In the order in which they are looked at when one has to go.
+    clock: VecDeque<SliceNumber>,
+}
+
+#[derive(Debug)]
+enum Cached {
+    Here(Arc<Slice>),
+    /// Some task loads it; these wait.
+    Loading(Vec<Waker>),
+}
+
+/// What the cache has of a slice.
+#[derive(Debug)]
+pub(crate) enum Found<'a> {
+    /// This.
+    Here(Pinned),
+    /// Nothing: load it.
+    Missing(Loading<'a>),
+    /// Another task loads it: ask again when woken.
+    Wait,
+}
+
+/// The right to load a slice. Dropped, others may try.
+#[derive(Debug)]
+pub(crate) struct Loading<'a> {
+    cache: &'a SliceCache,
+    number: SliceNumber,
+    is_done: bool,
+}
+
+impl SliceCache {
+    /// Room for so many slices, and a few more.
+    pub(crate) fn new(slices: usize) -> Self {
+        let capacity = slices.div_ceil(SHARDS).max(2);
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { shards, capacity, gone: AtomicU64::new(0) }
+    }
+
+    /// For how many slices there is room.
+    pub(crate) fn room(&self) -> usize {
+        self.capacity * SHARDS
+    }
+
+    /// How many slices have gone from the cache so far.
+    pub(crate) fn gone(&self) -> u64 {
+        // A hint when to let go of them.
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    fn shard(&self, number: SliceNumber) -> MutexGuard<'_, Shard> {
+        let place = usize::try_from(number.0 % SHARDS as u64).expect("one of 16");
+        self.shards[place].lock().expect("nobody panics here")
+    }
+
+    /// The slice if it is here, without a pin: for the fast path.
+    pub(crate) fn peek(&self, number: SliceNumber) -> Option<Arc<Slice>> {
+        match self.shard(number).slices.get(&number) {
+            Some(Cached::Here(slice)) => Some(Arc::clone(slice)),
+            Some(Cached::Loading(_)) | None => None,
+        }
+    }
+
+    /// The slice, pinned.
+    pub(crate) fn find(&self, number: SliceNumber, waker: &Waker) -> Found<'_> {
+        let mut shard = self.shard(number);
+        match shard.slices.get_mut(&number) {
+            Some(Cached::Here(slice)) => {
+                slice.touch();
+                Found::Here(Pinned::new(Arc::clone(slice)))
+            }
+            Some(Cached::Loading(wakers)) => {
+                wakers.push(waker.clone());
+                Found::Wait
+            }
+            None => {
+                shard.slices.insert(number, Cached::Loading(Vec::new()));
+                Found::Missing(Loading { cache: self, number, is_done: false })
+            }
+        }
+    }
+
+    /// Takes slices out whose table did not exist and now does.
+    pub(crate) fn forget_absent(&self, numbers: impl Iterator<Item = SliceNumber>) {
+        for number in numbers {
+            let mut shard = self.shard(number);
+            let is_absent =
+                |cached: &Cached| matches!(cached, Cached::Here(slice) if slice.is_absent());
+            if shard.slices.get(&number).is_some_and(is_absent) {
+                shard.remove(number);
+                self.gone.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Loading<'_> {
+    /// The slice is here. If there are too many now, others go.
+    pub(crate) fn done(self, slice: Slice) -> Pinned {
+        self.done_if(slice, || true).expect("it is")
+    }
+
+    /// The same if that is true in the moment when others can find the slice.
+    pub(crate) fn done_if(mut self, slice: Slice, is_so: impl FnOnce() -> bool) -> Option<Pinned> {
+        let slice = Arc::new(slice);
+        let mut shard = self.cache.shard(self.number);
+        if !is_so() {
+            return None;
+        }
+        let pinned = Pinned::new(Arc::clone(&slice));
+        let before = shard.slices.insert(self.number, Cached::Here(slice));
+        shard.clock.push_back(self.number);
+        let gone = shard.make_room(self.cache.capacity);
+        self.cache.gone.fetch_add(gone, Ordering::Relaxed);
+        drop(shard);
+        if let Some(Cached::Loading(wakers)) = before {
+            wakers.into_iter().for_each(Waker::wake);
+        }
+        self.is_done = true;
+        Some(pinned)
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        let loading = self.cache.shard(self.number).slices.remove(&self.number);
+        if let Some(Cached::Loading(wakers)) = loading {
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+/// What becomes of a slice when the cache looks for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It was taken out before.
+    Gone,
+    Goes,
+    Stays,
+}
+
+impl Shard {
+    fn judge(&self, number: SliceNumber) -> Fate {
+        let Some(Cached::Here(slice)) = self.slices.get(&number) else { return Fate::Gone };
+        let in_use = slice.is_used.swap(false, Ordering::Relaxed)
+            || slice.pins.load(Ordering::Acquire) > 0
+            || slice.writes().is_busy;
+        if in_use { Fate::Stays } else { Fate::Goes }
+    }
+
+    fn make_room(&mut self, capacity: usize) -> u64 {
+        let mut gone = 0;
+        // Twice around: the first time some may have been used.
+        let mut looks = self.clock.len() * 2;
+        while self.slices.len() > capacity && looks > 0 {
+            looks -= 1;
+            let Some(number) = self.clock.pop_front() else { break };
+            match self.judge(number) {
+                Fate::Gone => {}
+                Fate::Goes => {
+                    self.remove(number);
+                    gone += 1;
+                }
+                Fate::Stays => self.clock.push_back(number),
+            }
+        }
+        gone
+    }
+
+    fn remove(&mut self, number: SliceNumber) {
+        if let Some(Cached::Here(slice)) = self.slices.remove(&number) {
+            // Before another copy of it can be loaded and changed: that takes this lock.
+            slice.is_gone.store(true, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The clusters of the file: runs that were taken ahead, and those that were given back and may still be
+//! in use.
+//!
+//! Where it stands: writes take clusters from a run, for nothing; when the runs are used up, one task
+//! fetches the next ([`Refcounts::reserve`]). What leaves the tables goes into limbo, and is free when
+//! its going is durable and no request can be on its way to it.
+//!
+//! Invariants: clusters of a run read as zeroes, and their refcounts are durable. A cluster in limbo
+//! keeps its refcount. Crashes leak what is in runs and in limbo.
+//! Threads: any.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use block::FailKind;
+
+use crate::epoch::{Epoch, Epochs};
+use crate::refcount::{Clusters, NewTable, Refcounts};
+use crate::storage::Storage;
+use crate::task::{Turn, Turns};
+
+/// The first run of an image, in clusters; each is twice as long as the one before.
+const RUN_FIRST: u64 = 16;
+
+/// The longest run, in clusters.
+const RUN_MAX: u64 = 1024;
+
+/// The longest run, in bytes.
+const RUN_BYTES_MAX: u64 = 256 << 20;
+
+/// With so many clusters in limbo their going is made durable without waiting for a guest's flush.
+const LIMBO_MAX: u64 = 1024;
+
+/// The clusters of an image's file.
+#[derive(Debug)]
+pub(crate) struct Space {
+    cluster_bits: u32,
+    epochs: Arc<Epochs>,
+    runs: Mutex<Runs>,
+    refcounts: Turns<Refcounts>,
+    limbo: Mutex<Limbo>,
+    /// Whether something in limbo may be free by now. A hint.
+    may_reclaim: AtomicBool,
+    discards: Discards,
+}
+
+/// Whether space that nobody uses any more is given back to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discards {
+    /// It is.
+    Passed,
+    /// It stays in the file.
+    Ignored,
+}
+
+#[derive(Debug)]
+struct Runs {
+    clean: VecDeque<Clusters>,
+    /// How long the next run should be.
+    next: u64,
+}
+
+#[derive(Debug, Default)]
+struct Limbo {
+    freed: VecDeque<Freed>,
+    clusters: u64,
+    /// The number of the next one.
+    next: u64,
+    /// Those with smaller numbers are durably out of the tables.
+    durable: u64,
+}
+
+#[derive(Debug)]
+struct Freed {
+    number: u64,
+    epoch: Epoch,
+    clusters: Clusters,
+}
+
+/// What was out of the tables when a sync began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SyncMark(u64);
+
+impl Space {
+    pub(crate) fn new(
+        cluster_bits: u32,
+        refcounts: Refcounts,
+        epochs: Arc<Epochs>,
+        discards: Discards,
+    ) -> Self {
+        Self {
+            cluster_bits,
+            epochs,
+            runs: Mutex::new(Runs { clean: VecDeque::new(), next: RUN_FIRST }),
+            refcounts: Turns::new(refcounts),
+            limbo: Mutex::default(),
+            may_reclaim: AtomicBool::new(false),
+            discards,
+        }
+    }
+
+    /// Takes clusters that follow each other and read as zeroes: at most `count`, at least one. If the
+    /// refcount table has moved for that, `moved` has the header name it, durably.
+    pub(crate) async fn take(
+        &self,
+        storage: &Storage,
+        count: u64,
+        moved: impl AsyncFn(NewTable) -> Result<(), FailKind>,
+    ) -> Result<Clusters, FailKind> {
+        loop {
+            if let Some(clusters) = self.take_from_runs(count) {
+                return Ok(clusters);
+            }
+            let mut refcounts = self.refcounts.take().await;
+            // Whoever had the turn before may have fetched enough.
+            if let Some(clusters) = self.take_from_runs(count) {
+                return Ok(clusters);
+            }
+            let want = self.runs().next.max(count).min(self.run_max());
+            let mark = self.mark();
+            let reserved = refcounts.reserve(storage, want).await?;
+            self.is_durable(mark);
+            if let Some(table) = reserved.table {
+                moved(table).await?;
+                let (start, end) = table.old;
+                self.free(start..end);
+            }
+            let mut runs = self.runs();
+            runs.next = (runs.next * 2).min(self.run_max());
+            runs.clean.extend(reserved.runs);
+        }
+    }
+
+    fn run_max(&self) -> u64 {
+        RUN_MAX.min(RUN_BYTES_MAX >> self.cluster_bits)
+    }
+
+    fn take_from_runs(&self, count: u64) -> Option<Clusters> {
+        let mut runs = self.runs();
+        let run = runs.clean.front_mut()?;
+        let end = run.end.min(run.start + count);
+        let taken = run.start..end;
+        run.start = end;
+        if run.is_empty() {
+            runs.clean.pop_front();
+        }
+        Some(taken)
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Runs> {
+        self.runs.lock().expect("nobody panics here")
+    }
+
+    fn limbo(&self) -> MutexGuard<'_, Limbo> {
+        self.limbo.lock().expect("nobody panics here")
+    }
+
+    /// These clusters are no longer in the tables, as far as requests that come now can see, and that
+    /// was handed to the kernel.
+    pub(crate) fn free(&self, clusters: Clusters) {
+        let epoch = self.epochs.end();
+        let mut limbo = self.limbo();
+        let number = limbo.next;
+        limbo.next += 1;
+        limbo.clusters += clusters.end - clusters.start;
+        limbo.freed.push_back(Freed { number, epoch, clusters });
+        if limbo.clusters >= LIMBO_MAX {
+            self.may_reclaim.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Before a sync begins.
+    pub(crate) fn mark(&self) -> SyncMark {
+        SyncMark(self.limbo().next)
+    }
+
+    /// The sync has succeeded.
+    pub(crate) fn is_durable(&self, mark: SyncMark) {
+        let mut limbo = self.limbo();
+        limbo.durable = limbo.durable.max(mark.0);
+        if !limbo.freed.is_empty() {
+            self.may_reclaim.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether to call [`Space::reclaim`] now; asked after each request.
+    pub(crate) fn begin_reclaim(&self) -> bool {
+        self.may_reclaim.load(Ordering::Relaxed) && self.may_reclaim.swap(false, Ordering::Relaxed)
+    }
+
+    /// Frees what is in limbo and can be. With `all`, or when it is much, syncs first.
+    pub(crate) async fn reclaim(&self, storage: &Storage, all: bool) -> Result<(), FailKind> {
+        if all || self.limbo().clusters >= LIMBO_MAX {
+            let mark = self.mark();
+            storage.sync().await?;
+            self.is_durable(mark);
+        }
+        let mut refcounts = self.refcounts.take().await;
+        let passed = self.take_passed();
+        if passed.is_empty() {
+            return Ok(());
+        }
+        self.give_up(storage, &mut refcounts, passed).await
+    }
+
+    /// Takes what nobody can find any more out of limbo.
+    fn take_passed(&self) -> Vec<Clusters> {
+        let oldest = self.epochs.oldest();
+        let mut limbo = self.limbo();
+        let durable = limbo.durable;
+        // Both numbers rise along the queue.
+        let passed = |freed: &Freed| freed.number < durable && freed.epoch < oldest;
+        let count = limbo.freed.iter().take_while(|freed| passed(freed)).count();
+        let mut clusters: Vec<_> = limbo.freed.drain(..count).map(|freed| freed.clusters).collect();
+        limbo.clusters -=
+            clusters.iter().map(|clusters| clusters.end - clusters.start).sum::<u64>();
+        clusters.sort_unstable_by_key(|clusters| clusters.start);
+        clusters
+    }
+
+    /// Lowers the refcounts of clusters that nobody can find, and gives their space back before that:
+    /// afterwards they may be used again.
+    async fn give_up(
+        &self,
+        storage: &Storage,
+        refcounts: &mut Turn<'_, Refcounts>,
+        clusters: Vec<Clusters>,
+    ) -> Result<(), FailKind> {
+        if self.discards == Discards::Passed {
+            let mut unused: Vec<Clusters> = Vec::new();
+            for cluster in clusters.iter().flat_map(Clone::clone) {
+                // Others may be a snapshot's as well.
+                if refcounts.get(storage, cluster).await? != 1 {
+                    continue;
+                }
+                match unused.last_mut() {
+                    Some(last) if last.end == cluster => last.end += 1,
+                    Some(_) | None => unused.push(cluster..cluster + 1),
+                }
+            }
+            for clusters in unused {
+                let bytes = clusters.start << self.cluster_bits..clusters.end << self.cluster_bits;
+                storage.discard(bytes).await?;
+            }
+        }
+        for clusters in clusters {
+            refcounts.lower(storage, clusters).await?;
+        }
+        refcounts.write_changed(storage).await
+    }
+
+    /// Gives back all that was taken ahead or is in limbo, durably: nothing leaks. Nobody uses the image
+    /// any more.
+    pub(crate) async fn close(&self, storage: &Storage) -> Result<(), FailKind> {
+        self.reclaim(storage, true).await?;
+        let clean: Vec<Clusters> = self.runs().clean.drain(..).collect();
+        let mut refcounts = self.refcounts.take().await;
+        for clusters in clean {
+            refcounts.lower(storage, clusters).await?;
+        }
+        refcounts.write_changed(storage).await?;
+        storage.sync().await
+    }
+}
