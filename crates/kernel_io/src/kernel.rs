@@ -33,7 +33,8 @@ use crate::space::{Space, Step};
 use crate::uring::{FilePlace, Uring};
 use crate::workers::Workers;
 use crate::{
-    Aio, Allocation, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, OpenFile, Residence, Tag, Wait,
+    Aio, Allocation, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, IoFailure, OpenFile,
+    Residence, Tag, Wait,
 };
 
 /// Something that has happened.
@@ -57,26 +58,6 @@ pub enum Event {
     PollEnded {
         /// Whose.
         tag: Tag,
-    },
-}
-
-/// Why an operation failed, and where.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum IoFailure {
-    /// The kernel said so.
-    #[error("error at byte {offset}")]
-    Errno {
-        /// The first byte that was not transferred.
-        offset: ByteOffset,
-        /// What it said.
-        #[source]
-        errno: Errno,
-    },
-    /// The file is shorter than when it was opened.
-    #[error("the file ends at byte {offset}")]
-    EndOfFile {
-        /// Where.
-        offset: ByteOffset,
     },
 }
 

@@ -14,6 +14,7 @@ mod calls;
 mod cpu;
 mod epoll;
 mod exchange;
+mod failure;
 mod file;
 mod files;
 mod filter;
@@ -39,6 +40,7 @@ pub use alarm::Alarm;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, process_cpu_time};
 pub use exchange::exchange_socket;
+pub use failure::IoFailure;
 pub use file::{
     Aio, Caching, FileKind, Flushes, Identity, OpenError, OpenFile, OpenOptions, Residence,
 };
@@ -48,7 +50,7 @@ pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
 };
 pub use inline::InlineShare;
-pub use kernel::{Event, IoFailure, Kernel, KernelError};
+pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use parked::Tag;
 pub use peer::{Peer, peer_of};
@@ -58,5 +60,5 @@ pub use process::{
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
-pub use space::Allocation;
+pub use space::{Allocation, whole_blocks};
 pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};

@@ -3,14 +3,11 @@
 //!
 //! Where it stands in the life of a request: `engine` calls it for each piece in a file.
 
-use std::ops::Range;
-
 use block::{
     Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Piece, Segment,
     Target, Unmap,
 };
-use kernel_io::{Allocation, Caching, IoFailure, Kernel, Tag};
-use rustix::io::Errno;
+use kernel_io::{Allocation, Caching, IoFailure, Kernel, Tag, whole_blocks};
 
 use crate::job::{Addressee, Job, Phase};
 use crate::staged::{Staged, StagedKind, Step};
@@ -160,13 +157,6 @@ fn submit_allocation(
     1
 }
 
-/// The whole blocks inside a range; empty, at the range's end, if there is none.
-pub(crate) fn whole_blocks(bytes: &Range<u64>, block: u64) -> Range<u64> {
-    let start = bytes.start.next_multiple_of(block);
-    let end = bytes.end - bytes.end % block;
-    if start < end { start..end } else { bytes.end..bytes.end }
-}
-
 /// Whether a job whose bytes are there has to sync their files before it is over.
 pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
     if job.phase == Phase::Sync {
@@ -204,21 +194,7 @@ pub(crate) fn staged_durability(operation: Operation) -> Durability {
 /// A stable write is a write and a sync in one, and nobody says which of them failed; but a lack of
 /// space is found before anything is written.
 pub(crate) fn may_hide_lost_data(durability: Durability, failure: IoFailure) -> bool {
-    durability == Durability::Stable && fail_kind(failure) == FailKind::Io
-}
-
-/// Whether the file cannot do such a thing at all, as QEMU reads these errors.
-pub(crate) fn unsupported(failure: IoFailure) -> bool {
-    let IoFailure::Errno { errno, .. } = failure else { return false };
-    [Errno::OPNOTSUPP, Errno::NOSYS, Errno::NODEV, Errno::NOTTY].contains(&errno)
-}
-
-pub(crate) fn fail_kind(failure: IoFailure) -> FailKind {
-    match failure {
-        IoFailure::Errno { errno: Errno::NOSPC | Errno::DQUOT, .. } => FailKind::NoSpace,
-        IoFailure::Errno { errno: Errno::ROFS, .. } => FailKind::ReadOnly,
-        IoFailure::Errno { .. } | IoFailure::EndOfFile { .. } => FailKind::Io,
-    }
+    durability == Durability::Stable && failure.kind() == FailKind::Io
 }
 
 #[cfg(test)]
@@ -256,20 +232,5 @@ mod tests {
         let elsewhere = Target::File { file: FileId(2), offset: ByteOffset(8) };
         let two_files = [piece(0, Some(0)), Piece { target: elsewhere, ..piece(8, None) }];
         check_run(read, &two_files, Some((1, 8)));
-    }
-
-    #[track_caller]
-    fn check(bytes: Range<u64>, block: u64, expected: Range<u64>) {
-        assert_eq!(whole_blocks(&bytes, block), expected, "{bytes:?} in blocks of {block}");
-    }
-
-    #[test]
-    fn whole_blocks_are_those_that_lie_inside() {
-        check(0..8192, 4096, 0..8192);
-        check(1..8192, 4096, 4096..8192);
-        check(1..8191, 4096, 8191..8191);
-        check(4096..4608, 4096, 4608..4608);
-        check(512..12800, 4096, 4096..12288);
-        check(5..9, 1, 5..9);
     }
 }

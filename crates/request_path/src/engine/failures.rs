@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use block::{FailKind, FileId, Operation, Target};
-use kernel_io::{Alarm, Caching, IoFailure};
+use kernel_io::{Alarm, Caching, IoFailure, whole_blocks};
 
 use super::Engine;
 use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
 use crate::report::Trouble;
 use crate::staged::{Staged, StagedKind, Step};
-use crate::submit::{fail_kind, may_hide_lost_data, unsupported, whole_blocks};
+use crate::submit::may_hide_lost_data;
 
 impl Engine {
     /// A piece failed: some failures mean another way, the others are the guest's.
@@ -24,7 +24,7 @@ impl Engine {
         };
         if job.phase == Phase::Sync {
             self.kernel.file(file).remember_failed_sync();
-        } else if unsupported(failure) {
+        } else if failure.is_unsupported() {
             match job.operation {
                 // A hint that the file system cannot take.
                 Operation::Discard(..) => return,
@@ -56,7 +56,7 @@ impl Engine {
             return;
         }
         job.failure = Some(match trouble {
-            Trouble::Failure(failure) => fail_kind(failure),
+            Trouble::Failure(failure) => failure.kind(),
             Trouble::EarlierSync => FailKind::Io,
         });
         let (operation, phase) = (job.operation, job.phase);
