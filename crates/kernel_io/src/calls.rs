@@ -108,8 +108,8 @@ unsafe fn write(
     unsafe { libc::pwritev2(fd, iovecs, segments, place, write_flags(durability)) }
 }
 
-/// Discards or zeroes a range.
-fn change(space: Space, fd: RawFd, place: libc::off_t) -> i32 {
+/// Discards or zeroes a range. The result is that of a completion: 0, or minus the errno.
+pub(crate) fn change(space: Space, fd: RawFd, place: libc::off_t) -> i32 {
     let Ok(count) = libc::off_t::try_from(space.count) else {
         return -Errno::INVAL.raw_os_error();
     };

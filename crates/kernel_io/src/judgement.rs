@@ -10,7 +10,7 @@ use crate::IoFailure;
 use crate::parked::{Parked, Work};
 
 /// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
-const RETRIES_MAX: u8 = 100;
+pub(crate) const RETRIES_MAX: u8 = 100;
 
 /// What a completion means for its operation.
 #[derive(Debug, Clone, Copy)]

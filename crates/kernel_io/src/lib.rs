@@ -13,6 +13,7 @@ mod bounce;
 mod calls;
 mod cpu;
 mod epoll;
+mod errands;
 mod exchange;
 mod failure;
 mod file;
