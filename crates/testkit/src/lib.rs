@@ -20,6 +20,7 @@ pub mod loop_device;
 pub mod memory;
 pub mod model;
 pub mod process;
+pub mod qcow2rig;
 pub mod queue_report;
 pub mod rawring;
 pub mod report;
