@@ -103,12 +103,15 @@ pub(crate) struct Kernel {
     mischief: Mischief,
     /// One of so many operations falls asleep; none if zero.
     sleepers: u64,
+    /// One of so many operations fails, somewhere on its way; none if zero. Syncs never do: whoever lost data keeps
+    /// failing, which is not what is looked at here.
+    failures: u64,
     ops: Vec<KernelOp>,
 }
 
 impl Kernel {
-    pub(crate) fn new(disk: Arc<Disk>, mischief: Mischief) -> Self {
-        Self { disk, mischief, sleepers: 8, ops: Vec::new() }
+    pub(crate) fn new(disk: Arc<Disk>, mischief: Mischief, failures: u64) -> Self {
+        Self { disk, mischief, sleepers: 8, failures, ops: Vec::new() }
     }
 
     pub(crate) fn change_habits(&mut self, rng: &mut Rng) {
@@ -233,7 +236,13 @@ impl Kernel {
             What::Sync(_) => "kernel has synced",
         };
         log.host(op.to.actor(), name, op.file, run.clone());
-        apply_run(&self.disk, op, &run);
+        let may_fail = self.failures > 0 && !matches!(op.what, What::Sync(_));
+        if may_fail && rng.one_in(self.failures) {
+            let is_full = op.what == What::Write && rng.one_in(2);
+            op.result = Err(if is_full { FailKind::NoSpace } else { FailKind::Io });
+        } else {
+            apply_run(&self.disk, op, &run);
+        }
         if op.is_applied() && op.is_told {
             self.disk.delivered(op.id);
             self.ops.swap_remove(place);

@@ -37,6 +37,8 @@ pub struct Tally {
     pub zeroings: u64,
     /// Flushes.
     pub flushes: u64,
+    /// Those of all kinds that failed, as they may if operations fail.
+    pub failed: u64,
 }
 
 /// What is asked more often.
@@ -83,11 +85,13 @@ pub(crate) struct Load {
     requests: u64,
     open: BTreeMap<u64, Open>,
     pub(crate) tally: Tally,
+    /// Whether the disk has a right to fail.
+    may_fail: bool,
 }
 
 impl Load {
     /// To a disk that holds this, with clusters of so many bytes.
-    pub(crate) fn new(content: &[u8], cluster: u64, rng: &mut Rng) -> Result<Self> {
+    pub(crate) fn new(content: &[u8], cluster: u64, may_fail: bool, rng: &mut Rng) -> Result<Self> {
         let mut load = Self {
             history: History::new(std::iter::empty()),
             size: DiskSize(ByteCount(number(content.len()))),
@@ -97,6 +101,7 @@ impl Load {
             requests: 0,
             open: BTreeMap::new(),
             tally: Tally::default(),
+            may_fail,
         };
         load.start_from(content)?;
         Ok(load)
@@ -196,6 +201,10 @@ impl Load {
         }
         match outcome {
             Outcome::Done => Ok(()),
+            Outcome::Failed(_) if self.may_fail => {
+                self.tally.failed += 1;
+                Ok(())
+            }
             Outcome::Failed(kind) => {
                 let error = anyhow!("request {request}, {operation:?}, failed: {kind:?}");
                 Err(WrongSector { sector: first, error })

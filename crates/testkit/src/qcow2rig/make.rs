@@ -4,6 +4,8 @@
 //!
 //! Invariants: the image is consistent, without leaks, and each sector of the disk holds a stamp of its own.
 
+use std::ops::Range;
+
 use anyhow::{Result, ensure};
 
 use super::image::{COPIED, DATA_FILE, EXTENDED_L2, MAGIC, ZERO, put_refcount, refcount_max};
@@ -52,6 +54,31 @@ impl Recipe {
             snapshot: false,
             lazy_refcounts: false,
             filled: 0,
+        }
+    }
+
+    /// Anything, with clusters of these sizes. Small images, so that requests meet.
+    #[must_use]
+    pub fn any(rng: &mut Rng, cluster_bits: Range<u32>) -> Self {
+        let span = u64::from(cluster_bits.end - cluster_bits.start);
+        let cluster_bits = cluster_bits.start + u32::try_from(rng.below(span)).expect("small");
+        let clusters = if cluster_bits < 14 { 16 << rng.below(6) } else { 2 << rng.below(4) };
+        let cut = if rng.one_in(3) { (1 + rng.below((1 << cluster_bits) / 512)) * 512 } else { 0 };
+        let plain = Self::plain(cluster_bits, (clusters << cluster_bits) - cut + 512);
+        let is_2 = rng.one_in(6);
+        let refcount_order = if is_2 || rng.one_in(2) { 4 } else { [0, 1, 3, 5, 6][rng.index(5)] };
+        let data_file = !is_2 && rng.one_in(8);
+        let backing = (plain.size * (1 + rng.below(20)) / 10).next_multiple_of(512);
+        Self {
+            version: if is_2 { 2 } else { 3 },
+            refcount_order,
+            extended_l2: !is_2 && cluster_bits >= 14 && rng.one_in(4),
+            backing: rng.one_in(3).then_some(backing),
+            data_file,
+            snapshot: !data_file && refcount_order > 0 && rng.one_in(5),
+            lazy_refcounts: !is_2 && rng.one_in(8),
+            filled: [0, 0, 30, 100][rng.index(4)],
+            ..plain
         }
     }
 

@@ -36,6 +36,8 @@ pub struct Options {
     pub lives: u64,
     /// What goes wrong on purpose.
     pub mischief: Mischief,
+    /// One of so many operations of the kernel fails; none if zero.
+    pub fail_one_in: u64,
     /// One of so many ends is also judged by qemu-img; none if zero.
     pub peer_one_in: u64,
 }
@@ -136,14 +138,14 @@ impl<'a> Player<'a> {
         let files = Files { image, backing, data };
         let clock = Arc::new(JumpClock::new());
         let world = World {
-            kernel: Kernel::new(Arc::clone(&disk), options.mischief),
+            kernel: Kernel::new(Arc::clone(&disk), options.mischief, options.fail_one_in),
             log: Log::default(),
             mischief: options.mischief,
             jobs: 0,
             ended: Vec::new(),
             rng: rng.clone(),
         };
-        let load = Load::new(&made.content, made.cluster, &mut rng)?;
+        let load = Load::new(&made.content, made.cluster, options.fail_one_in > 0, &mut rng)?;
         check_size(number(made.content.len()))?;
         let played = Played::default();
         let mut player =

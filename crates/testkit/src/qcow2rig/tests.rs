@@ -35,7 +35,9 @@ fn recipes() -> Vec<Recipe> {
 #[test]
 fn images_that_it_makes_are_sound_and_hold_what_they_should() {
     let missing = peer::missing();
-    for (seed, recipe) in (1..).zip(recipes()) {
+    let rng = &mut Rng::new(1);
+    let random = (0..40).map(|_| Recipe::any(rng, 9..18));
+    for (seed, recipe) in (1..).zip(recipes().into_iter().chain(random)) {
         let made = recipe.make(&mut Rng::new(seed)).unwrap();
         let image = Snapshot::of(&made.image);
         let data = made.data.as_deref().map(Snapshot::of);
@@ -208,7 +210,7 @@ impl Lane for FullLane {
 
 fn full(mischief: Mischief, lives: u64) -> Options {
     let recipe = Recipe { version: 2, filled: 100, ..Recipe::plain(12, 256 << 10) };
-    Options { recipe, lives, mischief, peer_one_in: 0 }
+    Options { recipe, lives, mischief, fail_one_in: 0, peer_one_in: 0 }
 }
 
 #[test]
@@ -217,6 +219,13 @@ fn a_node_without_mistakes_lives_through_deaths_and_losses_of_power() {
     let Played { tally, closed, killed, powerless, .. } = played;
     assert!(closed > 0 && killed > 0 && powerless > 0);
     assert!(tally.reads > 0 && tally.writes > 0 && tally.zeroings > 0 && tally.flushes > 0);
+}
+
+#[test]
+fn operations_may_fail_and_what_they_changed_is_left_open() {
+    let options = Options { fail_one_in: 50, ..full(Mischief::None, 20) };
+    let played = play(7, &Full, &options).unwrap();
+    assert!(played.tally.failed > 0, "{played:?}");
 }
 
 #[test]
