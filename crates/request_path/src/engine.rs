@@ -11,6 +11,7 @@
 
 mod errands;
 mod failures;
+mod held;
 mod staging;
 mod syncs;
 
@@ -18,11 +19,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
 
 use block::{
-    After, Answer, Buffers, Clock, Due, Errand, LaneError, Mapping, Node, Operation, Order,
-    Outcome, PieceList, Target,
+    After, Answer, Buffers, Clock, Errand, LaneError, Mapping, Node, Operation, Order, Outcome,
+    PieceList, Target,
 };
 use kernel_io::{
     Alarm, BounceBuffer, BouncePool, Event, FileTable, InlineShare, IoFailure, Kernel, KernelError,
@@ -52,6 +52,10 @@ const HELD_BYTES_MAX: usize = 1 << 30;
 /// With so many pieces nothing new is taken. Together with what one batch may add it bounds the memory
 /// that requests take which are spread over many small chunks.
 const PIECES_OPEN_MAX: usize = 1 << 20;
+
+/// The most calls in one round of lanes that can go on: what goes on by itself, without end, does not
+/// keep its iothread from the rings. A lane goes on with all of its requests in one call.
+const LANE_CALLS_MAX: u32 = 64;
 
 /// Something for the event loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,8 +100,10 @@ pub struct Engine {
     /// What is new, or was held and may go on, and the answers.
     mappings: Vec<Mapping>,
     pieces: PieceList,
-    /// Lanes that have errands or may have to be called; some are named twice.
-    attended: Vec<LaneIndex>,
+    /// Lanes that have errands or may have to be called, in order.
+    attended: VecDeque<LaneIndex>,
+    /// How many more calls of lanes this round has room for.
+    calls_left: u32,
     /// An empty list, kept for its room.
     errands: Vec<Errand>,
     /// Requests that lanes hold.
@@ -134,7 +140,8 @@ impl Engine {
             syncs: Syncs::default(),
             mappings: Vec::new(),
             pieces: PieceList::default(),
-            attended: Vec::new(),
+            attended: VecDeque::new(),
+            calls_left: LANE_CALLS_MAX,
             errands: Vec::new(),
             held: 0,
             pieces_open: 0,
@@ -155,7 +162,9 @@ impl Engine {
 
     /// Opens the iothread's lane on a node, or uses the one that is open.
     pub fn open_lane(&mut self, node: &Arc<dyn Node>) -> Result<LaneIndex, LaneError> {
-        self.lanes.open(node)
+        let lane = self.lanes.open(node)?;
+        self.note_lane(lane);
+        Ok(lane)
     }
 
     /// Gives a lane back.
@@ -192,6 +201,7 @@ impl Engine {
     /// Ends a drain: rings go on with the lane that was prepared, or all their requests fail.
     pub fn admit(&mut self, node: &Arc<dyn Node>) {
         self.lanes.admit(node);
+        self.note_called_lanes();
     }
 
     /// Gives a ring that has arrived a seat.
@@ -259,61 +269,6 @@ impl Engine {
         self.lanes.held(lane, held, bytes);
         self.note_lane(lane);
         self.work_off_finished()
-    }
-
-    /// When [`Engine::resume`] has something to do.
-    pub fn due(&self) -> Option<Due> {
-        self.lanes.due()
-    }
-
-    /// Goes on with what was held and may go on by now. What is over at once is told by the next
-    /// [`Engine::dispatch`].
-    pub fn resume(&mut self, now: Instant) {
-        let mut from = 0;
-        while let Some(lane) = self.lanes.next_due(from, now) {
-            from = lane.next();
-            self.resume_lane(lane, now);
-            self.work_off_finished();
-        }
-    }
-
-    /// Starts what a lane has held and lets go on.
-    fn resume_lane(&mut self, lane: LaneIndex, now: Instant) {
-        self.lanes.resume(lane, now, &mut self.mappings, &mut self.pieces);
-        self.held -= self.mappings.len();
-        self.release_rest(lane);
-        let Self { mappings, jobs, lanes, .. } = self;
-        let late = mappings.iter().map(|mapping| JobIndex::of(mapping.token));
-        lanes.let_go(lane, late.map(|index| jobs.get(index).memory.count()).sum());
-        let (held, _) = self.start_answered();
-        assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
-        self.note_lane(lane);
-    }
-
-    /// Makes due at once what a lane holds: somebody waits for its end.
-    pub fn release(&mut self, lane: LaneIndex) {
-        if self.lanes.held_by(lane) > 0 {
-            let released = self.jobs.release(lane);
-            self.lanes.release(lane, released);
-        }
-    }
-
-    /// The same for the lane on that node, if there is one.
-    pub fn release_on(&mut self, node: &Arc<dyn Node>) {
-        if let Some(lane) = self.lanes.find(node) {
-            self.release(lane);
-        }
-    }
-
-    /// What one layer has let go because it was released, the next one may hold again.
-    fn release_rest(&mut self, lane: LaneIndex) {
-        if self.lanes.is_releasing(lane) {
-            let Self { mappings, jobs, lanes, .. } = self;
-            let over = mappings
-                .iter()
-                .filter(|mapping| jobs.get(JobIndex::of(mapping.token)).phase == Phase::Released);
-            lanes.release_rest(lane, over.count());
-        }
     }
 
     /// Starts what a lane has answered; returns how many requests it holds, and the bytes of their memory.
@@ -386,6 +341,7 @@ impl Engine {
 
     /// Submits what is queued and waits as told.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
+        self.calls_left = LANE_CALLS_MAX;
         self.kernel.wait(wait)?;
         if self.kernel.is_misled() {
             // Something has to happen to get the kernel's flag down again.
@@ -397,12 +353,13 @@ impl Engine {
     /// Whether [`Engine::wait`] without blocking would do anything: submit, or bring events.
     /// Cheap enough to be asked again and again.
     pub fn has_news(&mut self) -> bool {
-        self.kernel.has_news()
+        self.has_called_lanes() || self.kernel.has_news()
     }
 
-    /// Whether something waits that [`Engine::wait`] does itself, so that it would not sleep.
+    /// Whether something waits that [`Engine::wait`] or [`Engine::dispatch`] does without any event. Nobody
+    /// may sleep then.
     pub fn has_own_work(&self) -> bool {
-        self.kernel.has_inline_work()
+        self.has_called_lanes() || self.kernel.has_inline_work()
     }
 
     /// Whether requests are being carried out here; those that are held are not.

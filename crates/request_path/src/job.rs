@@ -35,8 +35,6 @@ impl JobIndex {
 pub(crate) enum Phase {
     /// A lane holds it, or is being asked.
     Held,
-    /// The same, but somebody waits for its end.
-    Released,
     /// It waits until nobody else changes what it changes.
     Start,
     /// Its bytes are on their way.
@@ -72,6 +70,8 @@ pub(crate) struct Job {
     pub(crate) outstanding: u32,
     pub(crate) failure: Option<FailKind>,
     pub(crate) phase: Phase,
+    /// Whether somebody waits for its end, so that no lane holds it for longer than it must.
+    pub(crate) released: bool,
     /// What direct I/O could not do in place; carried out one after the other, last first.
     pub(crate) staged: Vec<Staged>,
     /// The ranges it holds against read-modify-write.
@@ -126,6 +126,7 @@ impl Jobs {
         job.after = After::Over;
         job.failure = None;
         job.phase = Phase::Held;
+        job.released = false;
         index
     }
 
@@ -153,11 +154,16 @@ impl Jobs {
         })
     }
 
-    /// Marks those that the lane holds as released, and returns how many were not yet.
+    /// Marks those of the lane as released, also for when it holds them again, and returns how many of
+    /// those that it holds were not yet.
     pub(crate) fn release(&mut self, lane: LaneIndex) -> usize {
-        let held =
-            |job: &&mut Job| job.owner.is_some() && job.lane == lane && job.phase == Phase::Held;
-        self.jobs.iter_mut().filter(held).map(|job| job.phase = Phase::Released).count()
+        let new = |job: &&mut Job| job.owner.is_some() && job.lane == lane && !job.released;
+        let mut held = 0;
+        for job in self.jobs.iter_mut().filter(new) {
+            job.released = true;
+            held += usize::from(job.phase == Phase::Held);
+        }
+        held
     }
 
     /// Jobs that are not over.
@@ -188,6 +194,7 @@ impl Job {
             outstanding: 0,
             failure: None,
             phase: Phase::Held,
+            released: false,
             staged: Vec::new(),
             holds: Vec::new(),
         }

@@ -59,6 +59,8 @@ struct OpenLane {
     due: Option<Due>,
     /// Those that are completed in the order in which they were begun, oldest first.
     ordered: VecDeque<JobIndex>,
+    /// Whether the lane is in the iothread's list of those that it attends to.
+    attended: bool,
 }
 
 /// Whether there is a lane, and who may use it.
@@ -120,7 +122,7 @@ impl Lanes {
     /// Whether nothing of a lane that is being drained is in flight any more; then the lane is closed.
     pub(crate) fn is_drained(&mut self, index: LaneIndex) -> bool {
         let open = self.get(index);
-        if open.requests > 0 {
+        if !open.is_over() {
             return false;
         }
         open.state = State::Drained;
@@ -131,7 +133,10 @@ impl Lanes {
 
     /// Opens a lane on a node that is drained. Nobody may use it yet.
     pub(crate) fn prepare(&mut self, node: &Arc<dyn Node>) -> Result<(), LaneError> {
+        let calls = Arc::clone(&self.calls);
         let open = self.drained(node);
+        // Nobody who knew the lane before calls this one.
+        (open.called, open.io) = new_io(&calls);
         open.state = State::Ready(node.open_lane(&open.io)?);
         Ok(())
     }
@@ -196,9 +201,7 @@ impl Lanes {
         let open = self.get(index);
         open.held += count;
         open.held_bytes += bytes;
-        if open.held > 0 {
-            self.look_at_due(index);
-        }
+        self.look_at_due(index);
     }
 
     /// How many requests the lane holds.
@@ -267,28 +270,50 @@ impl Lanes {
 
     /// Tells the lane that an answer was carried out.
     pub(crate) fn carried_out(&mut self, index: LaneIndex, token: Token, outcome: Outcome) -> Told {
-        self.get(index).lane().carried_out(token, outcome)
+        let told = self.get(index).lane().carried_out(token, outcome);
+        self.look_at_due(index);
+        told
     }
 
-    /// Takes the errands that the lane has submitted since.
+    /// Takes the errands that the lane has submitted since; of a lane that is closed there are none.
     pub(crate) fn take_errands(&mut self, index: LaneIndex, into: &mut Vec<Errand>) {
-        let open = self.get(index);
+        let Some(open) = &mut self.places[index.0] else { return };
         let begun = into.len();
         open.io.take_submitted(into);
         open.requests += into.len() - begun;
     }
 
-    /// Whether the lane has submitted errands or has to be called.
-    pub(crate) fn needs_attention(&self, index: LaneIndex) -> bool {
+    /// Whether the lane has submitted errands or has to be called, and nobody has noted it yet.
+    pub(crate) fn note(&mut self, index: LaneIndex) -> bool {
+        self.needs_attention(index)
+            && self.places[index.0]
+                .as_mut()
+                .is_some_and(|open| !std::mem::replace(&mut open.attended, true))
+    }
+
+    /// What was noted is looked at; whether there is still something.
+    pub(crate) fn attend(&mut self, index: LaneIndex) -> bool {
+        if let Some(open) = &mut self.places[index.0] {
+            open.attended = false;
+        }
+        self.needs_attention(index)
+    }
+
+    fn needs_attention(&self, index: LaneIndex) -> bool {
         let open = self.places[index.0].as_ref();
         open.is_some_and(|open| {
             open.has_lane() && (open.io.has_submitted() || open.called.is_set())
         })
     }
 
-    /// Whether any lane may have to be called.
+    /// Whether to look at all lanes, because some may have to be called.
     pub(crate) fn take_calls(&self) -> bool {
         self.calls.take()
+    }
+
+    /// Whether some lane may have been called since.
+    pub(crate) fn are_called(&self) -> bool {
+        self.calls.is_any()
     }
 
     /// Whether the lane had to be called; it is, now.
@@ -296,11 +321,14 @@ impl Lanes {
         self.places[index.0].as_ref().is_some_and(|open| open.called.take())
     }
 
-    /// All that are open.
-    pub(crate) fn all(&self) -> impl Iterator<Item = LaneIndex> {
-        let is_open =
-            |place: &usize| self.places[*place].as_ref().is_some_and(|open| open.has_lane());
-        (0..self.places.len()).filter(is_open).map(LaneIndex)
+    /// How many requests and errands of the lane are not over.
+    pub(crate) fn requests_of(&self, index: LaneIndex) -> usize {
+        self.places[index.0].as_ref().map_or(0, |open| open.requests)
+    }
+
+    /// The first lane from that place on that has errands or has to be called.
+    pub(crate) fn next_in_need(&self, from: usize) -> Option<LaneIndex> {
+        (from..self.places.len()).map(LaneIndex).find(|lane| self.needs_attention(*lane))
     }
 
     /// When the first lane has something to resume.
@@ -333,8 +361,10 @@ impl Lanes {
 
     fn look_at_due(&mut self, index: LaneIndex) {
         let open = self.get(index);
-        open.due = open.lane().due();
-        self.find_due();
+        let due = open.lane().due();
+        if std::mem::replace(&mut open.due, due) != due {
+            self.find_due();
+        }
     }
 
     fn find_due(&mut self) {
@@ -345,7 +375,7 @@ impl Lanes {
     fn close_if_over(&mut self, index: LaneIndex) {
         let place = &mut self.places[index.0];
         let is_over = |open: &OpenLane| {
-            open.users == 0 && open.requests == 0 && matches!(open.state, State::Open(_))
+            open.users == 0 && open.is_over() && matches!(open.state, State::Open(_))
         };
         if place.as_ref().is_some_and(is_over) {
             *place = None;
@@ -357,10 +387,10 @@ impl Lanes {
 impl OpenLane {
     /// The entry of a node on which no lane is open.
     fn drained(node: &Arc<dyn Node>, calls: &Arc<Calls>) -> Self {
-        let called = Arc::new(Called::new(Arc::clone(calls)));
+        let (called, io) = new_io(calls);
         Self {
             node: Arc::clone(node),
-            io: LaneIo::new(Arc::clone(&called).into()),
+            io,
             called,
             state: State::Drained,
             users: 0,
@@ -370,7 +400,13 @@ impl OpenLane {
             released: 0,
             due: None,
             ordered: VecDeque::new(),
+            attended: false,
         }
+    }
+
+    /// Whether nothing of it is in flight, nor an errand about to be.
+    fn is_over(&self) -> bool {
+        self.requests == 0 && !self.io.has_submitted()
     }
 
     fn has_lane(&self) -> bool {
@@ -383,6 +419,12 @@ impl OpenLane {
             State::Drained | State::Ready(_) => panic!("nothing is in flight while it is drained"),
         }
     }
+}
+
+/// What a new lane of the iothread with these calls uses of it, and what says that it has to be called.
+fn new_io(calls: &Arc<Calls>) -> (Arc<Called>, LaneIo) {
+    let called = Arc::new(Called::new(Arc::clone(calls)));
+    (Arc::clone(&called), LaneIo::new(called.into()))
 }
 
 /// Stands where no lane can be opened any more: every request fails, and no ring hangs.

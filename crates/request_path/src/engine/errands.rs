@@ -14,24 +14,41 @@ use crate::job::{JobIndex, Phase};
 impl Engine {
     /// A lane was called: it may have errands.
     pub(super) fn note_lane(&mut self, lane: LaneIndex) {
-        if self.lanes.needs_attention(lane) {
-            self.attended.push(lane);
+        if self.lanes.note(lane) {
+            self.attended.push_back(lane);
         }
     }
 
-    /// Goes on with lanes that have something to do; whether there was any.
+    /// Lanes may have been called.
+    pub(super) fn note_called_lanes(&mut self) {
+        let mut from = 0;
+        while let Some(lane) = self.lanes.next_in_need(from) {
+            from = lane.next();
+            self.note_lane(lane);
+        }
+    }
+
+    /// Whether lanes may have something to do that this thread knows of.
+    pub(super) fn has_called_lanes(&self) -> bool {
+        !self.attended.is_empty() || self.lanes.are_called()
+    }
+
+    /// Goes on with lanes that have something to do, as far as this round has room; whether there was any.
+    /// What is left keeps the iothread awake.
     pub(super) fn attend_lanes(&mut self) -> bool {
         let mut any = false;
-        if self.lanes.take_calls() {
-            let Self { lanes, attended, .. } = self;
-            attended.extend(lanes.all().filter(|lane| lanes.needs_attention(*lane)));
+        if self.calls_left > 0 && self.lanes.take_calls() {
+            self.note_called_lanes();
         }
-        while let Some(lane) = self.attended.pop() {
-            if !self.lanes.needs_attention(lane) {
+        while self.calls_left > 0
+            && let Some(lane) = self.attended.pop_front()
+        {
+            if !self.lanes.attend(lane) {
                 continue;
             }
             if self.lanes.take_call(lane) {
                 any = true;
+                self.calls_left -= 1;
                 self.resume_lane(lane, self.clock.now());
             }
             let mut errands = std::mem::take(&mut self.errands);
@@ -62,9 +79,13 @@ impl Engine {
                 job.failure = None;
                 job.phase = Phase::Held;
                 job.after = After::Over;
-                let bytes = job.memory.count();
+                let (bytes, released) = (job.memory.count(), job.released);
                 self.held += 1;
                 self.lanes.held(lane, 1, bytes);
+                if released {
+                    // Whoever waited for its end still does.
+                    self.lanes.release(lane, 1);
+                }
             }
         }
         self.note_lane(lane);

@@ -1,0 +1,69 @@
+//! What lanes hold: it goes on when it is due, when its lane is called, or when somebody waits for its end.
+//!
+//! Where it stands in the life of a request: between its mapping and its answer.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use block::{Due, Node};
+
+use super::Engine;
+use crate::LaneIndex;
+use crate::job::JobIndex;
+
+impl Engine {
+    /// When [`Engine::resume`] has something to do.
+    pub fn due(&self) -> Option<Due> {
+        self.lanes.due()
+    }
+
+    /// Goes on with what was held and may go on by now. What is over at once is told by the next
+    /// [`Engine::dispatch`].
+    pub fn resume(&mut self, now: Instant) {
+        let mut from = 0;
+        while let Some(lane) = self.lanes.next_due(from, now) {
+            from = lane.next();
+            self.resume_lane(lane, now);
+            self.work_off_finished();
+        }
+    }
+
+    /// Starts what a lane has held and lets go on.
+    pub(super) fn resume_lane(&mut self, lane: LaneIndex, now: Instant) {
+        self.lanes.resume(lane, now, &mut self.mappings, &mut self.pieces);
+        self.held -= self.mappings.len();
+        self.release_rest(lane);
+        let Self { mappings, jobs, lanes, .. } = self;
+        let late = mappings.iter().map(|mapping| JobIndex::of(mapping.token));
+        lanes.let_go(lane, late.map(|index| jobs.get(index).memory.count()).sum());
+        let (held, _) = self.start_answered();
+        assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
+        self.note_lane(lane);
+    }
+
+    /// Makes due at once what a lane holds: somebody waits for its end.
+    pub fn release(&mut self, lane: LaneIndex) {
+        if self.lanes.requests_of(lane) > 0 {
+            let released = self.jobs.release(lane);
+            self.lanes.release(lane, released);
+            self.note_lane(lane);
+        }
+    }
+
+    /// The same for the lane on that node, if there is one.
+    pub fn release_on(&mut self, node: &Arc<dyn Node>) {
+        if let Some(lane) = self.lanes.find(node) {
+            self.release(lane);
+        }
+    }
+
+    /// What one layer has let go because it was released, the next one may hold again.
+    fn release_rest(&mut self, lane: LaneIndex) {
+        if self.lanes.is_releasing(lane) {
+            let Self { mappings, jobs, lanes, .. } = self;
+            let over =
+                mappings.iter().filter(|mapping| jobs.get(JobIndex::of(mapping.token)).released);
+            lanes.release_rest(lane, over.count());
+        }
+    }
+}
