@@ -8,6 +8,7 @@ mod breaks;
 mod confined;
 mod dirty_log;
 mod drains;
+mod errands;
 mod fairness;
 mod full;
 mod guest;

@@ -141,6 +141,11 @@ impl Load {
 }
 
 impl Load {
+    /// How often each block of the ring was written.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = (u64, u64)> {
+        (self.first..).zip(self.versions.iter().copied())
+    }
+
     /// Checks that everything which was completed is in the image.
     pub(crate) fn check_image(&self, bytes: &[u8]) {
         for (index, &version) in self.versions.iter().enumerate().filter(|(_, v)| **v > 0) {
