@@ -1,14 +1,16 @@
-//! Requests of which a member holds a part: what is kept of them until the last part is answered.
+//! Requests of which a member holds a part, or wants to be told: what is kept of them until they are over.
 //!
 //! Where it stands: `lane` spreads an operation over members and puts the answers together. What is
-//! answered at once never comes here, but for the name under which its parts are asked for.
+//! answered at once, and is over then, never comes here, but for the name under which its parts are asked for.
 //!
 //! Invariants: a name is given to one operation at a time. Limits: as many as the asker has requests
 //! in the lane; of each as many pieces as its members have answered with, before they are cut.
 
+use std::collections::HashMap;
+
 use block::{
-    Answer, ByteCount, ByteOffset, Durability, FailKind, Mapping, Operation, Order, PIECES_MAX,
-    Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
+    After, Answer, ByteCount, ByteOffset, Durability, FailKind, Mapping, Operation, Order,
+    PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
 };
 
 use super::layout::{Layout, Split};
@@ -135,12 +137,13 @@ impl<'a> Answering<'a> {
     }
 }
 
-/// The names under which members know operations, and what is kept of those that wait for a part.
+/// The names under which members know operations, and what is kept of those that are not over.
 #[derive(Debug, Default)]
 pub(super) struct Joins {
     joins: Vec<Join>,
     free: Vec<Token>,
-    waiting: usize,
+    /// Those that were answered and that members want to be told of, by the asker's token. Keeps its room.
+    telling: HashMap<Token, Token>,
 }
 
 #[derive(Debug)]
@@ -148,9 +151,13 @@ struct Join {
     whole: Whole,
     /// How many parts are held.
     held: usize,
-    /// What other members have answered: the place of the part and its pieces.
+    /// The members that want to be told, a bit for each.
+    told: u64,
+    /// What members have answered: the place of the part and its pieces.
     kept: Vec<(usize, Piece)>,
 }
+
+const _: () = assert!(super::MEMBERS_MAX <= 64, "each member has a bit");
 
 impl Joins {
     /// A name that no other operation has, until it is given back.
@@ -158,63 +165,119 @@ impl Joins {
         self.free.pop().unwrap_or_else(|| {
             let token = Token(u32::try_from(self.joins.len()).expect("requests are few"));
             let whole = Whole::new(Mapping::new(token, Operation::Flush), Spread::Nowhere);
-            self.joins.push(Join { whole, held: 0, kept: Vec::new() });
+            self.joins.push(Join { whole, held: 0, told: 0, kept: Vec::new() });
             token
         })
     }
 
-    /// Gives back the name of an operation of which nothing is held.
-    pub(super) fn give_back(&mut self, token: Token) {
-        self.free.push(token);
+    /// Gives back the name of an operation that is over.
+    pub(super) fn give_back(&mut self, name: Token) {
+        self.free.push(name);
     }
 
-    /// Notes that so many parts of an operation are held.
-    pub(super) fn wait(&mut self, token: Token, whole: Whole, held: usize) {
-        let join = self.get(token);
+    /// Begins to keep an operation.
+    pub(super) fn begin(&mut self, name: Token, whole: Whole) {
+        let join = self.get(name);
         join.whole = whole;
-        join.held = held;
-        self.waiting += 1;
+        (join.held, join.told) = (0, 0);
     }
 
-    /// Takes the answer of a part of an operation that waits for others.
-    pub(super) fn keep(&mut self, token: Token, place: usize, part: &Mapping, pieces: &PieceList) {
-        self.get(token).keep(place, part, pieces);
-    }
-
-    /// Takes the late answer of a member to its part. With the last one comes the whole answer.
-    pub(super) fn part(
-        &mut self,
-        layout: Layout,
-        member: usize,
-        part: Mapping,
-        pieces: &mut PieceList,
-    ) -> Option<Mapping> {
-        let join = self.get(part.token);
+    /// A member answers the part that it held; returns the part's place.
+    pub(super) fn late(&mut self, layout: Layout, name: Token, member: usize) -> usize {
+        let join = self.get(name);
         join.held -= 1;
-        let place = match &join.whole.spread {
+        match &join.whole.spread {
             Spread::Parts(split) => layout.place(split, member),
             Spread::Nowhere | Spread::One(_) | Spread::Everywhere => member,
-        };
-        let whole = if let Spread::One(_) = join.whole.spread {
-            Some(join.whole.as_part(part))
-        } else {
-            join.keep(place, &part, pieces);
-            (join.held == 0).then(|| join.answered(layout, pieces))
-        };
-        if whole.is_some() {
-            self.give_back(part.token);
-            self.waiting -= 1;
         }
-        whole
     }
 
-    /// Whether any member holds anything.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.waiting > 0
+    /// Takes the answer to a part, by its member and its place; the part may be held. What one member has
+    /// all of is answered as that does.
+    pub(super) fn take(
+        &mut self,
+        name: Token,
+        (member, place): (usize, usize),
+        part: &Mapping,
+        pieces: &PieceList,
+    ) -> Option<Mapping> {
+        let join = self.get(name);
+        match part.answer {
+            Answer::Held => {
+                join.held += 1;
+                return None;
+            }
+            Answer::Now(_) if part.after == After::Tell => join.told |= 1 << member,
+            Answer::Now(_) | Answer::Refused(_) => {}
+        }
+        if let Spread::One(_) = join.whole.spread {
+            let whole = join.whole.as_part(*part);
+            self.answered(name, &whole);
+            return Some(whole);
+        }
+        join.keep(place, part, pieces);
+        None
     }
 
-    fn get(&mut self, token: Token) -> &mut Join {
-        &mut self.joins[token.0 as usize]
+    /// The answer to an operation all of whose parts are answered.
+    pub(super) fn answer(
+        &mut self,
+        name: Token,
+        layout: Layout,
+        pieces: &mut PieceList,
+    ) -> Mapping {
+        let join = self.get(name);
+        let after = if join.told == 0 { After::Over } else { After::Tell };
+        Mapping { after, ..join.answered(layout, pieces) }
+    }
+
+    /// Notes that an operation is answered with that: it is over, or its members are to be told.
+    pub(super) fn answered(&mut self, name: Token, whole: &Mapping) {
+        if self.get(name).told == 0 {
+            self.give_back(name);
+        } else {
+            self.telling.insert(whole.token, name);
+        }
+    }
+
+    /// The name of an operation, by the asker's token, that was carried out.
+    pub(super) fn told(&mut self, token: Token) -> Token {
+        self.telling.remove(&token).expect("told once for each answer that asks for it")
+    }
+
+    /// Takes the next member that has to be told.
+    pub(super) fn next_told(&mut self, name: Token) -> Option<usize> {
+        let join = self.get(name);
+        if join.told == 0 {
+            return None;
+        }
+        let member = join.told.trailing_zeros();
+        join.told &= join.told - 1;
+        Some(member as usize)
+    }
+
+    /// A member holds its part again.
+    pub(super) fn hold(&mut self, name: Token) {
+        self.get(name).held += 1;
+    }
+
+    /// Whether members hold parts of the operation.
+    pub(super) fn is_held(&mut self, name: Token) -> bool {
+        self.get(name).held > 0
+    }
+
+    /// Whether one member has all of the operation.
+    pub(super) fn is_of_one(&mut self, name: Token) -> bool {
+        matches!(self.get(name).whole.spread, Spread::One(_))
+    }
+
+    /// Whatever else its members answer, the operation is refused in the end.
+    pub(super) fn refuse(&mut self, name: Token, kind: FailKind) {
+        self.get(name).whole.refuse(kind);
+    }
+
+    fn get(&mut self, name: Token) -> &mut Join {
+        &mut self.joins[name.0 as usize]
     }
 }
 

@@ -5,7 +5,8 @@
 //! answered as its member answers it.
 //!
 //! Invariants: an operation is answered when all its parts are; if a member refuses its part, the
-//! whole is refused, after that. The pieces of one member follow each other, so that what is
+//! whole is refused, after that. A member that asked for it is told of the whole, once for each answer to
+//! its part, also if that came to nothing; what it keeps, it answers again. The pieces of one member follow each other, so that what is
 //! neighbouring in a file goes to the kernel together.
 //! Limits: an answer has at most [`block::PIECES_MAX`] pieces; what needs more is refused.
 
@@ -13,8 +14,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, DiskSize, Due, Extent, FailKind, Lane, Mapping,
-    Operation, PIECES_MAX, PieceList, Token, Unmap,
+    Access, After, Answer, ByteCount, ByteOffset, DiskSize, Due, Extent, FailKind, Lane, Mapping,
+    Operation, Outcome, PIECES_MAX, PieceList, Token, Told, Unmap,
 };
 
 use super::StripeDiscards;
@@ -48,8 +49,6 @@ struct Member {
     parts: Vec<Mapping>,
     /// How many of them were taken back.
     taken: usize,
-    /// How many it holds.
-    held: usize,
 }
 
 impl StripeLane {
@@ -61,7 +60,7 @@ impl StripeLane {
         discards: StripeDiscards,
     ) -> Self {
         let shape = Shape { layout, access, discards };
-        let member = |lane| Member { lane, parts: Vec::new(), taken: 0, held: 0 };
+        let member = |lane| Member { lane, parts: Vec::new(), taken: 0 };
         let members = lanes.into_iter().map(member).collect();
         let (joins, asked, late) = (Joins::default(), Vec::new(), Vec::new());
         Self { shape, members, joins, asked, late }
@@ -112,20 +111,18 @@ impl StripeLane {
             Spread::Parts(split) => shape.layout.member(&split, place),
             Spread::Nowhere | Spread::Everywhere => place,
         };
-        let held = (0..count).filter(|place| members[member_at(*place)].holds_next()).count();
         let mut whole = Whole::new(*mapping, spread);
-        if held > 0 {
-            joins.wait(name, whole, held);
+        if (0..count).any(|place| members[member_at(place)].next_is_not_over()) {
+            joins.begin(name, whole);
+            let mut answered = None;
             for place in 0..count {
-                let member = &mut members[member_at(place)];
-                let part = member.take_back();
-                if part.answer == Answer::Held {
-                    member.held += 1;
-                } else {
-                    joins.keep(name, place, &part, pieces);
-                }
+                let member = member_at(place);
+                let part = members[member].take_back();
+                answered = joins.take(name, (member, place), &part, pieces);
             }
-            mapping.answer = Answer::Held;
+            let answered =
+                answered.or_else(|| conclude(shape.layout, members, joins, name, pieces));
+            *mapping = answered.unwrap_or(Mapping { answer: Answer::Held, ..*mapping });
             return;
         }
         joins.give_back(name);
@@ -188,9 +185,15 @@ impl Member {
         self.parts.push(Mapping::new(name, operation));
     }
 
-    /// Whether the next part that is taken back is held.
-    fn holds_next(&self) -> bool {
-        self.parts[self.taken].answer == Answer::Held
+    /// Whether there will be more of the next part that is taken back: another answer, or something to be
+    /// told.
+    fn next_is_not_over(&self) -> bool {
+        let part = &self.parts[self.taken];
+        match part.answer {
+            Answer::Held => true,
+            Answer::Now(_) => part.after == After::Tell,
+            Answer::Refused(_) => false,
+        }
     }
 
     fn take_back(&mut self) -> Mapping {
@@ -219,22 +222,35 @@ impl Lane for StripeLane {
     }
 
     fn due(&self) -> Option<Due> {
-        if !self.joins.is_waiting() {
-            return None;
-        }
-        let holding = self.members.iter().filter(|member| member.held > 0);
-        holding.fold(None, |due, member| Due::first(due, member.lane.due()))
+        self.members.iter().fold(None, |due, member| Due::first(due, member.lane.due()))
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         let Self { shape, members, joins, late: parts, .. } = self;
-        for (place, member) in members.iter_mut().enumerate().filter(|(_, it)| it.held > 0) {
-            member.lane.resume(now, parts, pieces);
-            member.held -= parts.len();
-            late.extend(
-                parts.drain(..).filter_map(|part| joins.part(shape.layout, place, part, pieces)),
-            );
+        let layout = shape.layout;
+        for member in 0..members.len() {
+            members[member].lane.resume(now, parts, pieces);
+            for part in parts.drain(..) {
+                let name = part.token;
+                let place = joins.late(layout, name, member);
+                let answered = joins.take(name, (member, place), &part, pieces);
+                late.extend(answered.or_else(|| conclude(layout, members, joins, name, pieces)));
+            }
         }
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        let Self { members, joins, .. } = self;
+        let name = joins.told(token);
+        let outcome = tell(members, joins, name, outcome);
+        if joins.is_held(name) {
+            if let Outcome::Failed(kind) = outcome {
+                joins.refuse(name, kind);
+            }
+            return Told::Kept;
+        }
+        joins.give_back(name);
+        Told::Over(outcome)
     }
 
     fn release(&mut self) {
@@ -242,6 +258,48 @@ impl Lane for StripeLane {
             member.lane.release();
         }
     }
+}
+
+/// The answer to an operation none of whose parts is held any more; none if a member keeps its part when
+/// it hears that the whole is refused.
+fn conclude(
+    layout: Layout,
+    members: &mut [Member],
+    joins: &mut Joins,
+    name: Token,
+    pieces: &mut PieceList,
+) -> Option<Mapping> {
+    if joins.is_held(name) {
+        return None;
+    }
+    let mut whole = joins.answer(name, layout, pieces);
+    if let Answer::Refused(kind) = whole.answer {
+        joins.refuse(name, kind);
+        whole.after = After::Over;
+        // Nothing of what the others have answered is carried out.
+        let _refused = tell(members, joins, name, Outcome::Failed(kind));
+        if joins.is_held(name) {
+            return None;
+        }
+    }
+    joins.answered(name, &whole);
+    Some(whole)
+}
+
+/// Tells the members that asked for it how the whole ended; returns what that is with what they say.
+fn tell(members: &mut [Member], joins: &mut Joins, name: Token, outcome: Outcome) -> Outcome {
+    let mut result = outcome;
+    while let Some(member) = joins.next_told(name) {
+        match members[member].lane.carried_out(name, outcome) {
+            Told::Kept => joins.hold(name),
+            Told::Over(said) if joins.is_of_one(name) => result = said,
+            Told::Over(Outcome::Failed(kind)) if result == Outcome::Done => {
+                result = Outcome::Failed(kind);
+            }
+            Told::Over(_) => {}
+        }
+    }
+    result
 }
 
 /// The same operation on a member's bytes.
