@@ -45,6 +45,8 @@ pub struct Summary {
     pub refused: u64,
     /// How often a node held a request.
     pub held: u64,
+    /// How often a node kept a request that was carried out.
+    pub kept: u64,
     /// How often each subject stood in a stack.
     pub subjects: BTreeMap<&'static str, u64>,
 }
@@ -70,6 +72,7 @@ pub fn run(form: &Form, seed: u64, end: End) -> Result<Summary> {
         summary.done += played.tally.done;
         summary.refused += played.tally.refused;
         summary.held += played.held;
+        summary.kept += played.kept;
         for name in played.names {
             *summary.subjects.entry(name).or_default() += 1;
         }

@@ -63,6 +63,7 @@ pub(crate) fn play(
         names: player.stack.names(),
         tally: player.workload.tally,
         held: player.complaints.held(),
+        kept: player.complaints.kept(),
     })
 }
 

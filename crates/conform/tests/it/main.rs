@@ -9,6 +9,7 @@ use conform::campaign::{End, Form, Summary, run};
 fn check(form: &Form, stacks: u64) -> Summary {
     let summary = run(form, 0, End::Stacks(stacks)).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(summary.done > stacks * 50 && summary.held > stacks, "{summary:?}");
+    assert!(summary.kept > stacks, "{summary:?}");
     assert!(summary.refused > stacks / 2, "{summary:?}");
     for subject in ["null", "raw", "throttle", "delay", "stripe", "faulty"] {
         assert!(summary.subjects.contains_key(subject), "no {subject}: {summary:?}");

@@ -6,19 +6,21 @@
 //! Invariants checked: a mapping is answered, held or refused, under its own token; the pieces of an answer cover the
 //! operation's bytes once and lie within their files; what is held is answered once, as the operation that was asked;
 //! no token is used for two held requests; something is due exactly while something is held; a release makes it due at
-//! once; nothing comes before it is due, and what is due goes on.
+//! once; nothing comes before it is due, and what is due goes on. Who asked for it is told once of each answer and
+//! nobody else is; what it keeps, it answers again; a lane is closed when nothing of it is left. Where nodes below hold
+//! requests for something else than a time, nobody can say when those are due.
 
 use std::collections::HashMap;
 use std::mem::discriminant;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use block::{
-    Access, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError, LaneIo,
-    Limits, Mapping, Node, Operation, Order, Outcome, Piece, PieceList, PieceMark, PieceRange,
-    Rights, Target, Token, Told,
+    Access, After, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError,
+    LaneIo, Limits, Mapping, Node, Operation, Order, Outcome, Piece, PieceList, PieceMark,
+    PieceRange, Rights, Target, Token, Told,
 };
 
 use super::stack::Sizes;
@@ -34,8 +36,10 @@ const COMPLAINTS_MAX: usize = 20;
 #[derive(Debug, Default)]
 pub struct Complaints {
     all: Mutex<Vec<String>>,
-    /// Relaxed: it carries no data.
+    /// Relaxed: they carry no data.
     held: AtomicU64,
+    kept: AtomicU64,
+    abandoned: AtomicBool,
 }
 
 impl Complaints {
@@ -48,6 +52,16 @@ impl Complaints {
     /// How often a node was seen to hold a request, so that a run can tell whether it was of any use.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
+    }
+
+    /// The same of requests that were carried out, and kept.
+    pub fn kept(&self) -> u64 {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// Whether lanes are closed with requests on them, because the power goes.
+    pub fn abandon(&self, abandoned: bool) {
+        self.abandoned.store(abandoned, Ordering::Relaxed);
     }
 
     /// Adds one.
@@ -73,6 +87,16 @@ struct Judge {
     clock: Arc<dyn Clock>,
     complaints: Arc<Complaints>,
     sizes: Sizes,
+    waiting: Waiting,
+}
+
+/// What requests are held for, in a node and below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// A time.
+    ForTime,
+    /// A time, or an errand.
+    ForErrands,
 }
 
 impl std::fmt::Debug for Judge {
@@ -88,9 +112,10 @@ impl CheckedNode {
         clock: Arc<dyn Clock>,
         complaints: Arc<Complaints>,
         sizes: Sizes,
+        waiting: Waiting,
     ) -> Self {
         let name = node.name().to_owned();
-        Self { node, judge: Judge { name, clock, complaints, sizes } }
+        Self { node, judge: Judge { name, clock, complaints, sizes, waiting } }
     }
 }
 
@@ -130,6 +155,7 @@ impl Node for CheckedNode {
             judge: self.judge.clone(),
             size: self.node.size(),
             held: HashMap::new(),
+            telling: HashMap::new(),
             fruitless: 0,
             resumed: None,
         }))
@@ -141,10 +167,31 @@ struct CheckedLane {
     below: Box<dyn Lane>,
     judge: Judge,
     size: DiskSize,
-    held: HashMap<Token, (Operation, Order)>,
+    held: HashMap<Token, Asked>,
+    /// What is to be told of.
+    telling: HashMap<Token, Asked>,
     /// How often something was due and did not go on, since time has passed.
     fruitless: u32,
     resumed: Option<Instant>,
+}
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    operation: Operation,
+    order: Order,
+    /// Whether it was answered before, and kept.
+    again: bool,
+}
+
+impl Drop for CheckedLane {
+    fn drop(&mut self) {
+        let left = self.held.len() + self.telling.len();
+        let abandoned = self.judge.complaints.abandoned.load(Ordering::Relaxed);
+        if left > 0 && !abandoned && !std::thread::panicking() {
+            self.judge.complain(&format!("its lane is closed with {left} requests on it"));
+        }
+    }
 }
 
 impl Lane for CheckedLane {
@@ -154,6 +201,9 @@ impl Lane for CheckedLane {
             let Mapping { token, operation, .. } = *mapping;
             if self.held.contains_key(&token) || asked[..place].iter().any(|it| it.token == token) {
                 self.judge.complain(&format!("{token:?} is asked for twice"));
+            }
+            if self.telling.contains_key(&token) {
+                self.judge.complain(&format!("it was not told of {token:?}"));
             }
             if operation.extent().is_some_and(|extent| extent.bytes().end > self.size.0.0) {
                 self.judge.complain(&format!("{operation:?} is asked of {:?}", self.size));
@@ -168,16 +218,19 @@ impl Lane for CheckedLane {
             if asked.token != answered.token {
                 self.judge.complain(&format!("{:?} became {:?}", asked.token, answered.token));
             }
+            let Mapping { token, operation, order, .. } = *asked;
+            let asked = Asked { operation, order, again: false };
             match answered.answer {
                 UNANSWERED => {
                     self.judge.complain(&format!("{:?} is not answered", asked.operation));
                 }
                 Answer::Held => {
                     self.judge.complaints.held.fetch_add(1, Ordering::Relaxed);
-                    self.held.insert(asked.token, (asked.operation, asked.order));
+                    self.held.insert(token, asked);
                 }
                 Answer::Now(_) | Answer::Refused(_) => {
-                    self.judge.answer((asked.operation, asked.order), answered, pieces, mark);
+                    self.judge.answer(asked, answered, pieces, mark);
+                    self.note_answer(asked, answered);
                 }
             }
         }
@@ -195,12 +248,16 @@ impl Lane for CheckedLane {
         if late.len() < earlier {
             return self.judge.complain("resume takes away what others have answered");
         }
-        if late.len() > earlier && due.is_none_or(|due| due.at > now) {
+        let for_time = self.judge.waiting == Waiting::ForTime;
+        if for_time && late.len() > earlier && due.is_none_or(|due| due.at > now) {
             self.judge.complain("something goes on before it is due");
         }
         for answered in &late[earlier..] {
             match self.held.remove(&answered.token) {
-                Some(asked) => self.judge.answer(asked, answered, pieces, mark),
+                Some(asked) => {
+                    self.judge.answer(asked, answered, pieces, mark);
+                    self.note_answer(asked, answered);
+                }
                 None => {
                     let what = format!("{:?}, which is not held, is answered late", answered.token);
                     self.judge.complain(&what);
@@ -219,7 +276,7 @@ impl Lane for CheckedLane {
 
     fn release(&mut self) {
         self.below.release();
-        if !self.held.is_empty() {
+        if !self.held.is_empty() && self.judge.waiting == Waiting::ForTime {
             let now = self.judge.clock.now();
             if self.below.due().is_none_or(|due| due.at > now) {
                 self.judge.complain("what was released is not due at once");
@@ -229,15 +286,32 @@ impl Lane for CheckedLane {
     }
 
     fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
+        let Some(asked) = self.telling.remove(&token) else {
+            self.judge.complain(&format!("it is told of {token:?}, which it did not ask for"));
+            return Told::Over(outcome);
+        };
+        let told = self.below.carried_out(token, outcome);
+        if told == Told::Kept {
+            self.judge.complaints.kept.fetch_add(1, Ordering::Relaxed);
+            self.held.insert(token, Asked { again: true, ..asked });
+        }
+        self.look_at_due("being told");
+        told
     }
 }
 
 impl CheckedLane {
+    fn note_answer(&mut self, asked: Asked, answered: &Mapping) {
+        if let (Answer::Now(_), After::Tell) = (answered.answer, answered.after) {
+            self.telling.insert(answered.token, asked);
+        }
+    }
+
     fn look_at_due(&self, after: &str) {
         let held = self.held.len();
         let due = self.below.due();
-        if due.is_some() != (held > 0) {
+        let for_time = self.judge.waiting == Waiting::ForTime;
+        if due.is_some() && held == 0 || due.is_none() && held > 0 && for_time {
             self.judge.complain(&format!("after {after} it holds {held}, and due is {due:?}"));
         }
     }
@@ -248,14 +322,9 @@ impl Judge {
         self.complaints.add(format!("{}: {what}", self.name));
     }
 
-    /// An answer that is final.
-    fn answer(
-        &self,
-        (asked, order): (Operation, Order),
-        answered: &Mapping,
-        pieces: &PieceList,
-        mark: PieceMark,
-    ) {
+    /// An answer that says what is to be carried out, or that nothing is.
+    fn answer(&self, asked: Asked, answered: &Mapping, pieces: &PieceList, mark: PieceMark) {
+        let Asked { operation: asked, order, again } = asked;
         let Mapping { operation, answer, .. } = *answered;
         let bytes = |operation: Operation| operation.extent().map(|extent| extent.count().0);
         if discriminant(&asked) != discriminant(&operation) || bytes(asked) != bytes(operation) {
@@ -265,13 +334,20 @@ impl Judge {
             self.complain(&format!("{asked:?} lost its order"));
         }
         match answer {
-            Answer::Now(range) => self.pieces(asked, range, pieces, mark),
+            Answer::Now(range) => self.pieces(asked, again, range, pieces, mark),
             Answer::Held => self.complain(&format!("{asked:?} is said to be held, late")),
             Answer::Refused(_) => {}
         }
     }
 
-    fn pieces(&self, asked: Operation, range: PieceRange, pieces: &PieceList, mark: PieceMark) {
+    fn pieces(
+        &self,
+        asked: Operation,
+        again: bool,
+        range: PieceRange,
+        pieces: &PieceList,
+        mark: PieceMark,
+    ) {
         let found = pieces.get(range);
         // It must not name what an earlier call has answered; what is in the list twice is found by its bytes.
         if !found.is_empty()
@@ -295,12 +371,16 @@ impl Judge {
         let mut covered = 0;
         for piece in &ordered {
             let is_empty = piece.count.0 == 0 && wanted > 0;
+            if again && piece.skip > covered {
+                // A further answer is about what is left to be done.
+                covered = piece.skip;
+            }
             if piece.skip != covered || is_empty || !self.is_inside(piece) {
                 return self.complain(&format!("{asked:?} is answered with {piece:?}: {found:?}"));
             }
             covered += piece.count.0;
         }
-        if covered != wanted {
+        if covered > wanted || covered < wanted && !again {
             self.complain(&format!("{asked:?} is answered with {covered} bytes: {found:?}"));
         }
     }

@@ -1,18 +1,22 @@
-//! A node that passes requests on, and refuses, holds, splits or orders them as a test wants it.
+//! A node that passes requests on, and refuses, holds, splits or orders them as a test wants it, or wants to be told of
+//! them, keeps them, has errands, and answers again.
 //!
 //! Invariants: the rules may change while requests are under way: what a request meets on its way through is what the
 //! rules said when it arrived, or when it was let go.
 //! Threads: rules are shared by the lanes of all threads behind a lock; this is no data path.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
-    FailKind, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Order, Outcome, Piece,
-    PieceList, PieceRange, Rights, Target, Token, Told,
+    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
+    ErrandDone, FailKind, HostMemory, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation,
+    Order, Outcome, Piece, PieceList, PieceRange, Rights, Target, Token, Told,
 };
 
 use super::number;
@@ -68,6 +72,8 @@ pub struct Mischief {
     pub split_one_in: u64,
     /// Are completed in order.
     pub order_one_in: u64,
+    /// Are kept when they were carried out, for an errand and another answer, up to three times.
+    pub keep_one_in: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -81,6 +87,8 @@ struct Rules {
 #[derive(Debug)]
 pub struct Faults {
     size: u64,
+    /// At first; later it may only stop.
+    has_errands: bool,
     rules: Mutex<Rules>,
 }
 
@@ -103,6 +111,11 @@ impl Faults {
     /// Does this from now on.
     pub fn play(&self, mischief: Mischief) {
         self.with(|rules| rules.mischief = mischief);
+    }
+
+    /// Whether it has errands.
+    pub(super) fn has_errands(&self) -> bool {
+        self.has_errands
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Rules) -> T) -> T {
@@ -148,6 +161,7 @@ impl Subject for Faulty {
             hold_longest: Duration::from_micros(1 << rng.below(12)),
             split_one_in: one_in(rng),
             order_one_in: one_in(rng),
+            keep_one_in: one_in(rng),
         };
         let rules = Rules { refusal: None, mischief, rng: Rng::new(rng.next_u64()) };
         Some(ChosenFaults::chosen(below.size, rules))
@@ -161,15 +175,19 @@ struct ChosenFaults {
 
 impl ChosenFaults {
     fn chosen(size: u64, rules: Rules) -> Arc<dyn Chosen> {
-        Arc::new(Self { faults: Arc::new(Faults { size, rules: Mutex::new(rules) }) })
+        let has_errands = rules.mischief.keep_one_in > 0;
+        Arc::new(Self { faults: Arc::new(Faults { size, has_errands, rules: Mutex::new(rules) }) })
     }
 }
 
 impl Chosen for ChosenFaults {
     fn describe(&self) -> String {
-        let Mischief { hold_one_in, hold_longest, split_one_in, order_one_in } =
+        let Mischief { hold_one_in, hold_longest, split_one_in, order_one_in, keep_one_in } =
             self.faults.with(|rules| rules.mischief);
-        format!("hold {hold_one_in} {hold_longest:?}, split {split_one_in}, order {order_one_in}")
+        format!(
+            "hold {hold_one_in} {hold_longest:?}, split {split_one_in}, order {order_one_in}, \
+             keep {keep_one_in}"
+        )
     }
 
     fn size(&self) -> u64 {
@@ -233,8 +251,12 @@ impl Node for FaultyNode {
             below: self.child.node().open_lane(io)?,
             faults: Arc::clone(&self.faults),
             clock: Arc::clone(&self.clock),
+            io: io.clone(),
             held: Vec::new(),
             asked: Vec::new(),
+            telling: HashMap::new(),
+            kept_below: HashMap::new(),
+            errands: Vec::new(),
         }))
     }
 }
@@ -244,8 +266,26 @@ struct FaultyLane {
     below: Box<dyn Lane>,
     faults: Arc<Faults>,
     clock: Arc<dyn Clock>,
+    io: LaneIo,
     held: Vec<(Instant, Mapping)>,
     asked: Vec<Mapping>,
+    /// What is to be told of.
+    telling: HashMap<Token, Telling>,
+    /// How often what the lane below has kept is to be kept here besides.
+    kept_below: HashMap<Token, Option<u64>>,
+    /// What is kept for an errand.
+    errands: Vec<(Telling, ErrandDone)>,
+}
+
+/// An answer that somebody wants to be told of.
+#[derive(Debug)]
+struct Telling {
+    mapping: Mapping,
+    pieces: Vec<Piece>,
+    /// Whether the lane below does.
+    below: bool,
+    /// How often it is kept here.
+    rounds: u64,
 }
 
 impl Lane for FaultyLane {
@@ -295,8 +335,9 @@ impl Lane for FaultyLane {
         let start = late.len();
         self.below.resume(now, late, pieces);
         for mapping in &mut late[start..] {
-            self.split(mapping, pieces);
+            self.take_answer(mapping, pieces);
         }
+        self.go_on(late, pieces);
         let mut asked = std::mem::take(&mut self.asked);
         asked.clear();
         let faults = &self.faults;
@@ -324,18 +365,106 @@ impl Lane for FaultyLane {
     }
 
     fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
+        let mut telling = self.telling.remove(&token).expect("told once of each answer");
+        let mut outcome = outcome;
+        if telling.below {
+            match self.below.carried_out(token, outcome) {
+                Told::Kept => {
+                    self.kept_below.insert(token, Some(telling.rounds));
+                    return Told::Kept;
+                }
+                Told::Over(said) => outcome = said,
+            }
+        }
+        if telling.rounds == 0 || outcome != Outcome::Done {
+            return Told::Over(outcome);
+        }
+        telling.rounds -= 1;
+        let mut done = self.begin_errand(&telling);
+        // So it knows whom it wakes.
+        let begun = Pin::new(&mut done).poll(&mut TaskContext::from_waker(self.io.waker()));
+        assert!(begun.is_pending(), "an errand begins when the lane returns");
+        self.errands.push((telling, done));
+        Told::Kept
     }
 }
 
 impl FaultyLane {
+    /// Reads what the answer was about, if that was bytes in memory, or zeroes.
+    fn begin_errand(&self, telling: &Telling) -> ErrandDone {
+        let about = telling.mapping.operation.extent().map_or(0, |extent| extent.count().0);
+        let has_memory =
+            matches!(telling.mapping.operation, Operation::Read(_) | Operation::Write(..));
+        let (count, pieces) = if has_memory && !telling.pieces.is_empty() {
+            (about, telling.pieces.clone())
+        } else {
+            let count = number(SECTOR_BYTES);
+            (count, vec![Piece { skip: 0, count: ByteCount(count), target: Target::Zeroes }])
+        };
+        let extent = DiskSize(ByteCount(count)).check(ByteOffset(0), ByteCount(count));
+        let read = Operation::Read(extent.expect("as long as that"));
+        self.io.submit(read, &pieces, HostMemory::zeroed(super::index(count)))
+    }
+
+    /// Answers again what was kept for errands that are over: there is nothing left, or all of it is done again.
+    fn go_on(&mut self, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        let waker = self.io.waker().clone();
+        let mut context = TaskContext::from_waker(&waker);
+        for (telling, mut done) in std::mem::take(&mut self.errands) {
+            let Poll::Ready(result) = Pin::new(&mut done).poll(&mut context) else {
+                self.errands.push((telling, done));
+                continue;
+            };
+            let Telling { mut mapping, pieces: before, rounds, .. } = telling;
+            mapping.answer = match result {
+                Err(kind) => Answer::Refused(kind),
+                Ok(_) if self.faults.with(|rules| rules.rng.one_in(2)) => {
+                    Answer::Now(pieces.none())
+                }
+                Ok(_) => {
+                    let mark = pieces.end();
+                    before.into_iter().for_each(|piece| pieces.push(piece));
+                    Answer::Now(pieces.since(mark))
+                }
+            };
+            mapping.after = After::Over;
+            self.ask_to_be_told(&mut mapping, Some(rounds), pieces);
+            late.push(mapping);
+        }
+    }
+
+    /// An answer comes from below.
+    fn take_answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        self.split(mapping, pieces);
+        let kept_below =
+            self.kept_below.remove(&mapping.token).filter(|_| mapping.answer != Answer::Held);
+        let rounds = kept_below.unwrap_or_else(|| {
+            self.faults
+                .with(|rules| rules.happens(rules.mischief.keep_one_in).then(|| rules.rng.below(4)))
+        });
+        self.ask_to_be_told(mapping, rounds, pieces);
+    }
+
+    fn ask_to_be_told(&mut self, mapping: &mut Mapping, rounds: Option<u64>, pieces: &PieceList) {
+        let Answer::Now(range) = mapping.answer else { return };
+        let below = mapping.after == After::Tell;
+        if below || rounds.is_some() {
+            mapping.after = After::Tell;
+            let (mapping, pieces) = (*mapping, pieces.get(range).to_vec());
+            self.telling.insert(
+                mapping.token,
+                Telling { mapping, pieces, below, rounds: rounds.unwrap_or(0) },
+            );
+        }
+    }
+
     fn ask(&mut self, asked: &mut [Mapping], pieces: &mut PieceList) {
         if asked.is_empty() {
             return;
         }
         self.below.map(asked, pieces);
         for mapping in asked {
-            self.split(mapping, pieces);
+            self.take_answer(mapping, pieces);
         }
     }
 

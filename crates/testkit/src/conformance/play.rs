@@ -8,11 +8,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Wake;
 
 use anyhow::{Context, Result, ensure};
 use block::{
-    Answer, Clock, Due, FileId, Lane, LaneIo, Mapping, Node, Operation, Order, Piece, PieceList,
-    Target, Token,
+    After, Answer, Clock, Due, Errand, FileId, Lane, LaneIo, Mapping, Node, Operation, Order,
+    Outcome, Piece, PieceList, Target, Token, Told,
 };
 
 use super::checked::Complaints;
@@ -41,6 +43,8 @@ pub struct Played {
     pub tally: Tally,
     /// How often a node held one of them.
     pub held: u64,
+    /// How often a node kept one of them that was carried out.
+    pub kept: u64,
 }
 
 /// Makes the stack of this seed of the subjects, files in memory and nodes with faults, and plays with it.
@@ -68,6 +72,20 @@ struct Side {
     /// Those that are completed in the order in which they were begun.
     ordered: VecDeque<usize>,
     held: usize,
+    io: LaneIo,
+    /// Whether the lane has to be called.
+    called: Arc<Called>,
+    /// With what is still to be carried out.
+    errands: Vec<(Errand, Vec<Piece>)>,
+}
+
+#[derive(Debug, Default)]
+struct Called(AtomicBool);
+
+impl Wake for Called {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -79,8 +97,8 @@ struct Job {
 #[derive(Debug)]
 enum State {
     Held,
-    /// With what is still to be carried out.
-    Running(Operation, Vec<Piece>),
+    /// With what is still to be carried out, and whether the lane is told then.
+    Running(Operation, Vec<Piece>, After),
     /// But others have to be completed before it.
     Over(Ended),
 }
@@ -131,6 +149,7 @@ impl Player {
             names: self.stack.names(),
             tally: self.workload.tally,
             held: self.complaints.held(),
+            kept: self.complaints.kept(),
         })
     }
 
@@ -183,7 +202,8 @@ impl Player {
         self.sides[side].lane.map(&mut batch, &mut self.pieces);
         // Before the answers are used: pieces of a broken answer may lie anywhere.
         self.complaints.check()?;
-        self.take_answers(side, &batch)
+        self.take_answers(side, &batch)?;
+        self.attend(side)
     }
 
     fn resume(&mut self, side: usize) -> Result<()> {
@@ -192,7 +212,20 @@ impl Player {
         self.sides[side].lane.resume(self.clock.now(), &mut late, &mut self.pieces);
         self.complaints.check()?;
         self.sides[side].held -= late.len();
-        self.take_answers(side, &late)
+        self.take_answers(side, &late)?;
+        self.attend(side)
+    }
+
+    /// Takes errands, and calls the lane if it has to be.
+    fn attend(&mut self, side: usize) -> Result<()> {
+        let Side { io, called, errands, .. } = &mut self.sides[side];
+        let mut new = Vec::new();
+        io.take_submitted(&mut new);
+        for errand in new {
+            let pieces = errand.pieces().to_vec();
+            errands.push((errand, pieces));
+        }
+        if called.0.swap(false, Ordering::Relaxed) { self.resume(side) } else { Ok(()) }
     }
 
     fn take_answers(&mut self, side: usize, answered: &[Mapping]) -> Result<()> {
@@ -208,12 +241,13 @@ impl Player {
                 Answer::Now(range) => {
                     let pieces = self.pieces.get(range).to_vec();
                     let is_nothing = pieces.is_empty();
-                    job.state = State::Running(mapping.operation, pieces);
-                    if mapping.order == Order::AsBegun {
+                    job.state = State::Running(mapping.operation, pieces, mapping.after);
+                    // With another answer it keeps its place.
+                    if mapping.order == Order::AsBegun && !ordered.contains(&token) {
                         ordered.push_back(token);
                     }
                     if is_nothing {
-                        self.over(side, token, Ended::Well)?;
+                        self.carried_out(side, token, mapping.after)?;
                     }
                 }
             }
@@ -221,27 +255,71 @@ impl Player {
         Ok(())
     }
 
-    /// Carries out one piece of any request of the side.
+    /// All of an answer was carried out.
+    fn carried_out(&mut self, side: usize, token: usize, after: After) -> Result<()> {
+        if after == After::Over {
+            return self.over(side, token, Ended::Well);
+        }
+        let Side { lane, jobs, held, .. } = &mut self.sides[side];
+        let name = Token(u32::try_from(token).context("a few tokens")?);
+        match lane.carried_out(name, Outcome::Done) {
+            Told::Kept => {
+                *held += 1;
+                jobs[token].as_mut().context("it was answered")?.state = State::Held;
+            }
+            Told::Over(Outcome::Done) => self.over(side, token, Ended::Well)?,
+            Told::Over(Outcome::Failed(kind)) => self.over(side, token, Ended::Failed(kind))?,
+        }
+        self.attend(side)
+    }
+
+    /// Carries out one piece of any errand of the side.
+    fn carry_out_errand(&mut self, side: usize) -> Result<bool> {
+        let Self { sides, rng, store, .. } = self;
+        let errands = &mut sides[side].errands;
+        if errands.is_empty() {
+            return Ok(false);
+        }
+        let place = rng.index(errands.len());
+        let (errand, pieces) = &mut errands[place];
+        if let Some(piece) = pieces.pop() {
+            let mut data = vec![0; index(piece.count.0)];
+            let there = Piece { skip: 0, ..piece };
+            carry_out(store, errand.operation(), &there, &mut data, rng).context("an errand")?;
+            errand.memory().copy_from(index(piece.skip), &data);
+        }
+        if pieces.is_empty() {
+            errands.swap_remove(place).0.finish(Outcome::Done);
+            self.attend(side)?;
+        }
+        Ok(true)
+    }
+
+    /// Carries out one piece of any request or errand of the side.
     fn carry_out_one(&mut self, side: usize) -> Result<bool> {
+        if self.rng.one_in(2) && self.carry_out_errand(side)? {
+            return Ok(true);
+        }
         let jobs = &mut self.sides[side].jobs;
         let is_running = |job: &Option<Job>| {
             job.as_ref().is_some_and(|job| matches!(job.state, State::Running(..)))
         };
         let running: Vec<usize> = (0..jobs.len()).filter(|it| is_running(&jobs[*it])).collect();
         if running.is_empty() {
-            return Ok(false);
+            return self.carry_out_errand(side);
         }
         let token = running[self.rng.index(running.len())];
-        let Some(Job { request, state: State::Running(operation, pieces) }) = &mut jobs[token]
+        let Some(Job { request, state: State::Running(operation, pieces, after) }) =
+            &mut jobs[token]
         else {
             return Ok(false);
         };
         let piece = pieces.swap_remove(self.rng.index(pieces.len()));
-        let is_last = pieces.is_empty();
+        let (is_last, after) = (pieces.is_empty(), *after);
         carry_out(&self.store, *operation, &piece, &mut request.data, &mut self.rng)
             .with_context(|| format!("{piece:?} of {operation:?}"))?;
         if is_last {
-            self.over(side, token, Ended::Well)?;
+            self.carried_out(side, token, after)?;
         }
         Ok(true)
     }
@@ -294,6 +372,7 @@ impl Player {
             if self.sides[side].lane.due().is_some_and(|due| due.at <= now) {
                 self.resume(side)?;
             }
+            while self.carry_out_errand(side)? {}
         }
         let held = self.sides[side].held;
         ensure!(held == 0, "{held} requests are held after a release");
@@ -327,7 +406,9 @@ impl Player {
     }
 
     fn lose_power(&mut self) -> Result<()> {
+        self.complaints.abandon(true);
         self.sides.clear();
+        self.complaints.abandon(false);
         self.workload.lose_power();
         self.store.lose_power(&mut self.rng);
         self.node = build(&self.stack, &self.clock, &self.complaints, &self.store)?;
@@ -361,9 +442,12 @@ impl Player {
 
 impl Side {
     fn open(node: &dyn Node) -> Result<Self> {
-        let lane = node.open_lane(&LaneIo::idle())?;
+        let called = Arc::new(Called::default());
+        let io = LaneIo::new(Arc::clone(&called).into());
+        let lane = node.open_lane(&io)?;
         let jobs = std::iter::repeat_with(|| None).take(DEPTH).collect();
-        Ok(Self { lane, jobs, ordered: VecDeque::new(), held: 0 })
+        let (ordered, errands) = (VecDeque::new(), Vec::new());
+        Ok(Self { lane, jobs, ordered, held: 0, io, called, errands })
     }
 
     fn free_token(&self) -> Option<usize> {

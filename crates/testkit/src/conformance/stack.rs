@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use block::{Child, Clock, FileId, Node};
 
-use super::checked::{CheckedNode, Complaints};
+use super::checked::{CheckedNode, Complaints, Waiting};
 use super::faults::{Faults, Faulty};
 use super::stamp::SECTOR_BYTES;
 use super::{index, number};
@@ -70,6 +70,11 @@ pub trait Chosen: fmt::Debug {
     /// What a test can make go wrong here.
     fn faults(&self) -> Option<&Arc<Faults>> {
         None
+    }
+
+    /// Whether it holds requests for errands, and not only for a time.
+    fn has_errands(&self) -> bool {
+        self.faults().is_some_and(|faults| faults.has_errands())
     }
 
     /// The same options with a state of its own, if two nodes of one stack must not share it.
@@ -304,7 +309,14 @@ impl Layer {
         ensure!(size == expected, "{self} has {size} bytes and not {expected}");
         let clock = Arc::clone(with.clock);
         let complaints = Arc::clone(with.complaints);
-        Ok(Arc::new(CheckedNode::new(node, clock, complaints, Arc::clone(with.sizes))))
+        let mut waiting = Waiting::ForTime;
+        self.visit(&mut |layer| {
+            if layer.chosen.has_errands() {
+                waiting = Waiting::ForErrands;
+            }
+        });
+        let sizes = Arc::clone(with.sizes);
+        Ok(Arc::new(CheckedNode::new(node, clock, complaints, sizes, waiting)))
     }
 
     fn visit(&self, visitor: &mut dyn FnMut(&Self)) {

@@ -1,6 +1,6 @@
 //! The suite passes what is right and finds what is not: a window on a child, and the mistakes that it could have.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
 use super::number;
@@ -10,7 +10,7 @@ use super::stamp::SECTOR_BYTES;
 use crate::rng::Rng;
 use anyhow::Result;
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
+    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
     Durability, FailKind, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome,
     Piece, PieceList, Rights, Target, Token, Told,
 };
@@ -52,9 +52,21 @@ enum Mistake {
     HidesFailure,
     /// The answers of a batch go to each other's requests.
     Swaps,
+    /// Who is below is not told.
+    NeverTells,
+    /// Who is below is told twice.
+    TellsTwice,
+    /// Who is below is told of what it did not ask for.
+    TellsUnasked,
+    /// Nobody hears that who is below wants to be told.
+    HidesTell,
+    /// What is kept below is over above.
+    LosesKept,
+    /// What is kept below is not answered again.
+    NeverAgain,
 }
 
-const MISTAKES: [Mistake; 16] = [
+const MISTAKES: [Mistake; 22] = [
     Mistake::Place,
     Mistake::Tail,
     Mistake::Loses,
@@ -71,6 +83,12 @@ const MISTAKES: [Mistake; 16] = [
     Mistake::OtherFailure,
     Mistake::HidesFailure,
     Mistake::Swaps,
+    Mistake::NeverTells,
+    Mistake::TellsTwice,
+    Mistake::TellsUnasked,
+    Mistake::HidesTell,
+    Mistake::LosesKept,
+    Mistake::NeverAgain,
 ];
 
 #[derive(Debug)]
@@ -175,6 +193,7 @@ impl Node for WindowNode {
             held: VecDeque::new(),
             count: 0,
             twice: None,
+            kept: HashSet::new(),
         }))
     }
 }
@@ -188,6 +207,7 @@ struct WindowLane {
     held: VecDeque<(Instant, Mapping)>,
     count: u64,
     twice: Option<Mapping>,
+    kept: HashSet<Token>,
 }
 
 impl WindowLane {
@@ -244,6 +264,11 @@ impl WindowLane {
     }
 
     fn spoil(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        match self.chosen.mistake {
+            Mistake::HidesTell => mapping.after = After::Over,
+            Mistake::TellsUnasked => mapping.after = After::Tell,
+            _ => {}
+        }
         match mapping.answer {
             Answer::Refused(_) if self.is(Mistake::OtherFailure) => {
                 mapping.answer = Answer::Refused(FailKind::OutOfRange);
@@ -317,6 +342,10 @@ impl Lane for WindowLane {
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         let start = late.len();
         self.below.resume(now, late, pieces);
+        if self.is(Mistake::NeverAgain) {
+            let kept = std::mem::take(&mut self.kept);
+            late.retain(|mapping| !kept.contains(&mapping.token));
+        }
         for mapping in &mut late[start..] {
             self.spoil(mapping, pieces);
         }
@@ -349,7 +378,19 @@ impl Lane for WindowLane {
     }
 
     fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
+        if self.is(Mistake::NeverTells) {
+            return Told::Over(outcome);
+        }
+        let told = self.below.carried_out(token, outcome);
+        match (self.chosen.mistake, told) {
+            (Mistake::TellsTwice, _) => self.below.carried_out(token, outcome),
+            (Mistake::LosesKept, Told::Kept) => Told::Over(outcome),
+            (Mistake::NeverAgain, Told::Kept) => {
+                self.kept.insert(token);
+                Told::Kept
+            }
+            _ => told,
+        }
     }
 }
 
@@ -360,14 +401,16 @@ fn subjects(mistake: Mistake) -> [Arc<dyn Subject>; 1] {
 #[test]
 fn what_is_right_passes() {
     let subjects = subjects(Mistake::None);
-    let (mut done, mut refused, mut held) = (0, 0, 0);
+    let (mut done, mut refused, mut held, mut kept) = (0, 0, 0, 0);
     for seed in 0..300 {
         let played = play(seed, &subjects, Which::Any).unwrap_or_else(|error| panic!("{error:#}"));
         done += played.tally.done;
         refused += played.tally.refused;
         held += played.held;
+        kept += played.kept;
     }
     assert!(done > 15_000 && refused > 300 && held > 3000, "{done}, {refused}, {held}");
+    assert!(kept > 3000, "{kept}");
 }
 
 #[test]
