@@ -2,6 +2,6 @@
 
 mod allocations;
 mod answers;
-mod child;
+pub(crate) mod child;
 mod model;
 mod nodes;

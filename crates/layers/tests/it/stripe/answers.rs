@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Due, Durability, FailKind, FileId, Lane, LaneIo, Mapping, Node,
-    Operation, Order, PIECES_MAX, Piece, PieceList, Target, Token, Unmap,
+    Access, After, Answer, ByteCount, Due, Durability, FailKind, FileId, Lane, LaneIo, Mapping,
+    Node, Operation, Order, Outcome, PIECES_MAX, Piece, PieceList, Target, Token, Told, Unmap,
 };
 use layers::{Chunk, StripeDiscards, StripeNode};
 
@@ -57,6 +57,15 @@ impl Pair {
             Answer::Now(range) => self.pieces.get(range),
             Answer::Held | Answer::Refused(_) => panic!("{:?}", mapping.answer),
         }
+    }
+
+    fn carried_out(&mut self, outcome: Outcome) -> Told {
+        self.lane.carried_out(Token(77), outcome)
+    }
+
+    /// What each member was told.
+    fn told(&self) -> [Vec<Outcome>; 2] {
+        self.notes.each_ref().map(|notes| notes.lock().unwrap().told.clone())
     }
 
     fn asked(&self) -> [usize; 2] {
@@ -260,4 +269,63 @@ fn ignored_discards_reach_no_member_and_zeroings_keep_the_space() {
     assert_eq!(pair.asked(), [0, 0]);
     let zeroes = |unmap| Operation::WriteZeroes(extent(0..512), unmap, Durability::Cached);
     assert_eq!(pair.ask(zeroes(Unmap::Allowed)).operation, zeroes(Unmap::Keep));
+}
+
+const FAILED: Outcome = Outcome::Failed(FailKind::NoSpace);
+
+#[test]
+fn only_members_that_ask_for_it_are_told_and_each_once() {
+    let mut pair = Pair::new([ANSWER, Conduct::Tell]);
+    for (outcome, count) in [(Outcome::Done, 1), (FAILED, 2)] {
+        let answer = pair.ask(read(2));
+        assert_eq!((answer.after, pair.pieces(&answer).len()), (After::Tell, 2));
+        assert_eq!(pair.carried_out(outcome), Told::Over(outcome));
+        let [first, second] = pair.told();
+        assert_eq!((first.len(), second.len(), second.last()), (0, count, Some(&outcome)));
+    }
+    // What does not touch it does not ask.
+    assert_eq!(pair.ask(read(1)).after, After::Over);
+    let alone = pair.ask(Operation::Read(extent(CHUNK..2 * CHUNK)));
+    assert_eq!(alone.after, After::Tell);
+    assert_eq!(pair.carried_out(Outcome::Done), Told::Over(Outcome::Done));
+}
+
+#[test]
+fn a_member_that_says_it_failed_fails_the_whole() {
+    let mut pair = Pair::new([Conduct::Tell, Conduct::TellAndFail(FailKind::NoSpace)]);
+    assert_eq!(pair.ask(read(2)).after, After::Tell);
+    assert_eq!(pair.carried_out(Outcome::Done), Told::Over(FAILED));
+    assert_eq!(pair.told(), [vec![Outcome::Done], vec![Outcome::Done]]);
+}
+
+#[test]
+fn what_a_member_keeps_is_answered_again_without_the_others() {
+    let mut pair = Pair::new([Conduct::Tell, Conduct::TellAndKeep { ms: 5 }]);
+    assert_eq!(pair.ask(read(2)).after, After::Tell);
+    assert_eq!(pair.carried_out(Outcome::Done), Told::Kept);
+    assert_eq!(pair.lane.due().map(|due| due.at), Some(Instant::at(5)));
+    assert!(pair.resume(4).is_none());
+    pair.pieces.clear();
+    let again = pair.resume(5).unwrap();
+    assert_eq!((again.token, again.after), (Token(77), After::Over));
+    assert_eq!(pair.pieces(&again), [at(1, 0, CHUNK, 512)]);
+    assert_eq!(pair.told(), [vec![Outcome::Done], vec![Outcome::Done]]);
+    // Kept after a failure, it fails in the end.
+    assert_eq!(pair.ask(read(2)).after, After::Tell);
+    assert_eq!(pair.carried_out(FAILED), Told::Kept);
+    assert_eq!(pair.resume(5).unwrap().answer, Answer::Refused(FailKind::NoSpace));
+}
+
+#[test]
+fn members_hear_that_the_whole_was_refused() {
+    let mut pair = Pair::new([Conduct::Tell, Conduct::Refuse(FailKind::NoSpace)]);
+    assert_eq!(pair.ask(read(2)).answer, Answer::Refused(FailKind::NoSpace));
+    assert_eq!(pair.told(), [vec![FAILED], vec![]]);
+    // One that keeps its part all the same holds the whole until it has answered.
+    let refuses = Conduct::HoldAndRefuse { ms: 3 };
+    let mut pair = Pair::new([Conduct::TellAndKeep { ms: 5 }, refuses]);
+    assert_eq!(pair.ask(read(2)).answer, Answer::Held);
+    assert!(pair.resume(3).is_none());
+    assert_eq!(pair.told(), [vec![FAILED], vec![]]);
+    assert_eq!(pair.resume(5).unwrap().answer, Answer::Refused(FailKind::NoSpace));
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, Extent,
+    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, Extent,
     FailKind, FileId, Held, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Order,
-    Outlook, Piece, PieceList, PieceRange, Rights, Target,
+    Outcome, Outlook, Piece, PieceList, PieceRange, Rights, Target, Token, Told,
 };
 
 /// What a child does with what it is asked for.
@@ -26,6 +26,12 @@ pub(crate) enum Conduct {
     InOrder,
     /// Makes another operation of it.
     Rewrite(Operation),
+    /// Answers and wants to be told; says then that it failed, if it is told so.
+    Tell,
+    /// The same, but keeps it for so many milliseconds, and answers with its first 512 bytes.
+    TellAndKeep { ms: u64 },
+    /// The same as the first, but says that it failed in this way.
+    TellAndFail(FailKind),
 }
 
 pub(crate) const ANSWER: Conduct = Conduct::Answer { run: u64::MAX };
@@ -44,6 +50,8 @@ pub(crate) struct Notes {
     /// What is done next; the last one is repeated.
     pub(crate) conducts: Vec<Conduct>,
     pub(crate) released: usize,
+    /// What it was told.
+    pub(crate) told: Vec<Outcome>,
     pub(crate) flushes: usize,
     pub(crate) fails_flush: bool,
     pub(crate) claims: usize,
@@ -133,7 +141,13 @@ impl Node for Fake {
 
     fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let notes = Arc::clone(&self.notes);
-        Ok(Box::new(FakeLane { file: self.file, notes, held: Vec::new(), start: Instant::start() }))
+        Ok(Box::new(FakeLane {
+            file: self.file,
+            telling: Vec::new(),
+            notes,
+            held: Vec::new(),
+            start: Instant::start(),
+        }))
     }
 }
 
@@ -177,6 +191,8 @@ impl Start for Instant {
 #[derive(Debug)]
 struct FakeLane {
     file: FileId,
+    /// What it wants to be told of.
+    telling: Vec<(Mapping, Conduct)>,
     notes: Arc<Mutex<Notes>>,
     held: Vec<(Instant, Mapping, Conduct)>,
     start: Instant,
@@ -224,6 +240,11 @@ impl Lane for FakeLane {
                     mapping.order = Order::AsBegun;
                     Answer::Now(self.pieces(mapping.operation, u64::MAX, pieces))
                 }
+                Conduct::Tell | Conduct::TellAndKeep { .. } | Conduct::TellAndFail(_) => {
+                    mapping.after = After::Tell;
+                    self.telling.push((*mapping, conduct));
+                    Answer::Now(self.pieces(mapping.operation, u64::MAX, pieces))
+                }
                 Conduct::Refuse(kind) => Answer::Refused(kind),
                 Conduct::Rewrite(operation) => {
                     mapping.operation = operation;
@@ -251,10 +272,13 @@ impl Lane for FakeLane {
                 self.held.push((at, mapping, conduct));
                 continue;
             }
-            mapping.answer = if let Conduct::HoldAndRefuse { .. } = conduct {
-                Answer::Refused(FailKind::NoSpace)
-            } else {
-                Answer::Now(self.pieces(mapping.operation, 4096, pieces))
+            mapping.answer = match conduct {
+                Conduct::HoldAndRefuse { .. } => Answer::Refused(FailKind::NoSpace),
+                Conduct::TellAndKeep { .. } => {
+                    mapping.after = After::Over;
+                    Answer::Now(self.pieces(Operation::Read(extent(0..512)), 512, pieces))
+                }
+                _ => Answer::Now(self.pieces(mapping.operation, 4096, pieces)),
             };
             late.push(mapping);
         }
@@ -264,6 +288,20 @@ impl Lane for FakeLane {
         self.notes().released += 1;
         for (at, _, _) in &mut self.held {
             *at = self.start;
+        }
+    }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.notes().told.push(outcome);
+        let place = self.telling.iter().position(|(mapping, _)| mapping.token == token);
+        let (mapping, conduct) = self.telling.remove(place.expect("it asked to be told"));
+        match conduct {
+            Conduct::TellAndKeep { ms } => {
+                self.held.push((self.start + Duration::from_millis(ms), mapping, conduct));
+                Told::Kept
+            }
+            Conduct::TellAndFail(kind) => Told::Over(Outcome::Failed(kind)),
+            _ => Told::Over(outcome),
         }
     }
 }
