@@ -22,8 +22,15 @@ use crate::fuzz::log::Summary;
 use crate::steps::{Workspace, must_succeed, step};
 
 /// Every target, the slowest to show something first.
-pub(crate) const TARGETS: &[&str] =
-    &["vhost_user_session", "options_keyval", "packed_ring", "split_ring", "blk_decode", MUST_FAIL];
+pub(crate) const TARGETS: &[&str] = &[
+    "vhost_user_session",
+    "options_keyval",
+    "packed_ring",
+    "split_ring",
+    "blk_decode",
+    "qcow2_header",
+    MUST_FAIL,
+];
 
 /// Proves that the others would be found out.
 const MUST_FAIL: &str = "must_fail";

@@ -24,6 +24,20 @@ const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 /// No offset in an image has more bits (bits 9 to 55 of a table entry).
 pub(crate) const OFFSET_END: u64 = 1 << 56;
 
+const PLACE_OF_A_TABLE: &str = "it is a multiple of the cluster size below 2^56";
+
+/// The most snapshots, as in QEMU.
+const SNAPSHOTS_MAX: u32 = 65536;
+
+/// The most bitmaps, as in QEMU.
+const BITMAPS_MAX: u32 = 65535;
+
+/// The largest directory of bitmaps, as in QEMU.
+const BITMAP_DIRECTORY_BYTES_MAX: u64 = 1024 * 65535;
+
+/// The longest name of a format, as in QEMU.
+const FORMAT_NAME_MAX: usize = 15;
+
 /// The longest name of a backing file (specification: 1023 bytes).
 const BACKING_NAME_MAX: u32 = 1023;
 
@@ -80,7 +94,7 @@ pub struct Header {
     pub backing_format: Option<String>,
     /// The name of the data file.
     pub data_file: Option<String>,
-    /// The bitmaps extension, as it stands there.
+    /// The bitmaps extension, if it is consistent with the data.
     pub(crate) bitmaps: Option<BitmapsExtension>,
     /// How long the header is.
     pub(crate) header_bytes: u32,
@@ -92,6 +106,7 @@ pub struct Header {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BitmapsExtension {
     pub(crate) count: u32,
+    reserved: u32,
     pub(crate) directory_bytes: u64,
     pub(crate) directory_offset: u64,
 }
@@ -147,14 +162,15 @@ pub enum HeaderError {
 impl Header {
     /// How many bytes of the file are needed for [`Header::parse`]: the first cluster. `start` are the
     /// first bytes of the file, as many as there are of 512.
-    pub(crate) fn bytes_needed(start: &[u8]) -> Result<u64, HeaderError> {
+    pub fn bytes_needed(start: &[u8]) -> Result<u64, HeaderError> {
         let fields = Fields(start);
         fields.check_magic()?;
         Ok(1 << cluster_bits(fields)?)
     }
 
-    /// Reads the header out of the first cluster of the file; less of it if the file is shorter.
-    pub(crate) fn parse(cluster: &[u8]) -> Result<Self, HeaderError> {
+    /// Reads the header out of the first cluster of the file; less of it if the file is shorter: what is
+    /// not there is zeroes, but for the fields of the header.
+    pub fn parse(cluster: &[u8]) -> Result<Self, HeaderError> {
         let fields = Fields(cluster);
         fields.check_magic()?;
         let version = fields.u32(4)?;
@@ -164,55 +180,97 @@ impl Header {
             3 => header_bytes(fields.u32(100)?, cluster_bits)?,
             version => return Err(HeaderError::Version { version }),
         };
+        fields.bytes(0..header_bytes as usize)?;
+        let cluster_bytes = 1 << cluster_bits;
+        if cluster.len() < cluster_bytes {
+            let mut whole = cluster.to_vec();
+            whole.resize(cluster_bytes, 0);
+            return Self::parse_whole(Fields(&whole), version, header_bytes);
+        }
+        Self::parse_whole(Fields(&cluster[..cluster_bytes]), version, header_bytes)
+    }
+
+    fn parse_whole(
+        fields: Fields<'_>,
+        version: u32,
+        header_bytes: u32,
+    ) -> Result<Self, HeaderError> {
         let extensions = Extensions::read(fields, header_bytes, backing_name_place(fields)?)?;
         let (features, unknown_autoclear) = features(fields, version, header_bytes, &extensions)?;
         match fields.u32(32)? {
-            0 => {}
+            0 if !extensions.has_encryption => {}
+            0 => return Err(field("crypt_method", 0_u32, "the image has an encryption header")),
             1 => return Err(HeaderError::Encrypted { method: "AES" }),
             2 => return Err(HeaderError::Encrypted { method: "LUKS" }),
             other => return Err(field("crypt_method", other, "0, 1 or 2 are known")),
         }
-        let refcount_order = if version == 3 { fields.u32(96)? } else { 4 };
-        if refcount_order > 6 {
-            return Err(field("refcount_order", refcount_order, "it is at most 6"));
-        }
-        if features.extended_l2 && cluster_bits < 14 {
-            return Err(field("cluster_bits", cluster_bits, "subclusters need 14 at least"));
-        }
         let header = Self {
             version,
             size: fields.u64(24)?,
-            cluster_bits,
+            cluster_bits: cluster_bits(fields)?,
             l1_entries: fields.u32(36)?,
             l1_offset: fields.u64(40)?,
             refcount_table_offset: fields.u64(48)?,
             refcount_table_clusters: fields.u32(56)?,
-            refcount_order,
+            refcount_order: if version == 3 { fields.u32(96)? } else { 4 },
             snapshots: fields.u32(60)?,
             snapshots_offset: fields.u64(64)?,
             features,
             backing: backing_name(fields)?,
             backing_format: extensions.backing_format,
             data_file: extensions.data_file,
-            bitmaps: extensions.bitmaps,
+            bitmaps: extensions.bitmaps.filter(|_| features.bitmaps),
             header_bytes,
             unknown_autoclear,
         };
+        header.check_bitmaps()?;
         header.check_tables()?;
         Ok(header)
     }
 
+    fn check_bitmaps(&self) -> Result<(), HeaderError> {
+        let Some(bitmaps) = self.bitmaps else { return Ok(()) };
+        if bitmaps.reserved != 0 {
+            return Err(field("bitmaps extension's reserved field", bitmaps.reserved, "it is 0"));
+        }
+        if !(1..=BITMAPS_MAX).contains(&bitmaps.count) {
+            return Err(field("nb_bitmaps", bitmaps.count, "an image has 1 to 65535 bitmaps"));
+        }
+        let offset = bitmaps.directory_offset;
+        if !offset.is_multiple_of(1 << self.cluster_bits) || offset >= OFFSET_END {
+            return Err(field("bitmap_directory_offset", offset, PLACE_OF_A_TABLE));
+        }
+        if bitmaps.directory_bytes > BITMAP_DIRECTORY_BYTES_MAX {
+            let rule = "a directory has at most 1024 bytes for each of 65535 bitmaps";
+            return Err(field("bitmap_directory_size", bitmaps.directory_bytes, rule));
+        }
+        Ok(())
+    }
+
     fn check_tables(&self) -> Result<(), HeaderError> {
+        if self.refcount_order > 6 {
+            return Err(field("refcount_order", self.refcount_order, "it is at most 6"));
+        }
+        if self.features.extended_l2 && self.cluster_bits < 14 {
+            return Err(field("cluster_bits", self.cluster_bits, "subclusters need 14 at least"));
+        }
         let cluster = 1_u64 << self.cluster_bits;
         let table = |name, offset: u64| {
             if !offset.is_multiple_of(cluster) || offset >= OFFSET_END {
-                return Err(field(name, offset, "it is a multiple of the cluster size below 2^56"));
+                return Err(field(name, offset, PLACE_OF_A_TABLE));
             }
             Ok(())
         };
         table("l1_table_offset", self.l1_offset)?;
         table("refcount_table_offset", self.refcount_table_offset)?;
         table("snapshots_offset", self.snapshots_offset)?;
+        if self.snapshots > SNAPSHOTS_MAX {
+            return Err(field(
+                "nb_snapshots",
+                self.snapshots,
+                "an image has at most 65536 snapshots",
+            ));
+        }
         if u64::from(self.l1_entries) * 8 > L1_BYTES_MAX {
             return Err(field("l1_size", self.l1_entries, "an L1 table has at most 32 MiB"));
         }
@@ -300,6 +358,12 @@ fn text(bytes: &[u8], what: &'static str) -> Result<String, HeaderError> {
     String::from_utf8(bytes.to_vec()).map_err(|_not_text| HeaderError::Text { what })
 }
 
+/// For sentences: a stranger's text without what a terminal would act on.
+fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.chars().map(|it| if it.is_control() { '\u{fffd}' } else { it }).collect()
+}
+
 fn features(
     fields: Fields<'_>,
     version: u32,
@@ -318,6 +382,10 @@ fn features(
     let has = |bits: u64, bit: u32| bits & 1 << bit != 0;
     let compression = if header_bytes > 104 { fields.u8(104)? } else { 0 };
     // The bit says that the field is not 0.
+    if has(autoclear, 1) && !has(incompatible, 2) {
+        let rule = "raw external data (bit 1) needs an external data file";
+        return Err(field("autoclear_features", autoclear, rule));
+    }
     if compression > 1 || (compression == 1) != has(incompatible, 3) {
         let rule = "0 (zlib) and 1 (zstd, with its incompatible bit) are known";
         return Err(field("compression_type", compression, rule));
@@ -343,6 +411,7 @@ struct Extensions {
     bitmaps: Option<BitmapsExtension>,
     /// Type, bit and name of each feature.
     names: Vec<(u8, u8, String)>,
+    has_encryption: bool,
 }
 
 const END: u32 = 0;
@@ -350,6 +419,7 @@ const BACKING_FORMAT: u32 = 0xe279_2aca;
 const FEATURE_NAMES: u32 = 0x6803_f857;
 const BITMAPS: u32 = 0x2385_2875;
 const DATA_FILE: u32 = 0x4441_5441;
+const ENCRYPTION: u32 = 0x0537_be77;
 
 impl Extensions {
     fn read(
@@ -360,18 +430,20 @@ impl Extensions {
         let mut extensions = Self::default();
         let end = backing_name.map_or(fields.0.len(), |place| place.start);
         let mut at = header_bytes as usize;
-        while at + 8 <= end {
-            let (kind, bytes) = (fields.u32(at)?, fields.u32(at + 4)?);
-            if kind == END {
-                break;
-            }
+        let rule = "a header extension ends before the backing file's name and the first cluster";
+        while at < end {
             let start = at + 8;
-            let rule =
-                "a header extension ends before the backing file's name and the first cluster";
+            if start > end {
+                return Err(field("header extension offset", at as u64, rule));
+            }
+            let (kind, bytes) = (fields.u32(at)?, fields.u32(at + 4)?);
             let stop = start
                 .checked_add(bytes as usize)
                 .filter(|stop| *stop <= end)
                 .ok_or_else(|| field("header extension length", bytes, rule))?;
+            if kind == END {
+                break;
+            }
             extensions.take(kind, &fields.0[start..stop])?;
             at = stop.next_multiple_of(8);
         }
@@ -380,12 +452,16 @@ impl Extensions {
 
     fn take(&mut self, kind: u32, data: &[u8]) -> Result<(), HeaderError> {
         match kind {
+            BACKING_FORMAT if data.len() > FORMAT_NAME_MAX => {
+                let rule = "the name of the backing file's format has at most 15 bytes";
+                return Err(field("header extension length", data.len() as u64, rule));
+            }
             BACKING_FORMAT => self.backing_format = Some(text(data, "backing file format")?),
             DATA_FILE => self.data_file = Some(text(data, "name of the data file")?),
             FEATURE_NAMES => {
                 let name = |entry: &[u8]| {
                     let name = entry[2..].split(|byte| *byte == 0).next().unwrap_or_default();
-                    (entry[0], entry[1], String::from_utf8_lossy(name).into_owned())
+                    (entry[0], entry[1], printable(name))
                 };
                 self.names = data.chunks_exact(48).map(name).collect();
             }
@@ -397,10 +473,12 @@ impl Extensions {
                 }
                 self.bitmaps = Some(BitmapsExtension {
                     count: fields.u32(0)?,
+                    reserved: fields.u32(4)?,
                     directory_bytes: fields.u64(8)?,
                     directory_offset: fields.u64(16)?,
                 });
             }
+            ENCRYPTION => self.has_encryption = true,
             _ => {}
         }
         Ok(())
@@ -435,6 +513,10 @@ impl Fields<'_> {
 
     fn u64(self, at: usize) -> Result<u64, HeaderError> {
         self.array(at).map(u64::from_be_bytes)
+    }
+
+    fn bytes(&self, place: Range<usize>) -> Result<&[u8], HeaderError> {
+        self.0.get(place).ok_or(HeaderError::Short { bytes: self.0.len() as u64 })
     }
 
     fn array<const COUNT: usize>(self, at: usize) -> Result<[u8; COUNT], HeaderError> {

@@ -46,6 +46,11 @@ fn kept_command_lines_are_understood_or_refused() {
 }
 
 #[test]
+fn kept_headers_are_understood_or_refused() {
+    check("qcow2_header", fuzz::qcow2_header);
+}
+
+#[test]
 fn the_planted_bug_is_not_in_reach_of_its_first_input() {
     check("must_fail", fuzz::must_fail);
 }

@@ -26,7 +26,7 @@ const fn row(
 const TESTKIT: &str = "testkit";
 
 const TABLE: &[Row] = &[
-    row("fuzz", &["block", "daemon", "vhost_user", "virtio"], &[]),
+    row("fuzz", &["block", "daemon", "qcow2", "vhost_user", "virtio"], &[]),
     row("cli", &["daemon", "tuner"], &[]),
     row(
         "bench",
