@@ -24,8 +24,28 @@ pub(crate) struct Core {
     pub(crate) image: Arc<Image>,
     /// The image file.
     pub(crate) file: Storage,
+    /// Where data are: the same, or a file of its own.
+    pub(crate) data: Data,
     pub(crate) backing: Option<Backing>,
     state: RefCell<State>,
+}
+
+/// Where the data of an image are.
+#[derive(Debug, Clone)]
+pub(crate) struct Data {
+    pub(crate) storage: Storage,
+    pub(crate) kind: DataKind,
+}
+
+/// Whether the data of an image are beside its tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DataKind {
+    /// They are, and refcounts say where.
+    Inside,
+    /// They are in a file of their own, each cluster at its place on the disk.
+    External,
+    /// The same, and that file alone is the disk.
+    Raw,
 }
 
 /// The disk that shows through where the image has nothing.
@@ -71,10 +91,15 @@ struct Reply {
 }
 
 impl Core {
-    pub(crate) fn new(image: Arc<Image>, file: Storage, backing: Option<Backing>) -> Self {
+    pub(crate) fn new(
+        image: Arc<Image>,
+        file: Storage,
+        data: Data,
+        backing: Option<Backing>,
+    ) -> Self {
         let epochs = image.epochs().join();
         let state = RefCell::new(State { epochs, open: Vec::new(), answers: Vec::new() });
-        Self { image, file, backing, state }
+        Self { image, file, data, backing, state }
     }
 
     /// A request is about to look at the tables; `None` if clusters are never freed.
@@ -148,6 +173,13 @@ impl Core {
         self.reply(Reply { token, operation, result: Ok(pieces), after });
     }
 
+    /// A task has a flush carried out on these pieces, and then it is over.
+    pub(crate) fn answer_flush(&self, token: Token, pieces: Vec<Piece>) {
+        let epoch = self.end_serving(token);
+        let after = self.note_flush(token, epoch);
+        self.reply(Reply { token, operation: Operation::Flush, result: Ok(pieces), after });
+    }
+
     /// A task is done with its request.
     pub(crate) fn end(&self, token: Token, operation: Operation, result: Result<(), FailKind>) {
         let epoch = self.end_serving(token);
@@ -213,7 +245,20 @@ impl Core {
         }
     }
 
-    /// Where bytes of the file are, as pieces of an operation on the disk.
+    /// Whether data are in a file of their own.
+    pub(crate) fn has_data_file(&self) -> bool {
+        self.data.kind != DataKind::Inside
+    }
+
+    /// Makes durable what was written so far.
+    pub(crate) async fn sync(&self) -> Result<(), FailKind> {
+        if self.has_data_file() {
+            self.data.storage.sync().await?;
+        }
+        self.image.sync(&self.file).await
+    }
+
+    /// Where data of an image are, as pieces of an operation on the disk.
     pub(crate) async fn place(
         &self,
         operation: Operation,
@@ -221,7 +266,7 @@ impl Core {
         host: Range<u64>,
         into: &mut Vec<Piece>,
     ) -> Result<(), FailKind> {
-        place(&self.file, operation, skip, host, into).await
+        place(&self.data.storage, operation, skip, host, into).await
     }
 }
 

@@ -18,7 +18,7 @@ use crate::claims::{Claimed, Claims};
 use crate::epoch::Epochs;
 use crate::header::Header;
 use crate::refcount::{Clusters, NewTable, Refcounts};
-use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber};
+use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber, Words};
 use crate::slice::{Found, Pinned, Slice, SliceCache, Turn, WriteNumber};
 use crate::space::{Discards, Space};
 use crate::storage::Storage;
@@ -27,6 +27,9 @@ use crate::task::Turns;
 /// Where fields are in the header.
 const AUTOCLEAR_AT: usize = 88;
 const TABLE_AT: usize = 48;
+
+/// The autoclear bit that says that the data file is the disk by itself.
+const RAW_EXTERNAL: u64 = 2;
 
 /// What is kept in memory.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +48,7 @@ pub(crate) struct Image {
     /// The size of the disk in bytes.
     size: u64,
     version: u32,
+    is_raw_external: bool,
     l1_offset: u64,
     l1: Box<[AtomicU64]>,
     /// One writer of the L1 table at a time.
@@ -94,6 +98,7 @@ impl Image {
             shape,
             size: header.size,
             version: header.version,
+            is_raw_external: header.features.raw_external,
             l1_offset: header.l1_offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),
             l1_writes: Turns::new(()),
@@ -170,7 +175,8 @@ impl Image {
                     }
                     let start = table + self.shape.place_in_table(number);
                     let memory = storage.read(start..start + self.shape.slice_bytes()).await?;
-                    return Ok(loading.done(Slice::loaded(number, &memory)));
+                    let words = self.shape.entry_words();
+                    return Ok(loading.done(Slice::loaded(number, &memory, words)));
                 }
             }
         }
@@ -183,8 +189,8 @@ impl Image {
 
     /// What the tables say of a cluster.
     pub(crate) fn entry(&self, slice: &Slice, cluster: GuestCluster) -> Result<Entry, FailKind> {
-        let word = slice.word(self.shape.index_of(cluster));
-        self.shape.read(word).map_err(|bad| {
+        let words = slice.entry(self.shape.index_of(cluster));
+        self.shape.read(words).map_err(|bad| {
             tracing::error!("node {}: cluster {} of the disk: {bad}", self.node, cluster.0);
             FailKind::Io
         })
@@ -231,8 +237,10 @@ impl Image {
         if self.version < 3 {
             return Ok(());
         }
+        // That a data file is the disk by itself stays true.
+        let kept = if self.is_raw_external { RAW_EXTERNAL } else { 0 };
         self.change_header(storage, |header| {
-            header[AUTOCLEAR_AT..AUTOCLEAR_AT + 8].fill(0);
+            header[AUTOCLEAR_AT..AUTOCLEAR_AT + 8].copy_from_slice(&kept.to_be_bytes());
         })
         .await?;
         storage.sync().await
@@ -292,17 +300,17 @@ impl Image {
     pub(crate) async fn link(
         &self,
         storage: &Storage,
-        changes: &[(GuestCluster, u64)],
+        changes: &[(GuestCluster, Words)],
     ) -> Result<(), FailKind> {
-        let same = |one: &(GuestCluster, u64), other: &(GuestCluster, u64)| {
+        let same = |one: &(GuestCluster, Words), other: &(GuestCluster, Words)| {
             self.shape.slice_of(one.0) == self.shape.slice_of(other.0)
         };
         let mut pinned = Vec::new();
         for changes in changes.chunk_by(same) {
             pinned.push((self.slice(storage, self.shape.slice_of(changes[0].0)).await?, changes));
         }
-        let begin = |(pinned, changes): (Pinned, &[(GuestCluster, u64)])| {
-            let words = changes.iter().map(|(at, word)| (self.shape.index_of(*at), *word));
+        let begin = |(pinned, changes): (Pinned, &[(GuestCluster, Words)])| {
+            let words = changes.iter().map(|(at, entry)| (self.shape.index_of(*at), *entry));
             let number = pinned.slice().change(words);
             (pinned, number)
         };

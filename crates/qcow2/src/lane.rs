@@ -20,7 +20,7 @@ use block::{
 use crate::core::Core;
 use crate::epoch::Epoch;
 use crate::serve;
-use crate::shape::{Entry, SliceNumber};
+use crate::shape::{Entry, SliceNumber, Unit, bits_of};
 use crate::slice::Slice;
 use crate::space::Discards;
 use crate::storage::extent;
@@ -41,7 +41,7 @@ pub(crate) struct Qcow2Lane {
     runs: Vec<Run>,
     plans: Vec<Plan>,
     /// The questions to the lanes below.
-    to_file: Vec<Mapping>,
+    to_data: Vec<Mapping>,
     to_backing: Vec<Mapping>,
     /// Held requests that the lane itself knows of.
     served: usize,
@@ -57,8 +57,8 @@ struct Run {
 
 #[derive(Debug, Clone, Copy)]
 enum Where {
-    /// In the file: the number of the question.
-    File(usize),
+    /// Among the data: the number of the question.
+    Data(usize),
     /// In the backing file, likewise.
     Backing(usize),
     Zeroes,
@@ -88,7 +88,7 @@ impl Qcow2Lane {
             discards,
             runs: Vec::new(),
             plans: Vec::new(),
-            to_file: Vec::new(),
+            to_data: Vec::new(),
             to_backing: Vec::new(),
             served: 0,
         }
@@ -103,7 +103,11 @@ impl Qcow2Lane {
         }
         let Some(bytes) = operation.extent() else {
             let epoch = self.core.enter();
-            return Plan::Flush(ask(&mut self.to_file, &self.core.file, Operation::Flush), epoch);
+            if self.core.has_data_file() {
+                return Plan::Task(epoch);
+            }
+            let number = ask(&mut self.to_data, &self.core.data.storage, operation);
+            return Plan::Flush(number, epoch);
         };
         if bytes.bytes().end > self.core.image.size() {
             mapping.answer = Answer::Refused(FailKind::OutOfRange);
@@ -115,7 +119,7 @@ impl Qcow2Lane {
         }
         let epoch = self.core.enter();
         let first = self.runs.len();
-        let (files, backings) = (self.to_file.len(), self.to_backing.len());
+        let (files, backings) = (self.to_data.len(), self.to_backing.len());
         let is_planned = match operation {
             Operation::Read(bytes) => self.plan_read(bytes),
             Operation::Write(bytes, durability) => self.plan_write(bytes, durability),
@@ -131,8 +135,8 @@ impl Qcow2Lane {
         }
         // What was to be asked for it, its task asks.
         self.runs.truncate(first);
-        for question in self.to_file.drain(files..) {
-            self.core.file.give_back(question.token);
+        for question in self.to_data.drain(files..) {
+            self.core.data.storage.give_back(question.token);
         }
         for question in self.to_backing.drain(backings..) {
             let backing = self.core.backing.as_ref().expect("it was to be asked");
@@ -152,19 +156,24 @@ impl Qcow2Lane {
             let Some(slice) = self.seen.find(&self.core, shape.slice_of(cluster)) else {
                 return false;
             };
-            let Ok(entry) = shape.read(slice.word(shape.index_of(cluster))) else { return false };
-            let (skip, count) = (at - start, next - at);
-            let is_good = match entry {
-                Entry::Compressed { .. } => false,
-                Entry::Zero { .. } => self.add_zeroes(skip, count),
-                Entry::Data(place) => {
-                    let host = place.host + shape.within(at);
-                    self.add_file(Operation::Read, skip, host..host + count)
-                }
-                Entry::Nothing => self.add_backing(skip, at..next),
-            };
-            if !is_good {
+            let Ok(Entry::Cluster(found)) = shape.read(slice.entry(shape.index_of(cluster))) else {
                 return false;
+            };
+            let cluster_start = shape.start_of(cluster);
+            for (unit, part) in shape.parts(found, at - cluster_start..next - cluster_start) {
+                let guest = cluster_start + part.start..cluster_start + part.end;
+                let (skip, count) = (guest.start - start, guest.end - guest.start);
+                let is_good = match unit {
+                    Unit::Zero => self.add_zeroes(skip, count),
+                    Unit::Data(place) => {
+                        let host = place.host + part.start..place.host + part.end;
+                        self.add_data(Operation::Read, skip, host)
+                    }
+                    Unit::Nothing => self.add_backing(skip, guest),
+                };
+                if !is_good {
+                    return false;
+                }
             }
             at = next;
         }
@@ -183,15 +192,18 @@ impl Qcow2Lane {
             let Some(slice) = self.seen.find(&self.core, shape.slice_of(cluster)) else {
                 return false;
             };
-            let Ok(Entry::Data(place)) = shape.read(slice.word(shape.index_of(cluster))) else {
+            let Ok(Entry::Cluster(found)) = shape.read(slice.entry(shape.index_of(cluster))) else {
                 return false;
             };
-            if !place.is_ours {
+            let Some(host) = found.own_place() else { return false };
+            let within = shape.within(at)..shape.within(at) + (next - at);
+            let touched = bits_of(shape.units_of(&within));
+            if found.data & touched != touched {
                 return false;
             }
-            let host = place.host + shape.within(at);
+            let host = host + within.start;
             let operation = |extent| Operation::Write(extent, durability);
-            if !self.add_file(operation, at - start, host..host + (next - at)) {
+            if !self.add_data(operation, at - start, host..host + (next - at)) {
                 return false;
             }
             at = next;
@@ -200,12 +212,20 @@ impl Qcow2Lane {
     }
 
     fn add_zeroes(&mut self, skip: u64, count: u64) -> bool {
+        if let Some(last) = self.runs.last_mut()
+            && let Where::Zeroes = last.place
+            && last.skip + last.count == skip
+            && skip > 0
+        {
+            last.count += count;
+            return true;
+        }
         self.runs.push(Run { skip, count, place: Where::Zeroes });
         true
     }
 
     /// Adds bytes of the file, to the run before if they follow it there.
-    fn add_file(
+    fn add_data(
         &mut self,
         operation: impl Fn(Extent) -> Operation,
         skip: u64,
@@ -213,19 +233,19 @@ impl Qcow2Lane {
     ) -> bool {
         let count = host.end - host.start;
         if let Some(last) = self.runs.last_mut()
-            && let Where::File(number) = last.place
+            && let Where::Data(number) = last.place
             && last.skip + last.count == skip
-            && let Some(before) = self.to_file[number].operation.extent()
+            && let Some(before) = self.to_data[number].operation.extent()
             && before.bytes().end == host.start
             && skip > 0
         {
             let Ok(longer) = extent(before.bytes().start..host.end) else { return false };
-            self.to_file[number].operation = operation(longer);
+            self.to_data[number].operation = operation(longer);
             last.count += count;
             return true;
         }
         let Ok(bytes) = extent(host) else { return false };
-        let place = Where::File(ask(&mut self.to_file, &self.core.file, operation(bytes)));
+        let place = Where::Data(ask(&mut self.to_data, &self.core.data.storage, operation(bytes)));
         self.runs.push(Run { skip, count, place });
         true
     }
@@ -254,7 +274,7 @@ impl Qcow2Lane {
             Plan::Answered => {}
             Plan::Task(epoch) => self.serve(mapping, epoch, pieces),
             Plan::Flush(number, epoch) => {
-                let question = self.to_file[number];
+                let question = self.to_data[number];
                 match question.answer {
                     Answer::Held => {
                         let (core, token) = (Rc::clone(&self.core), mapping.token);
@@ -262,7 +282,7 @@ impl Qcow2Lane {
                         self.spawn(mapping, pieces, serve::held_flush(core, token, question.token));
                     }
                     answer @ (Answer::Now(_) | Answer::Refused(_)) => {
-                        self.core.file.give_back(question.token);
+                        self.core.data.storage.give_back(question.token);
                         mapping.answer = answer;
                         mapping.order = question.order;
                         match answer {
@@ -341,7 +361,7 @@ impl Qcow2Lane {
 
     fn question(&self, run: &Run) -> Option<&Mapping> {
         match run.place {
-            Where::File(number) => Some(&self.to_file[number]),
+            Where::Data(number) => Some(&self.to_data[number]),
             Where::Backing(number) => Some(&self.to_backing[number]),
             Where::Zeroes => None,
         }
@@ -349,7 +369,7 @@ impl Qcow2Lane {
 
     fn give_back(&self, run: &Run) {
         match run.place {
-            Where::File(number) => self.core.file.give_back(self.to_file[number].token),
+            Where::Data(number) => self.core.data.storage.give_back(self.to_data[number].token),
             Where::Backing(number) => {
                 let backing = self.core.backing.as_ref().expect("it was asked");
                 backing.storage.give_back(self.to_backing[number].token);
@@ -368,7 +388,7 @@ impl Qcow2Lane {
     ) {
         let parts = self.runs[runs].iter().map(|run| {
             let storage = match run.place {
-                Where::File(_) => Some(self.core.file.clone()),
+                Where::Data(_) => Some(self.core.data.storage.clone()),
                 Where::Backing(_) => {
                     self.core.backing.as_ref().map(|backing| backing.storage.clone())
                 }
@@ -423,7 +443,7 @@ impl Qcow2Lane {
                 };
                 self.spawn(mapping, pieces, serve::zero(core, token, bytes, how, durability));
             }
-            Operation::Flush => panic!("flushes are asked for like reads"),
+            Operation::Flush => self.spawn(mapping, pieces, serve::flush(core, token)),
         }
     }
 
@@ -471,8 +491,8 @@ impl Lane for Qcow2Lane {
             let plan = self.plan(mapping, pieces);
             plans.push(plan);
         }
-        if !self.to_file.is_empty() {
-            self.core.file.map(&mut self.to_file, pieces);
+        if !self.to_data.is_empty() {
+            self.core.data.storage.map(&mut self.to_data, pieces);
         }
         if !self.to_backing.is_empty()
             && let Some(backing) = &self.core.backing
@@ -484,17 +504,21 @@ impl Lane for Qcow2Lane {
         }
         self.plans = plans;
         self.runs.clear();
-        self.to_file.clear();
+        self.to_data.clear();
         self.to_backing.clear();
     }
 
     fn due(&self) -> Option<Due> {
         let backing = self.core.backing.as_ref().and_then(|backing| backing.storage.due());
-        Due::first(self.core.file.due(), backing)
+        let data = self.core.has_data_file().then(|| self.core.data.storage.due()).flatten();
+        Due::first(self.core.file.due(), Due::first(data, backing))
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         self.core.file.resume(now);
+        if self.core.has_data_file() {
+            self.core.data.storage.resume(now);
+        }
         if let Some(backing) = &self.core.backing {
             backing.storage.resume(now);
         }
@@ -510,6 +534,9 @@ impl Lane for Qcow2Lane {
 
     fn release(&mut self) {
         self.core.file.release();
+        if self.core.has_data_file() {
+            self.core.data.storage.release();
+        }
         if let Some(backing) = &self.core.backing {
             backing.storage.release();
         }

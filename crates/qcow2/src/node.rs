@@ -17,7 +17,7 @@ use block::{
     LaneError, LaneIo, Limits, Node, Others, Outlook, Rights,
 };
 
-use crate::core::{Backing, Core};
+use crate::core::{Backing, Core, Data, DataKind};
 use crate::header::Header;
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
@@ -34,6 +34,8 @@ pub struct Children {
     pub file: Arc<Child>,
     /// The disk that shows through where the image has nothing.
     pub backing: Option<Arc<Child>>,
+    /// The file with the data, of an image that has them outside.
+    pub data_file: Option<Arc<Child>>,
 }
 
 /// How an image is used.
@@ -84,11 +86,9 @@ impl Qcow2Node {
         let header = read_header(&children.file.node(), &runner)?;
         let features = header.features;
         let refused = |feature| OpenError::Unsupported { node: name.to_owned(), feature };
-        if features.extended_l2 {
-            return Err(refused("extended L2 entries (subclusters)"));
-        }
-        if features.external_data {
-            return Err(refused("an external data file"));
+        if features.external_data != children.data_file.is_some() {
+            let (node, has_data_file) = (name.to_owned(), features.external_data);
+            return Err(OpenError::DataFile { node, has_data_file });
         }
         if settings.access == Access::ReadWrite {
             if features.corrupt {
@@ -215,6 +215,9 @@ impl Node for Qcow2Node {
     }
 
     fn flush(&self) -> io::Result<()> {
+        if let Some(data) = &self.shared.children.data_file {
+            data.node().flush()?;
+        }
         self.shared.children.file.node().flush()
     }
 
@@ -223,6 +226,9 @@ impl Node for Qcow2Node {
         let shared = &self.shared;
         let of_file = Rights { access: shared.settings.access, ..rights };
         let mut below = shared.children.file.node().claim(of_file)?;
+        if let Some(data) = &shared.children.data_file {
+            below = below.and(data.node().claim(of_file)?);
+        }
         if let Some(backing) = &shared.children.backing {
             let rights = Rights { access: Access::ReadOnly, others: Others::Read };
             below = below.and(backing.node().claim(rights)?);
@@ -263,7 +269,15 @@ impl Node for Qcow2Node {
             }
         };
         let Settings { access, discards, .. } = shared.settings;
-        let core = Core::new(image, file, backing);
+        let data = match &shared.children.data_file {
+            None => Data { storage: file.clone(), kind: DataKind::Inside },
+            Some(child) => {
+                let is_raw = shared.header.features.raw_external;
+                let kind = if is_raw { DataKind::Raw } else { DataKind::External };
+                Data { storage: open(&child.node())?, kind }
+            }
+        };
+        let core = Core::new(image, file, data, backing);
         Ok(Box::new(Qcow2Lane::new(core, Tasks::new(io.waker().clone()), access, discards)))
     }
 }

@@ -48,6 +48,18 @@ pub enum OpenError {
         /// The node-name.
         node: String,
     },
+    /// It has its data in a file of their own and none was given, or the other way round.
+    #[error("node {node}: {}", if *has_data_file {
+        "the image has its data in an external data file; give it as data-file"
+    } else {
+        "data-file is given, but the image has its data inside"
+    })]
+    DataFile {
+        /// The node-name.
+        node: String,
+        /// Whether the image has one.
+        has_data_file: bool,
+    },
     /// It is another image than when the node was made.
     #[error("node {node}: the image was replaced or resized since it was opened")]
     Changed {

@@ -56,9 +56,22 @@ pub(crate) async fn parts(
 
 /// Waits for a flush that the lane below holds.
 pub(crate) async fn held_flush(core: Rc<Core>, token: Token, asked: Token) {
-    match core.file.answer(asked).await {
-        Ok((operation, pieces)) => core.answer(token, operation, pieces),
+    match core.data.storage.answer(asked).await {
+        Ok((_, pieces)) => core.answer_flush(token, pieces),
         Err(kind) => core.end(token, Operation::Flush, Err(kind)),
+    }
+}
+
+/// Has a flush cover the tables and the file with the data.
+pub(crate) async fn flush(core: Rc<Core>, token: Token) {
+    let data = core.data.storage.resolve(Operation::Flush).await;
+    let tables = core.file.resolve(Operation::Flush).await;
+    match (data, tables) {
+        (Ok((_, mut pieces)), Ok((_, tables))) => {
+            pieces.extend(tables);
+            core.answer_flush(token, pieces);
+        }
+        (Err(kind), _) | (_, Err(kind)) => core.end(token, Operation::Flush, Err(kind)),
     }
 }
 

@@ -1,12 +1,18 @@
-//! How an image is cut: clusters, tables, slices of tables, and the words in them.
+//! How an image is cut: clusters, subclusters, tables, slices of tables, and the words in them.
 //!
 //! Where it stands: the arithmetic of the format, without any state. The specification is QEMU's
-//! `docs/interop/qcow2.rst`, "Cluster mapping".
+//! `docs/interop/qcow2.rst`, "Cluster mapping" and "Extended L2 Entries". An image without subclusters
+//! is one whose clusters have one each.
+
+use std::ops::Range;
 
 use crate::header::{Header, OFFSET_END};
 
 /// How large a slice of an L2 table is at most, in bytes: what is loaded and kept together.
 pub(crate) const SLICE_BYTES_MAX: u64 = 4096;
+
+/// Subclusters of a cluster of an image with extended L2 entries.
+const SUBCLUSTERS: u32 = 32;
 
 /// The cluster of the disk that a byte is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,14 +30,27 @@ pub(crate) struct Shape {
     table_bits: u32,
     /// Entries of a slice.
     slice_bits: u32,
+    /// Bytes of an entry.
+    entry_bits: u32,
     version: u32,
+    has_data_file: bool,
+}
+
+/// An L2 entry. Without subclusters the bitmap is 0 and means nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Words {
+    pub(crate) word: u64,
+    pub(crate) bitmap: u64,
 }
 
 impl Shape {
     pub(crate) fn new(header: &Header) -> Self {
         let table_bits = header.l2_entries().ilog2();
-        let slice_bits = (SLICE_BYTES_MAX / 8).ilog2().min(table_bits);
-        Self { cluster_bits: header.cluster_bits, table_bits, slice_bits, version: header.version }
+        let entry_bits = header.l2_entry_bytes().ilog2();
+        let slice_bits = (SLICE_BYTES_MAX >> entry_bits).ilog2().min(table_bits);
+        let Header { cluster_bits, version, .. } = *header;
+        let has_data_file = header.features.external_data;
+        Self { cluster_bits, table_bits, slice_bits, entry_bits, version, has_data_file }
     }
 
     pub(crate) fn cluster_bytes(self) -> u64 {
@@ -84,36 +103,108 @@ impl Shape {
     }
 
     pub(crate) fn slice_bytes(self) -> u64 {
-        8 << self.slice_bits
+        1 << (self.slice_bits + self.entry_bits)
+    }
+
+    /// Words of 8 bytes of an entry.
+    pub(crate) fn entry_words(self) -> usize {
+        1 << (self.entry_bits - 3)
+    }
+
+    pub(crate) fn has_subclusters(self) -> bool {
+        self.entry_words() == 2
+    }
+
+    /// Subclusters of a cluster.
+    pub(crate) fn units(self) -> u32 {
+        if self.has_subclusters() { SUBCLUSTERS } else { 1 }
+    }
+
+    /// Bytes of a subcluster.
+    pub(crate) fn unit_bytes(self) -> u64 {
+        self.cluster_bytes() / u64::from(self.units())
+    }
+
+    /// The subclusters that bytes inside a cluster touch, counted in their cluster.
+    pub(crate) fn units_of(self, within: &Range<u64>) -> Range<u32> {
+        let number = |unit: u64| u32::try_from(unit).expect("a cluster has at most 32");
+        number(within.start / self.unit_bytes())..number(within.end.div_ceil(self.unit_bytes()))
     }
 
     /// What an L2 entry says.
-    pub(crate) fn read(self, word: u64) -> Result<Entry, BadEntry> {
+    pub(crate) fn read(self, words: Words) -> Result<Entry, BadEntry> {
+        let Words { word, bitmap } = words;
+        let bad = Err(BadEntry { word, bitmap });
         if word & COMPRESSED != 0 {
-            return Ok(Entry::Compressed { descriptor: word & !(COPIED | COMPRESSED) });
+            let descriptor = word & !(COPIED | COMPRESSED);
+            return if bitmap == 0 { Ok(Entry::Compressed { descriptor }) } else { bad };
         }
         let host = word & OFFSET;
-        let is_zero = self.version >= 3 && word & ZERO != 0;
-        let reserved = if self.version >= 3 { RESERVED } else { RESERVED | ZERO };
+        let has_zero_bit = self.version >= 3 && !self.has_subclusters();
+        let reserved = if has_zero_bit { RESERVED } else { RESERVED | ZERO };
         if word & reserved != 0 || !host.is_multiple_of(self.cluster_bytes()) {
-            return Err(BadEntry { word });
+            return bad;
         }
         let place = match (host, word & COPIED != 0) {
-            (0, _) => None,
+            // A data file has data at its beginning: there the bit says that this is a place.
+            (0, is_ours) if !(is_ours && self.has_data_file) => None,
             (host, is_ours) => Some(Place { host, is_ours }),
         };
-        Ok(match (is_zero, place) {
-            (true, place) => Entry::Zero { place },
-            (false, Some(place)) => Entry::Data(place),
-            (false, None) => Entry::Nothing,
+        let (data, zero) = if self.has_subclusters() {
+            let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).expect("masked");
+            (half(bitmap), half(bitmap >> 32))
+        } else {
+            let is_zero = word & ZERO != 0;
+            (u32::from(place.is_some() && !is_zero), u32::from(is_zero))
+        };
+        if data & zero != 0 || data != 0 && place.is_none() {
+            return bad;
+        }
+        Ok(Entry::Cluster(Cluster { place, data, zero }))
+    }
+
+    /// The entry that says that.
+    pub(crate) fn write(self, cluster: Cluster) -> Words {
+        let Cluster { place, data, zero } = cluster;
+        let word = place.map_or(0, |place| place.host | if place.is_ours { COPIED } else { 0 });
+        if self.has_subclusters() {
+            Words { word, bitmap: u64::from(zero) << 32 | u64::from(data) }
+        } else {
+            Words { word: word | if zero == 0 { 0 } else { ZERO }, bitmap: 0 }
+        }
+    }
+
+    /// Bytes inside a cluster, cut where it is something else.
+    pub(crate) fn parts(
+        self,
+        cluster: Cluster,
+        within: Range<u64>,
+    ) -> impl Iterator<Item = (Unit, Range<u64>)> {
+        let mut at = within.start;
+        std::iter::from_fn(move || {
+            if at >= within.end {
+                return None;
+            }
+            let units = self.units_of(&(at..within.end));
+            let unit = cluster.unit(units.start);
+            let same = units.clone().find(|other| cluster.unit(*other) != unit);
+            let end = u64::from(same.unwrap_or(units.end)) * self.unit_bytes();
+            let part = at..end.min(within.end);
+            at = part.end;
+            Some((unit, part))
         })
+    }
+
+    /// The bits of all subclusters.
+    pub(crate) fn all_units(self) -> u32 {
+        bits_of(0..self.units())
     }
 }
 
 /// Bits of an entry of an L1 or L2 table.
 pub(crate) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-pub(crate) const ZERO: u64 = 1;
+const ZERO: u64 = 1;
 /// Where it points to: bits 9 to 55.
 pub(crate) const OFFSET: u64 = (OFFSET_END - 1) & !0x1ff;
 const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET | ZERO);
@@ -121,14 +212,57 @@ const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET | ZERO);
 /// What an L2 entry says of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// It is what the backing file has, or zeroes.
-    Nothing,
-    /// Zeroes; a place may be kept for it.
-    Zero { place: Option<Place> },
-    /// Its data are there.
-    Data(Place),
+    /// Each of its subclusters is something.
+    Cluster(Cluster),
     /// Its data are there, compressed.
     Compressed { descriptor: u64 },
+}
+
+/// What is known of a cluster that is not compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Cluster {
+    /// The cluster of the file that it has.
+    pub(crate) place: Option<Place>,
+    /// The subclusters whose data are there; none without a place.
+    pub(crate) data: u32,
+    /// Those that are zeroes. What is neither is what the backing file has, or zeroes.
+    pub(crate) zero: u32,
+}
+
+/// What a subcluster is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// What the backing file has, or zeroes.
+    Nothing,
+    Zero,
+    Data(Place),
+}
+
+impl Cluster {
+    /// What a subcluster is.
+    pub(crate) fn unit(self, unit: u32) -> Unit {
+        match self.place {
+            Some(place) if self.data & 1 << unit != 0 => Unit::Data(place),
+            _ if self.zero & 1 << unit != 0 => Unit::Zero,
+            Some(_) | None => Unit::Nothing,
+        }
+    }
+
+    /// The place if nobody else refers to it, so that it may be written.
+    pub(crate) fn own_place(self) -> Option<u64> {
+        self.place.filter(|place| place.is_ours).map(|place| place.host)
+    }
+
+    /// What it is when it has no place and reads as zeroes, whatever is below.
+    pub(crate) fn zeroes(shape: Shape) -> Self {
+        Self { place: None, data: 0, zero: shape.all_units() }
+    }
+}
+
+/// The bits of some subclusters.
+pub(crate) fn bits_of(units: Range<u32>) -> u32 {
+    let below = |unit: u32| if unit >= 32 { u32::MAX } else { (1 << unit) - 1 };
+    below(units.end) & !below(units.start)
 }
 
 /// A cluster of the file.
@@ -142,20 +276,61 @@ pub(crate) struct Place {
 
 /// An entry that the format does not allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the L2 entry {word:#018x} is not one")]
+#[error("the L2 entry {word:#018x} {bitmap:#018x} is not one")]
 pub(crate) struct BadEntry {
     word: u64,
+    bitmap: u64,
 }
 
-/// The entry of a cluster whose data are in a place of its own.
-pub(crate) fn data_at(host: u64) -> u64 {
-    host | COPIED
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The entry of a cluster of zeroes.
-pub(crate) fn zero_at(place: Option<Place>) -> u64 {
-    match place {
-        None => ZERO,
-        Some(Place { host, is_ours }) => host | ZERO | if is_ours { COPIED } else { 0 },
+    fn shape(entry_bits: u32) -> Shape {
+        let (table_bits, has_data_file) = (16 - entry_bits, false);
+        Shape { cluster_bits: 16, table_bits, slice_bits: 8, entry_bits, version: 3, has_data_file }
+    }
+
+    #[track_caller]
+    fn check(shape: Shape, word: u64, bitmap: u64, expected: Option<Cluster>) {
+        let words = Words { word, bitmap };
+        let expected = expected.map(Entry::Cluster).ok_or(BadEntry { word, bitmap });
+        assert_eq!(shape.read(words), expected);
+        if let Ok(Entry::Cluster(cluster)) = expected {
+            assert_eq!(shape.write(cluster), words);
+        }
+    }
+
+    #[test]
+    fn entries_say_what_a_cluster_is() {
+        let plain = shape(3);
+        let place = |is_ours| Some(Place { host: 0x50000, is_ours });
+        let cluster = |place, data, zero| Some(Cluster { place, data, zero });
+        check(plain, 0, 0, cluster(None, 0, 0));
+        check(plain, 1, 0, cluster(None, 0, 1));
+        check(plain, 0x50000 | COPIED, 0, cluster(place(true), 1, 0));
+        check(plain, 0x50000, 0, cluster(place(false), 1, 0));
+        check(plain, 0x50001 | COPIED, 0, cluster(place(true), 0, 1));
+        check(plain, 0x50002, 0, None);
+        check(plain, 0x50200, 0, None);
+        check(Shape { version: 2, ..plain }, 1, 0, None);
+        let start = Some(Place { host: 0, is_ours: true });
+        check(Shape { has_data_file: true, ..plain }, COPIED, 0, cluster(start, 1, 0));
+        let fine = shape(4);
+        check(fine, 0x50000 | COPIED, 0x8000_0000_0000_0007, cluster(place(true), 7, 1 << 31));
+        check(fine, 0x50000 | COPIED, 0x0000_0001_0000_0001, None);
+        check(fine, 0, 1, None);
+        check(fine, 1, 0, None);
+        check(fine, 0, 0xffff_ffff_0000_0000, cluster(None, 0, u32::MAX));
+    }
+
+    #[test]
+    fn bytes_touch_the_subclusters_that_they_are_in() {
+        let fine = shape(4);
+        assert_eq!(fine.units_of(&(0..65536)), 0..32);
+        assert_eq!(fine.units_of(&(2047..2049)), 0..2);
+        assert_eq!(fine.units_of(&(4096..4608)), 2..3);
+        assert_eq!((bits_of(0..32), bits_of(1..3), bits_of(4..4)), (u32::MAX, 6, 0));
+        assert_eq!(shape(3).units_of(&(5..6)), 0..1);
     }
 }

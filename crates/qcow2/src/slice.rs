@@ -17,7 +17,7 @@ use std::task::Waker;
 
 use block::{FailKind, HostMemory};
 
-use crate::shape::SliceNumber;
+use crate::shape::{SliceNumber, Words};
 
 /// How many parts the cache has, each with a lock of its own.
 const SHARDS: usize = 16;
@@ -26,8 +26,12 @@ const SHARDS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Slice {
     number: SliceNumber,
-    /// Empty if there is no table: then all entries are 0.
-    entries: Box<[AtomicU64]>,
+    /// The words of all entries. Empty if there is no table: then all are 0.
+    words: Box<[AtomicU64]>,
+    /// Words of an entry: 1 or 2.
+    entry_words: usize,
+    /// Odd while entries of two words are changed.
+    version: AtomicU64,
     is_gone: AtomicBool,
     /// Whether it was used since the cache last looked.
     is_used: AtomicBool,
@@ -39,7 +43,7 @@ pub(crate) struct Slice {
 #[derive(Debug, Default)]
 struct Writes {
     /// What the next write changes.
-    waiting: Vec<(usize, u64)>,
+    waiting: Vec<(usize, Words)>,
     is_busy: bool,
     /// The number of the next write.
     next: u64,
@@ -63,7 +67,7 @@ pub(crate) enum Turn<'a> {
 #[derive(Debug)]
 pub(crate) struct Write<'a> {
     slice: &'a Slice,
-    changes: Vec<(usize, u64)>,
+    changes: Vec<(usize, Words)>,
     number: u64,
     result: Result<(), FailKind>,
 }
@@ -77,22 +81,24 @@ const FAILED_MAX: usize = 64;
 
 impl Slice {
     /// As it is in the file.
-    pub(crate) fn loaded(number: SliceNumber, bytes: &[u8]) -> Self {
+    pub(crate) fn loaded(number: SliceNumber, bytes: &[u8], entry_words: usize) -> Self {
         let word = |bytes: &[u8]| {
             AtomicU64::new(u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes")))
         };
-        Self::new(number, bytes.chunks_exact(8).map(word).collect())
+        Self::new(number, bytes.chunks_exact(8).map(word).collect(), entry_words)
     }
 
     /// Of a table that does not exist.
     pub(crate) fn absent(number: SliceNumber) -> Self {
-        Self::new(number, Box::default())
+        Self::new(number, Box::default(), 1)
     }
 
-    fn new(number: SliceNumber, entries: Box<[AtomicU64]>) -> Self {
+    fn new(number: SliceNumber, words: Box<[AtomicU64]>, entry_words: usize) -> Self {
         Self {
             number,
-            entries,
+            words,
+            entry_words,
+            version: AtomicU64::new(0),
             is_gone: AtomicBool::new(false),
             is_used: AtomicBool::new(true),
             pins: AtomicU32::new(0),
@@ -106,7 +112,7 @@ impl Slice {
 
     /// Whether its table does not exist.
     pub(crate) fn is_absent(&self) -> bool {
-        self.entries.is_empty()
+        self.words.is_empty()
     }
 
     /// Whether it is in the cache no more: another copy may be. Ask before each look, inside an epoch.
@@ -114,9 +120,39 @@ impl Slice {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// The word of an entry.
-    pub(crate) fn word(&self, index: usize) -> u64 {
-        self.entries.get(index).map_or(0, |entry| entry.load(Ordering::Acquire))
+    /// An entry.
+    pub(crate) fn entry(&self, index: usize) -> Words {
+        match (&*self.words, self.entry_words) {
+            ([], _) => Words::default(),
+            (words, 1) => Words { word: words[index].load(Ordering::Acquire), bitmap: 0 },
+            (words, _) => loop {
+                // Both words of one version: if it is the same before and after, nobody stored in between.
+                let before = self.version.load(Ordering::Acquire);
+                let word = words[2 * index].load(Ordering::Acquire);
+                let bitmap = words[2 * index + 1].load(Ordering::Acquire);
+                if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {
+                    return Words { word, bitmap };
+                }
+                std::hint::spin_loop();
+            },
+        }
+    }
+
+    /// Stores entries. One task at a time.
+    fn store(&self, changes: &[(usize, Words)]) {
+        if self.entry_words == 1 {
+            for (index, entry) in changes {
+                self.words[*index].store(entry.word, Ordering::Release);
+            }
+            return;
+        }
+        self.version.fetch_add(1, Ordering::Acquire);
+        for (index, entry) in changes {
+            // Whoever sees one of these sees the odd version as well.
+            self.words[2 * index].store(entry.word, Ordering::Release);
+            self.words[2 * index + 1].store(entry.bitmap, Ordering::Release);
+        }
+        self.version.fetch_add(1, Ordering::Release);
     }
 
     /// Notes that it is used. Mostly only a load: the line stays shared.
@@ -132,7 +168,7 @@ impl Slice {
 
     /// Adds changes to what the next write takes. Entries of one cluster are changed by one task at a
     /// time.
-    pub(crate) fn change(&self, changes: impl Iterator<Item = (usize, u64)>) -> WriteNumber {
+    pub(crate) fn change(&self, changes: impl Iterator<Item = (usize, Words)>) -> WriteNumber {
         let mut writes = self.writes();
         writes.waiting.extend(changes);
         WriteNumber(writes.next)
@@ -160,34 +196,34 @@ impl Write<'_> {
     /// The bytes of the slice that have to be written, whole blocks of `block` bytes, and where they
     /// begin in the slice.
     pub(crate) fn bytes(&self, block: u64) -> (u64, HostMemory) {
-        let places = self.changes.iter().map(|(index, _)| *index as u64 * 8);
-        let (first, last) =
-            places.fold((u64::MAX, 0), |(first, last), place| (first.min(place), last.max(place)));
-        let end = self.slice.entries.len() as u64 * 8;
+        let entry_bytes = self.slice.entry_words * 8;
+        let places = self.changes.iter().map(|(index, _)| index * entry_bytes);
+        let (first, last) = places
+            .fold((usize::MAX, 0), |(first, last), place| (first.min(place), last.max(place)));
+        let block = usize::try_from(block).expect("a block fits into memory");
+        let end = self.slice.words.len() * 8;
         let start = first - first % block;
-        let end = (last + 8).next_multiple_of(block).min(end);
-        let index =
-            |place: u64| usize::try_from(place / 8).expect("a slice has at most 512 entries");
-        let mut memory = HostMemory::zeroed(index(end - start) * 8);
-        for (entry, bytes) in
-            self.slice.entries[index(start)..].iter().zip(memory.chunks_exact_mut(8))
-        {
+        let end = (last + entry_bytes).next_multiple_of(block).min(end);
+        let mut memory = HostMemory::zeroed(end - start);
+        let words = &self.slice.words[start / 8..];
+        for (word, bytes) in words.iter().zip(memory.chunks_exact_mut(8)) {
             // Only this task changes entries now.
-            bytes.copy_from_slice(&entry.load(Ordering::Relaxed).to_be_bytes());
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_be_bytes());
         }
-        for (place, word) in &self.changes {
-            let at = (place - index(start)) * 8;
-            memory[at..at + 8].copy_from_slice(&word.to_be_bytes());
+        for (index, entry) in &self.changes {
+            let at = index * entry_bytes - start;
+            memory[at..at + 8].copy_from_slice(&entry.word.to_be_bytes());
+            if entry_bytes == 16 {
+                memory[at + 8..at + 16].copy_from_slice(&entry.bitmap.to_be_bytes());
+            }
         }
-        (start, memory)
+        (start as u64, memory)
     }
 
     /// How the write ended. With success everybody sees the changes.
     pub(crate) fn finish(mut self, result: Result<(), FailKind>) {
         if result.is_ok() {
-            for (index, word) in &self.changes {
-                self.slice.entries[*index].store(*word, Ordering::Release);
-            }
+            self.slice.store(&self.changes);
         }
         self.result = result;
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use block::{ByteCount, Extent, FailKind, Operation, PIECES_MAX, Piece, Target, Token};
 
 use crate::core::{Core, place};
-use crate::shape::Entry;
+use crate::shape::{Entry, Unit};
 
 /// Serves a read.
 pub(crate) async fn read(core: Rc<Core>, token: Token, bytes: Extent) {
@@ -32,24 +32,27 @@ pub(super) async fn find(
         let cluster = shape.cluster_of(at);
         let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
         let pinned = image.slice(&core.file, shape.slice_of(cluster)).await?;
-        let (skip, count) = (at - start, next - at);
-        match image.entry(pinned.slice(), cluster)? {
-            Entry::Compressed { .. } => return Err(FailKind::Unsupported),
-            Entry::Zero { .. } => into.push(zeroes(skip, count)),
-            Entry::Data(found) => {
-                let host = found.host + shape.within(at);
-                core.place(operation, skip, host..host + count, into).await?;
-            }
-            Entry::Nothing => match &core.backing {
-                Some(backing) if at < backing.size => {
-                    let end = next.min(backing.size);
-                    place(&backing.storage, operation, skip, at..end, into).await?;
-                    if end < next {
-                        into.push(zeroes(end - start, next - end));
+        let Entry::Cluster(found) = image.entry(pinned.slice(), cluster)? else {
+            return Err(FailKind::Unsupported);
+        };
+        let cluster_start = shape.start_of(cluster);
+        for (unit, part) in shape.parts(found, at - cluster_start..next - cluster_start) {
+            let guest = cluster_start + part.start..cluster_start + part.end;
+            let (skip, count) = (guest.start - start, guest.end - guest.start);
+            match (unit, &core.backing) {
+                (Unit::Data(found), _) => {
+                    let host = found.host + part.start..found.host + part.end;
+                    core.place(operation, skip, host, into).await?;
+                }
+                (Unit::Nothing, Some(backing)) if guest.start < backing.size => {
+                    let end = guest.end.min(backing.size);
+                    place(&backing.storage, operation, skip, guest.start..end, into).await?;
+                    if end < guest.end {
+                        into.push(zeroes(end - start, guest.end - end));
                     }
                 }
-                Some(_) | None => into.push(zeroes(skip, count)),
-            },
+                (Unit::Zero | Unit::Nothing, _) => into.push(zeroes(skip, count)),
+            }
         }
         if into.len() > PIECES_MAX {
             return Err(FailKind::Unsupported);

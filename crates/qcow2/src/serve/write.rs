@@ -15,7 +15,7 @@ use block::{
 
 use crate::core::Core;
 use crate::refcount::Clusters;
-use crate::shape::{Entry, GuestCluster, Place, data_at};
+use crate::shape::{Cluster, Entry, GuestCluster, Place, Unit, Words, bits_of};
 use crate::storage::extent;
 
 /// Serves a write.
@@ -62,7 +62,7 @@ pub(super) async fn end(
     result: Result<(), FailKind>,
 ) {
     let result = match (result, durability) {
-        (Ok(()), Durability::Stable) => core.image.sync(&core.file).await,
+        (Ok(()), Durability::Stable) => core.sync().await,
         (result, _) => result,
     };
     core.end(token, operation, result);
@@ -76,7 +76,7 @@ pub(super) struct Change {
     /// The place of each cluster.
     hosts: Vec<u64>,
     /// What the tables will say, of clusters whose entry changes.
-    entries: Vec<(GuestCluster, u64)>,
+    entries: Vec<(GuestCluster, Words)>,
     /// Clusters of the file that were taken, and those of them without a use.
     taken: Vec<Clusters>,
     spare: Clusters,
@@ -118,32 +118,112 @@ impl Change {
         core: &Core,
         before: &[(GuestCluster, Entry)],
     ) -> Result<(), FailKind> {
-        let mut missing = before.iter().filter(|(_, entry)| kept(*entry).is_none()).count() as u64;
+        let mut missing =
+            before.iter().filter(|(at, entry)| own(core, *at, *entry).is_none()).count() as u64;
         for &(cluster, entry) in before {
-            let kept = kept(entry);
-            let host = match kept {
+            let own = own(core, cluster, entry);
+            let host = match own {
                 Some(host) => host,
                 None => self.take_one(core, &mut missing).await?,
             };
             self.hosts.push(host);
-            if let Entry::Data(Place { is_ours: true, .. }) = entry {
-                continue;
-            }
-            core.image.ensure_table(&core.file, cluster).await?;
-            match kept {
-                // Nobody knows what is there.
-                Some(host) => self.zero_rest(core, cluster, host).await?,
-                None => self.copy_rest(core, cluster, entry, host).await?,
-            }
-            self.entries.push((cluster, data_at(host)));
-            if let Entry::Data(place) | Entry::Zero { place: Some(place) } = entry
-                && !place.is_ours
-            {
-                let old = core.image.shape().cluster_of(place.host).0;
-                self.left.push(old..old + 1);
-            }
+            let freshness = if own.is_some() { Freshness::Unknown } else { Freshness::Zeroes };
+            self.change(core, cluster, entry, host, freshness).await?;
         }
         Ok(())
+    }
+
+    /// Copies what the write leaves of a cluster, and notes what the tables will say of it.
+    async fn change(
+        &mut self,
+        core: &Core,
+        cluster: GuestCluster,
+        entry: Entry,
+        host: u64,
+        freshness: Freshness,
+    ) -> Result<(), FailKind> {
+        let shape = core.image.shape();
+        let start = shape.start_of(cluster);
+        let within = self.guest.start.max(start) - start
+            ..self.guest.end.min(start + shape.cluster_bytes()) - start;
+        let touched = shape.units_of(&within);
+        let bits = bits_of(touched.clone());
+        let place = Place { host, is_ours: true };
+        let Entry::Cluster(before) = entry else {
+            core.image.ensure_table(&core.file, cluster).await?;
+            self.must_sync = true;
+            for part in [0..within.start, within.end..shape.cluster_bytes()] {
+                self.copy(core, entry, start, part, host).await?;
+            }
+            let after = Cluster { place: Some(place), data: shape.all_units(), zero: 0 };
+            self.entries.push((cluster, shape.write(after)));
+            return Ok(());
+        };
+        let is_in_place = before.place == Some(place);
+        if is_in_place && before.data & bits == bits {
+            return Ok(());
+        }
+        core.image.ensure_table(&core.file, cluster).await?;
+        let unit_bytes = shape.unit_bytes();
+        let whole = u64::from(touched.start) * unit_bytes..u64::from(touched.end) * unit_bytes;
+        let below_is_zero = is_zero(core, start + whole.start..start + whole.end).await?;
+        for unit in touched {
+            let first = u64::from(unit) * unit_bytes;
+            let rest = [
+                first..within.start.max(first),
+                within.end.min(first + unit_bytes)..first + unit_bytes,
+            ];
+            let before = before.unit(unit);
+            match before {
+                Unit::Data(_) if is_in_place => continue,
+                Unit::Zero | Unit::Nothing if before == Unit::Zero || below_is_zero => {
+                    if freshness == Freshness::Unknown {
+                        self.must_sync = true;
+                        for part in rest.into_iter().filter(|part| !part.is_empty()) {
+                            core.data.storage.zero(host + part.start..host + part.end).await?;
+                        }
+                    }
+                }
+                Unit::Data(_) | Unit::Zero | Unit::Nothing => {
+                    self.must_sync = true;
+                    for part in rest {
+                        self.copy(core, entry, start, part, host).await?;
+                    }
+                }
+            }
+        }
+        // The other subclusters leave the place of a snapshot as well.
+        if !is_in_place && before.data & !bits != 0 {
+            self.must_sync = true;
+            for unit in (0..shape.units()).filter(|unit| before.data & !bits & 1 << unit != 0) {
+                let first = u64::from(unit) * unit_bytes;
+                self.copy(core, entry, start, first..first + unit_bytes, host).await?;
+            }
+        }
+        let after =
+            Cluster { place: Some(place), data: before.data | bits, zero: before.zero & !bits };
+        self.entries.push((cluster, shape.write(after)));
+        if let Some(old) = before.place.filter(|place| !place.is_ours && !core.has_data_file()) {
+            let old = shape.cluster_of(old.host).0;
+            self.left.push(old..old + 1);
+        }
+        Ok(())
+    }
+
+    /// Copies a part of a cluster, which begins there on the disk, to its new place.
+    async fn copy(
+        &self,
+        core: &Core,
+        entry: Entry,
+        start: u64,
+        part: Range<u64>,
+        host: u64,
+    ) -> Result<(), FailKind> {
+        if part.is_empty() {
+            return Ok(());
+        }
+        let memory = read_before(core, entry, start + part.start..start + part.end).await?;
+        core.data.storage.write(host + part.start, memory).await.map(drop)
     }
 
     /// The place of the next cluster of those that are missing. They follow each other if they can.
@@ -156,52 +236,6 @@ impl Change {
         let cluster = self.spare.start;
         self.spare.start += 1;
         Ok(core.image.shape().start_of(GuestCluster(cluster)))
-    }
-
-    /// What the write leaves of a cluster: before it and behind it.
-    fn rest(&self, core: &Core, cluster: GuestCluster) -> impl Iterator<Item = Range<u64>> {
-        let shape = core.image.shape();
-        let start = shape.start_of(cluster);
-        let end = start + shape.cluster_bytes();
-        let parts = [start..self.guest.start.max(start), self.guest.end.min(end)..end];
-        parts.into_iter().filter(|part| !part.is_empty())
-    }
-
-    async fn zero_rest(
-        &mut self,
-        core: &Core,
-        cluster: GuestCluster,
-        host: u64,
-    ) -> Result<(), FailKind> {
-        self.must_sync = true;
-        let shape = core.image.shape();
-        for part in self.rest(core, cluster) {
-            let start = host + shape.within(part.start);
-            core.file.zero(start..start + (part.end - part.start)).await?;
-        }
-        Ok(())
-    }
-
-    /// Copies what was there into a place that reads as zeroes.
-    async fn copy_rest(
-        &mut self,
-        core: &Core,
-        cluster: GuestCluster,
-        entry: Entry,
-        host: u64,
-    ) -> Result<(), FailKind> {
-        let shape = core.image.shape();
-        match entry {
-            Entry::Zero { .. } => return Ok(()),
-            Entry::Nothing if is_zero(core, cluster).await? => return Ok(()),
-            Entry::Nothing | Entry::Data(_) | Entry::Compressed { .. } => {}
-        }
-        self.must_sync = true;
-        for part in self.rest(core, cluster) {
-            let memory = read_before(core, entry, part.clone()).await?;
-            core.file.write(host + shape.within(part.start), memory).await?;
-        }
-        Ok(())
     }
 
     /// Where the write goes.
@@ -223,7 +257,7 @@ impl Change {
     /// Makes zeroes of the bytes that are written, for a write that has no others.
     pub(super) async fn write_zeroes(&self, core: &Core) -> Result<(), FailKind> {
         for (_, bytes) in self.runs(core) {
-            core.file.zero(bytes).await?;
+            core.data.storage.zero(bytes).await?;
         }
         Ok(())
     }
@@ -249,7 +283,7 @@ impl Change {
     /// The bytes were handed to the kernel: has the tables name them.
     pub(super) async fn link(self, core: &Core) -> Result<(), FailKind> {
         if self.must_sync {
-            let synced = core.image.sync(&core.file).await;
+            let synced = core.sync().await;
             if let Err(kind) = synced {
                 self.abandon(core);
                 return Err(kind);
@@ -270,12 +304,21 @@ impl Change {
     }
 }
 
-/// The place that a cluster has, or keeps, for itself.
-fn kept(entry: Entry) -> Option<u64> {
+/// What is known of a place where the tables name nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Freshness {
+    /// It reads as zeroes, durably.
+    Zeroes,
+    /// Anything may be there.
+    Unknown,
+}
+
+/// The place that a cluster has for itself: in a data file each has one.
+fn own(core: &Core, cluster: GuestCluster, entry: Entry) -> Option<u64> {
     match entry {
-        Entry::Data(Place { host, is_ours: true })
-        | Entry::Zero { place: Some(Place { host, is_ours: true }) } => Some(host),
-        Entry::Data(_) | Entry::Zero { .. } | Entry::Nothing | Entry::Compressed { .. } => None,
+        _ if core.has_data_file() => Some(core.image.shape().start_of(cluster)),
+        Entry::Cluster(cluster) => cluster.own_place(),
+        Entry::Compressed { .. } => None,
     }
 }
 
@@ -294,36 +337,33 @@ pub(super) async fn look(
     Ok(entries)
 }
 
-/// Whether a cluster that the image does not have reads as zeroes, as far as the lanes below know.
-pub(super) async fn is_zero(core: &Core, cluster: GuestCluster) -> Result<bool, FailKind> {
-    let shape = core.image.shape();
-    let start = shape.start_of(cluster);
-    let Some(backing) = &core.backing else { return Ok(true) };
-    if start >= backing.size {
+/// Whether bytes that the image does not have read as zeroes, as far as the lanes below know.
+pub(super) async fn is_zero(core: &Core, guest: Range<u64>) -> Result<bool, FailKind> {
+    let Some(backing) = core.backing.as_ref().filter(|backing| guest.start < backing.size) else {
         return Ok(true);
-    }
-    let end = (start + shape.cluster_bytes()).min(backing.size);
-    let (_, pieces) = backing.storage.resolve(Operation::Read(extent(start..end)?)).await?;
+    };
+    let bytes = extent(guest.start..guest.end.min(backing.size))?;
+    let (_, pieces) = backing.storage.resolve(Operation::Read(bytes)).await?;
     Ok(pieces.iter().all(|piece| piece.target == Target::Zeroes))
 }
 
-/// What the disk has there, inside one cluster that has no place of its own.
+/// What the disk has there, inside one cluster that has no place of its own. Of a cluster with
+/// subclusters it is inside one of them.
 async fn read_before(core: &Core, entry: Entry, guest: Range<u64>) -> Result<HostMemory, FailKind> {
     let shape = core.image.shape();
-    match entry {
-        Entry::Data(place) => {
-            let start = place.host + shape.within(guest.start);
-            core.file.read(start..start + (guest.end - guest.start)).await
+    let within = shape.within(guest.start);
+    let unit = match entry {
+        Entry::Compressed { .. } => return Err(FailKind::Unsupported),
+        Entry::Cluster(cluster) => cluster.unit(shape.units_of(&(within..within + 1)).start),
+    };
+    let count = usize::try_from(guest.end - guest.start).expect("at most a cluster");
+    match (unit, &core.backing) {
+        (Unit::Data(place), _) => {
+            let start = place.host + within;
+            core.data.storage.read(start..start + (guest.end - guest.start)).await
         }
-        Entry::Compressed { .. } => Err(FailKind::Unsupported),
-        Entry::Nothing | Entry::Zero { .. } => {
-            let count = usize::try_from(guest.end - guest.start).expect("at most a cluster");
-            let Some(backing) = core.backing.as_ref().filter(|backing| guest.start < backing.size)
-            else {
-                return Ok(HostMemory::zeroed(count));
-            };
-            let end = guest.end.min(backing.size);
-            let mut memory = backing.storage.read(guest.start..end).await?;
+        (Unit::Nothing, Some(backing)) if guest.start < backing.size => {
+            let mut memory = backing.storage.read(guest.start..guest.end.min(backing.size)).await?;
             if memory.len() < count {
                 let mut longer = HostMemory::zeroed(count);
                 longer[..memory.len()].copy_from_slice(&memory);
@@ -331,5 +371,6 @@ async fn read_before(core: &Core, entry: Entry, guest: Range<u64>) -> Result<Hos
             }
             Ok(memory)
         }
+        (Unit::Zero | Unit::Nothing, _) => Ok(HostMemory::zeroed(count)),
     }
 }

@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use block::{Durability, Extent, FailKind, Operation, Token, Unmap};
 
-use super::write::{Change, end, is_zero, look};
-use crate::core::Core;
-use crate::shape::{Entry, GuestCluster, Place, zero_at};
+use super::write::{Change, end, is_zero as is_zero_below, look};
+use crate::core::{Core, DataKind};
+use crate::shape::{Cluster, Entry, GuestCluster, Unit, Words};
 
 /// How many clusters are changed in one go: others wait for those.
 const CLUSTERS_AT_ONCE: u64 = 512;
@@ -87,12 +87,23 @@ async fn zero_part(core: &Core, bytes: Range<u64>, how: Zeroing) -> Result<(), F
 async fn zero_in_cluster(core: &Core, bytes: Range<u64>) -> Result<(), FailKind> {
     let cluster = core.image.shape().cluster_of(bytes.start);
     let _claimed = core.image.claim(cluster.0..cluster.0 + 1).await;
-    let before = look(core, &bytes).await?;
-    let is_zero = match before[0].1 {
-        Entry::Zero { .. } => true,
-        Entry::Nothing => is_zero(core, cluster).await?,
-        Entry::Data(_) | Entry::Compressed { .. } => false,
-    };
+    let start = core.image.shape().start_of(cluster);
+    let mut is_zero = true;
+    match look(core, &bytes).await?[0].1 {
+        Entry::Compressed { .. } => is_zero = false,
+        Entry::Cluster(before) => {
+            let parts = core.image.shape().parts(before, bytes.start - start..bytes.end - start);
+            for (unit, part) in parts {
+                is_zero &= match unit {
+                    Unit::Zero => true,
+                    Unit::Nothing => {
+                        is_zero_below(core, start + part.start..start + part.end).await?
+                    }
+                    Unit::Data(_) => false,
+                };
+            }
+        }
+    }
     if is_zero {
         return Ok(());
     }
@@ -114,26 +125,25 @@ async fn zero_clusters(core: &Core, clusters: Range<u64>, how: Zeroing) -> Resul
     let mut changes = Vec::new();
     let mut left = Vec::new();
     for (cluster, entry) in look(core, &bytes).await? {
-        let Some(word) = new_entry(core, cluster, entry, how) else { continue };
-        let Some(word) = word else {
-            // Only version 2 cannot say it.
-            if how != Zeroing::Discard {
-                write_over(core, cluster).await?;
+        match after(core, cluster, entry, how) {
+            After::Same => {}
+            After::Written => write_over(core, cluster).await?,
+            After::Entry(after) => {
+                image.ensure_table(&core.file, cluster).await?;
+                changes.push((cluster, shape.write(after)));
+                if let Entry::Cluster(Cluster { place: Some(place), .. }) = entry
+                    && after.place.is_none()
+                    && !core.has_data_file()
+                {
+                    left.push(shape.cluster_of(place.host).0);
+                }
             }
-            continue;
-        };
-        image.ensure_table(&core.file, cluster).await?;
-        changes.push((cluster, word));
-        if let Entry::Data(place) | Entry::Zero { place: Some(place) } = entry
-            && word & crate::shape::OFFSET == 0
-        {
-            left.push(shape.cluster_of(place.host).0);
         }
     }
     if changes.is_empty() {
         return Ok(());
     }
-    image.link(&core.file, &changes).await?;
+    link(core, &changes, how).await?;
     let space = image.space()?;
     left.sort_unstable();
     for together in left.chunk_by(|one, next| one + 1 == *next) {
@@ -142,31 +152,76 @@ async fn zero_clusters(core: &Core, clusters: Range<u64>, how: Zeroing) -> Resul
     Ok(())
 }
 
-/// What the tables shall say of a cluster: `None` if that is what they say, `Some(None)` if they cannot.
-fn new_entry(
+/// Has the tables say so. A data file that is the disk by itself has zeroes first; one that is not may
+/// lose the space afterwards, while nobody can begin to use it.
+async fn link(
     core: &Core,
-    cluster: GuestCluster,
-    entry: Entry,
+    changes: &[(GuestCluster, Words)],
     how: Zeroing,
-) -> Option<Option<u64>> {
-    let shines_through = core
-        .backing
-        .as_ref()
-        .is_some_and(|backing| core.image.shape().start_of(cluster) < backing.size);
-    let empty = match (shines_through, core.image.has_zero_clusters()) {
-        (false, _) => Some(0),
-        (true, true) => Some(zero_at(None)),
-        (true, false) => None,
+) -> Result<(), FailKind> {
+    let (image, shape) = (&core.image, core.image.shape());
+    let next_to =
+        |one: &(GuestCluster, Words), next: &(GuestCluster, Words)| one.0.0 + 1 == next.0.0;
+    let runs = || {
+        changes.chunk_by(next_to).map(|run| {
+            let start = shape.start_of(run[0].0);
+            start..start + run.len() as u64 * shape.cluster_bytes()
+        })
     };
-    match (entry, how) {
-        (Entry::Nothing, Zeroing::Discard) => None,
-        (Entry::Nothing, Zeroing::Keep | Zeroing::Unmap) => shines_through.then_some(empty),
-        (Entry::Zero { place: None }, _) | (Entry::Zero { .. }, Zeroing::Keep) => None,
-        (Entry::Zero { place: Some(_) }, _) => Some(Some(zero_at(None))),
-        (Entry::Data(place @ Place { is_ours: true, .. }), Zeroing::Keep) => {
-            Some(core.image.has_zero_clusters().then(|| zero_at(Some(place))))
+    if core.data.kind == DataKind::Raw {
+        for bytes in runs() {
+            core.data.storage.zero(bytes.start..bytes.end.min(image.size())).await?;
         }
-        (Entry::Data(_) | Entry::Compressed { .. }, _) => Some(empty),
+    }
+    image.link(&core.file, changes).await?;
+    if core.data.kind == DataKind::External && how != Zeroing::Keep {
+        for bytes in runs() {
+            core.data.storage.discard(bytes).await?;
+        }
+    }
+    Ok(())
+}
+
+/// What becomes of a cluster.
+#[derive(Debug, Clone, Copy)]
+enum After {
+    /// The tables say already what they shall.
+    Same,
+    /// The tables shall say that.
+    Entry(Cluster),
+    /// The tables cannot say it: only version 2.
+    Written,
+}
+
+fn after(core: &Core, cluster: GuestCluster, entry: Entry, how: Zeroing) -> After {
+    let shape = core.image.shape();
+    let start = shape.start_of(cluster);
+    let shines_through = core.backing.as_ref().is_some_and(|backing| start < backing.size);
+    let can_say = core.image.has_zero_clusters();
+    let zeroes = Cluster::zeroes(shape);
+    let empty = match (shines_through, can_say) {
+        (false, _) => After::Entry(Cluster::default()),
+        (true, true) => After::Entry(zeroes),
+        (true, false) if how == Zeroing::Discard => After::Same,
+        (true, false) => After::Written,
+    };
+    let Entry::Cluster(before) = entry else { return empty };
+    let is_zero = before.zero == shape.all_units();
+    let is_nothing = before.data == 0 && before.zero == 0;
+    let keeps = how == Zeroing::Keep || core.has_data_file();
+    match before.place {
+        None if is_nothing && (how == Zeroing::Discard || !shines_through) => After::Same,
+        None if is_zero => After::Same,
+        // With and without subclusters that are zeroes.
+        None if before.data == 0 && !shines_through => After::Same,
+        None => empty,
+        Some(_) if keeps && is_zero => After::Same,
+        Some(place) if keeps && place.is_ours => match (can_say, how) {
+            (true, _) => After::Entry(Cluster { place: Some(place), ..zeroes }),
+            (false, Zeroing::Discard) => After::Same,
+            (false, Zeroing::Keep | Zeroing::Unmap) => After::Written,
+        },
+        Some(_) => empty,
     }
 }
 
