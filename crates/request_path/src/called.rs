@@ -35,7 +35,8 @@ impl Calls {
     }
 
     fn call(&self) {
-        self.any.store(true, Ordering::Release);
+        // Not a store: who takes it must see also what those did who set it before.
+        self.any.swap(true, Ordering::AcqRel);
         if current_thread() != self.iothread {
             self.bell.wake();
         }
