@@ -272,13 +272,13 @@ impl Lane for FakeLane {
                 self.held.push((at, mapping, conduct));
                 continue;
             }
-            mapping.answer = match conduct {
-                Conduct::HoldAndRefuse { .. } => Answer::Refused(FailKind::NoSpace),
-                Conduct::TellAndKeep { .. } => {
-                    mapping.after = After::Over;
-                    Answer::Now(self.pieces(Operation::Read(extent(0..512)), 512, pieces))
-                }
-                _ => Answer::Now(self.pieces(mapping.operation, 4096, pieces)),
+            mapping.answer = if let Conduct::HoldAndRefuse { .. } = conduct {
+                Answer::Refused(FailKind::NoSpace)
+            } else if let Conduct::TellAndKeep { .. } = conduct {
+                mapping.after = After::Over;
+                Answer::Now(self.pieces(Operation::Read(extent(0..512)), 512, pieces))
+            } else {
+                Answer::Now(self.pieces(mapping.operation, 4096, pieces))
             };
             late.push(mapping);
         }
@@ -295,14 +295,15 @@ impl Lane for FakeLane {
         self.notes().told.push(outcome);
         let place = self.telling.iter().position(|(mapping, _)| mapping.token == token);
         let (mapping, conduct) = self.telling.remove(place.expect("it asked to be told"));
-        match conduct {
-            Conduct::TellAndKeep { ms } => {
-                self.held.push((self.start + Duration::from_millis(ms), mapping, conduct));
-                Told::Kept
-            }
-            Conduct::TellAndFail(kind) => Told::Over(Outcome::Failed(kind)),
-            _ => Told::Over(outcome),
+        if let Conduct::TellAndKeep { ms } = conduct {
+            self.held.push((self.start + Duration::from_millis(ms), mapping, conduct));
+            return Told::Kept;
         }
+        Told::Over(if let Conduct::TellAndFail(kind) = conduct {
+            Outcome::Failed(kind)
+        } else {
+            outcome
+        })
     }
 }
 
