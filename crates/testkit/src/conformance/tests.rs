@@ -264,10 +264,10 @@ impl WindowLane {
     }
 
     fn spoil(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
-        match self.chosen.mistake {
-            Mistake::HidesTell => mapping.after = After::Over,
-            Mistake::TellsUnasked => mapping.after = After::Tell,
-            _ => {}
+        if self.is(Mistake::HidesTell) {
+            mapping.after = After::Over;
+        } else if self.is(Mistake::TellsUnasked) {
+            mapping.after = After::Tell;
         }
         match mapping.answer {
             Answer::Refused(_) if self.is(Mistake::OtherFailure) => {
