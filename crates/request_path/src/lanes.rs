@@ -372,7 +372,8 @@ impl Lanes {
         self.due = all.fold(None, Due::first);
     }
 
-    fn close_if_over(&mut self, index: LaneIndex) {
+    /// Closes a lane that nobody uses and that has nothing left to do.
+    pub(crate) fn close_if_over(&mut self, index: LaneIndex) {
         let place = &mut self.places[index.0];
         let is_over = |open: &OpenLane| {
             open.users == 0 && open.is_over() && matches!(open.state, State::Open(_))
@@ -404,9 +405,10 @@ impl OpenLane {
         }
     }
 
-    /// Whether nothing of it is in flight, nor an errand about to be.
+    /// Whether nothing of it is in flight, nor an errand about to be, nor does it have to be called: a
+    /// task of its own may be between two errands.
     fn is_over(&self) -> bool {
-        self.requests == 0 && !self.io.has_submitted()
+        self.requests == 0 && !self.io.has_submitted() && !self.called.is_set()
     }
 
     fn has_lane(&self) -> bool {

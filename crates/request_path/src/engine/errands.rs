@@ -62,6 +62,7 @@ impl Engine {
                 self.start(index);
             }
             self.errands = errands;
+            self.lanes.close_if_over(lane);
         }
         any
     }
