@@ -364,4 +364,33 @@ mod tests {
         let held = (ours.claim(writer).unwrap(), other.claim(writer).unwrap());
         drop(held);
     }
+
+    /// An image grows with what is written to it, and need not end with a block.
+    #[test]
+    fn who_claims_a_file_that_has_grown_sees_how_far() {
+        for caching in [Caching::Buffered, Caching::Direct] {
+            // In memory there is no direct I/O on older kernels.
+            let image = tempfile::NamedTempFile::new_in(".").unwrap();
+            image.as_file().set_len(8200).unwrap();
+            let options = OpenOptions {
+                path: image.path().to_path_buf(),
+                kind: FileKind::Regular,
+                access: Access::ReadWrite,
+                caching,
+                aio: Aio::Automatic,
+                flushes: Flushes::Obeyed,
+                lock: LockOptions { locking: Locking::Off, ..LockOptions::default() },
+            };
+            let policy = DiscardPolicy::Ignore;
+            let node = FileNode::open("disk", &options, policy, &Arc::default()).unwrap();
+            let claim = node.claim(Rights::of_user(Access::ReadWrite)).unwrap();
+            claim.refresh().unwrap();
+            claim.refresh().unwrap();
+            image.as_file().set_len(1 << 20).unwrap();
+            claim.refresh().unwrap();
+            assert_eq!(node.size(), DiskSize(ByteCount(1 << 20)), "{caching:?}");
+            image.as_file().set_len(8192).unwrap();
+            claim.refresh().unwrap_err();
+        }
+    }
 }

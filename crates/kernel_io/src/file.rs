@@ -390,16 +390,18 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Forgets what the page cache holds, because another host may have changed the file meanwhile;
-    /// fails if it has become smaller. Blocks.
+    /// Forgets what the page cache holds, because another host may have changed the file meanwhile, and
+    /// asks for its size anew; fails if it has become smaller. Blocks.
     pub fn refresh(&self) -> io::Result<()> {
-        let (bytes, before) = (self.bytes_now()?, self.bytes());
+        // What is left of a block at the end may have counted before.
+        let (bytes, before) = (rustix::fs::seek(&self.fd, SeekFrom::End(0))?, self.bytes());
         if bytes < before {
             return Err(io::Error::other(format!(
                 "{} had {before} bytes when it was looked at last, and has {bytes} now",
                 self.path.display()
             )));
         }
+        self.measure()?;
         if self.caching == Caching::Buffered {
             // What is dirty cannot be dropped.
             self.sync_all()?;
