@@ -8,9 +8,10 @@
 //! `docs/interop/qcow2.rst`, "Cluster mapping".
 //! Threads: any. Locks are held for a few instructions; what takes longer is claimed.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Poll;
+use std::time::Duration;
 
 use block::{FailKind, HostMemory};
 
@@ -62,6 +63,35 @@ pub(crate) struct Image {
     epochs: Arc<Epochs>,
     /// `None` if the image is not written.
     space: Option<Space>,
+    /// How many tasks are at work that no request waits for.
+    at_work: Arc<AtWork>,
+}
+
+#[derive(Debug, Default)]
+struct AtWork {
+    count: Mutex<usize>,
+    none: Condvar,
+}
+
+/// A task that no request waits for is at work. Dropped, it is over.
+#[derive(Debug)]
+#[must_use = "the image is not closed while a task is at work"]
+pub(crate) struct Working(Arc<AtWork>);
+
+impl AtWork {
+    fn count(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().expect("nobody panics here")
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        let mut count = self.0.count();
+        *count -= 1;
+        if *count == 0 {
+            self.0.none.notify_all();
+        }
+    }
 }
 
 impl Image {
@@ -108,7 +138,21 @@ impl Image {
             tables: Claims::default(),
             epochs,
             space,
+            at_work: Arc::default(),
         })
+    }
+
+    /// A task begins that no request waits for: nobody who stops a ring knows of it.
+    pub(crate) fn begin_work(&self) -> Working {
+        *self.at_work.count() += 1;
+        Working(Arc::clone(&self.at_work))
+    }
+
+    /// Waits until no such task is at work, but not longer than this; whether that is so. Blocks.
+    pub(crate) fn wait_for_work(&self, limit: Duration) -> bool {
+        let (count, none) = (self.at_work.count(), &self.at_work.none);
+        let waited = none.wait_timeout_while(count, limit, |count| *count > 0);
+        *waited.expect("nobody panics here").0 == 0
     }
 
     pub(crate) fn shape(&self) -> Shape {

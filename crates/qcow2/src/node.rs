@@ -11,6 +11,7 @@
 use std::io;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use block::{
     Access, ByteCount, Child, Claim, ClaimError, DiskSize, ErrandRunner, FailKind, Held, Lane,
@@ -26,6 +27,9 @@ use crate::shape::SLICE_BYTES_MAX;
 use crate::space::Discards;
 use crate::storage::Storage;
 use crate::task::Tasks;
+
+/// How long a lane that no ring uses any more may take to end what it has begun.
+const WORK_LIMIT: Duration = Duration::from_secs(30);
 
 /// What an image stands on.
 #[derive(Debug, Clone)]
@@ -153,6 +157,9 @@ impl Shared {
 
     /// The last claim is given back.
     fn close(&self, image: &Image) -> Result<(), OpenError> {
+        if !image.wait_for_work(WORK_LIMIT) {
+            return Err(OpenError::AtWork { node: self.name.clone() });
+        }
         let control = Control::new(&self.runner);
         let storage = control.open(&self.children.file.node())?;
         let closed = control.run(&[&storage], image.close(&storage));
@@ -221,10 +228,11 @@ impl Node for Qcow2Node {
         self.shared.children.file.node().flush()
     }
 
-    /// Claims the file as the node may change it, and the backing file for reading; loads the image.
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+    /// Claims the file as the node may change it, and the backing file for reading; loads the image. Others
+    /// may only read them, also if nobody writes here: what is known of tables must stay true.
+    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
         let shared = &self.shared;
-        let of_file = Rights { access: shared.settings.access, ..rights };
+        let of_file = Rights { access: shared.settings.access, others: Others::Read };
         let mut below = shared.children.file.node().claim(of_file)?;
         if let Some(data) = &shared.children.data_file {
             below = below.and(data.node().claim(of_file)?);

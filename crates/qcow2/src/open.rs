@@ -17,7 +17,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(10);
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Its header.
-    #[error("node {node}: {source}")]
+    #[error("node {node}")]
     Header {
         /// The node that has the image's bytes.
         node: String,
@@ -63,6 +63,12 @@ pub enum OpenError {
     /// It is another image than when the node was made.
     #[error("node {node}: the image was replaced or resized since it was opened")]
     Changed {
+        /// The node-name.
+        node: String,
+    },
+    /// Some iothread does not come to an end with it.
+    #[error("node {node}: clusters are still being freed")]
+    AtWork {
         /// The node-name.
         node: String,
     },

@@ -77,6 +77,7 @@ pub(crate) async fn flush(core: Rc<Core>, token: Token) {
 
 /// Frees clusters that nobody can find any more.
 pub(crate) async fn reclaim(core: Rc<Core>) {
+    let _at_work = core.image.begin_work();
     if let Ok(space) = core.image.space()
         && let Err(kind) = space.reclaim(&core.file, false).await
     {
