@@ -5,6 +5,7 @@
 
 mod change;
 mod drivers;
+mod named;
 mod root;
 #[cfg(test)]
 mod tests;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use block::{Access, Clock, Node};
 use disk::{DiscardPolicy, WindowError};
-use kernel_io::{FileTable, OpenError, OpenFile};
+use kernel_io::{FileTable, Identity, OpenError, OpenFile};
 use layers::{DelayNode, StripeError, ThrottleGroup};
 
 use crate::options::{Activity, Blockdev, Child, Discard, ExportOptions, NamedChild};
@@ -25,6 +26,7 @@ use crate::permissions::PassesOn;
 use crate::permissions::{Conflict, Edge, Permissions, ROOT, User, Uses};
 use crate::sandbox::{Outside, Sandbox};
 pub use change::ChangeFault;
+pub use named::NamedFault;
 use root::RootNode;
 
 /// The nodes of a daemon, and the exports that stand on them.
@@ -38,6 +40,8 @@ pub(crate) struct Graph {
     delays: HashMap<String, Arc<DelayNode>>,
     /// What the node that is being made has opened.
     opened: Vec<Arc<OpenFile>>,
+    /// The files of the images whose named files are being opened, the upper ones first.
+    naming: Vec<Identity>,
     throttle_groups: HashMap<String, Arc<ThrottleGroup>>,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
@@ -96,6 +100,42 @@ pub enum GraphError {
         /// The group.
         group: String,
     },
+    /// It is no image that can be served.
+    #[error("node {node}")]
+    Image {
+        /// The node-name.
+        node: String,
+        /// Why.
+        #[source]
+        source: qcow2::OpenError,
+    },
+    /// A cache of its image that nobody can have. QEMU's sentence.
+    #[error("node {node}: {what} too big")]
+    Cache {
+        /// The node-name.
+        node: String,
+        /// Which.
+        what: &'static str,
+    },
+    /// What its image names cannot be opened.
+    #[error("node {node}: image {}", image.display())]
+    Named {
+        /// The node-name.
+        node: String,
+        /// The image.
+        image: PathBuf,
+        /// Why.
+        #[source]
+        source: NamedFault,
+    },
+    /// Its file is that of an image above it which names it.
+    #[error("node {node}: {} is an image that stands on itself", path.display())]
+    StandsOnItself {
+        /// The node-name.
+        node: String,
+        /// The file.
+        path: PathBuf,
+    },
     /// Its children make no stripe.
     #[error(transparent)]
     Stripe(#[from] StripeError),
@@ -137,9 +177,20 @@ impl Graph {
         sandbox: Option<Arc<Sandbox>>,
     ) -> Self {
         let (vertices, roots) = (HashMap::new(), HashMap::new());
-        let (uses, delays, opened) = (Uses::default(), HashMap::new(), Vec::new());
-        let throttle_groups = HashMap::new();
-        Self { vertices, roots, uses, delays, opened, throttle_groups, files, clock, sandbox }
+        let (uses, delays, throttle_groups) = (Uses::default(), HashMap::new(), HashMap::new());
+        let (opened, naming) = (Vec::new(), Vec::new());
+        Self {
+            vertices,
+            roots,
+            uses,
+            delays,
+            opened,
+            naming,
+            throttle_groups,
+            files,
+            clock,
+            sandbox,
+        }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.
@@ -225,16 +276,17 @@ impl Graph {
                 }
             };
             // What stands on a read-only node is one, as in QEMU. Who wants to write to it is refused.
-            if node.access() == Access::ReadOnly && !blockdev.read_only {
+            let is_written = blockdev.driver.writes_to(&role);
+            if is_written && node.access() == Access::ReadOnly && !blockdev.read_only {
                 blockdev.to_mut().read_only = true;
             }
             below.push(Below { edge: Edge { role, node: child }, place: block::Child::new(node) });
         }
+        self.add_named(name, &blockdev, &mut below, made)?;
         let edges = below.iter().map(|below| below.edge.clone()).collect();
-        self.uses.add_node(name, blockdev.driver.passes_on(), edges)?;
+        self.uses.add_node(name, blockdev.passes_on(), edges)?;
         made.push(name.to_owned());
-        let places = below.iter().map(|below| Arc::clone(&below.place)).collect();
-        let node = self.make(name, &blockdev, places)?;
+        let node = self.make(name, &blockdev, &below)?;
         let files = std::mem::take(&mut self.opened);
         let vertex = Vertex { node: Arc::clone(&node), below, activity: blockdev.activity, files };
         self.vertices.insert(name.to_owned(), vertex);

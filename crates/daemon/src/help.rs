@@ -31,14 +31,15 @@ Under the name qemu-storage-daemon it takes the same options.
 
 const SHORT: &str = "\
 One disk:
-  IMAGE                  a raw disk image or a block device; a file that looks like another
+  IMAGE                  a raw disk image or a block device; a file that looks like an image
                          format needs --format
   --socket PATH          listen here
   --iothreads N|none     how many threads serve the queues, 1 to 64; none: the main thread
   --read-only            refuse writes
   --num-queues N         offer so many queues, 1 to 256; default: as many as the guest asks for
   --direct on|off        go past the host's page cache; default: on
-  --format raw           serve the file's bytes as they are, whatever it looks like
+  --format raw|qcow2     serve the file's bytes as they are, whatever it looks like, or the disk
+                         in a qcow2 image
 ";
 
 const LONG: &str = "\
@@ -91,6 +92,11 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
   --blockdev [driver=]stripe,node-name=N,chunk=SIZE,children.0=NODE,children.1=NODE[,…]
                          the chunks of 2 to 64 nodes of one size in turn, as in md's RAID0; a
                          chunk is a multiple of 4 KiB up to 16 MiB
+  --blockdev [driver=]qcow2,node-name=N,file=NODE[,backing=NODE|null]
+                   [,cache-size=BYTES][,l2-cache-size=BYTES][,refcount-cache-size=BYTES]
+                         the disk in the qcow2 image that another node holds. backing: what shows
+                         where the image has nothing, null for zeroes; default: what the image
+                         names, if --named-files allows it. The sizes bound the tables in memory
              all of them: [,read-only=on|off][,auto-read-only=on|off][,discard=ignore|unmap]
                         [,cache.direct=on|off][,cache.no-flush=on|off][,force-share=on|off]
                         [,active=on|off]
@@ -120,6 +126,10 @@ Always:
                          as IMAGE, otherwise none
   --sandbox on|off       on: give up all rights that serving does not need, or do not start;
                          off: give up nothing; default: give up what the host allows
+  --named-files DIRECTORY|on|off
+                         which files may be opened that only an image names, its backing file:
+                         those below a directory (can be given several times), all, or none,
+                         which is the default
   --daemonize            go to the background once everything is set up
   --pidfile PATH         write the process id here once everything is set up
   --takeover             take the place of the ringloom or qemu-storage-daemon that serves these
@@ -138,6 +148,7 @@ Examples:
     --blockdev host_device,node-name=n0,filename=/dev/vg0/vm1,cache.direct=on,discard=unmap \\
     --export vhost-user-blk,id=vm1,node-name=n0,writable=on,addr.type=unix,\\
 addr.path=/run/vm1.sock,iothread.0=t0,iothread.1=t1
+  ringloom serve vm1.qcow2 --format qcow2 --named-files /srv/base --socket /run/vm1.sock
   ringloom serve --blockdev '{\"driver\": \"null-co\", \"node-name\": \"n0\"}' \\
     --export '{\"type\": \"vhost-user-blk\", \"id\": \"e0\", \"node-name\": \"n0\",
               \"addr\": {\"type\": \"unix\", \"path\": \"/run/e0.sock\"}}'

@@ -32,7 +32,8 @@ pub(crate) use line::documented_names;
 pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
-    Activity, AioEngine, AttachFormat, AutoReadOnly, Blockdev, Child, Command, Daemonize, Discard,
-    Driver, ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
-    PollOptions, Sandboxing, SocketOptions, Step, Takeover, ThrottleGroupObject,
+    Activity, AioEngine, AttachFormat, AutoReadOnly, Backing, Blockdev, Child, Command, Daemonize,
+    Discard, Driver, ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild,
+    NamedFiles, Object, Plan, PollOptions, Qcow2Caches, Sandboxing, SocketOptions, Step, Takeover,
+    ThrottleGroupObject,
 };

@@ -10,6 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use block::Access;
+
 use crate::options::ExportOptions;
 
 /// What can be done with a node.
@@ -92,7 +94,13 @@ pub(crate) enum PassesOn {
     /// The same, but its children together have a meaning that writing to one of them destroys: it lets
     /// others only read them.
     Alone,
+    /// It is an image with metadata in its children. It lets others only read them. If it takes changes, it
+    /// writes to them and lets them grow whatever is done above; but [`BACKING`] it only reads.
+    Image(Access),
 }
+
+/// The key under which an image has the node that shows what is not in the image itself.
+pub(crate) const BACKING: &str = "backing";
 
 /// The key under which an export has its node.
 pub(crate) const ROOT: &str = "root";
@@ -144,8 +152,8 @@ pub struct Conflict {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Uses {
     users: BTreeMap<User, Below>,
-    /// Who stands on each node: one entry for each edge.
-    above: BTreeMap<String, Vec<User>>,
+    /// Who stands on each node, and under which key: one entry for each edge.
+    above: BTreeMap<String, Vec<(User, String)>>,
 }
 
 #[derive(Debug, Clone)]
@@ -196,7 +204,9 @@ impl Uses {
     pub(crate) fn used(&self, node: &str) -> Permissions {
         let found = &mut Found::new();
         let users = self.above.get(node).into_iter().flatten();
-        users.fold(Permissions::NONE, |all, user| all.union(self.asks(user, found).uses))
+        users.fold(Permissions::NONE, |all, (user, role)| {
+            all.union(self.asks(user, role, found).uses)
+        })
     }
 
     /// Whether this user writes by itself, whatever those above it do.
@@ -255,7 +265,7 @@ impl Uses {
             if !seen.insert(node) {
                 continue;
             }
-            for user in self.above.get(node).into_iter().flatten() {
+            for (user, _) in self.above.get(node).into_iter().flatten() {
                 match user {
                     User::Node(name) => next.push(name),
                     User::Export(id) => {
@@ -269,7 +279,8 @@ impl Uses {
 
     fn add(&mut self, user: &User, below: Below) -> Result<(), Box<Conflict>> {
         for edge in &below.edges {
-            self.above.entry(edge.node.clone()).or_default().push(user.clone());
+            let above = (user.clone(), edge.role.clone());
+            self.above.entry(edge.node.clone()).or_default().push(above);
         }
         let before = self.users.insert(user.clone(), below);
         assert!(before.is_none(), "{user} is there already");
@@ -281,7 +292,7 @@ impl Uses {
         let below = self.users.remove(user);
         for edge in below.into_iter().flat_map(|below| below.edges) {
             if let Some(users) = self.above.get_mut(&edge.node) {
-                users.retain(|other| other != user);
+                users.retain(|(other, _)| other != user);
             }
         }
     }
@@ -302,24 +313,25 @@ impl Uses {
 
     /// Whether all who use a node share what the others use.
     fn check_node<'a>(&'a self, node: &str, found: &mut Found<'a>) -> Result<(), Box<Conflict>> {
-        let asked: Vec<(&User, Asked)> = self
+        let asked: Vec<(&User, &String, Asked)> = self
             .above
             .get(node)
             .into_iter()
             .flatten()
-            .map(|user| (user, self.asks(user, found)))
+            .map(|(user, role)| (user, role, self.asks(user, role, found)))
             .collect();
-        let keepers = asked.iter().enumerate().filter(|(_, (_, it))| it.shares != Permissions::ALL);
-        for (place, (keeps, kept)) in keepers {
-            for (other, (wants, wanted)) in asked.iter().enumerate() {
+        let keepers =
+            asked.iter().enumerate().filter(|(_, (_, _, it))| it.shares != Permissions::ALL);
+        for (place, (keeps, as_kept, kept)) in keepers {
+            for (other, (wants, as_wanted, wanted)) in asked.iter().enumerate() {
                 let permissions = wanted.uses.without(kept.shares);
                 if place != other && permissions != Permissions::NONE {
                     return Err(Box::new(Conflict {
                         node: node.to_owned(),
                         permissions,
-                        as_wanted: self.role(wants, node),
+                        as_wanted: (*as_wanted).clone(),
                         wants: (*wants).clone(),
-                        as_kept: self.role(keeps, node),
+                        as_kept: (*as_kept).clone(),
                         keeps: (*keeps).clone(),
                     }));
                 }
@@ -328,31 +340,39 @@ impl Uses {
         Ok(())
     }
 
-    /// The key under which a user has a node.
-    fn role(&self, user: &User, node: &str) -> String {
-        let mut edges = self.users.get(user).into_iter().flat_map(|below| &below.edges);
-        edges.find(|edge| edge.node == node).map(|edge| edge.role.clone()).unwrap_or_default()
-    }
-
-    /// What a user asks of those below it.
-    fn asks<'a>(&'a self, user: &'a User, found: &mut Found<'a>) -> Asked {
-        if let Some(asks) = found.get(user) {
-            return *asks;
-        }
-        let below = &self.users[user];
-        let mut asks = Asked { uses: below.own, shares: Permissions::ALL };
-        if let User::Node(name) = user {
-            for user in self.above.get(name).into_iter().flatten() {
-                let asked = self.asks(user, found);
-                asks.uses = asks.uses.union(asked.uses);
-                asks.shares = asks.shares.both(asked.shares);
+    /// What a user asks of the node that it has under this key.
+    fn asks<'a>(&'a self, user: &'a User, role: &str, found: &mut Found<'a>) -> Asked {
+        let Asked { uses, shares } = self.hears(user, found);
+        match self.users[user].passes_on {
+            PassesOn::AsAsked => Asked { uses, shares },
+            PassesOn::Alone => Asked { uses, shares: shares.both(Permissions::READS) },
+            PassesOn::Image(_) if role == BACKING => {
+                Asked { uses: uses.both(Permissions::READS), shares: Permissions::READS }
+            }
+            PassesOn::Image(Access::ReadOnly) => {
+                Asked { uses: Permissions::READS, shares: Permissions::READS }
+            }
+            PassesOn::Image(Access::ReadWrite) => {
+                Asked { uses: Permissions::ALL, shares: Permissions::READS }
             }
         }
-        if below.passes_on == PassesOn::Alone {
-            asks.shares = asks.shares.both(Permissions::READS);
+    }
+
+    /// What is asked of a user: by itself, and by those above it.
+    fn hears<'a>(&'a self, user: &'a User, found: &mut Found<'a>) -> Asked {
+        if let Some(asked) = found.get(user) {
+            return *asked;
         }
-        found.insert(user, asks);
-        asks
+        let mut all = Asked { uses: self.users[user].own, shares: Permissions::ALL };
+        if let User::Node(name) = user {
+            for (user, role) in self.above.get(name).into_iter().flatten() {
+                let asked = self.asks(user, role, found);
+                all.uses = all.uses.union(asked.uses);
+                all.shares = all.shares.both(asked.shares);
+            }
+        }
+        found.insert(user, all);
+        all
     }
 }
 
@@ -366,6 +386,7 @@ mod tests {
     fn add(uses: &mut Uses, node: &str, passes_on: PassesOn, below: &[&str]) -> Result<(), String> {
         let role = |place: usize| match passes_on {
             PassesOn::AsAsked => "file".to_owned(),
+            PassesOn::Image(_) => ["file", BACKING][place].to_owned(),
             PassesOn::Alone => format!("children.{place}"),
         };
         let edge = |(place, node): (usize, &&str)| Edge { role: role(place), node: (*node).into() };
@@ -451,5 +472,33 @@ mod tests {
         assert_eq!(uses.path("n", "r"), None);
         assert_eq!(uses.exports_above("n"), BTreeSet::from(["e4".to_owned()]));
         assert_eq!(uses.exports_above("m"), BTreeSet::new());
+    }
+
+    #[test]
+    fn an_image_writes_to_its_file_whoever_is_above_and_only_reads_what_it_stands_on() {
+        let mut uses = Uses::default();
+        plain(&mut uses, &["f", "b"]);
+        add(&mut uses, "q", PassesOn::Image(Access::ReadWrite), &["f", "b"]).unwrap();
+        assert_eq!((uses.used("f"), uses.used("b")), (Permissions::ALL, Permissions::NONE));
+        let refused = export(&mut uses, "f", WRITES).unwrap_err();
+        assert!(refused.contains("'write' are both required by export"), "{refused}");
+        assert!(
+            refused.contains("unshared by node 'q' (uses node 'f' as 'file' child)"),
+            "{refused}"
+        );
+        export(&mut uses, "f", Permissions::READS).unwrap();
+        export(&mut uses, "q", WRITES).unwrap();
+        export(&mut uses, "q", WRITES).unwrap();
+        assert_eq!(uses.used("b"), Permissions::READS);
+        let refused = export(&mut uses, "b", WRITES).unwrap_err();
+        assert!(refused.contains("unshared by node 'q' (uses node 'b' as 'backing'"), "{refused}");
+        // Several may stand on one backing image; two images in one file nobody can tell apart.
+        plain(&mut uses, &["g"]);
+        add(&mut uses, "r", PassesOn::Image(Access::ReadWrite), &["g", "b"]).unwrap();
+        add(&mut uses, "s", PassesOn::Image(Access::ReadWrite), &["g", "b"]).unwrap_err();
+        add(&mut uses, "t", PassesOn::Image(Access::ReadOnly), &["b"]).unwrap();
+        assert_eq!(uses.used("b"), Permissions::READS);
+        // An overlay that was committed into is no base any more.
+        add(&mut uses, "u", PassesOn::Image(Access::ReadWrite), &["b"]).unwrap_err();
     }
 }

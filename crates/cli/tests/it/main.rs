@@ -19,6 +19,7 @@ mod locks;
 mod lost_writes;
 mod migration;
 mod model_workload;
+mod named_files;
 mod parity;
 mod refusals;
 mod rings;

@@ -182,7 +182,7 @@ fn options_of_later_issues_are_refused_by_name() {
         &["aio-max-batch"],
     );
     ringloom_refuses(&["--monitor", "chardev=c0"], &["monitor"]);
-    ringloom_refuses(&["--blockdev", "driver=qcow2,node-name=f0,file=f1"], &["qcow2"]);
+    ringloom_refuses(&["--blockdev", "driver=vhdx,node-name=f0,file=f1"], &["vhdx"]);
 }
 
 #[test]

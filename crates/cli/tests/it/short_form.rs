@@ -285,7 +285,8 @@ fn what_looks_like_another_format_is_refused_with_both_answers() {
         let answers = ["qcow2", "--format raw", "--format qcow2"];
         refuse(&[image, "--socket", "s"], &[&[image][..], &answers].concat());
     }
-    refuse(&["x.qcow2", "--socket", "s", "--format", "qcow2"], &["qcow2", "not supported yet"]);
+    refuse(&["x.qcow2", "--socket", "s", "--format", "qed"], &["qed", "not supported yet"]);
+    refuse(&["x.qcow2", "--socket", "s", "--format", "qcow2"], &["it is not a qcow2 image"]);
     refuse(&["disk.img", "--socket", "s", "--format", "rwa"], &["rwa", "raw"]);
 }
 

@@ -159,3 +159,29 @@ pub(crate) fn is_root() -> bool {
         std::fs::metadata("/proc/self").map(|found| std::os::unix::fs::MetadataExt::uid(&found));
     owner.is_ok_and(|uid| uid == 0)
 }
+
+/// Runs qemu-img in the directory of a bench, with words that have no blanks; returns what it printed.
+pub(crate) fn qemu_img(bench: &Bench, line: &str) -> Result<String> {
+    run(bench, "qemu-img", &line.split_whitespace().collect::<Vec<_>>())
+}
+
+/// Runs qemu-io in the directory of a bench; returns what it printed.
+pub(crate) fn qemu_io(bench: &Bench, words: &[&str]) -> Result<String> {
+    run(bench, "qemu-io", words)
+}
+
+fn run(bench: &Bench, program: &str, words: &[&str]) -> Result<String> {
+    let output = std::process::Command::new(program)
+        .args(words)
+        .current_dir(bench.path(""))
+        .output()
+        .with_context(|| format!("run {program}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    anyhow::ensure!(
+        output.status.success(),
+        "{program} {words:?}: {}: {text}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(text)
+}

@@ -14,6 +14,8 @@ use testkit::report::skipped;
 
 use crate::support::{ringloom, stop, with};
 
+mod qcow2;
+
 const LIMIT: Duration = Duration::from_secs(20);
 const IMAGE_BYTES: usize = 1 << 20;
 
@@ -66,13 +68,21 @@ fn check(line: &str, verdict: Verdict) {
             let bench = Bench::new()?;
             image::create_filled(&bench.path("disk.img"), IMAGE_BYTES, 0x64)?;
             let _frozen = line.contains("FROZEN").then(|| Frozen::new(&bench)).transpose()?;
-            judged(program, &bench, line, verdict).with_context(|| line.to_owned())
+            judged(program, &bench, line, &[], verdict).with_context(|| line.to_owned())
         });
     }
 }
 
-fn judged(program: &Program, bench: &Bench, line: &str, verdict: Verdict) -> Result<()> {
-    let words = words(program, bench, line);
+/// Judges a line, and words behind it that are written out already.
+fn judged(
+    program: &Program,
+    bench: &Bench,
+    line: &str,
+    more: &[&str],
+    verdict: Verdict,
+) -> Result<()> {
+    let mut words = words(program, bench, line);
+    words.extend(more.iter().map(|word| (*word).to_owned()));
     match verdict {
         Served(count) => {
             let sockets: Vec<PathBuf> =

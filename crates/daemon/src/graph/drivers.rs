@@ -4,6 +4,7 @@
 
 mod delay;
 mod file;
+mod qcow2;
 mod throttle;
 
 use std::sync::Arc;
@@ -13,16 +14,16 @@ use disk::{NullNode, RawNode, ReadContent, Window};
 use kernel_io::FileKind;
 use layers::{Chunk, StripeDiscards, StripeError, StripeNode};
 
-use super::{Graph, GraphError, access, policy};
+use super::{Below, Graph, GraphError, access, policy};
 use crate::options::{Blockdev, Discard, Driver};
 
 impl Graph {
-    /// Makes a node of that name over those children, in the order of the plan. Blocks.
+    /// Makes a node of that name over what is below it, in the order of the plan. Blocks.
     pub(super) fn make(
         &mut self,
         name: &str,
         blockdev: &Blockdev,
-        children: Vec<Arc<Child>>,
+        below: &[Below],
     ) -> Result<Arc<dyn Node>, GraphError> {
         match &blockdev.driver {
             Driver::File { filename, aio, locking } => {
@@ -40,13 +41,14 @@ impl Graph {
                 Ok(Arc::new(null.with_latency(*latency, Arc::clone(&self.clock))))
             }
             Driver::Delay { settings, seed } => {
-                Ok(self.make_delay(name, blockdev, only(children), (settings, *seed)))
+                Ok(self.make_delay(name, blockdev, only(below), (settings, *seed)))
             }
-            Driver::Stripe { chunk } => Ok(stripe(name, *chunk, blockdev, children)?),
-            Driver::Throttle { group } => self.make_throttle(name, group, blockdev, only(children)),
+            Driver::Stripe { chunk } => Ok(stripe(name, *chunk, blockdev, below)?),
+            Driver::Throttle { group } => self.make_throttle(name, group, blockdev, only(below)),
+            Driver::Qcow2 { caches, .. } => self.make_qcow2(name, *caches, blockdev, below),
             Driver::Raw { offset, size } => {
                 let window = Window { offset: *offset, size: *size };
-                raw(name, window, blockdev, only(children))
+                raw(name, window, blockdev, only(below))
             }
         }
     }
@@ -84,8 +86,9 @@ fn stripe(
     name: &str,
     chunk: Chunk,
     blockdev: &Blockdev,
-    children: Vec<Arc<Child>>,
+    below: &[Below],
 ) -> Result<Arc<dyn Node>, StripeError> {
+    let children = below.iter().map(|below| Arc::clone(&below.place)).collect();
     let discards = match blockdev.discard {
         Discard::Ignore => StripeDiscards::Ignored,
         Discard::Unmap => StripeDiscards::Passed,
@@ -94,7 +97,7 @@ fn stripe(
 }
 
 /// The child of a driver that takes one.
-fn only(children: Vec<Arc<Child>>) -> Arc<Child> {
-    let [child] = <[_; 1]>::try_from(children).expect("the reader of this driver takes one child");
-    child
+fn only(below: &[Below]) -> Arc<Child> {
+    let [only] = below else { panic!("the reader of this driver takes one child") };
+    Arc::clone(&only.place)
 }

@@ -7,7 +7,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::plan::{AutoReadOnly, Blockdev, Child, Object, Step};
+use block::Access;
+
+use super::plan::{AutoReadOnly, Blockdev, Child, NamedChild, Object, Step};
+use crate::permissions::{BACKING, PassesOn};
 
 /// All names on the line.
 #[derive(Debug, Default)]
@@ -16,6 +19,10 @@ pub(super) struct Ahead {
     throttle_groups: HashSet<String>,
     /// Each node, and those that it names or holds.
     nodes: HashMap<String, Vec<String>>,
+    /// Each node, and those of them that are written with it.
+    written_with: HashMap<String, Vec<String>>,
+    /// What is written whoever is above: what images that take changes are in.
+    always_written: Vec<String>,
     written: HashSet<String>,
 }
 
@@ -35,15 +42,15 @@ impl Ahead {
                 Step::Export(_) => {}
             }
         }
-        for step in steps {
-            if let Step::Export(export) = step
-                && export.writable
-            {
-                let mut written = std::mem::take(&mut ahead.written);
-                ahead.below(&export.node_name, &mut written);
-                ahead.written = written;
-            }
+        let exported = steps.filter_map(|step| match step {
+            Step::Export(export) if export.writable => Some(export.node_name.clone()),
+            Step::Export(_) | Step::Object(_) | Step::Blockdev(_) => None,
+        });
+        let mut written = HashSet::new();
+        for node in exported.chain(ahead.always_written.clone()) {
+            ahead.written_below(&node, &mut written);
         }
+        ahead.written = written;
         ahead
     }
 
@@ -57,6 +64,21 @@ impl Ahead {
             if let Child::Inline(inner) = &mut child.node {
                 let name = inner.name_below(name, &child.name);
                 self.settle_read_only(inner, &name);
+            }
+        }
+    }
+
+    /// `backing=null` on a command line is a text: it stands for nothing, unless there is a node of
+    /// that name.
+    pub(super) fn settle_backing(&self, blockdev: &mut Blockdev) {
+        let null = |child: &NamedChild| {
+            let Child::Reference(node) = &child.node else { return false };
+            child.name == BACKING && node == "null" && !self.has_node(node)
+        };
+        blockdev.children.retain(|child| !null(child));
+        for child in &mut blockdev.children {
+            if let Child::Inline(inner) = &mut child.node {
+                self.settle_backing(inner);
             }
         }
     }
@@ -100,26 +122,34 @@ impl Ahead {
     }
 
     fn add(&mut self, blockdev: &Blockdev, name: &str) {
-        let mut below = Vec::new();
+        let (mut below, mut written) = (Vec::new(), Vec::new());
         for child in &blockdev.children {
-            below.push(match &child.node {
+            let node = match &child.node {
                 Child::Reference(node) => node.clone(),
                 Child::Inline(inner) => {
                     let name = inner.name_below(name, &child.name);
                     self.add(inner, &name);
                     name
                 }
-            });
+            };
+            if blockdev.driver.writes_to(&child.name) {
+                written.push(node.clone());
+            }
+            below.push(node);
+        }
+        if blockdev.passes_on() == PassesOn::Image(Access::ReadWrite) {
+            self.always_written.extend_from_slice(&written);
         }
         self.nodes.entry(name.to_owned()).or_default().extend(below);
+        self.written_with.entry(name.to_owned()).or_default().extend(written);
     }
 
-    /// Adds the node and all below it.
-    fn below(&self, name: &str, found: &mut HashSet<String>) {
+    /// Adds the node and all below it that is written with it.
+    fn written_below(&self, name: &str, found: &mut HashSet<String>) {
         let mut next = vec![name];
         while let Some(name) = next.pop() {
             if found.insert(name.to_owned()) {
-                next.extend(self.nodes.get(name).into_iter().flatten().map(String::as_str));
+                next.extend(self.written_with.get(name).into_iter().flatten().map(String::as_str));
             }
         }
     }

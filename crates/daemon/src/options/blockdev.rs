@@ -7,7 +7,8 @@ use super::drivers;
 use super::fault::Fault;
 use super::fields::{Fields, Keys, TextOrObject};
 use super::names::is_identifier;
-use super::plan::{Activity, AutoReadOnly, Blockdev, Child, Discard, Flushes, NamedChild};
+use super::plan::{Activity, AutoReadOnly, Backing, Blockdev, Child, Discard, Flushes, NamedChild};
+use crate::permissions::BACKING;
 
 /// How deep nodes written inside nodes may go; it bounds the recursion that reads them.
 const NESTING_MAX: usize = 8;
@@ -57,8 +58,13 @@ impl Common {
     };
 
     /// What a node written inside this one has unless it says otherwise. It takes discards
-    /// whatever this one was told: whoever stands above decides which come through.
-    fn below(self) -> Self {
+    /// whatever this one was told: whoever stands above decides which come through. What an image stands on
+    /// is only read, as in QEMU.
+    fn below(self, role: &str) -> Self {
+        if role == BACKING {
+            let auto_read_only = AutoReadOnly::Off;
+            return Self { read_only: true, auto_read_only, discard: Discard::Ignore, ..self };
+        }
         Self { discard: Discard::Unmap, ..self }
     }
 
@@ -101,6 +107,20 @@ impl Reader {
         self.add_child(key.to_owned(), given)
     }
 
+    /// Takes the child that an image stands on.
+    pub(super) fn backing(&mut self) -> Result<Backing, Fault> {
+        if self.fields.is_nothing(BACKING) {
+            return Ok(Backing::OfLine);
+        }
+        match self.fields.text_or_object_if_any(BACKING)? {
+            None => Ok(Backing::OfImage),
+            Some(given) => {
+                self.add_child(BACKING.to_owned(), given)?;
+                Ok(Backing::OfLine)
+            }
+        }
+    }
+
     /// Takes the children of the list under this key, at least `least` and at most `most`.
     pub(super) fn children(&mut self, key: &str, least: usize, most: usize) -> Result<(), Fault> {
         let list = self.fields.texts_or_objects(key)?;
@@ -138,7 +158,7 @@ impl Reader {
                 return Err(Fault::TooDeep { key, levels_max });
             }
             TextOrObject::Object(inner) => {
-                Child::Inline(Box::new(read(inner, self.common.below(), self.depth + 1)?))
+                Child::Inline(Box::new(read(inner, self.common.below(&name), self.depth + 1)?))
             }
         };
         self.children.push(NamedChild { name, node });

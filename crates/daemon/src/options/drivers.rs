@@ -8,6 +8,7 @@
 pub(super) mod delay;
 pub(super) mod file;
 mod null;
+mod qcow2;
 mod raw;
 mod stripe;
 mod throttle;
@@ -33,6 +34,7 @@ pub(super) const TABLE: &[Entry] = &[
     file::REGULAR,
     file::HOST_DEVICE,
     raw::ENTRY,
+    qcow2::ENTRY,
     null::ENTRY,
     throttle::ENTRY,
     delay::ENTRY,
@@ -68,7 +70,6 @@ const LATER: &[&str] = &[
     "parallels",
     "preallocate",
     "qcow",
-    "qcow2",
     "qed",
     "quorum",
     "rbd",

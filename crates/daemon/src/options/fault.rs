@@ -131,6 +131,25 @@ pub enum Fault {
     /// Who writes cannot let others write. QEMU's sentence.
     #[error("force-share=on can only be used with read-only images")]
     ForceShareWritable,
+    /// All sizes of an image's caches at once. QEMU's sentence.
+    #[error("cache-size, l2-cache-size and refcount-cache-size may not be set at the same time")]
+    CacheThrice,
+    /// One of an image's caches larger than both. QEMU's sentence.
+    #[error("{key} may not exceed cache-size")]
+    CacheAboveBoth {
+        /// The key.
+        key: &'static str,
+    },
+    /// An image that takes changes in a file that takes none.
+    #[error(
+        "node '{child}' is read-only, and image '{node}' in it is not; say read-only=on for both"
+    )]
+    ReadOnlyFile {
+        /// The image.
+        node: String,
+        /// The file.
+        child: String,
+    },
     /// An inactive node below an active one. QEMU's sentence.
     #[error("Inactive '{child}' can't be a {role} child of active '{node}'")]
     InactiveChild {
@@ -429,7 +448,8 @@ pub enum Fault {
     /// A file that looks like an image format, without `--format`.
     #[error(
         "looks like {format} ({reason}); say --format raw to serve its bytes as they are, or \
-         --format {format} for the disk inside it (not supported yet)"
+         --format {format} for the disk inside it{}",
+        NotYet(format)
     )]
     FormatNotSaid {
         /// What it looks like.
@@ -437,6 +457,16 @@ pub enum Fault {
         /// Why.
         reason: String,
     },
+}
+
+/// ` (not supported yet)`, of a format that is not.
+struct NotYet<'a>(&'a str);
+
+impl Display for NotYet<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let supported = super::short::FORMATS.contains(&self.0);
+        formatter.write_str(if supported { "" } else { " (not supported yet)" })
+    }
 }
 
 /// `; did you mean 'x'?`, or nothing.

@@ -152,6 +152,27 @@ impl Fields {
         }
     }
 
+    /// A text or an object, if there is any.
+    pub(super) fn text_or_object_if_any(
+        &mut self,
+        key: &str,
+    ) -> Result<Option<TextOrObject>, Fault> {
+        if self.map.contains_key(key) { self.text_or_object(key).map(Some) } else { Ok(None) }
+    }
+
+    /// Whether it is said that there is nothing: null, or as QEMU still bears it, an empty text.
+    pub(super) fn is_nothing(&mut self, key: &str) -> bool {
+        let nothing = match self.map.get(key) {
+            Some(Value::Null) => true,
+            Some(Value::String(text)) => text.is_empty(),
+            _ => false,
+        };
+        if nothing {
+            self.map.remove(key);
+        }
+        nothing
+    }
+
     /// A text or a list of texts.
     pub(super) fn texts(&mut self, key: &str) -> Result<Vec<String>, Fault> {
         let wrong = self.expects(key, "a string or a list of strings");

@@ -8,7 +8,7 @@
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use layers::Histogram;
@@ -43,7 +43,8 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
         | Driver::NullCo { .. }
         | Driver::Throttle { .. }
         | Driver::Delay { .. }
-        | Driver::Stripe { .. } => {
+        | Driver::Stripe { .. }
+        | Driver::Qcow2 { .. } => {
             return Ok(());
         }
     };
@@ -72,6 +73,15 @@ pub(super) fn read_histogram(path: &Path) -> Result<Arc<Histogram>, Fault> {
     file.map_err(|cause| open_fault(path, cause))?;
     let histogram = Histogram::parse(&content);
     histogram.map(Arc::new).map_err(|source| Fault::Histogram { path: path.to_owned(), source })
+}
+
+/// A directory below which files are opened that images name: where it really is.
+pub(super) fn directory(path: &Path) -> Result<PathBuf, Fault> {
+    let real = path.canonicalize().map_err(|cause| open_fault(path, cause))?;
+    if real.is_dir() {
+        return Ok(real);
+    }
+    Err(open_fault(path, io::ErrorKind::NotADirectory.into()))
 }
 
 /// What a file is; `None` if it cannot hold a disk. A directory is an error of its own, as in

@@ -1,15 +1,17 @@
 //! The line as a whole: help and version, the form it has, and what both forms share.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 
 use super::fault::{Fault, LineFault, OptionError};
 use super::fields::parse_flag;
-use super::plan::{AttachFormat, Command, Daemonize, HelpTopic, Plan, Sandboxing, Step, Takeover};
+use super::plan::{
+    AttachFormat, Command, Daemonize, HelpTopic, NamedFiles, Plan, Sandboxing, Step, Takeover,
+};
 use super::words::{Name, SharedName, ShortName, Word};
 #[cfg(test)]
 use super::{blockdev, drivers, export, object};
-use super::{long, short, words};
+use super::{files, long, short, words};
 
 /// Reads the arguments of `ringloom serve` or qemu-storage-daemon, without the program's name.
 ///
@@ -34,9 +36,13 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
         Form::Short => short::steps(&words)?,
     };
     for step in &mut steps {
-        if let Step::Export(export) = step {
-            export.socket.mode = shared.socket_mode;
-            export.socket.group.clone_from(&shared.socket_group);
+        match step {
+            Step::Object(_) => {}
+            Step::Blockdev(blockdev) => blockdev.allow_named_files(&shared.named_files),
+            Step::Export(export) => {
+                export.socket.mode = shared.socket_mode;
+                export.socket.group.clone_from(&shared.socket_group);
+            }
         }
     }
     // Whoever uses the short form has no other place to learn how to attach a guest.
@@ -89,6 +95,7 @@ struct Shared {
     socket_mode: Option<u32>,
     socket_group: Option<String>,
     sandbox: Sandboxing,
+    named_files: NamedFiles,
 }
 
 impl Shared {
@@ -101,6 +108,7 @@ impl Shared {
             socket_mode: None,
             socket_group: None,
             sandbox: Sandboxing::Possible,
+            named_files: NamedFiles::Refused,
         };
         for word in words {
             if let Name::Shared(name) = word.name {
@@ -138,6 +146,11 @@ impl Shared {
                 }
                 self.socket_group = Some(text.to_owned());
             }
+            SharedName::NamedFiles => {
+                let text = word.argument.display();
+                let wrong = |fault| argument(&text.to_string(), fault);
+                self.allow_named_files(&word.argument).map_err(wrong)?;
+            }
             SharedName::Sandbox => {
                 let text = word.text()?;
                 let fault = Fault::ExpectsAlone { expected: "'on' or 'off'" };
@@ -146,6 +159,29 @@ impl Shared {
                     Some(false) => Sandboxing::Off,
                     None => return Err(argument(text, fault)),
                 };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Directories add up; `on` and `off` put an end to what was said before.
+    fn allow_named_files(&mut self, argument: &OsStr) -> Result<(), Fault> {
+        match argument.to_str().and_then(parse_flag) {
+            Some(true) => self.named_files = NamedFiles::Anywhere,
+            Some(false) => self.named_files = NamedFiles::Refused,
+            None if argument.is_empty() => {
+                return Err(Fault::ExpectsAlone { expected: "'on', 'off' or a directory" });
+            }
+            None => {
+                let directory = files::directory(Path::new(argument))?;
+                match &mut self.named_files {
+                    NamedFiles::Below(directories) => directories.push(directory),
+                    NamedFiles::Refused | NamedFiles::Anywhere => {
+                        self.named_files = NamedFiles::Below(vec![directory]);
+                    }
+                }
             }
         }
         Ok(())

@@ -40,6 +40,7 @@ pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
     for (_, step) in &mut read {
         if let Step::Blockdev(blockdev) = step {
             let name = blockdev.name_below("", "");
+            ahead.settle_backing(blockdev);
             ahead.settle_read_only(blockdev, &name);
         }
     }

@@ -96,12 +96,15 @@ impl Names {
                 Child::Reference(child) => (child.clone(), self.find_node(child, Some(name))?),
             };
             check_activity(name, activity, role, &child, below.activity)?;
-            if below.can_write == CanWrite::No {
+            if below.can_write == CanWrite::No && blockdev.driver.writes_to(role) {
+                if !blockdev.read_only && matches!(blockdev.driver, Driver::Qcow2 { .. }) {
+                    return Err(Fault::ReadOnlyFile { node: name.to_owned(), child });
+                }
                 can_write = CanWrite::No;
             }
             edges.push(Edge { role: role.clone(), node: child });
         }
-        self.uses.add_node(name, blockdev.driver.passes_on(), edges)?;
+        self.uses.add_node(name, blockdev.passes_on(), edges)?;
         let known = Known { can_write, activity };
         self.nodes.insert(name.to_owned(), known);
         Ok(known)

@@ -9,9 +9,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use block::Access;
 use layers::{Chunk, DelaySettings};
 
-use crate::permissions::PassesOn;
+use crate::permissions::{BACKING, PassesOn};
 
 use layers::ThrottleLimits;
 
@@ -200,6 +201,33 @@ impl Blockdev {
         self.node_name.clone().unwrap_or_else(|| format!("{parent}/{key}"))
     }
 
+    /// What it does to what is asked of the node, on the way to its children.
+    pub(crate) fn passes_on(&self) -> PassesOn {
+        match &self.driver {
+            Driver::File { .. }
+            | Driver::HostDevice { .. }
+            | Driver::Raw { .. }
+            | Driver::NullCo { .. }
+            | Driver::Throttle { .. }
+            | Driver::Delay { .. } => PassesOn::AsAsked,
+            Driver::Stripe { .. } => PassesOn::Alone,
+            Driver::Qcow2 { .. } if self.read_only => PassesOn::Image(Access::ReadOnly),
+            Driver::Qcow2 { .. } => PassesOn::Image(Access::ReadWrite),
+        }
+    }
+
+    /// Has it and every node written inside it open these files that only images name.
+    pub(crate) fn allow_named_files(&mut self, allowed: &NamedFiles) {
+        if let Driver::Qcow2 { named_files, .. } = &mut self.driver {
+            named_files.clone_from(allowed);
+        }
+        for child in &mut self.children {
+            if let Child::Inline(inner) = &mut child.node {
+                inner.allow_named_files(allowed);
+            }
+        }
+    }
+
     /// The node and every node written inside it, the lower ones first.
     pub fn nodes(&self) -> Vec<&Self> {
         let below = self.children.iter().filter_map(|child| match &child.node {
@@ -277,6 +305,15 @@ pub enum Driver {
         /// How many neighbouring bytes lie on one child.
         chunk: Chunk,
     },
+    /// The disk in an image. Its children are `file` and, if there is one, `backing`.
+    Qcow2 {
+        /// What it may keep of the image's tables in memory.
+        caches: Qcow2Caches,
+        /// Who says what is below the image.
+        backing: Backing,
+        /// Which files it opens that only the image names.
+        named_files: NamedFiles,
+    },
     /// Its one child, within the limits of a group.
     Throttle {
         /// The group's name.
@@ -285,16 +322,17 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// What it does to what is asked of the node, on the way to its children.
-    pub(crate) fn passes_on(&self) -> PassesOn {
+    /// Whether what is written to it is written to the child under this key.
+    pub(crate) fn writes_to(&self, role: &str) -> bool {
         match self {
+            Self::Qcow2 { .. } => role != BACKING,
             Self::File { .. }
             | Self::HostDevice { .. }
             | Self::Raw { .. }
             | Self::NullCo { .. }
             | Self::Throttle { .. }
-            | Self::Delay { .. } => PassesOn::AsAsked,
-            Self::Stripe { .. } => PassesOn::Alone,
+            | Self::Delay { .. }
+            | Self::Stripe { .. } => true,
         }
     }
 
@@ -306,9 +344,42 @@ impl Driver {
             | Self::NullCo { .. }
             | Self::Throttle { .. }
             | Self::Delay { .. }
-            | Self::Stripe { .. } => false,
+            | Self::Stripe { .. }
+            | Self::Qcow2 { .. } => false,
         }
     }
+}
+
+/// What a qcow2 node may keep of its image's tables in memory, in bytes, as far as it was said. Each of
+/// the three sizes fits the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Qcow2Caches {
+    /// L2 tables (`l2-cache-size`).
+    pub l2: Option<u64>,
+    /// Refcount blocks (`refcount-cache-size`).
+    pub refcount: Option<u64>,
+    /// Both (`cache-size`).
+    pub both: Option<u64>,
+}
+
+/// Who says what is below an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// The image.
+    OfImage,
+    /// The command line: the child `backing`, or nothing if there is none.
+    OfLine,
+}
+
+/// Which files are opened that only an image names (`--named-files`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NamedFiles {
+    /// None.
+    Refused,
+    /// Those in one of these directories or below it. Each is there, and has no links in its path.
+    Below(Vec<PathBuf>),
+    /// All.
+    Anywhere,
 }
 
 /// What does a file's I/O.

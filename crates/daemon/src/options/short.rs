@@ -13,8 +13,9 @@ use super::fields::{parse_flag, parse_number};
 use super::files::{self, FileKind};
 use super::nearest::nearest;
 use super::plan::{
-    Activity, AutoReadOnly, Blockdev, Discard, Driver, ExportOptions, Flushes, IothreadObject,
-    Locking, Object, PollOptions, SocketOptions, Step,
+    Activity, AutoReadOnly, Backing, Blockdev, Child, Discard, Driver, ExportOptions, Flushes,
+    IothreadObject, Locking, NamedChild, NamedFiles, Object, PollOptions, Qcow2Caches,
+    SocketOptions, Step,
 };
 use super::words::{Name, ShortName, Word};
 
@@ -41,7 +42,12 @@ enum Format {
     NotSaid,
     /// The file's bytes are the disk's.
     Raw,
+    /// The disk is in an image.
+    Qcow2,
 }
+
+/// What `--format` takes.
+pub(super) const FORMATS: &[&str] = &["raw", "qcow2"];
 
 /// Reads the short form and writes it out to steps.
 pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
@@ -118,7 +124,7 @@ impl Short {
             .map(|id| IothreadObject { id, polling: PollOptions::default() })
             .map(|object| Step::Object(Object::Iothread(object)));
         let filename = self.image.clone();
-        let node = Blockdev {
+        let mut node = Blockdev {
             node_name: Some("disk".to_owned()),
             driver: match kind {
                 FileKind::Regular => {
@@ -137,6 +143,9 @@ impl Short {
             force_share: false,
             activity: Activity::Active,
         };
+        if self.format == Format::Qcow2 {
+            node = image_in(node);
+        }
         let export = ExportOptions {
             id: export_id(&self.image),
             node_name: "disk".to_owned(),
@@ -148,6 +157,19 @@ impl Short {
             writethrough: false,
         };
         objects.chain([Step::Blockdev(node), Step::Export(export)]).collect()
+    }
+}
+
+/// The disk that is in an image in this node.
+fn image_in(file: Blockdev) -> Blockdev {
+    let below = Blockdev { node_name: None, discard: Discard::Unmap, ..file.clone() };
+    let node = Child::Inline(Box::new(below));
+    let caches = Qcow2Caches::default();
+    let (backing, named_files) = (Backing::OfImage, NamedFiles::Refused);
+    Blockdev {
+        driver: Driver::Qcow2 { caches, backing, named_files },
+        children: vec![NamedChild { name: "file".to_owned(), node }],
+        ..file
     }
 }
 
@@ -178,14 +200,16 @@ fn iothreads(text: &str) -> Result<u64, Fault> {
 }
 
 fn format(text: &str) -> Result<Format, Fault> {
-    if text == "raw" {
-        return Ok(Format::Raw);
+    match text {
+        "raw" => return Ok(Format::Raw),
+        "qcow2" => return Ok(Format::Qcow2),
+        _ => {}
     }
-    let (key, value, accepted) = ("format".to_owned(), text.to_owned(), vec!["raw"]);
+    let (key, value, accepted) = ("format".to_owned(), text.to_owned(), FORMATS.to_vec());
     if files::formats().any(|format| format == text) {
         return Err(Fault::ValueNotYet { key, value, accepted });
     }
-    let nearest = nearest(text, ["raw"]);
+    let nearest = nearest(text, FORMATS.iter().copied());
     Err(Fault::UnknownValue { key, value, nearest, accepted })
 }
 

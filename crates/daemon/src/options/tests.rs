@@ -4,6 +4,7 @@
 //! The tests run in the crate's directory: `Cargo.toml` is a regular file, `src` a directory.
 
 mod delay;
+mod qcow2;
 mod refused;
 mod stripe;
 mod throttle;
@@ -485,7 +486,8 @@ fn a_format_must_be_said() {
             &[path, "--socket=s"],
             &format!(
                 "serve {path}: looks like {format} ({reason}); say --format raw to serve its bytes \
-                 as they are, or --format {format} for the disk inside it (not supported yet)"
+                 as they are, or --format {format} for the disk inside it{}",
+                if format == "qcow2" { "" } else { " (not supported yet)" }
             ),
         );
         plan(&[path, "--socket=s", "--format=raw"]);
@@ -499,8 +501,8 @@ fn a_format_must_be_said() {
     let vdi = [[b' '; 64].as_slice(), b"\x7f\x10\xda\xbe"].concat();
     refused("e.img", &vdi, "vdi", "by its first bytes");
     refuse_line(
-        &["Cargo.toml", "--socket=s", "--format", "qcow2"],
-        "--format qcow2: format 'qcow2' is not supported yet (supported: raw)",
+        &["Cargo.toml", "--socket=s", "--format", "qed"],
+        "--format qed: format 'qed' is not supported yet (supported: raw, qcow2)",
     );
     refuse_line(
         &["Cargo.toml", "--socket=s", "--format", "row"],

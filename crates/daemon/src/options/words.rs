@@ -46,6 +46,7 @@ pub(super) enum SharedName {
     SocketGroup,
     Sandbox,
     Takeover,
+    NamedFiles,
 }
 
 /// The image and the options of the short form.
@@ -72,7 +73,8 @@ impl Name {
                 | SharedName::SocketMode
                 | SharedName::SocketGroup
                 | SharedName::Sandbox
-                | SharedName::Takeover,
+                | SharedName::Takeover
+                | SharedName::NamedFiles,
             ) => false,
             Self::Short(_) => false,
         }
@@ -124,6 +126,7 @@ pub(super) const OPTIONS: &[Known] = &[
     known("--socket-group", Name::Shared(SharedName::SocketGroup), Takes::Argument),
     known("--sandbox", Name::Shared(SharedName::Sandbox), Takes::Argument),
     known("--takeover", Name::Shared(SharedName::Takeover), Takes::Nothing),
+    known("--named-files", Name::Shared(SharedName::NamedFiles), Takes::Argument),
     known("--socket", Name::Short(ShortName::Socket), Takes::Argument),
     known("--iothreads", Name::Short(ShortName::Iothreads), Takes::Argument),
     known("--read-only", Name::Short(ShortName::ReadOnly), Takes::Nothing),

@@ -24,6 +24,10 @@ impl Graph {
         let discard = policy(blockdev.discard);
         let node = FileNode::open(name, options, discard, &self.files)
             .map_err(|source| self.explain(name, options, source))?;
+        if self.naming.contains(&node.file().identity()) {
+            let (node, path) = (name.to_owned(), options.path.clone());
+            return Err(GraphError::StandsOnItself { node, path });
+        }
         let alignment = node.limits().request_alignment.get();
         let bytes = node.size().0.0;
         // What 512-byte blocks need is checked by the export, which has a say in the block size.

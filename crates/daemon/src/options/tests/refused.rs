@@ -65,11 +65,11 @@ fn wrong_nodes_are_named() {
     refuse(
         "bogus,node-name=a",
         "parameter 'driver' does not accept value 'bogus' (supported: file, host_device, raw, \
-         null-co, throttle, delay, stripe)",
+         qcow2, null-co, throttle, delay, stripe)",
     );
     refuse(
-        "qcow2,node-name=a",
-        "driver 'qcow2' is not supported yet (supported: file, host_device, raw, null-co, \
+        "vhdx,node-name=a",
+        "driver 'vhdx' is not supported yet (supported: file, host_device, raw, qcow2, null-co, \
          throttle, delay, stripe)",
     );
     refuse("null-co,node-name=n", "node-name 'n' exists already");

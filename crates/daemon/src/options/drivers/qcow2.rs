@@ -1,0 +1,62 @@
+//! The driver `qcow2`.
+
+use super::Entry;
+use crate::options::blockdev::{BASE, BASE_LATER, Reader};
+use crate::options::fault::Fault;
+use crate::options::fields::Keys;
+use crate::options::plan::{Driver, NamedFiles, Qcow2Caches};
+
+const LATER: &[&str] = &[
+    "cache-clean-interval",
+    "data-file",
+    "discard-no-unref",
+    "encrypt",
+    "l2-cache-entry-size",
+    "lazy-refcounts",
+    "overlap-check",
+    "pass-discard-other",
+    "pass-discard-request",
+    "pass-discard-snapshot",
+];
+
+/// `driver=qcow2`.
+pub(super) const ENTRY: Entry = Entry {
+    name: "qcow2",
+    keys: Keys {
+        of: "--blockdev driver=qcow2",
+        supported: &[
+            BASE,
+            &["file", "backing"],
+            &["l2-cache-size", "refcount-cache-size", "cache-size"],
+        ],
+        later: &[BASE_LATER, LATER],
+    },
+    read,
+};
+
+fn read(reader: &mut Reader) -> Result<Driver, Fault> {
+    let caches = caches(reader)?;
+    reader.child("file")?;
+    let backing = reader.backing()?;
+    Ok(Driver::Qcow2 { caches, backing, named_files: NamedFiles::Refused })
+}
+
+/// The sizes of the caches, which must not contradict each other.
+fn caches(reader: &mut Reader) -> Result<Qcow2Caches, Fault> {
+    let caches = Qcow2Caches {
+        l2: reader.number("l2-cache-size")?,
+        refcount: reader.number("refcount-cache-size")?,
+        both: reader.number("cache-size")?,
+    };
+    let above = |part: Option<u64>, all| part.is_some_and(|part| part > all);
+    match caches {
+        Qcow2Caches { l2: Some(_), refcount: Some(_), both: Some(_) } => Err(Fault::CacheThrice),
+        Qcow2Caches { l2, both: Some(all), .. } if above(l2, all) => {
+            Err(Fault::CacheAboveBoth { key: "l2-cache-size" })
+        }
+        Qcow2Caches { refcount, both: Some(all), .. } if above(refcount, all) => {
+            Err(Fault::CacheAboveBoth { key: "refcount-cache-size" })
+        }
+        Qcow2Caches { .. } => Ok(caches),
+    }
+}
