@@ -21,6 +21,7 @@ mod migration;
 mod model_workload;
 mod named_files;
 mod parity;
+mod qcow2;
 mod refusals;
 mod rings;
 mod sandbox;
