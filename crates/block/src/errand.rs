@@ -37,7 +37,8 @@ impl LaneIo {
     }
 
     /// Has the iothread carry out an operation on these pieces, which some lane has answered with, and
-    /// on this memory, if it is a read or a write. It begins when the lane returns.
+    /// on this memory, if it is a read or a write. It begins when the lane returns. Behind the end of a
+    /// file a read finds zeroes ([`crate::BehindEnd`]).
     pub fn submit(&self, operation: Operation, pieces: &[Piece], memory: HostMemory) -> ErrandDone {
         let end = Rc::new(RefCell::new(End { over: None, waker: None }));
         let done = ErrandDone { end: Rc::clone(&end) };

@@ -27,7 +27,9 @@ pub use clock::{Clock, SystemClock};
 pub use errand::{Errand, ErrandDone, ErrandRunner, LaneIo};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use hold_queue::HoldQueue;
-pub use node::{After, Answer, Due, Lane, LaneError, Limits, Mapping, Node, Order, Token, Told};
+pub use node::{
+    After, Answer, BehindEnd, Due, Lane, LaneError, Limits, Mapping, Node, Order, Token, Told,
+};
 pub use operation::{Durability, FailKind, Operation, Outcome, Unmap};
 pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
 pub use rate::SentenceRate;

@@ -136,6 +136,8 @@ pub struct Mapping {
     pub order: Order,
     /// What becomes of it when the answer was carried out. Means nothing to a request that is refused.
     pub after: After,
+    /// What a read finds behind the end of a file.
+    pub behind_end: BehindEnd,
 }
 
 impl Mapping {
@@ -147,6 +149,7 @@ impl Mapping {
             answer: Answer::Refused(FailKind::Io),
             order: Order::Any,
             after: After::Over,
+            behind_end: BehindEnd::Failure,
         }
     }
 }
@@ -178,6 +181,15 @@ pub enum After {
     Over,
     /// The lane is told, and says.
     Tell,
+}
+
+/// What a read finds behind the end of a file. Writes make a file longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BehindEnd {
+    /// An error: the file was longer when it was opened.
+    Failure,
+    /// Zeroes: a format need not fill its file to the last cluster.
+    Zeroes,
 }
 
 /// What a lane says when it is told that an answer was carried out.

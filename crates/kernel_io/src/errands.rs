@@ -224,10 +224,7 @@ impl Part<'_> {
             match &mut transfer {
                 Transfer::Read(memory) => {
                     let found = self.read(blocks, at - lead)?;
-                    if found < place.end {
-                        let offset = ByteOffset(at - lead + found as u64);
-                        return Err(IoFailure::EndOfFile { offset });
-                    }
+                    blocks[found..].fill(0);
                     memory.copy_from(skip, &blocks[place]);
                 }
                 Transfer::Write(memory) => {

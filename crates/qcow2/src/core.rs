@@ -11,7 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use block::{After, Answer, FailKind, Mapping, Operation, Outcome, Piece, PieceList, Token, Told};
+use block::{
+    After, Answer, BehindEnd, FailKind, Mapping, Operation, Outcome, Piece, PieceList, Token, Told,
+};
 
 use crate::epoch::{Epoch, LaneEpochs};
 use crate::image::Image;
@@ -241,7 +243,8 @@ impl Core {
                     Answer::Now(pieces.since(mark))
                 }
             };
-            each(Mapping { answer, after, ..Mapping::new(token, operation) });
+            let behind_end = BehindEnd::Zeroes;
+            each(Mapping { answer, after, behind_end, ..Mapping::new(token, operation) });
         }
     }
 

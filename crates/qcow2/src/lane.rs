@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, ByteCount, Due, Durability, Extent, FailKind, Lane, Mapping, Operation, Order,
-    Outcome, PIECES_MAX, Piece, PieceList, Target, Token, Told, Unmap,
+    Access, Answer, BehindEnd, ByteCount, Due, Durability, Extent, FailKind, Lane, Mapping,
+    Operation, Order, Outcome, PIECES_MAX, Piece, PieceList, Target, Token, Told, Unmap,
 };
 
 use crate::core::Core;
@@ -305,6 +305,7 @@ impl Qcow2Lane {
         epoch: Option<Epoch>,
         pieces: &mut PieceList,
     ) {
+        mapping.behind_end = BehindEnd::Zeroes;
         let mut refused = None;
         let mut is_held = false;
         for run in &self.runs[runs.clone()] {

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use block::{
-    Access, ByteCount, Child, Claim, ClaimError, DiskSize, ErrandRunner, FailKind, Held, Lane,
-    LaneError, LaneIo, Limits, Node, Others, Outlook, Rights,
+    Access, ByteCount, Child, Claim, ClaimError, DiskSize, ErrandRunner, FailKind, Held,
+    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Others, Outlook, Rights,
 };
 
 use crate::core::{Backing, Core, Data, DataKind};
@@ -148,6 +148,7 @@ impl Shared {
             blocks: count(refcount_cache.0 >> header.cluster_bits),
         };
         let writing = (access == Access::ReadWrite).then_some(discards);
+        let bytes = if writing.is_some() { fill_up(header, storage, bytes).await } else { bytes };
         let image = Image::load(&self.name, header, storage, bytes, caches, writing).await?;
         if writing.is_some() {
             image.begin_writing(storage).await?;
@@ -165,6 +166,19 @@ impl Shared {
         let closed = control.run(&[&storage], image.close(&storage));
         closed.map_err(|kind| OpenError::Io { node: self.name.clone(), kind })
     }
+}
+
+/// Has a file that is going to be written end with a cluster: part of the last one, or of the L1 table,
+/// may be missing. Returns how long it is; a device stays as it is.
+async fn fill_up(header: &Header, storage: &Storage, bytes: u64) -> u64 {
+    let cluster = 1_u64 << header.cluster_bits;
+    let l1_end = header.l1_offset + u64::from(header.l1_entries) * 8;
+    // What counts as the size may lack a part of a block.
+    let end = bytes.max(l1_end).next_multiple_of(cluster);
+    if end == bytes || storage.write(end - 1, HostMemory::zeroed(1)).await.is_err() {
+        return bytes;
+    }
+    end
 }
 
 /// A claim on an image.

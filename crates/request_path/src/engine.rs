@@ -295,6 +295,7 @@ impl Engine {
                     let pieces = self.pieces.get(range);
                     job.operation = mapping.operation;
                     job.after = mapping.after;
+                    job.behind_end = mapping.behind_end;
                     job.pieces.extend_from_slice(pieces);
                     job.phase = Phase::Start;
                     self.pieces_open += pieces.len();

@@ -4,7 +4,9 @@
 //! flight. Jobs stay in their table when they are over and keep their lists, so that a warm
 //! iothread allocates nothing for a request. Limits: the caller asks for room first.
 
-use block::{After, Buffers, Errand, FailKind, FileId, Operation, Order, Outcome, Piece, Token};
+use block::{
+    After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Order, Outcome, Piece, Token,
+};
 use kernel_io::{RangeGuard, Tag};
 
 use crate::seats::Ticket;
@@ -64,6 +66,7 @@ pub(crate) struct Job {
     pub(crate) order: Order,
     /// What becomes of it when the answer was carried out.
     pub(crate) after: After,
+    pub(crate) behind_end: BehindEnd,
     /// How it ended, while it waits for those that have to end before.
     pub(crate) ended: Option<Outcome>,
     /// Kernel operations in flight, and syncs that it waits for.
@@ -106,6 +109,7 @@ impl Jobs {
         let index = self.enter(Owner::Lane(errand), lane, operation);
         let job = self.get(index);
         job.memory = memory;
+        job.behind_end = BehindEnd::Zeroes;
         if let Some(Owner::Lane(errand)) = &job.owner {
             job.pieces.extend_from_slice(errand.pieces());
         }
@@ -124,6 +128,7 @@ impl Jobs {
         job.operation = operation;
         job.order = Order::Any;
         job.after = After::Over;
+        job.behind_end = BehindEnd::Failure;
         job.failure = None;
         job.phase = Phase::Held;
         job.released = false;
@@ -190,6 +195,7 @@ impl Job {
             pieces: Vec::new(),
             order: Order::Any,
             after: After::Over,
+            behind_end: BehindEnd::Failure,
             ended: None,
             outstanding: 0,
             failure: None,

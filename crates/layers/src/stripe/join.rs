@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 
 use block::{
-    After, Answer, ByteCount, ByteOffset, Durability, FailKind, Mapping, Operation, Order,
-    PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
+    After, Answer, BehindEnd, ByteCount, ByteOffset, Durability, FailKind, Mapping, Operation,
+    Order, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
 };
 
 use super::layout::{Layout, Split};
@@ -55,6 +55,9 @@ impl Whole {
             None => self.refuse(FailKind::Unsupported),
         }
         self.asked.order = stricter(self.asked.order, part.order);
+        if part.behind_end == BehindEnd::Zeroes {
+            self.asked.behind_end = BehindEnd::Zeroes;
+        }
     }
 
     /// The answer of the one member that has all of it.

@@ -5,19 +5,24 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use block::{FailKind, FileId, Operation, Target};
+use block::{BehindEnd, ByteOffset, FailKind, FileId, Operation, Target};
 use kernel_io::{Alarm, Caching, IoFailure, whole_blocks};
 
 use super::Engine;
-use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
+use crate::job::{Addressee, Job, JobIndex, Phase, PieceIndex};
 use crate::report::Trouble;
 use crate::staged::{Staged, StagedKind, Step};
-use crate::submit::may_hide_lost_data;
+use crate::submit::{Run, may_hide_lost_data};
 
 impl Engine {
     /// A piece failed: some failures mean another way, the others are the guest's.
     pub(super) fn piece_failed(&mut self, index: JobIndex, piece: PieceIndex, failure: IoFailure) {
         let job = self.jobs.get(index);
+        if let IoFailure::EndOfFile { offset } = failure
+            && job.behind_end == BehindEnd::Zeroes
+        {
+            return zero_behind_end(job, piece, offset);
+        }
         let piece = job.pieces[piece.place()];
         let Target::File { file, offset } = piece.target else {
             panic!("only a file's operations fail")
@@ -91,6 +96,19 @@ impl Engine {
         }
         if let Some(wait) = self.report.catch_up() {
             self.set_alarm(wait);
+        }
+    }
+}
+
+/// Of the run that begins with this piece, a read has found the end of the file there.
+fn zero_behind_end(job: &mut Job, first: PieceIndex, end: ByteOffset) {
+    let Job { pieces, memory, operation, .. } = job;
+    let run = Run::first_of(&pieces[first.place()..], *operation);
+    let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
+    for piece in run.expect("it begins with a piece in a file").pieces {
+        if let Target::File { offset, .. } = piece.target {
+            let found = end.0.saturating_sub(offset.0).min(piece.count.0);
+            memory.zero(bytes(piece.skip + found), bytes(piece.count.0 - found));
         }
     }
 }

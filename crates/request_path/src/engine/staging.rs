@@ -1,6 +1,7 @@
 //! The steps of transfers that go through a bounce buffer, one after the other; what is next is decided in
 //! [`crate::staged`].
 
+use block::BehindEnd;
 use kernel_io::{BounceBuffer, IoFailure};
 
 use super::Engine;
@@ -14,10 +15,20 @@ impl Engine {
         &mut self,
         index: JobIndex,
         result: Result<(), IoFailure>,
-        buffer: BounceBuffer,
+        mut buffer: BounceBuffer,
     ) {
         let job = self.jobs.get(index);
         let staged = job.staged.last_mut().expect("a bounce buffer belongs to a staged transfer");
+        let mut result = result;
+        if let Err(IoFailure::EndOfFile { offset }) = result
+            && job.behind_end == BehindEnd::Zeroes
+            && staged.step == Step::Reading
+        {
+            let chunk = staged.chunk();
+            let found = usize::try_from(offset.0 - chunk.start.0).expect("inside the chunk");
+            buffer.zero(found, chunk.count - found);
+            result = Ok(());
+        }
         if let Err(failure) = result {
             let (file, step) = (staged.file, staged.step);
             if step == Step::Writing

@@ -37,6 +37,7 @@ impl Graph {
         let children = Children {
             file: child("file").expect("the reader of this driver takes it"),
             backing: child(BACKING),
+            data_file: None,
         };
         let too_big = |what| GraphError::Cache { node: name.to_owned(), what };
         let (l2_cache, refcount_cache) = sizes(caches, &header).map_err(too_big)?;
