@@ -65,6 +65,13 @@ impl Layout {
         Ok(Self { ends, faults })
     }
 
+    /// A disk whose sectors are those of one file, at the same place.
+    #[must_use]
+    pub fn of_file(file: usize, sectors: usize) -> Self {
+        let end = |sector| End::File(file, number(sector * SECTOR_BYTES));
+        Self { ends: (0..sectors).map(end).collect(), faults: Vec::new() }
+    }
+
     /// The nodes with faults, in the order of [`Stack::faults`].
     pub fn faults(&self) -> impl Iterator<Item = &Arc<Faults>> {
         self.faults.iter().map(|view| &view.faults)

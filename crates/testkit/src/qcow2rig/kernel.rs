@@ -239,6 +239,11 @@ impl Kernel {
         let may_fail = self.failures > 0 && !matches!(op.what, What::Sync(_));
         if may_fail && rng.one_in(self.failures) {
             let is_full = op.what == What::Write && rng.one_in(2);
+            // What was done before it failed stays.
+            let part: Vec<_> = sectors(&run).filter(|_| rng.one_in(2)).collect();
+            if op.what != What::Read && rng.one_in(2) {
+                part.iter().for_each(|sector| apply_run(&self.disk, op, sector));
+            }
             op.result = Err(if is_full { FailKind::NoSpace } else { FailKind::Io });
         } else {
             apply_run(&self.disk, op, &run);

@@ -41,6 +41,17 @@ pub struct Tally {
     pub failed: u64,
 }
 
+impl Tally {
+    /// Counts others too.
+    pub fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.zeroings += other.zeroings;
+        self.flushes += other.flushes;
+        self.failed += other.failed;
+    }
+}
+
 /// What is asked more often.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Habits {

@@ -37,6 +37,8 @@ pub struct Recipe {
     pub lazy_refcounts: bool,
     /// So many clusters of 100 are in the image first.
     pub filled: u64,
+    /// Whether the file ends with its last sector that is not zeroes, in the middle of a cluster, as QEMU leaves it.
+    pub cut: bool,
 }
 
 impl Recipe {
@@ -54,6 +56,7 @@ impl Recipe {
             snapshot: false,
             lazy_refcounts: false,
             filled: 0,
+            cut: false,
         }
     }
 
@@ -78,6 +81,7 @@ impl Recipe {
             snapshot: !data_file && refcount_order > 0 && rng.one_in(5),
             lazy_refcounts: !is_2 && rng.one_in(8),
             filled: [0, 0, 30, 100][rng.index(4)],
+            cut: false,
             ..plain
         }
     }
@@ -98,7 +102,20 @@ impl Recipe {
             !self.snapshot || self.refcount_order > 0,
             "{self:?}: a refcount has no room for two"
         );
-        let mut maker = Maker::new(self);
+        let mut maker = Maker::new(self, None);
+        maker.fill(rng);
+        Ok(maker.finish())
+    }
+
+    /// Makes the files of a disk that holds what a file of that number holds first ([`Stamp::of_file`]): some of it in
+    /// the image, the rest in the backing file. Without a backing file all is in the image.
+    pub fn make_as_file(&self, file: usize, rng: &mut Rng) -> Result<Made> {
+        let whole = Self {
+            backing: self.backing.map(|_| self.size),
+            filled: if self.backing.is_some() { self.filled } else { 100 },
+            ..self.clone()
+        };
+        let mut maker = Maker::new(&whole, Some(file));
         maker.fill(rng);
         Ok(maker.finish())
     }
@@ -126,6 +143,8 @@ pub const DATA_NAME: &str = "data.raw";
 
 struct Maker<'a> {
     recipe: &'a Recipe,
+    /// The file whose stamps all sectors have, if they are one file's.
+    file: Option<usize>,
     cluster: u64,
     /// The image, cluster by cluster, and how often each is used.
     image: Vec<u8>,
@@ -139,9 +158,9 @@ struct Maker<'a> {
 }
 
 impl<'a> Maker<'a> {
-    fn new(recipe: &'a Recipe) -> Self {
+    fn new(recipe: &'a Recipe, file: Option<usize>) -> Self {
         let cluster = 1 << recipe.cluster_bits;
-        let backing = recipe.backing.map(|bytes| stamped(0, bytes));
+        let backing = recipe.backing.map(|bytes| stamped(file.unwrap_or(0), bytes));
         let mut content = vec![0; index(recipe.size)];
         let behind = backing.as_deref().unwrap_or_default();
         let count = behind.len().min(content.len());
@@ -151,6 +170,7 @@ impl<'a> Maker<'a> {
         let (image, refs, data) = (Vec::new(), Vec::new(), Vec::new());
         let mut maker = Self {
             recipe,
+            file,
             cluster,
             image,
             refs,
@@ -200,7 +220,8 @@ impl<'a> Maker<'a> {
                 continue;
             }
             let entry = self.entry(place);
-            let kind = if self.recipe.version == 2 { 0 } else { rng.below(4) };
+            let has_zeroes = self.recipe.version == 3 && self.file.is_none();
+            let kind = if has_zeroes { rng.below(4) } else { 0 };
             match kind {
                 0 | 1 => {
                     let host = self.host(place);
@@ -246,7 +267,7 @@ impl<'a> Maker<'a> {
         let end = self.content.len().min(start + index(self.cluster));
         for (sector, bytes) in (0..).zip(self.content[start..end].chunks_exact_mut(SECTOR_BYTES)) {
             let sector = number(start / SECTOR_BYTES) + sector;
-            Stamp::of_file(1, sector).fill(bytes);
+            Stamp::of_file(self.file.unwrap_or(1), sector).fill(bytes);
         }
         let file = if self.recipe.data_file { &mut self.data } else { &mut self.image };
         let host = index(host);
@@ -318,6 +339,10 @@ impl<'a> Maker<'a> {
             put_refcount(&mut self.image[block..], order, place % per_block, count);
         }
         self.header(table, tables, snapshots);
+        if self.recipe.cut {
+            let last = self.image.iter().rposition(|byte| *byte != 0).expect("a header");
+            self.image.truncate((last + 1).next_multiple_of(SECTOR_BYTES));
+        }
         let Self { recipe, image, data, backing, content, cluster, .. } = self;
         Made { image, backing, data: recipe.data_file.then_some(data), content, cluster }
     }

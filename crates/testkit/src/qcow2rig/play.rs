@@ -63,6 +63,20 @@ pub struct Played {
     pub peer_judged: u64,
 }
 
+impl Played {
+    /// Counts another game too.
+    pub fn add(&mut self, other: &Self) {
+        self.tally.add(&other.tally);
+        self.steps += other.steps;
+        self.closed += other.closed;
+        self.killed += other.killed;
+        self.powerless += other.powerless;
+        self.leaks_max = self.leaks_max.max(other.leaks_max);
+        self.leaks_of_closed = self.leaks_of_closed.max(other.leaks_of_closed);
+        self.peer_judged += other.peer_judged;
+    }
+}
+
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
