@@ -1,4 +1,5 @@
-//! The crate against images that QEMU's tools make, and their verdicts.
+//! The crate against images that QEMU's tools make, and their verdicts; and on a disk that loses power.
 
 mod header;
 mod qemu;
+mod rig;

@@ -1,0 +1,108 @@
+//! The rig of `testkit::qcow2rig` on this crate: deaths and losses of power at any step, failing operations, and
+//! mischief that must be found.
+//!
+//! Limits: the short form. `cargo xtask conform --form images` goes on for as long as one likes.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use block::{Access, ByteCount, Child, Node};
+use qcow2::{Children, Discards, Qcow2Node, Settings};
+use testkit::qcow2rig::make::Recipe;
+use testkit::qcow2rig::{Mischief, Options, Played, Setup, Subject, peer, play};
+use testkit::report;
+use testkit::rng::Rng;
+
+/// What the crate serves.
+#[derive(Debug)]
+struct Image;
+
+impl Subject for Image {
+    fn open(&self, setup: &Setup) -> Result<Arc<dyn Node>> {
+        let mut rng = Rng::new(setup.seed);
+        let child = |node: &Arc<dyn Node>| Child::new(Arc::clone(node));
+        let children = Children {
+            file: child(&setup.file),
+            backing: setup.backing.as_ref().map(child),
+            data_file: setup.data_file.as_ref().map(child),
+        };
+        let settings = Settings {
+            access: Access::ReadWrite,
+            discards: if rng.one_in(2) { Discards::Passed } else { Discards::Ignored },
+            // Often so little that tables come and go.
+            l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
+            refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
+        };
+        Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.runner))?))
+    }
+}
+
+/// Images of any shape that the crate serves.
+fn any_recipe(rng: &mut Rng) -> Recipe {
+    Recipe::any(rng, 9..17)
+}
+
+fn options(seed: u64, mischief: Mischief) -> Options {
+    let recipe = any_recipe(&mut Rng::new(seed));
+    Options { recipe, lives: 8, mischief, fail_one_in: 0, peer_one_in: 0 }
+}
+
+#[test]
+fn images_live_through_deaths_and_losses_of_power() {
+    let peer_one_in = if peer::missing().is_none() { 20 } else { 0 };
+    let mut all = Played::default();
+    for seed in 0..24 {
+        let options = Options { peer_one_in, ..options(seed, Mischief::None) };
+        all.add(&play(seed, &Image, &options).unwrap());
+    }
+    report::note(&format!("{all:?}"));
+    assert!(all.closed > 0 && all.killed > 0 && all.powerless > 0);
+    assert_eq!(all.leaks_of_closed, 0, "what is closed leaks nothing");
+    if let Some(reason) = peer::missing() {
+        report::skipped(&reason);
+    }
+}
+
+#[test]
+fn operations_may_fail() {
+    for seed in 0..10 {
+        let options = Options { fail_one_in: 300, ..options(seed, Mischief::None) };
+        play(seed, &Image, &options).unwrap();
+    }
+}
+
+/// Mischief must be found, whatever the image.
+fn check_found(mischief: Mischief) {
+    let found = |seed: &u64| play(*seed, &Image, &options(*seed, mischief)).is_err();
+    assert!((0..60).any(|seed| found(&seed)), "{mischief:?} is not found");
+}
+
+#[test]
+fn metadata_that_each_iothread_has_for_itself_is_found() {
+    check_found(Mischief::ClonedMetadata);
+}
+
+#[test]
+fn zeroings_that_come_late_are_found() {
+    check_found(Mischief::LateZeroing);
+}
+
+#[test]
+fn metadata_that_is_written_late_and_in_any_order_is_found() {
+    check_found(Mischief::UnwrittenMetadata);
+}
+
+#[test]
+fn syncs_that_do_nothing_are_found() {
+    check_found(Mischief::LyingSyncs);
+}
+
+#[test]
+fn syncs_of_tasks_that_do_nothing_are_found() {
+    check_found(Mischief::LyingLaneSyncs);
+}
+
+#[test]
+fn clusters_that_are_freed_too_soon_are_found() {
+    check_found(Mischief::EarlyEnds);
+}
