@@ -10,8 +10,8 @@ use testkit::conformance::play::{Played, play};
 use testkit::conformance::stack::{Subject, Which};
 use testkit::deadline::Deadline;
 
-use crate::live;
 use crate::subjects::{self, Pace};
+use crate::{images, live};
 
 /// One of so many stacks has one subject alone.
 const ALONE_ONE_IN: u64 = 3;
@@ -23,6 +23,10 @@ pub enum Form {
     Pure,
     /// On iothreads, with files in these directories, in turn.
     Live(Vec<PathBuf>),
+    /// Images on a disk in memory, whose power goes at any step.
+    Images,
+    /// Images on iothreads, with files in these directories.
+    LiveImages(Vec<PathBuf>),
 }
 
 /// When a campaign ends, if nothing is found.
@@ -79,24 +83,29 @@ pub fn run(form: &Form, seed: u64, end: End) -> Result<Summary> {
     }
 }
 
-/// Plays with the stack of this seed.
+/// Plays with the stack, or the image, of this seed.
 fn one(form: &Form, seed: u64) -> Result<Played> {
-    let pace = match form {
-        Form::Pure => Pace::Jumping,
-        Form::Live(_) => Pace::Real,
-    };
-    let subjects = subjects::all(pace);
+    match form {
+        Form::Pure => {
+            let subjects = subjects::all(Pace::Jumping);
+            play(seed, &subjects, which(seed, &subjects)?)
+        }
+        Form::Live(directories) => {
+            let subjects = subjects::all(Pace::Real);
+            live::play(seed, &subjects, which(seed, &subjects)?, directories)
+        }
+        Form::Images => images::play_image(seed),
+        Form::LiveImages(directories) => live::play_image(seed, directories),
+    }
+}
+
+fn which(seed: u64, subjects: &[Arc<dyn Subject>]) -> Result<Which<'_>> {
     let above: Vec<&Arc<dyn Subject>> =
         subjects.iter().filter(|subject| subject.children().1 > 0).collect();
     let count = u64::try_from(above.len()).context("the number of subjects")?;
-    let which = if seed.is_multiple_of(ALONE_ONE_IN) {
-        let place = usize::try_from(seed / ALONE_ONE_IN % count).context("a small number")?;
-        Which::Alone(above[place].as_ref())
-    } else {
-        Which::Any
-    };
-    match form {
-        Form::Pure => play(seed, &subjects, which),
-        Form::Live(directories) => live::play(seed, &subjects, which, directories),
+    if !seed.is_multiple_of(ALONE_ONE_IN) {
+        return Ok(Which::Any);
     }
+    let place = usize::try_from(seed / ALONE_ONE_IN % count).context("a small number")?;
+    Ok(Which::Alone(above[place].as_ref()))
 }

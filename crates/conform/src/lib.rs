@@ -9,5 +9,6 @@
 #![forbid(unsafe_code)]
 
 pub mod campaign;
+mod images;
 mod live;
 mod subjects;

@@ -6,6 +6,7 @@
 //! Limits: nothing may take longer than [`PATIENCE`].
 
 mod guest;
+mod image;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use virtio::{BlkRules, Ring, RingBase};
 
 use crate::subjects::{FileEnd, Medium};
 use guest::{Guest, REQUEST_SECTORS_MAX};
+use image::Image;
 
 /// How long an answer or a stop may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -54,17 +56,40 @@ pub(crate) fn play(
     all.extend(std::iter::repeat_n(file, 3));
     let stack = Stack::new(rng, &all, which).with_context(|| format!("seed {seed:#x}"))?;
     let text = format!("seed {seed:#x}, stack {stack} in {}", directory.display());
-    let mut player = Player::new(stack, medium, rng.clone()).with_context(|| text.clone())?;
+    let complaints = Arc::new(Complaints::default());
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let table = Arc::clone(&medium.table);
+    let sizes: Sizes =
+        Arc::new(move |FileId(id)| Some(table.all().get(usize::try_from(id).ok()?)?.bytes()));
+    let node = stack.build(&clock, &complaints, &sizes).with_context(|| text.clone())?;
+    let names = stack.names();
+    let layout = Layout::new(&stack)?;
+    let player = Player::new(Below::Stack(stack), layout, node, medium, complaints, rng.clone());
+    play_through(player, names).with_context(|| text)
+}
+
+/// Makes the image of this seed and plays with it, with files in one of the directories.
+pub(crate) fn play_image(seed: u64, directories: &[PathBuf]) -> Result<Played> {
+    let rng = &mut Rng::new(seed);
+    let directory = &directories[rng.index(directories.len())];
+    let medium = Arc::new(Medium::new(directory)?);
+    let (image, node) = Image::open(rng, &medium).with_context(|| format!("seed {seed:#x}"))?;
+    let text = format!("seed {seed:#x}, {} in {}", image.describe(), directory.display());
+    let layout = image.layout();
+    let complaints = Arc::default();
+    let player = Player::new(Below::Image(image), layout, node, medium, complaints, rng.clone());
+    play_through(player, vec!["qcow2"]).with_context(|| text)
+}
+
+/// Plays with a disk of these subjects, and judges what is in the files then.
+fn play_through(player: Result<Player>, names: Vec<&'static str>) -> Result<Played> {
+    let mut player = player?;
     let worked = player.work();
     // A stop that fails as well says nothing new.
     let stopped = player.stop_all();
-    worked.and(stopped).and_then(|()| player.check_files()).with_context(|| text.clone())?;
-    Ok(Played {
-        names: player.stack.names(),
-        tally: player.workload.tally,
-        held: player.complaints.held(),
-        kept: player.complaints.kept(),
-    })
+    worked.and(stopped).and_then(|()| player.check_files())?;
+    let (held, kept) = (player.complaints.held(), player.complaints.kept());
+    Ok(Played { names, tally: player.workload.tally, held, kept })
 }
 
 /// Complains when a ring is found broken.
@@ -85,8 +110,14 @@ struct Served {
     placed: Option<Placed>,
 }
 
+/// What the disk under test stands on.
+enum Below {
+    Stack(Stack),
+    Image(Image),
+}
+
 struct Player {
-    stack: Stack,
+    below: Below,
     medium: Arc<Medium>,
     node: Arc<dyn Node>,
     complaints: Arc<Complaints>,
@@ -97,13 +128,15 @@ struct Player {
 }
 
 impl Player {
-    fn new(stack: Stack, medium: Arc<Medium>, mut rng: Rng) -> Result<Self> {
-        let complaints = Arc::new(Complaints::default());
+    fn new(
+        below: Below,
+        layout: Layout,
+        node: Arc<dyn Node>,
+        medium: Arc<Medium>,
+        complaints: Arc<Complaints>,
+        mut rng: Rng,
+    ) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let table = Arc::clone(&medium.table);
-        let sizes: Sizes =
-            Arc::new(move |FileId(id)| Some(table.all().get(usize::try_from(id).ok()?)?.bytes()));
-        let node = stack.build(&clock, &complaints, &sizes)?;
         let reactors = if rng.one_in(3) { Reactors::EpollOnly } else { Reactors::Any };
         let polling = Arc::new(Polling::of_process()?);
         let iothread = |name, settings| {
@@ -121,9 +154,9 @@ impl Player {
             overlap: Overlap::Avoided,
             durability: None,
         };
-        let workload = Workload::new(Layout::new(&stack)?, habits);
+        let workload = Workload::new(layout, habits);
         let rings = Vec::new();
-        let mut player = Self { stack, medium, node, complaints, workload, iothreads, rings, rng };
+        let mut player = Self { below, medium, node, complaints, workload, iothreads, rings, rng };
         for _ in 0..2 + player.rng.index(RINGS_MAX - 1) {
             player.add_ring()?;
         }
@@ -281,7 +314,16 @@ impl Player {
     }
 
     fn check_files(&mut self) -> Result<()> {
-        for file in 0..self.stack.files() {
+        let stack = match &mut self.below {
+            Below::Stack(stack) => stack,
+            Below::Image(image) => {
+                // All is in the file, also before it is closed.
+                image.check(&mut self.workload).context("before it is closed")?;
+                image.close();
+                return image.check(&mut self.workload);
+            }
+        };
+        for file in 0..stack.files() {
             let path = self.medium.path(file);
             // Not every end has a file.
             if path.exists() {

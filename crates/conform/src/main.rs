@@ -19,13 +19,13 @@ use conform::campaign::{End, Form, run};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask conform")]
 struct Args {
-    /// How long to go on, half of it in memory and half on iothreads
+    /// How long to go on, a quarter of it in each form
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
-    /// Repeats the stacks from this one on; default: new ones
+    /// Repeats the stacks and images from this one on; default: new ones
     #[arg(long, value_parser = number)]
     seed: Option<u64>,
-    /// So many stacks of each form, however long that takes
+    /// So many stacks or images of each form, however long that takes
     #[arg(long, conflicts_with = "minutes")]
     stacks: Option<u64>,
     /// Only this form
@@ -42,6 +42,10 @@ enum FormName {
     Pure,
     /// Iothreads, and files of the host
     Live,
+    /// qcow2 images in memory, whose power goes at any step
+    Images,
+    /// qcow2 images on iothreads, and files of the host
+    LiveImages,
 }
 
 /// Decimal, or with `0x`, as seeds are printed.
@@ -65,11 +69,14 @@ fn main() -> ExitCode {
 fn conform(args: &Args) -> Result<()> {
     let seed = args.seed.unwrap_or_else(|| RandomState::new().hash_one("conform"));
     println!("seed {seed:#x}");
-    for (name, form) in
-        [(FormName::Pure, Form::Pure), (FormName::Live, Form::Live(args.directories.clone()))]
-    {
+    for (name, form) in [
+        (FormName::Pure, Form::Pure),
+        (FormName::Live, Form::Live(args.directories.clone())),
+        (FormName::Images, Form::Images),
+        (FormName::LiveImages, Form::LiveImages(args.directories.clone())),
+    ] {
         let (is_wanted, share) = match args.form {
-            None => (true, 30),
+            None => (true, 15),
             Some(wanted) => (wanted == name, 60),
         };
         if is_wanted {

@@ -35,7 +35,17 @@ const TABLE: &[Row] = &[
     ),
     row(
         "conform",
-        &["block", "disk", "iothread", "kernel_io", "layers", "request_path", TESTKIT, "virtio"],
+        &[
+            "block",
+            "disk",
+            "iothread",
+            "kernel_io",
+            "layers",
+            "qcow2",
+            "request_path",
+            TESTKIT,
+            "virtio",
+        ],
         &[],
     ),
     row("tuner", &["load"], &[]),
