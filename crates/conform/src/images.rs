@@ -3,6 +3,7 @@
 //! Where it stands: `crates/qcow2/tests` has the short form, and the mischief that must be found.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
@@ -41,6 +42,7 @@ pub(crate) fn any_settings(rng: &mut Rng) -> Settings {
         discards: if rng.one_in(2) { Discards::Passed } else { Discards::Ignored },
         l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
         refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
+        clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),
     }
 }
 

@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{FailKind, HostMemory};
 
@@ -37,6 +37,8 @@ const RAW_EXTERNAL: u64 = 2;
 pub(crate) struct CacheSizes {
     /// Slices of L2 tables.
     pub(crate) slices: usize,
+    /// After how long without use a slice goes.
+    pub(crate) clean_after: Option<Duration>,
     /// Refcount blocks.
     pub(crate) blocks: usize,
 }
@@ -56,6 +58,9 @@ pub(crate) struct Image {
     l1_writes: Turns<()>,
     header_writes: Turns<()>,
     slices: SliceCache,
+    clean_after: Option<Duration>,
+    /// When slices without use went last.
+    cleaned: Mutex<Option<Instant>>,
     /// Clusters of the disk that are being changed.
     clusters: Claims,
     /// L2 tables that are being made.
@@ -134,6 +139,8 @@ impl Image {
             l1_writes: Turns::new(()),
             header_writes: Turns::new(()),
             slices: SliceCache::new(caches.slices),
+            clean_after: caches.clean_after,
+            cleaned: Mutex::default(),
             clusters: Claims::default(),
             tables: Claims::default(),
             epochs,
@@ -167,6 +174,22 @@ impl Image {
     /// Whether a cluster can be marked as zeroes.
     pub(crate) fn has_zero_clusters(&self) -> bool {
         self.version >= 3
+    }
+
+    /// When tables without use shall go, if they were in use now.
+    pub(crate) fn next_clean(&self, now: Instant) -> Option<Instant> {
+        now.checked_add(self.clean_after?)
+    }
+
+    /// Lets tables go that were not used for an interval. Each lane calls it; the first one does it.
+    pub(crate) fn clean(&self, now: Instant) {
+        let Some(interval) = self.clean_after else { return };
+        let mut cleaned = self.cleaned.lock().expect("nobody panics here");
+        let is_due = |last: Instant| now.saturating_duration_since(last) >= interval / 2;
+        if cleaned.is_none_or(is_due) {
+            *cleaned = Some(now);
+            self.slices.clean();
+        }
     }
 
     pub(crate) fn slices(&self) -> &SliceCache {

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, BehindEnd, ByteCount, Due, Durability, Extent, FailKind, Lane, Mapping,
@@ -29,6 +29,9 @@ use crate::task::Tasks;
 /// After so many slices have gone from the cache a lane lets go of those that it still has.
 const SWEEP_AFTER: u64 = 256;
 
+/// How much later than asked for tables may go.
+const CLEAN_SLACK: Duration = Duration::from_secs(1);
+
 /// One iothread's handle on an image.
 #[derive(Debug)]
 pub(crate) struct Qcow2Lane {
@@ -43,6 +46,8 @@ pub(crate) struct Qcow2Lane {
     /// The questions to the lanes below.
     to_data: Vec<Mapping>,
     to_backing: Vec<Mapping>,
+    /// When to let go of tables without use; none while no table was seen.
+    clean_at: Option<Instant>,
     /// Held requests that the lane itself knows of.
     served: usize,
 }
@@ -90,6 +95,7 @@ impl Qcow2Lane {
             plans: Vec::new(),
             to_data: Vec::new(),
             to_backing: Vec::new(),
+            clean_at: None,
             served: 0,
         }
     }
@@ -512,7 +518,9 @@ impl Lane for Qcow2Lane {
     fn due(&self) -> Option<Due> {
         let backing = self.core.backing.as_ref().and_then(|backing| backing.storage.due());
         let data = self.core.has_data_file().then(|| self.core.data.storage.due()).flatten();
-        Due::first(self.core.file.due(), Due::first(data, backing))
+        let clean = self.clean_at.map(|at| Due { at, slack: CLEAN_SLACK });
+        let below = Due::first(self.core.file.due(), Due::first(data, backing));
+        Due::first(below, clean)
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -524,7 +532,17 @@ impl Lane for Qcow2Lane {
             backing.storage.resume(now);
         }
         self.tasks.go_on();
-        self.seen.sweep(&self.core);
+        match self.clean_at {
+            Some(at) if at <= now => {
+                self.core.image.clean(now);
+                self.seen.let_go();
+                let next = self.core.image.next_clean(now);
+                self.clean_at = next.filter(|_| !self.seen.is_empty());
+            }
+            // A table was loaded since.
+            None => self.clean_at = self.core.image.next_clean(now),
+            Some(_) => self.seen.sweep(&self.core),
+        }
         let served = &mut self.served;
         self.core.take_answers(pieces, |answered| {
             late.push(answered);
@@ -584,11 +602,20 @@ impl Seen {
         let gone = core.image.slices().gone();
         if gone - self.swept >= SWEEP_AFTER {
             self.swept = gone;
-            for place in &mut self.slices {
-                if place.as_ref().is_some_and(|slice| slice.is_gone()) {
-                    *place = None;
-                }
+            self.let_go();
+        }
+    }
+
+    /// Lets go of slices that have gone from the cache.
+    fn let_go(&mut self) {
+        for place in &mut self.slices {
+            if place.as_ref().is_some_and(|slice| slice.is_gone()) {
+                *place = None;
             }
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.slices.iter().all(Option::is_none)
     }
 }

@@ -53,6 +53,8 @@ pub struct Settings {
     pub l2_cache: ByteCount,
     /// How much memory refcounts may take, in bytes (`refcount-cache-size`).
     pub refcount_cache: ByteCount,
+    /// After how long without use an L2 table goes from memory (`cache-clean-interval`).
+    pub clean_after: Option<Duration>,
 }
 
 /// An image.
@@ -138,13 +140,14 @@ impl Shared {
         storage: &Storage,
         bytes: u64,
     ) -> Result<Image, FailKind> {
-        let Settings { access, discards, l2_cache, refcount_cache } = self.settings;
+        let Settings { access, discards, l2_cache, refcount_cache, clean_after } = self.settings;
         let clusters = header.size.div_ceil(1 << header.cluster_bits);
         let count = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let slice_bytes = SLICE_BYTES_MAX.min(1 << header.cluster_bits);
         let all = (clusters * 8).div_ceil(slice_bytes);
         let caches = CacheSizes {
             slices: count((l2_cache.0 / slice_bytes).min(all)),
+            clean_after,
             blocks: count(refcount_cache.0 >> header.cluster_bits),
         };
         let writing = (access == Access::ReadWrite).then_some(discards);

@@ -363,6 +363,24 @@ impl SliceCache {
         }
     }
 
+    /// Takes out what was not used since the last call and is not in use.
+    pub(crate) fn clean(&self) {
+        for number in 0..SHARDS as u64 {
+            let mut shard = self.shard(SliceNumber(number));
+            for _ in 0..shard.clock.len() {
+                let Some(number) = shard.clock.pop_front() else { break };
+                match shard.judge(number) {
+                    Fate::Gone => {}
+                    Fate::Goes => {
+                        shard.remove(number);
+                        self.gone.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Fate::Stays => shard.clock.push_back(number),
+                }
+            }
+        }
+    }
+
     /// Takes slices out whose table did not exist and now does.
     pub(crate) fn forget_absent(&self, numbers: impl Iterator<Item = SliceNumber>) {
         for number in numbers {

@@ -360,6 +360,8 @@ pub struct Qcow2Caches {
     pub refcount: Option<u64>,
     /// Both (`cache-size`).
     pub both: Option<u64>,
+    /// After how long without use a table goes (`cache-clean-interval`).
+    pub clean_after: Option<Duration>,
 }
 
 /// Who says what is below an image.

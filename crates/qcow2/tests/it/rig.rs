@@ -4,6 +4,7 @@
 //! Limits: the short form. `cargo xtask conform --form images` goes on for as long as one likes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
@@ -32,6 +33,8 @@ impl Subject for Image {
             // Often so little that tables come and go.
             l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
             refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
+            clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),
+        clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),
         };
         Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.runner))?))
     }

@@ -46,7 +46,8 @@ impl Graph {
             Discard::Ignore => Discards::Ignored,
             Discard::Unmap => Discards::Passed,
         };
-        let settings = Settings { access, discards, l2_cache, refcount_cache };
+        let clean_after = caches.clean_after;
+        let settings = Settings { access, discards, l2_cache, refcount_cache, clean_after };
         let runner = Arc::clone(&self.files) as Arc<dyn ErrandRunner>;
         match Qcow2Node::open(name, children, settings, runner) {
             Ok(node) => Ok(Arc::new(node)),

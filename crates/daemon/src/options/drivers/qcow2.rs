@@ -1,13 +1,17 @@
 //! The driver `qcow2`.
 
+use std::time::Duration;
+
 use super::Entry;
 use crate::options::blockdev::{BASE, BASE_LATER, Reader};
 use crate::options::fault::Fault;
 use crate::options::fields::Keys;
 use crate::options::plan::{Driver, NamedFiles, Qcow2Caches};
 
+/// How long tables without use stay in memory, as in QEMU.
+const CLEAN_SECONDS: u64 = 600;
+
 const LATER: &[&str] = &[
-    "cache-clean-interval",
     "data-file",
     "discard-no-unref",
     "encrypt",
@@ -27,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
         supported: &[
             BASE,
             &["file", "backing"],
-            &["l2-cache-size", "refcount-cache-size", "cache-size"],
+            &["l2-cache-size", "refcount-cache-size", "cache-size", "cache-clean-interval"],
         ],
         later: &[BASE_LATER, LATER],
     },
@@ -43,10 +47,12 @@ fn read(reader: &mut Reader) -> Result<Driver, Fault> {
 
 /// The sizes of the caches, which must not contradict each other.
 fn caches(reader: &mut Reader) -> Result<Qcow2Caches, Fault> {
+    let seconds = reader.number("cache-clean-interval")?.unwrap_or(CLEAN_SECONDS);
     let caches = Qcow2Caches {
         l2: reader.number("l2-cache-size")?,
         refcount: reader.number("refcount-cache-size")?,
         both: reader.number("cache-size")?,
+        clean_after: (seconds > 0).then_some(Duration::from_secs(seconds)),
     };
     let above = |part: Option<u64>, all| part.is_some_and(|part| part > all);
     match caches {
