@@ -20,13 +20,13 @@ use disk::{DiscardPolicy, WindowError};
 use kernel_io::{FileTable, Identity, OpenError, OpenFile};
 use layers::{DelayNode, StripeError, ThrottleGroup};
 
-use crate::options::{Activity, Blockdev, Child, Discard, ExportOptions, NamedChild};
+use crate::options::{Activity, Blockdev, Child, Discard, Driver, ExportOptions, NamedChild};
 #[cfg(test)]
 use crate::permissions::PassesOn;
-use crate::permissions::{Conflict, Edge, Permissions, ROOT, User, Uses};
+use crate::permissions::{Conflict, Edge, IMAGE, Permissions, ROOT, User, Uses};
 use crate::sandbox::{Outside, Sandbox};
 pub use change::ChangeFault;
-pub use named::NamedFault;
+pub use named::{NamedFault, What};
 use root::RootNode;
 
 /// The nodes of a daemon, and the exports that stand on them.
@@ -211,6 +211,7 @@ impl Graph {
     ) -> Result<Arc<dyn Node>, GraphError> {
         let ExportOptions { id, node_name, .. } = options;
         let place = block::Child::new(Arc::clone(self.node(node_name)?));
+        self.check_end(node_name)?;
         self.uses.add_export(id, node_name, Permissions::of_export(options))?;
         let root = Arc::new(RootNode::new(node_name, Arc::clone(&place)));
         let edge = Edge { role: ROOT.to_owned(), node: node_name.clone() };
@@ -275,6 +276,9 @@ impl Graph {
                     (self.build(&inner, &child, made)?, child)
                 }
             };
+            if !(matches!(blockdev.driver, Driver::Qcow2 { .. }) && role == IMAGE) {
+                self.check_end(&child)?;
+            }
             // What stands on a read-only node is one, as in QEMU. Who wants to write to it is refused.
             let is_written = blockdev.driver.writes_to(&role);
             if is_written && node.access() == Access::ReadOnly && !blockdev.read_only {

@@ -92,11 +92,12 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
   --blockdev [driver=]stripe,node-name=N,chunk=SIZE,children.0=NODE,children.1=NODE[,…]
                          the chunks of 2 to 64 nodes of one size in turn, as in md's RAID0; a
                          chunk is a multiple of 4 KiB up to 16 MiB
-  --blockdev [driver=]qcow2,node-name=N,file=NODE[,backing=NODE|null]
+  --blockdev [driver=]qcow2,node-name=N,file=NODE[,backing=NODE|null][,data-file=NODE]
                    [,cache-size=BYTES][,l2-cache-size=BYTES][,refcount-cache-size=BYTES]
                          the disk in the qcow2 image that another node holds. backing: what shows
                          where the image has nothing, null for zeroes; default: what the image
-                         names, if --named-files allows it. The sizes bound the tables in memory
+                         names, if --named-files allows it. data-file: where its data are, if the
+                         image has them elsewhere. The sizes bound the tables in memory
              all of them: [,read-only=on|off][,auto-read-only=on|off][,discard=ignore|unmap]
                         [,cache.direct=on|off][,cache.no-flush=on|off][,force-share=on|off]
                         [,active=on|off]
@@ -127,9 +128,9 @@ Always:
   --sandbox on|off       on: give up all rights that serving does not need, or do not start;
                          off: give up nothing; default: give up what the host allows
   --named-files DIRECTORY|on|off
-                         which files may be opened that only an image names, its backing file:
-                         those below a directory (can be given several times), all, or none,
-                         which is the default
+                         which files may be opened that only an image names, its backing or data
+                         file: those below a directory (can be given several times), all, or
+                         none, which is the default
   --daemonize            go to the background once everything is set up
   --pidfile PATH         write the process id here once everything is set up
   --takeover             take the place of the ringloom or qemu-storage-daemon that serves these

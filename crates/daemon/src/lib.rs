@@ -29,7 +29,7 @@ mod takeover;
 pub use build::{BuildError, ChangeError};
 pub use claim::ClaimFailure;
 pub use export::ExportError;
-pub use graph::{ChangeFault, GraphError, NamedFault};
+pub use graph::{ChangeFault, GraphError, NamedFault, What};
 pub use permissions::Conflict;
 pub use pidfile::PidfileError;
 pub use sandbox::{CallsError, FilesError, Outside, SandboxError};

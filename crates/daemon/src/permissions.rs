@@ -99,8 +99,14 @@ pub(crate) enum PassesOn {
     Image(Access),
 }
 
+/// The key under which an image has the node that it is in.
+pub(crate) const IMAGE: &str = "file";
+
 /// The key under which an image has the node that shows what is not in the image itself.
 pub(crate) const BACKING: &str = "backing";
+
+/// The key under which an image has the node that its data are in, if they are not in the image.
+pub(crate) const DATA_FILE: &str = "data-file";
 
 /// The key under which an export has its node.
 pub(crate) const ROOT: &str = "root";

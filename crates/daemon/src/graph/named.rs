@@ -1,14 +1,16 @@
-//! Files that an image names: its backing file.
+//! Files that an image names: its backing file and its data file.
 //!
 //! Where it stands: while a node of `driver=qcow2` is made whose command line leaves it to the image what
 //! is below it. A file is opened only as `--named-files` allows it: who could write an image may have
 //! put any name there.
 //!
 //! Invariants: the format of a backing file is what the image says and never guessed. What is below one of
-//! the allowed directories is so without links. Backing files are opened read-only.
+//! the allowed directories is so without links. Backing files are opened read-only, data files as
+//! their image.
 //! Limits: [`CHAIN_MAX`] images, each named by the one before.
 //! Not here: what the command line says to be below an image (`options`).
 
+use std::fmt;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +24,7 @@ use crate::options::{
     self, Activity, AutoReadOnly, Backing, Blockdev, Discard, Driver, Locking, NamedChild,
     NamedFiles, Qcow2Caches,
 };
-use crate::permissions::{BACKING, Edge};
+use crate::permissions::{BACKING, DATA_FILE, Edge};
 
 /// How many images may name each other in a row, so that reading them ends; as many as libvirt bears.
 const CHAIN_MAX: usize = 200;
@@ -32,16 +34,20 @@ const CHAIN_MAX: usize = 200;
 pub enum NamedFault {
     /// Nobody allowed it.
     #[error(
-        "it names backing file '{name}', and files that only an image names are not opened unasked; \
-         say backing=NODE or backing=null, or allow it with --named-files DIRECTORY or --named-files on"
+        "it names {what} '{name}', and files that only an image names are not opened unasked; say {}, \
+         or allow it with --named-files DIRECTORY or --named-files on", what.answers()
     )]
     NotAllowed {
+        /// What it is to the image.
+        what: What,
         /// What the image says.
         name: String,
     },
     /// It is somewhere else.
-    #[error("it names backing file '{name}', and {} is in no directory of --named-files", path.display())]
+    #[error("it names {what} '{name}', and {} is in no directory of --named-files", path.display())]
     Outside {
+        /// What it is to the image.
+        what: What,
         /// What the image says.
         name: String,
         /// Where that is, without links.
@@ -65,22 +71,26 @@ pub enum NamedFault {
         format: String,
     },
     /// It is not a path.
-    #[error("it names backing file '{name}', which is no path of a file; say backing=NODE")]
+    #[error("it names {what} '{name}', which is no path of a file; say {}", what.node())]
     NoPath {
+        /// What it is to the image.
+        what: What,
         /// What the image says.
         name: String,
     },
     /// The image has no place that the name could be relative to.
-    #[error(
-        "it names backing file '{name}', which is relative to an image that is not in one file"
-    )]
+    #[error("it names {what} '{name}', which is relative to an image that is not in one file")]
     NoDirectory {
+        /// What it is to the image.
+        what: What,
         /// What the image says.
         name: String,
     },
     /// It is not there, or not ours to open.
-    #[error("it names backing file '{name}': could not open '{}'", path.display())]
+    #[error("it names {what} '{name}': could not open '{}'", path.display())]
     Open {
+        /// What it is to the image.
+        what: What,
         /// What the image says.
         name: String,
         /// Where that is.
@@ -90,26 +100,67 @@ pub enum NamedFault {
         cause: io::Error,
     },
     /// It cannot hold a disk.
-    #[error("it names backing file '{name}', which is neither a regular file nor a block device")]
+    #[error("it names {what} '{name}', which is neither a regular file nor a block device")]
     Kind {
+        /// What it is to the image.
+        what: What,
         /// What the image says.
         name: String,
     },
+    /// The image has a data file and does not name it.
+    #[error("its data are in a file that it does not name; say data-file=NODE")]
+    NoDataFile,
     /// There is no end.
     #[error("it is the last of {CHAIN_MAX} images that name each other, and names another one")]
     TooLong,
 }
 
+/// What a file is to the image that names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// What shows where the image has nothing.
+    Backing,
+    /// What the data are in.
+    Data,
+}
+
+impl What {
+    /// What says on the command line that it is something else.
+    fn node(self) -> &'static str {
+        match self {
+            Self::Backing => "backing=NODE",
+            Self::Data => "data-file=NODE",
+        }
+    }
+
+    fn answers(self) -> &'static str {
+        match self {
+            Self::Backing => "backing=NODE or backing=null",
+            Self::Data => "data-file=NODE",
+        }
+    }
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Backing => "backing file",
+            Self::Data => "data file",
+        })
+    }
+}
+
 /// What an image names.
 #[derive(Debug, Clone, Copy)]
 struct Named<'a> {
+    what: What,
     name: &'a str,
     allowed: &'a NamedFiles,
 }
 
 impl Graph {
-    /// Makes what an image stands on and only names, if the command line leaves that to it and allows it.
-    /// Blocks.
+    /// Makes what is below an image and only named in it, if the command line leaves that to it and allows
+    /// it. Blocks.
     pub(super) fn add_named(
         &mut self,
         name: &str,
@@ -117,27 +168,44 @@ impl Graph {
         below: &mut Vec<Below>,
         made: &mut Vec<String>,
     ) -> Result<(), GraphError> {
-        let Driver::Qcow2 { backing: Backing::OfImage, named_files: allowed, .. } =
-            &blockdev.driver
-        else {
+        let Driver::Qcow2 { backing, named_files: allowed, .. } = &blockdev.driver else {
             return Ok(());
         };
         let header = self.header(name, below)?;
-        let Some(backing) = header.backing.clone() else { return Ok(()) };
-        let file = &below.first().expect("an image is in a file").edge.node;
-        let image = self.path_of(file);
-        let shown = image.clone().unwrap_or_else(|| PathBuf::from(file));
-        let fault = |source| GraphError::Named { node: name.to_owned(), image: shown, source };
-        let named = Named { name: &backing, allowed };
-        let above = self.naming.len();
-        let inner = named.node(image.as_deref(), &header, above, blockdev).map_err(fault)?;
-        self.naming.extend(self.files_below(file).iter().map(|file| file.identity()));
-        let child = inner.name_below(name, BACKING);
-        let node = self.build(&inner, &child, made);
-        self.naming.truncate(above);
-        let (edge, place) = (Edge { role: BACKING.to_owned(), node: child }, Child::new(node?));
-        below.push(Below { edge, place });
-        Ok(())
+        let file = below.first().expect("an image is in a file").edge.node.clone();
+        let image = self.path_of(&file);
+        let has_data = below.iter().any(|below| below.edge.role == DATA_FILE);
+        let depth = self.naming.len();
+        let named = || -> Result<Vec<_>, NamedFault> {
+            let mut inner = Vec::new();
+            if let (Backing::OfImage, Some(name)) = (backing, &header.backing) {
+                let named = Named { what: What::Backing, name, allowed };
+                inner.push((
+                    BACKING,
+                    named.backing_node(image.as_deref(), &header, depth, blockdev)?,
+                ));
+            }
+            if header.features.external_data && !has_data {
+                let name = header.data_file.as_ref().ok_or(NamedFault::NoDataFile)?;
+                let named = Named { what: What::Data, name, allowed };
+                inner.push((DATA_FILE, named.file_node(image.as_deref(), blockdev)?));
+            }
+            Ok(inner)
+        };
+        let inner = named().map_err(|source| {
+            let image = image.clone().unwrap_or_else(|| PathBuf::from(&file));
+            GraphError::Named { node: name.to_owned(), image, source }
+        })?;
+        self.naming.extend(self.files_below(&file).iter().map(|file| file.identity()));
+        let result = inner.into_iter().try_for_each(|(role, inner)| {
+            let child = inner.name_below(name, role);
+            let node = self.build(&inner, &child, made)?;
+            let edge = Edge { role: role.to_owned(), node: child };
+            below.push(Below { edge, place: Child::new(node) });
+            Ok(())
+        });
+        self.naming.truncate(depth);
+        result
     }
 
     /// What the image says in whose file the first child is.
@@ -164,7 +232,7 @@ impl Graph {
 
 impl Named<'_> {
     /// The node that shows the backing file, to be written inside the image's.
-    fn node(
+    fn backing_node(
         self,
         image: Option<&Path>,
         header: &Header,
@@ -174,7 +242,7 @@ impl Named<'_> {
         let name = || self.name.to_owned();
         // Whoever has to allow it first hears of that first.
         if *self.allowed == NamedFiles::Refused {
-            return Err(NamedFault::NotAllowed { name: name() });
+            return Err(NamedFault::NotAllowed { what: self.what, name: name() });
         }
         let driver = match header.backing_format.as_deref() {
             None => return Err(NamedFault::NoFormat { name: name() }),
@@ -197,10 +265,10 @@ impl Named<'_> {
 
     fn file_node(self, image: Option<&Path>, above: &Blockdev) -> Result<Blockdev, NamedFault> {
         let filename = self.resolve(image)?;
-        let name = self.name.to_owned();
+        let (what, name) = (self.what, self.name.to_owned());
         let kind = match filename.metadata() {
             Ok(metadata) => metadata.file_type(),
-            Err(cause) => return Err(NamedFault::Open { name, path: filename, cause }),
+            Err(cause) => return Err(NamedFault::Open { what, name, path: filename, cause }),
         };
         let (aio, locking) = (None, Locking::Automatic);
         let driver = if kind.is_file() {
@@ -208,7 +276,7 @@ impl Named<'_> {
         } else if kind.is_block_device() {
             Driver::HostDevice { filename, aio, locking }
         } else {
-            return Err(NamedFault::Kind { name });
+            return Err(NamedFault::Kind { what, name });
         };
         Ok(Blockdev { driver, ..plain(above) })
     }
@@ -216,25 +284,25 @@ impl Named<'_> {
     /// Where the file is, if it may be opened. If it counts where, the path is without links, so that
     /// nobody can lead it elsewhere from here on.
     fn resolve(self, image: Option<&Path>) -> Result<PathBuf, NamedFault> {
-        let Self { name: given, allowed } = self;
+        let Self { what, name: given, allowed } = self;
         let name = || given.to_owned();
         // As in QEMU, a colon before the first slash ends the name of a protocol; `json:` is one.
         let first = given.split('/').next().unwrap_or_default();
         if first.contains(':') || given.contains('\0') {
-            return Err(NamedFault::NoPath { name: name() });
+            return Err(NamedFault::NoPath { what, name: name() });
         }
         let path = match (Path::new(given), image) {
             (path, _) if path.is_absolute() => path.to_path_buf(),
             (path, Some(image)) => image.parent().unwrap_or(Path::new("")).join(path),
-            (_, None) => return Err(NamedFault::NoDirectory { name: name() }),
+            (_, None) => return Err(NamedFault::NoDirectory { what, name: name() }),
         };
         match allowed {
-            NamedFiles::Refused => Err(NamedFault::NotAllowed { name: name() }),
+            NamedFiles::Refused => Err(NamedFault::NotAllowed { what, name: name() }),
             NamedFiles::Anywhere => Ok(path),
             NamedFiles::Below(directories) => match path.canonicalize() {
                 Ok(real) if directories.iter().any(|it| real.starts_with(it)) => Ok(real),
-                Ok(path) => Err(NamedFault::Outside { name: name(), path }),
-                Err(cause) => Err(NamedFault::Open { name: name(), path, cause }),
+                Ok(path) => Err(NamedFault::Outside { what, name: name(), path }),
+                Err(cause) => Err(NamedFault::Open { what, name: name(), path, cause }),
             },
         }
     }

@@ -107,6 +107,14 @@ impl Reader {
         self.add_child(key.to_owned(), given)
     }
 
+    /// Takes the child under this key, if there is any.
+    pub(super) fn child_if_any(&mut self, key: &str) -> Result<(), Fault> {
+        match self.fields.text_or_object_if_any(key)? {
+            Some(given) => self.add_child(key.to_owned(), given),
+            None => Ok(()),
+        }
+    }
+
     /// Takes the child that an image stands on.
     pub(super) fn backing(&mut self) -> Result<Backing, Fault> {
         if self.fields.is_nothing(BACKING) {

@@ -305,7 +305,7 @@ pub enum Driver {
         /// How many neighbouring bytes lie on one child.
         chunk: Chunk,
     },
-    /// The disk in an image. Its children are `file` and, if there is one, `backing`.
+    /// The disk in an image. Its children are `file` and, as they are given, `backing` and `data-file`.
     Qcow2 {
         /// What it may keep of the image's tables in memory.
         caches: Qcow2Caches,

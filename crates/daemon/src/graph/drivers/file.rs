@@ -28,16 +28,23 @@ impl Graph {
             let (node, path) = (name.to_owned(), options.path.clone());
             return Err(GraphError::StandsOnItself { node, path });
         }
-        let alignment = node.limits().request_alignment.get();
-        let bytes = node.size().0.0;
-        // What 512-byte blocks need is checked by the export, which has a say in the block size.
-        let direct = options.caching == Caching::Direct;
-        if direct && alignment > 512 && !bytes.is_multiple_of(alignment.into()) {
-            let (node, path) = (name.to_owned(), options.path.clone());
-            return Err(GraphError::Size { node, path, bytes, alignment });
-        }
         self.opened.push(Arc::clone(node.file()));
         Ok(Arc::new(node))
+    }
+
+    /// Whether direct I/O reaches the end of what a node has opened. Whoever shows its bytes asks; an image may end
+    /// where it likes.
+    pub(in crate::graph) fn check_end(&self, name: &str) -> Result<(), GraphError> {
+        for file in &self.vertex(name)?.files {
+            let (alignment, bytes) = (file.offset_alignment(), file.bytes());
+            // What 512-byte blocks need is checked by the export, which has a say in the block size.
+            let direct = file.caching() == Caching::Direct;
+            if direct && alignment > 512 && !bytes.is_multiple_of(alignment.into()) {
+                let (node, path) = (name.to_owned(), file.path().to_path_buf());
+                return Err(GraphError::Size { node, path, bytes, alignment });
+            }
+        }
+        Ok(())
     }
 
     /// Says what the operator can do about it where the sandbox is in the way.

@@ -7,7 +7,7 @@ use qcow2::{Children, Discards, Header, Qcow2Node, Settings};
 
 use super::{Below, Graph, GraphError, access};
 use crate::options::{Blockdev, Discard, Qcow2Caches};
-use crate::permissions::BACKING;
+use crate::permissions::{BACKING, DATA_FILE, IMAGE};
 
 /// The largest L2 cache that nobody asked for, as in QEMU on Linux: 32 MiB, enough for a disk of 256 GiB
 /// in clusters of 64 KiB.
@@ -35,9 +35,9 @@ impl Graph {
             below.map(|below| Arc::clone(&below.place))
         };
         let children = Children {
-            file: child("file").expect("the reader of this driver takes it"),
+            file: child(IMAGE).expect("the reader of this driver takes it"),
             backing: child(BACKING),
-            data_file: None,
+            data_file: child(DATA_FILE),
         };
         let too_big = |what| GraphError::Cache { node: name.to_owned(), what };
         let (l2_cache, refcount_cache) = sizes(caches, &header).map_err(too_big)?;

@@ -7,12 +7,12 @@ use crate::options::blockdev::{BASE, BASE_LATER, Reader};
 use crate::options::fault::Fault;
 use crate::options::fields::Keys;
 use crate::options::plan::{Driver, NamedFiles, Qcow2Caches};
+use crate::permissions::DATA_FILE;
 
 /// How long tables without use stay in memory, as in QEMU.
 const CLEAN_SECONDS: u64 = 600;
 
 const LATER: &[&str] = &[
-    "data-file",
     "discard-no-unref",
     "encrypt",
     "l2-cache-entry-size",
@@ -30,7 +30,7 @@ pub(super) const ENTRY: Entry = Entry {
         of: "--blockdev driver=qcow2",
         supported: &[
             BASE,
-            &["file", "backing"],
+            &["file", "backing", "data-file"],
             &["l2-cache-size", "refcount-cache-size", "cache-size", "cache-clean-interval"],
         ],
         later: &[BASE_LATER, LATER],
@@ -42,6 +42,7 @@ fn read(reader: &mut Reader) -> Result<Driver, Fault> {
     let caches = caches(reader)?;
     reader.child("file")?;
     let backing = reader.backing()?;
+    reader.child_if_any(DATA_FILE)?;
     Ok(Driver::Qcow2 { caches, backing, named_files: NamedFiles::Refused })
 }
 

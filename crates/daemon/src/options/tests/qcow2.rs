@@ -58,7 +58,8 @@ fn images_read_the_same_in_both_notations() {
 fn what_an_image_stands_on_is_only_read_and_what_it_is_in_takes_discards() {
     let text = "qcow2,node-name=a,auto-read-only=on,discard=unmap,cache.direct=on,\
                 file.driver=file,file.filename=Cargo.toml,\
-                backing.driver=qcow2,backing.file.driver=file,backing.file.filename=Cargo.toml";
+                backing.driver=qcow2,backing.file.driver=file,backing.file.filename=Cargo.toml,\
+                data-file.driver=file,data-file.filename=Cargo.toml";
     let plan = plan(&["--blockdev", text]);
     let [Step::Blockdev(image)] = plan.steps.as_slice() else { panic!("{plan:?}") };
     let found: Vec<_> = image
@@ -71,6 +72,7 @@ fn what_an_image_stands_on_is_only_read_and_what_it_is_in_takes_discards() {
         (false, on, Discard::Unmap, true),
         (true, off, Discard::Unmap, true),
         (true, off, Discard::Ignore, true),
+        (false, on, Discard::Unmap, true),
         (false, on, Discard::Unmap, true),
     ];
     assert_eq!(found, expected);
@@ -107,7 +109,6 @@ fn caches_that_contradict_each_other_are_refused_in_qemus_words() {
 fn what_an_image_cannot_do_yet_is_refused_by_name() {
     for (key, value) in [
         ("lazy-refcounts", "on"),
-        ("data-file", "n"),
         ("pass-discard-other", "on"),
         ("overlap-check.template", "all"),
         ("encrypt.format", "luks"),
