@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use testkit::crash::campaign::{self, Ending, Locking, Medium, Plan, Rings, Tracking};
+use testkit::crash::campaign::{self, Ending, Format, Locking, Medium, Plan, Rings, Tracking};
 use testkit::process::Program;
 use testkit::report::{note, skipped};
 
@@ -75,6 +75,35 @@ fn nothing_comes_back_from_a_killed_server_s_slow_disk() {
     }
     let plan = Plan { media: vec![Medium::Slow], ..Plan::new(ROUNDS, 1) };
     with(&ringloom(), |program| run(program, &plan));
+}
+
+/// After each kill qemu-img finds nothing worse than leaks.
+#[test]
+fn a_qcow2_image_loses_nothing_when_the_server_is_killed() {
+    for (format, seed) in [(Format::Qcow2, 1), (Format::Overlay, 2)] {
+        let media = vec![Medium::File, Medium::Memory];
+        let plan = Plan { format, media, ..Plan::new(ROUNDS, seed) };
+        with(&ringloom(), |program| run(program, &plan));
+    }
+}
+
+#[test]
+fn a_qcow2_image_loses_nothing_when_the_server_is_stopped_in_order() {
+    let (ending, format) = (Ending::Stops, Format::Overlay);
+    let plan = Plan { ending, format, ..Plan::new(ROUNDS, 3) };
+    with(&ringloom(), |program| run(program, &plan));
+}
+
+#[test]
+fn a_qcow2_image_on_a_slow_disk_loses_nothing_when_the_server_is_killed() {
+    if !is_root() {
+        skipped("FUSE and a loop device need root");
+        return;
+    }
+    for (format, seed) in [(Format::Qcow2, 4), (Format::Overlay, 5)] {
+        let plan = Plan { format, media: vec![Medium::Slow], ..Plan::new(ROUNDS / 2, seed) };
+        with(&ringloom(), |program| run(program, &plan));
+    }
 }
 
 #[test]

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
+use super::format;
+pub use super::format::Format;
 pub use super::front_end::Tracking;
 use super::front_end::{Layout, Session, Shape};
 use super::load::Load;
@@ -125,6 +127,8 @@ pub struct Plan {
     pub seed: u64,
     /// What the disks are, in turn.
     pub media: Vec<Medium>,
+    /// What they lie in.
+    pub format: Format,
     /// What the rings are, in turn.
     pub rings: Vec<Rings>,
     /// How the servers end.
@@ -148,6 +152,7 @@ impl Plan {
             rounds,
             seed,
             media: vec![Medium::File],
+            format: Format::Raw,
             rings: vec![Rings::Split, Rings::Packed],
             ending: Ending::Kills,
             tracking: Tracking::Region,
@@ -272,6 +277,7 @@ struct Life<'a> {
     plan: &'a Plan,
     arguments: Vec<String>,
     socket: PathBuf,
+    /// What is served, or lies on the slow disk that is.
     image: PathBuf,
     load: Load,
     random: Rng,
@@ -312,15 +318,17 @@ impl<'a> Life<'a> {
             Medium::Memory => Some(tempfile::tempdir_in(MEMORY).context("a directory in memory")?),
             Medium::File | Medium::Slow => None,
         };
-        let image = match &memory {
+        let bytes = match &memory {
             Some(memory) => memory.path().join("image"),
             None => bench.path("image"),
         };
-        image::create_with(&image, &load.first_image())?;
+        image::create_with(&bytes, &load.first_image())?;
+        let image = plan.format.make(&bytes)?;
         let slow = match form.medium {
             Medium::File | Medium::Memory => None,
             Medium::Slow => {
                 let delays = Delays { seed, ..Delays::default() };
+                plan.format.make_room(&image)?;
                 Some(SlowDisk::new(&image, &bench.path("slow"), delays)?)
             }
         };
@@ -328,6 +336,7 @@ impl<'a> Life<'a> {
             None => ("file", image.clone()),
             Some(slow) => ("host_device", slow.device()),
         };
+        let file = format::file(driver, &disk, form.aio, plan.locking);
         let socket = bench.path("s");
         let iothreads = &[",iothread=t0", ",iothread.0=t0,iothread.1=t1"][plan.iothreads - 1];
         let arguments = [
@@ -336,15 +345,7 @@ impl<'a> Life<'a> {
             "--object".to_owned(),
             "iothread,id=t1".to_owned(),
             "--blockdev".to_owned(),
-            format!(
-                "driver={driver},node-name=disk,filename={},cache.direct=on,aio={}{}",
-                disk.display(),
-                form.aio,
-                match plan.locking {
-                    Locking::Usual => "",
-                    Locking::Off => ",locking=off",
-                }
-            ),
+            plan.format.node(&file, &bytes),
             "--export".to_owned(),
             format!(
                 "type=vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path={},writable=on,num-queues={QUEUES}\
@@ -352,8 +353,7 @@ impl<'a> Life<'a> {
                 socket.display()
             ),
         ];
-        let (arguments, random) = (arguments.to_vec(), Rng::new(seed));
-        let killed = None;
+        let (arguments, random, killed) = (arguments.to_vec(), Rng::new(seed), None);
         Ok(Self {
             program,
             plan,
@@ -394,8 +394,7 @@ impl<'a> Life<'a> {
                 Ok((slow.in_flight() == 0).then_some(()))
             })?;
         }
-        let image = std::fs::read(&self.image).context("read the image")?;
-        self.load.check_image(&image)?;
+        self.load.check_image(&self.plan.format.read(&self.image)?)?;
         summary.verified += self.load.verified();
         Ok(())
     }
@@ -425,6 +424,9 @@ impl<'a> Life<'a> {
         self.serve(fate, summary)?;
         summary.kills += 1;
         summary.in_flight += wide(self.load.in_flight());
+        if self.slow.is_none() {
+            self.plan.format.check(&self.image).context("after a kill")?;
+        }
         // The guest goes on, although nobody listens.
         self.load.answer_calls()?;
         self.load.fill()
