@@ -14,7 +14,7 @@ use testkit::process::{Bench, Program, START_LIMIT, Server};
 use testkit::report::{note, skipped};
 use testkit::slow_disk::{Delays, SlowDisk};
 
-use crate::support::{is_root, ringloom, stop, with};
+use crate::support::{is_root, qemu_img, ringloom, stop, with};
 
 mod courses;
 
@@ -31,6 +31,8 @@ struct Place {
     bench: Bench,
     /// Options of the node.
     node: &'static str,
+    /// Whether that is a qcow2 image of the disk.
+    is_qcow2: bool,
     /// What stands on the image, if the image is not served itself.
     slow: Option<SlowDisk>,
 }
@@ -43,7 +45,7 @@ struct Site {
 
 impl Place {
     fn new(node: &'static str) -> Result<Self> {
-        let place = Self { bench: Bench::new()?, node, slow: None };
+        let place = Self { bench: Bench::new()?, node, is_qcow2: false, slow: None };
         witness::create_image(&place.image())?;
         Ok(place)
     }
@@ -56,6 +58,14 @@ impl Place {
         Ok(place)
     }
 
+    /// In an image whose tables the guest's writes change.
+    fn qcow2() -> Result<Self> {
+        let mut place = Self::new(",cache.direct=on")?;
+        qemu_img(&place.bench, "convert -f raw -O qcow2 disk.img disk.qcow2")?;
+        place.is_qcow2 = true;
+        Ok(place)
+    }
+
     fn image(&self) -> PathBuf {
         self.bench.path("disk.img")
     }
@@ -63,15 +73,16 @@ impl Place {
     /// What the administrators of both hosts write.
     fn line(&self, socket: &str, active: &str) -> Vec<String> {
         let (driver, file) = match &self.slow {
-            Some(disk) => ("host_device", disk.device()),
-            None => ("file", self.image()),
+            Some(disk) => ("host_device,node-name=n,", disk.device()),
+            None if self.is_qcow2 => {
+                ("qcow2,node-name=n,file.driver=file,file.", self.bench.path("disk.qcow2"))
+            }
+            None => ("file,node-name=n,", self.image()),
         };
         let (node, file) = (self.node, file.display());
         let objects = ["t0", "t1"].map(|id| format!("--object=iothread,id={id}"));
         let rest = [
-            format!(
-                "--blockdev={driver},node-name=n,filename={file},discard=unmap,active={active}{node}"
-            ),
+            format!("--blockdev={driver}filename={file},discard=unmap,active={active}{node}"),
             format!(
                 "--export=vhost-user-blk,id=disk,node-name=n,addr.type=unix,addr.path={socket},writable=on,\
                  num-queues={QUEUES},iothread.0=t0,iothread.1=t1"
@@ -92,6 +103,10 @@ impl Place {
         let expected = half.finish()?;
         for site in sites {
             site.stop()?;
+        }
+        if self.is_qcow2 {
+            qemu_img(&self.bench, "check -q -f qcow2 disk.qcow2")?;
+            qemu_img(&self.bench, "convert -f qcow2 -O raw disk.qcow2 disk.img")?;
         }
         let found = witness::digest_of_image(&self.image())?;
         ensure!(found == expected, "the image has {found}, the guest wrote {expected}");
@@ -177,6 +192,12 @@ fn rounds_on_a_slow_disk() {
         return;
     }
     with_guests(|program| campaign(program, RingLayout::Split, &Place::slow()?));
+}
+
+/// Each daemon reads the tables anew that the other one has written.
+#[test]
+fn rounds_on_a_qcow2_image() {
+    with_guests(|program| campaign(program, RingLayout::Split, &Place::qcow2()?));
 }
 
 /// On one host both have the same page cache.

@@ -54,7 +54,11 @@ fn make_images(bench: &Bench) -> Result<()> {
     let bytes = fs::read(&path).context("read")?;
     let place = bytes.windows(4).position(|word| word == FORMAT_EXTENSION).context("no format")?;
     let file = fs::OpenOptions::new().write(true).open(&path).context("open")?;
-    file.write_all_at(&[0x12, 0x34, 0x56, 0x78], u64::try_from(place)?).context("write")
+    file.write_all_at(&[0x12, 0x34, 0x56, 0x78], u64::try_from(place)?).context("write")?;
+    qemu_img(bench, "create -q -f qcow2 -o data_file=pool/data.raw pool/split.qcow2 1M")?;
+    // The name is relative to the image when it is opened, and was not when it was made.
+    fs::create_dir(bench.path("pool/pool")).context("make a directory")?;
+    fs::rename(bench.path("pool/data.raw"), bench.path("pool/pool/data.raw")).context("rename")
 }
 
 /// A line of the short form with that image.
@@ -111,11 +115,14 @@ const ON: &[&str] = &["--named-files", "on"];
 fn what_only_the_image_names_is_not_opened_unasked() {
     let answers = ["backing=NODE", "backing=null", "--named-files DIRECTORY", "--named-files on"];
     let said = [&["image pool/relative.qcow2", "backing file 'base.qcow2'"][..], &answers].concat();
-    refuse(&[("relative", &[], &said), ("relative", &["--named-files", "off"], &said)]);
+    let data = ["data file", "data.raw", "data-file=NODE", "--named-files on"];
+    let off = &["--named-files", "off"];
+    refuse(&[("relative", &[], &said), ("relative", off, &said), ("split", &[], &data)]);
 }
 
 #[test]
 fn names_are_relative_to_their_image_and_stay_below_the_directory() {
+    serve(&[("split", POOL), ("split", ON)]);
     serve(&[("base", &[]), ("relative", POOL), ("raw", POOL), ("deep/above", POOL)]);
     serve(&[("relative", ON), ("up", ON), ("over", ON), ("absolute", ON)]);
     serve(&[("up", &["--named-files", "pool", "--named-files", "away"])]);

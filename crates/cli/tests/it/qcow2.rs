@@ -1,6 +1,7 @@
 //! qcow2 images served by ringloom, and judged by qemu-img: every byte, and every table.
 
 mod chains;
+mod places;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -111,6 +112,17 @@ fn clusters_of_every_size_never_return_a_wrong_byte() {
         [("64k", 0x140), ("128k", 0x150), ("512k", 0x160), ("1M", 0x170), ("2M", 0x180)]
     {
         check(&format!("cluster_size={size}"), "discard=unmap", seed);
+    }
+}
+
+#[test]
+fn data_in_a_file_of_their_own_never_return_a_wrong_byte() {
+    let data = "data-file.driver=file,data-file.filename=d.data";
+    for (options, more, seed) in [
+        ("data_file=d.data", "discard=unmap", 0x1e0),
+        ("data_file=d.data,data_file_raw=on", "cache.direct=on", 0x1f0),
+    ] {
+        check(options, &format!("{data},{more}"), seed);
     }
 }
 

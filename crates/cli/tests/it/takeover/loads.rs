@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use testkit::client::{Client, RingLayout, Shape};
-use testkit::image;
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program};
 use testkit::rawring::Survivor;
@@ -12,7 +11,7 @@ use testkit::report::note;
 use testkit::rng::Rng;
 
 use super::{HANDED_OVER, LIMIT, disk, line, replace, work, work_until};
-use crate::support::{ringloom, ringloom_without_io_uring, stop, with};
+use crate::support::{After, Disk, Format, ringloom, ringloom_without_io_uring, stop, with};
 
 const QUEUES: u16 = 4;
 const TAKEOVERS: usize = 10;
@@ -27,10 +26,10 @@ fn pauses(log: &str) -> Vec<f64> {
 }
 
 /// Requests whose completion is noted in an in-flight region; none is lost, failed or doubled.
-fn tracked(program: &Program, layout: RingLayout) -> Result<()> {
+fn tracked(program: &Program, layout: RingLayout, format: Format) -> Result<()> {
     let bench = Bench::new()?;
-    let disk = disk(&bench, QUEUES);
-    image::create_sparse(&disk.image(), Survivor::disk_bytes(QUEUES))?;
+    let disk = Disk { format, ..disk(&bench, QUEUES) };
+    disk.create_sparse(Survivor::disk_bytes(QUEUES))?;
     let mut server = disk.serve(program)?;
     let mut client = Survivor::connect(&disk.socket(), layout, QUEUES)?;
     let mut rng = Rng::new(0x7a4e);
@@ -55,7 +54,7 @@ fn tracked(program: &Program, layout: RingLayout) -> Result<()> {
     let expected = client.expected();
     drop(client);
     stop(server, &[&disk.socket()])?;
-    let found = std::fs::read(disk.image()).context("read the image")?;
+    let found = std::fs::read(disk.flatten(After::Order)?).context("read the image")?;
     ensure!(found == expected, "the image does not hold the last completed writes");
     Ok(())
 }
@@ -102,17 +101,17 @@ fn modelled(program: &Program, layout: RingLayout) -> Result<()> {
 
 #[test]
 fn split_rings_lose_nothing_in_ten_takeovers() {
-    with(&ringloom(), |program| tracked(program, RingLayout::Split));
+    with(&ringloom(), |program| tracked(program, RingLayout::Split, Format::Raw));
 }
 
 #[test]
 fn packed_rings_lose_nothing_in_ten_takeovers() {
-    with(&ringloom(), |program| tracked(program, RingLayout::Packed));
+    with(&ringloom(), |program| tracked(program, RingLayout::Packed, Format::Raw));
 }
 
 #[test]
 fn a_host_without_io_uring_takes_over_as_well() {
-    with(&ringloom_without_io_uring(), |program| tracked(program, RingLayout::Split));
+    with(&ringloom_without_io_uring(), |program| tracked(program, RingLayout::Split, Format::Raw));
 }
 
 #[test]
@@ -123,4 +122,10 @@ fn a_model_workload_on_split_rings_goes_through_takeovers() {
 #[test]
 fn a_model_workload_on_packed_rings_goes_through_takeovers() {
     with(&ringloom(), |program| modelled(program, RingLayout::Packed));
+}
+
+/// The image changes hands: one closes it before the other reads it.
+#[test]
+fn nothing_of_a_qcow2_image_is_lost_over_many_takeovers() {
+    with(&ringloom(), |program| tracked(program, RingLayout::Split, Format::Overlay));
 }
