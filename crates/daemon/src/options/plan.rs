@@ -360,8 +360,8 @@ pub struct Qcow2Caches {
     pub refcount: Option<u64>,
     /// Both (`cache-size`).
     pub both: Option<u64>,
-    /// After how long without use a table goes (`cache-clean-interval`).
-    pub clean_after: Option<Duration>,
+    /// After how many seconds without use a table goes; 0: never (`cache-clean-interval`).
+    pub clean_seconds: Option<u64>,
 }
 
 /// Who says what is below an image.

@@ -34,7 +34,6 @@ impl Subject for Image {
             l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
             refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
             clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),
-        clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),
         };
         Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.runner))?))
     }

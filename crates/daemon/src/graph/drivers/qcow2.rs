@@ -1,6 +1,7 @@
 //! The driver `qcow2`: the disk in an image.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{ByteCount, ErrandRunner, Node};
 use qcow2::{Children, Discards, Header, Qcow2Node, Settings};
@@ -12,6 +13,9 @@ use crate::permissions::{BACKING, DATA_FILE, IMAGE};
 /// The largest L2 cache that nobody asked for, as in QEMU on Linux: 32 MiB, enough for a disk of 256 GiB
 /// in clusters of 64 KiB.
 const L2_BYTES: u64 = 32 << 20;
+
+/// How many seconds tables without use stay in memory, as in QEMU.
+const CLEAN_SECONDS: u64 = 600;
 
 /// The fewest tables, and refcount blocks, that QEMU keeps.
 const L2_TABLES_MIN: u64 = 2;
@@ -46,7 +50,8 @@ impl Graph {
             Discard::Ignore => Discards::Ignored,
             Discard::Unmap => Discards::Passed,
         };
-        let clean_after = caches.clean_after;
+        let seconds = caches.clean_seconds.unwrap_or(CLEAN_SECONDS);
+        let clean_after = (seconds > 0).then_some(Duration::from_secs(seconds));
         let settings = Settings { access, discards, l2_cache, refcount_cache, clean_after };
         let runner = Arc::clone(&self.files) as Arc<dyn ErrandRunner>;
         match Qcow2Node::open(name, children, settings, runner) {
@@ -126,7 +131,7 @@ mod tests {
         (both, l2, refcount): (Option<u64>, Option<u64>, Option<u64>),
         expected: (u64, u64),
     ) {
-        let found = sizes(Qcow2Caches { l2, refcount, both }, header);
+        let found = sizes(Qcow2Caches { l2, refcount, both, clean_seconds: None }, header);
         assert_eq!(found, Ok((ByteCount(expected.0), ByteCount(expected.1))));
     }
 

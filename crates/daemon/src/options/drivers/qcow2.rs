@@ -1,16 +1,11 @@
 //! The driver `qcow2`.
 
-use std::time::Duration;
-
 use super::Entry;
 use crate::options::blockdev::{BASE, BASE_LATER, Reader};
 use crate::options::fault::Fault;
 use crate::options::fields::Keys;
 use crate::options::plan::{Driver, NamedFiles, Qcow2Caches};
 use crate::permissions::DATA_FILE;
-
-/// How long tables without use stay in memory, as in QEMU.
-const CLEAN_SECONDS: u64 = 600;
 
 const LATER: &[&str] = &[
     "discard-no-unref",
@@ -48,16 +43,17 @@ fn read(reader: &mut Reader) -> Result<Driver, Fault> {
 
 /// The sizes of the caches, which must not contradict each other.
 fn caches(reader: &mut Reader) -> Result<Qcow2Caches, Fault> {
-    let seconds = reader.number("cache-clean-interval")?.unwrap_or(CLEAN_SECONDS);
     let caches = Qcow2Caches {
         l2: reader.number("l2-cache-size")?,
         refcount: reader.number("refcount-cache-size")?,
         both: reader.number("cache-size")?,
-        clean_after: (seconds > 0).then_some(Duration::from_secs(seconds)),
+        clean_seconds: reader.number("cache-clean-interval")?,
     };
     let above = |part: Option<u64>, all| part.is_some_and(|part| part > all);
     match caches {
-        Qcow2Caches { l2: Some(_), refcount: Some(_), both: Some(_) } => Err(Fault::CacheThrice),
+        Qcow2Caches { l2: Some(_), refcount: Some(_), both: Some(_), .. } => {
+            Err(Fault::CacheThrice)
+        }
         Qcow2Caches { l2, both: Some(all), .. } if above(l2, all) => {
             Err(Fault::CacheAboveBoth { key: "l2-cache-size" })
         }
