@@ -9,12 +9,15 @@ use crate::summary::{Change, Direction};
 /// A series of a row, by the name it is printed with.
 type Series = (&'static str, Metric, fn(&RowResult) -> Vec<f64>);
 
-const SERIES: [Series; 11] = [
+const SERIES: [Series; 13] = [
     ("ringloom / qsd", Metric::RequestsPerS, |row| {
         row.ratios(Contender::Ringloom, Contender::Qsd, Metric::RequestsPerS)
     }),
     ("ringloom / host", Metric::RequestsPerS, |row| {
         row.ratios(Contender::Ringloom, Contender::Host, Metric::RequestsPerS)
+    }),
+    ("ringloom / raw", Metric::RequestsPerS, |row| {
+        row.ratios(Contender::Ringloom, Contender::Raw, Metric::RequestsPerS)
     }),
     ("requests/s", Metric::RequestsPerS, |row| {
         row.series(Contender::Ringloom, Metric::RequestsPerS)
@@ -39,6 +42,7 @@ const SERIES: [Series; 11] = [
         row.series(Contender::OneThread, Metric::RequestsPerS)
     }),
     ("RssAnon MiB", Metric::RssAnonMib, |row| row.series(Contender::Ringloom, Metric::RssAnonMib)),
+    ("ms to open", Metric::OpenMs, |row| row.series(Contender::Ringloom, Metric::OpenMs)),
 ];
 
 /// One line per row and series that both runs have.

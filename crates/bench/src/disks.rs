@@ -9,10 +9,13 @@ use load::Random;
 use load::probe::{CacheMode, cache_mode};
 use tempfile::{NamedTempFile, TempPath};
 
+use crate::images::{Content, Image};
 use crate::rows::{Disk, SEED};
 
 /// Small enough for a tmpfs, larger than any cache that matters.
 pub(crate) const DISK_BYTES: u64 = 512 << 20;
+/// Where files are that are their own page cache.
+pub(crate) const TMPFS: &str = "/dev/shm";
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The files of a run, made when a row needs them and removed at its end.
@@ -21,6 +24,10 @@ pub(crate) struct Disks {
     work: PathBuf,
     tmpfs_file: Option<TempPath>,
     work_file: Option<(TempPath, CacheMode)>,
+    /// The last one, and its size.
+    sparse_file: Option<(u64, TempPath)>,
+    /// The last one, with what it is backed by.
+    image: Option<(Image, Vec<TempPath>)>,
 }
 
 /// A file and how it is opened.
@@ -28,19 +35,39 @@ pub(crate) struct Disks {
 pub(crate) struct DiskFile<'a> {
     pub(crate) path: &'a Path,
     pub(crate) cache: CacheMode,
+    pub(crate) format: Format<'a>,
+}
+
+/// What gives a file's bytes meaning.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Format<'a> {
+    Raw,
+    Qcow2 {
+        /// The images below, the next first.
+        backing: &'a [TempPath],
+        /// In bytes.
+        l2_cache: Option<u64>,
+    },
+}
+
+impl<'a> DiskFile<'a> {
+    pub(crate) fn raw(path: &'a Path, cache: CacheMode) -> Self {
+        Self { path, cache, format: Format::Raw }
+    }
 }
 
 impl Disks {
     pub(crate) fn new(work: &Path) -> Self {
-        Self { work: work.to_path_buf(), tmpfs_file: None, work_file: None }
+        let work = work.to_path_buf();
+        Self { work, tmpfs_file: None, work_file: None, sparse_file: None, image: None }
     }
 
-    /// Makes what the disk needs; the null disk needs nothing.
+    /// Makes what the disk needs, and what it is compared with; the null disk needs nothing.
     pub(crate) fn make(&mut self, disk: Disk) -> Result<()> {
         match disk {
             Disk::Null => {}
             Disk::Tmpfs if self.tmpfs_file.is_some() => {}
-            Disk::Tmpfs => self.tmpfs_file = Some(filled(Path::new("/dev/shm"))?),
+            Disk::Tmpfs => self.tmpfs_file = Some(filled(Path::new(TMPFS))?),
             Disk::Work if self.work_file.is_some() => {}
             Disk::Work => {
                 let work = &self.work;
@@ -50,31 +77,82 @@ impl Disks {
                     .with_context(|| format!("read {} with O_DIRECT", path.display()))?;
                 self.work_file = Some((path, cache));
             }
+            Disk::Sparse { bytes } => {
+                if self.sparse_file.as_ref().is_none_or(|(made, _)| *made != bytes) {
+                    self.sparse_file = None;
+                    self.sparse_file = Some((bytes, sparse(bytes)?));
+                }
+            }
+            Disk::Image(image) => {
+                self.make(raw_of(image))?;
+                if self.image.as_ref().is_none_or(|(made, _)| *made != image) {
+                    self.image = None;
+                    let full = self.tmpfs_file.as_deref().unwrap_or(Path::new(""));
+                    self.image = Some((image, image.make(full)?));
+                }
+            }
         }
         Ok(())
     }
 
+    /// Makes anew what grows when it is written.
+    pub(crate) fn renew(&mut self, disk: Disk) -> Result<()> {
+        if let Some((image, _)) = &self.image
+            && image.is_sparse()
+        {
+            self.image = None;
+        }
+        self.sparse_file = None;
+        self.make(disk)
+    }
+
     /// The file of a disk that was made; the null disk has none. A tmpfs is its own page cache.
     pub(crate) fn file(&self, disk: Disk) -> Option<DiskFile<'_>> {
+        let buffered = |path| DiskFile::raw(path, CacheMode::Buffered);
         match disk {
             Disk::Null => None,
-            Disk::Tmpfs => {
-                let path = self.tmpfs_file.as_ref()?;
-                Some(DiskFile { path, cache: CacheMode::Buffered })
-            }
+            Disk::Tmpfs => self.tmpfs_file.as_deref().map(buffered),
+            Disk::Sparse { .. } => self.sparse_file.as_ref().map(|(_, path)| buffered(path)),
             Disk::Work => {
                 let (path, cache) = self.work_file.as_ref()?;
-                Some(DiskFile { path, cache: *cache })
+                Some(DiskFile::raw(path, *cache))
+            }
+            Disk::Image(_) => {
+                let (image, paths) = self.image.as_ref()?;
+                let (top, backing) = paths.split_first()?;
+                let format = Format::Qcow2 { backing, l2_cache: image.l2_cache };
+                Some(DiskFile { format, ..buffered(top) })
             }
         }
     }
 }
 
+/// The raw file that an image is compared with: as large, with the same content, or with
+/// holes that the file system fills as the image does.
+pub(crate) fn raw_of(image: Image) -> Disk {
+    match image.content {
+        Content::Full | Content::Chain => Disk::Tmpfs,
+        Content::Mapped(bytes) | Content::Empty(bytes) => Disk::Sparse { bytes },
+    }
+}
+
+fn named(directory: &Path) -> Result<NamedTempFile> {
+    let made = NamedTempFile::with_prefix_in("ringloom-bench-", directory);
+    made.with_context(|| format!("make a file in {}", directory.display()))
+}
+
 /// A file of incompressible data, on disk.
 fn filled(directory: &Path) -> Result<TempPath> {
-    let made = NamedTempFile::with_prefix_in("ringloom-bench-", directory);
-    let file = made.with_context(|| format!("make a file in {}", directory.display()))?;
+    let file = named(directory)?;
     write_all(file.as_file()).with_context(|| format!("fill {}", file.path().display()))?;
+    Ok(file.into_temp_path())
+}
+
+/// A file of holes on tmpfs.
+fn sparse(bytes: u64) -> Result<TempPath> {
+    let file = named(Path::new(TMPFS))?;
+    let grown = file.as_file().set_len(bytes);
+    grown.with_context(|| format!("grow {}", file.path().display()))?;
     Ok(file.into_temp_path())
 }
 

@@ -13,6 +13,7 @@ mod counters;
 mod cpus;
 mod disks;
 mod host;
+mod images;
 mod machine;
 mod measure;
 mod refill;

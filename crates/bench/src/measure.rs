@@ -8,7 +8,7 @@ use load::{Latency, Timing, Verdict, Watch};
 
 use crate::counters::{SystemCalls, cpu_ns};
 use crate::cpus::Cpus;
-use crate::disks::{DISK_BYTES, Disks};
+use crate::disks::DiskFile;
 use crate::results::Metric;
 use crate::rows::{Client, Load};
 use crate::server::{Program, Server, Service};
@@ -29,16 +29,15 @@ pub(crate) fn timing(runtime: Duration) -> Timing {
     Timing { ramp: (runtime / 4).min(Duration::from_millis(500)), runtime }
 }
 
-/// Starts the server, loads it, stops it.
+/// Starts the server on that file, loads it, stops it.
 pub(crate) fn serve(
     program: &Program,
     load: &Load,
-    disks: &Disks,
+    file: Option<DiskFile<'_>>,
     cpus: &Cpus,
     runtime: Duration,
     counting: Counting,
 ) -> Result<Values> {
-    let file = disks.file(load.disk);
     let service = Service { file, exports: 1, queues: load.rings, iothreads: 1 };
     let mut server = program.start(&service, cpus)?;
     let result = load_server(&mut server, load, runtime, counting);
@@ -52,7 +51,7 @@ fn load_server(
     runtime: Duration,
     counting: Counting,
 ) -> Result<Values> {
-    let connection = server.connect(0, &load.workload(DISK_BYTES))?;
+    let connection = server.connect(0, &load.workload(load.disk.bytes()))?;
     let mut meter = Meter::new(server.pid(), counting);
     let timing = timing(runtime);
     let sample = match load.client {

@@ -12,18 +12,20 @@ mod guest;
 mod layers;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use block::{Access, ByteCount, Child, DiskSize, Durability, Node, SystemClock};
+use block::{Access, ByteCount, Child, Claim, DiskSize, Durability, Node, Rights, SystemClock};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent, Window};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{
     Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Notifier, OpenOptions, Reactors,
 };
 use load::probe::CacheMode;
+use qcow2::{Children, Discards, Qcow2Node, Settings};
 use request_path::{
     Appetite, Capacity, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingLog, RingSource,
     RingSourceSetup, Source, SourceKey, Turn,
@@ -33,7 +35,7 @@ use virtio::{BlkRules, Ring};
 
 use crate::clock;
 use crate::counters::cpu_ns;
-use crate::disks::{DISK_BYTES, DiskFile};
+use crate::disks::{DISK_BYTES, DiskFile, Format};
 use crate::measure::{Values, as_f64};
 use crate::refill::guest::{Guest, Shape};
 use crate::results::Metric;
@@ -43,6 +45,9 @@ pub(crate) use crate::refill::layers::Layer;
 
 const RAMP: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(1);
+/// Those of QEMU, in bytes: more than any image here needs.
+const L2_CACHE: u64 = 32 << 20;
+const REFCOUNT_CACHE: u64 = 256 << 10;
 /// What keeps an iothread busy for ever.
 const SATURATED: Shape = Shape { depth: 64, block: 4096 };
 
@@ -169,7 +174,7 @@ impl Rings {
     }
 }
 
-/// The disk: raw over null, or raw over a file.
+/// The disk: raw over null or over a file, or an image.
 fn node(file: Option<DiskFile<'_>>, files: &Arc<FileTable>) -> Result<Arc<dyn Node>> {
     let access = Access::ReadWrite;
     let below: Arc<dyn Node> = match file {
@@ -177,20 +182,57 @@ fn node(file: Option<DiskFile<'_>>, files: &Arc<FileTable>) -> Result<Arc<dyn No
             let size = DiskSize(ByteCount(DISK_BYTES));
             Arc::new(NullNode::new("null", size, access, ReadContent::Untouched))
         }
-        Some(DiskFile { path, cache }) => {
-            let caching = match cache {
-                CacheMode::Direct => Caching::Direct,
-                CacheMode::Buffered => Caching::Buffered,
-            };
-            let path = path.to_path_buf();
-            let (kind, aio, flushes) = (FileKind::Regular, Aio::Automatic, Flushes::Obeyed);
-            let lock = LockOptions::default();
-            let options = OpenOptions { path, kind, access, caching, aio, flushes, lock };
-            Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, files)?)
+        Some(DiskFile { path, cache, format: Format::Raw }) => {
+            file_node(path, cache, access, files)?
+        }
+        Some(DiskFile { path, cache, format: Format::Qcow2 { backing, l2_cache } }) => {
+            let mut below = None;
+            for path in backing.iter().rev() {
+                below = Some(image(path, cache, Access::ReadOnly, l2_cache, below, files)?);
+            }
+            return image(path, cache, access, l2_cache, below, files);
         }
     };
     let (child, discard) = (Child::new(below), DiscardPolicy::Unmap);
     Ok(Arc::new(RawNode::new("disk", child, Window::WHOLE, access, discard)?))
+}
+
+fn file_node(
+    path: &Path,
+    cache: CacheMode,
+    access: Access,
+    files: &Arc<FileTable>,
+) -> Result<Arc<dyn Node>> {
+    let caching = match cache {
+        CacheMode::Direct => Caching::Direct,
+        CacheMode::Buffered => Caching::Buffered,
+    };
+    let path = path.to_path_buf();
+    let (kind, aio, flushes) = (FileKind::Regular, Aio::Automatic, Flushes::Obeyed);
+    let lock = LockOptions::default();
+    let options = OpenOptions { path, kind, access, caching, aio, flushes, lock };
+    Ok(Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, files)?))
+}
+
+fn image(
+    path: &Path,
+    cache: CacheMode,
+    access: Access,
+    l2_cache: Option<u64>,
+    below: Option<Arc<dyn Node>>,
+    files: &Arc<FileTable>,
+) -> Result<Arc<dyn Node>> {
+    let file = Child::new(file_node(path, cache, access, files)?);
+    let children = Children { file, backing: below.map(Child::new), data_file: None };
+    let settings = Settings {
+        access,
+        discards: Discards::Ignored,
+        l2_cache: ByteCount(l2_cache.unwrap_or(L2_CACHE)),
+        refcount_cache: ByteCount(REFCOUNT_CACHE),
+        clean_after: None,
+    };
+    let runner: Arc<FileTable> = Arc::clone(files);
+    Ok(Arc::new(Qcow2Node::open("image", children, settings, runner)?))
 }
 
 /// What rings and iothreads need around them.
@@ -198,6 +240,8 @@ fn node(file: Option<DiskFile<'_>>, files: &Arc<FileTable>) -> Result<Arc<dyn No
 struct Stage {
     node: Arc<dyn Node>,
     host: Host,
+    /// Dropped after the last request.
+    _claim: Claim,
 }
 
 impl Stage {
@@ -215,7 +259,8 @@ impl Stage {
             reactors: Reactors::Any,
             confine: None,
         };
-        Ok(Self { node, host })
+        let claim = node.claim(Rights::of_user(node.access()))?;
+        Ok(Self { node, host, _claim: claim })
     }
 
     fn iothread(&self, name: &str) -> Result<Arc<Iothread>> {
@@ -309,6 +354,7 @@ pub(crate) fn profile(requests: u64) -> Result<(u64, Duration)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::{Content, Image};
 
     #[test]
     fn rings_refill_themselves_on_two_threads() {
@@ -322,9 +368,27 @@ mod tests {
     fn a_file_refills_too() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(DISK_BYTES).unwrap();
-        let disk = DiskFile { path: file.path(), cache: CacheMode::Buffered };
+        let disk = DiskFile::raw(file.path(), CacheMode::Buffered);
         let values = measure(1, 2, Some(disk), Duration::from_millis(50)).unwrap();
         assert!(values[&Metric::RequestsPerS] > 10.0, "{values:?}");
+    }
+
+    #[test]
+    fn images_refill_on_two_threads_and_through_a_chain() {
+        if let Err(error) = std::process::Command::new("qemu-img").arg("--version").output() {
+            return testkit::report::skipped(&format!("qemu-img cannot be started: {error}"));
+        }
+        let holes = tempfile::NamedTempFile::new().unwrap();
+        holes.as_file().set_len(DISK_BYTES).unwrap();
+        for content in [Content::Full, Content::Chain] {
+            let image = Image { name: "image", content, cluster_bytes: 64 << 10, l2_cache: None };
+            let paths = image.make(holes.path()).unwrap();
+            let (path, backing) = paths.split_first().unwrap();
+            let format = Format::Qcow2 { backing, l2_cache: image.l2_cache };
+            let file = DiskFile { path, cache: CacheMode::Buffered, format };
+            let values = measure(2, 1, Some(file), Duration::from_millis(50)).unwrap();
+            assert!(values[&Metric::RequestsPerS] > 10.0, "{content:?}: {values:?}");
+        }
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Results as text: a few lines per row while it runs, and one table for documents. Pure functions.
+//! Results as text: a few lines per row while it runs, and tables for documents. Pure functions.
+
+mod images;
 
 use load::Spread;
 
@@ -50,9 +52,10 @@ pub(crate) fn row(row: &RowResult) -> String {
     text
 }
 
-const NAMES: [(Contender, &str); 12] = [
+const NAMES: [(Contender, &str); 13] = [
     (Contender::Ringloom, "ringloom"),
     (Contender::Qsd, "qsd"),
+    (Contender::Raw, "ringloom, raw"),
     (Contender::Host, "host"),
     (Contender::Ceiling, "client's ceiling"),
     (Contender::OneThread, "1 thread"),
@@ -65,13 +68,14 @@ const NAMES: [(Contender, &str); 12] = [
     (Contender::SaturatedBeside, "saturated, beside"),
 ];
 
-const METRICS: [Metric; 7] = [
+const METRICS: [Metric; 8] = [
     Metric::RequestsPerS,
     Metric::CpuNsPerRequest,
     Metric::SyscallsPerRequest,
     Metric::P50Us,
     Metric::P99Us,
     Metric::IdleCpuMs,
+    Metric::OpenMs,
     Metric::RssAnonMib,
 ];
 
@@ -86,6 +90,7 @@ fn part(row: &RowResult, contender: Contender, metric: Metric) -> Option<String>
         Metric::P99Us => format!("p99 {value:.1} µs"),
         Metric::IdleCpuMs => format!("{value:.1} ms CPU in 10 s"),
         Metric::RssAnonMib => format!("{value:.1} MiB"),
+        Metric::OpenMs => format!("open in {value:.1} ms"),
     })
 }
 
@@ -103,14 +108,17 @@ impl Ratio {
 
 fn ratios(row: &RowResult) -> Vec<Ratio> {
     use Contender::{
-        Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, SaturatedAlone,
+        Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Raw, Ringloom, SaturatedAlone,
         SaturatedBeside, TwoRings, TwoThreads,
     };
     let of = [
         ("ringloom / qsd", Ringloom, Qsd, Metric::RequestsPerS),
         ("ringloom / host", Ringloom, Host, Metric::RequestsPerS),
+        ("ringloom / raw", Ringloom, Raw, Metric::RequestsPerS),
+        ("CPU: ringloom / raw", Ringloom, Raw, Metric::CpuNsPerRequest),
         ("CPU: ringloom / qsd", Ringloom, Qsd, Metric::CpuNsPerRequest),
         ("p99: ringloom / qsd", Ringloom, Qsd, Metric::P99Us),
+        ("time to open: ringloom / qsd", Ringloom, Qsd, Metric::OpenMs),
         ("2 threads / 1 thread", TwoThreads, OneThread, Metric::RequestsPerS),
         ("2 rings / 1, one thread", TwoRings, OneThread, Metric::RequestsPerS),
         ("with the layer / without", Layered, OneThread, Metric::RequestsPerS),
@@ -125,13 +133,23 @@ fn ratios(row: &RowResult) -> Vec<Ratio> {
         .collect()
 }
 
-/// One line per row: the first ratios, and what a request costs.
+/// One line per row: the first ratios, and what a request costs. Rows of images have tables of their own.
 pub(crate) fn markdown(results: &Results) -> String {
+    let is_image = |row: &&RowResult| images::has(&row.name);
+    let (images, others): (Vec<_>, Vec<_>) = results.rows.iter().partition(is_image);
+    let tables = [table(&others), images::figures(&images), images::literature(&images)];
+    tables.into_iter().filter(|table| !table.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+fn table(rows: &[&RowResult]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
     let mut text = "| row | wanted | ringloom | qsd | host | ringloom / qsd | ringloom / host | \
                     CPU ns ringloom | CPU ns qsd | noise |\n\
                     | :--- | :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         .to_owned();
-    for row in &results.rows {
+    for row in rows {
         text.push_str(&markdown_row(row));
     }
     text

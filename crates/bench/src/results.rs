@@ -64,6 +64,8 @@ pub(crate) enum Contender {
     Ringloom,
     Qsd,
     Host,
+    /// Ringloom on a raw file, beside an image.
+    Raw,
     /// The polling client against itself.
     Ceiling,
     /// Self-refilling rings on one iothread.
@@ -95,6 +97,8 @@ pub(crate) enum Metric {
     P99Us,
     IdleCpuMs,
     RssAnonMib,
+    /// From the start of a process until its socket accepts.
+    OpenMs,
 }
 
 impl Metric {
@@ -107,7 +111,8 @@ impl Metric {
             | Self::P50Us
             | Self::P99Us
             | Self::IdleCpuMs
-            | Self::RssAnonMib => false,
+            | Self::RssAnonMib
+            | Self::OpenMs => false,
         }
     }
 }

@@ -2,6 +2,10 @@
 //!
 //! Invariants: a row's name says everything about it and is unique. Pure.
 
+pub(crate) mod qcow2;
+
+use crate::disks::DISK_BYTES;
+use crate::images::Image;
 use crate::refill::{Fairness, Layer};
 use load::{BlockBytes, Operation, Shape, Workload};
 
@@ -13,6 +17,31 @@ pub(crate) enum Disk {
     Null,
     Tmpfs,
     Work,
+    /// A raw file of holes on tmpfs.
+    Sparse {
+        bytes: u64,
+    },
+    /// A qcow2 image on tmpfs.
+    Image(Image),
+}
+
+impl Disk {
+    pub(crate) fn bytes(self) -> u64 {
+        match self {
+            Self::Null | Self::Tmpfs | Self::Work => DISK_BYTES,
+            Self::Sparse { bytes } => bytes,
+            Self::Image(image) => image.bytes(),
+        }
+    }
+
+    /// Whether it takes memory as it is written.
+    pub(crate) fn is_sparse(self) -> bool {
+        match self {
+            Self::Null | Self::Tmpfs | Self::Work => false,
+            Self::Sparse { .. } => true,
+            Self::Image(image) => image.is_sparse(),
+        }
+    }
 }
 
 /// How the client learns of completions.
@@ -70,6 +99,8 @@ pub(crate) enum Kind {
     Idle,
     /// Anonymous memory of a server after a load on 64 rings of 256.
     Memory,
+    /// Starting on an image.
+    Opening(Image),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -85,6 +116,8 @@ fn load_row(load: Load, wanted: &'static str) -> Row {
         Disk::Null => "null",
         Disk::Tmpfs => "tmpfs",
         Disk::Work => "work",
+        Disk::Sparse { .. } => "literature-raw",
+        Disk::Image(image) => image.name,
     };
     let client = match load.client {
         Client::Polling => "polling".to_owned(),
@@ -122,7 +155,7 @@ pub(crate) fn quick() -> Vec<Row> {
     let read = |disk, depth, client| load(disk, "randread", 4096, depth, 1, client);
     let tmpfs = |operation| load(Disk::Tmpfs, operation, 4096, 64, 1, Polling);
     let (poisson, work) = (Arrivals { per_second: 20_000 }, "0.95 × host, lowest 0.90");
-    vec![
+    let mut rows = vec![
         load_row(read(Disk::Null, 64, Polling), "5 × qsd, 300 ns of CPU"),
         load_row(read(Disk::Null, 1, Polling), "5 × qsd"),
         load_row(read(Disk::Null, 1, Sleeping), "2 × qsd"),
@@ -142,12 +175,15 @@ pub(crate) fn quick() -> Vec<Row> {
         fairness("fairness-tmpfs", Disk::Tmpfs, 1, 4096, "p99 at most 3 × alone"),
         special("idle", Kind::Idle, "20 ms of CPU in 10 s"),
         special("memory", Kind::Memory, "32 MiB"),
-    ]
+    ];
+    rows.extend(qcow2::quick());
+    rows
 }
 
 /// Every combination; those of `quick` come first.
 pub(crate) fn full() -> Vec<Row> {
     let mut rows = quick();
+    rows.extend(qcow2::literature_rows());
     rows.push(special("refill-tmpfs", Kind::Refill(Disk::Tmpfs), ""));
     for (disk, name) in [(Disk::Null, "null"), (Disk::Tmpfs, "tmpfs"), (Disk::Work, "work")] {
         rows.push(fairness(&format!("fairness-{name}-4"), disk, 4, 4096, ""));
@@ -206,8 +242,8 @@ mod tests {
     fn every_load_is_within_bounds() {
         for row in full() {
             if let Kind::Load(load) = row.kind {
-                load.workload(1 << 29);
-                load.host_workload(1 << 29);
+                load.workload(load.disk.bytes());
+                load.host_workload(DISK_BYTES);
             }
         }
     }
@@ -219,7 +255,7 @@ mod tests {
             chosen(full(), &names).map(|rows| rows.len())
         };
         assert_eq!(count(&["idle"]), Ok(1));
-        assert_eq!(count(&["refill-*", "memory"]), Ok(4));
+        assert_eq!(count(&["refill-*", "memory"]), Ok(5));
         assert!(count(&["idle", "nonsense"]).unwrap_err().contains("nonsense"));
     }
 }

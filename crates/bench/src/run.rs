@@ -5,20 +5,24 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use load::host::Method;
 
 use crate::args::Args;
 use crate::cpus::Cpus;
-use crate::disks::Disks;
+use crate::disks::{Disks, raw_of};
+use crate::images::Image;
 use crate::machine::{Machine, version};
 use crate::measure::{Counting, Values, serve};
 use crate::refill::{Company, Fairness, Layer};
-use crate::results::{Contender, Results, RowResult, Sample, Settings};
+use crate::results::{Contender, HostChoice, Results, RowResult, Sample, Settings};
 use crate::rows::{self, Client, Disk, Kind, Load, Row};
 use crate::server::Program;
 use crate::{compare, host, refill, render, special};
 
 /// Idle servers are quiet for seconds, and memory hardly varies: fewer repeats suffice.
 const SPECIAL_PAIRS_MAX: u32 = 2;
+/// What grows on a tmpfs takes memory: at 100 000 clusters of 64 KiB per second 3 GiB.
+const GROWING_TIME_MAX: Duration = Duration::from_millis(500);
 const CALLS_TIME_MAX: Duration = Duration::from_millis(200);
 
 /// Does what the command line says.
@@ -88,6 +92,13 @@ fn save(results: &Results, path: Option<&Path>) -> Result<()> {
     results.save(path)
 }
 
+/// A server of a row.
+struct Entrant {
+    contender: Contender,
+    program: Program,
+    disk: Disk,
+}
+
 struct Bench {
     cpus: Cpus,
     disks: Disks,
@@ -117,6 +128,7 @@ impl Bench {
             Kind::Layer(layer) => self.layer_row(layer, &mut result)?,
             Kind::SharedLayer(layer) => self.shared_layer_row(layer, &mut result)?,
             Kind::Fairness(fairness) => self.fairness_row(fairness, &mut result)?,
+            Kind::Opening(image) => self.opening_row(image, &mut result)?,
             Kind::Idle => {
                 let cpus = &self.cpus;
                 self.special_row(&mut result, |program| special::idle(program, cpus))?;
@@ -131,34 +143,81 @@ impl Bench {
 
     fn load_row(&mut self, load: &Load, result: &mut RowResult) -> Result<()> {
         self.disks.make(load.disk)?;
-        let Self { cpus, disks, programs, pairs, runtime } = self;
-        let arrives = matches!(load.client, Client::Arrivals { .. });
-        let host = match disks.file(load.disk) {
-            // Arrivals are about the cost of a server; a host has none.
-            Some(file) if !arrives => Some((file, host::best(file, load, *runtime)?)),
-            Some(_) | None => None,
-        };
-        if !arrives && load.client == Client::Polling {
-            add(result, 0, Contender::Ceiling, special::ceiling(load, *runtime)?);
+        let host = self.choose_host(load)?;
+        if load.client == Client::Polling {
+            add(result, 0, Contender::Ceiling, special::ceiling(load, self.runtime)?);
         }
-        for pair in 0..*pairs {
-            // Who is first changes, so that neither always follows the other.
-            let order = if pair % 2 == 0 { [0, 1] } else { [1, 0] };
-            for (contender, program) in order.map(|place| &programs[place]) {
-                let values = serve(program, load, disks, cpus, *runtime, Counting::CpuTime)?;
-                add(result, pair, *contender, values);
+        let mut entrants = self.entrants(load.disk);
+        for pair in 0..self.pairs {
+            for entrant in &entrants {
+                let values = self.serve(entrant, load, self.runtime, Counting::CpuTime)?;
+                add(result, pair, entrant.contender, values);
             }
-            if let Some((file, (method, _))) = &host {
-                let values = host::measure(*file, *method, load, *runtime)?;
+            if let (Some((method, _)), Some(file)) = (&host, self.disks.file(load.disk)) {
+                let values = host::measure(file, *method, load, self.runtime)?;
                 add(result, pair, Contender::Host, values);
             }
+            // Who is first changes, so that neither always follows the other.
+            entrants.reverse();
         }
-        for (contender, program) in programs.iter() {
-            let short = (*runtime).min(CALLS_TIME_MAX);
-            let values = serve(program, load, disks, cpus, short, Counting::SystemCalls)?;
-            add(result, *pairs, *contender, values);
+        let short = self.runtime.min(CALLS_TIME_MAX);
+        for entrant in &entrants {
+            let values = self.serve(entrant, load, short, Counting::SystemCalls)?;
+            add(result, self.pairs, entrant.contender, values);
         }
-        result.host = host.map(|(_, (_, choice))| choice);
+        result.host = host.map(|(_, choice)| choice);
+        Ok(())
+    }
+
+    /// How the bare host does the same, where it is compared with.
+    fn choose_host(&self, load: &Load) -> Result<Option<(Method, HostChoice)>> {
+        // Arrivals are about the cost of a server; a host has none. Images are compared with raw files.
+        let is_comparable = matches!(load.disk, Disk::Tmpfs | Disk::Work)
+            && !matches!(load.client, Client::Arrivals { .. });
+        let file = self.disks.file(load.disk).filter(|_| is_comparable);
+        file.map(|file| host::best(file, load, self.runtime)).transpose()
+    }
+
+    /// Who serves a disk: the programs, and ringloom on a raw file beside an image.
+    fn entrants(&self, disk: Disk) -> Vec<Entrant> {
+        let [ringloom, qsd] = self.programs.clone();
+        let of = |(contender, program), disk| Entrant { contender, program, disk };
+        let raw = match disk {
+            Disk::Image(image) => Some(raw_of(image)),
+            Disk::Null | Disk::Tmpfs | Disk::Work | Disk::Sparse { .. } => None,
+        };
+        let raw = raw.map(|raw| of((Contender::Raw, ringloom.1.clone()), raw));
+        let both = [of(ringloom, disk), of(qsd, disk)];
+        both.into_iter().chain(raw).collect()
+    }
+
+    fn serve(
+        &mut self,
+        entrant: &Entrant,
+        load: &Load,
+        runtime: Duration,
+        counting: Counting,
+    ) -> Result<Values> {
+        let disk = entrant.disk;
+        let mut runtime = runtime;
+        if disk.is_sparse() && load.operation.writes() {
+            self.disks.renew(disk)?;
+            runtime = runtime.min(GROWING_TIME_MAX);
+        }
+        let file = self.disks.file(disk);
+        serve(&entrant.program, load, file, &self.cpus, runtime, counting)
+    }
+
+    fn opening_row(&mut self, image: Image, result: &mut RowResult) -> Result<()> {
+        self.disks.make(Disk::Image(image))?;
+        let file = self.disks.file(Disk::Image(image));
+        let mut order: Vec<_> = self.programs.iter().collect();
+        for pair in 0..self.pairs {
+            for (contender, program) in &order {
+                add(result, pair, *contender, special::opening(program, file, &self.cpus)?);
+            }
+            order.reverse();
+        }
         Ok(())
     }
 

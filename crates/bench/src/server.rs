@@ -4,6 +4,7 @@
 //! stopping waits for its end.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -17,11 +18,13 @@ use tempfile::TempDir;
 
 use crate::clock;
 use crate::cpus::Cpus;
-use crate::disks::{DISK_BYTES, DiskFile};
+use crate::disks::{DISK_BYTES, DiskFile, Format};
 
 const START_LIMIT: Duration = Duration::from_secs(20);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(2);
+/// Where waiting is what is measured.
+const POLL_OFTEN: Duration = Duration::from_micros(100);
 
 /// Which program serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +54,11 @@ pub(crate) struct Server {
 impl Program {
     fn command(&self) -> Command {
         match self {
+            // Under that name there are no subcommands. That program in ringloom's place shows how far
+            // apart two that are equal come out.
+            Self::Ringloom(path) if path.file_name() == Some("qemu-storage-daemon".as_ref()) => {
+                Command::new(path)
+            }
             Self::Ringloom(path) => {
                 let mut command = Command::new(path);
                 command.arg("serve");
@@ -70,7 +78,9 @@ impl Program {
             arguments.extend(["--object".to_owned(), format!("iothread,id=t{thread}")]);
         }
         for export in 0..service.exports {
-            arguments.extend(["--blockdev".to_owned(), self.blockdev(service.file, export)]);
+            for node in self.blockdevs(service.file, export) {
+                arguments.extend(["--blockdev".to_owned(), node]);
+            }
             let socket = directory.join(export.to_string());
             let mut option = format!(
                 "type=vhost-user-blk,id=e{export},node-name=d{export},addr.type=unix,\
@@ -87,11 +97,39 @@ impl Program {
         arguments
     }
 
-    fn blockdev(&self, file: Option<DiskFile<'_>>, export: u16) -> String {
-        let Some(DiskFile { path, cache }) = file else {
-            return format!("driver=null-co,node-name=d{export},size={DISK_BYTES},read-zeroes=off");
+    /// The nodes of an export; the last is called `d` and its number.
+    fn blockdevs(&self, file: Option<DiskFile<'_>>, export: u16) -> Vec<String> {
+        let name = format!("d{export}");
+        let Some(DiskFile { path, cache, format }) = file else {
+            return vec![format!(
+                "driver=null-co,node-name={name},size={DISK_BYTES},read-zeroes=off"
+            )];
         };
-        let mut option = format!("driver=file,node-name=d{export},filename={}", path.display());
+        let Format::Qcow2 { backing, l2_cache } = format else {
+            return vec![self.protocol(&name, path, cache)];
+        };
+        let mut nodes = Vec::new();
+        let mut below: Option<String> = None;
+        let images = backing.iter().enumerate().map(|(place, path)| (place + 1, &**path));
+        for (place, path) in images.rev().chain([(0, path)]) {
+            let (file, disk) = match place {
+                0 => (format!("f{export}"), name.clone()),
+                _ => (format!("f{export}-{place}"), format!("b{export}-{place}")),
+            };
+            let access = if place == 0 { "" } else { ",read-only=on" };
+            nodes.push(self.protocol(&file, path, cache) + access);
+            let mut image = format!("driver=qcow2,node-name={disk},file={file}{access}");
+            image.extend(l2_cache.map(|bytes| format!(",l2-cache-size={bytes}")));
+            image.extend(below.take().map(|below| format!(",backing={below}")));
+            nodes.push(image);
+            below = Some(disk);
+        }
+        nodes
+    }
+
+    /// The node with the bytes of a file.
+    fn protocol(&self, name: &str, path: &Path, cache: CacheMode) -> String {
+        let mut option = format!("driver=file,node-name={name},filename={}", path.display());
         if cache == CacheMode::Direct {
             option.push_str(",cache.direct=on");
             // Its default is a pool of threads, which is slower on real disks. On a tmpfs it is
@@ -138,6 +176,20 @@ impl Server {
             }
             clock::pause(POLL);
         }
+    }
+
+    /// Waits until an export's socket takes a connection, which is closed at once.
+    pub(crate) fn wait_until_it_accepts(&mut self, export: u16) -> Result<()> {
+        let socket = self.directory.path().join(export.to_string());
+        let deadline = clock::now() + START_LIMIT;
+        while let Err(refused) = UnixStream::connect(&socket) {
+            self.check_alive()?;
+            if clock::now() > deadline {
+                return Err(refused).with_context(|| format!("its log: {}", self.log()));
+            }
+            clock::pause(POLL_OFTEN);
+        }
+        Ok(())
     }
 
     fn check_alive(&mut self) -> Result<()> {
@@ -215,8 +267,25 @@ mod tests {
     }
 
     #[test]
+    fn an_image_stands_on_the_nodes_of_its_chain() {
+        let below = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let backing = std::slice::from_ref(&below);
+        let format = Format::Qcow2 { backing, l2_cache: Some(1 << 20) };
+        let file = DiskFile { path: Path::new("/d"), cache: CacheMode::Buffered, format };
+        let line = line(&Program::Qsd("qemu-storage-daemon".into()), Some(file));
+        let nodes = format!(
+            "--blockdev driver=file,node-name=f0-1,filename={},read-only=on \
+             --blockdev driver=qcow2,node-name=b0-1,file=f0-1,read-only=on,l2-cache-size=1048576 \
+             --blockdev driver=file,node-name=f0,filename=/d \
+             --blockdev driver=qcow2,node-name=d0,file=f0,l2-cache-size=1048576,backing=b0-1 ",
+            below.display()
+        );
+        assert!(line.contains(&nodes), "{line}");
+    }
+
+    #[test]
     fn direct_files_use_io_uring_in_both() {
-        let file = DiskFile { path: Path::new("/d"), cache: CacheMode::Direct };
+        let file = DiskFile::raw(Path::new("/d"), CacheMode::Direct);
         let qsd = line(&Program::Qsd("q".into()), Some(file));
         assert!(qsd.contains("filename=/d,cache.direct=on,aio=io_uring "), "{qsd}");
         let ringloom = line(&Program::Ringloom("r".into()), Some(file));

@@ -8,7 +8,7 @@ use load::loopback;
 use crate::clock;
 use crate::counters::{anonymous_kib, cpu_ns};
 use crate::cpus::Cpus;
-use crate::disks::DISK_BYTES;
+use crate::disks::{DISK_BYTES, DiskFile};
 use crate::measure::{Values, as_f64, timing, values_of};
 use crate::results::Metric;
 use crate::rows::{Client, Disk, Load};
@@ -64,6 +64,27 @@ pub(crate) fn memory(program: &Program, cpus: &Cpus, runtime: Duration) -> Resul
     drop(idle);
     server.stop()?;
     Ok(Values::from([(Metric::RssAnonMib, as_f64(memory) / 1024.0)]))
+}
+
+/// How long a server takes until it serves a file, and its anonymous memory when a client has come.
+pub(crate) fn opening(
+    program: &Program,
+    file: Option<DiskFile<'_>>,
+    cpus: &Cpus,
+) -> Result<Values> {
+    let service = Service { file, exports: 1, queues: 1, iothreads: 1 };
+    let start = clock::now();
+    let mut server = program.start(&service, cpus)?;
+    server.wait_until_it_accepts(0)?;
+    let elapsed = start.elapsed();
+    let connection = server.connect(0, &load(1, 1).workload(DISK_BYTES))?;
+    let memory = anonymous_kib(server.pid()).context("read the server's RssAnon")?;
+    drop(connection);
+    server.stop()?;
+    Ok(Values::from([
+        (Metric::OpenMs, elapsed.as_secs_f64() * 1e3),
+        (Metric::RssAnonMib, as_f64(memory) / 1024.0),
+    ]))
 }
 
 /// The polling client against a device in its own thread.

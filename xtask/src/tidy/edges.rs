@@ -30,7 +30,17 @@ const TABLE: &[Row] = &[
     row("cli", &["daemon", "tuner"], &[]),
     row(
         "bench",
-        &["block", "disk", "iothread", "kernel_io", "layers", "load", "request_path", "virtio"],
+        &[
+            "block",
+            "disk",
+            "iothread",
+            "kernel_io",
+            "layers",
+            "load",
+            "qcow2",
+            "request_path",
+            "virtio",
+        ],
         &[],
     ),
     row(

@@ -13,9 +13,12 @@ fn ringloom() -> PathBuf {
 }
 
 fn missing() -> Option<String> {
-    let programs = [ringloom(), PathBuf::from("qemu-storage-daemon")];
-    programs.into_iter().find_map(|program| {
-        let started = Command::new(&program).arg("--version").output();
+    first_missing(&[&ringloom(), Path::new("qemu-storage-daemon")])
+}
+
+fn first_missing(programs: &[&Path]) -> Option<String> {
+    programs.iter().find_map(|program| {
+        let started = Command::new(program).arg("--version").output();
         started.err().map(|error| format!("{} cannot be started: {error}", program.display()))
     })
 }
@@ -64,6 +67,21 @@ fn files_are_compared_with_the_bare_host() {
     let rows = "tmpfs-randread-4k-d16-r1-polling,work-randwrite-512-d16-r1-polling";
     let text = bench(&["--rows", rows, "--pairs", "1", "--seconds", "0.05"]);
     assert_eq!(text.matches("ringloom / host   ").count(), 2, "{text}");
+}
+
+#[test]
+fn images_are_compared_with_raw_and_with_the_peer() {
+    let missing = missing().or_else(|| first_missing(&["qemu-img", "qemu-io"].map(Path::new)));
+    if let Some(reason) = missing {
+        return skipped(&reason);
+    }
+    let rows = "qcow2-randread-4k-d64-r1-polling,qcow2-chain4-*,qcow2-new-randwrite-4k-d64-r1-*,\
+                literature-2m-*";
+    let text = bench(&["--rows", rows, "--pairs", "1", "--seconds", "0.05"]);
+    // Not their ratios: on a busy machine a short sample may have nothing in it.
+    assert_eq!(text.matches("\n  ringloom, raw ").count(), 5, "{text}");
+    assert_eq!(text.matches("\n  qsd ").count(), 5, "{text}");
+    assert!(text.contains("| 2m | "), "{text}");
 }
 
 #[test]
