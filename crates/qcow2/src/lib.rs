@@ -13,6 +13,8 @@
 #![forbid(unsafe_code)]
 
 mod claims;
+#[cfg_attr(not(test), expect(dead_code, reason = "reads of compressed clusters come next"))]
+mod compressed;
 mod core;
 mod epoch;
 mod header;
