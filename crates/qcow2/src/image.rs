@@ -28,6 +28,8 @@ use crate::task::Turns;
 /// Where fields are in the header.
 const AUTOCLEAR_AT: usize = 88;
 const TABLE_AT: usize = 48;
+/// The autoclear bit that says that the bitmaps are consistent.
+const BITMAPS: u64 = 1;
 
 /// The autoclear bit that says that the data file is the disk by itself.
 const RAW_EXTERNAL: u64 = 2;
@@ -307,6 +309,9 @@ impl Image {
         // That a data file is the disk by itself stays true.
         let kept = if self.is_raw_external { RAW_EXTERNAL } else { 0 };
         self.change_header(storage, |header| {
+            // Bitmaps that would have to reflect changes are in use, so the rest is consistent.
+            let bitmaps = u64::from(header[AUTOCLEAR_AT + 7]) & BITMAPS;
+            let kept = kept | bitmaps;
             header[AUTOCLEAR_AT..AUTOCLEAR_AT + 8].copy_from_slice(&kept.to_be_bytes());
         })
         .await?;

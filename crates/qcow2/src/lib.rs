@@ -12,8 +12,12 @@
 
 #![forbid(unsafe_code)]
 
+mod bitmaps;
 mod claims;
-#[cfg_attr(not(test), expect(dead_code, reason = "reads of compressed clusters come next"))]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "clusters are decoded once reads of them are served")
+)]
 mod compressed;
 mod core;
 mod epoch;
@@ -23,14 +27,18 @@ mod lane;
 mod node;
 mod open;
 mod refcount;
+mod repair;
 mod serve;
 mod shape;
 mod slice;
+mod snapshots;
 mod space;
 mod storage;
+mod tables;
 mod task;
 
 pub use header::{Features, Header, HeaderError};
 pub use node::{Children, Qcow2Node, Settings};
-pub use open::{OpenError, read_header};
+pub use open::{OpenError, make_writable, read_header};
 pub use space::Discards;
+pub use tables::Damage;

@@ -22,7 +22,7 @@ use crate::core::{Backing, Core, Data, DataKind};
 use crate::header::Header;
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
-use crate::open::{Control, OpenError, read_header};
+use crate::open::{Control, OpenError, make_writable, read_header};
 use crate::shape::SLICE_BYTES_MAX;
 use crate::space::Discards;
 use crate::storage::Storage;
@@ -91,18 +91,12 @@ impl Qcow2Node {
     ) -> Result<Self, OpenError> {
         let header = read_header(&children.file.node(), &runner)?;
         let features = header.features;
-        let refused = |feature| OpenError::Unsupported { node: name.to_owned(), feature };
         if features.external_data != children.data_file.is_some() {
             let (node, has_data_file) = (name.to_owned(), features.external_data);
             return Err(OpenError::DataFile { node, has_data_file });
         }
-        if settings.access == Access::ReadWrite {
-            if features.corrupt {
-                return Err(OpenError::Corrupt { node: name.to_owned() });
-            }
-            if features.dirty {
-                return Err(refused("refcounts that have to be repaired (dirty bit)"));
-            }
+        if settings.access == Access::ReadWrite && features.corrupt {
+            return Err(OpenError::Corrupt { node: name.to_owned() });
         }
         let (name, state) = (name.to_owned(), Mutex::default());
         let shared = Shared { name, children, settings, runner, header, state };
@@ -123,7 +117,10 @@ impl Shared {
     /// Loads the image, whose files are claimed.
     fn load(&self) -> Result<Image, OpenError> {
         let file = self.children.file.node();
-        let header = read_header(&file, &self.runner)?;
+        let header = match self.settings.access {
+            Access::ReadOnly => read_header(&file, &self.runner)?,
+            Access::ReadWrite => make_writable(&file, &self.runner)?,
+        };
         if (header.size, header.cluster_bits) != (self.header.size, self.header.cluster_bits) {
             return Err(OpenError::Changed { node: self.name.clone() });
         }

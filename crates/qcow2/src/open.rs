@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use block::{Clock, ErrandRunner, FailKind, LaneError, LaneIo, Node, SystemClock};
 
+use crate::bitmaps::mark_in_use;
 use crate::header::{Header, HeaderError};
+use crate::repair::{Repaired, repair};
 use crate::storage::Storage;
+use crate::tables::{Damage, Tables};
 use crate::task::block_on;
 
 /// The longest pause before a child that holds a request is asked again.
@@ -32,14 +35,6 @@ pub enum OpenError {
         /// What a guest would be told.
         kind: FailKind,
     },
-    /// It has something that is not supported.
-    #[error("node {node}: the image has {feature}, which is not supported")]
-    Unsupported {
-        /// The node-name.
-        node: String,
-        /// What.
-        feature: &'static str,
-    },
     /// It is known to be damaged, so it is not written.
     #[error(
         "node {node}: the image is marked corrupt; it can be opened read-only, or repaired with qemu-img check -r all"
@@ -59,6 +54,14 @@ pub enum OpenError {
         node: String,
         /// Whether the image has one.
         has_data_file: bool,
+    },
+    /// Its metadata is damaged, so it is not written.
+    #[error("node {node}: the image cannot be written")]
+    Damaged {
+        /// The node-name.
+        node: String,
+        /// What is wrong with it.
+        source: Damage,
     },
     /// It is another image than when the node was made.
     #[error("node {node}: the image was replaced or resized since it was opened")]
@@ -94,6 +97,36 @@ pub fn read_header(
     let start = read(512)?;
     let cluster = read(Header::bytes_needed(&start).map_err(wrong)?)?;
     Header::parse(&cluster).map_err(wrong)
+}
+
+/// Makes an image fit for being written, and reads its header: refcounts that its last writer has left
+/// wrong are made anew, and no bitmap passes for valid that will miss what is written. Blocks. The node is
+/// claimed, and nobody else uses it; what is damaged in another way is refused and left as it is.
+pub fn make_writable(
+    file: &Arc<dyn Node>,
+    runner: &Arc<dyn ErrandRunner>,
+) -> Result<Header, OpenError> {
+    let mut header = read_header(file, runner)?;
+    let node = || file.name().to_owned();
+    if header.features.corrupt {
+        return Err(OpenError::Corrupt { node: node() });
+    }
+    let control = Control::new(runner);
+    let storage = control.open(file)?;
+    let damaged = |source| OpenError::Damaged { node: node(), source };
+    if header.features.dirty {
+        let repaired = control.run(&[&storage], repair(&header, &storage, file.size().0.0));
+        let Repaired { blocks, tables } = repaired.map_err(damaged)?;
+        tracing::info!(
+            "node {}: the image was not closed; its refcounts are right again ({blocks} blocks \
+             and {tables} tables changed)",
+            file.name()
+        );
+        header = read_header(file, runner)?;
+    }
+    let tables = Tables::new(&header, &storage, file.size().0.0);
+    control.run(&[&storage], mark_in_use(&tables)).map_err(damaged)?;
+    Ok(header)
 }
 
 /// How a thread that owns no ring uses lanes: it carries their errands out itself.

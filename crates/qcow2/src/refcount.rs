@@ -46,7 +46,7 @@ pub(crate) struct Refcounts {
 
 /// A refcount block.
 #[derive(Debug)]
-struct Block {
+pub(crate) struct Block {
     bytes: Vec<u8>,
     /// What is not yet in the file.
     changed: Option<Range<usize>>,
@@ -431,6 +431,15 @@ impl Refcounts {
 }
 
 impl Block {
+    /// One that counts nothing.
+    pub(crate) fn zeroed(bytes: usize) -> Self {
+        Self { bytes: vec![0; bytes], changed: None }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     fn get(&self, order: u32, index: u64) -> u64 {
         let index = usize::try_from(index).expect("a block has at most 2^24 refcounts");
         match order {
@@ -448,7 +457,7 @@ impl Block {
         }
     }
 
-    fn set(&mut self, order: u32, index: u64, value: u64) {
+    pub(crate) fn set(&mut self, order: u32, index: u64, value: u64) {
         let index = usize::try_from(index).expect("a block has at most 2^24 refcounts");
         let place = match order {
             0..=2 => {

@@ -1,3 +1,5 @@
+//! Clusters that were compressed, damaged or cut off.
+
 use super::*;
 
 use flate2::{Compress, Compression, FlushCompress};

@@ -35,6 +35,14 @@ pub(crate) fn succeeds(directory: &Path, line: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// What `qemu-img check` finds wrong, leaks included; empty if nothing.
+pub(crate) fn wrong(directory: &Path, image: &str) -> Result<String> {
+    let output = run(directory, &["qemu-img", "check", "-f", "qcow2", image])?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    Ok(if output.status.success() { String::new() } else { said })
+}
+
 /// For each image whether `qemu-io` opens it, for reading and without its backing file.
 pub(crate) fn opens(directory: &Path, images: &[String]) -> Result<Vec<bool>> {
     let mut commands = String::new();

@@ -1,0 +1,336 @@
+//! Refcounts of an image whose last writer did not get to write them (the dirty bit) are made anew.
+//!
+//! Where it stands: on a control thread, after the image was locked and before it is written; nothing
+//! else uses it. The specification is `docs/interop/qcow2.rst`, "Host cluster management" and
+//! `incompatible_features`, bit 0.
+//!
+//! Invariants: everything that refers to clusters is walked through before the first write. What no
+//! crash leaves behind (a table outside the file, one cluster with two meanings) is refused and nothing
+//! is changed. The dirty bit goes last, when all else is durable, and in one sector with the place of
+//! the refcount table: until then another repair finds what this one has found.
+//! Limits: [`TABLE_BYTES_MAX`] of tables are read, those of each kind by a pass over the file and not by a
+//! pass for each snapshot; counts take [`BYTES_MAX`] of memory, twice.
+//! Not here: data that is lost, and refcounts of images that claim to be clean: `qemu-img check`.
+
+mod counts;
+mod write;
+
+use block::FailKind;
+
+use crate::bitmaps;
+use crate::compressed;
+use crate::header::{Header, OFFSET_END};
+use crate::shape::{COPIED, Cluster, Entry, OFFSET, Shape, Words};
+use crate::snapshots;
+use crate::storage::Storage;
+use crate::tables::{Damage, Tables, number, words, wrong};
+
+use counts::{BYTES_MAX, Counts};
+use write::Target;
+
+/// How much of a table is in memory at a time.
+const STEP: u64 = 1 << 20;
+
+/// The largest refcount table, as in QEMU: 8 MiB.
+const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
+
+/// Bits of an L1 entry that are reserved.
+const L1_RESERVED: u64 = !(COPIED | OFFSET);
+
+/// Bits of an entry of a bitmap table that are reserved, and the one that says "all ones".
+const BITMAP_RESERVED: u64 = 0xff00_0000_0000_01fe;
+
+/// What a repair has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Repaired {
+    /// Refcount blocks that were wrong or missing.
+    pub(crate) blocks: u64,
+    /// L1 and L2 tables with wrong flags.
+    pub(crate) tables: u64,
+}
+
+/// Makes the refcounts anew, and the flags that depend on them, and clears the dirty bit. The header has
+/// to be read again.
+pub(crate) async fn repair(
+    header: &Header,
+    storage: &Storage,
+    file_bytes: u64,
+) -> Result<Repaired, Damage> {
+    let tables = Tables::new(header, storage, file_bytes);
+    let mut walk = Walk::new(&tables);
+    walk.count().await?;
+    walk.check_metadata()?;
+    let target = walk.make_room()?;
+    walk.write(&target).await
+}
+
+/// A walk through an image.
+#[derive(Debug)]
+struct Walk<'a> {
+    tables: &'a Tables<'a>,
+    shape: Shape,
+    counts: Counts,
+    /// How many L1 entries name each L2 table.
+    l2: Counts,
+    /// What has a cluster for itself: what it is, its first cluster and the one behind its last.
+    metadata: Vec<(&'static str, u64, u64)>,
+    refcount_table: Vec<u64>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(tables: &'a Tables<'a>) -> Self {
+        let bits = tables.header.cluster_bits;
+        Self {
+            tables,
+            shape: Shape::new(tables.header),
+            counts: Counts::new(bits, BYTES_MAX),
+            l2: Counts::new(bits, BYTES_MAX),
+            metadata: Vec::new(),
+            refcount_table: Vec::new(),
+        }
+    }
+
+    /// Counts all references there are.
+    async fn count(&mut self) -> Result<(), Damage> {
+        let header = self.tables.header;
+        self.note("the header", 0, header.header_bytes.into())?;
+        let l1 = (header.l1_offset, u64::from(header.l1_entries));
+        self.note("the L1 table", l1.0, l1.1 * 8)?;
+        self.count_l1(l1.0, l1.1).await?;
+        let snapshots = snapshots::read(self.tables).await?;
+        self.note("the snapshot table", header.snapshots_offset, snapshots.table_bytes)?;
+        for snapshot in &snapshots.snapshots {
+            let (offset, entries) = (snapshot.l1_offset, snapshot.l1_entries);
+            self.note("the L1 table of a snapshot", offset, entries * 8)?;
+            self.count_l1(offset, entries).await?;
+        }
+        self.count_refcounts().await?;
+        self.count_bitmaps().await?;
+        self.count_l2().await
+    }
+
+    /// Counts something that has its clusters for itself.
+    fn note(&mut self, what: &'static str, offset: u64, bytes: u64) -> Result<(), Damage> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.tables.check_place(what, offset, bytes)?;
+        let cluster_bytes = self.tables.cluster_bytes();
+        let first = offset / cluster_bytes;
+        let end = first + bytes.div_ceil(cluster_bytes);
+        (first..end).try_for_each(|cluster| self.counts.add(cluster, 1))?;
+        self.metadata.push((what, first, end));
+        Ok(())
+    }
+
+    async fn count_l1(&mut self, offset: u64, entries: u64) -> Result<(), Damage> {
+        let end = offset + entries * 8;
+        let mut at = offset;
+        while at < end {
+            let count = STEP.min(end - at);
+            let memory = self.tables.read("an L1 table", at, count).await?;
+            for word in words(&memory) {
+                if word & L1_RESERVED != 0 {
+                    return Err(wrong("an entry of the L1 table", at, "has reserved bits"));
+                }
+                let table = word & OFFSET;
+                if table != 0 {
+                    self.tables.check_place("an L2 table", table, self.tables.cluster_bytes())?;
+                    self.l2.add(table >> self.tables.header.cluster_bits, 1)?;
+                }
+            }
+            at += count;
+        }
+        Ok(())
+    }
+
+    async fn count_refcounts(&mut self) -> Result<(), Damage> {
+        let header = self.tables.header;
+        let offset = header.refcount_table_offset;
+        let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
+        self.note("the refcount table", offset, bytes)?;
+        let memory = self.tables.read("the refcount table", offset, bytes).await?;
+        self.refcount_table = words(&memory).collect();
+        for place in 0..self.refcount_table.len() {
+            let block = self.refcount_table[place];
+            if block != 0 {
+                self.note("a refcount block", block, self.tables.cluster_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn count_bitmaps(&mut self) -> Result<(), Damage> {
+        let Some(extension) = self.tables.header.bitmaps else { return Ok(()) };
+        let bitmaps = bitmaps::read(self.tables).await?;
+        let (offset, bytes) = (extension.directory_offset, extension.directory_bytes);
+        self.note("the bitmap directory", offset, bytes)?;
+        for bitmap in &bitmaps {
+            let (mut at, bytes) = (bitmap.table_offset, bitmap.table_entries * 8);
+            self.note("a bitmap table", at, bytes)?;
+            let end = at + bytes;
+            while at < end {
+                let count = STEP.min(end - at);
+                let memory = self.tables.read("a bitmap table", at, count).await?;
+                words(&memory).try_for_each(|word| self.count_bitmap_entry(word, at))?;
+                at += count;
+            }
+        }
+        Ok(())
+    }
+
+    fn count_bitmap_entry(&mut self, word: u64, at: u64) -> Result<(), Damage> {
+        let offset = word & OFFSET;
+        if word & BITMAP_RESERVED != 0 || (offset != 0 && word & 1 != 0) {
+            return Err(wrong("an entry of the bitmap table", at, "has reserved bits"));
+        }
+        if offset == 0 {
+            return Ok(());
+        }
+        self.tables.check_place("a cluster of a bitmap", offset, self.tables.cluster_bytes())?;
+        self.counts.add(offset >> self.tables.header.cluster_bits, 1)
+    }
+
+    /// Counts the L2 tables and what they name: each is read once, however many snapshots have it.
+    async fn count_l2(&mut self) -> Result<(), Damage> {
+        let bits = self.tables.header.cluster_bits;
+        // Of a hostile image most are holes.
+        let empty = vec![0; usize::try_from(1_u64 << bits).expect("at most 2 MiB")];
+        let l2 = std::mem::replace(&mut self.l2, Counts::new(bits, 0));
+        for (cluster, times) in l2.used() {
+            self.counts.add(cluster, times)?;
+            let offset = cluster << bits;
+            let memory =
+                self.tables.read("an L2 table", offset, self.tables.cluster_bytes()).await?;
+            if *memory == *empty {
+                continue;
+            }
+            for (words, at) in self.entries(&memory).zip(0_u64..) {
+                let entry_at = offset + at * self.tables.header.l2_entry_bytes();
+                self.count_entry(words, times, entry_at)?;
+            }
+        }
+        self.l2 = l2;
+        Ok(())
+    }
+
+    /// The entries of an L2 table.
+    fn entries<'b>(&self, table: &'b [u8]) -> impl Iterator<Item = Words> + use<'b> {
+        let has_bitmaps = self.shape.has_subclusters();
+        let entry_bytes = self.shape.entry_words() * 8;
+        table.chunks_exact(entry_bytes).map(move |entry| Words {
+            word: number::<8>(entry, 0),
+            bitmap: if has_bitmaps { number::<8>(entry, 8) } else { 0 },
+        })
+    }
+
+    fn count_entry(&mut self, words: Words, times: u16, at: u64) -> Result<(), Damage> {
+        if words == Words::default() {
+            return Ok(());
+        }
+        let (header, cluster_bytes) = (self.tables.header, self.tables.cluster_bytes());
+        let what = "the L2 entry";
+        let bad = |_bad| wrong(what, at, "has reserved bits");
+        match self.shape.read(words).map_err(bad)? {
+            Entry::Cluster(Cluster { place: None, .. }) => Ok(()),
+            Entry::Cluster(Cluster { place: Some(place), .. }) => {
+                if header.features.external_data {
+                    return Ok(());
+                }
+                if self.tables.check_place(what, place.host, cluster_bytes).is_err() {
+                    return Err(wrong(what, at, "names a cluster outside the file"));
+                }
+                self.counts.add(place.host / cluster_bytes, times)
+            }
+            Entry::Compressed { descriptor } => {
+                let outside = wrong(what, at, "names compressed data outside the file");
+                let place = compressed::place(descriptor, header.cluster_bits);
+                let place = place.map_err(|_reserved| outside.clone())?;
+                let file_end = self.tables.file_bytes.next_multiple_of(cluster_bytes);
+                if place.end > file_end || header.features.external_data {
+                    return Err(outside);
+                }
+                let clusters = place.start / cluster_bytes..place.end.div_ceil(cluster_bytes);
+                let mut clusters = clusters;
+                clusters.try_for_each(|cluster| self.counts.add(cluster, times))
+            }
+        }
+    }
+
+    /// Proves that no cluster of metadata is anything else.
+    fn check_metadata(&self) -> Result<(), Damage> {
+        let bits = self.tables.header.cluster_bits;
+        let problem = "is in a cluster that is something else too";
+        for (what, first, end) in &self.metadata {
+            if let Some(cluster) = (*first..*end).find(|cluster| self.counts.get(*cluster) != 1) {
+                return Err(wrong(what, cluster << bits, problem));
+            }
+        }
+        let shared = self.l2.used().find(|(cluster, times)| self.counts.get(*cluster) != *times);
+        shared.map_or(Ok(()), |(cluster, _)| Err(wrong("an L2 table", cluster << bits, problem)))
+    }
+
+    /// Finds free clusters for refcount blocks that are missing, and for a larger table if need be.
+    fn make_room(&mut self) -> Result<Target, Damage> {
+        let bits = self.tables.header.cluster_bits;
+        let mut table = self.refcount_table.clone();
+        let mut moved: Option<(u64, u64)> = None;
+        loop {
+            let is_there = |number: &u64| {
+                let place = usize::try_from(*number).ok();
+                place.and_then(|place| table.get(place)).is_some_and(|block| *block != 0)
+            };
+            let mut missing: Vec<u64> = Vec::new();
+            for (cluster, _) in self.counts.used() {
+                let number = cluster / self.per_block();
+                if missing.last() != Some(&number) && !is_there(&number) {
+                    missing.push(number);
+                }
+            }
+            if missing.is_empty() {
+                break;
+            }
+            let entries = missing.iter().max().expect("there is one") + 1;
+            if entries * 8 > REFCOUNT_TABLE_BYTES_MAX {
+                let bound = REFCOUNT_TABLE_BYTES_MAX;
+                return Err(Damage::TooMuch { what: "the refcounts", bound });
+            }
+            let entries = usize::try_from(entries).expect("at most a million");
+            table.resize(table.len().max(entries), 0);
+            for number in missing {
+                let place = usize::try_from(number).expect("an entry of the table");
+                table[place] = self.allocate(1)? << bits;
+            }
+            let clusters = (table.len() as u64 * 8).div_ceil(self.tables.cluster_bytes());
+            let there = moved.map_or(self.tables.header.refcount_table_clusters.into(), |it| it.1);
+            if clusters > there {
+                if let Some((first, count)) = moved {
+                    (first..first + count).for_each(|cluster| self.counts.forget(cluster));
+                }
+                moved = Some((self.allocate(clusters)?, clusters));
+            }
+        }
+        if let Some((_, clusters)) = moved {
+            let old = self.tables.header.refcount_table_offset >> bits;
+            let count = u64::from(self.tables.header.refcount_table_clusters);
+            (old..old + count).for_each(|cluster| self.counts.forget(cluster));
+            let bytes = usize::try_from(clusters << bits).expect("at most 8 MiB and a cluster");
+            table.resize(bytes / 8, 0);
+        }
+        Ok(Target { table, moved })
+    }
+
+    fn allocate(&mut self, count: u64) -> Result<u64, Damage> {
+        let first = self.counts.free(0, count);
+        if (first + count) << self.tables.header.cluster_bits > OFFSET_END {
+            return Err(Damage::Io(FailKind::NoSpace));
+        }
+        (first..first + count).try_for_each(|cluster| self.counts.add(cluster, 1))?;
+        Ok(first)
+    }
+
+    /// Refcounts in a block.
+    fn per_block(&self) -> u64 {
+        (self.tables.cluster_bytes() * 8) >> self.tables.header.refcount_order
+    }
+}

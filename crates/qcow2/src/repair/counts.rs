@@ -1,0 +1,154 @@
+//! How often clusters are referred to: counted in memory, only where there are any.
+//!
+//! Limits: [`BYTES_MAX`] of memory, and 65535 references to a cluster.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::tables::Damage;
+
+/// The most memory that counting takes: for 134 million clusters if they are near each other, 8 TiB with
+/// clusters of 64 KiB.
+pub(crate) const BYTES_MAX: u64 = 256 << 20;
+
+/// Clusters that are counted together.
+const CHUNK: u64 = 4096;
+
+/// The counts of an image's clusters.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    cluster_bits: u32,
+    /// Which of `chunks` has those clusters.
+    places: BTreeMap<u64, usize>,
+    chunks: Vec<Box<[u16]>>,
+    /// The chunk that was used last, and its place.
+    last: Option<(u64, usize)>,
+    bytes_max: u64,
+}
+
+impl Counts {
+    pub(crate) fn new(cluster_bits: u32, bytes_max: u64) -> Self {
+        let (places, chunks) = (BTreeMap::new(), Vec::new());
+        Self { cluster_bits, places, chunks, last: None, bytes_max }
+    }
+
+    pub(crate) fn get(&self, cluster: u64) -> u16 {
+        let place = match self.last {
+            Some((chunk, place)) if chunk == cluster / CHUNK => Some(place),
+            Some(_) | None => self.places.get(&(cluster / CHUNK)).copied(),
+        };
+        place.map_or(0, |place| self.chunks[place][index(cluster)])
+    }
+
+    /// Counts references to a cluster.
+    pub(crate) fn add(&mut self, cluster: u64, times: u16) -> Result<(), Damage> {
+        let offset = cluster << self.cluster_bits;
+        let count = &mut self.chunk(cluster / CHUNK)?[index(cluster)];
+        let sum = count.checked_add(times);
+        *count = sum.ok_or(Damage::References { offset, most: u64::from(u16::MAX) })?;
+        Ok(())
+    }
+
+    /// Nobody refers to the cluster any more.
+    pub(crate) fn forget(&mut self, cluster: u64) {
+        if let Some(place) = self.places.get(&(cluster / CHUNK)) {
+            self.chunks[*place][index(cluster)] = 0;
+        }
+    }
+
+    fn chunk(&mut self, chunk: u64) -> Result<&mut [u16], Damage> {
+        let place = match self.last {
+            Some((last, place)) if last == chunk => place,
+            Some(_) | None => match self.places.get(&chunk) {
+                Some(place) => *place,
+                None => self.new_chunk(chunk)?,
+            },
+        };
+        self.last = Some((chunk, place));
+        Ok(&mut self.chunks[place])
+    }
+
+    fn new_chunk(&mut self, chunk: u64) -> Result<usize, Damage> {
+        let place = self.chunks.len();
+        if (place as u64 + 1) * CHUNK * 2 > self.bytes_max {
+            return Err(Damage::TooMuch { what: "the counted clusters", bound: self.bytes_max });
+        }
+        self.chunks.push(vec![0; index(CHUNK - 1) + 1].into());
+        self.places.insert(chunk, place);
+        Ok(place)
+    }
+
+    /// The clusters that are referred to, in order, and how often.
+    pub(crate) fn used(&self) -> impl Iterator<Item = (u64, u16)> {
+        self.places.iter().flat_map(|(chunk, place)| {
+            let counts = self.chunks[*place].iter().zip(chunk * CHUNK..);
+            counts.filter(|(count, _)| **count > 0).map(|(count, cluster)| (cluster, *count))
+        })
+    }
+
+    /// The same of clusters between these.
+    pub(crate) fn used_in(&self, clusters: Range<u64>) -> impl Iterator<Item = (u64, u16)> {
+        let chunks = clusters.start / CHUNK..=clusters.end / CHUNK;
+        self.places.range(chunks).flat_map(move |(chunk, place)| {
+            let counts = self.chunks[*place].iter().zip(chunk * CHUNK..);
+            let clusters = clusters.clone();
+            let used = counts.filter(move |(count, at)| **count > 0 && clusters.contains(at));
+            used.map(|(count, cluster)| (cluster, *count))
+        })
+    }
+
+    /// The first run of so many clusters, not before `from`, that nobody refers to.
+    pub(crate) fn free(&self, from: u64, count: u64) -> u64 {
+        let mut start = from;
+        let mut at = from;
+        while at < start + count {
+            if self.get(at) > 0 {
+                start = at + 1;
+            }
+            at += 1;
+        }
+        start
+    }
+}
+
+fn index(cluster: u64) -> usize {
+    usize::try_from(cluster % CHUNK).expect("a chunk is small")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_are_counted_where_there_are_any() {
+        let mut counts = Counts::new(16, BYTES_MAX);
+        for (cluster, times) in [(7, 1), (1 << 40, 2), (7, 3), (4096, 1)] {
+            counts.add(cluster, times).unwrap();
+        }
+        let used: Vec<_> = counts.used().collect();
+        assert_eq!(used, [(7, 4), (4096, 1), (1 << 40, 2)]);
+        let used_in = |range| counts.used_in(range).collect::<Vec<_>>();
+        assert_eq!(used_in(7..4096), [(7, 4)]);
+        assert_eq!(used_in(8..5000), [(4096, 1)]);
+        assert_eq!((counts.get(7), counts.get(8), counts.get(1 << 50)), (4, 0, 0));
+        counts.forget(7);
+        assert_eq!(counts.get(7), 0);
+        let most = Damage::References { offset: 4096 << 16, most: 65535 };
+        assert_eq!(counts.add(4096, 65535), Err(most));
+    }
+
+    #[test]
+    fn memory_has_a_bound() {
+        let mut counts = Counts::new(16, 3 * 2 * CHUNK);
+        let added = (0..10).filter(|at| counts.add(at * CHUNK * 7, 1).is_ok()).count();
+        assert_eq!(added, 3);
+    }
+
+    #[test]
+    fn free_runs_lie_between_what_is_used() {
+        let mut counts = Counts::new(16, BYTES_MAX);
+        [0, 1, 3, 6, 4095].into_iter().for_each(|cluster| counts.add(cluster, 1).unwrap());
+        let free = |from, count| counts.free(from, count);
+        assert_eq!((free(0, 1), free(0, 2), free(0, 3), free(4090, 6)), (2, 4, 7, 4096));
+    }
+}

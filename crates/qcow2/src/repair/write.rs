@@ -1,0 +1,179 @@
+//! The second half of a repair: writes what was counted, in an order that any crash may cut.
+
+use block::HostMemory;
+
+use crate::refcount::Block;
+use crate::repair::{Repaired, STEP, Walk};
+use crate::shape::{COPIED, Cluster, Entry, OFFSET, Words};
+use crate::tables::{Damage, words};
+
+/// Where the refcounts will be.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// The place of each block.
+    pub(super) table: Vec<u64>,
+    /// The first cluster of a new table and how many it has.
+    pub(super) moved: Option<(u64, u64)>,
+}
+
+/// Where fields are in the header.
+const TABLE_AT: usize = 48;
+const INCOMPATIBLE_AT: usize = 72;
+/// The last byte of the incompatible features has the dirty bit.
+const DIRTY_AT: usize = INCOMPATIBLE_AT + 7;
+const HEADER_BYTES: u64 = 512;
+
+impl Walk<'_> {
+    pub(super) async fn write(&self, target: &Target) -> Result<Repaired, Damage> {
+        self.check_width()?;
+        let storage = self.tables.storage;
+        let blocks = self.write_blocks(target).await?;
+        let tables = self.write_flags().await?;
+        // Blocks are durable before a table names them, and all of it before the header says so.
+        storage.sync().await?;
+        self.write_table(target).await?;
+        storage.sync().await?;
+        self.write_header(target).await?;
+        storage.sync().await?;
+        Ok(Repaired { blocks, tables })
+    }
+
+    /// Proves that a refcount can say what was counted.
+    fn check_width(&self) -> Result<(), Damage> {
+        let header = self.tables.header;
+        let most = 1_u64.checked_shl(1 << header.refcount_order).map_or(u64::MAX, |end| end - 1);
+        let too_many = self.counts.used().find(|(_, count)| u64::from(*count) > most);
+        too_many.map_or(Ok(()), |(cluster, _)| {
+            Err(Damage::References { offset: cluster << header.cluster_bits, most })
+        })
+    }
+
+    async fn write_blocks(&self, target: &Target) -> Result<u64, Damage> {
+        let (bytes, per_block) = (self.tables.cluster_bytes(), self.per_block());
+        let mut written = 0;
+        for (offset, number) in target.table.iter().zip(0_u64..).filter(|(offset, _)| **offset > 0)
+        {
+            let mut block = Block::zeroed(usize::try_from(bytes).expect("at most 2 MiB"));
+            let first = number * per_block;
+            for (cluster, count) in self.counts.used_in(first..first + per_block) {
+                block.set(self.tables.header.refcount_order, cluster - first, count.into());
+            }
+            let old = usize::try_from(number).ok().and_then(|at| self.refcount_table.get(at));
+            let is_same = old == Some(offset) && {
+                let old = self.tables.read("a refcount block", *offset, bytes).await?;
+                *old == *block.bytes()
+            };
+            if !is_same {
+                let memory = HostMemory::of(block.bytes());
+                self.tables.storage.write(*offset, memory).await?;
+                written += 1;
+            }
+        }
+        Ok(written)
+    }
+
+    /// Says in the active tables what is ours alone. Returns how many parts of tables changed.
+    async fn write_flags(&self) -> Result<u64, Damage> {
+        let header = self.tables.header;
+        let bits = header.cluster_bits;
+        let mut changed = 0;
+        let mut active: Vec<u64> = Vec::new();
+        let end = header.l1_offset + u64::from(header.l1_entries) * 8;
+        let mut at = header.l1_offset;
+        while at < end {
+            let count = STEP.min(end - at).next_multiple_of(self.tables.storage.alignment());
+            let count = count.min(self.tables.file_bytes.saturating_sub(at).max(end - at));
+            let memory = self.tables.read("the L1 table", at, count).await?;
+            let valid = usize::try_from((end - at).min(STEP) / 8).expect("at most a step");
+            active
+                .extend(words(&memory).take(valid).map(|word| word & OFFSET).filter(|it| *it > 0));
+            let flag = |place: usize, words: &[u64]| {
+                let table = words[0] & OFFSET;
+                (place < valid && table > 0).then(|| self.counts.get(table >> bits) == 1)
+            };
+            changed += self.write_if_changed(at, &memory, 1, flag).await?;
+            at += STEP.min(end - at);
+        }
+        active.sort_unstable();
+        active.dedup();
+        for table in active {
+            let memory =
+                self.tables.read("an L2 table", table, self.tables.cluster_bytes()).await?;
+            let step = self.shape.entry_words();
+            let flag = |_, words: &[u64]| {
+                let bitmap = words.get(1).copied().unwrap_or_default();
+                self.flag_of_entry(Words { word: words[0], bitmap })
+            };
+            changed += self.write_if_changed(table, &memory, step, flag).await?;
+        }
+        Ok(changed)
+    }
+
+    /// Whether the entry's cluster is ours alone; `None` if that cannot be said of it.
+    fn flag_of_entry(&self, words: Words) -> Option<bool> {
+        if self.tables.header.features.external_data {
+            return None;
+        }
+        match self.shape.read(words).ok()? {
+            Entry::Cluster(Cluster { place: None, .. }) => None,
+            Entry::Compressed { .. } => Some(false),
+            Entry::Cluster(Cluster { place: Some(place), .. }) => {
+                Some(self.counts.get(place.host >> self.tables.header.cluster_bits) == 1)
+            }
+        }
+    }
+
+    /// Sets or clears the flag "copied" of entries of so many words, and writes them if that is news.
+    async fn write_if_changed(
+        &self,
+        at: u64,
+        memory: &[u8],
+        entry_words: usize,
+        flag: impl Fn(usize, &[u64]) -> Option<bool>,
+    ) -> Result<u64, Damage> {
+        let mut table: Vec<u64> = words(memory).collect();
+        let mut is_changed = false;
+        for (place, entry) in table.chunks_exact_mut(entry_words).enumerate() {
+            let word = match flag(place, entry) {
+                None => continue,
+                Some(true) => entry[0] | COPIED,
+                Some(false) => entry[0] & !COPIED,
+            };
+            is_changed |= word != entry[0];
+            entry[0] = word;
+        }
+        if is_changed {
+            let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_be_bytes()).collect();
+            self.tables.storage.write(at, HostMemory::of(&bytes)).await?;
+        }
+        Ok(u64::from(is_changed))
+    }
+
+    async fn write_table(&self, target: &Target) -> Result<(), Damage> {
+        if target.moved.is_none() && target.table == self.refcount_table {
+            return Ok(());
+        }
+        let header = self.tables.header;
+        let offset = match target.moved {
+            Some((cluster, _)) => cluster << header.cluster_bits,
+            None => header.refcount_table_offset,
+        };
+        let bytes: Vec<u8> = target.table.iter().flat_map(|block| block.to_be_bytes()).collect();
+        self.tables.storage.write(offset, HostMemory::of(&bytes)).await?;
+        Ok(())
+    }
+
+    async fn write_header(&self, target: &Target) -> Result<(), Damage> {
+        let storage = self.tables.storage;
+        let mut memory = storage.read(0..HEADER_BYTES).await?;
+        memory[DIRTY_AT] &= !1;
+        if let Some((cluster, count)) = target.moved {
+            let offset = cluster << self.tables.header.cluster_bits;
+            let count = u32::try_from(count).expect("at most 8 MiB");
+            memory[TABLE_AT..TABLE_AT + 8].copy_from_slice(&offset.to_be_bytes());
+            memory[TABLE_AT + 8..TABLE_AT + 12].copy_from_slice(&count.to_be_bytes());
+        }
+        storage.write(0, memory).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! An image of a file as a node, used by a control thread as a guest would.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use anyhow::{Context, Result, bail};
+use block::{
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, DiskSize, Durability, ErrandRunner,
+    Extent, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, PieceList, Rights,
+    SystemClock, Token, Told,
+};
+use disk::{DiscardPolicy, FileNode};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions};
+use qcow2::{Children, Discards, Qcow2Node, Settings};
+
+/// A file of the host as a node, for writing.
+pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<dyn Node>> {
+    let options = OpenOptions {
+        path: path.to_path_buf(),
+        kind: FileKind::Regular,
+        access: Access::ReadWrite,
+        caching: Caching::Buffered,
+        aio: Aio::Automatic,
+        flushes: Flushes::Obeyed,
+        lock: LockOptions::default(),
+    };
+    Ok(Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, table)?))
+}
+
+/// A guest's use of an image.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    size: DiskSize,
+    lane: Box<dyn Lane>,
+    io: LaneIo,
+    runner: Arc<dyn ErrandRunner>,
+    // Dropped last: with it the image is closed.
+    _claim: Claim,
+}
+
+impl Guest {
+    /// Opens an image for writing, without a backing file.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let table = Arc::new(FileTable::default());
+        let file = Child::new(file(path, &table)?);
+        let settings = Settings {
+            access: Access::ReadWrite,
+            discards: Discards::Passed,
+            l2_cache: ByteCount(1 << 20),
+            refcount_cache: ByteCount(1 << 20),
+            clean_after: None,
+        };
+        let runner: Arc<dyn ErrandRunner> = table;
+        let children = Children { file, backing: None, data_file: None };
+        let node = Qcow2Node::open("image", children, settings, Arc::clone(&runner))?;
+        let claim = node.claim(Rights::of_user(Access::ReadWrite));
+        let claim = claim.map_err(|error| anyhow::anyhow!("{}", sentence(&error)))?;
+        let io = LaneIo::idle();
+        let lane = node.open_lane(&io)?;
+        Ok(Self { size: node.size(), lane, io, runner, _claim: claim })
+    }
+
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let extent = self.extent(at, bytes.len())?;
+        let operation = Operation::Write(extent, Durability::Cached);
+        self.run(operation, HostMemory::of(bytes)).map(drop)
+    }
+
+    pub(crate) fn read(&mut self, at: u64, count: usize) -> Result<HostMemory> {
+        let extent = self.extent(at, count)?;
+        self.run(Operation::Read(extent), HostMemory::zeroed(count))
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.run(Operation::Flush, HostMemory::zeroed(0)).map(drop)
+    }
+
+    fn extent(&self, at: u64, count: usize) -> Result<Extent> {
+        Ok(self.size.check(ByteOffset(at), ByteCount(u64::try_from(count)?))?)
+    }
+
+    fn run(&mut self, operation: Operation, mut memory: HostMemory) -> Result<HostMemory> {
+        let token = Token(0);
+        let mut pieces = PieceList::default();
+        let mut batch = [Mapping::new(token, operation)];
+        self.lane.map(&mut batch, &mut pieces);
+        let [mut mapping] = batch;
+        loop {
+            mapping = self.wait(mapping, &mut pieces)?;
+            let Answer::Now(range) = mapping.answer else { bail!("{:?}", mapping.answer) };
+            let io = LaneIo::idle();
+            let mut done = io.submit(mapping.operation, pieces.get(range), memory);
+            self.carry_out(&io);
+            let context = &mut TaskContext::from_waker(Waker::noop());
+            let Poll::Ready(result) = std::pin::Pin::new(&mut done).poll(context) else {
+                bail!("it was carried out");
+            };
+            memory = result.map_err(|kind| anyhow::anyhow!("{kind:?}"))?;
+            match mapping.after {
+                block::After::Over => return Ok(memory),
+                block::After::Tell => match self.lane.carried_out(token, Outcome::Done) {
+                    Told::Over(Outcome::Done) => return Ok(memory),
+                    Told::Over(Outcome::Failed(kind)) => bail!("{kind:?}"),
+                    Told::Kept => mapping.answer = Answer::Held,
+                },
+            }
+            pieces.clear();
+        }
+    }
+
+    /// Waits for an answer that is not "held".
+    fn wait(&mut self, mapping: Mapping, pieces: &mut PieceList) -> Result<Mapping> {
+        let mut late = Vec::new();
+        for _ in 0..100_000 {
+            if late.is_empty() && mapping.answer != Answer::Held {
+                return Ok(mapping);
+            }
+            self.carry_out(&self.io);
+            self.lane.resume(SystemClock.now(), &mut late, pieces);
+            if let Some(mapping) = late.pop() {
+                return Ok(mapping);
+            }
+        }
+        bail!("it is held for ever")
+    }
+
+    fn carry_out(&self, io: &LaneIo) {
+        let mut errands = Vec::new();
+        io.take_submitted(&mut errands);
+        errands.into_iter().for_each(|errand| self.runner.run(errand));
+    }
+}
+
+/// An error with its causes.
+pub(crate) fn sentence(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Makes an image writable, as it is when it is opened.
+pub(crate) fn make_writable(path: &Path) -> Result<qcow2::Header, String> {
+    let table = Arc::new(FileTable::default());
+    let file = file(path, &table).context("open the file").map_err(|error| format!("{error:#}"))?;
+    let runner: Arc<dyn ErrandRunner> = table;
+    qcow2::make_writable(&file, &runner).map_err(|error| sentence(&error))
+}
