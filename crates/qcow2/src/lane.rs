@@ -9,7 +9,6 @@
 
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{
@@ -19,15 +18,12 @@ use block::{
 
 use crate::core::Core;
 use crate::epoch::Epoch;
+use crate::seen::Seen;
 use crate::serve;
-use crate::shape::{Entry, SliceNumber, Unit, bits_of};
-use crate::slice::Slice;
+use crate::shape::{Entry, Unit, bits_of};
 use crate::space::Discards;
 use crate::storage::extent;
 use crate::task::Tasks;
-
-/// After so many slices have gone from the cache a lane lets go of those that it still has.
-const SWEEP_AFTER: u64 = 256;
 
 /// How much later than asked for tables may go.
 const CLEAN_SLACK: Duration = Duration::from_secs(1);
@@ -568,54 +564,5 @@ impl Lane for Qcow2Lane {
         }
         self.reclaim();
         told
-    }
-}
-
-/// The slices that this lane has seen, by number: found without a lock.
-#[derive(Debug)]
-struct Seen {
-    slices: Vec<Option<Arc<Slice>>>,
-    /// How many slices had gone from the cache when this was swept.
-    swept: u64,
-}
-
-impl Seen {
-    fn new(room: usize) -> Self {
-        Self { slices: vec![None; room.next_power_of_two()], swept: 0 }
-    }
-
-    /// The slice of that number, if it is in memory. Call it inside an epoch.
-    fn find(&mut self, core: &Core, number: SliceNumber) -> Option<&Slice> {
-        let mask = self.slices.len() as u64 - 1;
-        let place = &mut self.slices[usize::try_from(number.0 & mask).expect("masked")];
-        let is_it = |slice: &Arc<Slice>| slice.number() == number && !slice.is_gone();
-        if !place.as_ref().is_some_and(is_it) {
-            *place = Some(core.image.slices().peek(number)?);
-        }
-        let slice = place.as_deref()?;
-        slice.touch();
-        Some(slice)
-    }
-
-    /// Lets go of slices that have gone from the cache, if those are many.
-    fn sweep(&mut self, core: &Core) {
-        let gone = core.image.slices().gone();
-        if gone - self.swept >= SWEEP_AFTER {
-            self.swept = gone;
-            self.let_go();
-        }
-    }
-
-    /// Lets go of slices that have gone from the cache.
-    fn let_go(&mut self) {
-        for place in &mut self.slices {
-            if place.as_ref().is_some_and(|slice| slice.is_gone()) {
-                *place = None;
-            }
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.slices.iter().all(Option::is_none)
     }
 }

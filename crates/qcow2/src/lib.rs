@@ -28,6 +28,7 @@ mod node;
 mod open;
 mod refcount;
 mod repair;
+mod seen;
 mod serve;
 mod shape;
 mod slice;

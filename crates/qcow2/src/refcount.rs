@@ -21,6 +21,9 @@ use crate::storage::Storage;
 /// How many blocks are looked through for free clusters before a run that was found is taken.
 const BLOCKS_LOOKED_THROUGH: u64 = 8;
 
+/// The largest block of direct I/O that files are opened with.
+const BLOCK_MAX: u64 = 4096;
+
 /// Where a refcount table may be named: the file has less than 2^63 bytes.
 const HOST_END: u64 = 1 << 56;
 
@@ -42,6 +45,8 @@ pub(crate) struct Refcounts {
     /// The end of the file as far as it is known. What lies behind reads as zeroes once the file is
     /// longer.
     file_end: u64,
+    /// Behind it nobody has written: of a file with direct I/O the size may lack a part of a block.
+    written_end: u64,
 }
 
 /// A refcount block.
@@ -104,6 +109,7 @@ impl Refcounts {
             blocks_max: blocks_max.max(4),
             cursor: 0,
             file_end,
+            written_end: file_end + storage.alignment().max(BLOCK_MAX),
         })
     }
 
@@ -237,11 +243,10 @@ impl Refcounts {
         if end >= HOST_END {
             return Err(FailKind::NoSpace);
         }
-        if start < self.file_end {
-            storage.zero(start..end.min(self.file_end)).await?;
-        }
+        let written = self.written_end;
         if end > self.file_end {
-            let block = storage.alignment();
+            // Nothing but what is taken now is written over, also if its block is larger.
+            let block = storage.alignment().min(end - start.max(self.file_end));
             let memory =
                 HostMemory::zeroed(usize::try_from(block).expect("a block fits into memory"));
             let grown = storage.write(end - block, memory).await;
@@ -249,6 +254,10 @@ impl Refcounts {
             let is_end = |kind| kind == FailKind::OutOfRange;
             grown.map_err(|kind| if is_end(kind) { FailKind::NoSpace } else { kind })?;
             self.file_end = end;
+            self.written_end = end;
+        }
+        if start < written {
+            storage.zero(start..end.min(written)).await?;
         }
         Ok(())
     }
