@@ -18,6 +18,7 @@ use block::{FailKind, HostMemory};
 use crate::claims::{Claimed, Claims};
 use crate::epoch::Epochs;
 use crate::header::Header;
+use crate::overlap::Metadata;
 use crate::refcount::{Clusters, NewTable, Refcounts};
 use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber, Words};
 use crate::slice::{Found, Pinned, Slice, SliceCache, Turn, WriteNumber};
@@ -28,6 +29,9 @@ use crate::task::Turns;
 /// Where fields are in the header.
 const AUTOCLEAR_AT: usize = 88;
 const TABLE_AT: usize = 48;
+const INCOMPATIBLE_AT: usize = 72;
+/// The incompatible bit that says that the image is damaged.
+const CORRUPT: u8 = 2;
 /// The autoclear bit that says that the bitmaps are consistent.
 const BITMAPS: u64 = 1;
 
@@ -70,6 +74,8 @@ pub(crate) struct Image {
     epochs: Arc<Epochs>,
     /// `None` if the image is not written.
     space: Option<Space>,
+    /// Empty if the image is not written.
+    metadata: Arc<Metadata>,
     /// How many tasks are at work that no request waits for.
     at_work: Arc<AtWork>,
 }
@@ -109,7 +115,7 @@ impl Image {
         storage: &Storage,
         file_bytes: u64,
         caches: CacheSizes,
-        writing: Option<Discards>,
+        writing: Option<(Discards, Metadata)>,
     ) -> Result<Self, FailKind> {
         let end = header.l1_offset + u64::from(header.l1_entries) * 8;
         let memory = storage.read(header.l1_offset..end).await?;
@@ -122,12 +128,15 @@ impl Image {
             return Err(FailKind::Io);
         }
         let epochs = Arc::new(Epochs::default());
-        let space = match writing {
-            None => None,
-            Some(discards) => {
-                let refcounts = Refcounts::load(header, storage, file_bytes, caches.blocks).await?;
+        let (space, metadata) = match writing {
+            None => (None, Arc::default()),
+            Some((discards, metadata)) => {
+                let metadata = Arc::new(metadata);
+                let known = Arc::clone(&metadata);
+                let refcounts =
+                    Refcounts::load(header, storage, file_bytes, caches.blocks, known).await?;
                 let bits = header.cluster_bits;
-                Some(Space::new(bits, refcounts, Arc::clone(&epochs), discards))
+                (Some(Space::new(bits, refcounts, Arc::clone(&epochs), discards)), metadata)
             }
         };
         Ok(Self {
@@ -147,6 +156,7 @@ impl Image {
             tables: Claims::default(),
             epochs,
             space,
+            metadata,
             at_work: Arc::default(),
         })
     }
@@ -204,6 +214,9 @@ impl Image {
 
     /// The clusters of the file; `ReadOnly` if the image is not written.
     pub(crate) fn space(&self) -> Result<&Space, FailKind> {
+        if self.metadata.is_damaged() {
+            return Err(FailKind::Io);
+        }
         self.space.as_ref().ok_or(FailKind::ReadOnly)
     }
 
@@ -244,11 +257,44 @@ impl Image {
                     }
                     let start = table + self.shape.place_in_table(number);
                     let memory = storage.read(start..start + self.shape.slice_bytes()).await?;
+                    self.check_slice(storage, start, &memory).await?;
                     let words = self.shape.entry_words();
                     return Ok(loading.done(Slice::loaded(number, &memory, words)));
                 }
             }
         }
+    }
+
+    /// Proves that no entry of a slice names metadata: it would be written like data.
+    async fn check_slice(&self, storage: &Storage, at: u64, slice: &[u8]) -> Result<(), FailKind> {
+        if self.space.is_none() || self.shape.has_data_file() {
+            return Ok(());
+        }
+        let words = slice.chunks_exact(8).step_by(self.shape.entry_words());
+        let clusters = words.filter_map(|word| {
+            let word = u64::from_be_bytes(word.try_into().expect("chunks of 8 bytes"));
+            self.shape.clusters_of(word)
+        });
+        let Some(cluster) = self.metadata.first_of(clusters) else { return Ok(()) };
+        let offset = self.shape.start_of(GuestCluster(cluster));
+        if self.metadata.note_damage() {
+            tracing::error!(
+                "node {}: the L2 table at byte {at:#x} of the image names the metadata at {offset:#x}; \
+                 it is marked corrupt and not written any more",
+                self.node
+            );
+            self.mark_corrupt(storage).await?;
+        }
+        Err(FailKind::Io)
+    }
+
+    /// Says in the file that it is damaged.
+    async fn mark_corrupt(&self, storage: &Storage) -> Result<(), FailKind> {
+        if self.version >= 3 {
+            self.change_header(storage, |header| header[INCOMPATIBLE_AT + 7] |= CORRUPT).await?;
+            storage.sync().await?;
+        }
+        Ok(())
     }
 
     fn l1(&self, number: SliceNumber) -> u64 {
@@ -271,7 +317,11 @@ impl Image {
         storage: &Storage,
         count: u64,
     ) -> Result<Clusters, FailKind> {
-        let moved = async |table: NewTable| self.name_refcount_table(storage, table).await;
+        let moved = async |table: NewTable| {
+            self.name_refcount_table(storage, table).await?;
+            self.metadata.remove(table.old.0..table.old.1);
+            Ok(())
+        };
         self.space()?.take(storage, count, moved).await
     }
 
@@ -337,6 +387,7 @@ impl Image {
         }
         let taken = self.take_clusters(storage, 1).await?;
         let offset = self.shape.start_of(GuestCluster(taken.start));
+        self.metadata.add(taken.clone());
         if old & OFFSET != 0 {
             let start = old & OFFSET;
             let memory = storage.read(start..start + self.shape.cluster_bytes()).await?;
@@ -350,6 +401,7 @@ impl Image {
             self.slices.forget_absent(self.shape.slices_of(table));
         } else {
             let start = self.shape.cluster_of(old & OFFSET).0;
+            self.metadata.remove(start..start + 1);
             self.space()?.free(start..start + 1);
         }
         Ok(())

@@ -26,6 +26,7 @@ mod image;
 mod lane;
 mod node;
 mod open;
+mod overlap;
 mod refcount;
 mod repair;
 mod seen;

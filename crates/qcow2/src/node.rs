@@ -23,9 +23,11 @@ use crate::header::Header;
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
 use crate::open::{Control, OpenError, make_writable, read_header};
+use crate::overlap::Metadata;
 use crate::shape::SLICE_BYTES_MAX;
 use crate::space::Discards;
 use crate::storage::Storage;
+use crate::tables::Tables;
 use crate::task::Tasks;
 
 /// How long a lane that no ring uses any more may take to end what it has begun.
@@ -127,7 +129,17 @@ impl Shared {
         let control = Control::new(&self.runner);
         let storage = control.open(&file)?;
         let io = |kind| OpenError::Io { node: self.name.clone(), kind };
-        let image = control.run(&[&storage], self.load_with(&header, &storage, file.size().0.0));
+        let bytes = file.size().0.0;
+        let writing = match self.settings.access {
+            Access::ReadOnly => None,
+            Access::ReadWrite => {
+                let tables = Tables::new(&header, &storage, bytes);
+                let metadata = control.run(&[&storage], Metadata::load(&tables));
+                let damaged = |source| OpenError::Damaged { node: self.name.clone(), source };
+                Some((self.settings.discards, metadata.map_err(damaged)?))
+            }
+        };
+        let image = control.run(&[&storage], self.load_with(&header, &storage, bytes, writing));
         image.map_err(io)
     }
 
@@ -136,8 +148,9 @@ impl Shared {
         header: &Header,
         storage: &Storage,
         bytes: u64,
+        writing: Option<(Discards, Metadata)>,
     ) -> Result<Image, FailKind> {
-        let Settings { access, discards, l2_cache, refcount_cache, clean_after } = self.settings;
+        let Settings { l2_cache, refcount_cache, clean_after, .. } = self.settings;
         let clusters = header.size.div_ceil(1 << header.cluster_bits);
         let count = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let slice_bytes = SLICE_BYTES_MAX.min(1 << header.cluster_bits);
@@ -147,10 +160,10 @@ impl Shared {
             clean_after,
             blocks: count(refcount_cache.0 >> header.cluster_bits),
         };
-        let writing = (access == Access::ReadWrite).then_some(discards);
-        let bytes = if writing.is_some() { fill_up(header, storage, bytes).await } else { bytes };
+        let is_written = writing.is_some();
+        let bytes = if is_written { fill_up(header, storage, bytes).await } else { bytes };
         let image = Image::load(&self.name, header, storage, bytes, caches, writing).await?;
-        if writing.is_some() {
+        if is_written {
             image.begin_writing(storage).await?;
         }
         Ok(image)

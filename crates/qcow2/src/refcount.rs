@@ -12,10 +12,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use block::{FailKind, HostMemory};
 
 use crate::header::Header;
+use crate::overlap::Metadata;
 use crate::storage::Storage;
 
 /// How many blocks are looked through for free clusters before a run that was found is taken.
@@ -47,6 +49,7 @@ pub(crate) struct Refcounts {
     file_end: u64,
     /// Behind it nobody has written: of a file with direct I/O the size may lack a part of a block.
     written_end: u64,
+    metadata: Arc<Metadata>,
 }
 
 /// A refcount block.
@@ -85,6 +88,7 @@ impl Refcounts {
         storage: &Storage,
         file_end: u64,
         blocks_max: usize,
+        metadata: Arc<Metadata>,
     ) -> Result<Self, FailKind> {
         let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
         let start = header.refcount_table_offset;
@@ -110,6 +114,7 @@ impl Refcounts {
             cursor: 0,
             file_end,
             written_end: file_end + storage.alignment().max(BLOCK_MAX),
+            metadata,
         })
     }
 
@@ -186,6 +191,7 @@ impl Refcounts {
             if clusters.is_empty() {
                 continue;
             }
+            self.check_free(&clusters)?;
             if let Err(kind) = self.prepare(storage, clusters.clone()).await {
                 // What was found before is good.
                 if taken == 0 {
@@ -237,6 +243,18 @@ impl Refcounts {
         Ok(start + free..start + used)
     }
 
+    /// Proves that clusters whose refcount is 0 are not metadata all the same.
+    fn check_free(&self, clusters: &Clusters) -> Result<(), FailKind> {
+        match self.metadata.first_of(std::iter::once(clusters.clone())) {
+            None => Ok(()),
+            Some(cluster) => {
+                let offset = cluster << self.cluster_bits;
+                tracing::error!("the metadata at byte {offset:#x} of the image has refcount 0");
+                Err(FailKind::Io)
+            }
+        }
+    }
+
     /// Makes clusters read as zeroes, and the file long enough for them. Not yet durable.
     async fn prepare(&mut self, storage: &Storage, clusters: Clusters) -> Result<(), FailKind> {
         let (start, end) = (clusters.start << self.cluster_bits, clusters.end << self.cluster_bits);
@@ -277,6 +295,7 @@ impl Refcounts {
             self.write_changed_as(storage, &[(number, offset)]).await?;
             storage.sync().await?;
             self.name_blocks(storage, &[(number, offset)]).await?;
+            self.metadata.add(clusters.start..clusters.start + 1);
             return Ok((clusters.start + 1, None));
         }
         self.move_table(storage, number).await.map(|(start, table)| (start, Some(table)))
@@ -342,6 +361,7 @@ impl Refcounts {
             return Err(FailKind::NoSpace);
         }
         let end = start + blocks + table_clusters;
+        self.check_free(&(start..end))?;
         self.prepare(storage, start..end).await?;
         let named: Vec<(u64, u64)> =
             (0..blocks).map(|at| (number + at, (start + at) << self.cluster_bits)).collect();
@@ -364,6 +384,7 @@ impl Refcounts {
         storage.write(offset, HostMemory::of(&bytes)).await?;
         storage.sync().await?;
         self.cursor = end;
+        self.metadata.add(start..end);
         let old = (old_first, old_first + old_clusters);
         Ok((end, NewTable { offset, clusters, old }))
     }

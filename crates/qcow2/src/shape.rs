@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use crate::compressed;
 use crate::header::{Header, OFFSET_END};
 
 /// How large a slice of an L2 table is at most, in bytes: what is loaded and kept together.
@@ -161,6 +162,23 @@ impl Shape {
             return bad;
         }
         Ok(Entry::Cluster(Cluster { place, data, zero }))
+    }
+
+    /// The clusters of the file that the first word of an entry names.
+    pub(crate) fn clusters_of(self, word: u64) -> Option<Range<u64>> {
+        if word & COMPRESSED != 0 {
+            let descriptor = word & !(COPIED | COMPRESSED);
+            let place = compressed::place(descriptor, self.cluster_bits).ok()?;
+            let cluster = self.cluster_bytes();
+            return Some(place.start / cluster..place.end.div_ceil(cluster));
+        }
+        let host = word & OFFSET;
+        let first = host >> self.cluster_bits;
+        (host != 0).then_some(first..first + 1)
+    }
+
+    pub(crate) fn has_data_file(self) -> bool {
+        self.has_data_file
     }
 
     /// The entry that says that.

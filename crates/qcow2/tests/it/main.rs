@@ -7,6 +7,7 @@ mod bitmaps;
 mod counting;
 mod header;
 mod node;
+mod overlap;
 mod qemu;
 mod repair;
 mod rig;

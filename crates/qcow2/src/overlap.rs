@@ -1,0 +1,189 @@
+//! Which clusters of the file are metadata: nothing else may be in them (`overlap-check`).
+//!
+//! Where it stands: made when an image is opened for writing. Slices of L2 tables are held against it
+//! when they are loaded, clusters when they are taken from what refcounts call free; so the fast path
+//! never asks.
+//!
+//! Invariants: what is here has been found in exactly one role. It has what QEMU's `overlap-check=cached`
+//! has (header, active L1 and L2 tables, refcount table and blocks, snapshot table), with the L1 tables of
+//! snapshots and the directory and tables of bitmaps.
+//! Threads: any. A lock is held for the look at a slice.
+//! Limits: [`CHUNKS_MAX`].
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::refcount::Clusters;
+use crate::shape::OFFSET;
+use crate::tables::{Damage, Tables, words, wrong};
+use crate::{bitmaps, snapshots};
+
+/// Clusters that have their bits together.
+const CHUNK: u64 = 4096;
+
+/// How many of those there may be: 64 MiB of memory, and with clusters of 64 KiB files of 32 TiB.
+const CHUNKS_MAX: usize = 128 << 10;
+
+const PROBLEM: &str = "is in a cluster that is something else too";
+
+/// The clusters that are metadata.
+#[derive(Debug, Default)]
+pub(crate) struct Metadata {
+    chunks: Mutex<Chunks>,
+    is_damaged: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Chunks(HashMap<u64, Box<[u64; (CHUNK / 64) as usize]>>);
+
+impl Metadata {
+    /// Finds all there is, and proves that it is inside the file and that no two things are in one
+    /// cluster.
+    pub(crate) async fn load(tables: &Tables<'_>) -> Result<Self, Damage> {
+        let (header, cluster) = (tables.header, tables.cluster_bytes());
+        let found = Self::default();
+        let note = |what, offset, bytes: u64| found.note(tables, what, offset, bytes);
+        note("the header", 0, header.header_bytes.into())?;
+        let l1_bytes = u64::from(header.l1_entries) * 8;
+        note("the L1 table", header.l1_offset, l1_bytes)?;
+        let table = header.refcount_table_offset;
+        let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
+        note("the refcount table", table, bytes)?;
+        for block in words(&tables.read("the refcount table", table, bytes).await?) {
+            if block != 0 {
+                note("a refcount block", block, cluster)?;
+            }
+        }
+        for word in words(&tables.read("the L1 table", header.l1_offset, l1_bytes).await?) {
+            if word & OFFSET != 0 {
+                note("an L2 table", word & OFFSET, cluster)?;
+            }
+        }
+        let snapshots = snapshots::read(tables).await?;
+        note("the snapshot table", header.snapshots_offset, snapshots.table_bytes)?;
+        for snapshot in &snapshots.snapshots {
+            note("the L1 table of a snapshot", snapshot.l1_offset, snapshot.l1_entries * 8)?;
+        }
+        if let Some(extension) = header.bitmaps {
+            let (offset, bytes) = (extension.directory_offset, extension.directory_bytes);
+            note("the bitmap directory", offset, bytes)?;
+            for bitmap in bitmaps::read(tables).await? {
+                note("a bitmap table", bitmap.table_offset, bitmap.table_entries * 8)?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn note(
+        &self,
+        tables: &Tables<'_>,
+        what: &'static str,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), Damage> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        tables.check_place(what, offset, bytes)?;
+        let cluster = tables.cluster_bytes();
+        let first = offset / cluster;
+        let mut chunks = self.lock();
+        for at in first..first + bytes.div_ceil(cluster) {
+            if !chunks.insert(at) {
+                return Err(wrong(what, at * cluster, PROBLEM));
+            }
+        }
+        if chunks.0.len() > CHUNKS_MAX {
+            let bound = CHUNKS_MAX as u64 * CHUNK / 8;
+            return Err(Damage::TooMuch { what: "the places of metadata", bound });
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Chunks> {
+        self.chunks.lock().expect("nobody panics here")
+    }
+
+    /// These clusters are metadata from now on.
+    pub(crate) fn add(&self, clusters: Clusters) {
+        let mut chunks = self.lock();
+        for cluster in clusters {
+            chunks.insert(cluster);
+        }
+    }
+
+    /// These are no longer, before they are given back.
+    pub(crate) fn remove(&self, clusters: Clusters) {
+        let mut chunks = self.lock();
+        clusters.for_each(|cluster| chunks.remove(cluster));
+    }
+
+    /// The first of these clusters that is metadata.
+    pub(crate) fn first_of(&self, clusters: impl Iterator<Item = Range<u64>>) -> Option<u64> {
+        let chunks = self.lock();
+        clusters.flatten().find(|cluster| chunks.has(*cluster))
+    }
+
+    /// Notes that the image is damaged; whether that is news.
+    pub(crate) fn note_damage(&self) -> bool {
+        !self.is_damaged.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the image was found damaged.
+    pub(crate) fn is_damaged(&self) -> bool {
+        // It only gets true, and nothing else is read because of it.
+        self.is_damaged.load(Ordering::Relaxed)
+    }
+}
+
+impl Chunks {
+    /// Whether it was not there.
+    fn insert(&mut self, cluster: u64) -> bool {
+        let chunk = self.0.entry(cluster / CHUNK).or_insert_with(|| Box::new([0; 64]));
+        let (word, bit) = place(cluster);
+        let is_new = chunk[word] & bit == 0;
+        chunk[word] |= bit;
+        is_new
+    }
+
+    fn remove(&mut self, cluster: u64) {
+        if let Some(chunk) = self.0.get_mut(&(cluster / CHUNK)) {
+            let (word, bit) = place(cluster);
+            chunk[word] &= !bit;
+        }
+    }
+
+    fn has(&self, cluster: u64) -> bool {
+        let (word, bit) = place(cluster);
+        self.0.get(&(cluster / CHUNK)).is_some_and(|chunk| chunk[word] & bit != 0)
+    }
+}
+
+/// The word of a chunk and the bit in it.
+fn place(cluster: u64) -> (usize, u64) {
+    let within = cluster % CHUNK;
+    (usize::try_from(within / 64).expect("one of 64"), 1 << (within % 64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_come_and_go() {
+        let metadata = Metadata::default();
+        metadata.add(60..70);
+        metadata.add(1 << 40..(1 << 40) + 1);
+        metadata.remove(62..64);
+        let first_of = |range: Range<u64>| metadata.first_of(std::iter::once(range));
+        assert_eq!(
+            (first_of(0..100), first_of(62..64), first_of(62..100)),
+            (Some(60), None, Some(64))
+        );
+        assert_eq!((first_of(70..9000), first_of(1 << 40..1 << 41)), (None, Some(1 << 40)));
+        assert!(!metadata.is_damaged() && metadata.note_damage());
+        assert!(metadata.is_damaged() && !metadata.note_damage());
+    }
+}
