@@ -63,6 +63,8 @@ pub(crate) struct Habits {
     flushes: u64,
     /// So many changes of 100 are stable.
     stable: u64,
+    /// So many of 8 requests are for whole clusters: they come and go.
+    whole: u64,
 }
 
 impl Habits {
@@ -71,9 +73,10 @@ impl Habits {
         Self {
             hot: one_of(rng, &[0, 50, 90]),
             reads: one_of(rng, &[5, 20, 40]),
-            zeroings: one_of(rng, &[0, 5, 20, 40]),
-            flushes: one_of(rng, &[0, 1, 5]),
+            zeroings: one_of(rng, &[0, 5, 20, 45]),
+            flushes: one_of(rng, &[0, 1, 3, 8]),
             stable: one_of(rng, &[0, 0, 20, 100]),
+            whole: one_of(rng, &[0, 0, 3, 6]),
         }
     }
 }
@@ -297,7 +300,9 @@ impl Load {
             false => self.hot[rng.index(self.hot.len())],
         };
         let per_cluster = cluster / 512;
+        let dice = rng.below(8);
         let (start, count) = match rng.below(8) {
+            _ if dice < self.habits.whole => (0, cluster),
             0 => (0, cluster),
             1 => (0, cluster * (1 + rng.below(CLUSTERS_MAX))),
             2 => (rng.below(per_cluster) * 512, (1 + rng.below(per_cluster * 2)) * 512),
