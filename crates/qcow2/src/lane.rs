@@ -18,6 +18,7 @@ use block::{
 
 use crate::core::Core;
 use crate::epoch::Epoch;
+use crate::questions::Questions;
 use crate::seen::Seen;
 use crate::serve;
 use crate::shape::{Entry, Unit, bits_of};
@@ -40,8 +41,8 @@ pub(crate) struct Qcow2Lane {
     runs: Vec<Run>,
     plans: Vec<Plan>,
     /// The questions to the lanes below.
-    to_data: Vec<Mapping>,
-    to_backing: Vec<Mapping>,
+    to_data: Questions,
+    to_backing: Option<Questions>,
     /// When to let go of tables without use; none while no table was seen.
     clean_at: Option<Instant>,
     /// Held requests that the lane itself knows of.
@@ -81,6 +82,8 @@ enum Plan {
 impl Qcow2Lane {
     pub(crate) fn new(core: Core, tasks: Tasks, access: Access, discards: Discards) -> Self {
         let seen = Seen::new(core.image.slices().room());
+        let to_data = Questions::new(&core.data.storage);
+        let to_backing = core.backing.as_ref().map(|backing| Questions::new(&backing.storage));
         Self {
             core: Rc::new(core),
             tasks,
@@ -89,8 +92,8 @@ impl Qcow2Lane {
             discards,
             runs: Vec::new(),
             plans: Vec::new(),
-            to_data: Vec::new(),
-            to_backing: Vec::new(),
+            to_data,
+            to_backing,
             clean_at: None,
             served: 0,
         }
@@ -108,8 +111,7 @@ impl Qcow2Lane {
             if self.core.has_data_file() {
                 return Plan::Task(epoch);
             }
-            let number = ask(&mut self.to_data, &self.core.data.storage, operation);
-            return Plan::Flush(number, epoch);
+            return Plan::Flush(self.to_data.add(operation), epoch);
         };
         if bytes.bytes().end > self.core.image.size() {
             mapping.answer = Answer::Refused(FailKind::OutOfRange);
@@ -121,7 +123,8 @@ impl Qcow2Lane {
         }
         let epoch = self.core.enter();
         let first = self.runs.len();
-        let (files, backings) = (self.to_data.len(), self.to_backing.len());
+        let data = self.to_data.count();
+        let backing = self.to_backing.as_ref().map_or(0, Questions::count);
         let is_planned = match operation {
             Operation::Read(bytes) => self.plan_read(bytes),
             Operation::Write(bytes, durability) => self.plan_write(bytes, durability),
@@ -137,12 +140,9 @@ impl Qcow2Lane {
         }
         // What was to be asked for it, its task asks.
         self.runs.truncate(first);
-        for question in self.to_data.drain(files..) {
-            self.core.data.storage.give_back(question.token);
-        }
-        for question in self.to_backing.drain(backings..) {
-            let backing = self.core.backing.as_ref().expect("it was to be asked");
-            backing.storage.give_back(question.token);
+        self.to_data.truncate(data);
+        if let Some(questions) = &mut self.to_backing {
+            questions.truncate(backing);
         }
         Plan::Task(epoch)
     }
@@ -237,32 +237,32 @@ impl Qcow2Lane {
         if let Some(last) = self.runs.last_mut()
             && let Where::Data(number) = last.place
             && last.skip + last.count == skip
-            && let Some(before) = self.to_data[number].operation.extent()
+            && let Some(before) = self.to_data.get(number).operation.extent()
             && before.bytes().end == host.start
             && skip > 0
         {
             let Ok(longer) = extent(before.bytes().start..host.end) else { return false };
-            self.to_data[number].operation = operation(longer);
+            self.to_data.get_mut(number).operation = operation(longer);
             last.count += count;
             return true;
         }
         let Ok(bytes) = extent(host) else { return false };
-        let place = Where::Data(ask(&mut self.to_data, &self.core.data.storage, operation(bytes)));
+        let place = Where::Data(self.to_data.add(operation(bytes)));
         self.runs.push(Run { skip, count, place });
         true
     }
 
     /// Adds what the backing file has there, and zeroes behind its end.
     fn add_backing(&mut self, skip: u64, guest: Range<u64>) -> bool {
-        let Some(backing) = &self.core.backing else {
+        let (Some(backing), Some(questions)) = (&self.core.backing, &mut self.to_backing) else {
             return self.add_zeroes(skip, guest.end - guest.start);
         };
         let end = guest.end.min(backing.size.max(guest.start));
         let count = end - guest.start;
         if count > 0 {
             let Ok(bytes) = extent(guest.start..end) else { return false };
-            let number = ask(&mut self.to_backing, &backing.storage, Operation::Read(bytes));
-            self.runs.push(Run { skip, count, place: Where::Backing(number) });
+            let place = Where::Backing(questions.add(Operation::Read(bytes)));
+            self.runs.push(Run { skip, count, place });
         }
         if end < guest.end {
             self.add_zeroes(skip + count, guest.end - end);
@@ -276,7 +276,7 @@ impl Qcow2Lane {
             Plan::Answered => {}
             Plan::Task(epoch) => self.serve(mapping, epoch, pieces),
             Plan::Flush(number, epoch) => {
-                let question = self.to_data[number];
+                let question = *self.to_data.get(number);
                 match question.answer {
                     Answer::Held => {
                         let (core, token) = (Rc::clone(&self.core), mapping.token);
@@ -284,7 +284,6 @@ impl Qcow2Lane {
                         self.spawn(mapping, pieces, serve::held_flush(core, token, question.token));
                     }
                     answer @ (Answer::Now(_) | Answer::Refused(_)) => {
-                        self.core.data.storage.give_back(question.token);
                         mapping.answer = answer;
                         mapping.order = question.order;
                         match answer {
@@ -353,9 +352,6 @@ impl Qcow2Lane {
                 }
             }
         };
-        for run in &self.runs[runs] {
-            self.give_back(run);
-        }
         match mapping.answer {
             Answer::Now(_) => mapping.after = self.core.note_mapped(mapping.token, epoch),
             Answer::Held | Answer::Refused(_) => self.core.leave(epoch),
@@ -364,20 +360,9 @@ impl Qcow2Lane {
 
     fn question(&self, run: &Run) -> Option<&Mapping> {
         match run.place {
-            Where::Data(number) => Some(&self.to_data[number]),
-            Where::Backing(number) => Some(&self.to_backing[number]),
+            Where::Data(number) => Some(self.to_data.get(number)),
+            Where::Backing(number) => self.to_backing.as_ref().map(|asked| asked.get(number)),
             Where::Zeroes => None,
-        }
-    }
-
-    fn give_back(&self, run: &Run) {
-        match run.place {
-            Where::Data(number) => self.core.data.storage.give_back(self.to_data[number].token),
-            Where::Backing(number) => {
-                let backing = self.core.backing.as_ref().expect("it was asked");
-                backing.storage.give_back(self.to_backing[number].token);
-            }
-            Where::Zeroes => {}
         }
     }
 
@@ -391,10 +376,8 @@ impl Qcow2Lane {
     ) {
         let parts = self.runs[runs].iter().map(|run| {
             let storage = match run.place {
-                Where::Data(_) => Some(self.core.data.storage.clone()),
-                Where::Backing(_) => {
-                    self.core.backing.as_ref().map(|backing| backing.storage.clone())
-                }
+                Where::Data(_) => Some(self.to_data.storage().clone()),
+                Where::Backing(_) => self.to_backing.as_ref().map(|asked| asked.storage().clone()),
                 Where::Zeroes => None,
             };
             let part = match self.question(run) {
@@ -412,9 +395,6 @@ impl Qcow2Lane {
                     Answer::Refused(kind) => serve::Part::Known(Err(kind)),
                 },
             };
-            if let serve::Part::Known(_) = part {
-                self.give_back(run);
-            }
             (run.skip, part)
         });
         let parts: Vec<_> = parts.collect();
@@ -477,16 +457,6 @@ impl Qcow2Lane {
     }
 }
 
-/// Adds a question and returns its number.
-fn ask(
-    questions: &mut Vec<Mapping>,
-    storage: &crate::storage::Storage,
-    operation: Operation,
-) -> usize {
-    questions.push(Mapping::new(storage.name(), operation));
-    questions.len() - 1
-}
-
 impl Lane for Qcow2Lane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let mut plans = std::mem::take(&mut self.plans);
@@ -494,13 +464,9 @@ impl Lane for Qcow2Lane {
             let plan = self.plan(mapping, pieces);
             plans.push(plan);
         }
-        if !self.to_data.is_empty() {
-            self.core.data.storage.map(&mut self.to_data, pieces);
-        }
-        if !self.to_backing.is_empty()
-            && let Some(backing) = &self.core.backing
-        {
-            backing.storage.map(&mut self.to_backing, pieces);
+        self.to_data.ask(pieces);
+        if let Some(questions) = &mut self.to_backing {
+            questions.ask(pieces);
         }
         for (mapping, plan) in batch.iter_mut().zip(plans.drain(..)) {
             self.answer(mapping, plan, pieces);
@@ -508,7 +474,9 @@ impl Lane for Qcow2Lane {
         self.plans = plans;
         self.runs.clear();
         self.to_data.clear();
-        self.to_backing.clear();
+        if let Some(questions) = &mut self.to_backing {
+            questions.clear();
+        }
     }
 
     fn due(&self) -> Option<Due> {

@@ -27,6 +27,7 @@ mod lane;
 mod node;
 mod open;
 mod overlap;
+mod questions;
 mod refcount;
 mod repair;
 mod seen;
