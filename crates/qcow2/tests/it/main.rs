@@ -5,6 +5,7 @@
 mod allocations;
 mod bitmaps;
 mod counting;
+mod damage;
 mod header;
 mod node;
 mod overlap;
