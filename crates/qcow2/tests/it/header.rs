@@ -350,3 +350,38 @@ fn with_names(bench: &Bench) -> Result<Vec<u8>> {
     }
     Ok(std::fs::read(bench.path("names.qcow2"))?)
 }
+
+#[test]
+fn what_is_wrong_with_the_bitmaps_extension_is_said() -> Result<()> {
+    if qemu::is_missing() {
+        return Ok(());
+    }
+    let bench = Bench::new()?;
+    let good = with_names(&bench)?;
+    let magic = 0x2385_2875_u32.to_be_bytes();
+    let data = 8 + good.windows(4).position(|bytes| bytes == magic).context("it has bitmaps")?;
+    let mut images = Vec::new();
+    for (change, field) in [
+        (Change(data, 0, 4), "nb_bitmaps"),
+        (Change(data, 65536, 4), "nb_bitmaps"),
+        (Change(data + 4, 1, 4), "bitmaps extension's reserved field"),
+        (Change(data + 8, 1 << 30, 8), "bitmap_directory_size"),
+        (Change(data + 16, 512, 8), "bitmap_directory_offset"),
+        (Change(data - 4, 16, 4), "header extension length"),
+    ] {
+        let mut file = good.clone();
+        change.apply(&mut file);
+        let error = parse(&file).err().with_context(|| format!("{change:?} is accepted"))?;
+        ensure!(error.to_string().starts_with(field), "{change:?}: {error}");
+        // Of bitmaps that are not consistent nothing is asked but the length.
+        Change(88, 0, 8).apply(&mut file);
+        ensure!(parse(&file).is_ok() == (field != "header extension length"), "{change:?}");
+        Change(88, 1, 8).apply(&mut file);
+        let name = format!("bitmaps-{}.qcow2", images.len());
+        std::fs::write(bench.path(&name), &file)?;
+        images.push(name);
+    }
+    let opened = qemu::opens(&bench.path(""), &images)?;
+    ensure!(opened.iter().all(|is_open| !is_open), "QEMU opens some: {opened:?}");
+    Ok(())
+}

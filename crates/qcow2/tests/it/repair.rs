@@ -428,3 +428,29 @@ fn an_image_that_is_marked_corrupt_is_not_written() -> Result<()> {
 fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(std::fs::read(path)?)
 }
+
+#[test]
+fn flags_that_say_what_is_ours_alone_are_made_anew() -> Result<()> {
+    if qemu::is_missing() {
+        return Ok(());
+    }
+    let bench = Bench::new()?;
+    make(&bench, "cluster_size=64k", "16M", SNAPSHOTS)?;
+    let image = bench.path("a.qcow2");
+    let mut file = std::fs::read(&image)?;
+    let places = places(&file);
+    let mut turned = 0;
+    for at in std::iter::once(places.l1).chain((0..200).map(|entry| places.l2 + entry * 8)) {
+        let old = word(&file, at);
+        if old & 0x00ff_ffff_ffff_fe00 != 0 && old & (1 << 62) == 0 {
+            put(&mut file, at, old ^ (1 << 63));
+            turned += 1;
+        }
+    }
+    ensure!(turned > 20, "{turned} flags");
+    std::fs::write(&image, &file)?;
+    make_writable(&image).map_err(anyhow::Error::msg)?;
+    let wrong = qemu::wrong(&bench.path(""), "a.qcow2")?;
+    ensure!(wrong.is_empty(), "{wrong}");
+    Ok(())
+}
