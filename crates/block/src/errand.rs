@@ -16,19 +16,29 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use crate::{Buffers, FailKind, HostMemory, Operation, Outcome, Piece};
+use crate::kept::Kept;
+use crate::{
+    Buffers, FailKind, HostMemory, KeptError, MemoryId, Operation, Outcome, Piece, Target,
+};
 
-/// What a lane may use of its iothread: I/O of its own, and being called again.
+/// What a lane may use of its iothread: I/O of its own, memory for answers, and being called again. The
+/// lanes that one is made of share it: clones are the same.
 #[derive(Debug, Clone)]
 pub struct LaneIo {
-    submitted: Rc<RefCell<Vec<Errand>>>,
+    shared: Rc<Shared>,
     waker: Waker,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    submitted: RefCell<Vec<Errand>>,
+    kept: RefCell<Kept>,
 }
 
 impl LaneIo {
     /// Of an iothread that calls [`crate::Lane::resume`] after the waker was used.
     pub fn new(waker: Waker) -> Self {
-        Self { submitted: Rc::default(), waker }
+        Self { shared: Rc::default(), waker }
     }
 
     /// For lanes that neither have errands nor wait for other threads.
@@ -38,13 +48,64 @@ impl LaneIo {
 
     /// Has the iothread carry out an operation on these pieces, which some lane has answered with, and
     /// on this memory, if it is a read or a write. It begins when the lane returns. Behind the end of a
-    /// file a read finds zeroes ([`crate::BehindEnd`]).
+    /// file a read finds zeroes ([`crate::BehindEnd`]). What the pieces name of memory that is kept is
+    /// copied at once and let go, so the errand has files alone.
     pub fn submit(&self, operation: Operation, pieces: &[Piece], memory: HostMemory) -> ErrandDone {
         let end = Rc::new(RefCell::new(End { over: None, waker: None }));
         let done = ErrandDone { end: Rc::clone(&end) };
-        let (pieces, memory) = (pieces.to_vec(), ManuallyDrop::new(memory));
-        self.submitted.borrow_mut().push(Errand { operation, pieces, memory, end });
+        let mut pieces = pieces.to_vec();
+        let mut memory = ManuallyDrop::new(memory);
+        let is_kept = |piece: &Piece| matches!(piece.target, Target::Kept { .. });
+        let mut result = Ok(());
+        if pieces.iter().any(is_kept) {
+            result = self.read_kept(&pieces, |skip, bytes| {
+                memory[skip..skip + bytes.len()].copy_from_slice(bytes);
+            });
+            self.let_go(&pieces);
+            pieces.retain(|piece| !is_kept(piece));
+        }
+        let errand = Errand { operation, pieces, memory, end };
+        match result {
+            Ok(()) => self.shared.submitted.borrow_mut().push(errand),
+            // A lane's own mistake: then it has no bytes.
+            Err(KeptError::Full { .. } | KeptError::Gone { .. }) => {
+                errand.finish(Outcome::Failed(FailKind::Io));
+            }
+        }
         done
+    }
+
+    /// Keeps memory for one answer, whose pieces name it with [`Target::Kept`]: until they are carried
+    /// out, or somebody lets them go.
+    pub fn keep(&self, memory: Rc<HostMemory>) -> Result<MemoryId, KeptError> {
+        self.shared.kept.borrow_mut().keep(memory)
+    }
+
+    /// For who carries out a read: has `put` store what these pieces of it name of kept memory, at that place
+    /// of the read's memory. Skips other pieces. What is kept stays until it is let go.
+    pub fn read_kept(
+        &self,
+        pieces: &[Piece],
+        mut put: impl FnMut(usize, &[u8]),
+    ) -> Result<(), KeptError> {
+        let kept = self.shared.kept.borrow();
+        pieces.iter().try_for_each(|piece| kept.read(piece, &mut put))
+    }
+
+    /// Lets the memory go that the pieces of an answer name: for who has carried it out, and for lanes
+    /// that got it from below and do not pass it on.
+    pub fn let_go(&self, pieces: &[Piece]) {
+        self.shared.kept.borrow_mut().let_go(pieces);
+    }
+
+    /// For the iothread, when no request or errand of the lanes is under way: nothing is kept any more.
+    pub fn let_all_go(&self) {
+        self.shared.kept.borrow_mut().let_all_go();
+    }
+
+    /// How many bytes are kept now.
+    pub fn bytes_kept(&self) -> usize {
+        self.shared.kept.borrow().bytes()
     }
 
     /// Has the iothread call [`crate::Lane::resume`] soon. Clones of it may be used by any thread.
@@ -54,12 +115,12 @@ impl LaneIo {
 
     /// For the iothread: whether there is anything to take.
     pub fn has_submitted(&self) -> bool {
-        !self.submitted.borrow().is_empty()
+        !self.shared.submitted.borrow().is_empty()
     }
 
     /// For the iothread: takes what was submitted, in order.
     pub fn take_submitted(&self, into: &mut Vec<Errand>) {
-        into.append(&mut self.submitted.borrow_mut());
+        into.append(&mut self.shared.submitted.borrow_mut());
     }
 }
 
@@ -85,7 +146,7 @@ impl Errand {
         self.operation
     }
 
-    /// Where.
+    /// Where: in files or nowhere.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
@@ -157,6 +218,38 @@ mod tests {
             panic!("it is over")
         };
         assert_eq!(&*memory, b"here");
+    }
+
+    #[test]
+    fn what_is_kept_in_memory_reaches_an_errand_at_once() {
+        let io = LaneIo::idle();
+        let lane_below = io.clone();
+        let memory = lane_below.keep(Rc::new(HostMemory::of(b"from memory"))).unwrap();
+        let target = Target::Kept { memory, offset: 5 };
+        let pieces = [
+            Piece { skip: 2, count: ByteCount(6), target },
+            Piece { skip: 0, count: ByteCount(2), target: Target::Zeroes },
+        ];
+        let extent = DiskSize(ByteCount(4096)).check(ByteOffset(0), ByteCount(8)).unwrap();
+        let read = Operation::Read(extent);
+        let mut done = io.submit(read, &pieces, HostMemory::zeroed(8));
+        let mut errands = Vec::new();
+        io.take_submitted(&mut errands);
+        let errand = errands.pop().unwrap();
+        assert_eq!(errand.pieces(), &pieces[1..]);
+        errand.finish(Outcome::Done);
+        let mut context = Context::from_waker(Waker::noop());
+        let Poll::Ready(Ok(memory)) = Pin::new(&mut done).poll(&mut context) else {
+            panic!("it is over")
+        };
+        assert_eq!(&*memory, b"\0\0memory");
+        assert_eq!(io.bytes_kept(), 0);
+        // It was let go.
+        let mut done = io.submit(read, &pieces, HostMemory::zeroed(8));
+        let Poll::Ready(Err(kind)) = Pin::new(&mut done).poll(&mut context) else {
+            panic!("it fails at once")
+        };
+        assert_eq!((kind, io.has_submitted()), (FailKind::Io, false));
     }
 
     #[test]

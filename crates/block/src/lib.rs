@@ -15,6 +15,7 @@ mod clock;
 mod errand;
 mod extent;
 mod hold_queue;
+mod kept;
 mod node;
 mod operation;
 mod pieces;
@@ -27,9 +28,10 @@ pub use clock::{Clock, SystemClock};
 pub use errand::{Errand, ErrandDone, ErrandRunner, LaneIo};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use hold_queue::HoldQueue;
+pub use kept::KeptError;
 pub use node::{
     After, Answer, BehindEnd, Due, Lane, LaneError, Limits, Mapping, Node, Order, Token, Told,
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, Unmap};
-pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
+pub use pieces::{FileId, MemoryId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
 pub use rate::SentenceRate;

@@ -14,6 +14,10 @@ pub const PIECES_MAX: usize = 1 << 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId(pub u32);
 
+/// Memory that a lane keeps for an answer, see [`crate::LaneIo::keep`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryId(pub(crate) u32);
+
 /// Where a run of bytes lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
@@ -28,6 +32,13 @@ pub enum Target {
     Zeroes,
     /// Nowhere: reads leave the memory as it is, changes are done already.
     Nothing,
+    /// In memory that a lane keeps, until the answer is carried out or let go. Only of reads.
+    Kept {
+        /// The memory.
+        memory: MemoryId,
+        /// The place in it, in bytes.
+        offset: u64,
+    },
 }
 
 /// A run of bytes of one operation and where it lives.

@@ -47,6 +47,7 @@ fn carry_out(
     for piece in pieces {
         match (piece.target, operation) {
             (Target::Nothing, _) => {}
+            (Target::Kept { .. }, _) => panic!("errands have files alone"),
             (Target::Zeroes, Operation::Read(_)) => {
                 memory.zero(in_memory(piece.skip), in_memory(piece.count.0));
             }

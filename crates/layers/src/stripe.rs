@@ -211,6 +211,6 @@ impl Node for StripeNode {
     fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let lanes: Result<Vec<_>, _> =
             self.children.iter().map(|child| child.node().open_lane(io)).collect();
-        Ok(Box::new(StripeLane::new(self.layout, lanes?, self.access, self.discards)))
+        Ok(Box::new(StripeLane::new(self.layout, io, lanes?, self.access, self.discards)))
     }
 }

@@ -454,9 +454,10 @@ impl Engine {
     }
 
     fn submit_pieces(&mut self, index: JobIndex) {
-        let Self { jobs, kernel, .. } = self;
-        let Job { pieces, operation, memory, staged, outstanding, .. } = jobs.get(index);
-        let mut place = 0;
+        let Self { jobs, kernel, lanes, .. } = self;
+        let job = jobs.get(index);
+        let Job { pieces, operation, memory, staged, outstanding, .. } = job;
+        let (mut place, mut has_kept) = (0, false);
         while let Some(piece) = pieces.get(place) {
             let tag = Addressee::Job(index, PieceIndex::new(place));
             place += 1;
@@ -473,6 +474,7 @@ impl Engine {
                     | Operation::WriteZeroes(..)
                     | Operation::Flush,
                 ) => {}
+                (Target::Kept { .. }, _) => has_kept = true,
                 // A flush has no bytes; it only syncs.
                 (Target::File { .. }, _) if piece.count.0 == 0 => {}
                 (Target::File { .. }, operation) => {
@@ -482,6 +484,9 @@ impl Engine {
                     *outstanding += submit_run(kernel, operation, run, memory, staged, tag);
                 }
             }
+        }
+        if has_kept {
+            lanes.carry_out_kept(job);
         }
     }
 

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Outcome, PieceList,
-    Token, Told,
+    Answer, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Operation, Outcome,
+    PieceList, Token, Told,
 };
 use kernel_io::Notifier;
 
 use crate::called::{Called, Calls};
-use crate::job::JobIndex;
+use crate::job::{Job, JobIndex};
 
 /// Names an open lane of one [`crate::Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -283,6 +283,21 @@ impl Lanes {
         open.requests += into.len() - begun;
     }
 
+    /// Gives a read what its pieces name of memory that the lane keeps, which is not needed any more then.
+    pub(crate) fn carry_out_kept(&mut self, job: &mut Job) {
+        assert!(matches!(job.operation, Operation::Read(_)), "only reads find bytes in memory");
+        let io = &self.get(job.lane).io;
+        let Job { pieces, memory, .. } = job;
+        let put = |skip, bytes: &[u8]| {
+            memory.copy_from(skip, bytes);
+        };
+        if let Err(error) = io.read_kept(pieces, put) {
+            tracing::error!("a read is answered with what is not there: {error}");
+            job.failure = Some(FailKind::Io);
+        }
+        io.let_go(&job.pieces);
+    }
+
     /// Whether the lane has submitted errands or has to be called, and nobody has noted it yet.
     pub(crate) fn note(&mut self, index: LaneIndex) -> bool {
         self.needs_attention(index)
@@ -350,7 +365,14 @@ impl Lanes {
     pub(crate) fn over(&mut self, index: LaneIndex) {
         let open = self.get(index);
         open.requests -= 1;
-        if open.requests == 0 && open.users == 0 {
+        if open.requests > 0 {
+            return;
+        }
+        if open.io.bytes_kept() > 0 {
+            // Of answers that no lane has passed on.
+            open.io.let_all_go();
+        }
+        if open.users == 0 {
             self.close_if_over(index);
         }
     }

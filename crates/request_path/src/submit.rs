@@ -171,7 +171,7 @@ pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
         Operation::Write(..) => {
             let buffered = |target| match target {
                 Target::File { file, .. } => kernel.file(file).caching() == Caching::Buffered,
-                Target::Zeroes | Target::Nothing => false,
+                Target::Zeroes | Target::Nothing | Target::Kept { .. } => false,
             };
             stable && job.pieces.iter().map(|piece| piece.target).any(buffered)
         }

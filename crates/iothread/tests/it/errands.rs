@@ -53,11 +53,11 @@ fn directories() -> Vec<&'static str> {
 }
 
 /// Loads rings while they move and the graph is drained; then looks at all bytes.
-fn load(reactors: Reactors, directory: &str, aio: Aio) {
+fn load(reactors: Reactors, directory: &str, aio: Aio, behaviour: Behaviour) {
     let files = Arc::new(FileTable::default());
     let threads = iothreads::<3>(&files, reactors);
     let (below, image) = image(&files, directory, aio);
-    let node = WorkingNode::over(below, BYTES, Behaviour::default());
+    let node = WorkingNode::over(below, BYTES, behaviour);
     let top: Arc<dyn Node> = Arc::clone(&node) as _;
     let mut loads: Vec<Load> = (0..RINGS).map(Load::new).collect();
     let placed: Vec<_> = loads.iter().map(|load| place(&load.guest, &top, &threads[0])).collect();
@@ -87,6 +87,9 @@ fn load(reactors: Reactors, directory: &str, aio: Aio) {
     drop(threads);
     let bytes = std::fs::read(&image).unwrap();
     loads.iter().for_each(|load| load.check_image(&bytes));
+    if behaviour != Behaviour::Working {
+        return assert!(node.kept() > 0, "nothing was put to the test");
+    }
     // Each write was noted once, after its bytes were there.
     for (block, version) in loads.iter().flat_map(Load::versions) {
         let place = usize::try_from(BYTES + block * BLOCK as u64).unwrap();
@@ -101,14 +104,23 @@ fn load(reactors: Reactors, directory: &str, aio: Aio) {
 fn a_working_lane_under_load_loses_nothing_and_repeats_nothing() {
     on_both(|reactors| {
         for directory in directories() {
-            load(reactors, directory, Aio::Automatic);
+            load(reactors, directory, Aio::Automatic, Behaviour::Working);
         }
-        load(reactors, env!("CARGO_TARGET_TMPDIR"), Aio::Threads);
-        load(reactors, env!("CARGO_TARGET_TMPDIR"), Aio::Native);
+        load(reactors, env!("CARGO_TARGET_TMPDIR"), Aio::Threads, Behaviour::Working);
+        load(reactors, env!("CARGO_TARGET_TMPDIR"), Aio::Native, Behaviour::Working);
     });
 }
 
 /// Each request needs a wake of the other thread, which sleeps by then, and one back.
+#[test]
+fn reads_find_what_their_lane_keeps_in_memory() {
+    on_both(|reactors| {
+        for directory in directories() {
+            load(reactors, directory, Aio::Automatic, Behaviour::Keeping);
+        }
+    });
+}
+
 #[test]
 fn a_wake_that_comes_as_a_thread_goes_to_sleep_is_not_lost() {
     on_both(|reactors| {

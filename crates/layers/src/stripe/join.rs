@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 
 use block::{
-    After, Answer, BehindEnd, ByteCount, ByteOffset, Durability, FailKind, Mapping, Operation,
-    Order, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
+    After, Answer, BehindEnd, ByteCount, ByteOffset, Durability, FailKind, LaneIo, Mapping,
+    Operation, Order, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
 };
 
 use super::layout::{Layout, Split};
@@ -66,13 +66,16 @@ impl Whole {
         Mapping { token, order: stricter(order, part.order), ..part }
     }
 
-    /// The answer, when all parts and pieces were taken.
+    /// The answer, when all parts and pieces were taken. Of one that is refused no memory is kept.
     pub(super) fn answered(self, made: &Answering<'_>) -> Mapping {
         let answer = match self.refused {
             Some(kind) => Answer::Refused(kind),
             None if made.count() > PIECES_MAX => Answer::Refused(FailKind::Unsupported),
             None => Answer::Now(made.range()),
         };
+        if let Answer::Refused(_) = answer {
+            made.io.let_go(made.pieces.get(made.range()));
+        }
         Mapping { answer, ..self.asked }
     }
 
@@ -85,6 +88,7 @@ impl Whole {
 #[derive(Debug)]
 pub(super) struct Answering<'a> {
     layout: Layout,
+    io: &'a LaneIo,
     pieces: &'a mut PieceList,
     from: PieceMark,
     /// Bytes of pieces that were not cut.
@@ -93,9 +97,9 @@ pub(super) struct Answering<'a> {
 
 impl<'a> Answering<'a> {
     /// None yet.
-    pub(super) fn new(layout: Layout, pieces: &'a mut PieceList) -> Self {
+    pub(super) fn new(layout: Layout, io: &'a LaneIo, pieces: &'a mut PieceList) -> Self {
         let from = pieces.end();
-        Self { layout, pieces, from, counted: 0 }
+        Self { layout, io, pieces, from, counted: 0 }
     }
 
     /// Adds the pieces of the part at that place, which are in the same list.
@@ -112,7 +116,7 @@ impl<'a> Answering<'a> {
     /// What is too much is left out.
     fn add(&mut self, whole: &Whole, place: usize, piece: Piece) {
         if self.count() > PIECES_MAX {
-            return;
+            return self.io.let_go(&[piece]);
         }
         match &whole.spread {
             Spread::Parts(split) if has_memory(whole.asked.operation) => {
@@ -226,12 +230,12 @@ impl Joins {
     pub(super) fn answer(
         &mut self,
         name: Token,
-        layout: Layout,
+        (layout, io): (Layout, &LaneIo),
         pieces: &mut PieceList,
     ) -> Mapping {
         let join = self.get(name);
         let after = if join.told == 0 { After::Over } else { After::Tell };
-        Mapping { after, ..join.answered(layout, pieces) }
+        Mapping { after, ..join.answered(Answering::new(layout, io, pieces)) }
     }
 
     /// Notes that an operation is answered with that: it is over, or its members are to be told.
@@ -292,8 +296,7 @@ impl Join {
         }
     }
 
-    fn answered(&mut self, layout: Layout, pieces: &mut PieceList) -> Mapping {
-        let mut answering = Answering::new(layout, pieces);
+    fn answered(&mut self, mut answering: Answering<'_>) -> Mapping {
         for (place, piece) in self.kept.drain(..) {
             answering.add(&self.whole, place, piece);
         }
@@ -362,6 +365,7 @@ fn behind(target: Target, bytes: u64) -> Target {
         Target::File { file, offset } => {
             Target::File { file, offset: ByteOffset(offset.0 + bytes) }
         }
+        Target::Kept { memory, offset } => Target::Kept { memory, offset: offset + bytes },
         Target::Zeroes | Target::Nothing => target,
     }
 }

@@ -14,8 +14,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, DiskSize, Due, Extent, FailKind, Lane, Mapping,
-    Operation, Outcome, PIECES_MAX, PieceList, Token, Told, Unmap,
+    Access, After, Answer, ByteCount, ByteOffset, DiskSize, Due, Extent, FailKind, Lane, LaneIo,
+    Mapping, Operation, Outcome, PIECES_MAX, PieceList, Token, Told, Unmap,
 };
 
 use super::StripeDiscards;
@@ -26,6 +26,7 @@ use super::layout::{Layout, Split};
 #[derive(Debug)]
 pub(super) struct StripeLane {
     shape: Shape,
+    io: LaneIo,
     members: Vec<Member>,
     joins: Joins,
     /// The batch as it was spread, in its order.
@@ -55,6 +56,7 @@ impl StripeLane {
     /// A lane over those of all members. It does not know how large they are: they may grow.
     pub(super) fn new(
         layout: Layout,
+        io: &LaneIo,
         lanes: Vec<Box<dyn Lane>>,
         access: Access,
         discards: StripeDiscards,
@@ -63,7 +65,7 @@ impl StripeLane {
         let member = |lane| Member { lane, parts: Vec::new(), taken: 0 };
         let members = lanes.into_iter().map(member).collect();
         let (joins, asked, late) = (Joins::default(), Vec::new(), Vec::new());
-        Self { shape, members, joins, asked, late }
+        Self { shape, io: io.clone(), members, joins, asked, late }
     }
 
     /// Decides who is asked for an operation, and notes what each member is asked for.
@@ -99,7 +101,7 @@ impl StripeLane {
         spread: Spread,
         pieces: &mut PieceList,
     ) {
-        let Self { shape, members, joins, .. } = self;
+        let Self { shape, io, members, joins, .. } = self;
         let count = match spread {
             Spread::Nowhere => 0,
             Spread::One(_) => 1,
@@ -121,7 +123,7 @@ impl StripeLane {
                 answered = joins.take(name, (member, place), &part, pieces);
             }
             let answered =
-                answered.or_else(|| conclude(shape.layout, members, joins, name, pieces));
+                answered.or_else(|| conclude((shape.layout, io), members, joins, name, pieces));
             *mapping = answered.unwrap_or(Mapping { answer: Answer::Held, ..*mapping });
             return;
         }
@@ -130,7 +132,7 @@ impl StripeLane {
             Spread::Nowhere => {}
             Spread::One(member) => *mapping = whole.as_part(members[member].take_back()),
             Spread::Parts(_) | Spread::Everywhere => {
-                let mut answering = Answering::new(shape.layout, pieces);
+                let mut answering = Answering::new(shape.layout, io, pieces);
                 for place in 0..count {
                     let part = members[member_at(place)].take_back();
                     whole.take(&part);
@@ -226,7 +228,7 @@ impl Lane for StripeLane {
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        let Self { shape, members, joins, late: parts, .. } = self;
+        let Self { shape, io, members, joins, late: parts, .. } = self;
         let layout = shape.layout;
         for member in 0..members.len() {
             members[member].lane.resume(now, parts, pieces);
@@ -234,7 +236,9 @@ impl Lane for StripeLane {
                 let name = part.token;
                 let place = joins.late(layout, name, member);
                 let answered = joins.take(name, (member, place), &part, pieces);
-                late.extend(answered.or_else(|| conclude(layout, members, joins, name, pieces)));
+                late.extend(
+                    answered.or_else(|| conclude((layout, io), members, joins, name, pieces)),
+                );
             }
         }
     }
@@ -263,7 +267,7 @@ impl Lane for StripeLane {
 /// The answer to an operation none of whose parts is held any more; none if a member keeps its part when
 /// it hears that the whole is refused.
 fn conclude(
-    layout: Layout,
+    way: (Layout, &LaneIo),
     members: &mut [Member],
     joins: &mut Joins,
     name: Token,
@@ -272,7 +276,7 @@ fn conclude(
     if joins.is_held(name) {
         return None;
     }
-    let mut whole = joins.answer(name, layout, pieces);
+    let mut whole = joins.answer(name, way, pieces);
     if let Answer::Refused(kind) = whole.answer {
         joins.refuse(name, kind);
         whole.after = After::Over;

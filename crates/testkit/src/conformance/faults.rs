@@ -450,7 +450,10 @@ impl FaultyLane {
         let below = mapping.after == After::Tell;
         if below || rounds.is_some() {
             mapping.after = After::Tell;
-            let (mapping, pieces) = (*mapping, pieces.get(range).to_vec());
+            // Memory that was kept for it is gone when it was carried out.
+            let is_file = |piece: &&Piece| !matches!(piece.target, Target::Kept { .. });
+            let pieces = pieces.get(range).iter().filter(is_file).copied().collect();
+            let mapping = *mapping;
             self.telling.insert(
                 mapping.token,
                 Telling { mapping, pieces, below, rounds: rounds.unwrap_or(0) },
@@ -504,6 +507,7 @@ fn cut(range: PieceRange, pieces: &mut PieceList, rng: &mut Rng) -> PieceRange {
 fn part(piece: &Piece, from: u64, count: u64) -> Piece {
     let target = match piece.target {
         Target::File { file, offset } => Target::File { file, offset: ByteOffset(offset.0 + from) },
+        Target::Kept { memory, offset } => Target::Kept { memory, offset: offset + from },
         other @ (Target::Zeroes | Target::Nothing) => other,
     };
     Piece { skip: piece.skip + from, count: ByteCount(count), target }

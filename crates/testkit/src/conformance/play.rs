@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use block::{
     After, Answer, Clock, Due, Errand, FileId, Lane, LaneIo, Mapping, Node, Operation, Order,
     Outcome, Piece, PieceList, Target, Token, Told,
@@ -231,7 +231,7 @@ impl Player {
     fn take_answers(&mut self, side: usize, answered: &[Mapping]) -> Result<()> {
         for mapping in answered {
             let token = index(mapping.token.0.into());
-            let Side { jobs, ordered, held, .. } = &mut self.sides[side];
+            let Side { jobs, ordered, held, io, .. } = &mut self.sides[side];
             let job = jobs[token].as_mut().context("an answer to nobody")?;
             match mapping.answer {
                 Answer::Held => {
@@ -239,7 +239,8 @@ impl Player {
                 }
                 Answer::Refused(kind) => self.over(side, token, Ended::Failed(kind))?,
                 Answer::Now(range) => {
-                    let pieces = self.pieces.get(range).to_vec();
+                    let mut pieces = self.pieces.get(range).to_vec();
+                    take_kept(io, mapping.operation, &mut pieces, &mut job.request.data)?;
                     let is_nothing = pieces.is_empty();
                     job.state = State::Running(mapping.operation, pieces, mapping.after);
                     // With another answer it keeps its place.
@@ -395,6 +396,8 @@ impl Player {
         }
         let left = self.sides[side].jobs.iter().flatten().count();
         ensure!(left == 0, "{left} requests are not answered");
+        let kept = self.sides[side].io.bytes_kept();
+        ensure!(kept == 0, "{kept} bytes are kept for answers that are over");
         Ok(())
     }
 
@@ -473,6 +476,23 @@ fn build(
     stack.build(&clock, complaints, &sizes)
 }
 
+/// Gives a read what its lane keeps for it; leaves the other pieces.
+fn take_kept(
+    io: &LaneIo,
+    operation: Operation,
+    pieces: &mut Vec<Piece>,
+    data: &mut [u8],
+) -> Result<()> {
+    let is_kept = |piece: &Piece| matches!(piece.target, Target::Kept { .. });
+    if pieces.iter().any(is_kept) {
+        ensure!(matches!(operation, Operation::Read(_)), "{operation:?} finds {pieces:?}");
+        io.read_kept(pieces, |skip, bytes| data[skip..skip + bytes.len()].copy_from_slice(bytes))?;
+        io.let_go(pieces);
+        pieces.retain(|piece| !is_kept(piece));
+    }
+    Ok(())
+}
+
 fn carry_out(
     store: &Store,
     operation: Operation,
@@ -487,6 +507,7 @@ fn carry_out(
             data.get_mut(bytes).context("beyond the memory")?.fill(0);
         }
         (_, Target::Zeroes | Target::Nothing) => {}
+        (_, Target::Kept { .. }) => bail!("memory is kept for requests alone"),
         (Operation::Read(_), Target::File { file, offset }) => {
             let data = data.get_mut(bytes).context("beyond the memory")?;
             store.read(file, offset.0, data)?;

@@ -189,8 +189,11 @@ impl Iothread {
     }
 
     /// Closes the lane, which has nothing in flight.
-    pub(crate) fn close(&mut self) {
+    pub(crate) fn close(&mut self) -> Result<()> {
         self.lane = None;
+        let bytes = self.io.bytes_kept();
+        ensure!(bytes == 0, "{bytes} bytes are kept for answers that are over");
+        Ok(())
     }
 
     /// The process dies.
@@ -333,9 +336,11 @@ impl Iothread {
                     Owner::Errand(errand) => errand.memory().zero(range.start, range.len()),
                     Owner::Request(_) => job.memory[range].fill(0),
                 },
-                (Target::Zeroes | Target::Nothing, _) => {}
+                (Target::Zeroes | Target::Nothing | Target::Kept { .. }, _) => {}
             }
         }
+        self.carry_out_kept(slot)?;
+        let job = self.job(slot);
         let is_early = world.mischief == Mischief::EarlyEnds && job.after == After::Tell;
         if is_early && to.asker == Asker::Guest && job.outstanding > 0 {
             job.after = After::Over;
@@ -349,6 +354,22 @@ impl Iothread {
         Ok(())
     }
 
+    /// Gives a read what its lane keeps in memory for it.
+    fn carry_out_kept(&mut self, slot: usize) -> Result<()> {
+        let Some(Job { pieces, memory, operation, .. }) = &mut self.jobs[slot] else {
+            return Ok(());
+        };
+        let is_kept = |piece: &Piece| matches!(piece.target, Target::Kept { .. });
+        if pieces.iter().any(is_kept) {
+            ensure!(matches!(operation, Operation::Read(_)), "{operation:?} finds {pieces:?}");
+            self.io.read_kept(pieces, |skip, bytes| {
+                memory[skip..skip + bytes.len()].copy_from_slice(bytes);
+            })?;
+            self.io.let_go(pieces);
+        }
+        Ok(())
+    }
+
     /// The bytes of a job are there, and synced if that was begun.
     fn settle(&mut self, slot: usize, world: &mut World) -> Result<()> {
         let to = self.addressee(slot);
@@ -357,7 +378,7 @@ impl Iothread {
             job.phase = Phase::Sync;
             let file = |piece: &Piece| match piece.target {
                 Target::File { file, .. } => Some(file),
-                Target::Zeroes | Target::Nothing => None,
+                Target::Zeroes | Target::Nothing | Target::Kept { .. } => None,
             };
             let mut files: Vec<FileId> = job.pieces.iter().filter_map(file).collect();
             files.sort_unstable_by_key(|file| file.0);

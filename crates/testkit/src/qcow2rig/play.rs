@@ -362,7 +362,7 @@ impl<'a> Player<'a> {
         let weights = Weights::any(&mut self.world.rng, open.iothreads.len());
         self.settle(&mut open, &weights)?;
         for thread in &mut open.iothreads {
-            thread.close();
+            thread.close()?;
         }
         open.iothreads.clear();
         if self.world.rng.one_in(2) {

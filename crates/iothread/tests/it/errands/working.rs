@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -16,7 +17,7 @@ use std::time::Instant;
 use block::{
     Access, After, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Due, Durability,
     ErrandDone, Extent, FailKind, HostMemory, Lane, LaneError, LaneIo, Limits, Mapping, Node,
-    Operation, Outcome, PieceList, Rights, Token, Told,
+    Operation, Outcome, Piece, PieceList, Rights, Target, Token, Told,
 };
 
 use crate::guest::BLOCK;
@@ -29,6 +30,8 @@ pub(crate) enum Behaviour {
     Working,
     /// They hold everything and call themselves, again and again, until [`WorkingNode::let_go`].
     Spinning,
+    /// The same, but reads are answered with memory.
+    Keeping,
     /// They ask below about each request, and once more when that was carried out.
     AskingTwice,
 }
@@ -213,6 +216,13 @@ impl WorkingLane {
             (Behaviour::AskingTwice, _) | (Behaviour::Working, Operation::Write(..)) => {
                 self.ask(mapping, pieces);
             }
+            (Behaviour::Keeping, operation @ Operation::Read(extent)) => {
+                let count = usize::try_from(extent.count().0).unwrap();
+                let done = self.errand(operation, HostMemory::zeroed(count));
+                self.errands.push((mapping.token, operation, done));
+                mapping.answer = Answer::Held;
+            }
+            (Behaviour::Keeping, _) => self.ask(mapping, pieces),
             (Behaviour::Working, operation @ Operation::Read(extent)) => {
                 let look = Operation::Read(self.note_of(extent));
                 let done = self.errand(look, HostMemory::zeroed(BLOCK));
@@ -234,6 +244,19 @@ impl WorkingLane {
         let mut mapping = Mapping::new(token, operation);
         match (result, operation) {
             (Err(kind), _) => mapping.answer = Answer::Refused(kind),
+            (Ok(found), Operation::Read(_)) if self.behaviour == Behaviour::Keeping => {
+                self.shared.kept.fetch_add(1, Ordering::SeqCst);
+                let half = found.len() / 2;
+                let (first, second) = found.split_at(half);
+                let mark = pieces.end();
+                for (skip, part) in [(half, second), (0, first)] {
+                    let memory =
+                        self.io.keep(Rc::new(HostMemory::of(part))).expect("there is room");
+                    let (skip, count) = (skip as u64, ByteCount(part.len() as u64));
+                    pieces.push(Piece { skip, count, target: Target::Kept { memory, offset: 0 } });
+                }
+                mapping.answer = Answer::Now(pieces.since(mark));
+            }
             (Ok(_), Operation::Read(_)) => self.ask(&mut mapping, pieces),
             (Ok(_), _) => {
                 self.elsewhere.push((token, operation));
@@ -264,6 +287,8 @@ impl Lane for WorkingLane {
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        // What was answered before was carried out at once.
+        assert_eq!(self.io.bytes_kept(), 0);
         let first = late.len();
         self.below.resume(now, late, pieces);
         self.second.resume(now, late, pieces);
@@ -344,6 +369,7 @@ impl Lane for WorkingLane {
 
 impl Drop for WorkingLane {
     fn drop(&mut self) {
+        assert_eq!(self.io.bytes_kept(), 0, "nothing is in flight");
         // What others have left here still has to be done.
         let mut meeting = self.shared.meeting.lock().unwrap();
         let own = meeting.lanes.remove(&self.number).unwrap();
