@@ -108,12 +108,13 @@ pub(crate) struct Decoded {
     /// The one that was used last is in front.
     clusters: VecDeque<(u64, Rc<HostMemory>)>,
     bytes_max: usize,
+    count_max: usize,
 }
 
 impl Decoded {
-    /// Keeps so many bytes, and always the last cluster.
-    pub(crate) fn new(bytes_max: usize) -> Self {
-        Self { clusters: VecDeque::new(), bytes_max }
+    /// Keeps so many bytes and clusters, and always the last cluster.
+    pub(crate) fn new(bytes_max: usize, count_max: usize) -> Self {
+        Self { clusters: VecDeque::new(), bytes_max, count_max }
     }
 
     /// The cluster of that descriptor.
@@ -130,7 +131,9 @@ impl Decoded {
         self.clusters.retain(|(known, _)| *known != descriptor);
         self.clusters.push_front((descriptor, cluster));
         let mut bytes: usize = self.clusters.iter().map(|(_, cluster)| cluster.len()).sum();
-        while bytes > self.bytes_max && self.clusters.len() > 1 {
+        while (bytes > self.bytes_max || self.clusters.len() > self.count_max)
+            && self.clusters.len() > 1
+        {
             bytes -= self.clusters.pop_back().map_or(0, |(_, cluster)| cluster.len());
         }
     }

@@ -17,6 +17,7 @@ use block::{
 
 use crate::epoch::{Epoch, LaneEpochs};
 use crate::image::Image;
+use crate::serve::Decoder;
 use crate::space::SyncMark;
 use crate::storage::{Storage, extent};
 
@@ -29,6 +30,7 @@ pub(crate) struct Core {
     /// Where data are: the same, or a file of its own.
     pub(crate) data: Data,
     pub(crate) backing: Option<Backing>,
+    pub(crate) decoder: Decoder,
     state: RefCell<State>,
 }
 
@@ -101,7 +103,7 @@ impl Core {
     ) -> Self {
         let epochs = image.epochs().join();
         let state = RefCell::new(State { epochs, open: Vec::new(), answers: Vec::new() });
-        Self { image, file, data, backing, state }
+        Self { image, file, data, backing, decoder: Decoder::new(), state }
     }
 
     /// A request is about to look at the tables; `None` if clusters are never freed.

@@ -13,9 +13,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use block::{FailKind, HostMemory};
+use block::{Clock, FailKind, HostMemory, SentenceRate, SystemClock};
 
 use crate::claims::{Claimed, Claims};
+use crate::compressed::{CompressedError, Method};
 use crate::epoch::Epochs;
 use crate::header::Header;
 use crate::overlap::Metadata;
@@ -58,6 +59,11 @@ pub(crate) struct Image {
     size: u64,
     version: u32,
     is_raw_external: bool,
+    compression: Method,
+    /// The bytes of the file when the image was loaded.
+    file_bytes: u64,
+    /// How often is said what is wrong with compressed clusters.
+    said: Mutex<SentenceRate>,
     l1_offset: u64,
     l1: Box<[AtomicU64]>,
     /// One writer of the L1 table at a time.
@@ -145,6 +151,9 @@ impl Image {
             size: header.size,
             version: header.version,
             is_raw_external: header.features.raw_external,
+            compression: if header.features.zstd { Method::Zstd } else { Method::Deflate },
+            file_bytes,
+            said: Mutex::default(),
             l1_offset: header.l1_offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),
             l1_writes: Turns::new(()),
@@ -202,6 +211,30 @@ impl Image {
             *cleaned = Some(now);
             self.slices.clean();
         }
+    }
+
+    /// How clusters are compressed.
+    pub(crate) fn compression(&self) -> Method {
+        self.compression
+    }
+
+    /// The bytes of the file when the image was loaded: all that was compressed is in front of their end.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// Says what is wrong with a compressed cluster, now and then; what a guest is told.
+    pub(crate) fn refuse_compressed(
+        &self,
+        cluster: GuestCluster,
+        error: &CompressedError,
+    ) -> FailKind {
+        let said = self.said.lock().expect("nobody panics here").admit(SystemClock.now());
+        if let Some(left_out) = said {
+            let node = &self.node;
+            tracing::error!(left_out, "node {node}: cluster {} of the disk: {error}", cluster.0);
+        }
+        FailKind::Io
     }
 
     pub(crate) fn slices(&self) -> &SliceCache {

@@ -352,6 +352,14 @@ impl Qcow2Lane {
                 }
             }
         };
+        // What lanes below keep for a read that is refused, nobody comes for.
+        if let Answer::Refused(_) = mapping.answer {
+            for run in &self.runs[runs] {
+                if let Some(Answer::Now(range)) = self.question(run).map(|asked| asked.answer) {
+                    self.core.file.io().let_go(pieces.get(range));
+                }
+            }
+        }
         match mapping.answer {
             Answer::Now(_) => mapping.after = self.core.note_mapped(mapping.token, epoch),
             Answer::Held | Answer::Refused(_) => self.core.leave(epoch),

@@ -14,10 +14,6 @@
 
 mod bitmaps;
 mod claims;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "clusters are decoded once reads of them are served")
-)]
 mod compressed;
 mod core;
 mod epoch;

@@ -3,6 +3,7 @@
 //! Where it stands in the life of a request: its lane holds it; the task answers it through
 //! [`Core`], at once or in rounds.
 
+mod compressed;
 mod read;
 mod write;
 mod zero;
@@ -14,6 +15,7 @@ use block::{FailKind, Operation, Piece, Token};
 use crate::core::Core;
 use crate::storage::Storage;
 
+pub(crate) use compressed::Decoder;
 pub(crate) use read::read;
 pub(crate) use write::write;
 pub(crate) use zero::{Zeroing, zero};
@@ -50,7 +52,10 @@ pub(crate) async fn parts(
     }
     match failed {
         None => core.answer(token, operation, pieces),
-        Some(kind) => core.end(token, operation, Err(kind)),
+        Some(kind) => {
+            core.file.io().let_go(&pieces);
+            core.end(token, operation, Err(kind));
+        }
     }
 }
 

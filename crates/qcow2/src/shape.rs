@@ -138,7 +138,11 @@ impl Shape {
         let bad = Err(BadEntry { word, bitmap });
         if word & COMPRESSED != 0 {
             let descriptor = word & !(COPIED | COMPRESSED);
-            return if bitmap == 0 { Ok(Entry::Compressed { descriptor }) } else { bad };
+            return if bitmap == 0 && !self.has_data_file {
+                Ok(Entry::Compressed { descriptor })
+            } else {
+                bad
+            };
         }
         let host = word & OFFSET;
         let has_zero_bit = self.version >= 3 && !self.has_subclusters();

@@ -65,6 +65,11 @@ impl Storage {
         Self(Rc::new(Shared { io: io.clone(), state, alignment }))
     }
 
+    /// What the lane uses of its iothread.
+    pub(crate) fn io(&self) -> &LaneIo {
+        &self.0.io
+    }
+
     /// What writes should be a multiple of, in bytes; a power of two, 512 at least.
     pub(crate) fn alignment(&self) -> u64 {
         self.0.alignment
@@ -79,7 +84,8 @@ impl Storage {
                 Answer::Held => {
                     state.asked[mapping.token.0 as usize] = Asked::Held(None);
                 }
-                Answer::Now(_) if mapping.after == After::Tell => {
+                Answer::Now(range) if mapping.after == After::Tell => {
+                    self.0.io.let_go(pieces.get(range));
                     // A format below, which would have to be told.
                     mapping.answer = Answer::Refused(FailKind::Unsupported);
                 }
@@ -203,7 +209,10 @@ impl Storage {
             lane.resume(now, late, pieces);
             for mapping in late.drain(..) {
                 let answer = match mapping.answer {
-                    Answer::Now(_) if mapping.after == After::Tell => Err(FailKind::Unsupported),
+                    Answer::Now(range) if mapping.after == After::Tell => {
+                        self.0.io.let_go(pieces.get(range));
+                        Err(FailKind::Unsupported)
+                    }
                     Answer::Now(range) => Ok(pieces.get(range).to_vec()),
                     Answer::Refused(kind) => Err(kind),
                     Answer::Held => panic!("a lane answers what it held, or does not mention it"),

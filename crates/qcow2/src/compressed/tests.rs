@@ -117,7 +117,7 @@ fn damaged_data_gives_an_error_or_a_whole_cluster() {
 
 #[test]
 fn the_clusters_that_were_used_last_are_kept() {
-    let mut decoded = Decoded::new(3 * 512);
+    let mut decoded = Decoded::new(3 * 512, 8);
     let memory = || Rc::new(HostMemory::zeroed(512));
     (0..3).for_each(|descriptor| decoded.keep(descriptor, memory()));
     assert!(decoded.get(0).is_some());

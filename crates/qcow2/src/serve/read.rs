@@ -1,9 +1,11 @@
 //! Reads of clusters whose table is not in memory.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use block::{ByteCount, Extent, FailKind, Operation, PIECES_MAX, Piece, Target, Token};
 
+use super::compressed;
 use crate::core::{Core, place};
 use crate::shape::{Entry, Unit};
 
@@ -13,7 +15,10 @@ pub(crate) async fn read(core: Rc<Core>, token: Token, bytes: Extent) {
     let mut pieces = Vec::new();
     match find(&core, bytes, &mut pieces).await {
         Ok(()) => core.answer(token, operation, pieces),
-        Err(kind) => core.end(token, operation, Err(kind)),
+        Err(kind) => {
+            core.file.io().let_go(&pieces);
+            core.end(token, operation, Err(kind));
+        }
     }
 }
 
@@ -32,10 +37,20 @@ pub(super) async fn find(
         let cluster = shape.cluster_of(at);
         let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
         let pinned = image.slice(&core.file, shape.slice_of(cluster)).await?;
-        let Entry::Cluster(found) = image.entry(pinned.slice(), cluster)? else {
-            return Err(FailKind::Unsupported);
-        };
         let cluster_start = shape.start_of(cluster);
+        let found = match image.entry(pinned.slice(), cluster)? {
+            Entry::Cluster(found) => found,
+            Entry::Compressed { descriptor } => {
+                let decoded = compressed::cluster(core, cluster, descriptor).await?;
+                let within = in_memory(at - cluster_start, next - at);
+                compressed::keep(core, &decoded, at - start, within, into)?;
+                at = next;
+                if into.len() > PIECES_MAX {
+                    return Err(FailKind::Unsupported);
+                }
+                continue;
+            }
+        };
         for (unit, part) in shape.parts(found, at - cluster_start..next - cluster_start) {
             let guest = cluster_start + part.start..cluster_start + part.end;
             let (skip, count) = (guest.start - start, guest.end - guest.start);
@@ -60,6 +75,12 @@ pub(super) async fn find(
         at = next;
     }
     Ok(())
+}
+
+/// Bytes of a cluster.
+pub(super) fn in_memory(start: u64, count: u64) -> Range<usize> {
+    let bytes = |number: u64| usize::try_from(number).expect("a cluster fits into memory");
+    bytes(start)..bytes(start + count)
 }
 
 fn zeroes(skip: u64, count: u64) -> Piece {

@@ -13,6 +13,8 @@ use block::{
     Durability, Extent, FailKind, HostMemory, Operation, PIECES_MAX, Piece, Target, Token,
 };
 
+use super::compressed;
+use super::read::in_memory;
 use crate::core::Core;
 use crate::refcount::Clusters;
 use crate::shape::{Cluster, Entry, GuestCluster, Place, Unit, Words, bits_of};
@@ -149,15 +151,12 @@ impl Change {
         let touched = shape.units_of(&within);
         let bits = bits_of(touched.clone());
         let place = Place { host, is_ours: true };
-        let Entry::Cluster(before) = entry else {
-            core.image.ensure_table(&core.file, cluster).await?;
-            self.must_sync = true;
-            for part in [0..within.start, within.end..shape.cluster_bytes()] {
-                self.copy(core, entry, start, part, host).await?;
+        let before = match entry {
+            Entry::Cluster(before) => before,
+            Entry::Compressed { descriptor } => {
+                self.left.push(compressed::host_clusters(core, descriptor));
+                return self.unpack(core, cluster, entry, within, place).await;
             }
-            let after = Cluster { place: Some(place), data: shape.all_units(), zero: 0 };
-            self.entries.push((cluster, shape.write(after)));
-            return Ok(());
         };
         let is_in_place = before.place == Some(place);
         if is_in_place && before.data & bits == bits {
@@ -207,6 +206,26 @@ impl Change {
             let old = shape.cluster_of(old.host).0;
             self.left.push(old..old + 1);
         }
+        Ok(())
+    }
+
+    /// Copies what the write leaves of a compressed cluster.
+    async fn unpack(
+        &mut self,
+        core: &Core,
+        cluster: GuestCluster,
+        entry: Entry,
+        within: Range<u64>,
+        place: Place,
+    ) -> Result<(), FailKind> {
+        let shape = core.image.shape();
+        core.image.ensure_table(&core.file, cluster).await?;
+        self.must_sync = true;
+        for part in [0..within.start, within.end..shape.cluster_bytes()] {
+            self.copy(core, entry, shape.start_of(cluster), part, place.host).await?;
+        }
+        let after = Cluster { place: Some(place), data: shape.all_units(), zero: 0 };
+        self.entries.push((cluster, shape.write(after)));
         Ok(())
     }
 
@@ -344,6 +363,7 @@ pub(super) async fn is_zero(core: &Core, guest: Range<u64>) -> Result<bool, Fail
     };
     let bytes = extent(guest.start..guest.end.min(backing.size))?;
     let (_, pieces) = backing.storage.resolve(Operation::Read(bytes)).await?;
+    backing.storage.io().let_go(&pieces);
     Ok(pieces.iter().all(|piece| piece.target == Target::Zeroes))
 }
 
@@ -353,7 +373,11 @@ async fn read_before(core: &Core, entry: Entry, guest: Range<u64>) -> Result<Hos
     let shape = core.image.shape();
     let within = shape.within(guest.start);
     let unit = match entry {
-        Entry::Compressed { .. } => return Err(FailKind::Unsupported),
+        Entry::Compressed { descriptor } => {
+            let cluster = shape.cluster_of(guest.start);
+            let decoded = compressed::cluster(core, cluster, descriptor).await?;
+            return Ok(HostMemory::of(&decoded[in_memory(within, guest.end - guest.start)]));
+        }
         Entry::Cluster(cluster) => cluster.unit(shape.units_of(&(within..within + 1)).start),
     };
     let count = usize::try_from(guest.end - guest.start).expect("at most a cluster");

@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use block::{Durability, Extent, FailKind, Operation, Token, Unmap};
 
+use super::compressed;
 use super::write::{Change, end, is_zero as is_zero_below, look};
 use crate::core::{Core, DataKind};
 use crate::shape::{Cluster, Entry, GuestCluster, Unit, Words};
@@ -136,6 +137,9 @@ async fn zero_clusters(core: &Core, clusters: Range<u64>, how: Zeroing) -> Resul
                     && !core.has_data_file()
                 {
                     left.push(shape.cluster_of(place.host).0);
+                }
+                if let Entry::Compressed { descriptor } = entry {
+                    left.extend(compressed::host_clusters(core, descriptor));
                 }
             }
         }

@@ -1,0 +1,151 @@
+//! Compressed clusters: their bytes are read, decoded, and kept for the next ones who ask.
+//!
+//! Where it stands in the life of a request: reads are answered with pieces of decoded clusters; writes and
+//! zeroings that leave a part of a cluster copy it from there.
+//!
+//! Invariants: a cluster that several requests of a lane wait for is decoded once. What a request keeps in
+//! memory is at most twice what it asks for, or one cluster more.
+//! Threads: belongs to one lane, whose thread decodes: a cluster of 64 KiB costs some 0.2 ms, one of 2 MiB
+//! as much as 32 of those.
+//! Limits: [`DECODED_BYTES_MAX`] and [`DECODED_CLUSTERS_MAX`] of each lane.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use block::{ByteCount, FailKind, HostMemory, Piece, Target};
+
+use crate::compressed::{Decoded, decode, place};
+use crate::core::Core;
+use crate::refcount::Clusters;
+use crate::shape::GuestCluster;
+
+/// How much one lane keeps of what it has decoded, in bytes: two of the largest clusters.
+const DECODED_BYTES_MAX: usize = 4 << 20;
+
+/// And how many clusters: they are searched one by one.
+const DECODED_CLUSTERS_MAX: usize = 64;
+
+/// What bytes are read by, in the file.
+const SECTOR: u64 = 512;
+
+/// The compressed clusters that one lane has decoded, or is at.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    state: RefCell<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    decoded: Decoded,
+    /// Descriptors of those that a task is at, and who waits for it.
+    busy: BTreeMap<u64, Vec<Waker>>,
+}
+
+/// The right to decode a cluster. Dropped, whoever waits looks again.
+struct Turn<'a> {
+    decoder: &'a Decoder,
+    descriptor: u64,
+}
+
+impl Decoder {
+    /// With nothing in it.
+    pub(crate) fn new() -> Self {
+        let decoded = Decoded::new(DECODED_BYTES_MAX, DECODED_CLUSTERS_MAX);
+        Self { state: RefCell::new(State { decoded, busy: BTreeMap::new() }) }
+    }
+
+    /// The cluster, if it is here, or the right to make it.
+    async fn find(&self, descriptor: u64) -> Result<Rc<HostMemory>, Turn<'_>> {
+        poll_fn(|context| {
+            let State { decoded, busy } = &mut *self.state.borrow_mut();
+            if let Some(cluster) = decoded.get(descriptor) {
+                return Poll::Ready(Ok(cluster));
+            }
+            if let Some(waiting) = busy.get_mut(&descriptor) {
+                waiting.push(context.waker().clone());
+                return Poll::Pending;
+            }
+            busy.insert(descriptor, Vec::new());
+            Poll::Ready(Err(Turn { decoder: self, descriptor }))
+        })
+        .await
+    }
+}
+
+impl Turn<'_> {
+    fn done(self, cluster: &Rc<HostMemory>) {
+        let state = &mut *self.decoder.state.borrow_mut();
+        state.decoded.keep(self.descriptor, Rc::clone(cluster));
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let waiting = self.decoder.state.borrow_mut().busy.remove(&self.descriptor);
+        waiting.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+/// A compressed cluster of the disk as it was.
+pub(super) async fn cluster(
+    core: &Core,
+    cluster: GuestCluster,
+    descriptor: u64,
+) -> Result<Rc<HostMemory>, FailKind> {
+    let turn = match core.decoder.find(descriptor).await {
+        Ok(decoded) => return Ok(decoded),
+        Err(turn) => turn,
+    };
+    let image = &core.image;
+    let cluster_bytes = image.shape().cluster_bytes();
+    let bytes = place(descriptor, cluster_bytes.ilog2())
+        .map_err(|error| image.refuse_compressed(cluster, &error))?;
+    // The data may end with the file, in the middle of a sector.
+    let start = bytes.start - bytes.start % SECTOR;
+    let read = start..bytes.end.min(image.file_bytes()).max(bytes.start);
+    let memory = core.file.read(read).await?;
+    let skip = usize::try_from(bytes.start - start).expect("less than a sector");
+    let count = usize::try_from(cluster_bytes).expect("a cluster fits into memory");
+    let decoded = decode(image.compression(), &memory[skip..], count)
+        .map_err(|error| image.refuse_compressed(cluster, &error))?;
+    let decoded = Rc::new(decoded);
+    turn.done(&decoded);
+    Ok(decoded)
+}
+
+/// Adds a piece that names these bytes of a decoded cluster.
+pub(super) fn keep(
+    core: &Core,
+    cluster: &Rc<HostMemory>,
+    skip: u64,
+    within: Range<usize>,
+    into: &mut Vec<Piece>,
+) -> Result<(), FailKind> {
+    let count = within.len();
+    let (memory, offset) = if count * 2 >= cluster.len() {
+        (Rc::clone(cluster), within.start as u64)
+    } else {
+        (Rc::new(HostMemory::of(&cluster[within])), 0)
+    };
+    let memory = core.file.io().keep(memory).map_err(|error| {
+        tracing::error!("a compressed cluster cannot be read: {error}");
+        FailKind::Io
+    })?;
+    let target = Target::Kept { memory, offset };
+    into.push(Piece { skip, count: ByteCount(count as u64), target });
+    Ok(())
+}
+
+/// The clusters of the file that a compressed cluster has a reference to each: those of its sectors.
+pub(super) fn host_clusters(core: &Core, descriptor: u64) -> Clusters {
+    let shape = core.image.shape();
+    match place(descriptor, shape.cluster_bytes().ilog2()) {
+        Ok(bytes) => shape.cluster_of(bytes.start).0..shape.cluster_of(bytes.end - 1).0 + 1,
+        // It was never there.
+        Err(_reserved) => 0..0,
+    }
+}
