@@ -104,7 +104,7 @@ pub fn describe_place(image: &Snapshot, byte: u64) -> String {
         entry.bitmap,
         entry.at
     );
-    if let Some(host) = header.host(entry) {
+    if let Some(host) = header.host(entry).filter(|_| entry.word & COMPRESSED == 0) {
         let count = refcount(image, &header, host >> header.cluster_bits);
         write!(text, ", refcount {count}").expect("a string takes all");
     }
@@ -248,17 +248,15 @@ impl Checker<'_> {
 
     /// Bits 0 to x of a compressed entry are its place in bytes, the others count sectors of 512 bytes.
     fn compressed(&mut self, entry: L2Entry, by: &str) {
-        let split = 62 - (self.header.cluster_bits - 8);
-        let at = entry.word & ((1 << split) - 1);
-        let sectors = (entry.word & (COMPRESSED - 1)) >> split;
+        let bytes = self.header.compressed_bytes(entry);
         if entry.word & COPIED != 0 {
             self.error(
                 format!("a compressed cluster has the COPIED flag: {by}"),
                 entry.at..entry.at + 8,
             );
         }
-        let start = at & !511;
-        self.add(start, (sectors + 1) * 512, Use::Compressed, by);
+        let start = bytes.start & !511;
+        self.add(start, bytes.end - start, Use::Compressed, by);
     }
 
     /// In the active tables the flag says that the refcount is one. An image whose refcounts may be wrong is not judged.

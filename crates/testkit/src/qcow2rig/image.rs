@@ -3,7 +3,10 @@
 //!
 //! Where it stands: after each life of the rig it says what each sector of the disk holds.
 //!
-//! Not here: whether the metadata is consistent ([`super::check`]); compressed clusters, which it refuses.
+//! Not here: whether the metadata is consistent ([`super::check`]).
+
+use std::io::Read;
+use std::ops::Range;
 
 use super::disk::Snapshot;
 use crate::conformance::{index, number};
@@ -16,6 +19,8 @@ pub(crate) const DIRTY: u64 = 1;
 pub(crate) const CORRUPT: u64 = 2;
 /// Bit 2: guest clusters are in another file.
 pub(crate) const DATA_FILE: u64 = 4;
+/// Bit 3: the header says how clusters are compressed.
+pub(crate) const COMPRESSION: u64 = 8;
 /// Bit 4: entries of L2 tables have 128 bits.
 pub(crate) const EXTENDED_L2: u64 = 16;
 /// Autoclear features, bit 0: bitmaps are valid.
@@ -147,10 +152,40 @@ impl Header {
         (offset != 0 || is_zero_offset_valid).then_some(offset)
     }
 
+    /// Where a compressed entry says that the cluster is: up to the end of a sector.
+    pub fn compressed_bytes(&self, entry: L2Entry) -> Range<u64> {
+        let split = 62 - (self.cluster_bits - 8);
+        let at = entry.word & ((1 << split) - 1);
+        let sectors = (entry.word & (COMPRESSED - 1)) >> split;
+        at..(at & !511) + (sectors + 1) * 512
+    }
+
+    /// A compressed cluster as it was.
+    fn decompressed(&self, image: &Snapshot, place: Range<u64>) -> Result<Vec<u8>, String> {
+        let mut bytes = vec![0; index(place.end - place.start)];
+        image.read(place.start, &mut bytes);
+        let mut cluster = vec![0; index(self.cluster())];
+        let result = if self.has(COMPRESSION) {
+            let mut context = zstd_safe::DCtx::create();
+            let mut output = zstd_safe::OutBuffer::around(&mut cluster[..]);
+            let mut input = zstd_safe::InBuffer::around(&bytes);
+            match context.decompress_stream(&mut output, &mut input) {
+                Ok(0) => Ok(()),
+                Ok(_) => Err("it goes on".to_owned()),
+                Err(code) => Err(zstd_safe::get_error_name(code).to_owned()),
+            }
+        } else {
+            let mut stream = flate2::read::DeflateDecoder::new(&bytes[..]);
+            stream.read_exact(&mut cluster).map_err(|error| error.to_string())
+        };
+        result.map_err(|error| format!("compressed bytes {place:x?}: {error}"))?;
+        Ok(cluster)
+    }
+
     /// What one part of a cluster holds: the whole is one part, or has 32.
     pub fn content(&self, entry: L2Entry, part: u32) -> Result<Content, String> {
         if entry.word & COMPRESSED != 0 {
-            return Err(format!("the entry {:#x} at {:#x} is compressed", entry.word, entry.at));
+            return Ok(Content::Compressed(self.compressed_bytes(entry)));
         }
         let host = self.host(entry);
         if !self.has(EXTENDED_L2) {
@@ -183,10 +218,12 @@ pub struct L2Entry {
 }
 
 /// Where bytes of the disk are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// In the cluster at this place.
     At(u64),
+    /// Compressed, in these bytes of the image.
+    Compressed(Range<u64>),
     /// Nowhere.
     Zeroes,
     /// In the backing file; nowhere, if there is none or it is too short.
@@ -217,6 +254,10 @@ pub fn read_all(
         match header.content(entry, part)? {
             Content::At(offset) => from.read(offset + inside, into),
             Content::Zeroes => {}
+            Content::Compressed(place) => {
+                let cluster = header.decompressed(image, place)?;
+                into.copy_from_slice(&cluster[index(inside)..index(inside) + into.len()]);
+            }
             Content::Backing => {
                 let behind = backing.unwrap_or_default().get(index(at)..).unwrap_or_default();
                 let count = behind.len().min(into.len());

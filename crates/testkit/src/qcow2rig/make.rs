@@ -4,14 +4,21 @@
 //!
 //! Invariants: the image is consistent, without leaks, and each sector of the disk holds a stamp of its own.
 
+use std::io::Read;
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
 
-use super::image::{COPIED, DATA_FILE, EXTENDED_L2, MAGIC, ZERO, put_refcount, refcount_max};
+use super::image::{
+    COMPRESSED, COMPRESSION, COPIED, DATA_FILE, EXTENDED_L2, MAGIC, ZERO, put_refcount,
+    refcount_max,
+};
 use crate::conformance::stamp::{SECTOR_BYTES, Stamp};
 use crate::conformance::{index, number};
 use crate::rng::Rng;
+
+/// What compressed bytes are counted in.
+const SECTOR: u64 = 512;
 
 /// What an image is to be like.
 #[derive(Clone, Debug)]
@@ -35,6 +42,8 @@ pub struct Recipe {
     pub snapshot: bool,
     /// Whether refcounts may be written late.
     pub lazy_refcounts: bool,
+    /// How some clusters that are in the image first are compressed.
+    pub compression: Option<Compression>,
     /// So many clusters of 100 are in the image first.
     pub filled: u64,
     /// Whether the file ends with its last sector that is not zeroes, in the middle of a cluster, as QEMU leaves it.
@@ -55,6 +64,7 @@ impl Recipe {
             data_file: false,
             snapshot: false,
             lazy_refcounts: false,
+            compression: None,
             filled: 0,
             cut: false,
         }
@@ -80,6 +90,12 @@ impl Recipe {
             data_file,
             snapshot: !data_file && refcount_order > 0 && rng.one_in(5),
             lazy_refcounts: !is_2 && rng.one_in(8),
+            compression: match rng.below(6) {
+                _ if data_file => None,
+                0 | 1 => Some(Compression::Deflate),
+                2 if !is_2 => Some(Compression::Zstd),
+                _ => None,
+            },
             filled: [0, 0, 30, 100][rng.index(4)],
             cut: false,
             ..plain
@@ -98,6 +114,8 @@ impl Recipe {
             "{self:?}: subclusters are too small"
         );
         ensure!(!(self.data_file && self.snapshot), "{self:?}: both are not made");
+        ensure!(self.compression.is_none() || !self.data_file, "{self:?}: nobody reads that");
+        ensure!(self.compression != Some(Compression::Zstd) || self.version == 3, "{self:?}");
         ensure!(
             !self.snapshot || self.refcount_order > 0,
             "{self:?}: a refcount has no room for two"
@@ -118,6 +136,34 @@ impl Recipe {
         let mut maker = Maker::new(&whole, Some(file));
         maker.fill(rng);
         Ok(maker.finish())
+    }
+}
+
+/// How clusters are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// As a stream of deflate without a header.
+    Deflate,
+    /// As a frame of zstd.
+    Zstd,
+}
+
+impl Compression {
+    fn compress(self, cluster: &[u8]) -> Vec<u8> {
+        let mut compressed = Vec::new();
+        match self {
+            Self::Deflate => {
+                let level = flate2::Compression::default();
+                let mut stream = flate2::read::DeflateEncoder::new(cluster, level);
+                stream.read_to_end(&mut compressed).expect("memory is read");
+            }
+            Self::Zstd => {
+                compressed.resize(zstd_safe::compress_bound(cluster.len()), 0);
+                let result = zstd_safe::compress(&mut compressed[..], cluster, 3);
+                compressed.truncate(result.expect("there is room"));
+            }
+        }
+        compressed
     }
 }
 
@@ -155,6 +201,8 @@ struct Maker<'a> {
     l1: u64,
     l1_size: u64,
     snapshot_l1: u64,
+    /// Where the last compressed cluster ends.
+    packed: u64,
 }
 
 impl<'a> Maker<'a> {
@@ -180,6 +228,7 @@ impl<'a> Maker<'a> {
             l1: 0,
             l1_size,
             snapshot_l1: 0,
+            packed: 0,
         };
         maker.allocate(1);
         maker.l1 = maker.allocate((l1_size * 8).div_ceil(cluster));
@@ -220,6 +269,10 @@ impl<'a> Maker<'a> {
                 continue;
             }
             let entry = self.entry(place);
+            let may_compress = self.recipe.compression.is_some() && self.file.is_none();
+            if may_compress && rng.one_in(2) && self.compress(place, entry) {
+                continue;
+            }
             let has_zeroes = self.recipe.version == 3 && self.file.is_none();
             let kind = if has_zeroes { rng.below(4) } else { 0 };
             match kind {
@@ -276,6 +329,47 @@ impl<'a> Maker<'a> {
         file[host + end - start..host + index(self.cluster)].fill(0);
     }
 
+    /// Stamps whose cluster is compressed, behind the one that was compressed before, if it gets smaller by
+    /// that, and the refcounts have room. Compressed clusters may begin and end anywhere.
+    fn compress(&mut self, place: u64, entry: u64) -> bool {
+        let Some(compression) = self.recipe.compression else { return false };
+        let start = index(place * self.cluster);
+        let end = self.content.len().min(start + index(self.cluster));
+        let mut cluster = vec![0; index(self.cluster)];
+        // Every second stamp: zeroes can be compressed.
+        for (sector, bytes) in (0..).zip(cluster[..end - start].chunks_exact_mut(SECTOR_BYTES)) {
+            let sector: u64 = number(start / SECTOR_BYTES) + sector;
+            if sector.is_multiple_of(2) {
+                Stamp::of_file(1, sector).fill(bytes);
+            }
+        }
+        let bytes = compression.compress(&cluster);
+        let count = number(bytes.len());
+        if count >= self.cluster {
+            return false;
+        }
+        let users_max = refcount_max(self.recipe.refcount_order) / 2;
+        let last = self.packed / self.cluster;
+        let has_room = !self.packed.is_multiple_of(self.cluster)
+            && self.refs[index(last)] < users_max
+            && (self.packed % self.cluster + count <= self.cluster
+                || (last + 1) * self.cluster == number(self.image.len()));
+        let at = if has_room { self.packed } else { number(self.image.len()) };
+        let sectors = (at + count - 1) / SECTOR - at / SECTOR;
+        let touched =
+            at / self.cluster..((at / SECTOR + sectors + 1) * SECTOR).div_ceil(self.cluster);
+        while number(self.image.len()) < touched.end * self.cluster {
+            self.allocate(1);
+            *self.refs.last_mut().expect("just added") = 0;
+        }
+        touched.for_each(|cluster| self.refs[index(cluster)] += 1);
+        self.image[index(at)..index(at) + bytes.len()].copy_from_slice(&bytes);
+        self.packed = at + count;
+        self.put(entry, COMPRESSED | sectors << (62 - (self.recipe.cluster_bits - 8)) | at);
+        self.content[start..end].copy_from_slice(&cluster[..end - start]);
+        true
+    }
+
     fn zero(&mut self, place: u64) {
         let start = index(place * self.cluster);
         let end = self.content.len().min(start + index(self.cluster));
@@ -297,7 +391,15 @@ impl<'a> Maker<'a> {
             for at in (l2..l2 + self.cluster).step_by(index(entry_bytes)) {
                 let entry = self.get(at) & !COPIED;
                 self.put(at, entry);
-                if entry & !ZERO != 0 {
+                if entry & COMPRESSED != 0 {
+                    let split = 62 - (self.recipe.cluster_bits - 8);
+                    let start = (entry & ((1 << split) - 1)) / SECTOR;
+                    let sectors = (entry & (COMPRESSED - 1)) >> split;
+                    let end = (start + sectors + 1) * SECTOR;
+                    for cluster in start * SECTOR / self.cluster..end.div_ceil(self.cluster) {
+                        self.refs[index(cluster)] += 1;
+                    }
+                } else if entry & !ZERO != 0 {
                     self.refs[index((entry & !ZERO) / self.cluster)] += 1;
                 }
             }
@@ -379,14 +481,17 @@ impl<'a> Maker<'a> {
         long(&mut bytes, snapshots);
         if version == 3 {
             let feature = |is_there, bit| if is_there { bit } else { 0 };
+            let is_zstd = self.recipe.compression == Some(Compression::Zstd);
             let incompatible = feature(self.recipe.data_file, DATA_FILE)
+                | feature(is_zstd, COMPRESSION)
                 | feature(self.recipe.extended_l2, EXTENDED_L2);
             long(&mut bytes, incompatible);
             long(&mut bytes, u64::from(self.recipe.lazy_refcounts));
             long(&mut bytes, 0);
             word(&mut bytes, refcount_order);
             word(&mut bytes, small(length));
-            long(&mut bytes, 0);
+            // The type of compression, and padding.
+            long(&mut bytes, feature(is_zstd, 1 << 56));
         }
         for (kind, value) in extensions {
             word(&mut bytes, kind);

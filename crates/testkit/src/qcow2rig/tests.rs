@@ -8,7 +8,7 @@ use block::{
 };
 
 use super::disk::Snapshot;
-use super::make::Recipe;
+use super::make::{Compression, Recipe};
 use super::*;
 use crate::conformance::{index, number};
 use crate::report;
@@ -52,6 +52,30 @@ fn images_that_it_makes_are_sound_and_hold_what_they_should() {
     }
     if let Some(reason) = missing {
         report::skipped(&reason);
+    }
+}
+
+#[test]
+fn images_that_it_makes_have_compressed_clusters() {
+    for compression in [Compression::Deflate, Compression::Zstd] {
+        for (bits, refcount_order) in [(9, 4), (12, 4), (12, 0), (16, 1), (16, 6)] {
+            let plain = Recipe::plain(bits, 40 << bits);
+            let compression = Some(compression);
+            let recipe = Recipe { filled: 100, refcount_order, compression, ..plain };
+            let made = recipe.make(&mut Rng::new(3)).unwrap();
+            let image = Snapshot::of(&made.image);
+            let header = image::Header::read(&image).unwrap();
+            let entry = |place| header.entry(&image, header.l1_offset, place).word;
+            let compressed = (0..40).filter(|place| entry(*place) & image::COMPRESSED != 0);
+            let count = compressed.count();
+            assert!(count > 5, "{count} of 40 in {recipe:?}");
+            let verdict = check::check(&image).unwrap();
+            assert!(verdict.errors.is_empty() && verdict.leaks == 0, "{recipe:?}: {verdict:?}");
+            assert_eq!(image::read_all(&image, None, None).unwrap(), made.content);
+            if peer::missing().is_none() {
+                peer::judge(&image, None, None, &made.content).unwrap();
+            }
+        }
     }
 }
 
