@@ -19,6 +19,8 @@ use crate::holding::{FOR_EVER, LIMIT, holding, null};
 use crate::moves::{BLOCKS, Load, Progress, RINGS, Seeded};
 use crate::open_requests::pipe_node;
 use crate::setup::{iothreads, on_both, place};
+use testkit::loop_device::LoopDevice;
+use testkit::report;
 use working::{Behaviour, WorkingNode};
 
 const BYTES: u64 = RINGS * BLOCKS * BLOCK as u64;
@@ -177,30 +179,43 @@ fn a_stop_waits_for_the_work_of_a_lane_and_the_lane_closes_after_it() {
 
 #[test]
 fn an_errand_that_fails_fails_its_request_and_no_other() {
+    if let Some(reason) = LoopDevice::missing() {
+        return report::skipped(reason);
+    }
     on_both(|reactors| {
         let files = Arc::new(FileTable::default());
         let [a, _] = iothreads::<2>(&files, reactors);
-        for directory in directories() {
-            let (below, image) = image(&files, directory, Aio::Automatic);
-            // What is noted of the second half lies behind the end of the file now.
-            let file = std::fs::File::options().write(true).open(&image).unwrap();
-            file.set_len(BYTES + BYTES / 2).unwrap();
-            let node = WorkingNode::over(below, BYTES, Behaviour::default());
-            let node: Arc<dyn Node> = node;
-            let mut guest = Guest::new();
-            let placed = place(&guest, &node, &a);
-            let blocks = RINGS * BLOCKS;
-            for round in 0..20 {
-                guest.submit(0, Ask::Read, round);
-                guest.submit(1, Ask::Read, blocks - 1 - round);
-                let mut done = 0;
-                while done < 2 {
-                    done += guest.completions().len();
-                }
-                assert_eq!((guest.status(0), guest.status(1)), (0, IO_ERROR));
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = directory.path().join("device");
+        // What is noted of the second half lies behind the end of the device.
+        std::fs::File::create(&path).unwrap().set_len(BYTES + BYTES / 2).unwrap();
+        let device = LoopDevice::attach(&path, 512).unwrap();
+        let options = OpenOptions {
+            path: device.path().to_path_buf(),
+            kind: FileKind::BlockDevice,
+            access: Access::ReadWrite,
+            caching: Caching::Direct,
+            aio: Aio::Automatic,
+            flushes: Flushes::Obeyed,
+            lock: LockOptions::default(),
+        };
+        let below = FileNode::open("device", &options, DiscardPolicy::Unmap, &files).unwrap();
+        let node: Arc<dyn Node> = WorkingNode::over(Arc::new(below), BYTES, Behaviour::default());
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &a);
+        let blocks = RINGS * BLOCKS;
+        for round in 0..20 {
+            guest.submit(0, Ask::Write, round);
+            guest.submit(1, Ask::Write, blocks - 1 - round);
+            // Behind the end are zeroes: nothing was noted.
+            guest.submit(2, Ask::Read, blocks / 2 + round);
+            let mut done = 0;
+            while done < 3 {
+                done += guest.completions().len();
             }
-            assert_eq!(placed.stop().in_flight(), 0);
+            assert_eq!([0, 1, 2].map(|slot| guest.status(slot)), [0, IO_ERROR, 0]);
         }
+        assert_eq!(placed.stop().in_flight(), 0);
     });
 }
 

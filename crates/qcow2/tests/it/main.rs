@@ -1,5 +1,7 @@
 //! The crate against images that QEMU's tools make, and their verdicts; and on a disk that loses power.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 mod allocations;
 mod bitmaps;
 mod compressed;
