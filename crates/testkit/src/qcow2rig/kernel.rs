@@ -202,6 +202,14 @@ impl Kernel {
         !is_lie
     }
 
+    /// Whether a lane waits for a sync of its own: what it has written in some order is not durable yet.
+    pub(crate) fn syncs_for_lane(&self) -> bool {
+        let is_one = |op: &KernelOp| {
+            op.to.asker == Asker::Lane && matches!(op.what, What::Sync(_)) && !op.is_applied()
+        };
+        self.ops.iter().any(is_one)
+    }
+
     /// How many operations are under way.
     pub(crate) fn len(&self) -> usize {
         self.ops.len()

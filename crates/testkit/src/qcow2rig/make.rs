@@ -46,7 +46,8 @@ pub struct Recipe {
     pub compression: Option<Compression>,
     /// So many clusters of 100 are in the image first.
     pub filled: u64,
-    /// Whether the file ends with its last sector that is not zeroes, in the middle of a cluster, as QEMU leaves it.
+    /// Whether the file ends with its last sector that is not zeroes, in the middle of a cluster; and a data file with
+    /// the last cluster that is there.
     pub cut: bool,
 }
 
@@ -73,6 +74,9 @@ impl Recipe {
     /// Anything, with clusters of these sizes. Small images, so that requests meet.
     #[must_use]
     pub fn any(rng: &mut Rng, cluster_bits: Range<u32>) -> Self {
+        if cluster_bits.start == 9 && rng.one_in(8) {
+            return Self::crowded(rng);
+        }
         let span = u64::from(cluster_bits.end - cluster_bits.start);
         let cluster_bits = cluster_bits.start + u32::try_from(rng.below(span)).expect("small");
         let clusters = if cluster_bits < 14 { 16 << rng.below(6) } else { 2 << rng.below(4) };
@@ -100,6 +104,15 @@ impl Recipe {
             cut: false,
             ..plain
         }
+    }
+
+    /// The smallest clusters and the widest refcounts: a block counts 64 clusters, and the first table 64 blocks, so
+    /// blocks are made all the time, and the table may move.
+    #[must_use]
+    pub fn crowded(rng: &mut Rng) -> Self {
+        // Three of four clusters that are filled have a place: the largest images are about to outgrow the table.
+        let clusters = 3600 + rng.below(1850);
+        Self { refcount_order: 6, filled: 75 + rng.below(21), ..Self::plain(9, clusters << 9) }
     }
 
     /// Makes the files.
@@ -441,6 +454,11 @@ impl<'a> Maker<'a> {
             put_refcount(&mut self.image[block..], order, place % per_block, count);
         }
         self.header(table, tables, snapshots);
+        if !self.recipe.cut && self.recipe.data_file {
+            // As qemu-img makes it.
+            let end = self.content.len().max(self.data.len());
+            self.data.resize(end, 0);
+        }
         if self.recipe.cut {
             let last = self.image.iter().rposition(|byte| *byte != 0).expect("a header");
             self.image.truncate((last + 1).next_multiple_of(SECTOR_BYTES));

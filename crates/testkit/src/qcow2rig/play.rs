@@ -197,6 +197,14 @@ impl<'a> Player<'a> {
         for _ in 0..steps {
             self.step(&mut open, &weights, true)?;
         }
+        if fate == Fate::PowerLoss && self.world.rng.one_in(2) {
+            // The order of metadata is at stake most while its sync is awaited.
+            let mut patience = STEPS_MAX;
+            while !self.world.kernel.syncs_for_lane() && patience > 0 {
+                patience -= 1;
+                self.step(&mut open, &weights, true)?;
+            }
+        }
         match fate {
             Fate::Close => self.close(open)?,
             Fate::Death | Fate::PowerLoss => self.kill(open, fate),

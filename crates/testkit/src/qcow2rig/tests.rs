@@ -29,6 +29,7 @@ fn recipes() -> Vec<Recipe> {
         Recipe { backing: Some(700 << 10), ..plain(16, (1 << 20) + 4096) },
         Recipe { backing: Some(2 << 20), version: 2, snapshot: true, ..plain(16, 1 << 20) },
         Recipe { lazy_refcounts: true, filled: 0, ..plain(16, 1 << 20) },
+        Recipe::crowded(&mut Rng::new(5)),
         Recipe { cut: true, ..plain(16, 1 << 20) },
     ]
 }
