@@ -28,3 +28,14 @@ fn stacks_on_iothreads_conform() {
     let summary = check(&Form::Live(directories.map(PathBuf::from).to_vec()), 60);
     assert!(summary.subjects["file"] > 0, "{summary:?}");
 }
+
+#[test]
+fn images_conform_in_memory_and_on_iothreads() {
+    let summary =
+        run(&Form::Images, 0, End::Stacks(10)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(summary.done > 1000, "{summary:?}");
+    let directories = [env!("CARGO_TARGET_TMPDIR"), "/dev/shm"].map(PathBuf::from).to_vec();
+    let live = Form::LiveImages(directories);
+    let summary = run(&live, 0, End::Stacks(20)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(summary.done > 1000, "{summary:?}");
+}

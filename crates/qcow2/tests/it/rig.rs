@@ -59,7 +59,7 @@ fn options(seed: u64, mischief: Mischief) -> Options {
 fn images_live_through_deaths_and_losses_of_power() {
     let peer_one_in = if peer::missing().is_none() { 20 } else { 0 };
     let mut all = Played::default();
-    for seed in 0..rounds(24) {
+    for seed in 0..rounds(16) {
         let options = Options { peer_one_in, ..options(seed, Mischief::None) };
         all.add(&play(seed, &Image, &options).unwrap());
     }
