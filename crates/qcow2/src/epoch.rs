@@ -47,6 +47,7 @@ impl Epochs {
     pub(crate) fn oldest(&self) -> Epoch {
         // Read first: a lane that enters later enters this one or a later one.
         let now = self.now.load(Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
         let lanes = self.lanes.lock().expect("nobody panics here");
         let oldest = lanes.iter().filter_map(Weak::upgrade);
         // See `LaneEpochs::enter` for why a lane that is found idle is idle.

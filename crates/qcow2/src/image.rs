@@ -20,7 +20,7 @@ use crate::compressed::{CompressedError, Method};
 use crate::epoch::Epochs;
 use crate::header::Header;
 use crate::overlap::Metadata;
-use crate::refcount::{Clusters, NewTable, Refcounts};
+use crate::refcount::{Clusters, Refcounts, TablePlace};
 use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber, Words};
 use crate::slice::{Found, Pinned, Slice, SliceCache, Turn, WriteNumber};
 use crate::space::{Discards, Space};
@@ -126,7 +126,9 @@ impl Image {
         let end = header.l1_offset + u64::from(header.l1_entries) * 8;
         let memory = storage.read(header.l1_offset..end).await?;
         let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes"));
-        let l1: Box<[u64]> = memory.chunks_exact(8).map(word).collect();
+        // What names nothing has no owner either.
+        let clean = |word: u64| if word & OFFSET == 0 { 0 } else { word & (OFFSET | COPIED) };
+        let l1: Box<[u64]> = memory.chunks_exact(8).map(word).map(clean).collect();
         let shape = Shape::new(header);
         let is_bad = |word: &&u64| **word & OFFSET & (shape.cluster_bytes() - 1) != 0;
         if let Some(word) = l1.iter().find(is_bad) {
@@ -276,6 +278,10 @@ impl Image {
                     found @ (Found::Here(_) | Found::Missing(_)) => Poll::Ready(found),
                 });
             match found.await {
+                // Its table was made since.
+                Found::Here(pinned) if pinned.slice().is_absent() && self.l1(number) != 0 => {
+                    self.slices.forget_absent(std::iter::once(number));
+                }
                 Found::Here(pinned) => return Ok(pinned),
                 Found::Wait => {}
                 Found::Missing(loading) => {
@@ -350,18 +356,14 @@ impl Image {
         storage: &Storage,
         count: u64,
     ) -> Result<Clusters, FailKind> {
-        let moved = async |table: NewTable| {
-            self.name_refcount_table(storage, table).await?;
-            self.metadata.remove(table.old.0..table.old.1);
-            Ok(())
-        };
-        self.space()?.take(storage, count, moved).await
+        let name = async |table: TablePlace| self.name_refcount_table(storage, table).await;
+        self.space()?.take(storage, count, name).await
     }
 
     async fn name_refcount_table(
         &self,
         storage: &Storage,
-        table: NewTable,
+        table: TablePlace,
     ) -> Result<(), FailKind> {
         let change = |header: &mut [u8]| {
             header[TABLE_AT..TABLE_AT + 8].copy_from_slice(&table.offset.to_be_bytes());

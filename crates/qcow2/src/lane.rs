@@ -511,8 +511,11 @@ impl Lane for Qcow2Lane {
                 let next = self.core.image.next_clean(now);
                 self.clean_at = next.filter(|_| !self.seen.is_empty());
             }
-            // A table was loaded since.
-            None => self.clean_at = self.core.image.next_clean(now),
+            // A table may have been loaded since.
+            None => {
+                self.seen.sweep(&self.core);
+                self.clean_at = self.core.image.next_clean(now);
+            }
             Some(_) => self.seen.sweep(&self.core),
         }
         let served = &mut self.served;

@@ -123,7 +123,12 @@ impl Shared {
             Access::ReadOnly => read_header(&file, &self.runner)?,
             Access::ReadWrite => make_writable(&file, &self.runner)?,
         };
-        if (header.size, header.cluster_bits) != (self.header.size, self.header.cluster_bits) {
+        let identity = |header: &Header| {
+            let Header { size, cluster_bits, features, .. } = *header;
+            let data = (features.external_data, features.raw_external, features.extended_l2);
+            (size, cluster_bits, data, header.backing.clone(), header.data_file.clone())
+        };
+        if identity(&header) != identity(&self.header) {
             return Err(OpenError::Changed { node: self.name.clone() });
         }
         let control = Control::new(&self.runner);
@@ -171,8 +176,9 @@ impl Shared {
 
     /// The last claim is given back.
     fn close(&self, image: &Image) -> Result<(), OpenError> {
-        if !image.wait_for_work(WORK_LIMIT) {
-            return Err(OpenError::AtWork { node: self.name.clone() });
+        // Before that the files are not given back: a late write would meet their next owner.
+        while !image.wait_for_work(WORK_LIMIT) {
+            tracing::warn!("node {}: waits for clusters that are being freed", self.name);
         }
         let control = Control::new(&self.runner);
         let storage = control.open(&self.children.file.node())?;

@@ -69,12 +69,6 @@ pub enum OpenError {
         /// The node-name.
         node: String,
     },
-    /// Some iothread does not come to an end with it.
-    #[error("node {node}: clusters are still being freed")]
-    AtWork {
-        /// The node-name.
-        node: String,
-    },
     /// A child cannot be used.
     #[error(transparent)]
     Lane(#[from] LaneError),

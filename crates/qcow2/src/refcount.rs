@@ -26,6 +26,9 @@ const BLOCKS_LOOKED_THROUGH: u64 = 8;
 /// The largest block of direct I/O that files are opened with.
 const BLOCK_MAX: u64 = 4096;
 
+/// How many wrong refcounts the operator is told of.
+const TOLD_MAX: u32 = 10;
+
 /// Where a refcount table may be named: the file has less than 2^63 bytes.
 const HOST_END: u64 = 1 << 56;
 
@@ -50,6 +53,12 @@ pub(crate) struct Refcounts {
     /// Behind it nobody has written: of a file with direct I/O the size may lack a part of a block.
     written_end: u64,
     metadata: Arc<Metadata>,
+    /// Taken, but perhaps not yet durably.
+    raised: Vec<Clusters>,
+    /// Whether the header may name another table than this one.
+    is_header_in_doubt: bool,
+    /// How many wrong refcounts the operator was told of.
+    told: u32,
 }
 
 /// A refcount block.
@@ -63,13 +72,11 @@ pub(crate) struct Block {
 /// Clusters of the file.
 pub(crate) type Clusters = Range<u64>;
 
-/// A new place for the refcount table, which the header has to name.
+/// Where the refcount table is, for the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NewTable {
+pub(crate) struct TablePlace {
     pub(crate) offset: u64,
     pub(crate) clusters: u32,
-    /// The clusters of the old one.
-    pub(crate) old: (u64, u64),
 }
 
 /// What [`Refcounts::reserve`] has found.
@@ -77,8 +84,8 @@ pub(crate) struct NewTable {
 pub(crate) struct Reserved {
     /// Clusters that read as zeroes, whose refcount is 1, durably.
     pub(crate) runs: Vec<Clusters>,
-    /// Set if the table has moved. It is not used before the header names it.
-    pub(crate) table: Option<NewTable>,
+    /// Those of a table that has moved.
+    pub(crate) left: Vec<Clusters>,
 }
 
 impl Refcounts {
@@ -115,6 +122,9 @@ impl Refcounts {
             file_end,
             written_end: file_end + storage.alignment().max(BLOCK_MAX),
             metadata,
+            raised: Vec::new(),
+            is_header_in_doubt: false,
+            told: 0,
         })
     }
 
@@ -175,53 +185,95 @@ impl Refcounts {
     }
 
     /// Takes free clusters, about `want` and at least one, makes them zeroes and raises their refcounts,
-    /// all of it durable. `NoSpace` if there are none and the file cannot grow.
+    /// all of it durable. `NoSpace` if there are none and the file cannot grow. `name` has the header name
+    /// the refcount table, durably. What was taken before an error comes with the next call.
     pub(crate) async fn reserve(
         &mut self,
         storage: &Storage,
         want: u64,
+        name: impl AsyncFn(TablePlace) -> Result<(), FailKind>,
     ) -> Result<Reserved, FailKind> {
-        let mut reserved = Reserved::default();
-        let mut taken = 0;
+        if self.is_header_in_doubt {
+            // One of two tables is named, and only this one is kept.
+            name(self.table_place()).await?;
+            self.is_header_in_doubt = false;
+        }
+        let mut left = Vec::new();
         let mut looked_through = 0;
-        while taken < want && (taken == 0 || looked_through < BLOCKS_LOOKED_THROUGH) {
+        // Less of it may still have room.
+        let mut most = want;
+        while self.taken() < want && (self.taken() == 0 || looked_through < BLOCKS_LOOKED_THROUGH) {
             let number = self.cursor / self.per_block();
-            let mut clusters = self.find_free(storage, want - taken).await?;
+            let clusters = self.find_free(storage, most.min(want - self.taken())).await?;
             looked_through += self.cursor / self.per_block() - number;
             if clusters.is_empty() {
                 continue;
             }
-            self.check_free(&clusters)?;
-            if let Err(kind) = self.prepare(storage, clusters.clone()).await {
+            let (start, count) = (clusters.start, clusters.end - clusters.start);
+            if let Err(kind) = self.take(storage, clusters, &name, &mut left).await {
+                self.cursor = self.cursor.min(start);
+                if kind == FailKind::NoSpace && count > 1 {
+                    most = count / 2;
+                    continue;
+                }
                 // What was found before is good.
-                if taken == 0 {
+                if self.taken() == 0 {
                     return Err(kind);
                 }
-                break;
-            }
-            let number = clusters.start / self.per_block();
-            if self
-                .table
-                .get(usize::try_from(number).unwrap_or(usize::MAX))
-                .is_none_or(|at| *at == 0)
-            {
-                let (start, table) = self.add_block(storage, clusters.clone()).await?;
-                reserved.table = table.or(reserved.table);
-                // A table that has moved may have taken all of it.
-                clusters.start = start.min(clusters.end);
-            }
-            self.raise(storage, clusters.clone()).await?;
-            taken += clusters.end - clusters.start;
-            if !clusters.is_empty() {
-                reserved.runs.push(clusters);
-            }
-            if reserved.table.is_some() && taken > 0 {
                 break;
             }
         }
         self.write_changed(storage).await?;
         storage.sync().await?;
-        Ok(reserved)
+        Ok(Reserved { runs: std::mem::take(&mut self.raised), left })
+    }
+
+    /// How many clusters were taken and not handed out.
+    fn taken(&self) -> u64 {
+        self.raised.iter().map(|clusters| clusters.end - clusters.start).sum()
+    }
+
+    /// Gives back what an error has kept from being handed out.
+    pub(crate) fn take_raised(&mut self) -> Vec<Clusters> {
+        std::mem::take(&mut self.raised)
+    }
+
+    /// Takes these clusters, which are free. Some of them may become metadata.
+    async fn take(
+        &mut self,
+        storage: &Storage,
+        mut clusters: Clusters,
+        name: &impl AsyncFn(TablePlace) -> Result<(), FailKind>,
+        left: &mut Vec<Clusters>,
+    ) -> Result<(), FailKind> {
+        self.check_free(&clusters)?;
+        self.prepare(storage, clusters.clone()).await?;
+        let number = clusters.start / self.per_block();
+        let place = usize::try_from(number).ok().and_then(|number| self.table.get(number));
+        match place.copied() {
+            None => {
+                let (end, old) = self.move_table(storage, number, name).await?;
+                left.push(old);
+                // It may have taken all of them.
+                clusters.start = clusters.start.max(end).min(clusters.end);
+            }
+            Some(0) => {
+                self.add_block(storage, clusters.start).await?;
+                clusters.start += 1;
+            }
+            Some(_) => {}
+        }
+        self.raise(storage, clusters.clone()).await?;
+        if !clusters.is_empty() {
+            self.raised.push(clusters);
+        }
+        Ok(())
+    }
+
+    fn table_place(&self) -> TablePlace {
+        let clusters = (self.table.len() as u64 * 8).div_ceil(self.cluster_bytes());
+        let clusters = u32::try_from(clusters).expect("a table has at most 8 MiB");
+        TablePlace { offset: self.table_offset, clusters }
     }
 
     /// The next free clusters behind the cursor, at most `want`, all of one block; moves the cursor
@@ -280,25 +332,29 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Makes the block that counts these clusters, in the first of them, and names it in the table.
-    /// Returns where the clusters begin that are left.
-    async fn add_block(
-        &mut self,
-        storage: &Storage,
-        clusters: Clusters,
-    ) -> Result<(u64, Option<NewTable>), FailKind> {
-        let number = clusters.start / self.per_block();
-        if number < self.table.len() as u64 {
-            let offset = clusters.start << self.cluster_bits;
-            self.enter_block(number, clusters.start..clusters.start + 1);
-            // The block is durable before it is named: otherwise all it counts would be free.
-            self.write_changed_as(storage, &[(number, offset)]).await?;
-            storage.sync().await?;
-            self.name_blocks(storage, &[(number, offset)]).await?;
-            self.metadata.add(clusters.start..clusters.start + 1);
-            return Ok((clusters.start + 1, None));
+    /// Makes the block that counts this cluster, there, and names it in the table.
+    async fn add_block(&mut self, storage: &Storage, cluster: u64) -> Result<(), FailKind> {
+        let number = cluster / self.per_block();
+        let block = (number, cluster << self.cluster_bits);
+        self.enter_block(number, cluster..cluster + 1);
+        let added = self.write_block(storage, block).await;
+        match added {
+            Ok(()) => self.metadata.add(cluster..cluster + 1),
+            // Named or not, it counts nothing that is in use.
+            Err(_) => self.forget_block(number),
         }
-        self.move_table(storage, number).await.map(|(start, table)| (start, Some(table)))
+        added
+    }
+
+    async fn write_block(&mut self, storage: &Storage, block: (u64, u64)) -> Result<(), FailKind> {
+        // It is durable before it is named: otherwise all it counts would be free.
+        self.write_changed_as(storage, &[block]).await?;
+        storage.sync().await?;
+        self.name_block(storage, block).await
+    }
+
+    fn forget_block(&mut self, number: u64) {
+        self.blocks.remove(&number);
     }
 
     /// A block in memory that counts these clusters once, and nothing else.
@@ -315,34 +371,32 @@ impl Refcounts {
         self.keep(number, block);
     }
 
-    /// Writes entries of the table.
-    async fn name_blocks(
+    /// Writes an entry of the table.
+    async fn name_block(
         &mut self,
         storage: &Storage,
-        blocks: &[(u64, u64)],
+        (number, offset): (u64, u64),
     ) -> Result<(), FailKind> {
-        for (number, offset) in blocks {
-            let place = usize::try_from(*number).expect("the table has it");
-            let entries =
-                usize::try_from(storage.alignment() / 8).expect("a block fits into memory");
-            let first = place - place % entries;
-            let last = (first + entries).min(self.table.len());
-            let words = self.table[first..last].iter().enumerate();
-            let words = words.map(|(at, word)| if first + at == place { *offset } else { *word });
-            let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
-            storage.write(self.table_offset + first as u64 * 8, HostMemory::of(&bytes)).await?;
-            self.table[place] = *offset;
-        }
+        let place = usize::try_from(number).expect("the table has it");
+        let entries = usize::try_from(storage.alignment() / 8).expect("a block fits into memory");
+        let first = place - place % entries;
+        let last = (first + entries).min(self.table.len());
+        let words = self.table[first..last].iter().enumerate();
+        let words = words.map(|(at, word)| if first + at == place { offset } else { *word });
+        let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
+        storage.write(self.table_offset + first as u64 * 8, HostMemory::of(&bytes)).await?;
+        self.table[place] = offset;
         Ok(())
     }
 
     /// Makes a larger table that has block `number`, with the blocks that count it, where that block
-    /// begins to count. Returns the first cluster behind all that.
+    /// begins to count. Returns the first cluster behind all that, and the clusters of the old table.
     async fn move_table(
         &mut self,
         storage: &Storage,
         number: u64,
-    ) -> Result<(u64, NewTable), FailKind> {
+        name: &impl AsyncFn(TablePlace) -> Result<(), FailKind>,
+    ) -> Result<(u64, Clusters), FailKind> {
         let (per_block, cluster_bytes) = (self.per_block(), self.cluster_bytes());
         let start = number * per_block;
         // Half as many entries again as are needed, so that tables move seldom.
@@ -368,25 +422,47 @@ impl Refcounts {
         for (number, _) in &named {
             self.enter_block(*number, start..end);
         }
-        self.write_changed_as(storage, &named).await?;
-        let old_first = self.table_offset >> self.cluster_bits;
-        let old_clusters = (self.table.len() as u64 * 8).div_ceil(cluster_bytes);
-        let entries = usize::try_from(entries).expect("at most a million");
-        let mut table = std::mem::take(&mut self.table);
-        table.resize(entries, 0);
+        let mut table = self.table.clone();
+        table.resize(usize::try_from(entries).expect("at most a million"), 0);
         for (number, offset) in &named {
             table[usize::try_from(*number).expect("among the entries")] = *offset;
         }
-        let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_be_bytes()).collect();
-        self.table = table;
         let offset = (start + blocks) << self.cluster_bits;
+        let written = self.write_table(storage, &named, &table, offset).await;
+        if let Err(kind) = written {
+            named.iter().for_each(|(number, _)| self.forget_block(*number));
+            return Err(kind);
+        }
+        // Until the header has named it, and perhaps afterwards, either table may be found.
+        self.is_header_in_doubt = true;
+        if let Err(kind) = name(TablePlace { offset, clusters }).await {
+            named.iter().for_each(|(number, _)| self.forget_block(*number));
+            return Err(kind);
+        }
+        self.is_header_in_doubt = false;
+        let old = self.table_place();
+        let old_first = old.offset >> self.cluster_bits;
+        self.table = table;
         self.table_offset = offset;
-        storage.write(offset, HostMemory::of(&bytes)).await?;
-        storage.sync().await?;
         self.cursor = end;
+        let old = old_first..old_first + u64::from(old.clusters);
+        self.metadata.remove(old.clone());
         self.metadata.add(start..end);
-        let old = (old_first, old_first + old_clusters);
-        Ok((end, NewTable { offset, clusters, old }))
+        Ok((end, old))
+    }
+
+    /// Writes a new table and its new blocks, durably.
+    async fn write_table(
+        &mut self,
+        storage: &Storage,
+        blocks: &[(u64, u64)],
+        table: &[u64],
+        offset: u64,
+    ) -> Result<(), FailKind> {
+        self.write_changed_as(storage, blocks).await?;
+        let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_be_bytes()).collect();
+        storage.write(offset, HostMemory::of(&bytes)).await?;
+        storage.sync().await
     }
 
     /// Counts each cluster once more.
@@ -415,11 +491,14 @@ impl Refcounts {
         for cluster in clusters {
             let (number, index) = (cluster / self.per_block(), cluster % self.per_block());
             let Some(block) = self.block(storage, number).await? else { continue };
-            match block.get(order, index) {
-                0 => tracing::error!("cluster {cluster} of the image was in use, with refcount 0"),
-                count => block.set(order, index, count - 1),
+            let count = block.get(order, index);
+            if count > 0 {
+                block.set(order, index, count - 1);
+            } else if self.told < TOLD_MAX {
+                self.told += 1;
+                tracing::error!("cluster {cluster} of the image was in use, with refcount 0");
             }
-            if block.get(order, index) == 0 {
+            if count <= 1 {
                 self.cursor = self.cursor.min(cluster);
             }
         }

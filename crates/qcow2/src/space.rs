@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use block::FailKind;
 
 use crate::epoch::{Epoch, Epochs};
-use crate::refcount::{Clusters, NewTable, Refcounts};
+use crate::refcount::{Clusters, Refcounts, TablePlace};
 use crate::storage::Storage;
 use crate::task::{Turn, Turns};
 
@@ -101,13 +101,14 @@ impl Space {
     }
 
     /// Takes clusters that follow each other and read as zeroes: at most `count`, at least one. If the
-    /// refcount table has moved for that, `moved` has the header name it, durably.
+    /// refcount table moves for that, `name` has the header name it, durably.
     pub(crate) async fn take(
         &self,
         storage: &Storage,
         count: u64,
-        moved: impl AsyncFn(NewTable) -> Result<(), FailKind>,
+        name: impl AsyncFn(TablePlace) -> Result<(), FailKind>,
     ) -> Result<Clusters, FailKind> {
+        let mut has_reclaimed = false;
         loop {
             if let Some(clusters) = self.take_from_runs(count) {
                 return Ok(clusters);
@@ -119,13 +120,17 @@ impl Space {
             }
             let want = self.runs().next.max(count).min(self.run_max());
             let mark = self.mark();
-            let reserved = refcounts.reserve(storage, want).await?;
+            let reserved = match refcounts.reserve(storage, want, &name).await {
+                Err(FailKind::NoSpace) if !has_reclaimed => {
+                    has_reclaimed = true;
+                    drop(refcounts);
+                    self.reclaim(storage, true).await?;
+                    continue;
+                }
+                reserved => reserved?,
+            };
             self.is_durable(mark);
-            if let Some(table) = reserved.table {
-                moved(table).await?;
-                let (start, end) = table.old;
-                self.free(start..end);
-            }
+            reserved.left.into_iter().for_each(|clusters| self.free(clusters));
             let mut runs = self.runs();
             runs.next = (runs.next * 2).min(self.run_max());
             runs.clean.extend(reserved.runs);
@@ -191,10 +196,12 @@ impl Space {
 
     /// Frees what is in limbo and can be. With `all`, or when it is much, syncs first.
     pub(crate) async fn reclaim(&self, storage: &Storage, all: bool) -> Result<(), FailKind> {
-        if all || self.limbo().clusters >= LIMBO_MAX {
+        if self.must_sync(all) {
             let mark = self.mark();
             storage.sync().await?;
-            self.is_durable(mark);
+            // Not a reason to come back: what is still in use comes with the next flush.
+            let mut limbo = self.limbo();
+            limbo.durable = limbo.durable.max(mark.0);
         }
         let mut refcounts = self.refcounts.take().await;
         let passed = self.take_passed();
@@ -202,6 +209,12 @@ impl Space {
             return Ok(());
         }
         self.give_up(storage, &mut refcounts, passed).await
+    }
+
+    /// Whether what is in limbo has to be made durable without waiting for others.
+    fn must_sync(&self, all: bool) -> bool {
+        let limbo = self.limbo();
+        limbo.durable < limbo.next && (all || limbo.clusters >= LIMBO_MAX)
     }
 
     /// Takes what nobody can find any more out of limbo.
@@ -256,7 +269,7 @@ impl Space {
         self.reclaim(storage, true).await?;
         let clean: Vec<Clusters> = self.runs().clean.drain(..).collect();
         let mut refcounts = self.refcounts.take().await;
-        for clusters in clean {
+        for clusters in clean.into_iter().chain(refcounts.take_raised()) {
             refcounts.lower(storage, clusters).await?;
         }
         refcounts.write_changed(storage).await?;

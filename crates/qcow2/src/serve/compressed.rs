@@ -5,8 +5,7 @@
 //!
 //! Invariants: a cluster that several requests of a lane wait for is decoded once. What a request keeps in
 //! memory is at most twice what it asks for, or one cluster more.
-//! Threads: belongs to one lane, whose thread decodes: a cluster of 64 KiB costs some 0.2 ms, one of 2 MiB
-//! as much as 32 of those.
+//! Threads: belongs to one lane, whose thread decodes; its other requests wait meanwhile.
 //! Limits: [`DECODED_BYTES_MAX`] and [`DECODED_CLUSTERS_MAX`] of each lane.
 
 use std::cell::RefCell;

@@ -20,6 +20,9 @@ use crate::refcount::Clusters;
 use crate::shape::{Cluster, Entry, GuestCluster, Place, Unit, Words, bits_of};
 use crate::storage::extent;
 
+/// How much is copied at once.
+const COPY_BYTES: u64 = 64 << 10;
+
 /// Serves a write.
 pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durability: Durability) {
     let operation = Operation::Write(bytes, durability);
@@ -238,11 +241,19 @@ impl Change {
         part: Range<u64>,
         host: u64,
     ) -> Result<(), FailKind> {
-        if part.is_empty() {
-            return Ok(());
+        // Bit by bit, or many small writes to large clusters would take all memory.
+        let most = match entry {
+            Entry::Cluster(_) => COPY_BYTES,
+            Entry::Compressed { .. } => core.image.shape().cluster_bytes(),
+        };
+        let mut at = part.start;
+        while at < part.end {
+            let next = part.end.min(at + most);
+            let memory = read_before(core, entry, start + at..start + next).await?;
+            core.data.storage.write(host + at, memory).await?;
+            at = next;
         }
-        let memory = read_before(core, entry, start + part.start..start + part.end).await?;
-        core.data.storage.write(host + part.start, memory).await.map(drop)
+        Ok(())
     }
 
     /// The place of the next cluster of those that are missing. They follow each other if they can.

@@ -7,6 +7,7 @@ mod bitmaps;
 mod compressed;
 mod counting;
 mod damage;
+mod growth;
 mod header;
 mod node;
 mod overlap;
