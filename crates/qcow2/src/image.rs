@@ -25,6 +25,7 @@ use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber, Word
 use crate::slice::{Found, Pinned, Slice, SliceCache, Turn, WriteNumber};
 use crate::space::{Discards, Space};
 use crate::storage::Storage;
+use crate::tables::may_have;
 use crate::task::Turns;
 
 /// Where fields are in the header.
@@ -154,7 +155,7 @@ impl Image {
             version: header.version,
             is_raw_external: header.features.raw_external,
             compression: if header.features.zstd { Method::Zstd } else { Method::Deflate },
-            file_bytes,
+            file_bytes: may_have(file_bytes),
             said: Mutex::default(),
             l1_offset: header.l1_offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),

@@ -159,7 +159,7 @@ impl Shared {
         let clusters = header.size.div_ceil(1 << header.cluster_bits);
         let count = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let slice_bytes = SLICE_BYTES_MAX.min(1 << header.cluster_bits);
-        let all = (clusters * 8).div_ceil(slice_bytes);
+        let all = (clusters * header.l2_entry_bytes()).div_ceil(slice_bytes);
         let caches = CacheSizes {
             slices: count((l2_cache.0 / slice_bytes).min(all)),
             clean_after,

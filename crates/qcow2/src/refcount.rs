@@ -19,12 +19,10 @@ use block::{FailKind, HostMemory};
 use crate::header::Header;
 use crate::overlap::Metadata;
 use crate::storage::Storage;
+use crate::tables::BLOCK_MAX;
 
 /// How many blocks are looked through for free clusters before a run that was found is taken.
 const BLOCKS_LOOKED_THROUGH: u64 = 8;
-
-/// The largest block of direct I/O that files are opened with.
-const BLOCK_MAX: u64 = 4096;
 
 /// How many wrong refcounts the operator is told of.
 const TOLD_MAX: u32 = 10;

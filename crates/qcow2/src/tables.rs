@@ -59,11 +59,21 @@ pub(crate) fn wrong(what: &'static str, offset: u64, problem: &'static str) -> D
     Damage::Wrong { what, offset, problem }
 }
 
+/// The largest block of direct I/O that files are opened with.
+pub(crate) const BLOCK_MAX: u64 = 4096;
+
+/// How long a file of that size may be: with direct I/O the size lacks what is left of a block at the end.
+/// Behind the end are zeroes.
+pub(crate) fn may_have(file_bytes: u64) -> u64 {
+    file_bytes.saturating_add(BLOCK_MAX)
+}
+
 /// The tables of an image.
 #[derive(Debug)]
 pub(crate) struct Tables<'a> {
     pub(crate) header: &'a Header,
     pub(crate) storage: &'a Storage,
+    /// See [`may_have`].
     pub(crate) file_bytes: u64,
     /// How much may still be read.
     left: Cell<u64>,
@@ -71,6 +81,7 @@ pub(crate) struct Tables<'a> {
 
 impl<'a> Tables<'a> {
     pub(crate) fn new(header: &'a Header, storage: &'a Storage, file_bytes: u64) -> Self {
+        let file_bytes = may_have(file_bytes);
         Self { header, storage, file_bytes, left: Cell::new(TABLE_BYTES_MAX) }
     }
 
