@@ -26,10 +26,6 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SyncStart(u64);
 
-/// A read went beyond the end of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndOfFile;
-
 /// What a sector holds; `None` is zeroes.
 type Bytes = Option<Arc<[u8; SECTOR_BYTES]>>;
 
@@ -144,13 +140,11 @@ impl Disk {
         }
     }
 
-    /// Reads bytes, all of which must lie inside the file.
-    pub fn read(&self, file: FileId, offset: u64, into: &mut [u8]) -> Result<(), EndOfFile> {
+    /// Reads bytes. Behind the end of the file are zeroes, which a format asks for
+    /// ([`block::BehindEnd`]).
+    pub fn read(&self, file: FileId, offset: u64, into: &mut [u8]) {
         let mut state = self.state();
         let file = state.file(file);
-        if offset + number(into.len()) > file.bytes {
-            return Err(EndOfFile);
-        }
         for run in sectors(offset..offset + number(into.len())) {
             let from = index(run.start - offset);
             let into = &mut into[from..from + index(run.end - run.start)];
@@ -160,7 +154,6 @@ impl Disk {
                 None => into.fill(0),
             }
         }
-        Ok(())
     }
 
     /// Whoever asked for an operation knows of its end.
@@ -421,14 +414,16 @@ mod tests {
     }
 
     #[test]
-    fn a_read_beyond_the_end_fails_and_a_zeroing_does_not_grow_the_file() {
+    fn a_read_beyond_the_end_finds_zeroes_and_a_zeroing_does_not_grow_the_file() {
         let disk = Disk::default();
         let file = disk.add(&[7; 1000]);
         disk.zero(file, 512..5000, disk.begin());
         assert_eq!(disk.bytes(file), 1000);
         let mut found = [1; 1000];
-        disk.read(file, 0, &mut found).unwrap();
+        disk.read(file, 0, &mut found);
         assert_eq!((found[511], found[512], found[999]), (7, 0, 0));
-        assert_eq!(disk.read(file, 1, &mut found), Err(EndOfFile));
+        found.fill(1);
+        disk.read(file, 999, &mut found);
+        assert_eq!(found, [0; 1000]);
     }
 }
