@@ -187,8 +187,7 @@ fn an_errand_that_fails_fails_its_request_and_no_other() {
         let [a, _] = iothreads::<2>(&files, reactors);
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = directory.path().join("device");
-        // What is noted of the second half lies behind the end of the device.
-        std::fs::File::create(&path).unwrap().set_len(BYTES + BYTES / 2).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(2 * BYTES).unwrap();
         let device = LoopDevice::attach(&path, 512).unwrap();
         let options = OpenOptions {
             path: device.path().to_path_buf(),
@@ -200,6 +199,8 @@ fn an_errand_that_fails_fails_its_request_and_no_other() {
             lock: LockOptions::default(),
         };
         let below = FileNode::open("device", &options, DiscardPolicy::Unmap, &files).unwrap();
+        // What is noted of the second half lies behind the end of the device now.
+        device.resize(&path, BYTES + BYTES / 2).unwrap();
         let node: Arc<dyn Node> = WorkingNode::over(Arc::new(below), BYTES, Behaviour::default());
         let mut guest = Guest::new();
         let placed = place(&guest, &node, &a);
