@@ -189,8 +189,10 @@ impl ControlThread {
                 Operation::Flush => {}
             }
             self.disk.delivered(op);
-            if operation == Operation::Flush || operation.durability() == Durability::Stable {
+            if operation == Operation::Flush {
                 self.disk.end_sync(file, self.disk.begin_sync());
+            } else if operation.durability() == Durability::Stable {
+                self.disk.end_stable(file, op);
             }
         }
         Outcome::Done
