@@ -390,7 +390,8 @@ impl Image {
     /// promise, and no longer that its refcounts may be wrong.
     pub(crate) async fn begin_writing(&self, storage: &Storage) -> Result<(), FailKind> {
         if self.version < 3 {
-            return Ok(());
+            // What is found in the tables is durable from now on, whoever has written it.
+            return storage.sync().await;
         }
         // That a data file is the disk by itself stays true.
         let kept = if self.is_raw_external { RAW_EXTERNAL } else { 0 };
@@ -451,7 +452,9 @@ impl Image {
         let words = self.l1[first..last].iter().map(|entry| entry.load(Ordering::Relaxed));
         let words = words.enumerate().map(|(at, old)| if first + at == table { word } else { old });
         let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
-        storage.write(self.l1_offset + first as u64 * 8, HostMemory::of(&bytes)).await?;
+        let result = storage.write(self.l1_offset + first as u64 * 8, HostMemory::of(&bytes)).await;
+        self.note_link();
+        result?;
         self.l1[table].store(word, Ordering::SeqCst);
         Ok(())
     }
@@ -503,10 +506,24 @@ impl Image {
                     let table = self.l1(slice.number()) & OFFSET;
                     let at = table + self.shape.place_in_table(slice.number()) + start;
                     let result = storage.write(at, memory).await.map(drop);
+                    self.note_link();
                     write.finish(result);
                 }
             }
         }
+    }
+
+    /// The kernel has a write of a table, or a part of one that failed.
+    fn note_link(&self) {
+        if let Some(space) = &self.space {
+            space.note_link();
+        }
+    }
+
+    /// Whether all is durable that the tables in memory say, as the caller has seen them. If not, a
+    /// stable write in place ends with [`Core::sync`](crate::core::Core::sync).
+    pub(crate) fn links_are_durable(&self) -> bool {
+        self.space.as_ref().is_none_or(Space::links_are_durable)
     }
 
     /// Makes durable what was written so far.

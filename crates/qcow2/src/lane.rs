@@ -182,8 +182,8 @@ impl Qcow2Lane {
         true
     }
 
-    /// Whether all clusters of a write have places of their own, in tables that are in memory. Adds
-    /// where.
+    /// Whether all clusters of a write have places of their own, in tables that are in memory; and for a
+    /// stable write durably. Adds where.
     fn plan_write(&mut self, bytes: Extent, durability: Durability) -> bool {
         let shape = self.core.image.shape();
         let (mut at, end) = (bytes.bytes().start, bytes.bytes().end);
@@ -210,7 +210,7 @@ impl Qcow2Lane {
             }
             at = next;
         }
-        true
+        durability == Durability::Cached || self.core.image.links_are_durable()
     }
 
     fn add_zeroes(&mut self, skip: u64, count: u64) -> bool {

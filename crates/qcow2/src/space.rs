@@ -10,7 +10,7 @@
 //! Threads: any.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::FailKind;
@@ -42,6 +42,9 @@ pub(crate) struct Space {
     limbo: Mutex<Limbo>,
     /// Whether something in limbo may be free by now. A hint.
     may_reclaim: AtomicBool,
+    /// How many writes of tables the kernel has, and how many of them are durable.
+    links: AtomicU64,
+    durable_links: AtomicU64,
     discards: Discards,
 }
 
@@ -78,9 +81,12 @@ struct Freed {
     clusters: Clusters,
 }
 
-/// What was out of the tables when a sync began.
+/// What was in the tables, and out of them, when a sync began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SyncMark(u64);
+pub(crate) struct SyncMark {
+    freed: u64,
+    links: u64,
+}
 
 impl Space {
     pub(crate) fn new(
@@ -96,6 +102,8 @@ impl Space {
             refcounts: Turns::new(refcounts),
             limbo: Mutex::default(),
             may_reclaim: AtomicBool::new(false),
+            links: AtomicU64::new(0),
+            durable_links: AtomicU64::new(0),
             discards,
         }
     }
@@ -175,15 +183,27 @@ impl Space {
         }
     }
 
+    /// The kernel has a write of a table. Call it before others see what was written.
+    pub(crate) fn note_link(&self) {
+        self.links.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether all is durable that the tables in memory say, as the caller has seen them.
+    pub(crate) fn links_are_durable(&self) -> bool {
+        // Whoever has seen an entry sees that it was counted.
+        self.durable_links.load(Ordering::Acquire) >= self.links.load(Ordering::Acquire)
+    }
+
     /// Before a sync begins.
     pub(crate) fn mark(&self) -> SyncMark {
-        SyncMark(self.limbo().next)
+        SyncMark { freed: self.limbo().next, links: self.links.load(Ordering::Acquire) }
     }
 
     /// The sync has succeeded.
     pub(crate) fn is_durable(&self, mark: SyncMark) {
+        self.durable_links.fetch_max(mark.links, Ordering::Release);
         let mut limbo = self.limbo();
-        limbo.durable = limbo.durable.max(mark.0);
+        limbo.durable = limbo.durable.max(mark.freed);
         if !limbo.freed.is_empty() {
             self.may_reclaim.store(true, Ordering::Relaxed);
         }

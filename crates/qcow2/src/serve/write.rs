@@ -41,13 +41,15 @@ pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durabilit
             return core.end(token, operation, Err(kind));
         }
     };
-    if change.is_in_place() {
+    let is_in_place = change.is_in_place();
+    if is_in_place && (durability == Durability::Cached || core.image.links_are_durable()) {
         drop(claimed);
         return core.answer(token, operation, pieces);
     }
     // What must be durable is made so at the end.
     let round = Operation::Write(bytes, Durability::Cached);
     let result = match core.carry_out(token, round, pieces).await {
+        Ok(()) if is_in_place => Ok(()),
         Ok(()) => change.link(&core).await,
         Err(kind) => {
             change.abandon(&core);

@@ -10,6 +10,7 @@ mod damage;
 mod growth;
 mod header;
 mod node;
+mod order;
 mod overlap;
 mod qemu;
 mod repair;
