@@ -201,12 +201,17 @@ impl Space {
 
     /// The sync has succeeded.
     pub(crate) fn is_durable(&self, mark: SyncMark) {
+        if self.note_durable(mark) {
+            self.may_reclaim.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The same; whether anything is in limbo.
+    fn note_durable(&self, mark: SyncMark) -> bool {
         self.durable_links.fetch_max(mark.links, Ordering::Release);
         let mut limbo = self.limbo();
         limbo.durable = limbo.durable.max(mark.freed);
-        if !limbo.freed.is_empty() {
-            self.may_reclaim.store(true, Ordering::Relaxed);
-        }
+        !limbo.freed.is_empty()
     }
 
     /// Whether to call [`Space::reclaim`] now; asked after each request.
@@ -220,8 +225,7 @@ impl Space {
             let mark = self.mark();
             storage.sync().await?;
             // Not a reason to come back: what is still in use comes with the next flush.
-            let mut limbo = self.limbo();
-            limbo.durable = limbo.durable.max(mark.0);
+            self.note_durable(mark);
         }
         let mut refcounts = self.refcounts.take().await;
         let passed = self.take_passed();
