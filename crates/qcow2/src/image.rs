@@ -22,7 +22,7 @@ use crate::header::Header;
 use crate::overlap::Metadata;
 use crate::refcount::{Clusters, Refcounts, TablePlace};
 use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber, Words};
-use crate::slice::{Found, Pinned, Slice, SliceCache, Turn, WriteNumber};
+use crate::slice::{Ending, Found, Pinned, Slice, SliceCache, Turn};
 use crate::space::{Discards, Space};
 use crate::storage::Storage;
 use crate::tables::may_have;
@@ -474,26 +474,35 @@ impl Image {
         }
         let begin = |(pinned, changes): (Pinned, &[(GuestCluster, Words)])| {
             let words = changes.iter().map(|(at, entry)| (self.shape.index_of(*at), *entry));
-            let number = pinned.slice().change(words);
-            (pinned, number)
+            let ending = pinned.slice().change(words);
+            (pinned, ending)
         };
-        let begun: Vec<(Pinned, WriteNumber)> = pinned.into_iter().map(begin).collect();
+        let begun: Vec<(Pinned, Ending)> = pinned.into_iter().map(begin).collect();
         let mut result = Ok(());
-        for (pinned, number) in begun {
-            result = result.and(self.write_slice(storage, pinned.slice(), number).await);
+        for (pinned, ending) in begun {
+            result = result.and(self.write_slice(storage, pinned.slice(), &ending).await);
         }
         result
+    }
+
+    /// Has the file say what memory says of the entries in a slice, if a write of it has failed.
+    pub(crate) async fn settle(&self, storage: &Storage, slice: &Slice) -> Result<(), FailKind> {
+        if !slice.is_doubtful() {
+            return Ok(());
+        }
+        let ending = slice.change(std::iter::empty());
+        self.write_slice(storage, slice, &ending).await
     }
 
     async fn write_slice(
         &self,
         storage: &Storage,
         slice: &Slice,
-        number: WriteNumber,
+        ending: &Ending,
     ) -> Result<(), FailKind> {
         loop {
             let turn =
-                std::future::poll_fn(|context| match slice.begin_write(number, context.waker()) {
+                std::future::poll_fn(|context| match slice.begin_write(ending, context.waker()) {
                     Turn::Wait => Poll::Pending,
                     turn @ (Turn::Mine(_) | Turn::Over(_)) => Poll::Ready(turn),
                 });
@@ -502,7 +511,10 @@ impl Image {
                 Turn::Wait => {}
                 Turn::Mine(write) => {
                     let block = storage.alignment().min(self.shape.slice_bytes());
-                    let (start, memory) = write.bytes(block);
+                    let Some((start, memory)) = write.bytes(block) else {
+                        write.finish(Ok(()));
+                        continue;
+                    };
                     let table = self.l1(slice.number()) & OFFSET;
                     let at = table + self.shape.place_in_table(slice.number()) + start;
                     let result = storage.write(at, memory).await.map(drop);

@@ -182,8 +182,8 @@ impl Qcow2Lane {
         true
     }
 
-    /// Whether all clusters of a write have places of their own, in tables that are in memory; and for a
-    /// stable write durably. Adds where.
+    /// Whether all clusters of a write have places of their own, in tables that are in memory and in
+    /// the file; and for a stable write durably. Adds where.
     fn plan_write(&mut self, bytes: Extent, durability: Durability) -> bool {
         let shape = self.core.image.shape();
         let (mut at, end) = (bytes.bytes().start, bytes.bytes().end);
@@ -197,7 +197,9 @@ impl Qcow2Lane {
             let Ok(Entry::Cluster(found)) = shape.read(slice.entry(shape.index_of(cluster))) else {
                 return false;
             };
-            let Some(host) = found.own_place() else { return false };
+            let Some(host) = found.own_place().filter(|_| !slice.is_doubtful()) else {
+                return false;
+            };
             let within = shape.within(at)..shape.within(at) + (next - at);
             let touched = bits_of(shape.units_of(&within));
             if found.data & touched != touched {

@@ -3,16 +3,18 @@
 //! Where it stands: the fast path looks entries up; tasks change them by [`Slice::begin_write`]: what
 //! waits is written together, and is seen by others only once the kernel has it.
 //!
-//! Invariants: an entry in memory is in the file, or was there when it was changed last. One write of a
-//! slice is under way at a time. A slice that is pinned, or of which a write is under way, stays in the
+//! Invariants: an entry in memory is in the file, or was there when it was changed last. If a write of a
+//! slice has failed, the file may say anything that was to be written; nothing that the slice names is
+//! written until the file says again what memory says ([`Slice::is_doubtful`]). One write of a slice is
+//! under way at a time. A slice that is pinned or doubtful, or of which a write is under way, stays in the
 //! cache: there is never a second copy of it. What is no longer in the cache says so before it may be
 //! loaded again.
 //! Threads: any. Locks are held for a few instructions.
-//! Limits: as many slices as the cache was given, and what is pinned besides.
+//! Limits: as many slices as the cache was given, and what is pinned or doubtful besides.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 
 use block::{FailKind, HostMemory};
@@ -35,6 +37,8 @@ pub(crate) struct Slice {
     is_gone: AtomicBool,
     /// Whether it was used since the cache last looked.
     is_used: AtomicBool,
+    /// Whether a write of it has failed, and none has made up for that.
+    is_doubtful: AtomicBool,
     /// Tasks that may change it.
     pins: AtomicU32,
     writes: Mutex<Writes>,
@@ -45,10 +49,8 @@ struct Writes {
     /// What the next write changes.
     waiting: Vec<(usize, Words)>,
     is_busy: bool,
-    /// The number of the next write.
-    next: u64,
-    /// The last ones that failed. A write that waits for none of them is not told.
-    failed: VecDeque<(u64, FailKind)>,
+    /// Of the next write.
+    next: Ending,
     wakers: Vec<Waker>,
 }
 
@@ -68,16 +70,15 @@ pub(crate) enum Turn<'a> {
 pub(crate) struct Write<'a> {
     slice: &'a Slice,
     changes: Vec<(usize, Words)>,
-    number: u64,
+    /// Whether all of the slice is written, since it is doubtful.
+    is_whole: bool,
+    ending: Ending,
     result: Result<(), FailKind>,
 }
 
-/// Names the write that a change is part of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WriteNumber(u64);
-
-/// Failed writes that are remembered: tasks look soon after they were woken.
-const FAILED_MAX: usize = 64;
+/// How the write has ended that a change is part of; empty before.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ending(Arc<OnceLock<Result<(), FailKind>>>);
 
 impl Slice {
     /// As it is in the file.
@@ -101,6 +102,7 @@ impl Slice {
             version: AtomicU64::new(0),
             is_gone: AtomicBool::new(false),
             is_used: AtomicBool::new(true),
+            is_doubtful: AtomicBool::new(false),
             pins: AtomicU32::new(0),
             writes: Mutex::default(),
         }
@@ -118,6 +120,12 @@ impl Slice {
     /// Whether it is in the cache no more: another copy may be. Ask before each look, inside an epoch.
     pub(crate) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Whether the file may say something else, since a write has failed: what the slice names is not
+    /// written in place, and no change is over, before another write has succeeded.
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.is_doubtful.load(Ordering::Acquire)
     }
 
     /// An entry.
@@ -167,43 +175,49 @@ impl Slice {
     }
 
     /// Adds changes to what the next write takes. Entries of one cluster are changed by one task at a
-    /// time.
-    pub(crate) fn change(&self, changes: impl Iterator<Item = (usize, Words)>) -> WriteNumber {
+    /// time. None at all are a question whether the file says what memory says.
+    pub(crate) fn change(&self, changes: impl Iterator<Item = (usize, Words)>) -> Ending {
         let mut writes = self.writes();
         writes.waiting.extend(changes);
-        WriteNumber(writes.next)
+        writes.next.clone()
     }
 
-    /// What to do for the changes that are part of that write.
-    pub(crate) fn begin_write(&self, number: WriteNumber, waker: &Waker) -> Turn<'_> {
+    /// What to do for the changes that are part of the write with that ending.
+    pub(crate) fn begin_write(&self, ending: &Ending, waker: &Waker) -> Turn<'_> {
         let mut writes = self.writes();
-        if writes.next > number.0 && !(writes.is_busy && writes.next == number.0 + 1) {
-            let failed = writes.failed.iter().find(|(failed, _)| *failed == number.0);
-            return Turn::Over(failed.map_or(Ok(()), |(_, kind)| Err(*kind)));
+        if let Some(result) = ending.0.get() {
+            return Turn::Over(*result);
         }
         if writes.is_busy {
             writes.wakers.push(waker.clone());
             return Turn::Wait;
         }
         writes.is_busy = true;
-        writes.next += 1;
         let changes = std::mem::take(&mut writes.waiting);
-        Turn::Mine(Write { slice: self, changes, number: number.0, result: Err(FailKind::Io) })
+        let ending = std::mem::take(&mut writes.next);
+        let is_whole = self.is_doubtful();
+        Turn::Mine(Write { slice: self, changes, is_whole, ending, result: Err(FailKind::Io) })
     }
 }
 
 impl Write<'_> {
     /// The bytes of the slice that have to be written, whole blocks of `block` bytes, and where they
-    /// begin in the slice.
-    pub(crate) fn bytes(&self, block: u64) -> (u64, HostMemory) {
+    /// begin in the slice. None if the file says it all.
+    pub(crate) fn bytes(&self, block: u64) -> Option<(u64, HostMemory)> {
+        if self.changes.is_empty() && !self.is_whole {
+            return None;
+        }
         let entry_bytes = self.slice.entry_words * 8;
         let places = self.changes.iter().map(|(index, _)| index * entry_bytes);
         let (first, last) = places
             .fold((usize::MAX, 0), |(first, last), place| (first.min(place), last.max(place)));
         let block = usize::try_from(block).expect("a block fits into memory");
         let end = self.slice.words.len() * 8;
-        let start = first - first % block;
-        let end = (last + entry_bytes).next_multiple_of(block).min(end);
+        let (start, end) = if self.is_whole {
+            (0, end)
+        } else {
+            (first - first % block, (last + entry_bytes).next_multiple_of(block).min(end))
+        };
         let mut memory = HostMemory::zeroed(end - start);
         let words = &self.slice.words[start / 8..];
         for (word, bytes) in words.iter().zip(memory.chunks_exact_mut(8)) {
@@ -217,13 +231,16 @@ impl Write<'_> {
                 memory[at + 8..at + 16].copy_from_slice(&entry.bitmap.to_be_bytes());
             }
         }
-        (start as u64, memory)
+        Some((start as u64, memory))
     }
 
     /// How the write ended. With success everybody sees the changes.
     pub(crate) fn finish(mut self, result: Result<(), FailKind>) {
         if result.is_ok() {
             self.slice.store(&self.changes);
+            if self.is_whole {
+                self.slice.is_doubtful.store(false, Ordering::Release);
+            }
         }
         self.result = result;
     }
@@ -231,14 +248,13 @@ impl Write<'_> {
 
 impl Drop for Write<'_> {
     fn drop(&mut self) {
+        if self.result.is_err() {
+            // Before anybody is told.
+            self.slice.is_doubtful.store(true, Ordering::Release);
+        }
         let mut writes = self.slice.writes();
         writes.is_busy = false;
-        if let Err(kind) = self.result {
-            writes.failed.push_back((self.number, kind));
-            if writes.failed.len() > FAILED_MAX {
-                writes.failed.pop_front();
-            }
-        }
+        self.ending.0.set(self.result).expect("a write ends once");
         let wakers = std::mem::take(&mut writes.wakers);
         drop(writes);
         wakers.into_iter().for_each(Waker::wake);
@@ -448,6 +464,7 @@ impl Shard {
         let Some(Cached::Here(slice)) = self.slices.get(&number) else { return Fate::Gone };
         let in_use = slice.is_used.swap(false, Ordering::Relaxed)
             || slice.pins.load(Ordering::Acquire) > 0
+            || slice.is_doubtful()
             || slice.writes().is_busy;
         if in_use { Fate::Stays } else { Fate::Goes }
     }
@@ -476,5 +493,53 @@ impl Shard {
             // Before another copy of it can be loaded and changed: that takes this lock.
             slice.is_gone.store(true, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Begins the write of a change, which must be its own.
+    fn begin<'a>(slice: &'a Slice, ending: &Ending) -> Write<'a> {
+        match slice.begin_write(ending, Waker::noop()) {
+            Turn::Mine(write) => write,
+            turn @ (Turn::Wait | Turn::Over(_)) => panic!("{turn:?}"),
+        }
+    }
+
+    fn change(slice: &Slice, index: usize) -> Ending {
+        slice.change(std::iter::once((index, Words { word: 7, bitmap: 0 })))
+    }
+
+    #[test]
+    fn a_write_that_failed_is_told_however_late() {
+        let slice = Slice::loaded(SliceNumber(0), &[0; 4096], 1);
+        let first = change(&slice, 0);
+        begin(&slice, &first.clone()).finish(Err(FailKind::NoSpace));
+        for round in 0..200 {
+            let result = if round % 2 == 0 { Err(FailKind::Io) } else { Ok(()) };
+            begin(&slice, &change(&slice, 1)).finish(result);
+        }
+        let told = slice.begin_write(&first, Waker::noop());
+        assert!(matches!(told, Turn::Over(Err(FailKind::NoSpace))), "{told:?}");
+    }
+
+    #[test]
+    fn after_a_failure_all_of_the_slice_is_written() {
+        let slice = Slice::loaded(SliceNumber(0), &[0; 4096], 1);
+        let written = |write: &Write<'_>| write.bytes(512).map(|(at, bytes)| (at, bytes.len()));
+        let write = begin(&slice, &change(&slice, 100));
+        assert_eq!(written(&write), Some((512, 512)));
+        // Dropped, it has failed.
+        drop(write);
+        assert!(slice.is_doubtful());
+        let write = begin(&slice, &change(&slice, 0));
+        assert_eq!(written(&write), Some((0, 4096)));
+        write.finish(Ok(()));
+        assert!(!slice.is_doubtful());
+        assert_eq!((slice.entry(0).word, slice.entry(100).word), (7, 0));
+        let write = begin(&slice, &slice.change(std::iter::empty()));
+        assert_eq!(written(&write), None);
     }
 }

@@ -354,7 +354,8 @@ fn own(core: &Core, cluster: GuestCluster, entry: Entry) -> Option<u64> {
     }
 }
 
-/// What the tables say of the clusters that these bytes are in.
+/// What the tables say of the clusters that these bytes are in, in memory and in the file. The clusters
+/// are claimed.
 pub(super) async fn look(
     core: &Core,
     guest: &Range<u64>,
@@ -364,6 +365,7 @@ pub(super) async fn look(
     let mut entries = Vec::new();
     for cluster in clusters.map(GuestCluster) {
         let pinned = core.image.slice(&core.file, shape.slice_of(cluster)).await?;
+        core.image.settle(&core.file, pinned.slice()).await?;
         entries.push((cluster, core.image.entry(pinned.slice(), cluster)?));
     }
     Ok(entries)

@@ -1,5 +1,5 @@
 //! The order of what two iothreads write, one step at a time: what was told to be durable is found again, also if
-//! syncs are late.
+//! syncs are late and writes of tables fail.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use block::{
     Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, Durability, Errand,
     ErrandRunner, Extent, FailKind, FileId, HostMemory, Lane, LaneIo, Mapping, Node, Operation,
-    Outcome, PieceList, Rights, SystemClock, Token, Told,
+    Outcome, PieceList, Rights, SystemClock, Target, Token, Told, Unmap,
 };
 use qcow2::{Children, Discards, Qcow2Node, Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
@@ -47,6 +47,8 @@ enum Errands {
     Run,
     /// Syncs stay under way that begin after the request was carried out.
     HoldSyncs,
+    /// Writes reach the disk, and are said to have failed.
+    FailWrites,
 }
 
 /// Each byte of a request's memory, afterwards.
@@ -102,6 +104,18 @@ impl Bench {
         Self::open(disk, image, data)
     }
 
+    /// Closes the image, and opens it again.
+    fn reopen(mut self) -> Self {
+        for place in [0, 1] {
+            while self.threads[place].io.has_submitted() {
+                self.go_on(place);
+            }
+        }
+        self.threads.clear();
+        let Self { disk, image, data, .. } = self;
+        Self::open(disk, image, data)
+    }
+
     fn write(&mut self, thread: usize, at: u64, byte: u8, durability: Durability) -> Ended {
         let write = Operation::Write(extent(at, BLOCK), durability);
         self.run(thread, write, byte)
@@ -136,18 +150,19 @@ impl Bench {
 
     /// Goes on with a request; its end.
     fn go_on(&mut self, thread: usize) -> Option<Ended> {
-        let Self { runner, threads, .. } = self;
+        let Self { disk, runner, threads, .. } = self;
         let thread = &mut threads[thread];
         if thread.mapping.answer == Answer::Held {
             let mut errands = Vec::new();
             thread.io.take_submitted(&mut errands);
             for errand in errands {
                 let is_sync = errand.operation() == Operation::Flush;
-                match thread.errands {
-                    Errands::HoldSyncs if is_sync && thread.is_carried_out => {
+                match (thread.errands, errand.operation()) {
+                    (Errands::HoldSyncs, _) if is_sync && thread.is_carried_out => {
                         thread.held.push(errand);
                     }
-                    Errands::Run | Errands::HoldSyncs => runner.run(errand),
+                    (Errands::FailWrites, Operation::Write(..)) => fail(disk, errand),
+                    _ => runner.run(errand),
                 }
             }
             let mut late = Vec::new();
@@ -188,6 +203,21 @@ impl Thread {
             Told::Kept => None,
         }
     }
+}
+
+/// Carries out a write, and says that it has failed.
+fn fail(disk: &Disk, mut errand: Errand) {
+    for piece in errand.pieces().to_vec() {
+        let Target::File { file, offset: ByteOffset(offset) } = piece.target else {
+            panic!("of a file")
+        };
+        let mut bytes = vec![0; usize::try_from(piece.count.0).unwrap()];
+        errand.memory().copy_to(usize::try_from(piece.skip).unwrap(), &mut bytes);
+        let op = disk.begin();
+        disk.write(file, offset, &bytes, op);
+        disk.delivered(op);
+    }
+    errand.finish(Outcome::Failed(FailKind::Io));
 }
 
 fn extent(start: u64, count: u64) -> Extent {
@@ -258,5 +288,66 @@ fn a_stable_write_in_place_syncs_nothing_else_if_the_entry_is_durable() {
         assert_eq!(bench.write(1, CLUSTER, 1, Durability::Cached), Ok(1));
         bench.run(0, Operation::Flush, 0).unwrap();
         assert_eq!(bench.begin(1, stable, 3), stable, "a flush has synced it");
+    }
+}
+
+/// Has a change of the first cluster fail after it has reached the disk; then that cluster is written.
+#[track_caller]
+fn check_doubtful(recipe: &Recipe, change: Operation) {
+    for between in [None, Some(CLUSTER), Some(2 * CLUSTER)] {
+        let mut bench = Bench::new(recipe);
+        assert_eq!(bench.write(0, 0, 1, Durability::Cached), Ok(1));
+        assert_eq!(bench.write(0, CLUSTER, 1, Durability::Cached), Ok(1));
+        bench.run(0, Operation::Flush, 0).unwrap();
+        bench.threads[0].errands = Errands::FailWrites;
+        assert_eq!(bench.run(0, change, 0), Err(FailKind::Io), "{change:?}");
+        assert_eq!(bench.read(1, 0), Ok(1), "reads go on");
+        // As long as the table cannot be written, neither can what it names.
+        assert_eq!(bench.write(0, 0, 2, Durability::Cached), Err(FailKind::Io), "{change:?}");
+        bench.threads[0].errands = Errands::Run;
+        if let Some(at) = between {
+            assert_eq!(bench.write(0, at, 3, Durability::Cached), Ok(3));
+        }
+        assert_eq!(bench.write(1, 0, 4, Durability::Cached), Ok(4));
+        bench.run(1, Operation::Flush, 0).unwrap();
+        let mut bench = bench.die(None);
+        assert_eq!(bench.read(0, 0), Ok(4), "{change:?}, with a write at {between:?} before");
+        let mut bench = bench.reopen();
+        assert_eq!(bench.read(0, 0), Ok(4), "{change:?}, after a close");
+        assert_eq!(bench.read(0, CLUSTER), Ok(if between == Some(CLUSTER) { 3 } else { 1 }));
+    }
+}
+
+#[test]
+fn writes_in_place_are_kept_after_a_table_was_written_and_that_failed() {
+    let first = extent(0, CLUSTER);
+    let discard = Operation::Discard(first, Durability::Cached);
+    let unmap = Operation::WriteZeroes(first, Unmap::Allowed, Durability::Cached);
+    let zero = Operation::WriteZeroes(first, Unmap::Keep, Durability::Cached);
+    for change in [discard, unmap, zero] {
+        check_doubtful(&plain(), change);
+        check_doubtful(&Recipe { extended_l2: true, ..plain() }, change);
+        check_doubtful(&Recipe { data_file: true, ..plain() }, change);
+    }
+}
+
+#[test]
+fn zeroes_are_kept_after_a_write_has_failed() {
+    for change in [
+        Operation::WriteZeroes(extent(CLUSTER, CLUSTER), Unmap::Allowed, Durability::Cached),
+        Operation::WriteZeroes(extent(CLUSTER, BLOCK), Unmap::Keep, Durability::Cached),
+    ] {
+        let mut bench = Bench::new(&plain());
+        assert_eq!(bench.write(0, 0, 1, Durability::Cached), Ok(1));
+        bench.threads[0].errands = Errands::FailWrites;
+        assert_eq!(bench.write(0, CLUSTER, 2, Durability::Cached), Err(FailKind::Io));
+        assert_eq!(bench.read(1, CLUSTER), Ok(0));
+        bench.threads[0].errands = Errands::Run;
+        // Memory says that nothing is there; the file says that the block was written.
+        bench.run(1, change, 0).unwrap();
+        bench.run(1, Operation::Flush, 0).unwrap();
+        let mut bench = bench.die(None);
+        assert_eq!(bench.read(0, CLUSTER), Ok(0), "{change:?}");
+        assert_eq!(bench.read(0, 0), Ok(1), "{change:?}");
     }
 }
