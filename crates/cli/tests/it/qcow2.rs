@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use testkit::client::{Client, Shape};
 use testkit::deadline::Deadline;
 use testkit::model::{self, DiskModel, Plan};
-use testkit::process::{Bench, Program, Server};
+use testkit::process::{Bench, Program, START_LIMIT, Server};
 use testkit::report::note;
 
-use crate::support::{qemu_img, qemu_io, ringloom, stop, with};
+use crate::support::{qemu_img, qemu_io, ringloom, stop, wait_for_lock, with};
 
 const QUEUES: usize = 4;
 const MIB: usize = 1 << 20;
@@ -31,7 +31,19 @@ fn serve_with(
     writable: &str,
     more: &[&str],
 ) -> Result<Server> {
-    let socket = bench.text("s");
+    serve_at(program, bench, "s", node, writable, more)
+}
+
+/// The same on another socket.
+fn serve_at(
+    program: &Program,
+    bench: &Bench,
+    socket: &str,
+    node: &str,
+    writable: &str,
+    more: &[&str],
+) -> Result<Server> {
+    let socket = bench.text(socket);
     let export = format!(
         "vhost-user-blk,id=e,node-name=n,writable={writable},num-queues={QUEUES},iothread.0=t0,\
          iothread.1=t1,addr.type=unix,addr.path={socket}"

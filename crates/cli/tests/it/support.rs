@@ -1,6 +1,7 @@
 //! Command lines and checks that several tests share.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use testkit::image;
@@ -216,6 +217,22 @@ pub(crate) fn is_root() -> bool {
     let owner =
         std::fs::metadata("/proc/self").map(|found| std::os::unix::fs::MetadataExt::uid(&found));
     owner.is_ok_and(|uid| uid == 0)
+}
+
+/// Waits until somebody has locked this byte of an image.
+pub(crate) fn wait_for_lock(image: &Path, byte: u64, limit: Duration) -> Result<()> {
+    let metadata = std::fs::metadata(image).context("look at the image")?;
+    let inode = format!(":{} ", std::os::unix::fs::MetadataExt::ino(&metadata));
+    testkit::deadline::poll_until("the lock", limit, || {
+        let table = std::fs::read_to_string("/proc/locks").context("read the kernel's locks")?;
+        let is_byte = |line: &str| {
+            // The last two columns are the first and the last byte.
+            let range: Vec<u64> =
+                line.split_whitespace().skip(6).filter_map(|word| word.parse().ok()).collect();
+            line.contains(&inode) && range.len() == 2 && (range[0]..=range[1]).contains(&byte)
+        };
+        Ok(table.lines().any(is_byte).then_some(()))
+    })
 }
 
 /// Runs qemu-img in the directory of a bench, with words that have no blanks; returns what it printed.

@@ -93,7 +93,7 @@ fn the_second_half_of_a_migration_gets_the_image_with_all_that_the_first_half_wr
         device.stop_ring(1)?;
         let found = reading.join().expect("the reader does not panic")?;
         ensure!(found == [0x78; 512], "the last write is lost");
-        ensure!(target.log().contains("has the lock after"), "{}", target.log());
+        target.wait_for_log("has the lock after", START_LIMIT)?;
         drop(device);
         stop(source, &[&place.socket("source")])?;
         stop(target, &[&place.socket("target")]).map(drop)

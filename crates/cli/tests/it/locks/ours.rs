@@ -6,7 +6,7 @@ use testkit::process::{Program, Server};
 use super::{
     Access, DENIES_WRITE, NO_SHARED_WRITE, NO_WRITE, Place, TOOL_LIMIT, with_tools, write_something,
 };
-use crate::support::{ringloom, stop, with};
+use crate::support::{self, ringloom, stop, with};
 
 /// A QEMU whose guest has the image as its disk and is never started.
 const GUEST: [&str; 8] =
@@ -109,18 +109,7 @@ fn beside_a_read_only_export_others_may_read_and_write_as_beside_qemus() {
 
 /// Waits until somebody has locked this byte of the image.
 pub(super) fn wait_for_lock(place: &Place, byte: u64) -> Result<()> {
-    let metadata = std::fs::metadata(place.bench.path("disk.img")).context("look at the image")?;
-    let inode = format!(":{} ", std::os::unix::fs::MetadataExt::ino(&metadata));
-    testkit::deadline::poll_until("the lock", TOOL_LIMIT, || {
-        let table = std::fs::read_to_string("/proc/locks").context("read the kernel's locks")?;
-        let is_byte = |line: &str| {
-            // The last two columns are the first and the last byte.
-            let range: Vec<u64> =
-                line.split_whitespace().skip(6).filter_map(|word| word.parse().ok()).collect();
-            line.contains(&inode) && range.len() == 2 && (range[0]..=range[1]).contains(&byte)
-        };
-        Ok(table.lines().any(is_byte).then_some(()))
-    })
+    support::wait_for_lock(&place.bench.path("disk.img"), byte, TOOL_LIMIT)
 }
 
 #[test]

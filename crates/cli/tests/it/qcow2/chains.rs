@@ -76,11 +76,9 @@ fn a_base_is_shared_and_nobody_writes_to_it() {
         let bench = Bench::new()?;
         make_chain(&bench)?;
         qemu_img(&bench, "create -q -f qcow2 -b two -F qcow2 other")?;
-        std::fs::create_dir(bench.path("run")).context("make a directory")?;
         let first = serve_with(program, &bench, NAMED, "on", &["--named-files=on"])?;
-        std::fs::rename(bench.path("s"), bench.path("run/s")).context("rename")?;
         let node = NAMED.replace("filename=top", "filename=other");
-        let second = serve_with(program, &bench, &node, "on", &["--named-files=on"])?;
+        let second = serve_at(program, &bench, "t", &node, "on", &["--named-files=on"])?;
         for (format, image) in [
             ("raw", "base"),
             ("qcow2", "one"),
@@ -96,9 +94,8 @@ fn a_base_is_shared_and_nobody_writes_to_it() {
         // Who only reads is let in where it bears a writer, or there is none.
         qemu_io(&bench, &["-r", "-f", "raw", "-c", "read 0 4k", "base"])?;
         qemu_io(&bench, &["-r", "-f", "qcow2", "-c", "read 0 4k", "two"])?;
-        stop(second, &[&bench.path("s")])?;
-        drop(first);
-        Ok(())
+        stop(second, &[&bench.path("t")])?;
+        stop(first, &[&bench.path("s")]).map(drop)
     });
 }
 
@@ -111,12 +108,11 @@ fn a_base_that_somebody_writes_is_waited_for() {
         let mut writer = Program::named("qemu-io", "qemu-io", &[])
             .in_directory(bench.path(""))
             .spawn(&["-f", "raw", "-c", "sleep 3000", "base"].map(str::to_owned))?;
-        testkit::deadline::poll_until("a lock", Duration::from_secs(10), || {
-            let locks = std::fs::read_to_string("/proc/locks").context("read the locks")?;
-            Ok(locks.lines().any(|line| line.contains("OFDLCK")).then_some(()))
-        })?;
+        // The permission to write, as QEMU locks it.
+        wait_for_lock(&bench.path("base"), 101, Duration::from_secs(10))?;
         let server = serve_with(program, &bench, NAMED, "on", &["--named-files=on"])?;
-        ensure!(server.log().contains("has the lock after"), "no wait: {}", server.log());
+        // It was written before the socket, but may be read after it.
+        server.wait_for_log("has the lock after", START_LIMIT).context("no wait")?;
         writer.wait(Duration::from_secs(10))?;
         stop(server, &[&bench.path("s")]).map(drop)
     });
