@@ -1,6 +1,6 @@
 //! A ringloom that has the image: who may come beside it.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use testkit::process::{Program, Server};
 
 use super::{
