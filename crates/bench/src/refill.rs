@@ -25,7 +25,7 @@ use kernel_io::{
     Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Notifier, OpenOptions, Reactors,
 };
 use load::probe::CacheMode;
-use qcow2::{Children, Discards, Qcow2Node, Settings};
+use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use request_path::{
     Appetite, Capacity, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingLog, RingSource,
     RingSourceSetup, Source, SourceKey, Turn,
@@ -230,6 +230,7 @@ fn image(
         l2_cache: ByteCount(l2_cache.unwrap_or(L2_CACHE)),
         refcount_cache: ByteCount(REFCOUNT_CACHE),
         clean_after: None,
+        overlap_check: OverlapCheck::Cached,
     };
     let runner: Arc<FileTable> = Arc::clone(files);
     Ok(Arc::new(Qcow2Node::open("image", children, settings, runner)?))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
-use qcow2::{Children, Discards, Qcow2Node, Settings};
+use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use testkit::conformance::play::Played;
 use testkit::conformance::workload::Tally;
 use testkit::qcow2rig::make::Recipe;
@@ -43,6 +43,7 @@ pub(crate) fn any_settings(rng: &mut Rng) -> Settings {
         l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
         refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
         clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),
+        overlap_check: [OverlapCheck::None, OverlapCheck::Cached, OverlapCheck::All][rng.index(3)],
     }
 }
 

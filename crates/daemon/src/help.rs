@@ -94,7 +94,7 @@ const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
                          chunk is a multiple of 4 KiB up to 16 MiB
   --blockdev [driver=]qcow2,node-name=N,file=NODE[,backing=NODE|null][,data-file=NODE]
                    [,cache-size=BYTES][,l2-cache-size=BYTES][,refcount-cache-size=BYTES]
-                   [,cache-clean-interval=SECONDS]
+                   [,cache-clean-interval=SECONDS][,overlap-check=none|constant|cached|all]
                          the disk in the qcow2 image that another node holds. backing: what shows
                          where the image has nothing, null for zeroes; default: what the image
                          names, if --named-files allows it. data-file: where its data are, if the

@@ -39,5 +39,6 @@ mod task;
 pub use header::{Features, Header, HeaderError};
 pub use node::{Children, Qcow2Node, Settings};
 pub use open::{OpenError, make_writable, read_header};
+pub use overlap::OverlapCheck;
 pub use space::Discards;
 pub use tables::Damage;

@@ -23,7 +23,7 @@ use crate::header::Header;
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
 use crate::open::{Control, OpenError, make_writable, read_header};
-use crate::overlap::Metadata;
+use crate::overlap::{Metadata, OverlapCheck};
 use crate::shape::SLICE_BYTES_MAX;
 use crate::space::Discards;
 use crate::storage::Storage;
@@ -57,6 +57,8 @@ pub struct Settings {
     pub refcount_cache: ByteCount,
     /// After how long without use an L2 table goes from memory (`cache-clean-interval`).
     pub clean_after: Option<Duration>,
+    /// What is held against metadata before it is written (`overlap-check`).
+    pub overlap_check: OverlapCheck,
 }
 
 /// An image.
@@ -139,7 +141,8 @@ impl Shared {
             Access::ReadOnly => None,
             Access::ReadWrite => {
                 let tables = Tables::new(&header, &storage, bytes);
-                let metadata = control.run(&[&storage], Metadata::load(&tables));
+                let metadata =
+                    control.run(&[&storage], Metadata::load(&tables, self.settings.overlap_check));
                 let damaged = |source| OpenError::Damaged { node: self.name.clone(), source };
                 Some((self.settings.discards, metadata.map_err(damaged)?))
             }

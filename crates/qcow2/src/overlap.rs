@@ -28,11 +28,24 @@ const CHUNKS_MAX: usize = 128 << 10;
 
 const PROBLEM: &str = "is in a cluster that is something else too";
 
+/// What is held against metadata (`overlap-check`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OverlapCheck {
+    /// Nothing.
+    None,
+    /// What is known without reading more than is read anyway.
+    #[default]
+    Cached,
+    /// The L2 tables of snapshots as well.
+    All,
+}
+
 /// The clusters that are metadata.
 #[derive(Debug, Default)]
 pub(crate) struct Metadata {
     chunks: Mutex<Chunks>,
     is_damaged: AtomicBool,
+    check: OverlapCheck,
 }
 
 #[derive(Debug, Default)]
@@ -41,9 +54,12 @@ struct Chunks(HashMap<u64, Box<[u64; (CHUNK / 64) as usize]>>);
 impl Metadata {
     /// Finds all there is, and proves that it is inside the file and that no two things are in one
     /// cluster.
-    pub(crate) async fn load(tables: &Tables<'_>) -> Result<Self, Damage> {
+    pub(crate) async fn load(tables: &Tables<'_>, check: OverlapCheck) -> Result<Self, Damage> {
         let (header, cluster) = (tables.header, tables.cluster_bytes());
-        let found = Self::default();
+        let found = Self { check, ..Self::default() };
+        if check == OverlapCheck::None {
+            return Ok(found);
+        }
         let note = |what, offset, bytes: u64| found.note(tables, what, offset, bytes);
         note("the header", 0, header.header_bytes.into())?;
         let l1_bytes = u64::from(header.l1_entries) * 8;
@@ -64,7 +80,16 @@ impl Metadata {
         let snapshots = snapshots::read(tables).await?;
         note("the snapshot table", header.snapshots_offset, snapshots.table_bytes)?;
         for snapshot in &snapshots.snapshots {
-            note("the L1 table of a snapshot", snapshot.l1_offset, snapshot.l1_entries * 8)?;
+            let (offset, bytes) = (snapshot.l1_offset, snapshot.l1_entries * 8);
+            note("the L1 table of a snapshot", offset, bytes)?;
+            if check == OverlapCheck::All {
+                let l1 = tables.read("the L1 table of a snapshot", offset, bytes).await?;
+                // The disk and other snapshots may have the same tables.
+                for table in words(&l1).map(|word| word & OFFSET).filter(|table| *table != 0) {
+                    tables.check_place("an L2 table of a snapshot", table, cluster)?;
+                    found.add(table / cluster..table / cluster + 1);
+                }
+            }
         }
         if let Some(extension) = header.bitmaps {
             let (offset, bytes) = (extension.directory_offset, extension.directory_bytes);
@@ -122,6 +147,9 @@ impl Metadata {
 
     /// The first of these clusters that is metadata.
     pub(crate) fn first_of(&self, clusters: impl Iterator<Item = Range<u64>>) -> Option<u64> {
+        if self.check == OverlapCheck::None {
+            return None;
+        }
         let chunks = self.lock();
         clusters.flatten().find(|cluster| chunks.has(*cluster))
     }

@@ -142,6 +142,11 @@ impl Fields {
         }
     }
 
+    /// Whether there is an object.
+    pub(super) fn is_object(&self, key: &str) -> bool {
+        matches!(self.map.get(key), Some(Value::Object(_)))
+    }
+
     /// A text or an object.
     pub(super) fn text_or_object(&mut self, key: &str) -> Result<TextOrObject, Fault> {
         match self.map.remove(key) {

@@ -15,6 +15,7 @@ use layers::{Chunk, DelaySettings};
 use crate::permissions::{BACKING, PassesOn};
 
 use layers::ThrottleLimits;
+use qcow2::OverlapCheck;
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -362,6 +363,8 @@ pub struct Qcow2Caches {
     pub both: Option<u64>,
     /// After how many seconds without use a table goes; 0: never (`cache-clean-interval`).
     pub clean_seconds: Option<u64>,
+    /// What is held against metadata (`overlap-check`).
+    pub overlap_check: OverlapCheck,
 }
 
 /// Who says what is below an image.

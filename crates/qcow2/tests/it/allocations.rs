@@ -7,7 +7,7 @@ use block::{
     Extent, Lane, LaneIo, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Token,
     Told,
 };
-use qcow2::{Children, Discards, Qcow2Node, Settings};
+use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::qcow2rig::make::Recipe;
@@ -114,6 +114,7 @@ fn check(recipe: &Recipe, access: Access, requests: Requests, bytes: u64) {
         l2_cache: ByteCount(1 << 20),
         refcount_cache: ByteCount(1 << 20),
         clean_after: None,
+        overlap_check: OverlapCheck::Cached,
     };
     let children = Children { file, backing, data_file: None };
     let node = Qcow2Node::open("image", children, settings, Arc::new(runner())).unwrap();

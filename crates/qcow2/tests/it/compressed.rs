@@ -12,7 +12,7 @@ use block::{
     FailKind, FileId, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, Piece,
     PieceList, Rights, SystemClock, Token, Told, Unmap,
 };
-use qcow2::{Children, Discards, Qcow2Node, Settings};
+use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::rng::Rng;
@@ -62,6 +62,7 @@ impl Bench {
                 l2_cache: ByteCount(1 << 20),
                 refcount_cache: ByteCount(1 << 20),
                 clean_after: None,
+                overlap_check: OverlapCheck::Cached,
             };
             let runner: Arc<dyn ErrandRunner> = Arc::clone(&runner) as _;
             let name = format!("image{place}");

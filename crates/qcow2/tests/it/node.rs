@@ -12,7 +12,7 @@ use block::{
 };
 use disk::{DiscardPolicy, FileNode};
 use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions};
-use qcow2::{Children, Discards, Qcow2Node, Settings};
+use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 
 /// A file of the host as a node, for writing.
 pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<dyn Node>> {
@@ -42,6 +42,11 @@ pub(crate) struct Guest {
 impl Guest {
     /// Opens an image for writing, without a backing file.
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, OverlapCheck::Cached)
+    }
+
+    /// The same, with this held against metadata.
+    pub(crate) fn open_with(path: &Path, overlap_check: OverlapCheck) -> Result<Self> {
         let table = Arc::new(FileTable::default());
         let file = Child::new(file(path, &table)?);
         let settings = Settings {
@@ -50,6 +55,7 @@ impl Guest {
             l2_cache: ByteCount(1 << 20),
             refcount_cache: ByteCount(1 << 20),
             clean_after: None,
+            overlap_check,
         };
         let runner: Arc<dyn ErrandRunner> = table;
         let children = Children { file, backing: None, data_file: None };

@@ -9,7 +9,7 @@ use block::{
     ErrandRunner, Extent, FailKind, FileId, HostMemory, Lane, LaneIo, Mapping, Node, Operation,
     Outcome, PieceList, Rights, SystemClock, Target, Token, Told, Unmap,
 };
-use qcow2::{Children, Discards, Qcow2Node, Settings};
+use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::qcow2rig::make::Recipe;
@@ -77,6 +77,7 @@ impl Bench {
             l2_cache: ByteCount(1 << 20),
             refcount_cache: ByteCount(1 << 20),
             clean_after: None,
+            overlap_check: OverlapCheck::Cached,
         };
         let runner = || ControlThread { disk: Arc::clone(&disk), life: Arc::clone(&life) };
         let node = Qcow2Node::open("image", children, settings, Arc::new(runner())).unwrap();

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use qcow2::OverlapCheck;
 use testkit::process::Bench;
 
 use crate::node::Guest;
@@ -134,6 +135,38 @@ fn an_image_whose_tables_lie_in_each_other_is_not_written() -> Result<()> {
         let is_said = said.ends_with("something else too") || said.ends_with("outside the file");
         ensure!(is_said, "{value:#x} at {at:#x}: {said}");
         ensure!(std::fs::read(&path)? == file, "{value:#x} at {at:#x}: it was changed");
+    }
+    Ok(())
+}
+
+/// `overlap-check` says what is held against metadata.
+#[test]
+fn what_is_checked_is_what_was_asked_for() -> Result<()> {
+    if qemu::is_missing() {
+        return Ok(());
+    }
+    let bench = Bench::new()?;
+    let path = bench.path("a.qcow2");
+    let shared = image(&bench)?.l2;
+    qemu::succeeds(&bench.path(""), &["qemu-img", "snapshot", "-c", "kept", "a.qcow2"])?;
+    // The disk gets a table of its own; the old one is the snapshot's.
+    Guest::open(&path)?.write(0, &[1; CLUSTER])?;
+    let good = std::fs::read(&path)?;
+    let l2 = target(&good, target(&good, 40)?)?;
+    ensure!(l2 != shared, "the table is still the snapshot's");
+    let refcounts = target(&good, target(&good, 48)?)?;
+    for (place, check, is_written) in [
+        (shared, OverlapCheck::All, false),
+        (shared, OverlapCheck::Cached, true),
+        (refcounts, OverlapCheck::Cached, false),
+        (refcounts, OverlapCheck::None, true),
+    ] {
+        let mut file = good.clone();
+        put(&mut file, l2 + 8, place as u64 | 1 << 63);
+        std::fs::write(&path, &file)?;
+        let mut guest = Guest::open_with(&path, check)?;
+        let written = guest.write(CLUSTER as u64, &[0xee; CLUSTER]);
+        ensure!(written.is_ok() == is_written, "{check:?} of {place:#x}: {written:?}");
     }
     Ok(())
 }

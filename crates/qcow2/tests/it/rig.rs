@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
-use qcow2::{Children, Discards, Qcow2Node, Settings};
+use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use testkit::qcow2rig::make::Recipe;
 use testkit::qcow2rig::{Mischief, Options, Played, Setup, Subject, peer, play};
 use testkit::report;
@@ -34,6 +34,8 @@ impl Subject for Image {
             l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
             refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
             clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),
+            overlap_check: [OverlapCheck::None, OverlapCheck::Cached, OverlapCheck::All]
+                [rng.index(3)],
         };
         Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.runner))?))
     }

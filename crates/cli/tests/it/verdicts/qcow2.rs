@@ -107,6 +107,8 @@ fn sizes_of_caches_are_judged_alike() {
         "refcount-cache-size=1048576",
         "cache-size=0",
         "cache-size=1048576,l2-cache-size=65536",
+        "overlap-check=none",
+        "overlap-check.template=all",
         "cache-size=1048576,refcount-cache-size=1048576",
         "l2-cache-size=9223372036854775807",
     ] {

@@ -52,7 +52,9 @@ impl Graph {
         };
         let seconds = caches.clean_seconds.unwrap_or(CLEAN_SECONDS);
         let clean_after = (seconds > 0).then_some(Duration::from_secs(seconds));
-        let settings = Settings { access, discards, l2_cache, refcount_cache, clean_after };
+        let overlap_check = caches.overlap_check;
+        let settings =
+            Settings { access, discards, l2_cache, refcount_cache, clean_after, overlap_check };
         let runner = Arc::clone(&self.files) as Arc<dyn ErrandRunner>;
         match Qcow2Node::open(name, children, settings, runner) {
             Ok(node) => Ok(Arc::new(node)),
@@ -131,7 +133,7 @@ mod tests {
         (both, l2, refcount): (Option<u64>, Option<u64>, Option<u64>),
         expected: (u64, u64),
     ) {
-        let found = sizes(Qcow2Caches { l2, refcount, both, clean_seconds: None }, header);
+        let found = sizes(Qcow2Caches { l2, refcount, both, ..Qcow2Caches::default() }, header);
         assert_eq!(found, Ok((ByteCount(expected.0), ByteCount(expected.1))));
     }
 

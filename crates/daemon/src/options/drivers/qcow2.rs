@@ -1,5 +1,7 @@
 //! The driver `qcow2`.
 
+use qcow2::OverlapCheck;
+
 use super::Entry;
 use crate::options::blockdev::{BASE, BASE_LATER, Reader};
 use crate::options::fault::Fault;
@@ -12,7 +14,6 @@ const LATER: &[&str] = &[
     "encrypt",
     "l2-cache-entry-size",
     "lazy-refcounts",
-    "overlap-check",
     "pass-discard-other",
     "pass-discard-request",
     "pass-discard-snapshot",
@@ -27,6 +28,7 @@ pub(super) const ENTRY: Entry = Entry {
             BASE,
             &["file", "backing", "data-file"],
             &["l2-cache-size", "refcount-cache-size", "cache-size", "cache-clean-interval"],
+            &["overlap-check"],
         ],
         later: &[BASE_LATER, LATER],
     },
@@ -48,6 +50,7 @@ fn caches(reader: &mut Reader) -> Result<Qcow2Caches, Fault> {
         refcount: reader.number("refcount-cache-size")?,
         both: reader.number("cache-size")?,
         clean_seconds: reader.number("cache-clean-interval")?,
+        overlap_check: overlap_check(reader)?,
     };
     let above = |part: Option<u64>, all| part.is_some_and(|part| part > all);
     match caches {
@@ -62,4 +65,40 @@ fn caches(reader: &mut Reader) -> Result<Qcow2Caches, Fault> {
         }
         Qcow2Caches { .. } => Ok(caches),
     }
+}
+
+/// QEMU's flags, which add to a template or take from it.
+const OVERLAP_FLAGS: &[&str] = &[
+    "active-l1",
+    "active-l2",
+    "bitmap-directory",
+    "inactive-l1",
+    "inactive-l2",
+    "main-header",
+    "refcount-block",
+    "refcount-table",
+    "snapshot-table",
+];
+
+const OVERLAP: Keys =
+    Keys { of: "--blockdev driver=qcow2", supported: &[&["template"]], later: &[OVERLAP_FLAGS] };
+
+const TEMPLATES: &[&str] = &["none", "constant", "cached", "all"];
+
+/// A template, by itself or in an object. What `constant` asks for costs nothing less than `cached` here.
+fn overlap_check(reader: &mut Reader) -> Result<OverlapCheck, Fault> {
+    const KEY: &str = "overlap-check";
+    let fields = &mut reader.fields;
+    let template = if fields.is_object(KEY) {
+        let mut nested = fields.object(KEY)?.expect("it is one");
+        nested.check_keys(&OVERLAP)?;
+        nested.choice("template", TEMPLATES)?
+    } else {
+        fields.choice(KEY, TEMPLATES)?
+    };
+    Ok(match template {
+        Some("none") => OverlapCheck::None,
+        Some("all") => OverlapCheck::All,
+        Some(_) | None => OverlapCheck::Cached,
+    })
 }

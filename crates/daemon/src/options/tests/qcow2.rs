@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use qcow2::OverlapCheck;
+
 use super::{
     AutoReadOnly, Blockdev, Child, Discard, Driver, NamedChild, Step, check, file_node, plan,
     read_only, refuse, refuse_line,
@@ -22,8 +24,12 @@ fn reference(name: &str, node: &str) -> NamedChild {
 
 #[test]
 fn images_read_the_same_in_both_notations() {
-    let caches =
-        Qcow2Caches { l2: Some(1 << 20), refcount: None, both: Some(2 << 20), clean_seconds: None };
+    let caches = Qcow2Caches {
+        l2: Some(1 << 20),
+        refcount: None,
+        both: Some(2 << 20),
+        ..Qcow2Caches::default()
+    };
     check(
         "--blockdev",
         &[
@@ -107,17 +113,37 @@ fn caches_that_contradict_each_other_are_refused_in_qemus_words() {
 }
 
 #[test]
-fn what_an_image_cannot_do_yet_is_refused_by_name() {
-    for (key, value) in [
-        ("lazy-refcounts", "on"),
-        ("pass-discard-other", "on"),
-        ("overlap-check.template", "all"),
-        ("encrypt.format", "luks"),
+fn what_is_held_against_metadata_is_a_template() {
+    for (argument, expected) in [
+        ("overlap-check=none", OverlapCheck::None),
+        ("overlap-check=constant", OverlapCheck::Cached),
+        ("overlap-check=cached", OverlapCheck::Cached),
+        ("overlap-check.template=all", OverlapCheck::All),
+        ("cache-size=8388608", OverlapCheck::Cached),
     ] {
+        let file = "--blockdev=null-co,node-name=n";
+        let image = format!("--blockdev=qcow2,node-name=a,file=n,{argument}");
+        let steps = plan(&[file, &image]).steps;
+        let found = steps.iter().find_map(|step| {
+            let Step::Blockdev(node) = step else { return None };
+            let Driver::Qcow2 { caches, .. } = &node.driver else { return None };
+            Some(caches.overlap_check)
+        });
+        assert_eq!(found, Some(expected), "{argument}");
+    }
+}
+
+#[test]
+fn what_an_image_cannot_do_yet_is_refused_by_name() {
+    for (key, value) in
+        [("lazy-refcounts", "on"), ("pass-discard-other", "on"), ("encrypt.format", "luks")]
+    {
         let name = key.split('.').next().unwrap();
         let expected = format!("option '{name}' of --blockdev driver=qcow2 is not supported yet");
         refuse("--blockdev", &format!("qcow2,node-name=a,file=n,{key}={value}"), &expected);
     }
+    let flag = "option 'overlap-check.active-l2' of --blockdev driver=qcow2 is not supported yet";
+    refuse("--blockdev", "qcow2,node-name=a,file=n,overlap-check.active-l2=off", flag);
     let nearest = "unknown option 'l2-cache-sise' of --blockdev driver=qcow2; did you mean \
                    'l2-cache-size'?";
     refuse("--blockdev", "qcow2,node-name=a,file=n,l2-cache-sise=1", nearest);
