@@ -126,7 +126,12 @@ impl Core {
     /// The request is a flush.
     pub(crate) fn note_flush(&self, token: Token, epoch: Option<Epoch>) -> After {
         let mark = self.image.space().ok().map(|space| space.mark());
-        self.note(token, epoch.zip(mark).map(|(epoch, mark)| Open::Flush(epoch, mark)))
+        let open = match (epoch, mark) {
+            (Some(epoch), Some(mark)) => Some(Open::Flush(epoch, mark)),
+            // A damaged image frees nothing.
+            (epoch, _) => epoch.map(Open::Mapped),
+        };
+        self.note(token, open)
     }
 
     /// A task serves the request.

@@ -551,8 +551,9 @@ impl Image {
     /// Nobody uses the image any more: gives back what was taken ahead.
     pub(crate) async fn close(&self, storage: &Storage) -> Result<(), FailKind> {
         match &self.space {
-            None => Ok(()),
-            Some(space) => space.close(storage).await,
+            Some(space) if !self.metadata.is_damaged() => space.close(storage).await,
+            // Of a damaged image nothing is changed any more.
+            Some(_) | None => Ok(()),
         }
     }
 }

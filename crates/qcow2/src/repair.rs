@@ -70,6 +70,8 @@ struct Walk<'a> {
     tables: &'a Tables<'a>,
     shape: Shape,
     counts: Counts,
+    /// Where the last search for free clusters ended: none begins at the start again.
+    searched: u64,
     /// How many L1 entries name each L2 table.
     l2: Counts,
     /// What has a cluster for itself: what it is, its first cluster and the one behind its last.
@@ -84,6 +86,7 @@ impl<'a> Walk<'a> {
             tables,
             shape: Shape::new(tables.header),
             counts: Counts::new(bits, BYTES_MAX),
+            searched: 0,
             l2: Counts::new(bits, BYTES_MAX),
             metadata: Vec::new(),
             refcount_table: Vec::new(),
@@ -321,7 +324,8 @@ impl<'a> Walk<'a> {
     }
 
     fn allocate(&mut self, count: u64) -> Result<u64, Damage> {
-        let first = self.counts.free(0, count);
+        let first = self.counts.free(self.searched, count);
+        self.searched = first + count;
         if (first + count) << self.tables.header.cluster_bits > OFFSET_END {
             return Err(Damage::Io(FailKind::NoSpace));
         }
