@@ -151,7 +151,16 @@ impl Metadata {
             return None;
         }
         let chunks = self.lock();
-        clusters.flatten().find(|cluster| chunks.has(*cluster))
+        // Neighbours are mostly in one chunk: it is looked up once.
+        let mut last = (u64::MAX, None);
+        clusters.flatten().find(|cluster| {
+            let number = cluster / CHUNK;
+            if number != last.0 {
+                last = (number, chunks.0.get(&number));
+            }
+            let (word, bit) = place(*cluster);
+            last.1.is_some_and(|chunk| chunk[word] & bit != 0)
+        })
     }
 
     /// Notes that the image is damaged; whether that is news.
@@ -181,11 +190,6 @@ impl Chunks {
             let (word, bit) = place(cluster);
             chunk[word] &= !bit;
         }
-    }
-
-    fn has(&self, cluster: u64) -> bool {
-        let (word, bit) = place(cluster);
-        self.0.get(&(cluster / CHUNK)).is_some_and(|chunk| chunk[word] & bit != 0)
     }
 }
 
