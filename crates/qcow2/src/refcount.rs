@@ -322,7 +322,7 @@ impl Refcounts {
             let is_end = |kind| kind == FailKind::OutOfRange;
             grown.map_err(|kind| if is_end(kind) { FailKind::NoSpace } else { kind })?;
             self.file_end = end;
-            self.written_end = end;
+            self.written_end = written.max(end);
         }
         if start < written {
             storage.zero(start..end.min(written)).await?;
