@@ -4,8 +4,7 @@
 //! when the call returns.
 //!
 //! Invariants: what is staged for alignment never loses the bytes of others: a change of a part of a block
-//! holds its range, as on iothreads. Blocks that the end of the file cuts read as if zeroes followed, but
-//! only asked-for bytes in front of the end make a read succeed.
+//! holds its range, as on iothreads. Behind the end of a file are zeroes.
 //! Threads: blocks, also while others sync or change the same range: for control threads.
 //! Limits: [`STAGE_BYTES`] of memory besides the errand's, [`RETRIES_MAX`] attempts after EINTR or EAGAIN.
 

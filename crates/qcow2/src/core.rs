@@ -255,6 +255,13 @@ impl Core {
         }
     }
 
+    /// All children, each once.
+    pub(crate) fn storages(&self) -> impl Iterator<Item = &Storage> {
+        let data = self.has_data_file().then_some(&self.data.storage);
+        let backing = self.backing.as_ref().map(|backing| &backing.storage);
+        std::iter::once(&self.file).chain(data).chain(backing)
+    }
+
     /// Whether data are in a file of their own.
     pub(crate) fn has_data_file(&self) -> bool {
         self.data.kind != DataKind::Inside

@@ -19,7 +19,7 @@ const BYTES_V2: u32 = 72;
 const L1_BYTES_MAX: u64 = 32 << 20;
 
 /// The largest refcount table, as in QEMU: 8 MiB.
-const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
+pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 
 /// No offset in an image has more bits (bits 9 to 55 of a table entry).
 pub(crate) const OFFSET_END: u64 = 1 << 56;

@@ -23,7 +23,7 @@ use crate::seen::Seen;
 use crate::serve;
 use crate::shape::{Entry, Unit, bits_of};
 use crate::space::Discards;
-use crate::storage::extent;
+use crate::storage::{Storage, extent};
 use crate::task::Tasks;
 
 /// How much later than asked for tables may go.
@@ -45,8 +45,6 @@ pub(crate) struct Qcow2Lane {
     to_backing: Option<Questions>,
     /// When to let go of tables without use; none while no table was seen.
     clean_at: Option<Instant>,
-    /// Held requests that the lane itself knows of.
-    served: usize,
 }
 
 /// Bytes of a request that are together.
@@ -95,7 +93,6 @@ impl Qcow2Lane {
             to_data,
             to_backing,
             clean_at: None,
-            served: 0,
         }
     }
 
@@ -448,14 +445,11 @@ impl Qcow2Lane {
         task: impl Future<Output = ()> + 'static,
     ) {
         self.tasks.spawn(task);
-        self.served += 1;
         mapping.answer = Answer::Held;
         // Others cannot have answered meanwhile: no other task went on.
-        let served = &mut self.served;
         self.core.take_answers(pieces, |answered| {
             assert_eq!(answered.token, mapping.token, "only the task that was begun answers");
             *mapping = answered;
-            *served -= 1;
         });
     }
 
@@ -490,21 +484,12 @@ impl Lane for Qcow2Lane {
     }
 
     fn due(&self) -> Option<Due> {
-        let backing = self.core.backing.as_ref().and_then(|backing| backing.storage.due());
-        let data = self.core.has_data_file().then(|| self.core.data.storage.due()).flatten();
         let clean = self.clean_at.map(|at| Due { at, slack: CLEAN_SLACK });
-        let below = Due::first(self.core.file.due(), Due::first(data, backing));
-        Due::first(below, clean)
+        self.core.storages().fold(clean, |due, storage| Due::first(due, storage.due()))
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        self.core.file.resume(now);
-        if self.core.has_data_file() {
-            self.core.data.storage.resume(now);
-        }
-        if let Some(backing) = &self.core.backing {
-            backing.storage.resume(now);
-        }
+        self.core.storages().for_each(|storage| storage.resume(now));
         self.tasks.go_on();
         match self.clean_at {
             Some(at) if at <= now => {
@@ -520,29 +505,16 @@ impl Lane for Qcow2Lane {
             }
             Some(_) => self.seen.sweep(&self.core),
         }
-        let served = &mut self.served;
-        self.core.take_answers(pieces, |answered| {
-            late.push(answered);
-            *served -= 1;
-        });
+        self.core.take_answers(pieces, |answered| late.push(answered));
         self.reclaim();
     }
 
     fn release(&mut self) {
-        self.core.file.release();
-        if self.core.has_data_file() {
-            self.core.data.storage.release();
-        }
-        if let Some(backing) = &self.core.backing {
-            backing.storage.release();
-        }
+        self.core.storages().for_each(Storage::release);
     }
 
     fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
         let told = self.core.carried_out(token, outcome);
-        if told == Told::Kept {
-            self.served += 1;
-        }
         self.reclaim();
         told
     }

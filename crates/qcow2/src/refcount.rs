@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use block::{FailKind, HostMemory};
 
-use crate::header::Header;
+use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
 use crate::overlap::Metadata;
 use crate::storage::Storage;
 use crate::tables::BLOCK_MAX;
@@ -26,9 +26,6 @@ const BLOCKS_LOOKED_THROUGH: u64 = 8;
 
 /// How many wrong refcounts the operator is told of.
 const TOLD_MAX: u32 = 10;
-
-/// Where a refcount table may be named: the file has less than 2^63 bytes.
-const HOST_END: u64 = 1 << 56;
 
 /// The refcounts of an image.
 #[derive(Debug)]
@@ -100,8 +97,9 @@ impl Refcounts {
         let memory = storage.read(start..start + bytes).await?;
         let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes"));
         let table: Vec<u64> = memory.chunks_exact(8).map(word).collect();
-        let is_bad =
-            |offset: &u64| *offset >= HOST_END || !offset.is_multiple_of(1 << header.cluster_bits);
+        let is_bad = |offset: &u64| {
+            *offset >= OFFSET_END || !offset.is_multiple_of(1 << header.cluster_bits)
+        };
         if let Some(offset) = table.iter().find(|offset| is_bad(offset)) {
             tracing::error!(
                 "the refcount table names a block at {offset:#x}, which is no place for one"
@@ -308,7 +306,7 @@ impl Refcounts {
     /// Makes clusters read as zeroes, and the file long enough for them. Not yet durable.
     async fn prepare(&mut self, storage: &Storage, clusters: Clusters) -> Result<(), FailKind> {
         let (start, end) = (clusters.start << self.cluster_bits, clusters.end << self.cluster_bits);
-        if end >= HOST_END {
+        if end >= OFFSET_END {
             return Err(FailKind::NoSpace);
         }
         let written = self.written_end;
@@ -358,8 +356,8 @@ impl Refcounts {
     /// A block in memory that counts these clusters once, and nothing else.
     fn enter_block(&mut self, number: u64, used: Clusters) {
         let (per_block, order) = (self.per_block(), self.order);
-        let bytes = vec![0; usize::try_from(self.cluster_bytes()).expect("at most 2 MiB")];
-        let mut block = Block { bytes, changed: None };
+        let bytes = usize::try_from(self.cluster_bytes()).expect("at most 2 MiB");
+        let mut block = Block::zeroed(bytes);
         for cluster in used {
             if cluster / per_block == number {
                 block.set(order, cluster % per_block, 1);
@@ -408,7 +406,7 @@ impl Refcounts {
             blocks += 1;
         };
         let clusters = u32::try_from(table_clusters).map_err(|_too_many| FailKind::NoSpace)?;
-        if entries * 8 > 8 << 20 {
+        if entries * 8 > REFCOUNT_TABLE_BYTES_MAX {
             // QEMU opens no larger one.
             return Err(FailKind::NoSpace);
         }

@@ -19,7 +19,7 @@ use block::FailKind;
 
 use crate::bitmaps;
 use crate::compressed;
-use crate::header::{Header, OFFSET_END};
+use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
 use crate::shape::{COPIED, Cluster, Entry, OFFSET, Shape, Words};
 use crate::snapshots;
 use crate::storage::Storage;
@@ -30,9 +30,6 @@ use write::Target;
 
 /// How much of a table is in memory at a time.
 const STEP: u64 = 1 << 20;
-
-/// The largest refcount table, as in QEMU: 8 MiB.
-const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 
 /// Bits of an L1 entry that are reserved.
 const L1_RESERVED: u64 = !(COPIED | OFFSET);

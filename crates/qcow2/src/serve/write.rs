@@ -41,15 +41,14 @@ pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durabilit
             return core.end(token, operation, Err(kind));
         }
     };
-    let is_in_place = change.is_in_place();
-    if is_in_place && (durability == Durability::Cached || core.image.links_are_durable()) {
+    if change.is_in_place() && (durability == Durability::Cached || core.image.links_are_durable())
+    {
         drop(claimed);
         return core.answer(token, operation, pieces);
     }
     // What must be durable is made so at the end.
     let round = Operation::Write(bytes, Durability::Cached);
     let result = match core.carry_out(token, round, pieces).await {
-        Ok(()) if is_in_place => Ok(()),
         Ok(()) => change.link(&core).await,
         Err(kind) => {
             change.abandon(&core);
@@ -116,7 +115,7 @@ impl Change {
     }
 
     /// Whether all clusters have places of their own already.
-    pub(super) fn is_in_place(&self) -> bool {
+    fn is_in_place(&self) -> bool {
         self.entries.is_empty()
     }
 
@@ -312,8 +311,11 @@ impl Change {
         runs
     }
 
-    /// The bytes were handed to the kernel: has the tables name them.
+    /// The bytes were handed to the kernel: has the tables name them, if they do not yet.
     pub(super) async fn link(self, core: &Core) -> Result<(), FailKind> {
+        if self.is_in_place() {
+            return Ok(());
+        }
         if self.must_sync {
             let synced = core.sync().await;
             if let Err(kind) = synced {

@@ -108,12 +108,7 @@ async fn zero_in_cluster(core: &Core, bytes: Range<u64>) -> Result<(), FailKind>
     if is_zero {
         return Ok(());
     }
-    let change = Change::prepare(core, bytes).await?;
-    if let Err(kind) = change.write_zeroes(core).await {
-        change.abandon(core);
-        return Err(kind);
-    }
-    if change.is_in_place() { Ok(()) } else { change.link(core).await }
+    write_over(core, bytes).await
 }
 
 /// Zeroes whole clusters.
@@ -128,7 +123,10 @@ async fn zero_clusters(core: &Core, clusters: Range<u64>, how: Zeroing) -> Resul
     for (cluster, entry) in look(core, &bytes).await? {
         match after(core, cluster, entry, how) {
             After::Same => {}
-            After::Written => write_over(core, cluster).await?,
+            After::Written => {
+                let start = shape.start_of(cluster);
+                write_over(core, start..start + shape.cluster_bytes()).await?;
+            }
             After::Entry(after) => {
                 image.ensure_table(&core.file, cluster).await?;
                 changes.push((cluster, shape.write(after)));
@@ -229,14 +227,12 @@ fn after(core: &Core, cluster: GuestCluster, entry: Entry, how: Zeroing) -> Afte
     }
 }
 
-/// Writes zeroes over a cluster.
-async fn write_over(core: &Core, cluster: GuestCluster) -> Result<(), FailKind> {
-    let shape = core.image.shape();
-    let start = shape.start_of(cluster);
-    let change = Change::prepare(core, start..start + shape.cluster_bytes()).await?;
+/// Writes zeroes over bytes whose clusters are claimed.
+async fn write_over(core: &Core, bytes: Range<u64>) -> Result<(), FailKind> {
+    let change = Change::prepare(core, bytes).await?;
     if let Err(kind) = change.write_zeroes(core).await {
         change.abandon(core);
         return Err(kind);
     }
-    if change.is_in_place() { Ok(()) } else { change.link(core).await }
+    change.link(core).await
 }
