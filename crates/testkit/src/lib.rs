@@ -9,6 +9,7 @@
 
 pub mod client;
 pub mod conformance;
+pub mod counting;
 pub mod crash;
 pub mod deadline;
 pub mod fuse_faults;

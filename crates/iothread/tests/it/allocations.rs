@@ -1,9 +1,5 @@
 //! A warm path allocates nothing for a request: counted on the thread that serves.
 
-#![expect(unsafe_code, reason = "an allocator is an unsafe trait")]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
@@ -12,40 +8,14 @@ use kernel_io::{FileTable, Notifier, Reactors, Wait};
 use layers::{Chunk, StripeDiscards, StripeNode};
 use request_path::{Appetite, Engine, Rest, Signal, Source, SourceKey, Turn};
 
+use testkit::counting::{Counting, allocations};
+
 use crate::dirty_log::Log;
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::setup::{file_node, source};
 
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counting for each thread.
-struct Counting;
-
 #[global_allocator]
 static COUNTING: Counting = Counting;
-
-// SAFETY: everything is left to the system's allocator; counting touches a thread-local number that
-// needs no allocation.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise is the callee's duty.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
 
 /// Serves the ring on this thread as an iothread would, and counts what that allocates.
 struct Served {
@@ -67,7 +37,7 @@ impl Served {
     }
 
     fn serve_once(&mut self) {
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         match self.source.turn(&mut self.engine, Appetite::Pop(64)) {
             Turn::Idle | Turn::More | Turn::Full => {}
             Turn::Broken(fault) => panic!("{fault}"),
@@ -77,7 +47,7 @@ impl Served {
         self.engine.wait(wait).unwrap();
         self.engine.dispatch(&mut self.signals);
         self.signals.clear();
-        self.allocations += ALLOCATIONS.get() - before;
+        self.allocations += allocations() - before;
     }
 }
 

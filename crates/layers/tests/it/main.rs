@@ -3,5 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod again;
-mod counting;
 mod stripe;
+
+#[global_allocator]
+static COUNTING: testkit::counting::Counting = testkit::counting::Counting;

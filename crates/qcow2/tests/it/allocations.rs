@@ -13,7 +13,7 @@ use testkit::qcow2rig::disk::Disk;
 use testkit::qcow2rig::make::Recipe;
 use testkit::rng::Rng;
 
-use crate::counting::allocations;
+use testkit::counting::allocations;
 
 const CLUSTER: u64 = 64 << 10;
 const SIZE: u64 = 64 * CLUSTER;

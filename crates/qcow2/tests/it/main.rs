@@ -5,7 +5,6 @@
 mod allocations;
 mod bitmaps;
 mod compressed;
-mod counting;
 mod damage;
 mod growth;
 mod header;
@@ -16,3 +15,6 @@ mod qemu;
 mod repair;
 mod rig;
 mod snapshots;
+
+#[global_allocator]
+static COUNTING: testkit::counting::Counting = testkit::counting::Counting;

@@ -13,7 +13,7 @@ use block::{
 use layers::{Chunk, StripeDiscards, StripeNode};
 
 use super::child::{Start, extent};
-use crate::counting::allocations;
+use testkit::counting::allocations;
 
 const CHUNK: u64 = 4096;
 

@@ -1,4 +1,6 @@
 //! The system's allocator, counting for each thread: to show what allocates nothing.
+//!
+//! A test binary that counts makes [`Counting`] its global allocator.
 
 #![expect(unsafe_code, reason = "an allocator is an unsafe trait")]
 
@@ -10,14 +12,14 @@ thread_local! {
 }
 
 /// How often the calling thread has allocated.
-pub(crate) fn allocations() -> u64 {
+#[must_use]
+pub fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
-struct Counting;
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+/// The allocator.
+#[derive(Debug)]
+pub struct Counting;
 
 // SAFETY: everything is left to the system's allocator; counting touches a thread-local number that
 // needs no allocation.
