@@ -11,6 +11,7 @@ use hdrhistogram::Histogram;
 const LATENCY_NS_MAX: u64 = 3_600_000_000_000;
 /// Two significant digits: a percentile is exact to 1 %, and a stored run stays a few KiB.
 const DIGITS: u8 = 2;
+const NS_PER_SECOND: f64 = 1e9;
 
 /// A histogram of request latencies in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +57,27 @@ impl Latency {
     pub fn percentile(&self, percent: f64) -> Option<Duration> {
         let filled = !self.0.is_empty();
         filled.then(|| Duration::from_nanos(self.0.value_at_percentile(percent)))
+    }
+
+    /// The mean latency, exact to 1 %; `None` without requests.
+    #[must_use]
+    pub fn mean(&self) -> Option<Duration> {
+        let filled = !self.0.is_empty();
+        filled.then(|| Duration::from_secs_f64(self.0.mean() / NS_PER_SECOND))
+    }
+
+    /// The standard deviation of the latencies; `None` without requests.
+    #[must_use]
+    pub fn stddev(&self) -> Option<Duration> {
+        let filled = !self.0.is_empty();
+        filled.then(|| Duration::from_secs_f64(self.0.stdev() / NS_PER_SECOND))
+    }
+
+    /// The upper end of the bucket of the slowest request; `None` without requests.
+    #[must_use]
+    pub fn max(&self) -> Option<Duration> {
+        let filled = !self.0.is_empty();
+        filled.then(|| Duration::from_nanos(self.0.max()))
     }
 
     /// Adds one request.
@@ -112,7 +134,21 @@ mod tests {
     }
 
     #[test]
+    fn mean_deviation_and_maximum_are_those_of_the_values() {
+        let latency = latency(&[100_000, 200_000, 600_000]);
+        let near = |found: Option<Duration>, wanted: f64| {
+            let found = found.unwrap().as_secs_f64() * NS_PER_SECOND;
+            assert!((found / wanted - 1.0).abs() < 0.01, "{found} for {wanted}");
+        };
+        near(latency.mean(), 300_000.0);
+        near(latency.stddev(), 216_025.0);
+        near(latency.max(), 600_000.0);
+    }
+
+    #[test]
     fn no_requests_have_no_percentile() {
-        assert_eq!(Latency::default().percentile(99.0), None);
+        let none = Latency::default();
+        assert_eq!(none.percentile(99.0), None);
+        assert_eq!((none.mean(), none.stddev(), none.max()), (None, None, None));
     }
 }
