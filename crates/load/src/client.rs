@@ -34,6 +34,8 @@ use crate::{Direction, LoadError, Sample, Workload};
 
 pub(crate) use spin::{Spinning, spin_with};
 
+/// The most jobs a client can have: one queue each, and an export has at most 256.
+pub const QUEUES_MAX: u16 = 256;
 const DESCRIPTORS_PER_REQUEST: u16 = 3;
 /// Small rings are what a guest never has; QEMU's default is 128.
 const RING_SIZE_MIN: u16 = 128;
@@ -94,6 +96,9 @@ fn wait_for(
 impl Connection {
     fn open(socket: &Path, workload: Workload) -> Result<Self, LoadError> {
         let name = socket.display().to_string();
+        if let Some(complaint) = too_many(workload.shape().jobs()) {
+            return Err(LoadError::Export { socket: name, complaint });
+        }
         let wanted = VirtioFeatureFlags::VERSION_1.bits()
             | VirtioFeatureFlags::RING_EVENT_IDX.bits()
             | VirtioBlkFeatureFlags::RO.bits()
@@ -162,6 +167,13 @@ fn engines(
         }
     };
     (0_u16..).zip(queues).map(engine).collect()
+}
+
+/// What is wrong with a number of jobs no export has queues for, if anything.
+fn too_many(jobs: u16) -> Option<String> {
+    (jobs > QUEUES_MAX).then(|| {
+        format!("{jobs} jobs: a client needs a queue for each and has at most {QUEUES_MAX}")
+    })
 }
 
 /// What of the export does not fit the workload, if anything.
@@ -284,6 +296,15 @@ mod tests {
         fn tick(&mut self) -> Verdict {
             Verdict::GoOn
         }
+    }
+
+    #[test]
+    fn more_jobs_than_queues_are_refused_before_connecting() {
+        let block = crate::BlockBytes::try_from(4096).unwrap();
+        let shape = crate::Shape::new("randread".parse().unwrap(), block, 257, 1).unwrap();
+        let workload = Workload::new(shape, 4 << 20, 1).unwrap();
+        let error = connect(Path::new("/nonexistent/s"), &workload, &mut Patient).unwrap_err();
+        assert!(error.to_string().contains("257 jobs"), "{error}");
     }
 
     #[test]

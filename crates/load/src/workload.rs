@@ -4,15 +4,17 @@
 //! offsets of a job depend on seed and job number alone, so every subject of a block sees the same
 //! requests.
 //! Limits: iodepth is at most 256 because a request takes three descriptors of a ring of at most
-//! 1024 (`client`); jobs and block size bound the memory of a run.
+//! 1024 (`client`); jobs and block size bound the memory of a run. Jobs are at most 1024, which only
+//! `fio` and `host` can run: a client needs a queue for each, and there are `client::QUEUES_MAX`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Random;
 
-/// The most jobs a load may have: one queue each, and an export has at most 256.
-pub const JOBS_MAX: u16 = 256;
+/// The most jobs a load may have: as many threads as a host starts without being asked about its
+/// limits. A client takes fewer, see [`crate::client::QUEUES_MAX`].
+pub const JOBS_MAX: u16 = 1024;
 /// The most requests one job may have in flight.
 pub const IODEPTH_MAX: u16 = 256;
 /// The largest block.
@@ -31,8 +33,10 @@ pub enum Direction {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Pattern {
+pub(crate) enum Pattern {
+    /// Each request anywhere, independent of the others.
     Random,
+    /// Each job from the start to the end of its slice, again and again.
     Sequential,
 }
 
@@ -207,7 +211,7 @@ impl Shape {
         self.block
     }
 
-    /// The number of threads, each with its own queue.
+    /// The number of threads; each has its own queue, if the load is a client.
     #[must_use]
     pub fn jobs(&self) -> u16 {
         self.jobs
@@ -255,16 +259,25 @@ impl Workload {
         self.seed
     }
 
+    /// The bytes one job works on, in whole blocks: all of the disk for random requests; for
+    /// sequential ones its own slice, and the slices of the jobs follow each other.
+    pub(crate) fn slice_bytes(&self) -> u64 {
+        let block = u64::from(self.shape.block.get());
+        let blocks = self.disk_bytes / block;
+        let count = match self.shape.operation.pattern {
+            Pattern::Random => blocks,
+            Pattern::Sequential => blocks / u64::from(self.shape.jobs),
+        };
+        count * block
+    }
+
     /// The requests of one job, without end.
     pub(crate) fn accesses(&self, job: u16) -> Accesses {
         let block = u64::from(self.shape.block.get());
-        let blocks = self.disk_bytes / block;
-        let (first, count) = match self.shape.operation.pattern {
-            Pattern::Random => (0, blocks),
-            Pattern::Sequential => {
-                let per_job = blocks / u64::from(self.shape.jobs);
-                (per_job * u64::from(job), per_job)
-            }
+        let count = self.slice_bytes() / block;
+        let first = match self.shape.operation.pattern {
+            Pattern::Random => 0,
+            Pattern::Sequential => count * u64::from(job),
         };
         Accesses {
             random: Random::stream(self.seed, u64::from(job)),

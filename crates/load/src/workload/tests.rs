@@ -51,8 +51,9 @@ fn shapes_out_of_bounds_are_refused() {
     let randread = "randread".parse::<Operation>().unwrap();
     let small = BlockBytes::try_from(512).unwrap();
     let large = BlockBytes::try_from(16 << 20).unwrap();
+    assert!(Shape::new(randread, small, 1024, 1).is_ok());
     assert_eq!(Shape::new(randread, small, 0, 1), Err(ShapeError::Jobs(0)));
-    assert_eq!(Shape::new(randread, small, 257, 1), Err(ShapeError::Jobs(257)));
+    assert_eq!(Shape::new(randread, small, 1025, 1), Err(ShapeError::Jobs(1025)));
     assert_eq!(Shape::new(randread, small, 1, 0), Err(ShapeError::Iodepth(0)));
     assert_eq!(Shape::new(randread, small, 1, 257), Err(ShapeError::Iodepth(257)));
     assert!(matches!(Shape::new(randread, large, 256, 256), Err(ShapeError::Memory { .. })));
