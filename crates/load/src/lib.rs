@@ -6,6 +6,8 @@
 //! `cargo xtask bench` uses the same engines with a lighter loop (`light`): `Connection::spin`,
 //! `Connection::arrive` and `host::run_lightly`.
 //!
+//! `fio` has fio put the load, on the host or in a guest: it writes the job file and reads the report.
+//!
 //! Not here: starting the daemon, statistics and reports, which are the crate `tuner`.
 #![deny(unsafe_code)]
 
@@ -15,6 +17,7 @@ mod clock;
 mod conduct;
 mod drive;
 mod error;
+pub mod fio;
 pub mod host;
 mod light;
 pub mod loopback;

@@ -48,6 +48,16 @@ pub struct Operation {
 }
 
 impl Operation {
+    /// The share of reads in percent: 100 for reads only, 0 for writes only.
+    #[must_use]
+    pub fn read_percent(self) -> u8 {
+        self.read_percent
+    }
+
+    pub(crate) fn pattern(self) -> Pattern {
+        self.pattern
+    }
+
     /// True if any request of this operation changes the disk.
     #[must_use]
     pub fn writes(self) -> bool {

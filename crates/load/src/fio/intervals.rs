@@ -1,0 +1,167 @@
+//! What happened second by second, from the reports that fio prints while it runs.
+//!
+//! fio's own logs would be the other source; they hold rates instead of counts, lose what comes
+//! after a job's last sample, and say nothing about the spread of the latencies.
+//!
+//! Invariants: all intervals together with `finish` hold each request of the last report once; the
+//! ramp is in none. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::Latency;
+use crate::fio::document::{Document, Group, Side, Splitter};
+
+/// Reports that come sooner after another are joined with the next: the one at a run's end comes
+/// a few milliseconds after the one of its last second.
+const SHORTEST_MS: u64 = 500;
+
+/// The requests that completed between two reports.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interval {
+    /// The seconds of the window that had passed at its end, rounded; the first is 1.
+    pub second: u32,
+    /// Completed requests.
+    pub operations: u64,
+    /// The bytes they moved.
+    pub bytes: u64,
+    /// How many of them were reads.
+    pub reads: u64,
+    /// Its length.
+    pub elapsed: Duration,
+    /// The latencies of its requests.
+    pub latency: Latency,
+}
+
+impl Interval {
+    /// The same second of several machines as one; `None` of none. Its length is the longest.
+    #[must_use]
+    pub fn merge(intervals: &[Self]) -> Option<Self> {
+        let (first, others) = intervals.split_first()?;
+        let mut all = first.clone();
+        for other in others {
+            all.operations += other.operations;
+            all.bytes += other.bytes;
+            all.reads += other.reads;
+            all.elapsed = all.elapsed.max(other.elapsed);
+            all.latency.merge(&other.latency);
+        }
+        Some(all)
+    }
+}
+
+/// Takes what fio prints and gives the intervals.
+#[derive(Debug, Default)]
+pub struct Intervals {
+    splitter: Splitter,
+    /// At the end of the last interval.
+    told: Count,
+    /// The newest report, if it is newer.
+    newest: Option<Count>,
+}
+
+impl Intervals {
+    /// Takes the next bytes of fio's output; returns the intervals that they complete.
+    ///
+    /// What is no report is passed over: `parse_report` judges the output once it is complete.
+    pub fn feed(&mut self, bytes: &[u8]) -> Vec<Interval> {
+        let documents = self.splitter.feed(bytes);
+        documents.iter().filter_map(|document| self.note(document)).collect()
+    }
+
+    /// The rest of the last second, if there are requests in it.
+    #[must_use]
+    pub fn finish(mut self) -> Option<Interval> {
+        let last = self.splitter.finish();
+        let told = last.and_then(|document| self.note(&document));
+        told.or_else(|| self.newest.take().and_then(|newest| newest.since(&self.told)))
+    }
+
+    fn note(&mut self, document: &[u8]) -> Option<Interval> {
+        let document = Document::parse(document).ok()?;
+        let count = Count::of(document.group().ok()?)?;
+        if count.runtime_ms < self.told.runtime_ms + SHORTEST_MS {
+            self.newest = Some(count);
+            return None;
+        }
+        let interval = count.since(&self.told);
+        self.told = count;
+        self.newest = None;
+        interval
+    }
+}
+
+/// All intervals of a run that is over.
+#[must_use]
+pub fn series(text: &str) -> Vec<Interval> {
+    let mut intervals = Intervals::default();
+    let mut all = intervals.feed(text.as_bytes());
+    all.extend(intervals.finish());
+    all
+}
+
+/// What a report has counted so far.
+#[derive(Debug, Default)]
+struct Count {
+    runtime_ms: u64,
+    reads: BTreeMap<u64, u64>,
+    writes: BTreeMap<u64, u64>,
+    /// The bytes of one request.
+    block: u64,
+}
+
+impl Count {
+    /// `None` as long as jobs are in their ramp: they count requests, but no latencies, and when the
+    /// ramp of a job ends its count starts again.
+    fn of(group: &Group) -> Option<Self> {
+        let (reads, writes) = (&group.read, &group.write);
+        let timed = total(&reads.lat_ns.bins) + total(&writes.lat_ns.bins);
+        let operations = reads.total_ios + writes.total_ios;
+        if timed == 0 || timed < operations - operations / 4 {
+            return None;
+        }
+        let bytes = reads.io_bytes + writes.io_bytes;
+        Some(Self {
+            runtime_ms: group.runtime_ms(),
+            reads: bins(reads),
+            writes: bins(writes),
+            block: bytes.checked_div(operations).unwrap_or_default(),
+        })
+    }
+
+    fn since(&self, earlier: &Self) -> Option<Interval> {
+        let reads = grown(&self.reads, &earlier.reads);
+        let writes = grown(&self.writes, &earlier.writes);
+        let count = |bins: &[(u64, u64)]| bins.iter().map(|&(_, count)| count).sum::<u64>();
+        let operations = count(&reads) + count(&writes);
+        let elapsed = self.runtime_ms.saturating_sub(earlier.runtime_ms);
+        let second = (self.runtime_ms + 500) / 1000;
+        (operations > 0 || elapsed > 0).then(|| Interval {
+            second: u32::try_from(second).unwrap_or(u32::MAX).max(1),
+            operations,
+            bytes: operations.saturating_mul(self.block),
+            reads: count(&reads),
+            elapsed: Duration::from_millis(elapsed),
+            latency: Latency::from_buckets(&[reads, writes].concat()),
+        })
+    }
+}
+
+fn total(bins: &BTreeMap<u64, u64>) -> u64 {
+    bins.values().sum()
+}
+
+fn bins(side: &Side) -> BTreeMap<u64, u64> {
+    side.lat_ns.bins.clone()
+}
+
+/// The bins that have grown, by how much.
+fn grown(now: &BTreeMap<u64, u64>, earlier: &BTreeMap<u64, u64>) -> Vec<(u64, u64)> {
+    let growth = |(&ns, &count): (&u64, &u64)| {
+        (ns, count.saturating_sub(earlier.get(&ns).copied().unwrap_or_default()))
+    };
+    now.iter().map(growth).filter(|&(_, count)| count > 0).collect()
+}
+
+#[cfg(test)]
+mod tests;
