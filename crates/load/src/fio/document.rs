@@ -45,6 +45,8 @@ pub(super) struct Side {
     pub(super) io_bytes: u64,
     /// Milliseconds of the job that ran longest.
     pub(super) runtime: u64,
+    /// The requests that were started, where bytes and latencies are of those that completed: after
+    /// the ramp the two differ by what was in flight at its end.
     pub(super) total_ios: u64,
     pub(super) lat_ns: Latencies,
 }
@@ -73,6 +75,12 @@ impl Document {
         serde_json::from_slice(text).map_err(FioError::Json)
     }
 
+    /// The bytes of each request.
+    pub(super) fn block(&self) -> Result<u64, FioError> {
+        let block = self.options.get("bs").and_then(|bs| bs.parse().ok());
+        block.ok_or(FioError::Foreign { lack: "does not tell bs as a number of bytes" })
+    }
+
     /// The jobs as one.
     pub(super) fn group(&self) -> Result<&Group, FioError> {
         match self.jobs.as_slice() {
@@ -82,6 +90,13 @@ impl Document {
                 lack: "has several groups: the job file lacks group_reporting=1",
             }),
         }
+    }
+}
+
+impl Side {
+    /// The requests that completed, outside of the ramp.
+    pub(super) fn completed(&self) -> u64 {
+        self.lat_ns.bins.values().sum()
     }
 }
 

@@ -79,7 +79,7 @@ impl Intervals {
 
     fn note(&mut self, document: &[u8]) -> Option<Interval> {
         let document = Document::parse(document).ok()?;
-        let count = Count::of(document.group().ok()?)?;
+        let count = Count::of(document.group().ok()?, document.block().ok()?)?;
         if count.runtime_ms < self.told.runtime_ms + SHORTEST_MS {
             self.newest = Some(count);
             return None;
@@ -111,22 +111,18 @@ struct Count {
 }
 
 impl Count {
-    /// `None` as long as jobs are in their ramp: they count requests, but no latencies, and when the
+    /// `None` as long as jobs are in their ramp: they count bytes, but no latencies, and when the
     /// ramp of a job ends its count starts again.
-    fn of(group: &Group) -> Option<Self> {
+    fn of(group: &Group, block: u64) -> Option<Self> {
         let (reads, writes) = (&group.read, &group.write);
-        let timed = total(&reads.lat_ns.bins) + total(&writes.lat_ns.bins);
-        let operations = reads.total_ios + writes.total_ios;
-        if timed == 0 || timed < operations - operations / 4 {
+        let timed = (reads.completed() + writes.completed()).saturating_mul(block);
+        let moved = reads.io_bytes + writes.io_bytes;
+        if timed == 0 || timed < moved - moved / 4 {
             return None;
         }
-        let bytes = reads.io_bytes + writes.io_bytes;
-        Some(Self {
-            runtime_ms: group.runtime_ms(),
-            reads: bins(reads),
-            writes: bins(writes),
-            block: bytes.checked_div(operations).unwrap_or_default(),
-        })
+        let bins = |side: &Side| side.lat_ns.bins.clone();
+        let runtime_ms = group.runtime_ms();
+        Some(Self { runtime_ms, reads: bins(reads), writes: bins(writes), block })
     }
 
     fn since(&self, earlier: &Self) -> Option<Interval> {
@@ -145,14 +141,6 @@ impl Count {
             latency: Latency::from_buckets(&[reads, writes].concat()),
         })
     }
-}
-
-fn total(bins: &BTreeMap<u64, u64>) -> u64 {
-    bins.values().sum()
-}
-
-fn bins(side: &Side) -> BTreeMap<u64, u64> {
-    side.lat_ns.bins.clone()
 }
 
 /// The bins that have grown, by how much.

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a `Job` can be run (its files can be named, the iodepth suits the engine, the rate can
 //! be split); every request means the same as in the loads of this project: random offsets are drawn
-//! with replacement, mixes are drawn per request, sequential jobs go round in slices of their own.
+//! with replacement, a mix draws the direction, sequential jobs go round in slices of their own.
 //! Limits: the requests in flight are files × jobs × iodepth; a rate is split to whole requests per
 //! second and job, so the sum may differ from the asked rate by half a request per job.
 

@@ -30,7 +30,7 @@ pub struct Report {
 /// The requests of one direction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Flow {
-    /// Completed requests.
+    /// Completed requests. fio's own `total_ios` counts those that were started, a few more or less.
     pub operations: u64,
     /// The bytes they moved.
     pub bytes: u64,
@@ -72,23 +72,22 @@ pub fn parse_report(text: &str) -> Result<Report, FioError> {
     if group.error != 0 {
         return Err(FioError::Failed { said: said_or_errno(said, group.error) });
     }
-    let operations = group.read.total_ios + group.write.total_ios;
-    let runtime_ms = group.runtime_ms();
-    if operations == 0 && !said.is_empty() {
-        return Err(FioError::Failed { said });
+    let started = group.read.total_ios + group.write.total_ios;
+    let elapsed = Duration::from_millis(group.runtime_ms());
+    match (started, said.is_empty()) {
+        (0, false) => return Err(FioError::Failed { said }),
+        (0, true) => return Err(FioError::Idle { seconds: elapsed.as_secs_f64() }),
+        (_, _) => {}
     }
-    if operations == 0 {
-        let seconds = Duration::from_millis(runtime_ms).as_secs_f64();
-        return Err(FioError::Idle { seconds });
-    }
-    check_bytes(&document, group)?;
+    let block = document.block()?;
+    let (read, write) = (Flow::of(&group.read, block)?, Flow::of(&group.write, block)?);
     let latency = Latency::from_buckets(&bins(group)?);
-    let bytes = group.read.io_bytes + group.write.io_bytes;
-    let elapsed = Duration::from_millis(runtime_ms);
+    let operations = read.operations + write.operations;
+    let bytes = read.bytes + write.bytes;
     Ok(Report {
         sample: Sample { operations, bytes, elapsed, latency },
-        read: Flow::of(&group.read),
-        write: Flow::of(&group.write),
+        read,
+        write,
         load_cpu: LoadCpu::of(group),
         ended_unix_ms: document.timestamp_ms,
         disks: document.disk_util.iter().map(DiskUse::of).collect(),
@@ -112,21 +111,6 @@ pub(super) fn said_or_errno(said: String, errno: i32) -> String {
     if said.is_empty() { std::io::Error::from_raw_os_error(errno).to_string() } else { said }
 }
 
-/// fio counts a read at the end of a file as done, although it moves nothing.
-fn check_bytes(document: &Document, group: &Group) -> Result<(), FioError> {
-    let block = document.options.get("bs").and_then(|bs| bs.parse::<u64>().ok());
-    let block = block.ok_or(FioError::Foreign { lack: "does not tell bs as a number of bytes" })?;
-    for side in [&group.read, &group.write] {
-        let (operations, moved) = (side.total_ios, side.io_bytes);
-        let expected = operations.saturating_mul(block);
-        // A few requests may be counted on either side of the ramp's end.
-        if moved < expected - expected / 100 {
-            return Err(FioError::Short { operations, moved, expected });
-        }
-    }
-    Ok(())
-}
-
 fn bins(group: &Group) -> Result<Vec<(u64, u64)>, FioError> {
     let sides = [&group.read, &group.write];
     let bins: Vec<_> =
@@ -139,14 +123,20 @@ fn bins(group: &Group) -> Result<Vec<(u64, u64)>, FioError> {
 }
 
 impl Flow {
-    fn of(side: &Side) -> Self {
-        Self {
-            operations: side.total_ios,
-            bytes: side.io_bytes,
+    /// fio counts a read at the end of a file as done, although it moves nothing.
+    fn of(side: &Side, block: u64) -> Result<Self, FioError> {
+        let (operations, moved) = (side.completed(), side.io_bytes);
+        let expected = side.total_ios.saturating_mul(block);
+        if moved < expected - expected / 100 {
+            return Err(FioError::Short { operations: side.total_ios, moved, expected });
+        }
+        Ok(Self {
+            operations,
+            bytes: operations.saturating_mul(block),
             mean_ns: side.lat_ns.mean,
             stddev_ns: side.lat_ns.stddev,
             max_ns: side.lat_ns.max,
-        }
+        })
     }
 }
 

@@ -79,6 +79,12 @@ impl HostRun {
         Ok(Self { child, out, err, handed: 0, ended: false })
     }
 
+    /// The process, for meters of CPU time. Its jobs are threads of it.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Looks whether fio has ended; `None` while it runs.
     ///
     /// # Errors

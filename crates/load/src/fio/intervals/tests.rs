@@ -18,7 +18,7 @@ fn counted(runtime: u64, operations: [u64; 2], timed: [u64; 2]) -> String {
     };
     let (read, write) = (side(operations[0], timed[0], 1000), side(operations[1], timed[1], 9000));
     format!(
-        "{{\n \"timestamp_ms\" : 1, \"jobs\" : [ {{ \"error\" : 0, \"read\" : {read}, \"write\" : {write}, \
+        "{{\n \"timestamp_ms\" : 1, \"global options\" : {{ \"bs\" : \"512\" }}, \"jobs\" : [ {{ \"error\" : 0, \"read\" : {read}, \"write\" : {write}, \
          \"job_runtime\" : 1, \"usr_cpu\" : 1.0, \"sys_cpu\" : 1.0, \"ctx\" : 1 }} ]\n}}\n"
     )
 }
