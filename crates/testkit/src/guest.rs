@@ -13,6 +13,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+pub use guest::Archive;
+use guest::{Contents, Kernel, KernelSource, find_program};
 
 use crate::client::RingLayout;
 use crate::deadline::poll_until;
@@ -20,16 +22,11 @@ use crate::process::{Bench, Capture};
 
 mod console;
 mod halves;
-mod initramfs;
-mod kernel;
 mod migration;
-mod monitor;
 pub mod witness;
 
 pub use console::{Console, Section};
 pub use halves::{Course, Half, Origin, Progress};
-pub use initramfs::Archive;
-pub use kernel::Kernel;
 pub use migration::MIGRATE_NOW;
 
 /// Memory of a guest; the initramfs with fio and its libraries takes about 90 MiB of it, twice while it is unpacked.
@@ -39,6 +36,10 @@ const RECONNECT_MS: u32 = 100;
 const QEMU: &str = "qemu-system-x86_64";
 /// What guests have besides busybox.
 const PROGRAMS: [&str; 2] = ["fio", "mkfs.ext4"];
+/// The modules of every guest; what is built in is left out.
+const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "crc16"];
+/// Modules that lie in `/modules` for scripts that insert them, those that they need before them.
+const MODULES_AT_HAND: [&str; 1] = ["raid0"];
 /// A kernel that clears a page before it reads into it has QEMU send it again for that reason alone.
 const PAGES_AS_THEY_ARE: &str = " init_on_alloc=0";
 
@@ -55,7 +56,12 @@ pub fn missing() -> Option<String> {
             return Some(format!("{tool} is not installed"));
         }
     }
-    Kernel::find(&guest_directory().join("kernel")).err().map(|error| format!("{error:#}"))
+    kernel().err().map(|error| format!("{error:#}"))
+}
+
+/// The kernel of all guests in tests.
+pub fn kernel() -> Result<Kernel> {
+    Kernel::open(&KernelSource::Path(guest_directory().join("kernel")))
 }
 
 /// What a guest has besides busybox and its script.
@@ -97,7 +103,7 @@ impl Guest {
 
     /// Boots the guest and does not wait for it.
     pub fn boot(&self, bench: &Bench) -> Result<RunningGuest> {
-        let kernel = Kernel::find(&guest_directory().join("kernel"))?;
+        let kernel = kernel()?;
         let equipment = Equipment::default();
         let initramfs = self.initramfs(&equipment, &kernel, bench)?;
         let arguments = self.arguments(&equipment, &kernel, &initramfs);
@@ -106,9 +112,16 @@ impl Guest {
 
     /// The cached archive of programs and modules, followed by one that holds this guest's script.
     fn initramfs(&self, equipment: &Equipment, kernel: &Kernel, bench: &Bench) -> Result<PathBuf> {
-        let (base, modules) = initramfs::base(kernel, equipment.programs, &guest_directory())?;
+        let contents = Contents {
+            programs: equipment.programs,
+            modules: &MODULES,
+            modules_if_any: &[],
+            modules_at_hand: &MODULES_AT_HAND,
+            files: &[],
+        };
+        let base = guest::base(kernel, &contents, &guest_directory())?;
         let mut own = Archive::default();
-        own.file("init", 0o755, init_script(&modules, &self.script).as_bytes());
+        own.file("init", 0o755, init_script(&self.script).as_bytes());
         for (place, file) in &equipment.files {
             let bytes = std::fs::read(file).with_context(|| format!("read {}", file.display()))?;
             own.file(place, 0o755, &bytes);
@@ -239,16 +252,14 @@ impl Drop for Qemu {
 }
 
 /// The first process of the guest: it prepares the system, runs the script and powers off in any case.
-fn init_script(modules: &[String], script: &str) -> String {
-    let insert: String =
-        modules.iter().map(|module| format!("insmod /modules/{module}.ko\n")).collect();
+fn init_script(script: &str) -> String {
     format!(
         "#!/bin/busybox sh\n\
          /bin/busybox --install -s /bin\n\
          export PATH=/bin:/sbin:/usr/bin:/usr/sbin\n\
          mkdir -p /proc /sys /dev /tmp /mnt\n\
          mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev\n\
-         {insert}\
+         while read -r module; do insmod /modules/$module.ko; done < /modules/order\n\
          {}\
          ( set -e\n{script}\n)\n\
          section script_status sh -c \"exit $?\"\n\
@@ -256,13 +267,4 @@ fn init_script(modules: &[String], script: &str) -> String {
          poweroff -f\n",
         console::SECTION_FUNCTION
     )
-}
-
-/// Where a program is, looking also where root finds its own.
-fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var("PATH").unwrap_or_default();
-    path.split(':')
-        .chain(["/usr/sbin", "/sbin"])
-        .map(|directory| Path::new(directory).join(name))
-        .find(|candidate| candidate.is_file())
 }

@@ -58,7 +58,7 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
-    row("tuner", &["load"], &[]),
+    row("tuner", &["guest", "load"], &[]),
     row("load", &[], &[]),
     row(
         "daemon",
@@ -84,7 +84,8 @@ const TABLE: &[Row] = &[
     row("virtio", &["block"], &[]),
     row("kernel_io", &["block"], &[]),
     row("block", &[], &[]),
-    row(TESTKIT, &["block", "kernel_io"], &[]),
+    row(TESTKIT, &["block", "guest", "kernel_io"], &[]),
+    row("guest", &[], &[]),
     row("xtask", &[], &[]),
 ];
 

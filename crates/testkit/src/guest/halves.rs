@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use guest::{Kernel, Monitor};
+use serde_json::{Value, json};
 
-use super::monitor::Monitor;
-use super::{Console, Equipment, Guest, Kernel, Qemu, guest_directory, witness};
+use super::{Console, Equipment, Guest, Qemu, kernel, witness};
 use crate::client::RingLayout;
 use crate::deadline::poll_until;
 use crate::process::Bench;
@@ -64,7 +65,7 @@ impl Origin {
         };
         let script = "witness /dev/vda".to_owned();
         let guest = Guest { disks: Vec::new(), queues, layout, script };
-        let kernel = Kernel::find(&guest_directory().join("kernel"))?;
+        let kernel = kernel()?;
         let initramfs = guest.initramfs(&equipment, &kernel, &bench)?;
         Ok(Self { bench, guest, equipment, kernel, initramfs })
     }
@@ -97,8 +98,8 @@ impl Origin {
         })?;
         let mut monitor = Monitor::connect(&control)?;
         if coming == Coming::Arrives {
-            let uri = format!(r#"{{"uri":"unix:{migration}"}}"#);
-            monitor.command(&format!(r#"{{"execute":"migrate-incoming","arguments":{uri}}}"#))?;
+            let uri = format!("unix:{migration}");
+            monitor.command("migrate-incoming", json!({"uri": uri}))?;
         }
         Ok(Half { qemu, monitor, migration })
     }
@@ -118,23 +119,18 @@ pub enum Course {
 /// What QEMU said about a migration, in its words.
 #[derive(Debug, Clone)]
 pub struct Progress {
-    answer: String,
+    answer: Value,
 }
 
 impl Progress {
     /// `completed`, `active`, `pre-switchover` …
     pub fn status(&self) -> &str {
-        self.answer
-            .split(r#""status": ""#)
-            .nth(1)
-            .and_then(|it| it.split('"').next())
-            .unwrap_or("none")
+        self.answer["status"].as_str().unwrap_or("none")
     }
 
-    /// A number of the answer.
+    /// A number of the answer, or of its part `ram`.
     pub fn number(&self, key: &str) -> Option<u64> {
-        let rest = self.answer.split(&format!(r#""{key}": "#)).nth(1)?;
-        rest.split(|it: char| !it.is_ascii_digit()).next()?.parse().ok()
+        self.answer.get(key).or_else(|| self.answer["ram"].get(key))?.as_u64()
     }
 }
 
@@ -165,27 +161,17 @@ impl Half {
     /// Begins to migrate its guest into the other.
     pub fn begin(&mut self, target: &Self, course: Course) -> Result<()> {
         let bandwidth = if course == Course::Endless { 1 << 20 } else { BANDWIDTH_MAX };
-        let values =
-            format!(r#"{{"max-bandwidth":{bandwidth},"downtime-limit":{DOWNTIME_MAX_MS}}}"#);
         let pauses = course == Course::Pausing;
-        let capability = format!(
-            r#"{{"capabilities":[{{"capability":"pause-before-switchover","state":{pauses}}}]}}"#
-        );
-        let uri = format!(r#"{{"uri":"unix:{}"}}"#, target.migration);
-        for (command, arguments) in [
-            ("migrate-set-parameters", values),
-            ("migrate-set-capabilities", capability),
-            ("migrate", uri),
-        ] {
-            let line = format!(r#"{{"execute":"{command}","arguments":{arguments}}}"#);
-            self.command(&line)?;
-        }
-        Ok(())
+        let capability = json!({"capability": "pause-before-switchover", "state": pauses});
+        let values = json!({"max-bandwidth": bandwidth, "downtime-limit": DOWNTIME_MAX_MS});
+        self.command("migrate-set-parameters", values)?;
+        self.command("migrate-set-capabilities", json!({"capabilities": [capability]}))?;
+        self.command("migrate", json!({"uri": format!("unix:{}", target.migration)})).map(drop)
     }
 
     /// How the migration goes.
     pub fn progress(&mut self) -> Result<Progress> {
-        Ok(Progress { answer: self.command(r#"{"execute":"query-migrate"}"#)? })
+        Ok(Progress { answer: self.command("query-migrate", Value::Null)? })
     }
 
     /// Waits until the migration has come to this.
@@ -203,23 +189,22 @@ impl Half {
 
     /// Cancels the migration.
     pub fn cancel(&mut self) -> Result<()> {
-        self.command(r#"{"execute":"migrate_cancel"}"#).map(drop)
+        self.command("migrate_cancel", Value::Null).map(drop)
     }
 
     /// Goes on with a migration that pauses.
     pub fn switch_over(&mut self) -> Result<()> {
-        let command = r#"{"execute":"migrate-continue","arguments":{"state":"pre-switchover"}}"#;
-        self.command(command).map(drop)
+        self.command("migrate-continue", json!({"state": "pre-switchover"})).map(drop)
     }
 
     /// Has the guest go on here after it was migrated.
     pub fn go_on(&mut self) -> Result<()> {
-        self.command(r#"{"execute":"cont"}"#).map(drop)
+        self.command("cont", Value::Null).map(drop)
     }
 
     /// Ends QEMU, but not its guest.
     pub fn quit(mut self) -> Result<()> {
-        self.command(r#"{"execute":"quit"}"#)?;
+        self.command("quit", Value::Null)?;
         self.qemu.end(LIMIT).map(drop)
     }
 
@@ -233,8 +218,8 @@ impl Half {
         witness::digest(&text).with_context(|| format!("no digest: {}", tail()))
     }
 
-    fn command(&mut self, command: &str) -> Result<String> {
-        match self.monitor.command(command) {
+    fn command(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        match self.monitor.command(command, arguments) {
             Ok(answer) => Ok(answer),
             Err(error) => {
                 // It may take a moment until one that died can be seen to have ended.

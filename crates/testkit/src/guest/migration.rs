@@ -8,9 +8,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use guest::Monitor;
+use serde_json::{Value, json};
 
-use super::monitor::Monitor;
-use super::{Console, Equipment, Guest, Kernel, Qemu, guest_directory};
+use super::{Console, Equipment, Guest, Qemu, kernel};
 use crate::deadline::{Deadline, poll_until};
 use crate::process::Bench;
 
@@ -24,7 +25,7 @@ impl Guest {
     /// console, of both QEMUs.
     pub fn run_migrated(&self, bench: &Bench, limit: Duration) -> Result<Console> {
         let deadline = Deadline::after(limit);
-        let kernel = Kernel::find(&guest_directory().join("kernel"))?;
+        let kernel = kernel()?;
         let equipment = Equipment::default();
         let initramfs = self.initramfs(&equipment, &kernel, bench)?;
         let (control, state) = (bench.path("qmp.sock"), bench.text("state"));
@@ -39,10 +40,9 @@ impl Guest {
         })
         .with_context(|| format!("console: {}", Console::new(&source.stdout.text()).tail()))?;
         let mut monitor = Monitor::connect(&control)?;
-        monitor
-            .migrate(&state, deadline)
+        migrate(&mut monitor, &state, deadline)
             .with_context(|| format!("QEMU says: {}", source.stderr.text()))?;
-        monitor.command(r#"{"execute":"quit"}"#)?;
+        monitor.command("quit", Value::Null)?;
         let first = source.end(deadline.remaining())?;
         let incoming = ["-incoming".to_owned(), format!("file:{state}")];
         let second = Qemu::start(&with(&incoming))?.end(deadline.remaining())?;
@@ -50,19 +50,14 @@ impl Guest {
     }
 }
 
-impl Monitor {
-    fn migrate(&mut self, state: &str, deadline: Deadline) -> Result<()> {
-        let parameters = format!(r#"{{"max-bandwidth":{BANDWIDTH_MAX}}}"#);
-        self.command(&format!(
-            r#"{{"execute":"migrate-set-parameters","arguments":{parameters}}}"#
-        ))?;
-        self.command(&format!(r#"{{"execute":"migrate","arguments":{{"uri":"file:{state}"}}}}"#))?;
-        poll_until("the migration", deadline.remaining(), || {
-            let answer = self.command(r#"{"execute":"query-migrate"}"#)?;
-            if answer.contains(r#""status": "failed""#) {
-                bail!("it failed: {answer}");
-            }
-            Ok(answer.contains(r#""status": "completed""#).then_some(()))
-        })
-    }
+fn migrate(monitor: &mut Monitor, state: &str, deadline: Deadline) -> Result<()> {
+    monitor.command("migrate-set-parameters", json!({"max-bandwidth": BANDWIDTH_MAX}))?;
+    monitor.command("migrate", json!({"uri": format!("file:{state}")}))?;
+    poll_until("the migration", deadline.remaining(), || {
+        let answer = monitor.command("query-migrate", Value::Null)?;
+        if answer["status"] == "failed" {
+            bail!("it failed: {answer}");
+        }
+        Ok((answer["status"] == "completed").then_some(()))
+    })
 }

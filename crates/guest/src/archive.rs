@@ -8,18 +8,14 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, Result};
 
-use super::{Kernel, find_program};
+use crate::Kernel;
+use crate::programs::{find_program, libraries};
 
-/// The modules of every guest; what is built in is left out.
-const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "crc16"];
-/// Modules that lie in `/modules` for scripts that insert them, those that they need before them.
-const MODULES_AT_HAND: [&str; 1] = ["raid0"];
 /// Raised when `base` writes something else from the same sources.
-const FORM: u32 = 2;
+const FORM: u32 = 3;
 
 /// An archive being written.
 #[derive(Debug, Default)]
@@ -81,50 +77,93 @@ impl Archive {
     }
 }
 
-/// The archive of busybox, the programs with their libraries and the kernel modules, from the cache if nothing changed
-/// since; with it the names of the modules in order of insertion.
-pub(super) fn base(
-    kernel: &Kernel,
-    programs: &[&str],
-    cache: &Path,
-) -> Result<(PathBuf, Vec<String>)> {
+/// What an initramfs is made of, besides busybox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Contents<'a> {
+    /// Programs of this machine, which come with their libraries, at the same paths.
+    pub programs: &'a [&'a str],
+    /// Modules that the kernel must have, to be inserted in the order of `/modules/order`.
+    pub modules: &'a [&'a str],
+    /// Modules to be inserted after them, if the kernel has them.
+    pub modules_if_any: &'a [&'a str],
+    /// Modules that only lie in `/modules`, with those that they need.
+    pub modules_at_hand: &'a [&'a str],
+    /// Executable files: path without the leading `/`, content.
+    pub files: &'a [(&'a str, &'a str)],
+}
+
+/// The path of such an archive: from the cache, or made now and kept there. The error names what is not installed.
+///
+/// `/modules/order` in it lists the modules to insert, one name per line; `/modules/NAME.ko` is the module.
+pub fn base(kernel: &Kernel, contents: &Contents<'_>, cache: &Path) -> Result<PathBuf> {
     let mut sources = BTreeSet::new();
-    for name in programs {
-        let program = find_program(name).with_context(|| format!("{name} is not installed"))?;
+    for name in contents.programs {
+        let program = program(name, "guests need it")?;
         sources.extend(libraries(&program)?);
         sources.insert(program);
     }
-    let busybox = find_program("busybox").context("busybox is not installed")?;
-    let key = key(kernel, sources.iter().chain([&busybox]))?;
+    let busybox = program("busybox", "it is the user space of guests")?;
+    sources.extend(libraries_if_dynamic(&busybox));
+    let key = key(kernel, contents, sources.iter().chain([&busybox]))?;
+    std::fs::create_dir_all(cache).with_context(|| format!("create {}", cache.display()))?;
     let path = cache.join(format!("initramfs-{key:016x}.cpio"));
-    let modules = kernel.load(&MODULES)?;
-    let names = modules.iter().map(|module| module.name.clone()).collect();
     if path.is_file() {
-        return Ok((path, names));
+        return Ok(path);
     }
-    let mut modules = modules;
-    modules.extend(kernel.load(&MODULES_AT_HAND)?);
+    let archive = assemble(kernel, contents, &sources, &busybox)?;
+    // Written beside and renamed, because several may do this at once.
+    let partial = tempfile::NamedTempFile::new_in(cache).context("make the initramfs")?;
+    std::fs::write(partial.path(), archive).context("write the initramfs")?;
+    partial.persist(&path).with_context(|| format!("keep {}", path.display()))?;
+    Ok(path)
+}
+
+fn program(name: &str, why: &str) -> Result<PathBuf> {
+    find_program(name).with_context(|| format!("{name} is not installed: {why}"))
+}
+
+/// The libraries of a program that usually has none; `ldd` refuses one that is linked statically.
+fn libraries_if_dynamic(program: &Path) -> Vec<PathBuf> {
+    libraries(program).unwrap_or_default()
+}
+
+fn assemble(
+    kernel: &Kernel,
+    contents: &Contents<'_>,
+    sources: &BTreeSet<PathBuf>,
+    busybox: &Path,
+) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.device("dev/console", 5, 1);
-    archive.file("bin/busybox", 0o755, &read(&busybox)?);
-    for source in &sources {
+    archive.file("bin/busybox", 0o755, &read(busybox)?);
+    for source in sources {
         let place = source.to_str().context("a program's path is text")?.trim_start_matches('/');
         archive.file(place, 0o755, &read(source)?);
     }
-    for module in &modules {
+    let optional = contents.modules_if_any.iter().filter(|name| kernel.has(name));
+    let names: Vec<&str> = contents.modules.iter().chain(optional).copied().collect();
+    let inserted = kernel.load(&names)?;
+    let order: String = inserted.iter().map(|module| format!("{}\n", module.name)).collect();
+    archive.file("modules/order", 0o644, order.as_bytes());
+    let at_hand = kernel.load(contents.modules_at_hand)?;
+    for module in inserted.iter().chain(&at_hand) {
         archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.bytes);
     }
-    // Written beside and renamed, because several tests may do this at once.
-    let partial = tempfile::NamedTempFile::new_in(cache).context("make the initramfs")?;
-    std::fs::write(partial.path(), archive.finish()).context("write the initramfs")?;
-    partial.persist(&path).with_context(|| format!("keep {}", path.display()))?;
-    Ok((path, names))
+    for (path, content) in contents.files {
+        archive.file(path, 0o755, content.as_bytes());
+    }
+    Ok(archive.finish())
 }
 
 /// Stands for the content of all sources: their paths, sizes and times of change.
-fn key<'a>(kernel: &'a Kernel, sources: impl Iterator<Item = &'a PathBuf>) -> Result<u64> {
+fn key<'a>(
+    kernel: &'a Kernel,
+    contents: &Contents<'_>,
+    sources: impl Iterator<Item = &'a PathBuf>,
+) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     FORM.hash(&mut hasher);
+    contents.hash(&mut hasher);
     kernel.image().hash(&mut hasher);
     let mut modules: Vec<&PathBuf> = kernel.module_files().collect();
     modules.sort();
@@ -133,18 +172,6 @@ fn key<'a>(kernel: &'a Kernel, sources: impl Iterator<Item = &'a PathBuf>) -> Re
         (path, facts.len(), facts.mtime(), facts.mtime_nsec()).hash(&mut hasher);
     }
     Ok(hasher.finish())
-}
-
-/// All shared libraries of a program with its interpreter, at the paths where it looks for them.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output().context("run ldd")?;
-    ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text
-        .lines()
-        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
-        .map(PathBuf::from)
-        .collect())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
