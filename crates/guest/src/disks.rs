@@ -24,8 +24,8 @@ const UNPLUG_LIMIT: Duration = Duration::from_secs(60);
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 /// What QEMU says if it was asked before.
 const ASKED_BEFORE: &str = "already in the process of unplug";
-/// Looks for a disk in the guest, 20 ms apart.
-const LOOKS: u32 = 1500;
+/// Seconds for which the guest looks for a disk.
+const LOOK_SECONDS: u32 = 30;
 
 /// A disk in a guest.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct Plugged {
     pub bytes: u64,
     /// The queues that the guest uses of it.
     pub queues: u16,
-    /// Whether the guest may not write to it.
+    /// Whether the guest knows that it may not write to it. QEMU's nvme does not say so, and lets writes fail.
     pub is_read_only: bool,
     /// How to be rid of it; a cold disk stays.
     end: Option<End>,
@@ -79,8 +79,9 @@ impl Guest {
             Controller::VhostUserBlk => Mark::Address(&address),
         };
         let found = self.find_disk(mark, watch).and_then(|found| {
-            let obeys = found.is_read_only || !disk.read_only;
-            ensure!(obeys, "{place}: the server lets the guest write");
+            // What QEMU serves it protects itself, though its nvme does not tell the guest.
+            let is_safe = matches!(disk.source, Source::Blockdev(_)) || found.is_read_only;
+            ensure!(is_safe || !disk.read_only, "{place}: the server lets the guest write");
             Ok(found)
         });
         match found {
@@ -246,41 +247,48 @@ fn found(text: &str) -> Result<Plugged> {
     })
 }
 
-/// The script that waits for a disk. Some kernels list paths to an NVMe namespace as hidden disks of their own.
+/// The script that waits for a disk. Linux makes the link `bdi` when all else is there. Some kernels
+/// have a hidden disk per path to an NVMe namespace, with the queues: `nvme0c0n1` for `nvme0n1`.
 fn search(mark: Mark<'_>) -> String {
     let is_it = match mark {
-        Mark::Serial(serial) => format!("case $(serial $d) in *{serial}*) ;; *) continue;; esac"),
+        Mark::Serial(serial) => {
+            format!("case $(serial \"$d\") in *{serial}*) ;; *) continue;; esac")
+        }
         Mark::Address(address) => {
-            format!("case $(readlink -f $d) in */{address}/*) ;; *) continue;; esac")
+            format!("case $(readlink -f \"$d\") in */{address}/*) ;; *) continue;; esac")
         }
     };
     format!(
-        "serial() {{\n\
-         cat $1/serial 2>/dev/null || cat $1/device/serial 2>/dev/null ||\n\
-         tr -cd 'a-z0-9' < $1/device/vpd_pg80 2>/dev/null\n\
-         }}\n\
-         look() {{\n\
-         for d in /sys/block/*; do\n\
-         [ -e $d/size ] || continue\n\
-         hidden=0; [ -r $d/hidden ] && read -r hidden < $d/hidden\n\
-         [ $hidden = 0 ] || continue\n\
-         {is_it}\n\
-         name=${{d##*/}}\n\
-         read -r size < $d/size; read -r ro < $d/ro\n\
-         [ $size != 0 ] && [ -b /dev/$name ] || continue\n\
-         set -- $d/mq/*/\n\
-         echo $name $size $ro $#\n\
-         return 0\n\
-         done\n\
-         return 1\n\
-         }}\n\
-         n=0\n\
-         while [ $n -lt {LOOKS} ]; do\n\
-         look && exit 0\n\
-         usleep 20000; n=$((n + 1))\n\
-         done\n\
-         ls -l /sys/block\n\
-         exit 1\n"
+        r#"serial() {{
+            cat "$1/serial" 2>/dev/null || cat "$1/device/serial" 2>/dev/null ||
+                tr -cd 'a-z0-9' 2>/dev/null < "$1/device/vpd_pg80"
+        }}
+        look() {{
+            for d in /sys/block/*; do
+                [ -e "$d/bdi" ] || continue
+                {is_it}
+                name=${{d##*/}}
+                queues=$d/mq
+                for path in /sys/block/${{name%n*}}c*n${{name##*n}}; do
+                    [ -d "$path/mq" ] && queues=$path/mq
+                done
+                [ -b "/dev/$name" ] && [ -d "$queues/0" ] || continue
+                read -r size < "$d/size" && read -r ro < "$d/ro" && [ "$size" != 0 ] || continue
+                set -- "$queues"/*/
+                echo "$name $size $ro $#"
+                return 0
+            done
+            return 1
+        }}
+        now() {{ read -r up rest < /proc/uptime; up=${{up%.*}}; }}
+        now; end=$((up + {LOOK_SECONDS}))
+        while now; [ "$up" -lt "$end" ]; do
+            look 2>/dev/null && exit 0
+            usleep 20000
+        done
+        for d in /sys/block/*; do readlink -f "$d"; ls "$d" "$d/mq"; done
+        exit 1
+        "#
     )
 }
 
