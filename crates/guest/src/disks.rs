@@ -86,7 +86,7 @@ impl Guest {
         });
         match found {
             Ok(found) => Ok(Plugged { end: Some(end), ..found }),
-            Err(error) => Err(self.undo(end, error, watch)),
+            Err(error) => Err(self.undo(&end, error, watch)),
         }
     }
 
@@ -161,8 +161,8 @@ impl Guest {
     }
 
     /// Takes away a disk that cannot be used. The error is why it cannot.
-    fn undo(&mut self, end: End, error: anyhow::Error, watch: Watch<'_>) -> anyhow::Error {
-        match self.detach(&end, watch) {
+    fn undo(&mut self, end: &End, error: anyhow::Error, watch: Watch<'_>) -> anyhow::Error {
+        match self.detach(end, watch) {
             Ok(()) => error,
             Err(second) => error.context(format!("its disk stays plugged: {second:#}")),
         }

@@ -82,21 +82,32 @@ pub struct Plug {
 pub(crate) struct Facts {
     version: String,
     has_device: bool,
-    /// Several iothreads per disk.
-    has_mapping: bool,
-    /// One iothread per disk.
-    has_iothread: bool,
+    iothreads: Iothreads,
     has_reconnect_ms: bool,
+}
+
+/// How many iothreads may serve one disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Iothreads {
+    None,
+    One,
+    Any,
 }
 
 impl Facts {
     pub(crate) fn of(qemu: &QemuProgram, controller: Controller) -> Result<Self> {
         let device = controller.device();
+        let iothreads = if qemu.has_property(device, "iothread-vq-mapping")? {
+            Iothreads::Any
+        } else if qemu.has_property(device, "iothread")? {
+            Iothreads::One
+        } else {
+            Iothreads::None
+        };
         Ok(Self {
             version: qemu.version().to_owned(),
             has_device: qemu.has_device(device),
-            has_mapping: qemu.has_property(device, "iothread-vq-mapping")?,
-            has_iothread: qemu.has_property(device, "iothread")?,
+            iothreads,
             has_reconnect_ms: qemu.has_socket_option("reconnect-ms")?,
         })
     }
@@ -217,14 +228,16 @@ fn threads(plug: &Plug, facts: &Facts) -> Result<Option<(String, Value)>> {
         return Ok(None);
     }
     let ids: Vec<String> = share(plug.slot, plug.queues, count).into_iter().map(iothread).collect();
-    if facts.has_mapping {
-        let list: Vec<Value> = ids.iter().map(|id| json!({"iothread": id})).collect();
-        return Ok(Some(("iothread-vq-mapping".to_owned(), list.into())));
-    }
-    match (&ids[..], facts.has_iothread) {
-        ([id], true) => Ok(Some(("iothread".to_owned(), id.as_str().into()))),
-        (_, true) => bail!("QEMU {} gives {name} one iothread, not {count}", facts.version),
-        (_, false) => bail!("QEMU {} gives {name} no iothreads", facts.version),
+    match (facts.iothreads, &ids[..]) {
+        (Iothreads::Any, ids) => {
+            let list: Vec<Value> = ids.iter().map(|id| json!({"iothread": id})).collect();
+            Ok(Some(("iothread-vq-mapping".to_owned(), list.into())))
+        }
+        (Iothreads::One, [id]) => Ok(Some(("iothread".to_owned(), id.as_str().into()))),
+        (Iothreads::One, _) => {
+            bail!("QEMU {} gives {name} one iothread, not {count}", facts.version)
+        }
+        (Iothreads::None, _) => bail!("QEMU {} gives {name} no iothreads", facts.version),
     }
 }
 
@@ -245,8 +258,7 @@ mod tests {
         Facts {
             version: "10.0.2".to_owned(),
             has_device: true,
-            has_mapping: true,
-            has_iothread: true,
+            iothreads: Iothreads::Any,
             has_reconnect_ms: true,
         }
     }
@@ -277,8 +289,8 @@ mod tests {
 
     #[test]
     fn iothreads_are_given_as_this_qemu_takes_them() {
-        let one = Facts { has_mapping: false, ..facts() };
-        let none = Facts { has_iothread: false, ..one.clone() };
+        let one = Facts { iothreads: Iothreads::One, ..facts() };
+        let none = Facts { iothreads: Iothreads::None, ..facts() };
         let id = |index| json!({"iothread": iothread(index)});
         check_threads(0, &none, Ok(json!([null, null])));
         check_threads(1, &facts(), Ok(json!([[id(0)], null])));

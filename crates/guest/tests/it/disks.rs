@@ -4,7 +4,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use guest::{Controller, Guest, Plug, Plugged, Source};
+use testkit::deadline::Deadline;
 use testkit::process::{Program, Server};
+use testkit::report::note;
 
 use crate::rig::{IMAGE_BYTES, LIMIT, Rig, patient, plug};
 
@@ -74,12 +76,16 @@ pub(crate) fn each_controller_twice(rig: &Rig, guest: &mut Guest) {
         for controller in QEMU_SERVES {
             let image = rig.image("d.img", letter);
             let disk = Plug { queues, ..plug(controller, 0, &image) };
+            let clock = Deadline::after(LIMIT);
             let disk = guest.plug(&disk, &mut patient).unwrap();
+            let plugged = clock.elapsed();
             if queues == 2 {
                 check(guest, &disk, &image, letter);
             }
             assert_eq!(disk.queues, queues, "{controller:?}");
+            let clock = Deadline::after(LIMIT);
             guest.unplug(disk, &mut patient).unwrap();
+            note(&format!("{controller:?}: there in {plugged:?}, gone in {:?}", clock.elapsed()));
             assert_eq!(disks_in(guest), before, "{controller:?}");
         }
         let (image, socket) = (rig.image("d.img", letter), rig.bench.path("v"));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use guest::{Guest, MachineSpec, try_kvm};
 use testkit::deadline::{Deadline, poll_until};
+use testkit::report::note;
 
 use crate::rig::{LIMIT, Rig, patient, processes_naming};
 
@@ -60,9 +61,9 @@ pub(crate) fn kvm(rig: &Rig) {
     let Rig { qemu, kernel, equipment, .. } = rig;
     let begin = Deadline::after(LIMIT);
     match try_kvm(qemu, kernel, equipment, &rig.logs(), &mut patient).unwrap() {
-        Ok(()) => println!("KVM works"),
+        Ok(()) => note("KVM works"),
         Err(reason) => {
-            println!("{reason}");
+            note(&reason);
             assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}");
         }
     }

@@ -10,6 +10,7 @@ use guest::{
 };
 use serde_json::{Value, json};
 use testkit::process::Bench;
+use testkit::report::skipped;
 
 /// How long anything may take on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -32,7 +33,7 @@ impl Rig {
     /// None if something is not installed here; it says what.
     pub(crate) fn new() -> Option<Self> {
         if let Some(reason) = testkit::guest::missing() {
-            println!("skipped: {reason}");
+            skipped(&reason);
             return None;
         }
         let kernel = testkit::guest::kernel().unwrap();
