@@ -61,6 +61,24 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "guests make a file system, the host checks it afterwards",
     },
     Need {
+        package: "xfsprogs",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["mkfs.xfs"]),
+        why: "the tuner makes an xfs for disks to lie on",
+    },
+    Need {
+        package: "mount",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["losetup"]),
+        why: "loop devices below the tuner's file systems",
+    },
+    Need {
+        package: "dmsetup",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["dmsetup"]),
+        why: "stripes and delays of the kernel, which the tuner puts below its disks in a guest",
+    },
+    Need {
         package: "cpio",
         origin: Origin::Release,
         proof: Proof::Commands(&["cpio"]),
