@@ -261,11 +261,15 @@ impl Workload {
         self.shape
     }
 
-    pub(crate) fn disk_bytes(&self) -> u64 {
+    /// The size of the disk.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
-    pub(crate) fn seed(&self) -> u64 {
+    /// What the offsets follow from.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
         self.seed
     }
 

@@ -1,7 +1,9 @@
-//! The options of `ringloom tune` and the settings that follow from them.
+//! The options of `ringloom tune` as the command line gives them.
 //!
-//! `cli` flattens `TuneArgs`; `run` turns it into `Settings`, in which every default is filled in.
-//! Settings are what a resumed run must agree with; the seed is among them.
+//! `cli` flattens `TuneArgs`; `settings` turns it into `Settings`, in which every default is filled in.
+
+mod guest;
+mod stack;
 
 use std::path::PathBuf;
 
@@ -9,24 +11,48 @@ use clap::{Args, ValueEnum};
 use load::{BlockBytes, Operation};
 use serde::{Deserialize, Serialize};
 
-use crate::cell::Iothreads;
+pub(crate) use self::guest::{Accel, GuestArgs};
+pub(crate) use self::stack::StackArgs;
+use crate::contender::{Iothreads, Subject};
 use crate::units::{Bytes, Seconds};
 
 /// More repeats than anybody waits for.
 const REPEATS_MAX: i64 = 100;
 
-/// What is measured.
+/// What puts the load on the disk in the subject `host`; guests always use fio, the client its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Subject {
-    /// A vhost-user client of the daemon: one thread and one queue per job, sleeping for completions
-    Client,
-    /// The same load straight on the file, with io_uring
-    Host,
+pub(crate) enum LoadKind {
+    /// fio
+    Fio,
+    /// The client's own loop on io_uring
+    Own,
+}
+
+/// How fio hands requests to the kernel, in guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GuestEngine {
+    /// io_uring
+    #[value(name = "io_uring")]
+    IoUring,
+    /// Linux AIO
+    Libaio,
+    /// Blocking calls, for an iodepth of 1
+    Psync,
+}
+
+/// A question other than a sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Probe {
+    /// Few jobs, many, few again: does the second low differ from the first, and on how many CPUs
+    Hysteresis,
 }
 
 /// Options of `ringloom tune`.
 #[derive(Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "a switch of the command line is a bool to clap")]
 pub struct TuneArgs {
     /// Disk to measure: a file or block device. It is only read unless --destructive is given.
     /// Without it, a scratch file in the current directory is made, measured and removed
@@ -36,41 +62,76 @@ pub struct TuneArgs {
     #[arg(long, value_delimiter = ',', value_enum, default_value = "client,host")]
     pub(crate) subject: Vec<Subject>,
 
-    /// Numbers of iothreads to compare; none is the export without an iothread
-    /// [default: none,1,2,4,… as far as cores and jobs go]
+    /// Numbers of iothreads to compare; none is the disk without an iothread
+    /// [default: none,1,2,4,… as far as cores, jobs and queues go]
     #[arg(long, value_delimiter = ',', value_name = "none,1,2,…")]
     pub(crate) iothreads: Vec<Iothreads>,
 
     /// Operations: randread, randwrite, read, write, or a random mix such as 80/20 (80 % reads)
-    #[arg(long, value_delimiter = ',', default_value = "randread,randwrite")]
+    /// [default: randread,randwrite; --probe and --curve: randread]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) op: Vec<Operation>,
 
-    /// Block sizes, with k or M
-    #[arg(long, value_delimiter = ',', default_value = "4k,64k", value_parser = block_size)]
+    /// Block sizes, with k or M [default: 4k,64k; --probe and --curve: 4k]
+    #[arg(long, value_delimiter = ',', value_parser = block_size)]
     pub(crate) bs: Vec<BlockBytes>,
 
-    /// Jobs: threads of the load, each on a queue of its own [default: the cores, between 2 and 4]
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Jobs: threads of the load [default: the cores, between 2 and 4; --probe hysteresis: 48,480]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) jobs: Vec<u16>,
 
-    /// Requests each job keeps in flight
-    #[arg(long, value_delimiter = ',', default_value = "16",
-        value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Requests each job keeps in flight [default: 16; --probe hysteresis: 1]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) iodepth: Vec<u16>,
 
-    /// Measured seconds of one run
-    #[arg(long, default_value = "1.5", value_name = "SECONDS")]
-    pub(crate) runtime: Seconds,
+    /// Measured seconds of one run [default: 1.5; 5 with fio]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) runtime: Option<Seconds>,
 
-    /// Seconds of load before the measured ones
-    #[arg(long, default_value = "0.5", value_name = "SECONDS")]
-    pub(crate) ramp: Seconds,
+    /// Seconds of load before the measured ones [default: 0.5; 1 with fio]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) ramp: Option<Seconds>,
 
     /// How often everything is measured
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=REPEATS_MAX))]
     pub(crate) repeats: u16,
 
-    /// Size of the scratch file
+    /// Load of the subject host [default: fio, but the client's own where only client and host are
+    /// measured, so that both have the same]
+    #[arg(long, value_enum)]
+    pub(crate) load: Option<LoadKind>,
+
+    /// How fio hands requests to the kernel in guests; on the host that is --aio
+    #[arg(long, value_enum, default_value = "io_uring")]
+    pub(crate) engine: GuestEngine,
+
+    /// Write, read back and compare some of the disk before each run that writes
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// Print a line per second of each run, as vdbench does
+    #[arg(long)]
+    pub(crate) interval: bool,
+
+    /// Repeat one baseline run after every so many runs, to show drift; 0 is never
+    #[arg(long, default_value_t = 20, value_name = "RUNS")]
+    pub(crate) sentinel: u16,
+
+    /// Instead of a sweep: answer another question
+    #[arg(long, value_enum, conflicts_with = "curve")]
+    pub(crate) probe: Option<Probe>,
+
+    /// Instead of a sweep: latency at fixed rates of 50, 70 and 90 % of the maximum
+    #[arg(long)]
+    pub(crate) curve: bool,
+
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+
+    #[command(flatten)]
+    pub(crate) guest: GuestArgs,
+
+    /// Size of a scratch file
     #[arg(long, default_value = "1G", conflicts_with = "path")]
     pub(crate) size: Bytes,
 
@@ -100,87 +161,6 @@ fn block_size(text: &str) -> Result<BlockBytes, String> {
     BlockBytes::try_from(bytes.0).map_err(|error| error.to_string())
 }
 
-/// Everything that decides what is measured and how, with the defaults filled in.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Settings {
-    pub(crate) subject: Vec<Subject>,
-    pub(crate) iothreads: Vec<Iothreads>,
-    pub(crate) op: Vec<String>,
-    pub(crate) bs: Vec<u32>,
-    pub(crate) jobs: Vec<u16>,
-    pub(crate) iodepth: Vec<u16>,
-    pub(crate) runtime: Seconds,
-    pub(crate) ramp: Seconds,
-    pub(crate) repeats: u16,
-    pub(crate) destructive: bool,
-    pub(crate) seed: u64,
-}
-
-impl Settings {
-    /// Fills in what depends on the machine. `seed` is used if the user gave none.
-    pub(crate) fn new(args: &TuneArgs, cores: usize, seed: u64) -> Self {
-        let jobs = if args.jobs.is_empty() {
-            vec![u16::try_from(cores.clamp(2, 4)).expect("at most 4")]
-        } else {
-            unique(&args.jobs)
-        };
-        let mut iothreads = if args.iothreads.is_empty() {
-            let useful = jobs.iter().map(|&jobs| usize::from(jobs)).max().unwrap_or(1);
-            default_iothreads(cores.min(useful))
-        } else {
-            unique(&args.iothreads)
-        };
-        iothreads.sort_unstable();
-        Self {
-            subject: unique(&args.subject),
-            iothreads,
-            op: unique(&args.op).iter().map(ToString::to_string).collect(),
-            bs: unique(&args.bs).into_iter().map(BlockBytes::get).collect(),
-            jobs,
-            iodepth: unique(&args.iodepth),
-            runtime: args.runtime,
-            ramp: args.ramp,
-            repeats: args.repeats,
-            destructive: args.destructive,
-            seed: args.seed.unwrap_or(seed),
-        }
-    }
-
-    /// The names of the options in which `self` and `other` differ.
-    pub(crate) fn differences(&self, other: &Self) -> Vec<String> {
-        let values = |settings| match serde_json::to_value(settings) {
-            Ok(serde_json::Value::Object(map)) => map,
-            other => unreachable!("settings are always an object, not {other:?}"),
-        };
-        let (mine, theirs) = (values(self), values(other));
-        let differing = mine.iter().filter(|(name, value)| theirs.get(*name) != Some(value));
-        differing
-            .map(|(name, value)| {
-                let old = theirs.get(name).unwrap_or(&serde_json::Value::Null);
-                format!("--{name} is {value}, was {old}")
-            })
-            .collect()
-    }
-}
-
-/// none, 1, 2, 4, 8 … up to `most`.
-fn default_iothreads(most: usize) -> Vec<Iothreads> {
-    let counts = (0..=4_u32).map(|power| 2_u16.pow(power));
-    let useful = counts.filter(|&count| usize::from(count) <= most).map(Iothreads::new);
-    std::iter::once(Iothreads::NONE).chain(useful).collect()
-}
-
-/// Drops values that were named before, keeping the order.
-fn unique<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
-    let mut kept: Vec<T> = Vec::with_capacity(values.len());
-    for value in values {
-        if !kept.contains(value) {
-            kept.push(*value);
-        }
-    }
-    kept
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -197,10 +177,6 @@ pub(crate) mod tests {
         Cli::try_parse_from(words).map(|cli| cli.tune).map_err(|error| error.to_string())
     }
 
-    pub(crate) fn settings(line: &str, cores: usize) -> Settings {
-        Settings::new(&parse(line).unwrap(), cores, 42)
-    }
-
     #[track_caller]
     fn check_refused(line: &str, expected: &[&str]) {
         let message = parse(line).unwrap_err();
@@ -210,60 +186,20 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn defaults_are_bounded_by_the_cores() {
-        for (cores, jobs, iothreads) in [
-            (1, 2, "none,1"),
-            (2, 2, "none,1,2"),
-            (3, 3, "none,1,2"),
-            (4, 4, "none,1,2,4"),
-            (64, 4, "none,1,2,4"),
-        ] {
-            let settings = settings("", cores);
-            let counts: Vec<_> = settings.iothreads.iter().map(ToString::to_string).collect();
-            assert_eq!((settings.jobs, counts.join(",").as_str()), (vec![jobs], iothreads));
-        }
-    }
-
-    #[test]
-    fn lists_are_split_sorted_and_freed_of_repetitions() {
-        let settings =
-            settings("--iothreads 4,none,2,4 --op read,80/20 --bs 1M,4k,4096 --jobs 8", 2);
-        let counts: Vec<_> = settings.iothreads.iter().map(|n| n.count()).collect();
-        assert_eq!(counts, [0, 2, 4]);
-        assert_eq!(settings.op, ["read", "80/20"]);
-        assert_eq!(settings.bs, [1 << 20, 4096]);
-        assert_eq!(settings.jobs, [8]);
-    }
-
-    #[test]
-    fn more_jobs_allow_more_default_iothreads() {
-        let counts: Vec<_> =
-            settings("--jobs 1,16", 8).iothreads.iter().map(|n| n.count()).collect();
-        assert_eq!(counts, [0, 1, 2, 4, 8]);
-    }
-
-    #[test]
     fn wrong_values_are_refused_with_the_valid_ones() {
         check_refused("--op randrw", &["'randrw'", "--op", "randread, randwrite, read, write"]);
-        check_refused("--subject vm", &["'vm'", "client", "host"]);
+        check_refused("--subject vm", &["'vm'", "client", "host", "vm:qemu", "vm:ringloom"]);
         check_refused("--iothreads 0", &["'0'", "none and 1 to 256"]);
         check_refused("--bs 4095", &["4095", "multiple of 512"]);
         check_refused("--bs 4q", &["4q", "such as 4k"]);
-        check_refused("--jobs 0", &["0", "1..=256"]);
+        check_refused("--jobs 0", &["0", "1..=1024"]);
         check_refused("--iodepth 257", &["257", "1..=256"]);
         check_refused("--runtime=-1", &["--runtime", "between 0 and 86400"]);
         check_refused("--destructive", &["<PATH>"]);
         check_refused("--size 1G disk.img", &["--size", "[PATH]"]);
         check_refused("--iothread 2", &["--iothread", "--iothreads"]);
-    }
-
-    #[test]
-    fn differences_name_the_options() {
-        let old = settings("--jobs 2 --seed 1", 2);
-        let new = settings("--jobs 3 --runtime 9", 2);
-        let expected =
-            ["--jobs is [3], was [2]", "--runtime is 9.0, was 1.5", "--seed is 42, was 1"];
-        assert_eq!(new.differences(&old), expected);
-        assert!(old.differences(&old).is_empty());
+        check_refused("--probe hysteresis --curve", &["--probe", "--curve"]);
+        check_refused("--device scsi", &["'scsi'", "virtio-scsi"]);
+        check_refused("--vms 0", &["0", "1..=16"]);
     }
 }

@@ -14,16 +14,19 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use load::probe::CacheMode;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::cell::Iothreads;
 use crate::clock;
-use crate::target::{Kind, Target};
+use crate::contender::Iothreads;
+use crate::storage::DiskFiles;
+use crate::variant::Aio;
 
 /// A path must fit into `sockaddr_un` with its final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// How long a daemon may take to listen; longer than the 30 s for which it waits for the lock of its image.
+pub(crate) const START_LIMIT: Duration = Duration::from_secs(40);
+const START_POLL: Duration = Duration::from_millis(3);
 /// How long a daemon may take to drain and leave.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const STOP_POLL: Duration = Duration::from_millis(2);
@@ -72,58 +75,55 @@ impl Daemon {
     }
 }
 
-/// What the daemon shall serve and how.
-#[derive(Debug)]
+/// What the daemon shall serve and how: each disk on an export of its own, all on the same iothreads.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Service<'a> {
-    pub(crate) target: &'a Target,
+    pub(crate) disks: &'a [DiskFiles],
+    pub(crate) aio: Aio,
     pub(crate) iothreads: Iothreads,
+    /// Of each disk.
     pub(crate) queues: u16,
     pub(crate) writable: bool,
 }
 
-/// The options of the daemon, in qemu-storage-daemon's spelling.
-fn options(service: &Service<'_>, socket: &Path) -> Vec<OsString> {
+/// The options of the daemon, in qemu-storage-daemon's spelling, with the sockets in this directory.
+fn options(service: &Service<'_>, directory: &Path) -> Vec<OsString> {
     let mut options = Vec::new();
     let mut push = |name: &str, value: String| {
         options.extend([OsString::from(name), OsString::from(value)]);
     };
-    let iothreads = service.iothreads.count();
-    for thread in 0..iothreads {
+    for thread in 0..service.iothreads.count() {
         push("--object", format!("iothread,id=t{thread}"));
     }
-    push("--blockdev", blockdev(service));
+    for (number, disk) in service.disks.iter().enumerate() {
+        let node = format!("disk{number}");
+        for (name, value) in disk.daemon_options(&node, service.aio, !service.writable) {
+            push(&name, value);
+        }
+        push("--export", export(service, number, &node, &socket(directory, number)));
+    }
+    options
+}
+
+fn socket(directory: &Path, number: usize) -> PathBuf {
+    directory.join(format!("s{number}"))
+}
+
+fn export(service: &Service<'_>, number: usize, node: &str, socket: &Path) -> String {
+    let socket = keyval(socket);
     let mut export = format!(
-        "type=vhost-user-blk,id=vda,node-name=disk,addr.type=unix,addr.path={}",
-        keyval(socket)
+        "type=vhost-user-blk,id=export{number},node-name={node},addr.type=unix,addr.path={socket}"
     );
     if service.writable {
         export.push_str(",writable=on");
     }
     export.push_str(&format!(",num-queues={}", service.queues));
-    match iothreads {
+    match service.iothreads.count() {
         0 => {}
         1 => export.push_str(",iothread=t0"),
-        _ => {
-            let list = (0..iothreads).map(|thread| format!(",iothread.{thread}=t{thread}"));
-            export.extend(list);
-        }
+        count => export.extend((0..count).map(|thread| format!(",iothread.{thread}=t{thread}"))),
     }
-    push("--export", export);
-    options
-}
-
-fn blockdev(service: &Service<'_>) -> String {
-    let driver = match service.target.kind {
-        Kind::File => "file",
-        Kind::BlockDevice => "host_device",
-    };
-    let direct = match service.target.cache {
-        CacheMode::Direct => ",cache.direct=on",
-        CacheMode::Buffered => "",
-    };
-    let access = if service.writable { "" } else { ",read-only=on" };
-    let file = keyval(&service.target.path);
-    format!("driver={driver},node-name=disk,filename={file}{direct}{access}")
+    export
 }
 
 /// A comma inside a value is written twice.
@@ -135,7 +135,7 @@ fn keyval(path: &Path) -> String {
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
-    socket: PathBuf,
+    sockets: Vec<PathBuf>,
     log: PathBuf,
     /// Where the log of this start begins.
     log_start: u64,
@@ -150,12 +150,13 @@ impl Running {
     /// If the program cannot be started or the temporary directory has too long a name.
     pub(crate) fn start(daemon: &Daemon, service: &Service<'_>, log: &Path) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("ringloom-tune-").tempdir()?;
-        let socket = directory.path().join("s");
-        if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-            let name = socket.display();
+        let sockets: Vec<_> =
+            (0..service.disks.len()).map(|number| socket(directory.path(), number)).collect();
+        if let Some(long) = sockets.iter().find(|it| it.as_os_str().len() > SOCKET_PATH_BYTES_MAX) {
+            let name = long.display();
             bail!("socket {name}: longer than {SOCKET_PATH_BYTES_MAX} bytes; set TMPDIR=/tmp");
         }
-        let options = options(service, &socket);
+        let options = options(service, directory.path());
         let mut command = Command::new(&daemon.program);
         command.args(daemon.subcommand()).args(&options);
         let mut file = open_log(log)?;
@@ -169,11 +170,30 @@ impl Running {
             .spawn()
             .with_context(|| format!("start the daemon {}", daemon.program.display()))?;
         let log = log.to_path_buf();
-        Ok(Self { child, socket, log, log_start, exit: None, _directory: directory })
+        Ok(Self { child, sockets, log, log_start, exit: None, _directory: directory })
     }
 
-    pub(crate) fn socket(&self) -> &Path {
-        &self.socket
+    /// The socket of a disk, in their order.
+    pub(crate) fn socket(&self, number: usize) -> &Path {
+        &self.sockets[number]
+    }
+
+    /// Waits until all sockets are there, for somebody who gives up at once if they are not.
+    ///
+    /// # Errors
+    /// If the daemon ends, takes longer than `START_LIMIT`, or `watch` fails.
+    pub(crate) fn wait_for_sockets(&mut self, watch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let deadline = clock::now() + START_LIMIT;
+        while !self.sockets.iter().all(|socket| socket.exists()) {
+            watch()?;
+            self.check_alive()?;
+            if clock::now() > deadline {
+                let limit = START_LIMIT.as_secs();
+                bail!("the daemon has no socket after {limit} s{}", self.tail());
+            }
+            clock::pause(START_POLL);
+        }
+        Ok(())
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -265,67 +285,70 @@ fn read_from(path: &Path, start: u64) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::matrix::Writes;
-    use crate::target::Origin;
+    use load::probe::CacheMode;
 
-    fn target(path: &str, cache: CacheMode, kind: Kind) -> Target {
-        Target {
-            path: PathBuf::from(path),
-            origin: Origin::User,
+    use super::*;
+    use crate::target::Kind;
+    use crate::variant::Image;
+
+    fn disk(path: &str, cache: CacheMode, kind: Kind) -> DiskFiles {
+        DiskFiles {
+            format: Image::Raw,
             kind,
+            files: vec![PathBuf::from(path)],
+            chunk: None,
+            delay: Duration::ZERO,
             bytes: 1 << 30,
             cache,
-            writes: Writes::Allowed,
-            file_system: "ext4".to_owned(),
-            notes: Vec::new(),
         }
     }
 
-    fn line(target: &Target, iothreads: u16, writable: bool) -> String {
+    fn line(disks: &[DiskFiles], iothreads: u16, writable: bool) -> String {
         let iothreads = Iothreads::new(iothreads);
-        let service = Service { target, iothreads, queues: 4, writable };
-        let words = options(&service, Path::new("/tmp/a,b/s"));
+        let service = Service { disks, aio: Aio::Auto, iothreads, queues: 4, writable };
+        let words = options(&service, Path::new("/tmp/a,b"));
         words.join(std::ffi::OsStr::new(" ")).into_string().unwrap()
     }
 
     #[test]
     fn none_names_no_iothread() {
-        let disk = target("/d/disk.img", CacheMode::Direct, Kind::File);
+        let disk = disk("/d/disk.img", CacheMode::Direct, Kind::File);
         assert_eq!(
-            line(&disk, 0, true),
-            "--blockdev driver=file,node-name=disk,filename=/d/disk.img,cache.direct=on \
-             --export type=vhost-user-blk,id=vda,node-name=disk,addr.type=unix,\
-             addr.path=/tmp/a,,b/s,writable=on,num-queues=4"
+            line(&[disk], 0, true),
+            "--blockdev driver=file,cache.direct=on,filename=/d/disk.img,node-name=disk0 \
+             --export type=vhost-user-blk,id=export0,node-name=disk0,addr.type=unix,\
+             addr.path=/tmp/a,,b/s0,writable=on,num-queues=4"
         );
     }
 
     #[test]
     fn one_iothread_has_the_form_qemu_knows() {
-        let disk = target("/dev/sdx", CacheMode::Buffered, Kind::BlockDevice);
+        let disk = disk("/dev/sdx", CacheMode::Buffered, Kind::BlockDevice);
         assert_eq!(
-            line(&disk, 1, false),
+            line(&[disk], 1, false),
             "--object iothread,id=t0 \
-             --blockdev driver=host_device,node-name=disk,filename=/dev/sdx,read-only=on \
-             --export type=vhost-user-blk,id=vda,node-name=disk,addr.type=unix,\
-             addr.path=/tmp/a,,b/s,num-queues=4,iothread=t0"
+             --blockdev driver=host_device,filename=/dev/sdx,node-name=disk0,read-only=on \
+             --export type=vhost-user-blk,id=export0,node-name=disk0,addr.type=unix,\
+             addr.path=/tmp/a,,b/s0,num-queues=4,iothread=t0"
         );
     }
 
     #[test]
-    fn several_iothreads_are_a_list() {
-        let disk = target("/d/disk.img", CacheMode::Direct, Kind::File);
-        let line = line(&disk, 3, true);
+    fn several_iothreads_are_a_list_for_every_disk() {
+        let disk = disk("/d/disk.img", CacheMode::Direct, Kind::File);
+        let line = line(&[disk.clone(), disk], 3, true);
         assert!(line.starts_with("--object iothread,id=t0 --object iothread,id=t1 --object"));
-        assert!(line.ends_with("num-queues=4,iothread.0=t0,iothread.1=t1,iothread.2=t2"), "{line}");
+        let threads = "num-queues=4,iothread.0=t0,iothread.1=t1,iothread.2=t2";
+        assert_eq!(line.matches(threads).count(), 2, "{line}");
+        assert!(line.contains("addr.path=/tmp/a,,b/s1"), "{line}");
     }
 
     fn start(program: &str) -> (Result<Running>, TempDir) {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("daemon.log");
-        let disk = target("/d/disk.img", CacheMode::Direct, Kind::File);
-        let iothreads = Iothreads::NONE;
-        let service = Service { target: &disk, iothreads, queues: 1, writable: false };
+        let disk = disk("/d/disk.img", CacheMode::Direct, Kind::File);
+        let (iothreads, aio) = (Iothreads::NONE, Aio::Auto);
+        let service = Service { disks: &[disk], aio, iothreads, queues: 1, writable: false };
         (Running::start(&Daemon::at(PathBuf::from(program)), &service, &log), directory)
     }
 

@@ -54,6 +54,13 @@ pub(crate) mod tests {
         Interrupt { flag: Arc::new(AtomicBool::new(raised)), registrations: Vec::new() }
     }
 
+    impl Interrupt {
+        /// What a signal does, for tests that interrupt in the middle.
+        pub(crate) fn raise(&self) {
+            self.flag.store(true, Ordering::Relaxed);
+        }
+    }
+
     #[test]
     fn the_flag_decides() {
         assert!(deaf(false).check().is_ok());

@@ -8,14 +8,22 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod calendar;
 mod cell;
 mod clock;
-mod cpu;
+mod contender;
 mod daemon;
+mod drift;
+mod environment;
+mod fleet;
+mod host_load;
 mod interrupt;
+mod intervals;
 mod machine;
 mod matrix;
 mod measure;
+mod meter;
+mod pinning;
 mod plan;
 mod progress;
 mod recommend;
@@ -23,10 +31,13 @@ mod report;
 mod results;
 mod run;
 mod scratch;
+mod settings;
+mod storage;
 mod summary;
 mod table;
 mod target;
 mod units;
+mod variant;
 
 pub use args::TuneArgs;
 pub use daemon::Daemon;

@@ -1,13 +1,18 @@
-//! Which cells are measured with which contenders, and which are left out and why.
+//! Which cells are measured with which contenders on which variants, and what is left out and why.
 //!
-//! Invariants: every cell has at least one contender; a count of iothreads above the jobs of a cell
-//! is never measured, because each job has one queue and a queue is served by one thread.
+//! Invariants: every entry has at least one contender. A count of iothreads that no queue is left for is never
+//! measured: a client's job has one queue, a guest's disk as many as `--queues` says, and a queue is served by one thread.
 
 use anyhow::{Context, Result, bail};
 use load::{BlockBytes, Shape, Workload};
 
-use crate::args::{Settings, Subject};
-use crate::cell::{Cell, Contender, Iothreads};
+use crate::cell::Cell;
+use crate::contender::{Contender, Iothreads, Subject};
+use crate::settings::{Mode, Settings};
+use crate::variant::{Layers, Variant};
+
+/// The most jobs of the client: it has a queue for each, and an export has so many.
+const CLIENT_JOBS_MAX: u16 = 256;
 
 /// Whether write cells are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,10 +21,12 @@ pub(crate) enum Writes {
     Skipped,
 }
 
-/// A cell and who runs it.
+/// Cells and who runs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    pub(crate) cell: Cell,
+    pub(crate) variant: Variant,
+    /// One cell; for the hysteresis probe the low and the high one.
+    pub(crate) cells: Vec<Cell>,
     pub(crate) contenders: Vec<Contender>,
 }
 
@@ -29,15 +36,8 @@ pub(crate) struct Matrix {
     pub(crate) entries: Vec<Entry>,
     /// Write cells left out because the disk must not be changed.
     pub(crate) skipped: Vec<Cell>,
-    /// Counts left out because a number of jobs cannot use them.
-    pub(crate) pruned: Vec<Pruned>,
-}
-
-/// Counts of iothreads above a number of jobs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pruned {
-    pub(crate) jobs: u16,
-    pub(crate) iothreads: Vec<Iothreads>,
+    /// What else is left out, a sentence each.
+    pub(crate) pruned: Vec<String>,
 }
 
 impl Matrix {
@@ -45,7 +45,12 @@ impl Matrix {
     ///
     /// # Errors
     /// If a cell cannot be run, or nothing would be measured.
-    pub(crate) fn new(settings: &Settings, disk_bytes: u64, writes: Writes) -> Result<Self> {
+    pub(crate) fn new(
+        settings: &Settings,
+        layers: &dyn Fn(&Variant) -> Layers,
+        disk_bytes: u64,
+        writes: Writes,
+    ) -> Result<Self> {
         let (skipped, cells): (Vec<Cell>, Vec<Cell>) = cells(settings)?
             .into_iter()
             .partition(|cell| writes == Writes::Skipped && cell.writes());
@@ -53,25 +58,29 @@ impl Matrix {
             Workload::new(cell.shape(), disk_bytes, settings.seed)
                 .with_context(|| format!("cell {cell}"))?;
         }
-        let entry = |cell: &Cell| {
-            let contenders = contenders(settings, cell.shape().jobs());
-            (!contenders.is_empty()).then_some(Entry { cell: *cell, contenders })
-        };
-        let entries: Vec<_> = cells.iter().filter_map(entry).collect();
+        let mut pruned = Vec::new();
+        let mut entries = Vec::new();
+        for variant in &settings.variants {
+            for cells in groups(settings.mode, &cells)? {
+                let contenders =
+                    contenders(settings, &layers(variant), variant, &cells, &mut pruned);
+                if !contenders.is_empty() {
+                    entries.push(Entry { variant: *variant, cells, contenders });
+                }
+            }
+        }
         if entries.is_empty() && skipped.is_empty() {
-            bail!("no cell has as many jobs as the fewest iothreads asked for: raise --jobs");
+            let reasons = pruned.join("; ");
+            bail!(
+                "nothing is left to measure: {reasons}; raise --jobs or --queues, or name others"
+            );
         }
         if entries.is_empty() {
             bail!(
                 "all cells write: allow that with --destructive (all data is lost), or add --op randread"
             );
         }
-        Ok(Self { entries, skipped, pruned: pruned(settings) })
-    }
-
-    /// The runs of one repeat.
-    pub(crate) fn runs_per_repeat(&self) -> usize {
-        self.entries.iter().map(|entry| entry.contenders.len()).sum()
+        Ok(Self { entries, skipped, pruned })
     }
 
     /// Takes the host out; false if nothing is left.
@@ -82,14 +91,20 @@ impl Matrix {
         self.entries.retain(|entry| !entry.contenders.is_empty());
         !self.entries.is_empty()
     }
+
+    /// Whether any contender is of this subject.
+    pub(crate) fn has(&self, subject: Subject) -> bool {
+        let mut all = self.entries.iter().flat_map(|entry| &entry.contenders);
+        all.any(|contender| contender.subject() == subject)
+    }
 }
 
 fn cells(settings: &Settings) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for op in &settings.op {
         for &bs in &settings.bs {
-            for &jobs in &settings.jobs {
-                for &iodepth in &settings.iodepth {
+            for &iodepth in &settings.iodepth {
+                for &jobs in &settings.jobs {
                     let block = BlockBytes::try_from(u64::from(bs))?;
                     cells.push(Cell::new(Shape::new(op.parse()?, block, jobs, iodepth)?));
                 }
@@ -99,42 +114,98 @@ fn cells(settings: &Settings) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-fn contenders(settings: &Settings, jobs: u16) -> Vec<Contender> {
+/// What is measured together: a cell, or the two levels of a probe.
+fn groups(mode: Mode, cells: &[Cell]) -> Result<Vec<Vec<Cell>>> {
+    match mode {
+        Mode::Sweep | Mode::Curve => Ok(cells.iter().map(|cell| vec![*cell]).collect()),
+        Mode::Hysteresis => cells
+            .chunks(2)
+            .map(|levels| match levels {
+                [low, high] if low.shape().jobs() < high.shape().jobs() => Ok(levels.to_vec()),
+                _ => bail!(
+                    "--probe hysteresis needs two numbers of jobs, the low one first: --jobs 48,480"
+                ),
+            })
+            .collect(),
+    }
+}
+
+fn contenders(
+    settings: &Settings,
+    layers: &Layers,
+    variant: &Variant,
+    cells: &[Cell],
+    pruned: &mut Vec<String>,
+) -> Vec<Contender> {
+    let jobs = cells.iter().map(|cell| cell.shape().jobs()).max().unwrap_or(1);
     let mut contenders = Vec::new();
-    if settings.subject.contains(&Subject::Host) {
-        contenders.push(Contender::Host);
+    let mut note = |sentence: String| {
+        if !pruned.contains(&sentence) {
+            pruned.push(sentence);
+        }
+    };
+    for &subject in &settings.subject {
+        let counts =
+            if subject.counts_iothreads() { &settings.iothreads[..] } else { &[Iothreads::NONE] };
+        let mut idle = Vec::new();
+        for &iothreads in counts {
+            let contender = Contender::new(subject, iothreads);
+            if subject == Subject::Client && jobs > CLIENT_JOBS_MAX {
+                note(format!("client has at most {CLIENT_JOBS_MAX} jobs, not {jobs}"));
+            } else if iothreads.count() > queues(subject, jobs, settings) {
+                idle.push(iothreads.to_string());
+            } else if let Err(reason) = fits(variant, contender, layers, cells) {
+                note(format!("{contender}: {reason}"));
+            } else {
+                contenders.push(contender);
+            }
+        }
+        if !idle.is_empty() {
+            let queues = queues(subject, jobs, settings);
+            note(format!("{subject} with {} iothreads: it has {queues} queues", idle.join(", ")));
+        }
     }
-    if settings.subject.contains(&Subject::Client) {
-        let useful = settings.iothreads.iter().filter(|iothreads| iothreads.count() <= jobs);
-        contenders.extend(useful.map(|&iothreads| Contender::Client { iothreads }));
-    }
+    contenders.sort_unstable();
     contenders
 }
 
-fn pruned(settings: &Settings) -> Vec<Pruned> {
-    if !settings.subject.contains(&Subject::Client) {
-        return Vec::new();
+fn fits(
+    variant: &Variant,
+    contender: Contender,
+    layers: &Layers,
+    cells: &[Cell],
+) -> Result<(), String> {
+    let subject = contender.subject();
+    variant.fits(subject, contender.iothreads().map_or(0, Iothreads::count), layers)?;
+    cells.iter().try_for_each(|cell| variant.fits_iodepth(subject, cell.shape().iodepth()))
+}
+
+/// Queues of one disk.
+pub(crate) fn queues(subject: Subject, jobs: u16, settings: &Settings) -> u16 {
+    match subject {
+        Subject::Client => jobs,
+        Subject::Host | Subject::VmGiven => 0,
+        Subject::VmQemu | Subject::VmRingloom => settings.guest.queues,
     }
-    let above = |jobs: u16| -> Vec<Iothreads> {
-        settings.iothreads.iter().copied().filter(|n| n.count() > jobs).collect()
-    };
-    let all = settings.jobs.iter().map(|&jobs| Pruned { jobs, iothreads: above(jobs) });
-    all.filter(|pruned| !pruned.iothreads.is_empty()).collect()
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::args::tests::settings;
+    use crate::settings::tests::settings;
+
+    pub(crate) fn runs_per_repeat(matrix: &Matrix) -> usize {
+        matrix.entries.iter().map(|entry| entry.contenders.len()).sum()
+    }
 
     fn matrix(line: &str, writes: Writes) -> Result<Matrix> {
-        Matrix::new(&settings(line, 2), 1 << 30, writes)
+        Matrix::new(&settings(line, 2), &|_| Layers::Kernel, 1 << 30, writes)
     }
 
     fn names(matrix: &Matrix) -> Vec<String> {
         let name = |entry: &Entry| {
             let contenders: Vec<_> = entry.contenders.iter().map(ToString::to_string).collect();
-            format!("{}: {}", entry.cell, contenders.join(" "))
+            format!("{}: {}", entry.cells[0], contenders.join(", "))
         };
         matrix.entries.iter().map(name).collect()
     }
@@ -142,37 +213,54 @@ mod tests {
     #[test]
     fn the_default_is_small() {
         let matrix = matrix("", Writes::Allowed).unwrap();
+        let all = "host, client none, client 1, client 2";
         assert_eq!(
             names(&matrix),
             [
-                "randread 4k jobs=2 iodepth=16: host none 1 2",
-                "randread 64k jobs=2 iodepth=16: host none 1 2",
-                "randwrite 4k jobs=2 iodepth=16: host none 1 2",
-                "randwrite 64k jobs=2 iodepth=16: host none 1 2",
+                format!("randread 4k jobs=2 iodepth=16: {all}"),
+                format!("randread 64k jobs=2 iodepth=16: {all}"),
+                format!("randwrite 4k jobs=2 iodepth=16: {all}"),
+                format!("randwrite 64k jobs=2 iodepth=16: {all}"),
             ]
         );
-        assert_eq!(matrix.runs_per_repeat(), 16);
+        assert_eq!(runs_per_repeat(&matrix), 16);
         assert!(matrix.skipped.is_empty() && matrix.pruned.is_empty());
     }
 
     #[test]
     fn a_disk_that_must_not_change_is_only_read() {
         let matrix = matrix("--op randread,80/20,write --bs 4k", Writes::Skipped).unwrap();
-        assert_eq!(names(&matrix), ["randread 4k jobs=2 iodepth=16: host none 1 2"]);
+        assert_eq!(matrix.entries.len(), 1);
         let skipped: Vec<_> = matrix.skipped.iter().map(ToString::to_string).collect();
         assert_eq!(skipped, ["80/20 4k jobs=2 iodepth=16", "write 4k jobs=2 iodepth=16"]);
     }
 
     #[test]
-    fn counts_above_the_jobs_are_pruned_per_cell() {
-        let line = "--op read --bs 4k --jobs 1,4 --iothreads none,1,2,8 --iodepth 1";
+    fn counts_without_a_queue_are_pruned_per_cell_and_named() {
+        let line =
+            "--op read --bs 4k --jobs 1,4 --iothreads none,1,2,8 --iodepth 1 --subject client";
         let matrix = matrix(line, Writes::Allowed).unwrap();
         assert_eq!(
             names(&matrix),
-            ["read 4k jobs=1 iodepth=1: host none 1", "read 4k jobs=4 iodepth=1: host none 1 2"]
+            [
+                "read 4k jobs=1 iodepth=1: client none, client 1",
+                "read 4k jobs=4 iodepth=1: client none, client 1, client 2"
+            ]
         );
-        let pruned: Vec<_> = matrix.pruned.iter().map(|p| (p.jobs, p.iothreads.len())).collect();
-        assert_eq!(pruned, [(1, 2), (4, 1)]);
+        assert_eq!(
+            matrix.pruned,
+            [
+                "client with 2, 8 iothreads: it has 1 queues",
+                "client with 8 iothreads: it has 4 queues"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_guest_has_queues_of_its_own() {
+        let line = "--op read --bs 4k --jobs 1 --iothreads none,2,8 --queues 4 --subject vm:qemu";
+        let matrix = matrix(line, Writes::Allowed).unwrap();
+        assert_eq!(names(&matrix), ["read 4k jobs=1 iodepth=16: vm:qemu none, vm:qemu 2"]);
     }
 
     #[test]
@@ -181,13 +269,26 @@ mod tests {
         assert!(error.contains("--destructive"), "{error}");
         let line = "--subject client --iothreads 4 --jobs 2";
         let error = matrix(line, Writes::Allowed).unwrap_err().to_string();
-        assert!(error.contains("--jobs"), "{error}");
+        assert!(error.contains("--jobs") && error.contains("2 queues"), "{error}");
+    }
+
+    #[test]
+    fn a_probe_needs_two_levels() {
+        for jobs in ["4", "8,4", "1,2,3"] {
+            let line = format!("--probe hysteresis --subject host --jobs {jobs}");
+            let error = matrix(&line, Writes::Allowed).unwrap_err().to_string();
+            assert!(error.contains("the low one first"), "{error}");
+        }
+        let line = "--probe hysteresis --subject client --jobs 48,480";
+        let error = matrix(line, Writes::Allowed).unwrap_err().to_string();
+        assert!(error.contains("at most 256 jobs, not 480"), "{error}");
     }
 
     #[test]
     fn a_disk_too_small_for_a_cell_names_the_cell() {
         let settings = settings("--bs 1M --op read --jobs 4", 2);
-        let error = Matrix::new(&settings, 3 << 20, Writes::Allowed).unwrap_err();
+        let error =
+            Matrix::new(&settings, &|_| Layers::Kernel, 3 << 20, Writes::Allowed).unwrap_err();
         let message = format!("{error:#}");
         assert!(message.starts_with("cell read 1M jobs=4"), "{message}");
         assert!(message.contains("too small"), "{message}");

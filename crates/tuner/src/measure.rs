@@ -1,189 +1,158 @@
-//! One run: start the daemon, connect, put the load on it, read the CPU time, stop the daemon.
+//! One run: attach the disk, put the load on it, read the counters, detach.
 //!
-//! `run` calls `Bench::measure` for each planned run and stores what it returns.
+//! `run` calls `Bench::measure` for each planned run and stores what it returns. The children are the kinds of runs:
+//! `own` the loads of the crate `load`, `host` fio on this host, `vm` fio in guests that ringloom boots, `given` fio in the
+//! user's own guest; `fio` carries out what the last three share.
 //!
-//! Limits: a daemon that does not listen or does not answer within `START_LIMIT` fails the run; it
-//! is longer than the 30 s for which a daemon waits for the lock of its image.
+//! Invariants: whatever a run started is stopped when it ends, however it ends; guests stay for the next one.
 
-use std::io::ErrorKind;
+pub(crate) mod fio;
+mod host;
+mod own;
+mod verify;
+mod vm;
+
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Error, Result, anyhow};
-use load::client::{self, Connection};
-use load::{LoadError, Sample, Timing, Verdict, Watch, Workload, host};
+use anyhow::{Context, Result, bail};
+use load::{Timing, Workload};
 
-use crate::cell::{Contender, Iothreads};
-use crate::clock;
-use crate::cpu::CpuMeter;
-use crate::daemon::{Daemon, Running, Service};
+use self::fio::Fio;
+use crate::args::LoadKind;
+use crate::contender::Contender;
+use crate::daemon::Daemon;
+use crate::fleet::Fleet;
 use crate::interrupt::Interrupt;
-use crate::plan::PlannedRun;
+use crate::plan::{PlannedRun, RunKey};
 use crate::progress::Progress;
-use crate::results::Run;
-use crate::target::Target;
-
-const START_LIMIT: Duration = Duration::from_secs(40);
-const CONNECT_PAUSE: Duration = Duration::from_millis(3);
+use crate::results::{Measured, Run};
+use crate::settings::Settings;
+use crate::storage::{DiskFiles, Storages, Tools};
 
 /// Everything that stays the same from run to run.
 #[derive(Debug)]
 pub(crate) struct Bench<'a> {
     pub(crate) daemon: Daemon,
-    pub(crate) target: &'a Target,
-    pub(crate) timing: Timing,
-    pub(crate) daemon_log: PathBuf,
+    pub(crate) settings: &'a Settings,
+    pub(crate) storages: &'a Storages,
+    pub(crate) tools: &'a Tools,
+    /// If any run needs it.
+    pub(crate) fio: Option<Fio>,
+    /// If any run needs guests.
+    pub(crate) fleet: Option<Fleet>,
+    /// The directory of the results.
+    pub(crate) out: PathBuf,
     pub(crate) interrupt: &'a Interrupt,
     pub(crate) progress: &'a Progress,
 }
 
+/// A run with what it needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned<'a> {
+    pub(crate) run: &'a PlannedRun,
+    /// The disks of all guests, those of the first guest first.
+    pub(crate) disks: &'a [DiskFiles],
+    pub(crate) workload: &'a Workload,
+    /// Requests per second of all guests, if they are limited.
+    pub(crate) rate: Option<f64>,
+    pub(crate) name: &'a str,
+}
+
 impl Bench<'_> {
-    /// Measures one run.
+    /// Measures one run, at a rate if one is given.
     ///
     /// # Errors
-    /// If anything fails, or a signal comes (`Interrupted`). The daemon is stopped in any case.
-    pub(crate) fn measure(&self, planned: &PlannedRun) -> Result<Run> {
-        let name = run_name(planned);
-        let workload = Workload::new(planned.cell.shape(), self.target.bytes, planned.seed)?;
+    /// If anything fails, or a signal comes (`Interrupted`). What the run started is stopped in any case.
+    pub(crate) fn measure(&mut self, planned: &PlannedRun, rate: Option<f64>) -> Result<Run> {
+        let name = run_name(&planned.key);
         self.progress.begin(&name);
-        let (sample, cpu) = match planned.contender {
-            Contender::Host => self.host(&workload, &name),
-            Contender::Client { iothreads } => self.client(&workload, iothreads, &name),
-        }
-        .with_context(|| name.clone())?;
-        let run = Run::new(planned, &sample, cpu);
+        let variant = planned.key.variant;
+        let measured = self.with_disks(planned, rate, &name);
+        let measured = match (measured, self.storages.shortage(&variant)) {
+            (Err(error), Some(shortage)) => Err(error.context(shortage)),
+            (measured, _) => measured,
+        };
+        let run = Run::new(planned.key.clone(), measured.with_context(|| name.clone())?);
         self.progress.end(&name, run.iops());
         Ok(run)
     }
 
-    fn host(&self, workload: &Workload, name: &str) -> Result<(Sample, Option<Duration>)> {
-        let mut watch = RunWatch::new(self, name, CpuMeter::of_this_process(), None);
-        let Target { path, cache, .. } = self.target;
-        let result = host::run(path, *cache, workload, self.timing, &mut watch);
-        watch.conclude(result)
-    }
-
-    fn client(
-        &self,
-        workload: &Workload,
-        iothreads: Iothreads,
-        name: &str,
-    ) -> Result<(Sample, Option<Duration>)> {
-        let service = Service {
-            target: self.target,
-            iothreads,
-            queues: workload.shape().jobs(),
-            writable: workload.shape().operation().writes(),
-        };
-        let mut running = Running::start(&self.daemon, &service, &self.daemon_log)?;
-        let meter = CpuMeter::of_process(running.pid());
-        let mut watch = RunWatch::new(self, name, meter, Some(&mut running));
-        let result = watch.connect(workload).and_then(|it| it.run(self.timing, &mut watch));
-        let measured = watch.conclude(result)?;
-        running.stop()?;
-        Ok(measured)
-    }
-}
-
-/// `randread 4k jobs=2 iodepth=16, 2 iothreads`.
-fn run_name(planned: &PlannedRun) -> String {
-    let contender = match planned.contender {
-        Contender::Host => "host".to_owned(),
-        Contender::Client { iothreads: Iothreads::NONE } => "no iothread".to_owned(),
-        Contender::Client { iothreads } => {
-            crate::units::counted(usize::from(iothreads.count()), "iothread")
+    fn with_disks(&mut self, run: &PlannedRun, rate: Option<f64>, name: &str) -> Result<Measured> {
+        let variant = &run.key.variant;
+        self.storages.reset(variant, self.tools, self.interrupt)?;
+        let disks = self.storages.disks(variant);
+        let first = disks.first().context("a variant has a disk")?;
+        if let Err(reason) = first.allows(variant.aio) {
+            bail!("{reason}");
         }
-    };
-    format!("{}, {contender}", planned.cell)
-}
-
-/// Looks after a run: signals, the life of the daemon, CPU time, progress.
-struct RunWatch<'a> {
-    bench: &'a Bench<'a>,
-    name: &'a str,
-    meter: CpuMeter,
-    cpu: Option<Duration>,
-    daemon: Option<&'a mut Running>,
-    deadline: Option<Instant>,
-    /// Why the run was told to stop.
-    reason: Option<Error>,
-}
-
-impl<'a> RunWatch<'a> {
-    fn new(
-        bench: &'a Bench<'a>,
-        name: &'a str,
-        meter: CpuMeter,
-        daemon: Option<&'a mut Running>,
-    ) -> Self {
-        Self { bench, name, meter, cpu: None, daemon, deadline: None, reason: None }
+        let bytes = first.bytes;
+        let workload = Workload::new(run.key.cell.shape(), bytes, run.seed)?;
+        let planned = Planned { run, disks: &disks, workload: &workload, rate, name };
+        self.dispatch(&planned)
     }
 
-    /// Connects as soon as the daemon listens.
-    fn connect(&mut self, workload: &Workload) -> Result<Connection, LoadError> {
-        let socket = self.daemon.as_ref().expect("a client has a daemon").socket().to_path_buf();
-        self.deadline = Some(clock::now() + START_LIMIT);
-        let connection = loop {
-            match client::connect(&socket, workload, self) {
-                Err(LoadError::SetUp { source, .. }) if is_not_yet(&source) => {
-                    clock::pause(CONNECT_PAUSE);
-                    if self.tick() == Verdict::Stop {
-                        return Err(LoadError::Stopped);
-                    }
-                }
-                result => break result,
+    fn dispatch(&mut self, planned: &Planned<'_>) -> Result<Measured> {
+        match planned.run.key.contender {
+            Contender::VmQemu { .. } | Contender::VmRingloom { .. } => {
+                let mut fleet = self.fleet.take().context("no guests were prepared")?;
+                let measured = vm::run(self, &mut fleet, planned);
+                self.fleet = Some(fleet);
+                return measured;
             }
-        };
-        self.deadline = None;
-        connection
-    }
-
-    /// The result of the load, or the true reason why there is none.
-    fn conclude(mut self, result: Result<Sample, LoadError>) -> Result<(Sample, Option<Duration>)> {
-        match result {
-            Ok(sample) => Ok((sample, self.cpu)),
-            Err(error) => {
-                // A request may fail because the daemon died a moment ago.
-                let reason = self.reason.take().or_else(|| self.complaint().err());
-                Err(reason.unwrap_or_else(|| Error::from(error)))
+            Contender::Host | Contender::Client { .. } | Contender::VmGiven => {}
+        }
+        // Guests that have nothing to do must not disturb.
+        if let Some(fleet) = &mut self.fleet {
+            fleet.rest()?;
+        }
+        match (planned.run.key.contender, self.settings.load) {
+            (Contender::Host, LoadKind::Own) => own::host(self, planned),
+            (Contender::Host, LoadKind::Fio) => host::run(self, planned),
+            (Contender::Client { iothreads }, _) => own::client(self, planned, iothreads),
+            (Contender::VmGiven, _) => bail!("there is no guest of yours to measure"),
+            (Contender::VmQemu { .. } | Contender::VmRingloom { .. }, _) => {
+                unreachable!("measured above")
             }
         }
     }
 
-    fn complaint(&mut self) -> Result<()> {
-        self.bench.interrupt.check()?;
-        if let Some(daemon) = &mut self.daemon {
-            daemon.check_alive()?;
-        }
-        if self.deadline.is_some_and(|deadline| clock::now() > deadline) {
-            let limit = START_LIMIT.as_secs();
-            return Err(anyhow!("the daemon does not answer on its socket after {limit} s"));
-        }
-        Ok(())
+    fn timing(&self) -> Timing {
+        let Settings { ramp, runtime, .. } = self.settings;
+        Timing { ramp: ramp.duration(), runtime: runtime.duration() }
+    }
+
+    fn fio(&self) -> Result<&Fio> {
+        self.fio.as_ref().context("fio was not looked for")
+    }
+
+    fn daemon_log(&self) -> PathBuf {
+        self.out.join("daemon.log")
+    }
+
+    /// Whether some of the disk is verified before this run.
+    fn verifies(&self, planned: &Planned<'_>) -> bool {
+        self.settings.verify && planned.run.key.cell.writes()
     }
 }
 
-fn is_not_yet(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+impl Planned<'_> {
+    /// The name of the run's files: letters, digits and `-`.
+    fn slug(&self) -> String {
+        let RunKey { repeat, .. } = self.run.key;
+        let text = format!("{} r{repeat}", self.name);
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric());
+        words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
+    }
 }
 
-impl Watch for RunWatch<'_> {
-    fn window_opens(&mut self) {
-        self.meter.start();
+/// `randread 4k jobs=2 iodepth=16, client 2`, with the variant and the purpose where they are not the usual ones.
+pub(crate) fn run_name(key: &RunKey) -> String {
+    let mut parts = vec![key.cell.to_string()];
+    let variant = key.variant.to_string();
+    if !variant.is_empty() {
+        parts.push(variant);
     }
-
-    fn window_closes(&mut self) {
-        self.cpu = self.meter.elapsed();
-    }
-
-    fn tick(&mut self) -> Verdict {
-        self.bench.progress.tick(self.name);
-        match self.complaint() {
-            Ok(()) => Verdict::GoOn,
-            Err(reason) => {
-                self.reason = Some(reason);
-                Verdict::Stop
-            }
-        }
-    }
+    parts.push(key.contender.to_string());
+    parts.extend(key.purpose_name());
+    parts.join(", ")
 }

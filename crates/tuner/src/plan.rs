@@ -1,28 +1,124 @@
-//! The order of the runs: blocks of one cell and one repeat, shuffled inside from the seed.
+//! The order of the runs: blocks of one cell, one variant and one repeat, shuffled inside from the seed.
 //!
-//! A block contains the host and every count once, close together in time, so that the ratios formed
-//! inside it are free of slow drift.
+//! A block contains every contender once, close together in time, so that the ratios formed inside it are free of
+//! slow drift. Between the blocks of a sweep stand sentinels: the same run again and again, which show drift.
 //!
-//! Invariants: seed and matrix alone decide the plan, so a resumed run continues the same one; all
-//! runs of a block have the same offsets.
+//! Invariants: seed and matrix alone decide the plan, so a resumed run continues the same one; all runs of a block have
+//! the same offsets; no two runs of a plan have the same key.
 
 use load::Random;
+use serde::{Deserialize, Serialize};
 
-use crate::cell::{Cell, Contender};
-use crate::matrix::Matrix;
+use crate::cell::Cell;
+use crate::contender::Contender;
+use crate::matrix::{Entry, Matrix};
+use crate::settings::Mode;
+use crate::variant::Variant;
 
-/// One daemon start and one cell: the unit of replication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlannedRun {
+/// Shares of the maximum at which a curve measures latency, in percent.
+pub(crate) const CURVE_PERCENT: [u32; 3] = [50, 70, 90];
+/// The share that stands for the maximum itself.
+pub(crate) const CURVE_MAXIMUM: u32 = 100;
+/// The phases of the hysteresis probe: low, high, low again.
+pub(crate) const PROBE_PHASES: u32 = 3;
+/// The stream of the sentinels' seed, apart from those of the blocks.
+const SENTINEL_STREAM: u64 = u64::MAX;
+
+/// What a run is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Purpose {
+    /// One contender in one cell.
+    Sweep,
+    /// The baseline once more; `step` counts.
+    Sentinel,
+    /// A phase of the hysteresis probe; `step` is 0, 1 or 2.
+    Probe,
+    /// A point of a curve; `step` is the percentage of the maximum, 100 the maximum itself.
+    Curve,
+}
+
+/// What tells one run of a plan from all others.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct RunKey {
+    pub(crate) purpose: Purpose,
     pub(crate) repeat: u16,
-    pub(crate) cell: Cell,
+    pub(crate) step: u32,
+    #[serde(flatten)]
     pub(crate) contender: Contender,
+    #[serde(flatten)]
+    pub(crate) variant: Variant,
+    #[serde(flatten)]
+    pub(crate) cell: Cell,
+}
+
+impl RunKey {
+    /// Which run of its kind it is, where that is not the plain sweep.
+    pub(crate) fn purpose_name(&self) -> Option<String> {
+        match (self.purpose, self.step) {
+            (Purpose::Sweep, _) => None,
+            (Purpose::Sentinel, step) => Some(format!("sentinel {}", step + 1)),
+            (Purpose::Probe, 0) => Some("low".to_owned()),
+            (Purpose::Probe, 1) => Some("high".to_owned()),
+            (Purpose::Probe, _) => Some("low again".to_owned()),
+            (Purpose::Curve, CURVE_MAXIMUM) => Some("maximum".to_owned()),
+            (Purpose::Curve, percent) => Some(format!("{percent} % of the maximum")),
+        }
+    }
+}
+
+/// One attach of the disk and one cell: the unit of replication.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedRun {
+    pub(crate) key: RunKey,
     /// The seed of the offsets, the same for all of a block.
     pub(crate) seed: u64,
 }
 
-/// All runs in their order.
-pub(crate) fn plan(matrix: &Matrix, repeats: u16, seed: u64) -> Vec<PlannedRun> {
+/// All runs in their order. `sentinel` is after how many runs of a sweep the baseline is repeated; 0 is never.
+pub(crate) fn plan(
+    matrix: &Matrix,
+    mode: Mode,
+    repeats: u16,
+    seed: u64,
+    sentinel: u16,
+) -> Vec<PlannedRun> {
+    match mode {
+        Mode::Sweep => with_sentinels(sweep(matrix, repeats, seed), sentinel, seed),
+        Mode::Hysteresis => blocks(matrix, repeats, seed, probe_block),
+        Mode::Curve => blocks(matrix, repeats, seed, curve_block),
+    }
+}
+
+fn sweep(matrix: &Matrix, repeats: u16, seed: u64) -> Vec<PlannedRun> {
+    blocks(matrix, repeats, seed, |entry, contender, runs| {
+        runs.push((Purpose::Sweep, 0, contender, entry.cells[0]));
+    })
+}
+
+type Step = (Purpose, u32, Contender, Cell);
+
+/// Low, high, low again: the cells of the entry are the low and the high one.
+fn probe_block(entry: &Entry, contender: Contender, steps: &mut Vec<Step>) {
+    for phase in 0..PROBE_PHASES {
+        let high = usize::from(phase == 1);
+        steps.push((Purpose::Probe, phase, contender, entry.cells[high]));
+    }
+}
+
+/// The maximum first: the rates are shares of it.
+fn curve_block(entry: &Entry, contender: Contender, steps: &mut Vec<Step>) {
+    for percent in std::iter::once(CURVE_MAXIMUM).chain(CURVE_PERCENT) {
+        steps.push((Purpose::Curve, percent, contender, entry.cells[0]));
+    }
+}
+
+fn blocks(
+    matrix: &Matrix,
+    repeats: u16,
+    seed: u64,
+    steps: impl Fn(&Entry, Contender, &mut Vec<Step>),
+) -> Vec<PlannedRun> {
     let mut runs = Vec::new();
     for (block, (repeat, entry)) in (0_u64..).zip(
         (0..repeats).flat_map(|repeat| matrix.entries.iter().map(move |entry| (repeat, entry))),
@@ -31,42 +127,115 @@ pub(crate) fn plan(matrix: &Matrix, repeats: u16, seed: u64) -> Vec<PlannedRun> 
         let mut contenders = entry.contenders.clone();
         random.shuffle(&mut contenders);
         let seed = random.next_u64();
-        let run = |contender| PlannedRun { repeat, cell: entry.cell, contender, seed };
-        runs.extend(contenders.into_iter().map(run));
+        let mut block = Vec::new();
+        for contender in contenders {
+            steps(entry, contender, &mut block);
+        }
+        let run = |(purpose, step, contender, cell)| {
+            let variant = entry.variant;
+            PlannedRun { key: RunKey { purpose, repeat, step, contender, variant, cell }, seed }
+        };
+        runs.extend(block.into_iter().map(run));
     }
     runs
 }
 
+/// Puts the first run of the plan, as a sentinel, before everything, after every `every` runs, and at the end.
+fn with_sentinels(runs: Vec<PlannedRun>, every: u16, seed: u64) -> Vec<PlannedRun> {
+    let every = usize::from(every);
+    let Some(first) = runs.first().filter(|_| every > 0 && runs.len() > every) else { return runs };
+    let seed = Random::stream(seed, SENTINEL_STREAM).next_u64();
+    let base = first.key.clone();
+    let sentinel = |step| {
+        let key = RunKey { purpose: Purpose::Sentinel, repeat: 0, step, ..base.clone() };
+        PlannedRun { key, seed }
+    };
+    let mut all = Vec::new();
+    let mut step = 0;
+    for (index, run) in runs.into_iter().enumerate() {
+        if index.is_multiple_of(every) {
+            all.push(sentinel(step));
+            step += 1;
+        }
+        all.push(run);
+    }
+    all.push(sentinel(step));
+    all
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::args::tests::settings;
-    use crate::matrix::Writes;
+    use std::collections::HashSet;
 
-    fn planned(seed: u64) -> (Matrix, Vec<PlannedRun>) {
-        let settings = settings("--repeats 3", 2);
-        let matrix = Matrix::new(&settings, 1 << 30, Writes::Allowed).unwrap();
-        let runs = plan(&matrix, settings.repeats, seed);
+    use super::*;
+    use crate::matrix::Writes;
+    use crate::matrix::tests::runs_per_repeat;
+    use crate::settings::tests::settings;
+    use crate::variant::Layers;
+
+    fn planned(line: &str, seed: u64) -> (Matrix, Vec<PlannedRun>) {
+        let settings = settings(line, 2);
+        let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+        let runs = plan(&matrix, settings.mode, settings.repeats, seed, settings.sentinel);
         (matrix, runs)
     }
 
     #[test]
     fn every_block_holds_every_contender_once() {
-        let (matrix, runs) = planned(1);
-        assert_eq!(runs.len(), 3 * matrix.runs_per_repeat());
+        let (matrix, runs) = planned("--repeats 3 --sentinel 0", 1);
+        assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix));
         for (index, block) in runs.chunks(4).enumerate() {
             let entry = &matrix.entries[index % matrix.entries.len()];
-            let mut contenders: Vec<_> = block.iter().map(|run| run.contender).collect();
+            let mut contenders: Vec<_> = block.iter().map(|run| run.key.contender).collect();
             contenders.sort_unstable();
             assert_eq!(contenders, entry.contenders);
-            assert!(block.iter().all(|run| run.cell == entry.cell && run.seed == block[0].seed));
+            assert!(block.iter().all(|run| run.key.cell == entry.cells[0]));
+            assert!(block.iter().all(|run| run.seed == block[0].seed));
         }
     }
 
     #[test]
     fn the_seed_decides_the_order() {
-        assert_eq!(planned(1).1, planned(1).1);
-        let order = |seed| planned(seed).1.iter().map(|run| run.contender).collect::<Vec<_>>();
+        assert_eq!(planned("", 1).1, planned("", 1).1);
+        let order =
+            |seed| planned("", seed).1.iter().map(|run| run.key.contender).collect::<Vec<_>>();
         assert_ne!(order(1), order(2));
+    }
+
+    #[test]
+    fn no_two_runs_have_the_same_key() {
+        for line in ["--repeats 4", "--probe hysteresis --jobs 2,8", "--curve --iothreads none,1"] {
+            let (_, runs) = planned(line, 3);
+            let keys: HashSet<_> = runs.iter().map(|run| run.key.clone()).collect();
+            assert_eq!(keys.len(), runs.len(), "{line}");
+        }
+    }
+
+    #[test]
+    fn sentinels_stand_at_both_ends_and_every_so_many_runs() {
+        let (matrix, runs) = planned("--repeats 3 --sentinel 20", 1);
+        let places: Vec<usize> = (0..)
+            .zip(&runs)
+            .filter(|(_, run)| run.key.purpose == Purpose::Sentinel)
+            .map(|(place, _)| place)
+            .collect();
+        assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix) + places.len());
+        assert_eq!(places, [0, 21, 42, 51]);
+        let few = planned("--repeats 1 --sentinel 20", 1).1;
+        assert!(few.iter().all(|run| run.key.purpose == Purpose::Sweep), "too short to drift");
+    }
+
+    #[test]
+    fn a_probe_goes_up_and_comes_down_again() {
+        let (_, runs) = planned("--probe hysteresis --jobs 2,8 --repeats 1 --subject host", 1);
+        let jobs: Vec<_> = runs.iter().map(|run| run.key.cell.shape().jobs()).collect();
+        assert_eq!(jobs, [2, 8, 2]);
+    }
+
+    #[test]
+    fn a_curve_knows_its_maximum_first() {
+        let (_, runs) = planned("--curve --repeats 1 --subject host", 1);
+        let steps: Vec<_> = runs.iter().map(|run| run.key.step).collect();
+        assert_eq!(steps, [100, 50, 70, 90]);
     }
 }

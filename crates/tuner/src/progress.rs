@@ -2,13 +2,15 @@
 //!
 //! Standard output is left to the report.
 
-use std::cell::Cell as Shared;
+use std::cell::{Cell as Shared, RefCell};
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::clock;
+use crate::intervals::{Interval, Intervals};
+use crate::meter::Meter;
 use crate::units::{Bytes, grouped, human_time};
 
 /// Steps of the bar per run, so that it moves inside a run too.
@@ -23,24 +25,69 @@ pub(crate) struct Progress {
     /// What one run takes, measured as soon as there is one.
     per_run: Shared<Duration>,
     run_started: Shared<Instant>,
+    /// If every second of a run is to be shown.
+    intervals: RefCell<Option<Watcher>>,
+}
+
+/// Shows the seconds of a run.
+#[derive(Debug)]
+struct Watcher {
+    lines: Intervals,
+    host: Meter,
+    last: Instant,
+}
+
+impl Watcher {
+    fn new() -> Self {
+        let mut host = Meter::new(Vec::new());
+        let last = clock::now();
+        host.close(last);
+        Self { lines: Intervals::default(), host, last }
+    }
+
+    fn show(&mut self, interval: &load::fio::Interval) {
+        let now = clock::now();
+        self.host.close(now);
+        let host = self.host.between(self.last, now).host;
+        self.last = now;
+        let load::fio::Interval { second, operations, bytes, reads, elapsed, latency } = interval;
+        let line = self.lines.line(&Interval {
+            number: *second,
+            ended_unix_ms: u64::try_from(clock::since_epoch().as_millis()).unwrap_or(0),
+            elapsed: *elapsed,
+            operations: *operations,
+            bytes: *bytes,
+            reads: *reads,
+            mean: latency.mean().unwrap_or_default(),
+            max: latency.max().unwrap_or_default(),
+            deviation: latency.stddev().unwrap_or_default(),
+            host,
+        });
+        say(line.trim_end());
+    }
 }
 
 impl Progress {
-    /// `expected` is the time one run should take.
-    pub(crate) fn new(runs: usize, expected: Duration) -> Self {
-        let bar = io::stderr().is_terminal().then(|| {
+    /// `expected` is the time one run should take; with `intervals` there is no bar, but a line for each second.
+    pub(crate) fn new(runs: usize, expected: Duration, intervals: bool) -> Self {
+        let bar = (io::stderr().is_terminal() && !intervals).then(|| {
             let bar = ProgressBar::new(u64::try_from(runs).unwrap_or(0) * STEPS_PER_RUN);
             bar.set_style(style("{prefix} [{bar:24}] {percent:>3} %  {msg}"));
             bar
         });
         let started = Shared::new(clock::now());
         let (done, per_run) = (Shared::new(0), Shared::new(expected));
-        Self { bar, runs, done, per_run, run_started: started }
+        let intervals = RefCell::new(intervals.then(Watcher::new));
+        Self { bar, runs, done, per_run, run_started: started, intervals }
     }
 
     /// A run begins.
     pub(crate) fn begin(&self, name: &str) {
         self.run_started.set(clock::now());
+        if let Some(watcher) = &mut *self.intervals.borrow_mut() {
+            say(&format!("\n{name}"));
+            *watcher = Watcher::new();
+        }
         if let Some(bar) = &self.bar {
             bar.set_prefix(format!("{:>3}/{}", self.done.get() + 1, self.runs));
             bar.set_message(self.message(name));
@@ -61,6 +108,9 @@ impl Progress {
 
     /// The run `name` has ended with so many requests per second.
     pub(crate) fn end(&self, name: &str, iops: f64) {
+        if let Some(average) = self.intervals.borrow().as_ref().and_then(|it| it.lines.average()) {
+            say(average.trim_end());
+        }
         let took = self.run_started.get().elapsed();
         let done = self.done.get() + 1;
         self.done.set(done);
@@ -72,6 +122,13 @@ impl Progress {
             let (number, runs) = (format!("{done:>3}"), self.runs);
             let left = human_time(self.left());
             say(&format!("{number}/{runs}  {name}: {} IOPS, {left} left", grouped(iops)));
+        }
+    }
+
+    /// A second of the run has passed.
+    pub(crate) fn interval(&self, interval: &load::fio::Interval) {
+        if let Some(watcher) = &mut *self.intervals.borrow_mut() {
+            watcher.show(interval);
         }
     }
 
@@ -138,7 +195,7 @@ mod tests {
 
     #[test]
     fn the_templates_are_valid_and_the_time_left_shrinks() {
-        let progress = Progress::new(4, Duration::from_secs(10));
+        let progress = Progress::new(4, Duration::from_secs(10), false);
         assert_eq!(progress.left(), Duration::from_secs(40));
         progress.begin("a");
         progress.tick("a");

@@ -6,8 +6,9 @@
 
 use load::Spread;
 
-use crate::cell::{Cell, Iothreads};
-use crate::summary::{CellSummary, ENOUGH, Row, medians};
+use crate::cell::Cell;
+use crate::contender::{Iothreads, Subject};
+use crate::summary::{CellSummary, ENOUGH, Row};
 use crate::units::counted;
 
 /// Shortfalls closer than this cannot be told apart by a few repeats.
@@ -16,6 +17,7 @@ const TIE: f64 = 0.01;
 /// The number to use.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Recommendation {
+    pub(crate) subject: Subject,
     pub(crate) iothreads: Iothreads,
     /// What it lacks to the best count in the cell where it lacks most: 0 is nothing, 1 everything.
     pub(crate) shortfall: f64,
@@ -33,19 +35,27 @@ pub(crate) enum Choice {
     InsideSpread,
 }
 
-/// Recommends for all cells together; `None` if no client was measured.
-pub(crate) fn recommend(cells: &[CellSummary]) -> Option<Recommendation> {
+/// The cells of one subject.
+#[derive(Clone, Copy)]
+struct Cells<'a> {
+    subject: Subject,
+    all: &'a [CellSummary],
+}
+
+/// Recommends for all cells of a subject together; `None` if it was not measured.
+pub(crate) fn recommend(subject: Subject, cells: &[CellSummary]) -> Option<Recommendation> {
+    let cells = Cells { subject, all: cells };
     let mut candidates: Vec<Iothreads> =
-        cells.iter().flat_map(|cell| medians(&cell.rows)).map(|(iothreads, _)| iothreads).collect();
+        cells.all.iter().flat_map(|cell| cell.medians(subject)).map(|(n, _)| n).collect();
     candidates.sort_unstable();
     candidates.dedup();
-    let rated: Vec<_> = candidates.into_iter().filter_map(|n| worst_shortfall(n, cells)).collect();
+    let rated: Vec<_> = candidates.into_iter().filter_map(|n| cells.worst_shortfall(n)).collect();
     let least = rated.iter().map(|r| r.shortfall).fold(f64::INFINITY, f64::min);
     let smallest = rated.iter().find(|r| r.shortfall <= least + TIE)?;
     let as_good = |r: &&Recommendation| {
         r.iothreads < smallest.iothreads
             && r.shortfall <= 1.0 - ENOUGH
-            && cells.iter().all(|cell| overlap(cell, r.iothreads, smallest.iothreads))
+            && cells.all.iter().all(|cell| cells.overlap(cell, r.iothreads, smallest.iothreads))
     };
     Some(match rated.iter().find(as_good) {
         Some(fewer) => Recommendation { choice: Choice::InsideSpread, ..fewer.clone() },
@@ -53,30 +63,42 @@ pub(crate) fn recommend(cells: &[CellSummary]) -> Option<Recommendation> {
     })
 }
 
-/// Whether the spreads of two counts overlap in a cell.
-fn overlap(cell: &CellSummary, a: Iothreads, b: Iothreads) -> bool {
-    let (Some(a), Some(b)) = (stand_in(cell, a), stand_in(cell, b)) else { return false };
-    a.iops.lowest <= b.iops.highest && a.iops.highest >= b.iops.lowest
+impl<'a> Cells<'a> {
+    /// Whether the spreads of two counts overlap in a cell.
+    fn overlap(self, cell: &CellSummary, a: Iothreads, b: Iothreads) -> bool {
+        let (Some(a), Some(b)) = (self.stand_in(cell, a), self.stand_in(cell, b)) else {
+            return false;
+        };
+        a.iops.lowest <= b.iops.highest && a.iops.highest >= b.iops.lowest
+    }
+
+    /// The row of a count, or of the highest one below it if the cell has too few queues for it.
+    fn stand_in(self, cell: &'a CellSummary, iothreads: Iothreads) -> Option<&'a Row> {
+        let own = cell.rows_of(self.subject);
+        let measured = own.filter(|row| row.iothreads().is_some_and(|n| n <= iothreads));
+        measured.max_by_key(|row| row.iothreads())
+    }
+
+    fn worst_shortfall(self, iothreads: Iothreads) -> Option<Recommendation> {
+        let rate = |cell: &CellSummary| {
+            let shortfall = shortfall(iothreads, &cell.medians(self.subject))?;
+            let (subject, choice) = (self.subject, Choice::Smallest);
+            Some(Recommendation { subject, iothreads, shortfall, worst: cell.cell, choice })
+        };
+        let worse =
+            |a: Recommendation, b: Recommendation| if b.shortfall > a.shortfall { b } else { a };
+        self.all.iter().filter_map(rate).reduce(worse)
+    }
+
+    fn gain(self, cell: &'a CellSummary, iothreads: Iothreads) -> Option<Gain> {
+        let row = self.stand_in(cell, iothreads)?;
+        let overlaps = row.iothreads() != Some(Iothreads::NONE)
+            && self.overlap(cell, iothreads, Iothreads::NONE);
+        Some(Gain { to_none: row.to_none?.median, overlaps })
+    }
 }
 
-/// The row of a count, or of the highest one below it if the cell has too few jobs for it.
-fn stand_in(cell: &CellSummary, iothreads: Iothreads) -> Option<&Row> {
-    let measured = cell.rows.iter().filter(|row| row.iothreads().is_some_and(|n| n <= iothreads));
-    measured.max_by_key(|row| row.iothreads())
-}
-
-fn worst_shortfall(iothreads: Iothreads, cells: &[CellSummary]) -> Option<Recommendation> {
-    let rate = |cell: &CellSummary| {
-        let shortfall = shortfall(iothreads, &medians(&cell.rows))?;
-        let choice = Choice::Smallest;
-        Some(Recommendation { iothreads, shortfall, worst: cell.cell, choice })
-    };
-    let worse =
-        |a: Recommendation, b: Recommendation| if b.shortfall > a.shortfall { b } else { a };
-    cells.iter().filter_map(rate).reduce(worse)
-}
-
-/// What a count lacks in one cell. Counts above the jobs were not measured: they behave as the
+/// What a count lacks in one cell. Counts above the queues were not measured: they behave as the
 /// highest one below, because further threads have no queue. Below all measured ones, nothing is known.
 fn shortfall(iothreads: Iothreads, medians: &[(Iothreads, f64)]) -> Option<f64> {
     let best = medians.iter().map(|(_, median)| *median).reduce(f64::max)?;
@@ -87,13 +109,15 @@ fn shortfall(iothreads: Iothreads, medians: &[(Iothreads, f64)]) -> Option<f64> 
 
 /// The sentence of the report.
 pub(crate) fn sentence(recommendation: &Recommendation, cells: &[CellSummary]) -> String {
-    let candidates = cells.iter().map(|cell| medians(&cell.rows).len()).max().unwrap_or(0);
+    let cells = Cells { subject: recommendation.subject, all: cells };
+    let rows = |cell: &CellSummary| cell.medians(cells.subject).len();
+    let candidates = cells.all.iter().map(rows).max().unwrap_or(0);
     let n = recommendation.iothreads;
     if candidates < 2 {
         return format!("Only {} was measured, so there is nothing to compare.", threads(n));
     }
-    let mut text = format!("Use {}: {}", threads(n), lack(recommendation, cells.len()));
-    let gains: Vec<Gain> = cells.iter().filter_map(|cell| gain(cell, n)).collect();
+    let mut text = format!("Use {}: {}", threads(n), lack(recommendation, cells.all.len()));
+    let gains: Vec<Gain> = cells.all.iter().filter_map(|cell| cells.gain(cell, n)).collect();
     if n != Iothreads::NONE && !gains.is_empty() {
         text.push_str(&gained(&gains, cells));
     }
@@ -105,7 +129,7 @@ pub(crate) fn sentence(recommendation: &Recommendation, cells: &[CellSummary]) -
 }
 
 /// The gain over none, with what is to be doubted about it.
-fn gained(gains: &[Gain], cells: &[CellSummary]) -> String {
+fn gained(gains: &[Gain], cells: Cells<'_>) -> String {
     let medians = Spread::of(gains.iter().map(|gain| gain.to_none)).expect("there is a gain");
     let (low, high) = (percent_gain(medians.lowest), percent_gain(medians.highest));
     let range = if low == high { low } else { format!("{low} to {high}") };
@@ -131,9 +155,9 @@ fn lack(recommendation: &Recommendation, cells: usize) -> String {
 }
 
 /// Says where the gain cannot be told from noise.
-fn doubt(gains: &[Gain], cells: &[CellSummary]) -> String {
-    let repeats = cells.iter().flat_map(|cell| &cell.rows).any(|row| row.repeats > 1);
-    if !repeats {
+fn doubt(gains: &[Gain], cells: Cells<'_>) -> String {
+    let mut rows = cells.all.iter().flat_map(|cell| cell.rows_of(cells.subject));
+    if !rows.any(|row| row.repeats > 1) {
         return "; one repeat does not show how much of that is noise".to_owned();
     }
     let overlapping = gains.iter().filter(|gain| gain.overlaps).count();
@@ -153,13 +177,6 @@ struct Gain {
     to_none: f64,
     /// Whether the spread of the repeats and that of none overlap.
     overlaps: bool,
-}
-
-fn gain(cell: &CellSummary, iothreads: Iothreads) -> Option<Gain> {
-    let row = stand_in(cell, iothreads)?;
-    let overlaps =
-        row.iothreads() != Some(Iothreads::NONE) && overlap(cell, iothreads, Iothreads::NONE);
-    Some(Gain { to_none: row.to_none?.median, overlaps })
 }
 
 /// `+12 %`, `−3 %`, `±0 %`.
@@ -184,8 +201,8 @@ fn threads(iothreads: Iothreads) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cell::Contender;
     use crate::cell::tests::{cell, client};
+    use crate::contender::Contender;
     use crate::results::tests::run;
     use crate::summary::summarise;
 
@@ -210,7 +227,7 @@ mod tests {
     #[track_caller]
     fn check(rows: &[&[(u16, &[u64])]], iothreads: u16, expected: &str) {
         let cells = cells(rows);
-        let recommendation = recommend(&cells).unwrap();
+        let recommendation = recommend(Subject::Client, &cells).unwrap();
         assert_eq!(recommendation.iothreads, Iothreads::new(iothreads));
         assert_eq!(sentence(&recommendation, &cells), expected);
     }
@@ -315,7 +332,7 @@ mod tests {
     #[test]
     fn the_host_alone_recommends_nothing() {
         let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
-        assert_eq!(recommend(&summarise(&runs, 2)), None);
+        assert_eq!(recommend(Subject::Client, &summarise(&runs, 2)), None);
     }
 
     #[test]

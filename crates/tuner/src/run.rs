@@ -1,39 +1,38 @@
 //! The command from its options to its report.
 //!
-//! Order matters: everything that can be refused is refused before the scratch file is filled, and
-//! the estimate is printed before anything takes time.
+//! Order matters: everything that can be refused is refused before anything is filled or booted (`prepare`), and the
+//! estimate is printed before anything takes time.
+
+mod prepare;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use load::{Timing, host};
 
+use self::prepare::Prepared;
 use crate::Interrupted;
-use crate::args::{Settings, TuneArgs};
-use crate::cell::Contender;
-use crate::clock;
-use crate::daemon::Daemon;
+use crate::args::TuneArgs;
 use crate::interrupt::Interrupt;
-use crate::machine::Machine;
-use crate::matrix::{Matrix, Writes};
-use crate::measure::Bench;
-use crate::plan::{PlannedRun, plan};
-use crate::progress::{FillProgress, Progress, say};
-use crate::report::{Style, render};
-use crate::results::{Disk, FILE_NAME, Header, Results, Stored};
-use crate::scratch::Scratch;
-use crate::target::{Origin, Target};
-use crate::units::{Bytes, counted, human_time};
+use crate::matrix::Matrix;
+use crate::measure::{Bench, run_name};
+use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey, plan};
+use crate::progress::{Progress, say};
+use crate::report::{Findings, Style, render};
+use crate::results::{FILE_NAME, Failure, Header, Line, Results, Run, Stored};
+use crate::settings::Settings;
+use crate::units::counted;
 
 const OUT_NAME: &str = "ringloom-report";
 /// More default directories than anybody keeps.
 const OUT_NUMBER_MAX: u32 = 10_000;
 /// Start and stop of a daemon, on top of ramp and runtime.
 const RUN_OVERHEAD: Duration = Duration::from_millis(150);
-/// A slow disk; only for the estimate.
-const FILL_BYTES_PER_SECOND: u64 = 200 << 20;
+/// The same with a guest: disks come and go, fio starts and reports.
+const GUEST_RUN_OVERHEAD: Duration = Duration::from_millis(2500);
+/// So many failed runs, one after the other, end the command.
+const FAILURES_MAX: usize = 3;
 const EXIT_INTERRUPTED: u8 = 130;
 const EXIT_FAILED: u8 = 1;
 
@@ -61,113 +60,55 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 
 fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
     let stored = args.resume.then(|| Stored::read(out)).transpose()?;
-    let machine = Machine::read();
-    // A resumed run keeps its seed unless the user insists on another, which is then refused.
-    let seed = stored.as_ref().map_or_else(new_seed, |stored| stored.header.settings.seed);
-    let settings = Settings::new(args, machine.cores, seed);
-    let daemon = match &args.daemon {
-        Some(program) => Daemon::at(program.clone()),
-        None => Daemon::this_program().context("find this program")?,
-    };
-    let version = daemon.version()?;
-    let user_target = args.path.as_deref().map(|path| user_target(path, args)).transpose()?;
-    let (bytes, writes) = match &user_target {
-        Some(target) => (target.bytes, target.writes),
-        None => (args.size.0, Writes::Allowed),
-    };
-    let mut matrix = Matrix::new(&settings, bytes, writes)?;
-    drop_impossible_host(&mut matrix)?;
-    announce(&settings, &matrix, user_target.is_none().then_some(args.size));
-    let scratch = match user_target {
-        Some(_) => None,
-        None => Some(make_scratch(args.size, settings.seed, interrupt)?),
-    };
-    let target = match (user_target, &scratch) {
-        (Some(target), _) => target,
-        (None, Some(scratch)) => Target::open(scratch.path(), Origin::Scratch, Writes::Allowed)?,
-        (None, None) => unreachable!("without a path there is a scratch file"),
-    };
-    for note in &target.notes {
+    let prepared = Prepared::new(args, stored.as_ref(), out, interrupt)?;
+    prepared.announce();
+    let storages = prepared.storages(interrupt)?;
+    for note in &prepared.notes {
         say(&format!("Note: {note}."));
     }
-    let header = Header::new(version, machine, disk(&target), settings);
+    let header = prepared.header(&storages, interrupt)?;
     let mut results = open_results(out, stored, &header)?;
-    measure_all(daemon, &header, &matrix, &target, out, interrupt, &mut results)
-        .inspect_err(|_| say_how_to_go_on(out, &results))?;
-    drop(scratch);
-    report(out, &header, &matrix, &target, &results)
-}
-
-fn new_seed() -> u64 {
-    let now = clock::since_epoch();
-    // Short enough to type; the order of runs and the offsets need no more.
-    u64::from(now.subsec_nanos()) ^ (now.as_secs() & 0xffff)
-}
-
-fn user_target(path: &Path, args: &TuneArgs) -> Result<Target> {
-    let writes = if args.destructive { Writes::Allowed } else { Writes::Skipped };
-    let path = std::path::absolute(path).with_context(|| format!("disk {}", path.display()))?;
-    Target::open(&path, Origin::User, writes)
-}
-
-/// Without io_uring there is no host to compare with; the rest can still be measured.
-fn drop_impossible_host(matrix: &mut Matrix) -> Result<()> {
-    let wanted = matrix.entries.iter().any(|entry| entry.contenders.contains(&Contender::Host));
-    let Err(error) = host::available() else {
-        return Ok(());
+    let Prepared { daemon, tools, matrix, fio, fleet, notes, .. } = prepared;
+    let left = left(&header.settings, &matrix, &results);
+    let progress = Progress::new(left.len(), expected(&header.settings), args.interval);
+    let mut bench = Bench {
+        daemon,
+        settings: &header.settings,
+        storages: &storages,
+        tools: &tools,
+        fio,
+        fleet,
+        out: out.to_path_buf(),
+        interrupt,
+        progress: &progress,
     };
-    if !wanted {
-        return Ok(());
-    }
-    if !matrix.without_host() {
-        return Err(error).context("the subject host needs io_uring, which this host forbids");
-    }
-    say(&format!("Note: the subject host is left out, this host forbids io_uring ({error})."));
-    Ok(())
+    let measured = measure_each(&mut bench, &left, &mut results);
+    progress.finish();
+    // Guests have the disks open.
+    drop(bench);
+    measured.inspect_err(|_| say_how_to_go_on(out, &results))?;
+    drop(storages);
+    report(out, &header, &matrix, &notes, &results)
 }
 
-/// What will be done, what will not, and how long it takes.
-fn announce(settings: &Settings, matrix: &Matrix, scratch: Option<Bytes>) {
-    let runs = matrix.runs_per_repeat() * usize::from(settings.repeats);
-    let runs_time = expected(settings).saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX));
-    let fill = scratch
-        .map_or(Duration::ZERO, |size| Duration::from_secs(size.0.div_ceil(FILL_BYTES_PER_SECOND)));
-    let cells = counted(matrix.entries.len(), "cell");
-    let filling = scratch.map(|size| format!(", after filling {size} of scratch file"));
-    say(&format!(
-        "About {}: {} ({cells}, {}){}. Seed {}.",
-        human_time(runs_time + fill),
-        counted(runs, "run"),
-        counted(usize::from(settings.repeats), "repeat"),
-        filling.unwrap_or_default(),
-        settings.seed
-    ));
-    for pruned in &matrix.pruned {
-        let names: Vec<_> = pruned.iothreads.iter().map(ToString::to_string).collect();
-        let jobs = counted(usize::from(pruned.jobs), "job");
-        say(&format!(
-            "Pruned: {} iothreads with {jobs}, a job needs no more than one.",
-            names.join(", ")
-        ));
+/// What has not been measured yet.
+fn left(settings: &Settings, matrix: &Matrix, results: &Results) -> Vec<PlannedRun> {
+    let all = planned(settings, matrix);
+    let left: Vec<PlannedRun> = all.iter().filter(|run| !results.has(run)).cloned().collect();
+    if left.len() < all.len() {
+        say(&format!("{} of {} runs are done already.", all.len() - left.len(), all.len()));
     }
-    for cell in &matrix.skipped {
-        say(&format!("Skipped: {cell}, it writes (--destructive allows it)."));
-    }
+    left
 }
 
+fn planned(settings: &Settings, matrix: &Matrix) -> Vec<PlannedRun> {
+    plan(matrix, settings.mode, settings.repeats, settings.seed, settings.sentinel)
+}
+
+/// What one run takes.
 fn expected(settings: &Settings) -> Duration {
-    settings.ramp.duration() + settings.runtime.duration() + RUN_OVERHEAD
-}
-
-fn make_scratch(size: Bytes, seed: u64, interrupt: &Interrupt) -> Result<Scratch> {
-    let directory = std::env::current_dir().context("find the current directory")?;
-    let progress = FillProgress::new(size);
-    Scratch::create(&directory, size, seed, interrupt, &|bytes| progress.written(bytes))
-}
-
-fn disk(target: &Target) -> Disk {
-    let description = target.description();
-    Disk { origin: target.origin, path: target.path.clone(), bytes: target.bytes, description }
+    let overhead = if settings.boots_guests() { GUEST_RUN_OVERHEAD } else { RUN_OVERHEAD };
+    settings.ramp.duration() + settings.runtime.duration() + overhead
 }
 
 fn open_results(out: &Path, stored: Option<Stored>, header: &Header) -> Result<Results> {
@@ -180,28 +121,45 @@ fn open_results(out: &Path, stored: Option<Stored>, header: &Header) -> Result<R
     }
 }
 
-fn measure_all(
-    daemon: Daemon,
-    header: &Header,
-    matrix: &Matrix,
-    target: &Target,
-    out: &Path,
-    interrupt: &Interrupt,
-    results: &mut Results,
-) -> Result<()> {
-    let Settings { ramp, runtime, repeats, seed, .. } = header.settings;
-    let timing = Timing { ramp: ramp.duration(), runtime: runtime.duration() };
-    let all = plan(matrix, repeats, seed);
-    let left: Vec<PlannedRun> = all.iter().filter(|run| !results.has(run)).copied().collect();
-    if left.len() < all.len() {
-        say(&format!("{} of {} runs are done already.", all.len() - left.len(), all.len()));
+/// A run that fails is recorded and told, and the next one is tried: one cell may ask too much of a disk, a guest may hang
+/// once. When nothing works any more, the last reason is the error.
+fn measure_each(bench: &mut Bench<'_>, runs: &[PlannedRun], results: &mut Results) -> Result<()> {
+    let mut in_a_row = 0;
+    for planned in runs {
+        let measured = rate(planned, results).and_then(|rate| bench.measure(planned, rate));
+        match measured {
+            Ok(run) => {
+                in_a_row = 0;
+                results.append(Line::Run(Box::new(run)))?;
+            }
+            Err(error) => {
+                if error.chain().any(|cause| cause.is::<Interrupted>()) {
+                    return Err(error);
+                }
+                in_a_row += 1;
+                results.append(Line::Failure(Failure::new(planned.key.clone(), &error)))?;
+                if in_a_row >= FAILURES_MAX.min(runs.len()) {
+                    return Err(error);
+                }
+                say(&format!("Failed: {error:#}"));
+            }
+        }
     }
-    let progress = Progress::new(left.len(), expected(&header.settings));
-    let daemon_log = out.join("daemon.log");
-    let bench = Bench { daemon, target, timing, daemon_log, interrupt, progress: &progress };
-    let measured = left.iter().try_for_each(|planned| results.append(bench.measure(planned)?));
-    progress.finish();
-    measured
+    Ok(())
+}
+
+/// Of a point of a curve: its share of the maximum measured before.
+fn rate(planned: &PlannedRun, results: &Results) -> Result<Option<f64>> {
+    let RunKey { purpose, step, .. } = planned.key;
+    if purpose != Purpose::Curve || step == CURVE_MAXIMUM {
+        return Ok(None);
+    }
+    let key = RunKey { step: CURVE_MAXIMUM, ..planned.key.clone() };
+    let maximum = results.run(&key).map(Run::iops);
+    let maximum = maximum.with_context(|| {
+        format!("{}: the maximum, which it is a share of, failed", run_name(&planned.key))
+    })?;
+    Ok(Some(maximum * f64::from(step) / f64::from(CURVE_MAXIMUM)))
 }
 
 fn say_how_to_go_on(out: &Path, results: &Results) {
@@ -214,10 +172,14 @@ fn report(
     out: &Path,
     header: &Header,
     matrix: &Matrix,
-    target: &Target,
+    notes: &[String],
     results: &Results,
 ) -> Result<()> {
-    let rendered = |style| render(style, header, results.runs(), &matrix.skipped, &target.notes);
+    let (runs, failures) = (results.runs(), results.failures());
+    let Matrix { skipped, pruned, .. } = matrix;
+    let (runs, failures) = (&runs[..], &failures[..]);
+    let findings = Findings { header, runs, failures, skipped, pruned, notes };
+    let rendered = |style| render(style, &findings);
     let path = out.join("report.md");
     std::fs::write(&path, rendered(Style::Markdown))
         .with_context(|| format!("write {}", path.display()))?;

@@ -28,26 +28,27 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes and fills the file; `report` hears the bytes written so far.
+    /// Makes and fills the file, which must not exist; `report` hears the bytes written so far.
     ///
     /// # Errors
     /// If there is no room, the directory cannot be written, or a signal comes.
     pub(crate) fn create(
-        directory: &Path,
+        path: PathBuf,
         size: Bytes,
         seed: u64,
         interrupt: &Interrupt,
         report: &dyn Fn(u64),
     ) -> Result<Self> {
-        check_size(size, free_bytes(directory)?, directory)?;
-        let path = directory.join(format!("ringloom-scratch-{}.img", std::process::id()));
+        let directory = path.parent().unwrap_or(Path::new("/")).to_path_buf();
+        check_size(size, free_bytes(&directory)?, &directory)?;
         let name = path.display().to_string();
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let file = file.with_context(|| format!("create the scratch file {name}"))?;
         let scratch = Self { path };
-        reserve(&file, size.0).with_context(|| format!("reserve space for {name}"))?;
+        reserve(&file, &scratch.path, size)?;
         let file = reopen_direct(&scratch.path).unwrap_or(file);
-        fill(file, size.0, seed, interrupt, report).with_context(|| format!("fill {name}"))?;
+        let filled = fill(file, size.0, seed, interrupt, report);
+        filled.with_context(|| format!("fill {name} in {}", directory.display()))?;
         Ok(scratch)
     }
 
@@ -67,32 +68,48 @@ impl Drop for Scratch {
     }
 }
 
-fn free_bytes(directory: &Path) -> Result<u64> {
+/// Bytes of the file system that we may use.
+pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
     let statistics = statvfs(directory).with_context(|| format!("{}", directory.display()))?;
     Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
 }
 
+/// Whether a scratch file of this size can be made where so many bytes are free.
 fn check_size(size: Bytes, free: u64, directory: &Path) -> Result<()> {
     let least = u64::try_from(CHUNK_BYTES).expect("usize fits u64");
     if size.0 < least || !size.0.is_multiple_of(least) {
         bail!("--size {size}: must be a multiple of {}", Bytes(least));
     }
+    check_room(&format!("a scratch file of {size}"), size, free, directory)
+}
+
+/// Whether so many bytes leave others the reserve.
+///
+/// # Errors
+/// If not; `what` says what has the size, and the size.
+pub(crate) fn check_room(what: &str, size: Bytes, free: u64, directory: &Path) -> Result<()> {
     let usable = free.saturating_sub(RESERVE_BYTES);
-    if size.0 > usable {
-        let (name, usable) = (directory.display(), usable >> 20);
-        bail!(
-            "a scratch file of {size} does not fit: {name} has {usable}M to spare; use a smaller \
-             --size or run in another directory"
-        );
+    if size.0 <= usable {
+        return Ok(());
     }
-    Ok(())
+    let (name, usable) = (directory.display(), usable >> 20);
+    bail!(
+        "{what} does not fit: {name} has {usable}M to spare; use a smaller --size or run \
+         in another directory"
+    )
 }
 
 /// Fails early when there is no room; file systems that cannot reserve are filled all the same.
-fn reserve(file: &File, bytes: u64) -> Result<(), Errno> {
-    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-        result => result,
+///
+/// # Errors
+/// If there is none, with what there is.
+pub(crate) fn reserve(file: &File, path: &Path, bytes: Bytes) -> Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let free = Bytes(free_bytes(directory)?);
+    match fallocate(file, FallocateFlags::empty(), 0, bytes.0) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error)
+            .with_context(|| format!("reserve {bytes} for {} ({free} free)", path.display())),
     }
 }
 
@@ -117,12 +134,25 @@ fn fill(
     while written < bytes {
         interrupt.check()?;
         random.fill(chunk);
-        write_chunk(&mut file, chunk)?;
+        write_chunk(&mut file, chunk).map_err(|error| explain_full(error, written, bytes))?;
         written += u64::try_from(chunk.len()).expect("usize fits u64");
         report(written);
     }
     file.sync_all()?;
     Ok(())
+}
+
+/// Says of a full disk how far the file came; others may write there at the same time.
+fn explain_full(error: anyhow::Error, written: u64, bytes: u64) -> anyhow::Error {
+    let errno = error.downcast_ref().and_then(io::Error::raw_os_error);
+    if errno != Some(Errno::NOSPC.raw_os_error()) && errno != Some(Errno::DQUOT.raw_os_error()) {
+        return error;
+    }
+    let (written, bytes) = (Bytes(written), Bytes(bytes));
+    error.context(format!(
+        "the disk was full after {written} of {bytes}: use a smaller --size, free space, or run in \
+         another directory"
+    ))
 }
 
 fn write_chunk(file: &mut File, chunk: &[u8]) -> Result<()> {
@@ -153,7 +183,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let reported = std::cell::Cell::new(0);
         let report = |bytes| reported.set(bytes);
-        let scratch = Scratch::create(directory.path(), SIZE, 1, &deaf(false), &report).unwrap();
+        let scratch =
+            Scratch::create(directory.path().join("s"), SIZE, 1, &deaf(false), &report).unwrap();
         let data = std::fs::read(scratch.path()).unwrap();
         assert_eq!((data.len(), reported.get()), (4 << 20, 4 << 20));
         let mut counts = [0_u32; 256];
@@ -169,7 +200,8 @@ mod tests {
     #[test]
     fn an_interrupted_fill_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let error = Scratch::create(directory.path(), SIZE, 1, &deaf(true), &|_| {}).unwrap_err();
+        let error =
+            Scratch::create(directory.path().join("s"), SIZE, 1, &deaf(true), &|_| {}).unwrap_err();
         assert!(
             error.is::<crate::Interrupted>() || error.root_cause().to_string() == "interrupted"
         );
@@ -188,9 +220,27 @@ mod tests {
     }
 
     #[test]
+    fn a_full_disk_says_how_far_the_file_came() {
+        let full =
+            || anyhow::Error::from(io::Error::from_raw_os_error(Errno::NOSPC.raw_os_error()));
+        let message = format!("{:#}", explain_full(full(), 3 << 20, 8 << 20));
+        assert!(message.starts_with("the disk was full after 3M of 8M: use a"), "{message}");
+        assert!(message.ends_with("No space left on device (os error 28)"), "{message}");
+        let other = explain_full(anyhow::Error::from(crate::Interrupted), 0, 1);
+        assert!(other.is::<crate::Interrupted>());
+    }
+
+    #[test]
+    fn a_device_that_is_full_ends_the_fill() {
+        let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let error = fill(file, 2 << 20, 1, &deaf(false), &|_| {}).unwrap_err();
+        assert!(error.to_string().starts_with("the disk was full after 0 of 2M"), "{error}");
+    }
+
+    #[test]
     fn a_missing_directory_is_named() {
         let missing = Path::new("/nonexistent/dir");
-        let error = Scratch::create(missing, SIZE, 1, &deaf(false), &|_| {}).unwrap_err();
+        let error = Scratch::create(missing.join("s"), SIZE, 1, &deaf(false), &|_| {}).unwrap_err();
         assert!(format!("{error:#}").contains("/nonexistent/dir"), "{error:#}");
     }
 }

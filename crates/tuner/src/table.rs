@@ -20,6 +20,22 @@ impl Table {
         self.rows.push(row);
     }
 
+    /// The same without the columns of these names; not the first one.
+    pub(crate) fn without(&self, names: &[&str]) -> Self {
+        let kept = |row: &Vec<String>| {
+            let cells = self.header.iter().zip(row);
+            let kept = cells.filter(|(name, _)| !names.contains(&name.as_str()));
+            kept.map(|(_, cell)| cell.clone()).collect()
+        };
+        Self { header: kept(&self.header), rows: self.rows.iter().map(kept).collect() }
+    }
+
+    /// Characters in the longest line of `plain`.
+    pub(crate) fn width(&self) -> usize {
+        let longest = self.plain().lines().map(|line| line.chars().count()).max();
+        longest.unwrap_or_default()
+    }
+
     /// Columns two spaces apart, indented by two.
     pub(crate) fn plain(&self) -> String {
         let widths = self.widths();
@@ -76,6 +92,13 @@ mod tests {
     #[test]
     fn plain_columns_are_aligned() {
         assert_eq!(table().plain(), "  who        µs\n  none *      7\n  2       1,234\n");
+    }
+
+    #[test]
+    fn columns_can_be_left_out() {
+        let fewer = table().without(&["µs"]);
+        assert_eq!(fewer.plain(), "  who\n  none *\n  2\n");
+        assert_eq!((table().width(), fewer.width()), (15, 8));
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The disk that is measured: the user's file or device, or the scratch file.
 //!
 //! Invariants: a `Target` exists, is a regular file or block device, can be opened as the run needs
-//! it, and its size is known. A block device is written only when nobody has mounted it (O_EXCL).
+//! it, and its size is known. When it was opened nobody else wrote to it (`storage::in_use`), and
+//! nobody read it if it is to be written. A block device is written only when it can be had alone
+//! (O_EXCL).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -15,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::file_system;
 use crate::matrix::Writes;
+use crate::storage::{disk_bytes, in_use};
 use crate::units::Bytes;
 
 /// Less than this is no disk.
@@ -43,7 +46,6 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) path: PathBuf,
-    pub(crate) origin: Origin,
     pub(crate) kind: Kind,
     pub(crate) bytes: u64,
     pub(crate) cache: CacheMode,
@@ -57,7 +59,7 @@ impl Target {
     /// Checks the disk at `path`.
     ///
     /// # Errors
-    /// If it is missing, a directory, not accessible or too small.
+    /// If it is missing, a directory, not accessible, too small, or in use by somebody else.
     pub(crate) fn open(path: &Path, origin: Origin, writes: Writes) -> Result<Self> {
         let name = path.display();
         let metadata = std::fs::metadata(path).with_context(|| format!("disk {name}"))?;
@@ -69,6 +71,10 @@ impl Target {
             bail!("disk {name}: is a directory; name a disk file or block device in it");
         } else {
             bail!("disk {name}: is neither a file nor a block device");
+        };
+        let uses = match origin {
+            Origin::User => in_use::check(path, writes)?,
+            Origin::Scratch => Vec::new(),
         };
         let mut file = open(path, kind, writes).with_context(|| match writes {
             Writes::Allowed => format!("disk {name}: open for reading and writing"),
@@ -86,18 +92,25 @@ impl Target {
         };
         let stored = metadata.blocks().saturating_mul(METADATA_BLOCK_BYTES);
         let holes = kind == Kind::File && stored < bytes / 10 * 9;
-        let notes = notes(cache, &file_system, holes);
+        let mut notes = notes(cache, &file_system, holes);
+        notes.extend(uses);
+        notes.extend(kept_format(path)?);
         let path = path.to_path_buf();
-        Ok(Self { path, origin, kind, bytes, cache, writes, file_system, notes })
+        Ok(Self { path, kind, bytes, cache, writes, file_system, notes })
     }
 
     /// `64M on ext4, O_DIRECT`.
     pub(crate) fn description(&self) -> String {
-        let cache = match self.cache {
-            CacheMode::Direct => "O_DIRECT",
-            CacheMode::Buffered => "through the page cache",
-        };
+        let cache = cache_name(self.cache);
         format!("{} on {}, {cache}", Bytes(self.bytes), self.file_system)
+    }
+}
+
+/// How the disk is opened, in words.
+pub(crate) fn cache_name(cache: CacheMode) -> &'static str {
+    match cache {
+        CacheMode::Direct => "O_DIRECT",
+        CacheMode::Buffered => "through the page cache",
     }
 }
 
@@ -109,6 +122,18 @@ fn open(path: &Path, kind: Kind, writes: Writes) -> std::io::Result<File> {
         options.custom_flags(i32::try_from(exclusive).expect("O_EXCL fits the flags of open"));
     }
     options.open(path)
+}
+
+/// A word of warning if the bytes are those of an image.
+fn kept_format(path: &Path) -> Result<Option<String>> {
+    let image = disk_bytes(path).with_context(|| format!("disk {}", path.display()))?;
+    Ok(image.map(|bytes| {
+        format!(
+            "the file looks like a qcow2 image of {}: --image raw measures the file's bytes, --image \
+             qcow2 the disk in it",
+            Bytes(bytes)
+        )
+    }))
 }
 
 fn notes(cache: CacheMode, file_system: &str, holes: bool) -> Vec<String> {

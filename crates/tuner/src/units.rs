@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 const SUFFIXES: [(char, u64); 4] = [('k', 1 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
 
 /// A number of bytes: `512`, `4k`, `64k`, `1M`, `1G`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Bytes(pub(crate) u64);
 
@@ -66,6 +66,10 @@ impl FromStr for Seconds {
 }
 
 impl Seconds {
+    pub(crate) const fn new(seconds: f64) -> Self {
+        Self(seconds)
+    }
+
     pub(crate) fn duration(self) -> Duration {
         Duration::from_secs_f64(self.0)
     }

@@ -4,7 +4,14 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::cell::tests::{cell, client};
+use crate::contender::Contender;
+use crate::meter::HostCpu;
 use crate::results::tests::{header, run};
+
+/// Findings without anything but runs.
+pub(super) fn findings<'a>(header: &'a Header, runs: &'a [Run]) -> Findings<'a> {
+    Findings { header, runs, failures: &[], skipped: &[], pruned: &[], notes: &[] }
+}
 
 fn runs() -> Vec<Run> {
     let (reads, writes) = (cell("randread", 4096, 2, 16), cell("write", 1 << 20, 1, 1));
@@ -17,6 +24,18 @@ fn runs() -> Vec<Run> {
         runs.push(run(writes, Contender::Host, repeat, 800));
         runs.push(run(writes, client(0), repeat, 400));
     }
+    let host = HostCpu {
+        cpus_in_use: 1.94,
+        of: 3,
+        cpus_stolen: 0.0,
+        cpus_in_kernel: 0.3,
+        per_cpu_busy: vec![0.5; 3],
+        context_switches_per_s: 1e3,
+    };
+    for run in &mut runs {
+        run.cost.host = Some(host.clone());
+        run.cost.groups[0].voluntary = run.operations / 4;
+    }
     runs
 }
 
@@ -26,7 +45,9 @@ fn the_plain_report_is_exact() {
     header.machine.cores = 3;
     let skipped = [cell("randwrite", 4096, 2, 16)];
     let notes = ["tmpfs is memory".to_owned()];
-    let text = render(Style::Plain, &header, &runs(), &skipped, &notes);
+    let runs = runs();
+    let findings = Findings { skipped: &skipped, notes: &notes, ..findings(&header, &runs) };
+    let text = render(Style::Plain, &findings);
     let expected = "\
 a scratch file: 1G on ext4, O_DIRECT
 3 cores, Test CPU, Linux 6.1.0 x86_64
@@ -34,25 +55,30 @@ daemon 1.0
 3 repeats of 1.5 s after 0.5 s of ramp, seed 7
 
 randread 4k, 2 jobs × iodepth 16
-  iothreads   IOPS       spread  MB/s  p50  p99  p99.9   CPU   gain  /host
-  host       50.0k  50.0k–50.1k   205  100  100    100  10.0      –      –
-  none       20.1k  20.0k–20.1k  82.1  100  100    100  10.0      –   40 %
-  1          30.1k  30.0k–30.1k   123  100  100    100  10.0  +50 %   60 %
-  2 *        31.1k  31.0k–31.1k   127  100  100    100  10.0  +55 %   62 %
+  subject       IOPS       spread  MB/s  p50  p99  p99.9   CPU  switches      CPUs   gain  /host
+  host         50.0k  50.0k–50.1k   205  100  100    100  10.0      0.25  1.9 of 3      –      –
+  client none  20.1k  20.0k–20.1k  82.1  100  100    100  10.0      0.25  1.9 of 3      –   40 %
+  client 1     30.1k  30.0k–30.1k   123  100  100    100  10.0      0.25  1.9 of 3  +50 %   60 %
+  client 2 *   31.1k  31.0k–31.1k   127  100  100    100  10.0      0.25  1.9 of 3  +55 %   62 %
   best: 2, n90: 1
 
 write 1M, 1 job × iodepth 1
-  iothreads  IOPS   spread  MB/s  p50  p99  p99.9   CPU  gain  /host
-  host        800  800–800   839  100  100    100  10.0     –      –
-  none        400  400–400   419  100  100    100  10.0     –   50 %
+  subject      IOPS   spread  MB/s  p50  p99  p99.9   CPU  switches      CPUs  gain  /host
+  host          800  800–800   839  100  100    100  10.0      0.25  1.9 of 3     –      –
+  client none   400  400–400   419  100  100    100  10.0      0.25  1.9 of 3     –   50 %
   best: none, n90: 0 (none)
 
-IOPS: median of the repeats; spread: lowest and highest. p50 to p99.9: latency in µs.
+IOPS: median of the repeats; spread: lowest and highest. p50 to p99.9: latency
+  in µs.
 CPU: µs of CPU time per request, of the daemon (host: of the load).
-gain: IOPS over none; /host: IOPS relative to the bare file; both within a repeat, median.
+switches: context switches per request, of the same. CPUs: in use on the host,
+  and how many there are.
+gain: IOPS over none; /host: IOPS relative to the bare file; both within a
+  repeat, median.
 n90: fewest iothreads that reach 90 % of the best.
 * CPU-bound on this machine: jobs and iothreads are more than its 3 cores, so
   these rows say little about a machine with more.
+
 Note: tmpfs is memory.
 Skipped, they write (--destructive allows it): randwrite 4k jobs=2 iodepth=16.
 
@@ -69,11 +95,13 @@ fn the_markdown_report_has_the_same_parts() {
     header.disk.origin = Origin::User;
     header.disk.path = PathBuf::from("/images/my disk.img");
     let runs: Vec<_> = runs().into_iter().filter(|run| run.bytes < 800 << 20).collect();
-    let text = render(Style::Markdown, &header, &runs, &[], &[]);
+    let text = render(Style::Markdown, &findings(&header, &runs));
     for part in [
         "# ringloom tune\n\n- Disk: /images/my disk.img: 1G on ext4, O_DIRECT\n",
-        "\n## randread 4k, 2 jobs × iodepth 16\n\n| iothreads | IOPS | spread |",
-        "| 2 | 31.1k | 31.0k–31.1k | 127 | 100 | 100 | 100 | 10.0 | +55 % | 62 % |\n\nbest: 2, n90: 1\n",
+        "\n## randread 4k, 2 jobs × iodepth 16\n\n| subject | IOPS | spread |",
+        "| client 2 | 31.1k | 31.0k–31.1k | 127 | 100 | 100 | 100 | 10.0 | 0.25 | 1.9 of 3 | +55 % | 62 % |\n\n\
+         best: 2, n90: 1\n",
+        "\n- n90: fewest iothreads that reach 90 % of the best.\n",
         "\n## Recommendation\n\nUse 2 iothreads: ",
         "ringloom serve '/images/my disk.img' --socket /run/ringloom/disk.sock --iothreads 2\n```\n",
     ] {
@@ -85,48 +113,6 @@ fn the_markdown_report_has_the_same_parts() {
 #[test]
 fn a_report_without_clients_recommends_nothing() {
     let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
-    let text = render(Style::Plain, &header(""), &runs, &[], &[]);
+    let text = render(Style::Plain, &findings(&header(""), &runs));
     assert!(!text.contains("best:") && !text.contains("ringloom serve"), "{text}");
-}
-
-#[test]
-fn numbers_keep_three_digits() {
-    for (number, text) in [
-        (0.0, "0"),
-        (999.4, "999"),
-        (999.6, "1.00k"),
-        (9_994.0, "9.99k"),
-        (9_996.0, "10.0k"),
-        (99_949.0, "99.9k"),
-        (99_951.0, "100k"),
-        (999_499.0, "999k"),
-        (999_501.0, "1.00M"),
-        (12_345_678.0, "12.3M"),
-    ] {
-        assert_eq!(short(number), text);
-    }
-}
-
-#[test]
-fn the_line_to_paste_survives_a_shell() {
-    for (path, text) in [
-        ("/images/disk-1.img", "/images/disk-1.img"),
-        ("/my disk", "'/my disk'"),
-        ("/it's", r"'/it'\''s'"),
-    ] {
-        assert_eq!(quoted(Path::new(path)), text);
-    }
-    let mut header = header("");
-    header.disk.origin = Origin::User;
-    header.disk.path = PathBuf::from("/d.img");
-    let line = command(&header, Iothreads::NONE);
-    assert_eq!(line, "ringloom serve /d.img --socket /run/ringloom/disk.sock");
-}
-
-#[test]
-fn long_sentences_are_broken_for_a_terminal() {
-    let text = format!("{} +123 % of it", "word ".repeat(15).trim_end());
-    let lines = wrapped(Style::Plain, &text);
-    assert_eq!(lines, format!("{}\n+123 % of it\n", "word ".repeat(15).trim_end()));
-    assert_eq!(wrapped(Style::Markdown, &text), format!("{text}\n"));
 }

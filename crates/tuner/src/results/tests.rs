@@ -1,8 +1,13 @@
 //! The results file: round trip, torn lines, refusal to mix runs. Also sample headers and runs for other tests.
 
 use super::*;
-use crate::args::tests::settings;
+use crate::cell::Cell;
 use crate::cell::tests::{cell, client};
+use crate::contender::Contender;
+use crate::meter::{GroupCost, GroupName};
+use crate::plan::Purpose;
+use crate::settings::tests::settings;
+use crate::variant::Variant;
 
 pub(crate) fn header(line: &str) -> Header {
     let machine = Machine {
@@ -17,7 +22,12 @@ pub(crate) fn header(line: &str) -> Header {
         bytes: 1 << 30,
         description: "1G on ext4, O_DIRECT".to_owned(),
     };
-    let mut header = Header::new("daemon 1.0".to_owned(), machine, disk, settings(line, 4));
+    let programs = Programs { daemon: "daemon 1.0".to_owned(), ..Programs::default() };
+    let mut environment = Environment::default();
+    // So that there is nothing to warn of.
+    environment.cpu.turbo = Some(false);
+    let host = Host { machine, environment, load_before: None };
+    let mut header = Header::new(programs, host, disk, settings(line, 4));
     header.started_unix_s = 1_700_000_000;
     header.ringloom = "0.1.0".to_owned();
     header
@@ -25,18 +35,33 @@ pub(crate) fn header(line: &str) -> Header {
 
 /// A run of one second with `operations` requests of 100 µs each, 10 µs of CPU time per request.
 pub(crate) fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64) -> Run {
+    let purpose = Purpose::Sweep;
+    let variant = Variant::default();
+    let name = if contender == Contender::Host { GroupName::Load } else { GroupName::Daemon };
+    let cpu_ns = operations * 10_000;
+    let group = GroupCost { name, cpu_ns, voluntary: 0, involuntary: 0, threads: Vec::new() };
     Run {
         format: FORMAT,
-        repeat,
-        contender,
-        cell,
+        key: RunKey { purpose, repeat, step: 0, contender, variant, cell },
+        queues: 0,
+        load: "ringloom".to_owned(),
+        emulated: false,
         started_unix_s: 1_700_000_001,
         operations,
         bytes: operations * u64::from(cell.shape().block().get()),
         elapsed_ns: 1_000_000_000,
-        cpu_ns: Some(operations * 10_000),
+        rate_iops: None,
         latency_ns: vec![(100_000, operations)],
+        per_second: Vec::new(),
+        parts: Vec::new(),
+        cost: Cost { covered_ns: 1_000_000_000, host: None, groups: vec![group] },
+        job_files: Vec::new(),
+        verified_bytes: None,
     }
+}
+
+fn measured(run: &Run) -> Line {
+    Line::Run(Box::new(run.clone()))
 }
 
 fn filled(directory: &Path) -> (Header, Vec<Run>) {
@@ -45,7 +70,7 @@ fn filled(directory: &Path) -> (Header, Vec<Run>) {
     let runs = vec![run(cell, Contender::Host, 0, 900), run(cell, client(0), 0, 500)];
     let mut results = Results::create(directory, &header).unwrap();
     for run in &runs {
-        results.append(run.clone()).unwrap();
+        results.append(measured(run)).unwrap();
     }
     (header, runs)
 }
@@ -55,13 +80,25 @@ fn what_is_written_is_read_back() {
     let directory = tempfile::tempdir().unwrap();
     let (header, runs) = filled(directory.path());
     let stored = Stored::read(directory.path()).unwrap();
-    assert_eq!((stored.header, stored.runs), (header, runs));
+    let lines: Vec<Line> = runs.iter().map(measured).collect();
+    assert_eq!((stored.header, stored.lines), (header, lines));
 }
 
 #[test]
 fn a_run_has_the_documented_fields() {
-    let line = serde_json::to_string(&run(cell("80/20", 512, 1, 2), client(2), 1, 3)).unwrap();
-    let expected = r#"{"format":1,"repeat":1,"subject":"client","iothreads":"2","op":"80/20","bs":512,"jobs":1,"iodepth":2,"started_unix_s":1700000001,"operations":3,"bytes":1536,"elapsed_ns":1000000000,"cpu_ns":30000,"latency_ns":[[100000,3]]}"#;
+    let run = run(cell("80/20", 512, 1, 2), client(2), 1, 3);
+    let line = serde_json::to_string(&measured(&run)).unwrap();
+    let expected = concat!(
+        r#"{"kind":"run","format":2,"purpose":"sweep","repeat":1,"step":0,"#,
+        r#""subject":"client","iothreads":"2","#,
+        r#""device":"virtio-blk","image":"raw","aio":"auto","fs":"here","stripe":"none","delay":"0","vms":1,"disks":1,"#,
+        r#""op":"80/20","bs":512,"jobs":1,"iodepth":2,"#,
+        r#""queues":0,"load":"ringloom","emulated":false,"started_unix_s":1700000001,"#,
+        r#""operations":3,"bytes":1536,"elapsed_ns":1000000000,"rate_iops":null,"latency_ns":[[100000,3]],"#,
+        r#""per_second":[],"parts":[],"#,
+        r#""cost":{"covered_ns":1000000000,"host":null,"groups":[{"name":"daemon","cpu_ns":30000,"voluntary":0,"involuntary":0,"threads":[]}]},"#,
+        r#""job_files":[],"verified_bytes":null}"#
+    );
     assert_eq!(line, expected);
 }
 
@@ -74,9 +111,9 @@ fn a_torn_last_line_is_dropped_and_overwritten() {
     for missing in [1, 20] {
         std::fs::write(&path, &whole[..whole.len() - missing]).unwrap();
         let stored = Stored::read(directory.path()).unwrap();
-        assert_eq!(stored.runs, runs[..1]);
+        assert_eq!(stored.lines, [measured(&runs[0])]);
         let mut results = Results::resume(directory.path(), stored, &header).unwrap();
-        results.append(runs[1].clone()).unwrap();
+        results.append(measured(&runs[1])).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole);
     }
 }
@@ -90,10 +127,10 @@ fn damage_elsewhere_is_an_error_with_its_line() {
     std::fs::write(&path, text.replacen("\"repeat\":0", "\"repeat\":-", 1)).unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
     assert!(error.contains("line 2"), "{error}");
-    std::fs::write(&path, text.replacen("\"format\":1", "\"format\":9", 1)).unwrap();
+    std::fs::write(&path, text.replacen("\"format\":2", "\"format\":9", 1)).unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
-    assert!(error.contains("format 9 is unknown"), "{error}");
-    std::fs::write(&path, "{\"format\":1").unwrap();
+    assert!(error.contains("format 9 was written by another version"), "{error}");
+    std::fs::write(&path, "{\"format\":2").unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
     assert!(error.contains("no header line"), "{error}");
 }
@@ -112,9 +149,16 @@ fn check_mismatch(change: impl FnOnce(&mut Header), expected: &str) {
 fn runs_that_do_not_compare_are_not_mixed() {
     check_mismatch(|h| h.settings.seed = 43, "--seed is 43, was 42");
     check_mismatch(|h| h.settings.jobs = vec![1], "--jobs is [1], was [4]");
-    check_mismatch(|h| h.machine.cores = 5, "number of cores is 5, was 4");
-    check_mismatch(|h| h.machine.kernel = "Linux 7".to_owned(), "kernel is Linux 7, was Linux 6");
-    check_mismatch(|h| h.daemon = "daemon 2".to_owned(), "daemon is daemon 2, was daemon 1.0");
+    check_mismatch(|h| h.environment.cpu.threads = Some(5), "number of CPUs is 5, was");
+    check_mismatch(|h| h.environment.kernel.release = Some("7.1".to_owned()), "kernel is 7.1, was");
+    check_mismatch(
+        |h| h.programs.accelerator = Some("kvm".to_owned()),
+        "accelerator is kvm, was not used",
+    );
+    check_mismatch(
+        |h| h.programs.daemon = "daemon 2".to_owned(),
+        "daemon is daemon 2, was daemon 1.0",
+    );
     check_mismatch(|h| h.disk.bytes = 5, "size of the disk is 5, was 1073741824");
     check_mismatch(|h| h.disk.path = PathBuf::from("/b/s"), "disk is a scratch file in /b, was");
 }
@@ -134,4 +178,22 @@ fn an_existing_file_is_never_overwritten() {
     let directory = tempfile::tempdir().unwrap();
     let (header, _) = filled(directory.path());
     assert!(Results::create(directory.path(), &header).is_err());
+}
+
+#[test]
+fn a_failure_is_kept_until_its_run_is_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    let header = header("");
+    let run = run(cell("randread", 4096, 4, 16), client(0), 0, 500);
+    let mut results = Results::create(directory.path(), &header).unwrap();
+    let error = anyhow::anyhow!("the guest hangs").context("randread 4k");
+    results.append(Line::Failure(Failure::new(run.key.clone(), &error))).unwrap();
+    let planned = PlannedRun { key: run.key.clone(), seed: 1 };
+    assert!(!results.has(&planned), "it is tried again");
+    assert_eq!(results.failures()[0].error, "randread 4k: the guest hangs");
+    let stored = Stored::read(directory.path()).unwrap();
+    let mut results = Results::resume(directory.path(), stored, &header).unwrap();
+    results.append(measured(&run)).unwrap();
+    assert!(results.has(&planned) && results.failures().is_empty());
+    assert_eq!(results.runs(), [run]);
 }

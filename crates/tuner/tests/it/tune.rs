@@ -21,7 +21,7 @@ fn a_scratch_file_is_measured_reported_and_removed() {
     );
     assert!(ran.stderr.contains(" 18/18  "), "{}", ran.stderr);
     for part in
-        ["80/20 4k, 1 job × iodepth 4", "  host ", "  none ", "n90: ", "ringloom serve PATH"]
+        ["80/20 4k, 1 job × iodepth 4", "  host ", "  client none ", "n90: ", "ringloom serve PATH"]
     {
         assert!(ran.stdout.contains(part), "'{part}' is missing in: {}", ran.stdout);
     }
@@ -126,7 +126,7 @@ fn a_daemon_that_dies_is_quoted() {
     let options = "--daemon /usr/bin/qemu-storage-daemon --iothreads 2 --jobs 2 --size 4M \
                    --subject client --op read --bs 4k --runtime 0.1";
     let ran = bed.run(options);
-    ran.expect_refusal(&["2 iothreads: the daemon ended early", "daemon.log", "iothread"]);
+    ran.expect_refusal(&["client 2: the daemon ended early", "daemon.log", "iothread"]);
     assert!(bed.scratch_files().is_empty());
 }
 

@@ -1,0 +1,80 @@
+//! The options of `ringloom tune` that say which guest is booted and on which CPUs.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::units::Bytes;
+
+/// The memory of a guest: fio with many jobs, and the initramfs it runs from.
+const MEMORY: &str = "1G";
+
+/// How a guest's CPUs are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Accel {
+    /// KVM if a guest really boots with it, else TCG
+    Auto,
+    /// KVM or nothing
+    Kvm,
+    /// Emulated: figures do not compare with the host
+    Tcg,
+}
+
+impl fmt::Display for Accel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        })
+    }
+}
+
+/// Options of the guests.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Guests (vm:qemu, vm:ringloom)")]
+pub(crate) struct GuestArgs {
+    /// Your own machine instead of a booted guest: ssh://[USER@]HOST[:PORT]/DEVICE; fio must be there
+    #[arg(long, value_name = "ssh://…")]
+    pub(crate) guest: Option<String>,
+
+    /// CPUs of a guest [default: the cores, at most 16]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) vcpus: Option<u16>,
+
+    /// Queues of each disk [default: one per CPU of the guest]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) queues: Option<u16>,
+
+    /// Memory of a guest
+    #[arg(long, default_value = MEMORY)]
+    pub(crate) memory: Bytes,
+
+    /// Kernel to boot: a vmlinuz beside its modules, or a directory with boot/ and lib/modules/
+    /// [default: the kernel of this host]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) guest_kernel: Option<PathBuf>,
+
+    /// QEMU to use [default: qemu-system-x86_64]
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) qemu: Option<PathBuf>,
+
+    /// How a guest's CPUs are run
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) accel: Accel,
+
+    /// CPUs of the host for the CPUs of the guests, such as 0-3,8: one each, in turn
+    #[arg(long, value_name = "CPUS")]
+    pub(crate) pin_vcpus: Option<String>,
+
+    /// CPUs of the host for the iothreads, QEMU's and the daemon's: one each, in turn
+    #[arg(long, value_name = "CPUS")]
+    pub(crate) pin_iothreads: Option<String>,
+
+    /// NUMA node of the host for the memory of the guests
+    #[arg(long, value_name = "NODE")]
+    pub(crate) numa_node: Option<u32>,
+}

@@ -1,0 +1,275 @@
+//! Who runs a cell: the bare host, a client of the daemon, or a guest under QEMU, with a number of iothreads.
+//!
+//! Invariants: a stored contender that could not be run fails to load.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::cell::Cell;
+
+/// The most iothreads a contender may have: one per queue of an export.
+const IOTHREADS_MAX: u16 = 256;
+
+/// What is measured.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize,
+)]
+pub(crate) enum Subject {
+    /// The load straight on the file or device
+    #[value(name = "host")]
+    #[serde(rename = "host")]
+    Host,
+    /// A vhost-user client of the daemon: one thread and one queue per job, sleeping for completions
+    #[value(name = "client")]
+    #[serde(rename = "client")]
+    Client,
+    /// A guest on QEMU's own devices: virtio-blk with iothread-vq-mapping, virtio-scsi, nvme, ide
+    #[value(name = "vm:qemu")]
+    #[serde(rename = "vm:qemu")]
+    VmQemu,
+    /// The same guest on the daemon's export, by vhost-user-blk
+    #[value(name = "vm:ringloom")]
+    #[serde(rename = "vm:ringloom")]
+    VmRingloom,
+    /// Your own guest as it stands, over ssh (--guest ssh://…)
+    #[value(name = "vm:given")]
+    #[serde(rename = "vm:given")]
+    VmGiven,
+}
+
+impl Subject {
+    /// Whether fio runs in a guest.
+    pub(crate) fn is_vm(self) -> bool {
+        match self {
+            Self::Host | Self::Client => false,
+            Self::VmQemu | Self::VmRingloom | Self::VmGiven => true,
+        }
+    }
+
+    /// Whether ringloom boots that guest.
+    pub(crate) fn is_booted(self) -> bool {
+        matches!(self, Self::VmQemu | Self::VmRingloom)
+    }
+
+    /// Whether numbers of iothreads are compared.
+    pub(crate) fn counts_iothreads(self) -> bool {
+        match self {
+            Self::Host | Self::VmGiven => false,
+            Self::Client | Self::VmQemu | Self::VmRingloom => true,
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Client => "client",
+            Self::VmQemu => "vm:qemu",
+            Self::VmRingloom => "vm:ringloom",
+            Self::VmGiven => "vm:given",
+        })
+    }
+}
+
+/// A number of iothreads; 0 is `none`, the export without an iothread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Iothreads(u16);
+
+impl Iothreads {
+    pub(crate) const NONE: Self = Self(0);
+
+    pub(crate) const fn new(count: u16) -> Self {
+        Self(count)
+    }
+
+    pub(crate) fn count(self) -> u16 {
+        self.0
+    }
+
+    /// The threads that serve requests: `none` is served by one, the internal `main`.
+    pub(crate) fn busy(self) -> u16 {
+        self.0.max(1)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("'{0}' is no number of iothreads: valid are none and 1 to {IOTHREADS_MAX}")]
+pub(crate) struct BadIothreads(String);
+
+impl FromStr for Iothreads {
+    type Err = BadIothreads;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" {
+            return Ok(Self::NONE);
+        }
+        let count: Option<u16> = text.parse().ok();
+        let legal = count.filter(|n| (1..=IOTHREADS_MAX).contains(n));
+        legal.map(Self).ok_or_else(|| BadIothreads(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Iothreads {
+    type Error = BadIothreads;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Iothreads> for String {
+    fn from(iothreads: Iothreads) -> Self {
+        iothreads.to_string()
+    }
+}
+
+impl fmt::Display for Iothreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("none"),
+            count => write!(f, "{count}"),
+        }
+    }
+}
+
+/// One of the things that run the same cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(tag = "subject")]
+pub(crate) enum Contender {
+    /// The load straight on the file.
+    #[serde(rename = "host")]
+    Host,
+    /// A vhost-user client of a daemon with this many iothreads.
+    #[serde(rename = "client")]
+    Client {
+        /// How many.
+        iothreads: Iothreads,
+    },
+    /// A guest on QEMU's own device.
+    #[serde(rename = "vm:qemu")]
+    VmQemu {
+        /// How many.
+        iothreads: Iothreads,
+    },
+    /// A guest on an export of the daemon.
+    #[serde(rename = "vm:ringloom")]
+    VmRingloom {
+        /// How many.
+        iothreads: Iothreads,
+    },
+    /// The user's guest as it stands.
+    #[serde(rename = "vm:given")]
+    VmGiven,
+}
+
+impl Contender {
+    /// A contender of this subject; the count is ignored where none is compared.
+    pub(crate) fn new(subject: Subject, iothreads: Iothreads) -> Self {
+        match subject {
+            Subject::Host => Self::Host,
+            Subject::Client => Self::Client { iothreads },
+            Subject::VmQemu => Self::VmQemu { iothreads },
+            Subject::VmRingloom => Self::VmRingloom { iothreads },
+            Subject::VmGiven => Self::VmGiven,
+        }
+    }
+
+    pub(crate) fn subject(self) -> Subject {
+        match self {
+            Self::Host => Subject::Host,
+            Self::Client { .. } => Subject::Client,
+            Self::VmQemu { .. } => Subject::VmQemu,
+            Self::VmRingloom { .. } => Subject::VmRingloom,
+            Self::VmGiven => Subject::VmGiven,
+        }
+    }
+
+    /// The number of iothreads, where numbers are compared.
+    pub(crate) fn iothreads(self) -> Option<Iothreads> {
+        match self {
+            Self::Client { iothreads }
+            | Self::VmQemu { iothreads }
+            | Self::VmRingloom { iothreads } => Some(iothreads),
+            Self::Host | Self::VmGiven => None,
+        }
+    }
+
+    /// The threads that want a core: the jobs (in a guest: its CPUs), and those that serve them.
+    pub(crate) fn busy_threads(self, cell: &Cell) -> usize {
+        let jobs = usize::from(cell.shape().jobs());
+        jobs + self.iothreads().map_or(0, |iothreads| usize::from(iothreads.busy()))
+    }
+}
+
+impl fmt::Display for Contender {
+    /// `host`, `client 2`, `vm:qemu none`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.subject())?;
+        match self.iothreads() {
+            Some(iothreads) => write!(f, " {iothreads}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::{cell, client};
+
+    #[test]
+    fn iothreads_are_none_or_a_count() {
+        for (text, count) in [("none", 0), ("1", 1), ("16", 16), ("256", 256)] {
+            let iothreads: Iothreads = text.parse().unwrap();
+            assert_eq!(iothreads.count(), count);
+            assert_eq!(iothreads.to_string(), text);
+        }
+        for text in ["", "0", "257", "-1", "None", "two"] {
+            let message = text.parse::<Iothreads>().unwrap_err().to_string();
+            assert!(message.contains("valid are none and 1 to 256"), "{message}");
+        }
+    }
+
+    #[test]
+    fn contenders_survive_json_and_name_themselves() {
+        for (contender, json, name) in [
+            (Contender::Host, r#"{"subject":"host"}"#, "host"),
+            (client(0), r#"{"subject":"client","iothreads":"none"}"#, "client none"),
+            (
+                Contender::VmQemu { iothreads: Iothreads(16) },
+                r#"{"subject":"vm:qemu","iothreads":"16"}"#,
+                "vm:qemu 16",
+            ),
+            (
+                Contender::VmRingloom { iothreads: Iothreads(1) },
+                r#"{"subject":"vm:ringloom","iothreads":"1"}"#,
+                "vm:ringloom 1",
+            ),
+            (Contender::VmGiven, r#"{"subject":"vm:given"}"#, "vm:given"),
+        ] {
+            assert_eq!(serde_json::to_string(&contender).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Contender>(json).unwrap(), contender);
+            assert_eq!(contender.to_string(), name);
+            let again = Contender::new(
+                contender.subject(),
+                contender.iothreads().unwrap_or(Iothreads::NONE),
+            );
+            assert_eq!(again, contender);
+        }
+    }
+
+    #[test]
+    fn busy_threads_are_jobs_and_servers() {
+        let cell = cell("randread", 4096, 2, 1);
+        for (contender, busy) in
+            [(Contender::Host, 2), (client(0), 3), (client(1), 3), (client(4), 6)]
+        {
+            assert_eq!(contender.busy_threads(&cell), busy, "{contender}");
+        }
+    }
+}

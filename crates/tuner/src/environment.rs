@@ -1,0 +1,124 @@
+//! The host as far as it bends figures: CPUs, kernel, programs and the disk below the disk.
+//!
+//! The header of the results records it; `differences` decides whether two results may be mixed.
+//!
+//! Invariants: what the system does not tell is missing, never guessed. Of the kernel's command line
+//! only the flags of a fixed list are kept, since others may be nobody's business.
+
+mod cpu;
+mod disk;
+mod kernel;
+mod tree;
+mod warnings;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use cpu::{Cpu, NumaNode};
+pub(crate) use disk::{BlockDevice, DiskBelow};
+pub(crate) use kernel::Kernel;
+
+use disk::Place;
+use tree::Tree;
+
+/// Everything around a measurement that is not the measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Environment {
+    pub(crate) cpu: Cpu,
+    pub(crate) numa: Vec<NumaNode>,
+    pub(crate) memory_kib: Option<u64>,
+    pub(crate) kernel: Kernel,
+    pub(crate) programs: Programs,
+    pub(crate) disk: DiskBelow,
+}
+
+/// Versions as the programs tell them; missing for those that take no part.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Programs {
+    pub(crate) ringloom: Option<String>,
+    pub(crate) qemu: Option<String>,
+    pub(crate) fio: Option<String>,
+}
+
+impl Environment {
+    /// Reads this host; `disk` is the file or block device that is measured, or the directory in
+    /// which its file will be.
+    pub(crate) fn read(disk: &Path, programs: Programs) -> Self {
+        let mut environment = Self::read_from(&Tree::of_this_host(), &Place::of(disk));
+        environment.programs = programs;
+        environment.cpu.allowed = std::thread::available_parallelism().ok().map(Into::into);
+        environment
+    }
+
+    fn read_from(tree: &Tree, place: &Place) -> Self {
+        Self {
+            cpu: Cpu::read(tree),
+            numa: NumaNode::read_all(tree),
+            memory_kib: tree.field("proc/meminfo", "MemTotal").and_then(|text| kibibytes(&text)),
+            kernel: Kernel::read(tree),
+            programs: Programs::default(),
+            disk: DiskBelow::read(tree, place),
+        }
+    }
+
+    /// What forbids to mix runs of `self` with older ones, one sentence each.
+    pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
+        let mut differences = Vec::new();
+        let mut compare = |name: &str, new: String, old: String| {
+            if new != old {
+                differences.push(format!("{name} is {new}, was {old}"));
+            }
+        };
+        for (name, told) in COMPARED {
+            compare(name, told(self), told(old));
+        }
+        differences
+    }
+
+    /// What the user should know before trusting the figures, one sentence each.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        warnings::of(self)
+    }
+}
+
+/// What must be the same, and how it is told.
+type Told = fn(&Environment) -> String;
+const COMPARED: [(&str, Told); 11] = [
+    ("CPU", |it| told(it.cpu.model.as_ref())),
+    ("number of CPUs", |it| told(it.cpu.threads.as_ref())),
+    ("number of usable CPUs", |it| told(it.cpu.allowed.as_ref())),
+    ("CPU frequency governor", |it| listed(&it.cpu.governors)),
+    ("kernel", |it| told(it.kernel.release.as_ref())),
+    ("list of kernel flags", |it| listed(&it.kernel.flags)),
+    ("ringloom", |it| told(it.programs.ringloom.as_ref())),
+    ("QEMU", |it| told(it.programs.qemu.as_ref())),
+    ("fio", |it| told(it.programs.fio.as_ref())),
+    ("file system", |it| it.disk.mounted_on.as_ref().map_or_else(unknown, ToString::to_string)),
+    ("storage", |it| listed(&it.disk.devices)),
+];
+
+fn told<T: ToString>(value: Option<&T>) -> String {
+    value.map_or_else(unknown, T::to_string)
+}
+
+fn unknown() -> String {
+    "unknown".to_owned()
+}
+
+fn listed<T: ToString>(values: &[T]) -> String {
+    if values.is_empty() {
+        return unknown();
+    }
+    values.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// `24683656 kB`, with or without the unit.
+fn kibibytes(text: &str) -> Option<u64> {
+    text.trim_end_matches("kB").trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! The CPUs of a host: how many, how fast they may run, what protects them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::kibibytes;
+use super::tree::Tree;
+use crate::pinning::CpuList;
+
+const CPUS: &str = "sys/devices/system/cpu";
+const NODES: &str = "sys/devices/system/node";
+
+/// All CPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Cpu {
+    pub(crate) model: Option<String>,
+    pub(crate) sockets: Option<usize>,
+    pub(crate) cores: Option<usize>,
+    /// CPUs as the kernel counts them: online threads of cores.
+    pub(crate) threads: Option<usize>,
+    /// CPUs this process may use.
+    pub(crate) allowed: Option<usize>,
+    /// Whether several threads of a core are in use.
+    pub(crate) smt: Option<bool>,
+    /// Whether the CPUs are those of a virtual machine.
+    pub(crate) virtualised: Option<bool>,
+    /// The different frequency governors in use.
+    pub(crate) governors: Vec<String>,
+    pub(crate) frequency_driver: Option<String>,
+    /// Whether CPUs may run faster than their nominal frequency for a while.
+    pub(crate) turbo: Option<bool>,
+    pub(crate) idle_driver: Option<String>,
+    pub(crate) idle_governor: Option<String>,
+    /// Name of the vulnerability and the kernel's sentence about it.
+    pub(crate) vulnerabilities: BTreeMap<String, String>,
+}
+
+impl Cpu {
+    pub(super) fn read(tree: &Tree) -> Self {
+        let cpu = |path: &str| tree.text(format!("{CPUS}/{path}"));
+        let online: Option<CpuList> = tree.value(format!("{CPUS}/online"));
+        let numbers: Vec<u16> = online.iter().flat_map(CpuList::iter).collect();
+        let (sockets, cores) = topology(tree, &numbers).unzip();
+        let idle_governor = cpu("cpuidle/current_governor");
+        Self {
+            model: tree.field("proc/cpuinfo", "model name"),
+            sockets,
+            cores,
+            threads: online.map(|online| online.len()),
+            allowed: None,
+            smt: switch(cpu("smt/active").as_deref()),
+            virtualised: tree
+                .field("proc/cpuinfo", "flags")
+                .map(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),
+            governors: governors(tree, &numbers),
+            frequency_driver: numbers
+                .first()
+                .and_then(|number| cpu(&format!("cpu{number}/cpufreq/scaling_driver"))),
+            turbo: switch(cpu("cpufreq/boost").as_deref())
+                .or_else(|| switch(cpu("intel_pstate/no_turbo").as_deref()).map(|off| !off)),
+            idle_driver: cpu("cpuidle/current_driver"),
+            idle_governor: idle_governor.or_else(|| cpu("cpuidle/current_governor_ro")),
+            vulnerabilities: vulnerabilities(tree),
+        }
+    }
+}
+
+/// `1` or `0`.
+fn switch(text: Option<&str>) -> Option<bool> {
+    match text {
+        Some("1") => Some(true),
+        Some("0") => Some(false),
+        Some(_) | None => None,
+    }
+}
+
+/// The number of sockets and of cores.
+fn topology(tree: &Tree, numbers: &[u16]) -> Option<(usize, usize)> {
+    let mut sockets = BTreeSet::new();
+    let mut cores = BTreeSet::new();
+    for number in numbers {
+        let topology = format!("{CPUS}/cpu{number}/topology");
+        let socket = tree.text(format!("{topology}/physical_package_id"))?;
+        // Core numbers are unique only within a socket, or less; this list is unique anyway.
+        cores.insert(tree.text(format!("{topology}/thread_siblings_list"))?);
+        sockets.insert(socket);
+    }
+    (!cores.is_empty()).then_some((sockets.len(), cores.len()))
+}
+
+fn governors(tree: &Tree, numbers: &[u16]) -> Vec<String> {
+    let governor = |number| tree.text(format!("{CPUS}/cpu{number}/cpufreq/scaling_governor"));
+    let governors: BTreeSet<String> = numbers.iter().filter_map(governor).collect();
+    governors.into_iter().collect()
+}
+
+fn vulnerabilities(tree: &Tree) -> BTreeMap<String, String> {
+    let directory = format!("{CPUS}/vulnerabilities");
+    let names = tree.names(&directory).into_iter();
+    names
+        .filter_map(|name| Some((name.clone(), tree.text(format!("{directory}/{name}"))?)))
+        .collect()
+}
+
+/// A part of the host with near memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NumaNode {
+    pub(crate) node: u32,
+    /// Missing for a node with memory only.
+    pub(crate) cpus: Option<CpuList>,
+    pub(crate) memory_kib: Option<u64>,
+}
+
+impl NumaNode {
+    /// All nodes in order.
+    pub(super) fn read_all(tree: &Tree) -> Vec<Self> {
+        let number = |name: String| name.strip_prefix("node")?.parse().ok();
+        let mut nodes: Vec<u32> = tree.names(NODES).into_iter().filter_map(number).collect();
+        nodes.sort_unstable();
+        nodes.into_iter().map(|node| Self::read(tree, node)).collect()
+    }
+
+    fn read(tree: &Tree, node: u32) -> Self {
+        let name = format!("Node {node} MemTotal");
+        let memory = tree.field(format!("{NODES}/node{node}/meminfo"), &name);
+        Self {
+            node,
+            cpus: tree.value(format!("{NODES}/node{node}/cpulist")),
+            memory_kib: memory.and_then(|text| kibibytes(&text)),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! What lies below the measured disk: the file system and the block devices, from the top down.
+//!
+//! Limits: `DEPTH_MAX` devices on top of each other. File systems without a block device of their
+//! own (tmpfs, overlay, network) end the walk; btrfs is followed by the source of its mount.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::kernel::chosen;
+use super::told;
+use super::tree::{Tree, text};
+
+/// Encryption on LVM on RAID on partitions is 4.
+const DEPTH_MAX: u32 = 16;
+
+/// All that is below a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct DiskBelow {
+    /// Missing for a block device.
+    pub(crate) mounted_on: Option<MountedOn>,
+    /// Partitions count as their disk.
+    pub(crate) devices: Vec<BlockDevice>,
+}
+
+/// A file system in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct MountedOn {
+    /// `ext4`.
+    pub(crate) kind: String,
+    /// `rw,relatime,discard`.
+    pub(crate) options: String,
+}
+
+/// A block device as /sys/block tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct BlockDevice {
+    /// `nvme0n1`.
+    pub(crate) name: String,
+    pub(crate) model: Option<String>,
+    /// `loop`, `md raid0`, `dm CRYPT` for a device that lies on others.
+    pub(crate) layer: Option<String>,
+    pub(crate) rotational: Option<bool>,
+    pub(crate) scheduler: Option<String>,
+    /// Requests that the kernel queues.
+    pub(crate) nr_requests: Option<u32>,
+    /// Requests that a SCSI device takes at once.
+    pub(crate) queue_depth: Option<u32>,
+    pub(crate) hardware_queues: Option<usize>,
+    /// `write back` or `write through`.
+    pub(crate) write_cache: Option<String>,
+    pub(crate) logical_block_bytes: Option<u32>,
+    pub(crate) physical_block_bytes: Option<u32>,
+}
+
+impl fmt::Display for MountedOn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.kind, self.options)
+    }
+}
+
+impl fmt::Display for BlockDevice {
+    /// Without the name, which changes when a loop device is made again.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let label = self.model.as_ref().or(self.layer.as_ref()).unwrap_or(&self.name);
+        let scheduler = told(self.scheduler.as_ref());
+        let cache = told(self.write_cache.as_ref());
+        let requests = told(self.nr_requests.as_ref());
+        write!(f, "{label} (scheduler {scheduler}, {requests} requests, write cache {cache})")
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A file or directory, by its true path.
+    Path(PathBuf),
+    /// A block device, by major and minor number.
+    Device(u32, u32),
+    /// What cannot be found.
+    Nowhere,
+}
+
+impl Place {
+    pub(super) fn of(disk: &Path) -> Self {
+        match fs::metadata(disk) {
+            Ok(metadata) if metadata.file_type().is_block_device() => {
+                let device = metadata.rdev();
+                Self::Device(rustix::fs::major(device), rustix::fs::minor(device))
+            }
+            Ok(_) => fs::canonicalize(disk).map_or(Self::Nowhere, Self::Path),
+            Err(_) => Self::Nowhere,
+        }
+    }
+}
+
+impl DiskBelow {
+    pub(super) fn read(tree: &Tree, place: &Place) -> Self {
+        let mut below = Self::default();
+        match place {
+            Place::Path(path) => {
+                let mounts = tree.text("proc/self/mountinfo").unwrap_or_default();
+                let mount = mount_of(&mounts, path);
+                if let Some(device) = mount.as_ref().and_then(|mount| mount.device(tree)) {
+                    below.follow(tree, &device, DEPTH_MAX);
+                }
+                below.mounted_on = mount.map(|mount| mount.mounted_on);
+            }
+            Place::Device(major, minor) => {
+                below.follow(tree, &format!("sys/dev/block/{major}:{minor}"), DEPTH_MAX);
+            }
+            Place::Nowhere => {}
+        }
+        below
+    }
+
+    /// Adds the device and those below it.
+    fn follow(&mut self, tree: &Tree, device: &str, depth: u32) {
+        let Some(directory) = fs::canonicalize(tree.path(device)).ok().and_then(whole_disk) else {
+            return;
+        };
+        let Some(name) = directory.file_name().and_then(|name| name.to_str()) else { return };
+        let known = self.devices.iter().any(|device| device.name == name);
+        if known || depth == 0 {
+            return;
+        }
+        self.devices.push(BlockDevice::read(name, &directory));
+        if let Some(file) = text(&directory.join("loop/backing_file")) {
+            let mounts = tree.text("proc/self/mountinfo").unwrap_or_default();
+            let mount = mount_of(&mounts, Path::new(&file));
+            if let Some(device) = mount.and_then(|mount| mount.device(tree)) {
+                self.follow(tree, &device, depth - 1);
+            }
+        }
+        for name in names(&directory.join("slaves")) {
+            self.follow(tree, &format!("sys/class/block/{name}"), depth - 1);
+        }
+    }
+}
+
+/// The directory of the disk to which a partition belongs, or the directory itself.
+fn whole_disk(directory: PathBuf) -> Option<PathBuf> {
+    if directory.join("partition").exists() {
+        return directory.parent().map(Path::to_path_buf);
+    }
+    Some(directory)
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names
+}
+
+impl BlockDevice {
+    fn read(name: &str, directory: &Path) -> Self {
+        let get = |path: &str| text(&directory.join(path));
+        let number = |path: &str| get(path)?.parse().ok();
+        let hardware_queues = names(&directory.join("mq")).len();
+        Self {
+            name: name.to_owned(),
+            model: get("device/model"),
+            layer: layer(directory),
+            rotational: get("queue/rotational").map(|text| text == "1"),
+            scheduler: get("queue/scheduler").map(|text| chosen(&text).unwrap_or(text)),
+            nr_requests: number("queue/nr_requests"),
+            queue_depth: number("device/queue_depth"),
+            hardware_queues: (hardware_queues > 0).then_some(hardware_queues),
+            write_cache: get("queue/write_cache"),
+            logical_block_bytes: number("queue/logical_block_size"),
+            physical_block_bytes: number("queue/physical_block_size"),
+        }
+    }
+}
+
+fn layer(directory: &Path) -> Option<String> {
+    if directory.join("loop").exists() {
+        return Some("loop".to_owned());
+    }
+    if let Some(level) = text(&directory.join("md/level")) {
+        return Some(format!("md {level}"));
+    }
+    if !directory.join("dm").exists() {
+        return None;
+    }
+    // The identifier begins with the maker: `LVM-…`, `CRYPT-…`.
+    let identifier = text(&directory.join("dm/uuid"));
+    let maker = identifier.as_deref().and_then(|text| Some(text.split_once('-')?.0.to_owned()));
+    Some(maker.map_or_else(|| "dm".to_owned(), |maker| format!("dm {maker}")))
+}
+
+/// One line of /proc/self/mountinfo (proc(5)).
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    point: PathBuf,
+    device: (u32, u32),
+    source: String,
+    mounted_on: MountedOn,
+}
+
+/// The mount that holds a path: of the longest mount point the newest.
+fn mount_of(mountinfo: &str, path: &Path) -> Option<Mount> {
+    let mounts = mountinfo.lines().filter_map(Mount::parse);
+    mounts
+        .filter(|mount| path.starts_with(&mount.point))
+        .max_by_key(|mount| mount.point.components().count())
+}
+
+impl Mount {
+    fn parse(line: &str) -> Option<Self> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(2);
+        let (major, minor) = left.next()?.split_once(':')?;
+        let (point, options) = (left.nth(1)?, left.next()?);
+        let mut right = right.split(' ');
+        let (kind, source) = (right.next()?.to_owned(), right.next()?.to_owned());
+        let options = merged(options, right.next().unwrap_or_default());
+        Some(Self {
+            point: PathBuf::from(unescaped(point)),
+            device: (major.parse().ok()?, minor.parse().ok()?),
+            source,
+            mounted_on: MountedOn { kind, options },
+        })
+    }
+
+    /// Where sysfs tells about the block device.
+    fn device(&self, tree: &Tree) -> Option<String> {
+        let (major, minor) = self.device;
+        if major != 0 {
+            return Some(format!("sys/dev/block/{major}:{minor}"));
+        }
+        let source = self.source.strip_prefix("/dev/")?;
+        let source = fs::canonicalize(tree.path("dev").join(source)).ok()?;
+        Some(format!("sys/class/block/{}", source.file_name()?.to_str()?))
+    }
+}
+
+/// The options of the mount and of the file system, each once.
+fn merged(mount: &str, file_system: &str) -> String {
+    let mut options: Vec<&str> = Vec::new();
+    for option in mount.split(',').chain(file_system.split(',')) {
+        if !option.is_empty() && !options.contains(&option) {
+            options.push(option);
+        }
+    }
+    options.join(",")
+}
+
+/// Space, tab, newline and backslash are written as `\040` and the like.
+fn unescaped(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .into_iter()
+        .fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+27 1 259:2 / / rw,relatime - ext4 /dev/nvme0n1p2 rw,discard
+28 27 0:25 / /tmp rw,nosuid shared:4 - tmpfs tmpfs rw,size=4k
+29 27 8:1 / /srv/my\\040disks rw,noatime shared:5 master:1 - xfs /dev/sda1 rw,noquota
+30 27 8:17 / /srv/my\\040disks rw - ext4 /dev/sdb1 rw
+damaged line
+";
+
+    #[track_caller]
+    fn check(path: &str, expected: &str, device: (u32, u32)) {
+        let mount = mount_of(MOUNTS, Path::new(path)).unwrap();
+        assert_eq!((mount.mounted_on.to_string().as_str(), mount.device), (expected, device));
+    }
+
+    #[test]
+    fn the_longest_and_newest_mount_holds_a_path() {
+        check("/var/a", "ext4 (rw,relatime,discard)", (259, 2));
+        check("/tmp/x/y", "tmpfs (rw,nosuid,size=4k)", (0, 25));
+        check("/tmpfoo", "ext4 (rw,relatime,discard)", (259, 2));
+        check("/srv/my disks/d", "ext4 (rw)", (8, 17));
+        assert_eq!(mount_of("", Path::new("/")), None);
+    }
+
+    #[test]
+    fn what_is_not_there_has_no_place() {
+        assert_eq!(Place::of(Path::new("/nonexistent/disk")), Place::Nowhere);
+    }
+}

@@ -1,0 +1,215 @@
+//! The guests that ringloom boots: prepared once, booted when the first run needs them, kept from run to run.
+//!
+//! Disks come and go while a guest runs, so that every number of iothreads is compared inside one boot. A guest that no
+//! run needs at the moment is stopped, so that it uses no CPU.
+//!
+//! Invariants: no guest outlives its `Fleet`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use guest::{
+    Accelerator, ColdDisk, Guest, Initramfs, Kernel, KernelSource, MachineSpec, QemuProgram,
+    try_kvm,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::args::Accel;
+use crate::interrupt::Interrupt;
+use crate::pinning::{CpuList, pin_each};
+use crate::progress::say;
+use crate::settings::GuestSettings;
+
+/// What guests are booted from, and the guests.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    settings: GuestSettings,
+    qemu: QemuProgram,
+    kernel: Kernel,
+    initramfs: Initramfs,
+    accelerator: Accelerator,
+    emulated_because: Option<String>,
+    pins: Pins,
+    /// The most disks of a guest.
+    slots: u16,
+    /// Consoles and QEMU's own messages.
+    logs: PathBuf,
+    guests: Vec<Guest>,
+    /// How often a guest was booted, for the names of the logs.
+    boots: u32,
+    _cache: TempDir,
+}
+
+/// CPUs of the host for threads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pins {
+    pub(crate) vcpus: Option<CpuList>,
+    pub(crate) iothreads: Option<CpuList>,
+}
+
+impl Fleet {
+    /// Finds QEMU and the kernel, makes the initramfs, tries KVM. Consoles are kept in `logs`.
+    ///
+    /// # Errors
+    /// What is missing, and how to get it.
+    pub(crate) fn prepare(
+        settings: &GuestSettings,
+        qemu: Option<&Path>,
+        slots: u16,
+        logs: &Path,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let pins = Pins::new(settings)?;
+        if let Some(node) = settings.numa_node {
+            CpuList::of_node(node).with_context(|| format!("--numa-node {node}"))?;
+        }
+        let qemu = QemuProgram::find(qemu)?;
+        let source = match &settings.guest_kernel {
+            None => KernelSource::Host,
+            Some(path) => KernelSource::Path(PathBuf::from(path)),
+        };
+        let kernel = Kernel::open(&source)?;
+        let cache = tempfile::Builder::new().prefix("ringloom-tune-").tempdir()?;
+        let initramfs = Initramfs::make(&kernel, cache.path())?;
+        std::fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
+        let watch = &mut || Ok(interrupt.check()?);
+        let kvm = match settings.accel {
+            Accel::Tcg => Err("--accel tcg".to_owned()),
+            Accel::Auto | Accel::Kvm => {
+                say("Trying KVM with a small guest.");
+                try_kvm(&qemu, &kernel, &initramfs, logs, watch)?
+            }
+        };
+        let (accelerator, emulated_because) = match kvm {
+            Ok(()) => (Accelerator::Kvm, None),
+            Err(reason) if settings.accel == Accel::Kvm => {
+                bail!("KVM does not work here: {reason} (--accel auto would emulate)")
+            }
+            Err(reason) => (Accelerator::Tcg, Some(reason)),
+        };
+        Ok(Self {
+            settings: settings.clone(),
+            qemu,
+            kernel,
+            initramfs,
+            accelerator,
+            emulated_because,
+            pins,
+            slots,
+            logs: logs.to_path_buf(),
+            guests: Vec::new(),
+            boots: 0,
+            _cache: cache,
+        })
+    }
+
+    pub(crate) fn qemu_version(&self) -> &str {
+        self.qemu.version()
+    }
+
+    pub(crate) fn kernel_version(&self) -> &str {
+        self.kernel.version()
+    }
+
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.accelerator == Accelerator::Tcg
+    }
+
+    /// Why the guests are emulated, if they are.
+    pub(crate) fn emulated_because(&self) -> Option<&str> {
+        self.emulated_because.as_deref()
+    }
+
+    pub(crate) fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// So many running guests; others are stopped.
+    ///
+    /// # Errors
+    /// If a guest does not come up, with the end of its console; `Interrupted`.
+    pub(crate) fn take(&mut self, count: u16, interrupt: &Interrupt) -> Result<&mut [Guest]> {
+        let count = usize::from(count);
+        while self.guests.len() < count {
+            let guest = self.boot(None, interrupt)?;
+            self.guests.push(guest);
+        }
+        for (index, guest) in self.guests.iter_mut().enumerate() {
+            let command = if index < count { "cont" } else { "stop" };
+            guest.monitor().command(command, json!({}))?;
+        }
+        Ok(&mut self.guests[..count])
+    }
+
+    /// Stops all guests' CPUs, for runs that have nothing to do with them.
+    ///
+    /// # Errors
+    /// If a QEMU does not answer.
+    pub(crate) fn rest(&mut self) -> Result<()> {
+        for guest in &mut self.guests {
+            guest.monitor().command("stop", json!({}))?;
+        }
+        Ok(())
+    }
+
+    /// A guest for one run, with a disk that cannot be plugged. All others are stopped.
+    ///
+    /// # Errors
+    /// As `take`.
+    pub(crate) fn boot_cold(&mut self, blockdev: Value, interrupt: &Interrupt) -> Result<Guest> {
+        self.boot(Some(ColdDisk { blockdev }), interrupt)
+    }
+
+    /// Ends all guests; the next run boots new ones.
+    pub(crate) fn end_all(&mut self) {
+        self.guests.clear();
+    }
+
+    fn boot(&mut self, cold_disk: Option<ColdDisk>, interrupt: &Interrupt) -> Result<Guest> {
+        let GuestSettings { vcpus, memory_mib, numa_node, .. } = self.settings;
+        self.boots += 1;
+        let spec = MachineSpec {
+            cpus: vcpus,
+            memory_mib,
+            accelerator: self.accelerator,
+            slots: self.slots,
+            numa_node,
+            cold_disk,
+            name: format!("guest-{}", self.boots),
+        };
+        let watch = &mut || Ok(interrupt.check()?);
+        let Self { qemu, kernel, initramfs, logs, .. } = self;
+        Guest::boot(qemu, kernel, initramfs, &spec, logs, watch)
+    }
+}
+
+impl Pins {
+    fn new(settings: &GuestSettings) -> Result<Self> {
+        let list = |name: &str, text: &Option<String>| -> Result<Option<CpuList>> {
+            let Some(text) = text else { return Ok(None) };
+            let cpus: CpuList = text.parse().with_context(|| format!("{name} {text}"))?;
+            cpus.check(&CpuList::online()?, &CpuList::allowed(None)?)
+                .with_context(|| format!("{name} {text}"))?;
+            Ok(Some(cpus))
+        };
+        Ok(Self {
+            vcpus: list("--pin-vcpus", &settings.pin_vcpus)?,
+            iothreads: list("--pin-iothreads", &settings.pin_iothreads)?,
+        })
+    }
+
+    /// Gives each thread one CPU of its list, in turn over all guests.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(crate) fn apply(&self, vcpus: &[u32], iothreads: &[u32]) -> Result<()> {
+        if let Some(cpus) = &self.vcpus {
+            pin_each(vcpus, cpus)?;
+        }
+        if let Some(cpus) = &self.iothreads {
+            pin_each(iothreads, cpus)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,320 @@
+//! Runs of fio: on this host, in the guests, or on the user's own machine.
+//!
+//! One loop looks after all of them: it starts a fio per place, samples the counters and prints intervals while they run,
+//! and reads their reports. The measured window is where fio says it was: it ends when fio ends.
+//!
+//! Limits: a fio that has not ended `GRACE` after its time fails the run.
+
+mod places;
+
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use load::fio::{Engine, FioVersion, Interval, Intervals, Job, Rate, Report, parse_report, series};
+use load::probe::CacheMode;
+use load::{Sample, Timing, Workload};
+
+pub(super) use self::places::{GuestPlace, HostPlace};
+use super::{Bench, Planned};
+use crate::clock;
+use crate::interrupt::Interrupt;
+use crate::meter::{Cost, Group, GroupName, Meter};
+use crate::progress::Progress;
+use crate::results::{Measured, Part};
+
+/// Start, end and report of a fio on a slow machine.
+const GRACE: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The fio that is used.
+#[derive(Clone, Debug)]
+pub(crate) struct Fio {
+    pub(crate) program: PathBuf,
+    pub(crate) version: FioVersion,
+}
+
+/// A fio that was started somewhere.
+pub(super) trait Place {
+    /// What the user calls it, for messages.
+    fn name(&self) -> String;
+
+    /// Starts fio on this job and returns at once.
+    ///
+    /// If it is a process of this host, its id.
+    fn start(&mut self, job: &str) -> Result<Option<u32>>;
+
+    /// What fio has printed since the last call.
+    fn printed(&mut self) -> Result<Vec<u8>>;
+
+    /// All that it printed, once it has ended.
+    fn poll(&mut self) -> Result<Option<Ended>>;
+}
+
+/// A fio that has ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) output: String,
+    /// How it ended, if not well.
+    pub(super) failed: Option<String>,
+    pub(super) ended: Instant,
+}
+
+/// The load of one place.
+#[derive(Clone, Debug)]
+pub(super) struct Work<'a> {
+    pub(super) workload: &'a Workload,
+    pub(super) engine: Engine,
+    pub(super) cache: CacheMode,
+    pub(super) timing: Timing,
+    /// Requests per second of this place.
+    pub(super) rate: Option<Rate>,
+}
+
+impl<'a> Work<'a> {
+    /// What each of so many places has to do in a run.
+    pub(super) fn new(
+        bench: &Bench<'_>,
+        planned: &Planned<'a>,
+        engine: Engine,
+        places: usize,
+    ) -> Result<Self> {
+        let cache = planned.disks.first().context("a run has a disk")?.cache;
+        let rate = match planned.rate {
+            None => None,
+            Some(rate) => {
+                // Rates are whole numbers; a place that would get less than one has nothing to measure.
+                let each = (rate / places as f64).round().clamp(0.0, f64::from(u32::MAX));
+                let whole = (0..u32::BITS).rev().fold(0_u32, |whole, bit| {
+                    let more = whole | 1 << bit;
+                    if f64::from(more) <= each { more } else { whole }
+                });
+                let rate = NonZeroU32::new(whole).with_context(|| {
+                    format!(
+                        "a rate of {rate:.1} requests per second is too low for {places} guests"
+                    )
+                })?;
+                Some(Rate(rate))
+            }
+        };
+        Ok(Self { workload: planned.workload, engine, cache, timing: bench.timing(), rate })
+    }
+
+    /// The job on these files or devices of the place.
+    pub(super) fn job(&self, files: Vec<String>) -> Result<Job> {
+        let Self { workload, engine, cache, timing, rate } = self.clone();
+        let job = Job::new(*workload, files, engine, cache, timing)?;
+        Ok(match rate {
+            Some(rate) => job.with_rate(rate)?,
+            None => job,
+        })
+    }
+}
+
+/// What is told while it runs, and what ends it.
+pub(super) struct Around<'a> {
+    pub(super) interrupt: &'a Interrupt,
+    pub(super) progress: &'a Progress,
+    pub(super) name: &'a str,
+    /// Looks whether what serves the disks is alive.
+    pub(super) check: &'a mut dyn FnMut() -> Result<()>,
+}
+
+/// What all places together did.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) sample: Sample,
+    pub(super) per_second: Vec<u64>,
+    /// One per place, if there are several.
+    pub(super) parts: Vec<Part>,
+    pub(super) cost: Cost,
+}
+
+/// A place and the job file it is to run.
+pub(super) struct Task<'a> {
+    pub(super) place: &'a mut dyn Place,
+    pub(super) job: String,
+}
+
+/// Runs the jobs, each in its place, all at the same time, and measures. `groups` are the processes that serve the disks.
+pub(super) fn measure(
+    tasks: &mut [Task<'_>],
+    groups: &[Group],
+    timing: Timing,
+    around: &mut Around<'_>,
+) -> Result<Outcome> {
+    let mut meter: Option<Meter> = None;
+    let time = timing.ramp + timing.runtime;
+    let ended = carry_out(tasks, time, around, &mut |now, loads| {
+        let all = || {
+            let loads = loads.iter().map(|&pid| Group::new(GroupName::Load, pid));
+            Meter::new(groups.iter().cloned().chain(loads).collect())
+        };
+        meter.get_or_insert_with(all).sample(now);
+    })?;
+    let mut meter = meter.context("no fio ran")?;
+    meter.close(clock::now());
+    outcome(&meter, &ended)
+}
+
+/// Runs the jobs to their ends. `time` is how long they should take; `sample` is called all the time, with the process ids
+/// of the fios that run on this host.
+pub(super) fn carry_out(
+    tasks: &mut [Task<'_>],
+    time: Duration,
+    around: &mut Around<'_>,
+    sample: &mut dyn FnMut(Instant, &[u32]),
+) -> Result<Vec<Ended>> {
+    let deadline = clock::now() + time + GRACE;
+    let (mut running, mut loads) = (Vec::new(), Vec::new());
+    for Task { place, job } in tasks.iter_mut() {
+        let pid = place.start(job).with_context(|| format!("start fio {}", place.name()))?;
+        loads.extend(pid);
+        running.push(Running {
+            place: &mut **place,
+            intervals: Intervals::default(),
+            told: Vec::new(),
+            ended: None,
+        });
+    }
+    let mut shown = 0;
+    while running.iter().any(|it| it.ended.is_none()) {
+        around.look()?;
+        sample(clock::now(), &loads);
+        for one in running.iter_mut().filter(|it| it.ended.is_none()) {
+            one.look()?;
+        }
+        shown = around.show(&running, shown);
+        if clock::now() > deadline {
+            let slow = running.iter().filter(|it| it.ended.is_none());
+            let names: Vec<_> = slow.map(|it| it.place.name()).collect();
+            let late = GRACE.as_secs();
+            bail!("fio {} has not ended {late} s after its time", names.join(" and "));
+        }
+        clock::pause(LOOK);
+    }
+    Ok(running.into_iter().filter_map(|it| it.ended).collect())
+}
+
+/// One place while its fio runs.
+struct Running<'p> {
+    place: &'p mut dyn Place,
+    intervals: Intervals,
+    /// Its complete seconds.
+    told: Vec<Interval>,
+    ended: Option<Ended>,
+}
+
+impl Running<'_> {
+    fn look(&mut self) -> Result<()> {
+        let printed = self.place.printed()?;
+        self.told.extend(self.intervals.feed(&printed));
+        self.ended = self.place.poll().with_context(|| format!("fio {}", self.place.name()))?;
+        Ok(())
+    }
+}
+
+impl Around<'_> {
+    fn look(&mut self) -> Result<()> {
+        self.interrupt.check()?;
+        (self.check)()?;
+        self.progress.tick(self.name);
+        Ok(())
+    }
+
+    /// Shows the seconds that all places have told of; returns how many that are.
+    fn show(&self, running: &[Running<'_>], mut shown: usize) -> usize {
+        while running.iter().all(|it| it.told.len() > shown) {
+            let second: Vec<_> = running.iter().map(|it| it.told[shown].clone()).collect();
+            if let Some(all) = Interval::merge(&second) {
+                self.progress.interval(&all);
+            }
+            shown += 1;
+        }
+        shown
+    }
+}
+
+impl Outcome {
+    /// The run, as far as fio knows it.
+    pub(super) fn measured(
+        self,
+        work: &Work<'_>,
+        version: FioVersion,
+        job_files: Vec<String>,
+        verified_bytes: Option<u64>,
+    ) -> Measured {
+        let Self { sample, per_second, parts, cost } = self;
+        Measured {
+            queues: 0,
+            load: format!("fio-{version} {}", work.engine),
+            emulated: false,
+            sample,
+            rate_iops: work.rate.map(|rate| f64::from(rate.0.get()) * parts.len().max(1) as f64),
+            per_second,
+            parts,
+            cost,
+            job_files,
+            verified_bytes,
+        }
+    }
+}
+
+fn outcome(meter: &Meter, ended: &[Ended]) -> Result<Outcome> {
+    let mut samples = Vec::new();
+    // The time in which all of them ran.
+    let mut window: Option<(Instant, Instant)> = None;
+    for Ended { output, failed, ended } in ended {
+        let Report { sample, .. } = parse_report(output)?;
+        if let Some(failed) = failed {
+            bail!("fio ended with {failed}");
+        }
+        let opened = ended.checked_sub(sample.elapsed).unwrap_or(*ended);
+        window = Some(match window {
+            None => (opened, *ended),
+            Some((open, close)) => (open.max(opened), close.min(*ended)),
+        });
+        samples.push(sample);
+    }
+    let (open, close) = window.context("no fio ran")?;
+    let parts = match &samples[..] {
+        [_] => Vec::new(),
+        several => (1..).zip(several).map(|(vm, sample)| Part::new(vm, sample)).collect(),
+    };
+    Ok(Outcome {
+        per_second: per_second(ended),
+        parts,
+        cost: meter.between(open, close),
+        sample: merged(samples).context("no fio ran")?,
+    })
+}
+
+/// Requests of each whole second, of all places together.
+fn per_second(ended: &[Ended]) -> Vec<u64> {
+    let all: Vec<Vec<Interval>> = ended.iter().map(|it| series(&it.output)).collect();
+    let length = all.iter().map(Vec::len).min().unwrap_or(0);
+    let sum = |second: usize| all.iter().map(|series| series[second].operations).sum();
+    (0..length).map(sum).collect()
+}
+
+/// All samples as one: the requests of all, the longest time.
+fn merged(samples: Vec<Sample>) -> Option<Sample> {
+    samples.into_iter().reduce(|mut all, one| {
+        all.operations += one.operations;
+        all.bytes += one.bytes;
+        all.elapsed = all.elapsed.max(one.elapsed);
+        all.latency.merge(&one.latency);
+        all
+    })
+}
+
+/// Writes a job file where the results are, and returns its name there.
+pub(super) fn keep_job(out: &Path, name: &str, job: &str) -> Result<String> {
+    let relative = format!("jobs/{name}.fio");
+    let path = out.join(&relative);
+    let parent = path.parent().context("a job file has a directory")?;
+    std::fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+    std::fs::write(&path, job).with_context(|| format!("write {}", path.display()))?;
+    Ok(relative)
+}

@@ -1,0 +1,168 @@
+//! Runs of the tuner's own loads: straight on the file, or as a client of the daemon.
+//!
+//! Limits: a daemon that does not listen or does not answer within `START_LIMIT` fails the run; it is longer than the
+//! 30 s for which a daemon waits for the lock of its image.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Error, Result, anyhow, bail};
+use load::client::{self, Connection};
+use load::{LoadError, Sample, Verdict, Watch, Workload, host};
+
+use super::{Bench, Planned};
+use crate::clock;
+use crate::contender::Iothreads;
+use crate::daemon::{Running, START_LIMIT, Service};
+use crate::meter::{Cost, Group, GroupName, Meter};
+use crate::results::Measured;
+
+const CONNECT_PAUSE: Duration = Duration::from_millis(3);
+/// The name of this load in the results.
+const LOAD: &str = "ringloom";
+
+/// The load straight on the file.
+pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+    let [disk] = planned.disks else {
+        bail!("the client's own load drives one disk; --load fio drives several")
+    };
+    let path = disk.host_path().context("the host reads no such image")?;
+    let group = Group::new(GroupName::Load, std::process::id());
+    let mut watch = RunWatch::new(bench, planned.name, group, None);
+    let result = host::run(path, disk.cache, planned.workload, bench.timing(), &mut watch);
+    watch.conclude(0, result)
+}
+
+/// A client of a daemon that is started for this run.
+pub(super) fn client(
+    bench: &Bench<'_>,
+    planned: &Planned<'_>,
+    iothreads: Iothreads,
+) -> Result<Measured> {
+    let queues = planned.workload.shape().jobs();
+    let service = Service {
+        disks: planned.disks,
+        aio: planned.run.key.variant.aio,
+        iothreads,
+        queues,
+        writable: planned.run.key.cell.writes(),
+    };
+    let mut running = Running::start(&bench.daemon, &service, &bench.daemon_log())?;
+    let group = Group::new(GroupName::Daemon, running.pid());
+    let mut watch = RunWatch::new(bench, planned.name, group, Some(&mut running));
+    let result = watch.connect(planned.workload).and_then(|it| it.run(bench.timing(), &mut watch));
+    let measured = watch.conclude(queues, result)?;
+    running.stop()?;
+    Ok(measured)
+}
+
+/// Looks after a run: signals, the life of the daemon, CPU time, progress.
+struct RunWatch<'a> {
+    bench: &'a Bench<'a>,
+    name: &'a str,
+    meter: Meter,
+    opened: Option<Instant>,
+    cost: Cost,
+    daemon: Option<&'a mut Running>,
+    deadline: Option<Instant>,
+    /// Why the run was told to stop.
+    reason: Option<Error>,
+}
+
+impl<'a> RunWatch<'a> {
+    fn new(
+        bench: &'a Bench<'a>,
+        name: &'a str,
+        group: Group,
+        daemon: Option<&'a mut Running>,
+    ) -> Self {
+        let meter = Meter::new(vec![group]);
+        let cost = Cost::default();
+        Self { bench, name, meter, opened: None, cost, daemon, deadline: None, reason: None }
+    }
+
+    /// Connects as soon as the daemon listens.
+    fn connect(&mut self, workload: &Workload) -> Result<Connection, LoadError> {
+        let socket = self.daemon.as_ref().expect("a client has a daemon").socket(0).to_path_buf();
+        self.deadline = Some(clock::now() + START_LIMIT);
+        let connection = loop {
+            match client::connect(&socket, workload, self) {
+                Err(LoadError::SetUp { source, .. }) if is_not_yet(&source) => {
+                    clock::pause(CONNECT_PAUSE);
+                    if self.tick() == Verdict::Stop {
+                        return Err(LoadError::Stopped);
+                    }
+                }
+                result => break result,
+            }
+        };
+        self.deadline = None;
+        connection
+    }
+
+    /// The result of the load, or the true reason why there is none.
+    fn conclude(mut self, queues: u16, result: Result<Sample, LoadError>) -> Result<Measured> {
+        match result {
+            Ok(sample) => Ok(Measured {
+                queues,
+                load: LOAD.to_owned(),
+                emulated: false,
+                sample,
+                rate_iops: None,
+                per_second: Vec::new(),
+                parts: Vec::new(),
+                cost: self.cost,
+                job_files: Vec::new(),
+                verified_bytes: None,
+            }),
+            Err(error) => {
+                // A request may fail because the daemon died a moment ago.
+                let reason = self.reason.take().or_else(|| self.complaint().err());
+                Err(reason.unwrap_or_else(|| Error::from(error)))
+            }
+        }
+    }
+
+    fn complaint(&mut self) -> Result<()> {
+        self.bench.interrupt.check()?;
+        if let Some(daemon) = &mut self.daemon {
+            daemon.check_alive()?;
+        }
+        if self.deadline.is_some_and(|deadline| clock::now() > deadline) {
+            let limit = START_LIMIT.as_secs();
+            return Err(anyhow!("the daemon does not answer on its socket after {limit} s"));
+        }
+        Ok(())
+    }
+}
+
+fn is_not_yet(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+}
+
+impl Watch for RunWatch<'_> {
+    fn window_opens(&mut self) {
+        let now = clock::now();
+        self.meter.close(now);
+        self.opened = Some(now);
+    }
+
+    fn window_closes(&mut self) {
+        let now = clock::now();
+        self.meter.close(now);
+        if let Some(opened) = self.opened {
+            self.cost = self.meter.between(opened, now);
+        }
+    }
+
+    fn tick(&mut self) -> Verdict {
+        self.bench.progress.tick(self.name);
+        match self.complaint() {
+            Ok(()) => Verdict::GoOn,
+            Err(reason) => {
+                self.reason = Some(reason);
+                Verdict::Stop
+            }
+        }
+    }
+}

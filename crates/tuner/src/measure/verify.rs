@@ -1,0 +1,45 @@
+//! Before a run that writes, if asked: some of each disk is written, read back and compared.
+
+use anyhow::{Context, Result};
+use load::fio::{FioVersion, VERIFY_BYTES_MAX, VerifyJob, VerifyPhase, parse_verify};
+
+use super::fio::{Around, Place, Task, Work, carry_out};
+use crate::clock;
+
+/// Verifies the first bytes of all disks, the first of every place at the same time, then the second, and so on. `files` are
+/// those of each place. Returns the bytes that were compared.
+///
+/// # Errors
+/// What fio says about the block that is wrong.
+pub(super) fn run(
+    places: &mut [&mut dyn Place],
+    files: &[Vec<String>],
+    work: &Work<'_>,
+    version: FioVersion,
+    around: &mut Around<'_>,
+) -> Result<u64> {
+    let disks = files.iter().map(Vec::len).max().unwrap_or(0);
+    let mut verified = 0;
+    for disk in 0..disks {
+        let mut tasks = Vec::new();
+        for (place, files) in places.iter_mut().zip(files) {
+            let Some(file) = files.get(disk) else { continue };
+            let job = job(file, work)?.file(version, VerifyPhase::WriteAndRead);
+            tasks.push(Task { place: &mut **place, job });
+        }
+        let ended = carry_out(&mut tasks, std::time::Duration::ZERO, around, &mut |_, _| {})
+            .context("verification")?;
+        for ended in ended {
+            verified += parse_verify(&ended.output).context("verification: wrong data")?;
+        }
+    }
+    Ok(verified)
+}
+
+fn job(file: &str, work: &Work<'_>) -> Result<VerifyJob> {
+    let block = work.workload.shape().block();
+    let bytes = work.workload.disk_bytes().min(VERIFY_BYTES_MAX);
+    // Other data than any run before has left there.
+    let seed = work.workload.seed() ^ u64::from(clock::since_epoch().subsec_nanos());
+    Ok(VerifyJob::new(file, block, bytes, work.engine, work.cache, seed)?)
+}

@@ -1,0 +1,245 @@
+//! Runs in guests: disks are plugged, fio runs in all guests at once, disks are unplugged.
+//!
+//! A run that fails leaves its guests in an unknown state: they are ended, and the next run boots new ones.
+
+use anyhow::{Context, Result, ensure};
+use guest::{Controller, Guest, Plug, Plugged, Source};
+use load::fio::Engine;
+
+use super::fio::{Around, GuestPlace, Place, Task, Work, keep_job, measure};
+use super::{Bench, Planned, verify};
+use crate::args::GuestEngine;
+use crate::contender::{Contender, Iothreads};
+use crate::daemon::{Running, Service};
+use crate::fleet::Fleet;
+use crate::meter::{Group, GroupName, Role};
+use crate::results::Measured;
+use crate::storage::DiskFiles;
+use crate::variant::Device;
+
+/// The disks of one guest while they are plugged.
+struct Attached {
+    plugged: Vec<Plugged>,
+    /// The devices in the guest.
+    devices: Vec<String>,
+    queues: u16,
+    /// Of this guest's own, if QEMU does not serve the disks itself.
+    daemon: Option<Running>,
+}
+
+/// Measures one run in as many guests as the variant says.
+pub(super) fn run(bench: &Bench<'_>, fleet: &mut Fleet, planned: &Planned<'_>) -> Result<Measured> {
+    let result = in_guests(bench, fleet, planned);
+    if result.is_err() {
+        fleet.end_all();
+    }
+    result
+}
+
+fn in_guests(bench: &Bench<'_>, fleet: &mut Fleet, planned: &Planned<'_>) -> Result<Measured> {
+    let variant = planned.run.key.variant;
+    let own: Vec<&[DiskFiles]> = planned.disks.chunks(usize::from(variant.disks)).collect();
+    let (emulated, pins) = (fleet.is_emulated(), fleet.pins().clone());
+    let io_uring = load::host::available().is_ok();
+    let mut cold = Vec::new();
+    let guests = match variant.device {
+        Device::Ide => {
+            fleet.rest()?;
+            for disks in &own {
+                let disk = disks.first().context("a guest has a disk")?;
+                let graph = graph(disk, planned, io_uring);
+                cold.push(fleet.boot_cold(graph, bench.interrupt)?);
+            }
+            &mut cold[..]
+        }
+        Device::VirtioBlk | Device::VirtioScsi | Device::Nvme => {
+            fleet.take(variant.vms, bench.interrupt)?
+        }
+    };
+    let mut attached = Vec::new();
+    for (guest, disks) in guests.iter_mut().zip(&own) {
+        attached.push(attach(bench, planned, guest, disks, io_uring)?);
+    }
+    let groups = groups(guests, &attached, &pins)?;
+    let measured = load(bench, planned, guests, &mut attached, &groups)?;
+    let queues = attached.first().map_or(0, |it| it.queues);
+    for (guest, attached) in guests.iter_mut().zip(attached) {
+        detach(bench, guest, attached)?;
+    }
+    for guest in cold {
+        guest.stop()?;
+    }
+    Ok(Measured { queues, emulated, ..measured })
+}
+
+/// Gives a guest its disks.
+fn attach(
+    bench: &Bench<'_>,
+    planned: &Planned<'_>,
+    guest: &mut Guest,
+    disks: &[DiskFiles],
+    io_uring: bool,
+) -> Result<Attached> {
+    let key = &planned.run.key;
+    if let Some(disk) = guest.cold_disk() {
+        let (devices, queues) = (vec![disk.device.clone()], disk.queues);
+        return Ok(Attached { plugged: Vec::new(), devices, queues, daemon: None });
+    }
+    let iothreads = key.contender.iothreads().unwrap_or(Iothreads::NONE);
+    let queues = bench.settings.guest.queues;
+    let read_only = !key.cell.writes();
+    let daemon = match key.contender {
+        Contender::VmRingloom { .. } => Some(serve(bench, planned, disks)?),
+        Contender::VmQemu { .. }
+        | Contender::Host
+        | Contender::Client { .. }
+        | Contender::VmGiven => None,
+    };
+    let mut plugged = Vec::new();
+    for (slot, disk) in (0_u16..).zip(disks) {
+        let (controller, source, iothreads) = match &daemon {
+            Some(daemon) => {
+                let socket = daemon.socket(usize::from(slot)).to_path_buf();
+                (Controller::VhostUserBlk, Source::Socket(socket), 0)
+            }
+            None => {
+                let graph = graph(disk, planned, io_uring);
+                (controller(key.variant.device), Source::Blockdev(graph), iothreads.count())
+            }
+        };
+        let plug = Plug { controller, source, queues, iothreads, read_only, slot };
+        let watch = &mut || Ok(bench.interrupt.check()?);
+        plugged.push(guest.plug(&plug, watch)?);
+    }
+    for (plugged, disk) in plugged.iter().zip(disks) {
+        ensure!(
+            plugged.bytes == disk.bytes,
+            "{} in the guest has {} bytes, the disk {}",
+            plugged.device,
+            plugged.bytes,
+            disk.bytes
+        );
+    }
+    let devices = plugged.iter().map(|it| it.device.clone()).collect();
+    Ok(Attached { plugged, devices, queues, daemon })
+}
+
+fn controller(device: Device) -> Controller {
+    match device {
+        // An IDE disk is there from the boot.
+        Device::VirtioBlk | Device::Ide => Controller::VirtioBlk,
+        Device::VirtioScsi => Controller::VirtioScsi,
+        Device::Nvme => Controller::Nvme,
+    }
+}
+
+fn graph(disk: &DiskFiles, planned: &Planned<'_>, io_uring: bool) -> serde_json::Value {
+    let key = &planned.run.key;
+    let aio = disk.qemu_aio(key.variant.aio, io_uring);
+    disk.qemu_blockdev(aio, !key.cell.writes())
+}
+
+/// A daemon for the disks of one guest. It has its sockets before QEMU looks for them.
+fn serve(bench: &Bench<'_>, planned: &Planned<'_>, disks: &[DiskFiles]) -> Result<Running> {
+    let key = &planned.run.key;
+    let service = Service {
+        disks,
+        aio: key.variant.aio,
+        iothreads: key.contender.iothreads().unwrap_or(Iothreads::NONE),
+        queues: bench.settings.guest.queues,
+        writable: key.cell.writes(),
+    };
+    let mut daemon = Running::start(&bench.daemon, &service, &bench.daemon_log())?;
+    daemon.wait_for_sockets(&mut || Ok(bench.interrupt.check()?))?;
+    Ok(daemon)
+}
+
+/// The processes to measure; their threads are put on their CPUs.
+fn groups(
+    guests: &mut [Guest],
+    attached: &[Attached],
+    pins: &crate::fleet::Pins,
+) -> Result<Vec<Group>> {
+    let mut groups = Vec::new();
+    let (mut all_vcpus, mut all_iothreads) = (Vec::new(), Vec::new());
+    for (guest, attached) in guests.iter_mut().zip(attached) {
+        let vcpus = guest.vcpus()?;
+        let iothreads: Vec<u32> = guest.iothreads()?.into_iter().map(|(_, tid)| tid).collect();
+        let roles = vcpus.iter().map(|&tid| (tid, Role::Vcpu));
+        let roles = roles.chain(iothreads.iter().map(|&tid| (tid, Role::Iothread)));
+        groups.push(Group::new(GroupName::Qemu, guest.pid()).with_roles(roles));
+        all_vcpus.extend(vcpus);
+        all_iothreads.extend(iothreads);
+        if let Some(daemon) = &attached.daemon {
+            groups.push(Group::new(GroupName::Daemon, daemon.pid()));
+            all_iothreads.extend(iothreads_of(daemon.pid()));
+        }
+    }
+    pins.apply(&all_vcpus, &all_iothreads)?;
+    Ok(groups)
+}
+
+/// The engine of the user's choice.
+fn engine(bench: &Bench<'_>) -> Engine {
+    match bench.settings.engine {
+        GuestEngine::IoUring => Engine::IoUring,
+        GuestEngine::Libaio => Engine::Libaio,
+        GuestEngine::Psync => Engine::Psync,
+    }
+}
+
+fn load(
+    bench: &Bench<'_>,
+    planned: &Planned<'_>,
+    guests: &mut [Guest],
+    attached: &mut [Attached],
+    groups: &[Group],
+) -> Result<Measured> {
+    let work = Work::new(bench, planned, engine(bench), attached.len())?;
+    let version = bench.fio()?.version;
+    let devices: Vec<Vec<String>> = attached.iter().map(|it| it.devices.clone()).collect();
+    let mut jobs = Vec::new();
+    let mut job_files = Vec::new();
+    for (vm, devices) in (1..).zip(&devices) {
+        let job = work.job(devices.clone())?.file(version);
+        job_files.push(keep_job(&bench.out, &format!("{}-vm{vm}", planned.slug()), &job)?);
+        jobs.push(job);
+    }
+    let mut places: Vec<GuestPlace<'_>> = guests.iter_mut().map(GuestPlace::new).collect();
+    let mut check = || {
+        let mut daemons = attached.iter_mut().filter_map(|it| it.daemon.as_mut());
+        daemons.try_for_each(Running::check_alive)
+    };
+    let mut around = Around {
+        interrupt: bench.interrupt,
+        progress: bench.progress,
+        name: planned.name,
+        check: &mut check,
+    };
+    let mut verified_bytes = None;
+    if bench.verifies(planned) {
+        let mut places: Vec<&mut dyn Place> =
+            places.iter_mut().map(|place| place as &mut dyn Place).collect();
+        verified_bytes = Some(verify::run(&mut places, &devices, &work, version, &mut around)?);
+    }
+    let mut tasks: Vec<Task<'_>> =
+        places.iter_mut().zip(jobs).map(|(place, job)| Task { place, job }).collect();
+    let outcome = measure(&mut tasks, groups, work.timing, &mut around)?;
+    Ok(outcome.measured(&work, version, job_files, verified_bytes))
+}
+
+/// By the names that the daemon gives its threads.
+fn iothreads_of(pid: u32) -> Vec<u32> {
+    let threads = crate::meter::threads_by_role(pid);
+    threads.into_iter().filter(|(_, role)| *role == Role::Iothread).map(|(tid, _)| tid).collect()
+}
+
+fn detach(bench: &Bench<'_>, guest: &mut Guest, attached: Attached) -> Result<()> {
+    for plugged in attached.plugged {
+        guest.unplug(plugged, &mut || Ok(bench.interrupt.check()?))?;
+    }
+    match attached.daemon {
+        Some(daemon) => daemon.stop(),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,247 @@
+//! What the report says around its tables: what bends the numbers, what failed, what was left out. Pure functions.
+
+use super::text::listed;
+use super::{Findings, Style};
+use crate::cell::Cell;
+use crate::drift::Drift;
+use crate::measure::run_name;
+use crate::plan::Purpose;
+use crate::results::{Failure, Header, Programs, Run};
+use crate::units::counted;
+
+/// Runs in doubt that are named; --sentinel decides how many there can be.
+const NAMED_MAX: usize = 8;
+
+/// All sentences; nothing where there is nothing to say.
+pub(super) fn render(style: Style, findings: &Findings<'_>) -> String {
+    let header = findings.header;
+    let mut sentences: Vec<String> = Vec::new();
+    sentences.extend(emulated(findings));
+    sentences.extend(busy(header));
+    sentences.extend(drift(findings.runs));
+    sentences.extend(findings.notes.iter().map(|note| format!("Note: {note}.")));
+    sentences.extend(warnings(header, findings.notes));
+    sentences.extend(failed(findings));
+    sentences.extend(findings.pruned.iter().map(|what| format!("Left out: {what}.")));
+    sentences.extend(skipped(findings.skipped));
+    let heading = match style {
+        Style::Plain => "",
+        Style::Markdown => "\n## Notes\n",
+    };
+    if sentences.is_empty() {
+        return String::new();
+    }
+    format!("{heading}\n{}", listed(style, &sentences))
+}
+
+/// Only if such a guest was measured.
+fn emulated(findings: &Findings<'_>) -> Option<String> {
+    let Programs { accelerator, emulated_because, .. } = &findings.header.programs;
+    if !findings.runs.iter().any(|run| run.emulated) {
+        return None;
+    }
+    let how: Vec<&str> =
+        [accelerator, emulated_because].into_iter().flatten().map(String::as_str).collect();
+    let how = if how.is_empty() { String::new() } else { format!(" ({})", how.join(": ")) };
+    Some(format!(
+        "The CPUs of the guests were emulated{how}: their figures do not compare with those of the \
+         host."
+    ))
+}
+
+/// Whether others used the host when it began.
+fn busy(header: &Header) -> Option<String> {
+    let sentence = header.load_before.as_ref()?.sentence()?;
+    Some(format!("Warning: {sentence}."))
+}
+
+/// What of the host bends the numbers, unless a note says it already.
+fn warnings(header: &Header, notes: &[String]) -> Vec<String> {
+    let mut warnings = header.environment.warnings();
+    warnings.retain(|warning| !notes.contains(warning));
+    warnings.iter().map(|warning| format!("Note: {warning}.")).collect()
+}
+
+/// Where the sentinel changed, and which runs are in doubt by that.
+fn drift(runs: &[Run]) -> Vec<String> {
+    let (sentinels, others): (Vec<&Run>, Vec<&Run>) =
+        runs.iter().partition(|run| run.key.purpose == Purpose::Sentinel);
+    let figures: Vec<_> = sentinels.iter().map(|run| (run.started_unix_s, run.iops())).collect();
+    let Some(drift) = Drift::of(&figures) else { return Vec::new() };
+    let flagged = drift.flags.iter().zip(drift.sentences(&[]));
+    flagged
+        .map(|(flag, sentence)| {
+            let covered = others.iter().filter(|run| flag.covers(run.started_unix_s));
+            let names: Vec<String> = covered.map(|run| run_name(&run.key)).collect();
+            let doubt = doubt(&names);
+            format!("Warning: {sentence}{doubt}.")
+        })
+        .collect()
+}
+
+/// `; 20 runs in that time are in doubt: a; b; c; …`.
+fn doubt(names: &[String]) -> String {
+    if names.is_empty() {
+        return String::new();
+    }
+    let more = if names.len() > NAMED_MAX { "; …" } else { "" };
+    let runs = counted(names.len(), "run");
+    let are = if names.len() == 1 { "is" } else { "are" };
+    let named = &names[..names.len().min(NAMED_MAX)];
+    format!("; {runs} of that time {are} in doubt: {}{more}", named.join("; "))
+}
+
+/// How many runs failed, and each with the first line of its error, which names the run.
+fn failed(findings: &Findings<'_>) -> Vec<String> {
+    let Findings { failures, runs, .. } = *findings;
+    if failures.is_empty() {
+        return Vec::new();
+    }
+    let all = counted(failures.len() + runs.len(), "run");
+    let title = format!("{} of {all} failed: --resume tries them again.", failures.len());
+    std::iter::once(title).chain(failures.iter().map(error)).collect()
+}
+
+fn error(failure: &Failure) -> String {
+    let first = failure.error.lines().next().unwrap_or_default();
+    format!("Failed: {}", first.trim_end_matches(':'))
+}
+
+fn skipped(cells: &[Cell]) -> Option<String> {
+    let names: Vec<_> = cells.iter().map(ToString::to_string).collect();
+    let names = names.join(", ");
+    (!cells.is_empty()).then(|| format!("Skipped, they write (--destructive allows it): {names}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::{cell, client};
+    use crate::contender::{Contender, Iothreads};
+    use crate::host_load::{HostLoad, User};
+    use crate::report::tests::findings;
+    use crate::results::tests::{header, run};
+
+    #[test]
+    fn what_bends_the_numbers_is_told() {
+        let mut header = header("");
+        header.programs.accelerator = Some("tcg".to_owned());
+        header.programs.emulated_because = Some("a guest with KVM hung".to_owned());
+        let cell = cell("randread", 4096, 2, 16);
+        let mut guest = run(cell, Contender::VmQemu { iothreads: Iothreads::new(1) }, 0, 5);
+        guest.emulated = true;
+        let failed = |contender, error: &str| {
+            let key = run(cell, contender, 0, 5).key;
+            let error = anyhow::anyhow!("{error}").context(format!("{cell}, {contender}"));
+            Failure::new(key, &error)
+        };
+        let failures = [
+            failed(client(1), "the daemon ended early:\nno such disk"),
+            failed(client(2), "no memory"),
+        ];
+        let runs = [guest];
+        let notes = ["tmpfs is memory".to_owned()];
+        let pruned = ["client with 8 iothreads: it has 4 queues".to_owned()];
+        let findings = Findings {
+            failures: &failures,
+            notes: &notes,
+            pruned: &pruned,
+            skipped: &[cell],
+            ..findings(&header, &runs)
+        };
+        let expected = "
+The CPUs of the guests were emulated (tcg: a guest with KVM hung): their figures
+  do not compare with those of the host.
+Note: tmpfs is memory.
+2 of 3 runs failed: --resume tries them again.
+Failed: randread 4k jobs=2 iodepth=16, client 1: the daemon ended early
+Failed: randread 4k jobs=2 iodepth=16, client 2: no memory
+Left out: client with 8 iothreads: it has 4 queues.
+Skipped, they write (--destructive allows it): randread 4k jobs=2 iodepth=16.
+";
+        assert_eq!(render(Style::Plain, &findings), expected);
+        let markdown = render(Style::Markdown, &findings);
+        assert!(markdown.starts_with("\n## Notes\n\n- The CPUs of the guests"), "{markdown}");
+        assert!(markdown.contains("\n- Note: tmpfs is memory.\n"), "{markdown}");
+    }
+
+    #[test]
+    fn a_busy_host_and_what_bends_its_figures_are_told() {
+        let mut header = header("");
+        header.environment.cpu.smt = Some(true);
+        (header.environment.cpu.threads, header.environment.cpu.cores) = (Some(8), Some(4));
+        let user = |comm: &str, cpus| User { pid: 1, comm: comm.to_owned(), cpus };
+        header.load_before = Some(HostLoad {
+            load_average: None,
+            cpus_in_use: Some(1.3),
+            of: Some(2),
+            users: vec![user("cargo", 0.8), user("rustc", 0.5)],
+        });
+        let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
+        let findings = findings(&header, &runs);
+        let expected = "
+Warning: the host is busy: 1.3 of 2 CPUs are used before the start (cargo 0.8,
+  rustc 0.5); figures will be lower and noisier.
+Note: SMT is on: 8 CPUs are 4 cores, and two busy CPUs of a core are slower than
+  two cores.
+";
+        assert_eq!(render(Style::Plain, &findings), expected);
+        let notes = header.environment.warnings();
+        let twice = render(Style::Plain, &Findings { notes: &notes, ..findings });
+        assert_eq!(twice, expected, "what a note says is not said again");
+    }
+
+    /// A sentinel of each time with its IOPS, 14:00 and some minutes.
+    fn sentinels(figures: &[(u64, u64)]) -> Vec<Run> {
+        let sentinel = |(step, &(minute, iops)): (u32, &(u64, u64))| {
+            let mut run = run(cell("read", 4096, 1, 1), Contender::Host, 0, iops);
+            (run.key.purpose, run.key.step) = (Purpose::Sentinel, step);
+            run.started_unix_s = 1_795_356_000 + 60 * minute;
+            run
+        };
+        (0..).zip(figures).map(sentinel).collect()
+    }
+
+    #[test]
+    fn a_sentinel_that_falls_names_the_runs_in_doubt() {
+        let mut runs = sentinels(&[(0, 1000), (2, 1010), (40, 890)]);
+        for (minute, contender) in [(1, client(0)), (20, client(1)), (30, client(2))] {
+            let mut run = run(cell("randread", 4096, 2, 16), contender, 0, 5);
+            run.started_unix_s = 1_795_356_000 + 60 * minute;
+            runs.push(run);
+        }
+        let expected = "
+Warning: the sentinel fell by 12 % between 14:02 and 14:40 (UTC); 2 runs of that
+  time are in doubt: randread 4k jobs=2 iodepth=16, client 1; randread 4k jobs=2
+  iodepth=16, client 2.
+";
+        assert_eq!(render(Style::Plain, &findings(&header(""), &runs)), expected);
+    }
+
+    #[test]
+    fn a_steady_sentinel_is_not_mentioned() {
+        let runs = sentinels(&[(0, 1000), (2, 1010), (40, 990)]);
+        assert_eq!(render(Style::Plain, &findings(&header(""), &runs)), "");
+    }
+
+    #[test]
+    fn of_many_runs_in_doubt_some_are_named() {
+        let names = |count| vec!["x".to_owned(); count];
+        assert_eq!(doubt(&[]), "");
+        assert_eq!(doubt(&names(1)), "; 1 run of that time is in doubt: x");
+        assert_eq!(
+            doubt(&names(9)),
+            "; 9 runs of that time are in doubt: x; x; x; x; x; x; x; x; …"
+        );
+    }
+
+    #[test]
+    fn where_nothing_is_to_be_told_nothing_is() {
+        let mut header = header("");
+        header.programs.emulated_because = Some("KVM is not there".to_owned());
+        let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
+        for style in [Style::Plain, Style::Markdown] {
+            assert_eq!(render(style, &findings(&header, &runs)), "");
+        }
+    }
+}

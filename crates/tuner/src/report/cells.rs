@@ -1,0 +1,162 @@
+//! The tables of a sweep: one per cell and variant, a line per contender, and under it one per guest where several
+//! ran at once. Pure functions.
+
+use super::text::{
+    TABLE_WIDTH, cpu_us, cpus, legend as legend_of, megabytes, microseconds, or_missing, place,
+    range, section, short,
+};
+use super::{EMULATED, Style};
+use crate::contender::{Contender, Iothreads, Subject};
+use crate::recommend::percent_gain;
+use crate::results::Header;
+use crate::summary::{CellSummary, PartRow, Row, Verdict};
+use crate::table::Table;
+use crate::units::counted;
+
+const COLUMNS: [&str; 12] = [
+    "subject", "IOPS", "spread", "MB/s", "p50", "p99", "p99.9", "CPU", "switches", "CPUs", "gain",
+    "/host",
+];
+/// The columns that a table of a terminal has only if it does not get too wide by them.
+const SPARE: [&str; 2] = ["switches", "CPUs"];
+
+/// The tables and what their words mean; nothing without a sweep.
+pub(super) fn render(style: Style, header: &Header, cells: &[CellSummary]) -> String {
+    if cells.is_empty() {
+        return String::new();
+    }
+    let mut tables: Vec<Table> = cells.iter().map(table).collect();
+    // All tables or none, so that they can be compared and one legend explains them.
+    let spare = style == Style::Markdown || tables.iter().all(|it| it.width() <= TABLE_WIDTH);
+    if !spare {
+        tables = tables.iter().map(|table| table.without(&SPARE)).collect();
+    }
+    let sections = cells.iter().zip(&tables).map(|(cell, table)| {
+        let below = match (verdicts(cell), style) {
+            (lines, Style::Plain) => lines,
+            (lines, Style::Markdown) if lines.is_empty() => lines,
+            (lines, Style::Markdown) => vec![lines.join("; ")],
+        };
+        section(style, &place(cell.cell, &cell.variant), table, &below)
+    });
+    sections.collect::<String>() + &legend(style, header, cells, spare)
+}
+
+fn table(cell: &CellSummary) -> Table {
+    let mut table = Table::new(&COLUMNS);
+    for row in &cell.rows {
+        table.push(line(row));
+        for part in &row.parts {
+            table.push(part_line(part));
+        }
+    }
+    table
+}
+
+fn line(row: &Row) -> Vec<String> {
+    let mark = match (row.emulated, row.cpu_bound) {
+        (true, _) => " †",
+        (false, true) => " *",
+        (false, false) => "",
+    };
+    let gain = row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE));
+    let share = row.to_host.filter(|_| row.contender != Contender::Host);
+    vec![
+        format!("{}{mark}", row.contender),
+        short(row.iops.median),
+        range(row.iops),
+        megabytes(row.bytes_per_second),
+        microseconds(row.p50),
+        microseconds(row.p99),
+        microseconds(row.p99_9),
+        cpu_us(row.cpu_us),
+        or_missing(row.switches.map(|switches| format!("{switches:.2}"))),
+        cpus(row.cpus),
+        or_missing(gain.map(|gain| percent_gain(gain.median))),
+        or_missing(share.map(|share| format!("{:.0} %", share.median * 100.0))),
+    ]
+}
+
+/// One of several at once: what is measured only for all of them together stays empty.
+fn part_line(part: &PartRow) -> Vec<String> {
+    let mut cells = vec![
+        format!("  VM {}", part.vm),
+        short(part.iops),
+        String::new(),
+        megabytes(part.bytes_per_second),
+        String::new(),
+        microseconds(part.p99),
+    ];
+    cells.resize(COLUMNS.len(), String::new());
+    cells
+}
+
+/// `best: 2, n90: 1`, with the subject where there are several.
+fn verdicts(cell: &CellSummary) -> Vec<String> {
+    let many = cell.verdicts.len() > 1;
+    let sentence = |(subject, verdict): &(Subject, Verdict)| {
+        let who = if many { format!("{subject}: ") } else { String::new() };
+        format!("{who}best: {}, n90: {}", verdict.best, n90(verdict.n90))
+    };
+    cell.verdicts.iter().map(sentence).collect()
+}
+
+fn n90(iothreads: Iothreads) -> String {
+    match iothreads {
+        Iothreads::NONE => "0 (none)".to_owned(),
+        count => count.to_string(),
+    }
+}
+
+fn legend(style: Style, header: &Header, cells: &[CellSummary], spare: bool) -> String {
+    let rows = || cells.iter().flat_map(|cell| &cell.rows);
+    let guests = rows().any(|row| row.contender.subject().is_vm());
+    let serving =
+        if guests { "the daemon and QEMU without its guests' CPUs" } else { "the daemon" };
+    let mut lines = vec![
+        "IOPS: median of the repeats; spread: lowest and highest. p50 to p99.9: latency in µs."
+            .to_owned(),
+        format!("CPU: µs of CPU time per request, of {serving} (host: of the load)."),
+    ];
+    if spare {
+        lines.push(
+            "switches: context switches per request, of the same. CPUs: in use on the host, and how \
+             many there are."
+                .to_owned(),
+        );
+    }
+    lines.push(
+        "gain: IOPS over none; /host: IOPS relative to the bare file; both within a repeat, median."
+            .to_owned(),
+    );
+    lines.push("n90: fewest iothreads that reach 90 % of the best.".to_owned());
+    let queues = queues(cells);
+    if !queues.is_empty() {
+        lines.push(format!("Queues of each disk: {}.", queues.join(", ")));
+    }
+    if rows().any(|row| row.emulated) {
+        lines.push(format!("† {EMULATED}."));
+    }
+    if rows().any(|row| row.cpu_bound && !row.emulated) {
+        let star = if style == Style::Markdown { "\\*" } else { "*" };
+        let cores = counted(header.machine.cores, "core");
+        lines.push(format!(
+            "{star} CPU-bound on this machine: jobs and iothreads are more than its {cores}, so \
+             these rows say little about a machine with more."
+        ));
+    }
+    legend_of(style, &lines)
+}
+
+/// `client 4`, `vm:qemu 2`: the queues each subject had.
+fn queues(cells: &[CellSummary]) -> Vec<String> {
+    let rows = cells.iter().flat_map(|cell| &cell.rows).filter(|row| row.queues > 0);
+    let mut all: Vec<(Subject, u16)> =
+        rows.map(|row| (row.contender.subject(), row.queues)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.iter().map(|(subject, queues)| format!("{subject} {queues}")).collect()
+}
+
+#[cfg(test)]
+mod tests;

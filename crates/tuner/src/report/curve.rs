@@ -1,0 +1,120 @@
+//! Latency at fixed rates: a table per contender and cell. Pure functions.
+
+use super::text::{cpu_us, cpus, legend, microseconds, or_missing, place, section, short, who};
+use super::{EMULATED, Style};
+use crate::recommend::percent_gain;
+use crate::summary::{Curve, Point};
+use crate::table::Table;
+
+const COLUMNS: [&str; 9] =
+    ["asked", "rate", "reached", "mean", "p50", "p99", "p99.9", "CPU", "CPUs"];
+
+/// The tables and what their words mean; nothing without a curve.
+pub(super) fn render(style: Style, curves: &[Curve]) -> String {
+    if curves.is_empty() {
+        return String::new();
+    }
+    let sections = curves.iter().map(|curve| {
+        let mut table = Table::new(&COLUMNS);
+        for point in &curve.points {
+            table.push(line(point));
+        }
+        let place = place(curve.cell, &curve.variant);
+        let title = format!("{}: {place}", who(curve.contender, curve.emulated));
+        let notes: Vec<String> = curve.points.iter().filter_map(missed).collect();
+        section(style, &title, &table, &notes)
+    });
+    let mut lines = vec![
+        "asked: share of the maximum, and its rate in requests per second; reached: median of the \
+         repeats."
+            .to_owned(),
+        "mean to p99.9: latency in µs, of all repeats together.".to_owned(),
+        "CPU: µs of CPU time per request of what serves the disk (host: of the load). CPUs: in use \
+         on the host, and how many there are."
+            .to_owned(),
+    ];
+    if curves.iter().any(|curve| curve.emulated) {
+        lines.push(format!("† {EMULATED}."));
+    }
+    sections.collect::<String>() + &legend(style, &lines)
+}
+
+fn line(point: &Point) -> Vec<String> {
+    let share =
+        if point.is_maximum() { "maximum".to_owned() } else { format!("{} %", point.percent) };
+    vec![
+        share,
+        or_missing(point.asked.map(short)),
+        short(point.reached.median),
+        microseconds(point.mean),
+        microseconds(point.p50),
+        microseconds(point.p99),
+        microseconds(point.p99_9),
+        cpu_us(point.cpu_us),
+        cpus(point.cpus),
+    ]
+}
+
+/// A latency at another rate than asked for must not be read as one at that rate.
+fn missed(point: &Point) -> Option<String> {
+    let (ratio, asked) = (point.missed()?, point.asked?);
+    let reached = short(point.reached.median);
+    Some(format!(
+        "{} % of the maximum was missed: {reached} of {} reached, {}",
+        point.percent,
+        short(asked),
+        percent_gain(ratio)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::client;
+    use crate::contender::Contender;
+    use crate::summary::curve_tests::measured;
+    use crate::summary::curves;
+
+    #[test]
+    fn a_curve_is_a_table_and_a_note_where_a_rate_was_missed() {
+        let mut runs = measured(client(2), 0, [1000, 500, 700, 850]);
+        runs.extend(measured(client(2), 1, [1010, 500, 700, 860]));
+        runs.extend(measured(Contender::Host, 0, [2000, 500, 700, 900]));
+        let expected = "
+client 2: randread 4k, 2 jobs × iodepth 16
+  asked    rate  reached  mean  p50  p99  p99.9   CPU  CPUs
+  50 %      500      500   100  100  100    100  10.0     –
+  70 %      700      700   100  100  100    100  10.0     –
+  90 %      900      855   100  100  100    100  10.0     –
+  maximum     –    1.00k   100  100  100    100  10.0     –
+  90 % of the maximum was missed: 855 of 900 reached, −5 %
+
+host: randread 4k, 2 jobs × iodepth 16
+  asked    rate  reached  mean  p50  p99  p99.9   CPU  CPUs
+  50 %      500      500   100  100  100    100  10.0     –
+  70 %      700      700   100  100  100    100  10.0     –
+  90 %      900      900   100  100  100    100  10.0     –
+  maximum     –    2.00k   100  100  100    100  10.0     –
+
+asked: share of the maximum, and its rate in requests per second; reached:
+  median of the repeats.
+mean to p99.9: latency in µs, of all repeats together.
+CPU: µs of CPU time per request of what serves the disk (host: of the load).
+  CPUs: in use on the host, and how many there are.
+";
+        assert_eq!(render(Style::Plain, &curves(&runs)), expected);
+    }
+
+    #[test]
+    fn markdown_has_a_heading_and_a_table() {
+        let text = render(Style::Markdown, &curves(&measured(client(2), 0, [1000, 500, 700, 900])));
+        let part = "\n## client 2: randread 4k, 2 jobs × iodepth 16\n\n| asked | rate |";
+        assert!(text.contains(part), "{text}");
+        assert!(text.contains("\n| maximum | – | 1.00k | 100 |"), "{text}");
+    }
+
+    #[test]
+    fn without_a_curve_there_is_no_legend() {
+        assert_eq!(render(Style::Plain, &[]), "");
+    }
+}

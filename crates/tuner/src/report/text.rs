@@ -1,0 +1,169 @@
+//! Words, numbers and tables as the report writes them. Pure functions.
+
+use std::time::Duration;
+
+use load::Spread;
+
+use super::Style;
+use crate::cell::Cell;
+use crate::contender::Contender;
+use crate::table::Table;
+use crate::units::{Bytes, counted, grouped};
+use crate::variant::Variant;
+
+/// The narrowest terminal that is common: sentences are broken there.
+const TEXT_WIDTH: usize = 80;
+/// What no plain table is wider than.
+pub(super) const TABLE_WIDTH: usize = 100;
+const MISSING: &str = "–";
+
+/// Breaks a text into lines for a terminal; a number stays with its `%`. Markdown needs no breaks.
+pub(super) fn wrapped(style: Style, text: &str) -> String {
+    let mut lines = String::new();
+    let mut width = 0;
+    for word in text.replace(" %", "\u{a0}%").split(' ') {
+        let length = word.chars().count();
+        if style == Style::Plain && width > 0 && width + 1 + length > TEXT_WIDTH {
+            lines.push('\n');
+            width = 0;
+        }
+        if width > 0 {
+            lines.push(' ');
+            width += 1;
+        }
+        lines.push_str(word);
+        width += length;
+    }
+    lines.push('\n');
+    lines.replace('\u{a0}', " ")
+}
+
+/// A heading, its table, and lines below it.
+pub(super) fn section(style: Style, title: &str, table: &Table, below: &[String]) -> String {
+    match style {
+        Style::Plain => {
+            let below: String = below.iter().map(|line| indented(line)).collect();
+            format!("\n{}{}{below}", wrapped(style, title), table.plain())
+        }
+        Style::Markdown => {
+            let below: String = below.iter().map(|line| format!("\n{line}\n")).collect();
+            format!("\n## {title}\n\n{}{below}", table.markdown())
+        }
+    }
+}
+
+/// What the words of tables mean, a sentence each.
+pub(super) fn legend(style: Style, lines: &[String]) -> String {
+    format!("\n{}", listed(style, lines))
+}
+
+/// A list; in Markdown with its marks.
+pub(super) fn listed(style: Style, lines: &[String]) -> String {
+    let line = |line: &String| match style {
+        Style::Plain => format!("{}\n", wrapped(style, line).trim_end().replace('\n', "\n  ")),
+        Style::Markdown => format!("- {line}\n"),
+    };
+    lines.iter().map(line).collect()
+}
+
+fn indented(text: &str) -> String {
+    wrapped(Style::Plain, text).lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// `randread 4k`.
+pub(super) fn operation(cell: Cell) -> String {
+    let shape = cell.shape();
+    format!("{} {}", shape.operation(), Bytes(u64::from(shape.block().get())))
+}
+
+/// `randread 4k, 2 jobs × iodepth 16; nvme, 2 VMs`.
+pub(super) fn place(cell: Cell, variant: &Variant) -> String {
+    let shape = cell.shape();
+    let jobs = counted(usize::from(shape.jobs()), "job");
+    let place = format!("{}, {jobs} × iodepth {}", operation(cell), shape.iodepth());
+    on(place, variant)
+}
+
+/// A contender, marked where its guest was emulated.
+pub(super) fn who(contender: Contender, emulated: bool) -> String {
+    let mark = if emulated { " †" } else { "" };
+    format!("{contender}{mark}")
+}
+
+/// Adds what differs from the usual variant.
+pub(super) fn on(place: String, variant: &Variant) -> String {
+    let variant = variant.to_string();
+    if variant.is_empty() { place } else { format!("{place}; {variant}") }
+}
+
+pub(super) fn or_missing(text: Option<String>) -> String {
+    text.unwrap_or_else(|| MISSING.to_owned())
+}
+
+/// Three digits: `950`, `9.50k`, `95.0k`, `950k`, `1.25M`.
+pub(super) fn short(number: f64) -> String {
+    let (scaled, suffix) = if number < 999.5 {
+        return format!("{number:.0}");
+    } else if number < 999_500.0 {
+        (number / 1e3, "k")
+    } else {
+        (number / 1e6, "M")
+    };
+    let decimals = if scaled < 9.995 { 2 } else { usize::from(scaled < 99.95) };
+    format!("{scaled:.decimals$}{suffix}")
+}
+
+/// `9.50k–10.1k`.
+pub(super) fn range(spread: Spread) -> String {
+    format!("{}–{}", short(spread.lowest), short(spread.highest))
+}
+
+pub(super) fn megabytes(bytes_per_second: f64) -> String {
+    let megabytes = bytes_per_second / 1e6;
+    if megabytes < 99.95 { format!("{megabytes:.1}") } else { grouped(megabytes) }
+}
+
+pub(super) fn microseconds(latency: Option<Duration>) -> String {
+    or_missing(latency.map(|latency| grouped(latency.as_secs_f64() * 1e6)))
+}
+
+/// CPU time per request in µs.
+pub(super) fn cpu_us(time: Option<f64>) -> String {
+    or_missing(time.map(|time| format!("{time:.1}")))
+}
+
+/// `1.9 of 2`: CPUs in use, and how many there are.
+pub(super) fn cpus(in_use: Option<(f64, usize)>) -> String {
+    or_missing(in_use.map(|(in_use, of)| format!("{in_use:.1} of {of}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_three_digits() {
+        for (number, text) in [
+            (0.0, "0"),
+            (999.4, "999"),
+            (999.6, "1.00k"),
+            (9_994.0, "9.99k"),
+            (9_996.0, "10.0k"),
+            (99_949.0, "99.9k"),
+            (99_951.0, "100k"),
+            (999_499.0, "999k"),
+            (999_501.0, "1.00M"),
+            (12_345_678.0, "12.3M"),
+        ] {
+            assert_eq!(short(number), text);
+        }
+    }
+
+    #[test]
+    fn long_sentences_are_broken_for_a_terminal() {
+        let text = format!("{} +123 % of it", "word ".repeat(15).trim_end());
+        let lines = wrapped(Style::Plain, &text);
+        assert_eq!(lines, format!("{}\n+123 % of it\n", "word ".repeat(15).trim_end()));
+        assert_eq!(wrapped(Style::Markdown, &text), format!("{text}\n"));
+    }
+}

@@ -1,0 +1,307 @@
+//! What is settled before anything is measured: settings, programs, the disk, the matrix, the estimate.
+//!
+//! Everything that can be refused is refused here, before anything is filled; the guests' ingredients are tried here too.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use load::{fio, host};
+
+use super::{expected, planned};
+use crate::args::{LoadKind, TuneArgs};
+use crate::clock;
+use crate::contender::Subject;
+use crate::daemon::Daemon;
+use crate::environment::{self, Environment};
+use crate::fleet::Fleet;
+use crate::host_load::HostLoad;
+use crate::interrupt::Interrupt;
+use crate::machine::{Machine, file_system};
+use crate::matrix::{Matrix, Writes};
+use crate::measure::fio::Fio;
+use crate::progress::{FillProgress, say};
+use crate::results::{Disk, Header, Host, Programs, Stored};
+use crate::settings::Settings;
+use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop};
+use crate::target::{Origin, Target};
+use crate::units::{Bytes, counted, human_time};
+use crate::variant::Variant;
+
+/// A slow disk; only for the estimate.
+const FILL_BYTES_PER_SECOND: u64 = 200 << 20;
+/// Booting one guest; only for the estimate.
+const BOOT: Duration = Duration::from_secs(8);
+
+/// What is settled before the first run.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) daemon: Daemon,
+    pub(super) tools: Tools,
+    pub(super) matrix: Matrix,
+    pub(super) fio: Option<Fio>,
+    pub(super) fleet: Option<Fleet>,
+    /// What bends the numbers.
+    pub(super) notes: Vec<String>,
+    settings: Settings,
+    machine: Machine,
+    programs: Programs,
+    mapper: Mapper,
+    /// The disk of the user, if one was named.
+    target: Option<Target>,
+    /// Where scratch files go.
+    directory: PathBuf,
+    size: Bytes,
+}
+
+impl Prepared {
+    /// Settles everything; `out` is where guests leave their consoles.
+    ///
+    /// # Errors
+    /// Whatever cannot be met, in the words of the user's options.
+    pub(super) fn new(
+        args: &TuneArgs,
+        stored: Option<&Stored>,
+        out: &Path,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let machine = Machine::read();
+        // A resumed run keeps its seed unless the user insists on another, which is then refused.
+        let seed = stored.map_or_else(new_seed, |stored| stored.header.settings.seed);
+        let settings = Settings::new(args, machine.cores, seed);
+        settings.check()?;
+        let daemon = match &args.daemon {
+            Some(program) => Daemon::at(program.clone()),
+            None => Daemon::this_program().context("find this program")?,
+        };
+        let mut programs = Programs { daemon: daemon.version()?, ..Programs::default() };
+        let tools = Tools::of_system();
+        let mapper = match &args.path {
+            None => Mapper::for_variants(&settings.variants, &tools, interrupt)?,
+            Some(_) => Mapper::for_path(),
+        };
+        let target = args.path.as_deref().map(|path| user_target(path, args)).transpose()?;
+        let mut notes = Vec::new();
+        if let Some(target) = &target {
+            notes.extend(target.notes.clone());
+        }
+        let matrix = matrix(&settings, &mapper, target.as_ref(), args)?;
+        let directory = std::env::current_dir().context("find the current directory")?;
+        let fio = fio_program(&settings)?;
+        programs.fio = fio.as_ref().map(|fio| fio.version.to_string());
+        let prepared = Self {
+            daemon,
+            tools,
+            matrix,
+            fio,
+            fleet: None,
+            notes,
+            settings,
+            machine,
+            programs,
+            mapper,
+            target,
+            directory,
+            size: args.size,
+        };
+        prepared.check_room(interrupt)?;
+        prepared.with_fleet(args, out, interrupt)
+    }
+
+    fn check_room(&self, interrupt: &Interrupt) -> Result<()> {
+        if self.target.is_some() {
+            return Ok(());
+        }
+        self.storage_plan().check(&self.workshop(interrupt, &|_| {}))
+    }
+
+    fn with_fleet(mut self, args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<Self> {
+        let booted = self.matrix.has(Subject::VmQemu) || self.matrix.has(Subject::VmRingloom);
+        if !booted {
+            return Ok(self);
+        }
+        let (guest, slots) = (&self.settings.guest, self.settings.disks_max());
+        let logs = out.join("guests");
+        let fleet = Fleet::prepare(guest, args.guest.qemu.as_deref(), slots, &logs, interrupt)?;
+        self.programs.qemu = Some(fleet.qemu_version().to_owned());
+        self.programs.guest_kernel = Some(fleet.kernel_version().to_owned());
+        let accelerator = if fleet.is_emulated() { "tcg" } else { "kvm" };
+        self.programs.accelerator = Some(accelerator.to_owned());
+        self.programs.emulated_because = fleet.emulated_because().map(str::to_owned);
+        self.fleet = Some(fleet);
+        Ok(self)
+    }
+
+    /// Says what will be done, what will not, and how long it takes.
+    pub(super) fn announce(&self) {
+        let Self { settings, matrix, .. } = self;
+        let runs = planned(settings, matrix).len();
+        let time = expected(settings).saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX));
+        let fill = self.fill_bytes();
+        let fill_time = Duration::from_secs(fill.div_ceil(FILL_BYTES_PER_SECOND));
+        let guests = settings.variants.iter().map(|variant| variant.vms).max().unwrap_or(0);
+        let boots = if self.fleet.is_some() { BOOT * u32::from(guests) } else { Duration::ZERO };
+        let size = Bytes(fill);
+        let filling = match (&self.target, self.storage_plan().is_plain()) {
+            (Some(_), _) => String::new(),
+            (None, true) => format!(", after filling {size} of scratch file"),
+            (None, false) => format!(", after filling {size} of scratch files"),
+        };
+        say(&format!(
+            "About {}: {} ({}, {}){filling}. Seed {}.",
+            human_time(time + fill_time + boots),
+            counted(runs, "run"),
+            counted(matrix.entries.len(), "cell"),
+            counted(usize::from(settings.repeats), "repeat"),
+            settings.seed
+        ));
+        if let Some(reason) = &self.programs.emulated_because {
+            say(&format!("Guests are {}: {reason}.", crate::report::EMULATED));
+        }
+        for pruned in &matrix.pruned {
+            say(&format!("Left out: {pruned}."));
+        }
+        for cell in &matrix.skipped {
+            say(&format!("Skipped: {cell}, it writes (--destructive allows it)."));
+        }
+    }
+
+    /// Makes what the variants need below.
+    ///
+    /// # Errors
+    /// The step that failed; `Interrupted`.
+    pub(super) fn storages(&self, interrupt: &Interrupt) -> Result<Storages> {
+        if let Some(target) = &self.target {
+            return Storages::of_user(target, &self.variants());
+        }
+        let progress = FillProgress::new(Bytes(self.fill_bytes()));
+        let report = |bytes| progress.written(bytes);
+        Storages::prepare(&self.storage_plan(), &self.workshop(interrupt, &report))
+    }
+
+    /// The first line of the results. Looks at the host for a second.
+    ///
+    /// # Errors
+    /// `Interrupted`.
+    pub(super) fn header(&self, storages: &Storages, interrupt: &Interrupt) -> Result<Header> {
+        let path = self.target.as_ref().map_or(&self.directory, |target| &target.path);
+        let Programs { qemu, fio, .. } = self.programs.clone();
+        let ringloom = Some(env!("CARGO_PKG_VERSION").to_owned());
+        let programs = environment::Programs { ringloom, qemu, fio };
+        let environment = Environment::read(path, programs);
+        for warning in environment.warnings() {
+            say(&format!("Note: {warning}"));
+        }
+        let load_before = HostLoad::before(&mut || Ok(interrupt.check()?))?;
+        if let Some(sentence) = load_before.sentence() {
+            say(&format!("Warning: {sentence}"));
+        }
+        let host =
+            Host { machine: self.machine.clone(), environment, load_before: Some(load_before) };
+        let disk = self.disk(storages)?;
+        Ok(Header::new(self.programs.clone(), host, disk, self.settings.clone()))
+    }
+
+    fn disk(&self, storages: &Storages) -> Result<Disk> {
+        if let Some(target) = &self.target {
+            let (path, bytes) = (target.path.clone(), target.bytes);
+            return Ok(Disk {
+                origin: Origin::User,
+                path,
+                bytes,
+                description: target.description(),
+            });
+        }
+        let variants = self.variants();
+        let first = variants.first().context("a matrix has a variant")?;
+        let disks = storages.disks(first);
+        let disk = disks.first().context("a variant has a disk")?;
+        let description = format!(
+            "{} on {}, {}",
+            Bytes(disk.bytes),
+            file_system(&self.directory),
+            crate::target::cache_name(disk.cache)
+        );
+        let path = disk.files.first().context("a disk has a file")?.clone();
+        Ok(Disk { origin: Origin::Scratch, path, bytes: disk.bytes, description })
+    }
+
+    /// Those that some contender is measured on.
+    fn variants(&self) -> Vec<Variant> {
+        let mut variants: Vec<Variant> =
+            self.matrix.entries.iter().map(|entry| entry.variant).collect();
+        variants.dedup();
+        variants
+    }
+
+    fn storage_plan(&self) -> StoragePlan {
+        StoragePlan::new(&self.variants())
+    }
+
+    fn fill_bytes(&self) -> u64 {
+        if self.target.is_some() { 0 } else { self.storage_plan().fill_bytes(self.size) }
+    }
+
+    fn workshop<'a>(&'a self, interrupt: &'a Interrupt, report: &'a dyn Fn(u64)) -> Workshop<'a> {
+        Workshop {
+            directory: &self.directory,
+            size: self.size,
+            seed: self.settings.seed,
+            tools: &self.tools,
+            mapper: &self.mapper,
+            interrupt,
+            report,
+        }
+    }
+}
+
+fn new_seed() -> u64 {
+    let now = clock::since_epoch();
+    // Short enough to type; the order of runs and the offsets need no more.
+    u64::from(now.subsec_nanos()) ^ (now.as_secs() & 0xffff)
+}
+
+fn user_target(path: &Path, args: &TuneArgs) -> Result<Target> {
+    let writes = if args.destructive { Writes::Allowed } else { Writes::Skipped };
+    let path = std::path::absolute(path).with_context(|| format!("disk {}", path.display()))?;
+    Target::open(&path, Origin::User, writes)
+}
+
+fn matrix(
+    settings: &Settings,
+    mapper: &Mapper,
+    target: Option<&Target>,
+    args: &TuneArgs,
+) -> Result<Matrix> {
+    let (bytes, writes) = match target {
+        Some(target) => (target.bytes, target.writes),
+        None => (args.size.0, Writes::Allowed),
+    };
+    let layers = |variant: &Variant| mapper.layers(variant.stripe, variant.delay);
+    let mut matrix = Matrix::new(settings, &layers, bytes, writes)?;
+    drop_impossible_host(settings, &mut matrix)?;
+    Ok(matrix)
+}
+
+/// Without io_uring there is no own load on the host to compare with; the rest can still be measured.
+fn drop_impossible_host(settings: &Settings, matrix: &mut Matrix) -> Result<()> {
+    if settings.load == LoadKind::Fio || !matrix.has(Subject::Host) {
+        return Ok(());
+    }
+    let Err(error) = host::available() else {
+        return Ok(());
+    };
+    if !matrix.without_host() {
+        return Err(error).context("the subject host needs io_uring, which this host forbids");
+    }
+    say(&format!("Note: the subject host is left out, this host forbids io_uring ({error})."));
+    Ok(())
+}
+
+fn fio_program(settings: &Settings) -> Result<Option<Fio>> {
+    if !settings.needs_fio() {
+        return Ok(None);
+    }
+    let (program, version) = fio::program()?;
+    Ok(Some(Fio { program, version }))
+}

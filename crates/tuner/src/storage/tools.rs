@@ -1,0 +1,223 @@
+//! Programs of the system that make storage: found, run, and ended when a signal comes.
+//!
+//! Invariants: no program outlives the call that started it. Each runs in a process group of its
+//! own, so that Ctrl-C reaches only the tuner.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::clock;
+use crate::interrupt::Interrupt;
+
+/// How often a running program and the signals are looked at.
+const POLL: Duration = Duration::from_millis(10);
+/// What a program says for an error message; all of them say less.
+const OUTPUT_BYTES_MAX: u64 = 64 << 10;
+/// Where Debian keeps root's programs, also for users whose PATH has them not.
+const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+
+/// A program and the Debian package that has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tool {
+    name: &'static str,
+    package: &'static str,
+}
+
+pub(super) const LOSETUP: Tool = Tool { name: "losetup", package: "mount" };
+pub(super) const MKFS_EXT4: Tool = Tool { name: "mkfs.ext4", package: "e2fsprogs" };
+pub(super) const MKFS_XFS: Tool = Tool { name: "mkfs.xfs", package: "xfsprogs" };
+pub(super) const QEMU_IMG: Tool = Tool { name: "qemu-img", package: "qemu-utils" };
+pub(super) const DMSETUP: Tool = Tool { name: "dmsetup", package: "dmsetup" };
+pub(super) const MODPROBE: Tool = Tool { name: "modprobe", package: "kmod" };
+
+impl fmt::Display for Tool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Where programs are looked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Tools {
+    directories: Vec<PathBuf>,
+}
+
+impl Tools {
+    /// The directories of PATH and those of the system.
+    pub(crate) fn of_system() -> Self {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let system = SYSTEM_DIRECTORIES.iter().map(PathBuf::from);
+        Self { directories: std::env::split_paths(&path).chain(system).collect() }
+    }
+
+    /// Only this directory.
+    #[cfg(test)]
+    pub(super) fn only(directory: &Path) -> Self {
+        Self { directories: vec![directory.to_path_buf()] }
+    }
+
+    /// Where the program is.
+    ///
+    /// # Errors
+    /// If it is not installed, with the package to install.
+    pub(crate) fn find(&self, tool: Tool) -> Result<PathBuf> {
+        let places = self.directories.iter().map(|directory| directory.join(tool.name));
+        let found = places.into_iter().find(|place| place.is_file());
+        found.with_context(|| {
+            format!("{tool} is not installed: install the package {}", tool.package)
+        })
+    }
+
+    /// Runs a program to its end and returns what it printed.
+    ///
+    /// # Errors
+    /// If it is missing or fails, with what it said; `Interrupted` after a signal.
+    pub(crate) fn run(
+        &self,
+        tool: Tool,
+        arguments: &[&OsStr],
+        interrupt: &Interrupt,
+    ) -> Result<String> {
+        self.end(tool, arguments, || Ok(interrupt.check()?))
+    }
+
+    /// `run` for what has to be done also after a signal: taking things away.
+    pub(super) fn run_anyway(&self, tool: Tool, arguments: &[&OsStr]) -> Result<String> {
+        self.end(tool, arguments, || Ok(()))
+    }
+
+    fn end(
+        &self,
+        tool: Tool,
+        arguments: &[&OsStr],
+        watch: impl Fn() -> Result<()>,
+    ) -> Result<String> {
+        watch()?;
+        let mut command = Command::new(self.find(tool)?);
+        command.args(arguments).env("LC_ALL", "C").process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().with_context(|| format!("start {tool}"))?;
+        let mut running = Running { child };
+        let status = running.wait(watch).with_context(|| format!("run {tool}"))?;
+        let (output, messages) = running.said();
+        if !status.success() {
+            let words: Vec<_> = arguments.iter().map(|word| word.to_string_lossy()).collect();
+            let messages = messages.trim();
+            bail!("{tool} {}: {status}{}{messages}", words.join(" "), separator(messages));
+        }
+        Ok(output)
+    }
+}
+
+fn separator(messages: &str) -> &'static str {
+    if messages.is_empty() { "" } else { ": " }
+}
+
+/// A program that is ended with this value.
+struct Running {
+    child: Child,
+}
+
+impl Running {
+    fn wait(&mut self, watch: impl Fn() -> Result<()>) -> Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            watch()?;
+            clock::pause(POLL);
+        }
+    }
+
+    /// Its standard output and standard error. Call it after the end.
+    fn said(&mut self) -> (String, String) {
+        let output = self.child.stdout.take().map(read_all).unwrap_or_default();
+        let messages = self.child.stderr.take().map(read_all).unwrap_or_default();
+        (output, messages)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both do nothing when it has ended and been waited for.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn read_all(pipe: impl Read) -> String {
+    let mut bytes = Vec::new();
+    // What came before an error is still worth showing.
+    drop(pipe.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Whether this process is root, which loop devices and mounts need.
+///
+/// # Errors
+/// If not: `what` says what it was wanted for.
+pub(super) fn check_root(what: &str) -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    bail!("{what} needs root (loop devices and mounts): run as root, or leave it out")
+}
+
+/// A path as an argument.
+pub(super) fn word(path: &Path) -> &OsStr {
+    path.as_os_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interrupt::tests::deaf;
+
+    const SH: Tool = Tool { name: "sh", package: "dash" };
+    const NOBODY: Tool = Tool { name: "no-such-tool", package: "no-such-package" };
+
+    fn shell(script: &str, interrupt: &Interrupt) -> Result<String> {
+        Tools::of_system().run(SH, &["-c".as_ref(), script.as_ref()], interrupt)
+    }
+
+    #[test]
+    fn a_missing_program_names_its_package() {
+        let error = Tools::of_system().find(NOBODY).unwrap_err().to_string();
+        assert_eq!(error, "no-such-tool is not installed: install the package no-such-package");
+        assert!(Tools::only(Path::new("/nonexistent")).find(SH).is_err());
+    }
+
+    #[test]
+    fn what_a_program_says_is_kept() {
+        assert_eq!(shell("echo yes", &deaf(false)).unwrap(), "yes\n");
+        let error = shell("echo why >&2; exit 3", &deaf(false)).unwrap_err().to_string();
+        assert!(error.starts_with("sh -c ") && error.ends_with("exit status: 3: why"), "{error}");
+    }
+
+    #[test]
+    fn a_signal_ends_the_program() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("pid");
+        let interrupt = deaf(false);
+        let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 100", place.display());
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !place.exists() {
+                    clock::pause(POLL);
+                }
+                interrupt.raise();
+            });
+            shell(&script, &interrupt).unwrap_err()
+        });
+        assert!(error.chain().any(|cause| cause.is::<crate::Interrupted>()), "{error:#}");
+        let pid = std::fs::read_to_string(&place).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists(), "{pid} still runs");
+    }
+}

@@ -1,0 +1,208 @@
+//! What stands between the load and the bytes, besides the subject and its iothreads.
+//!
+//! Options are lists of each choice, and all their combinations are variants. `storage` makes what
+//! a variant needs; `fits` tells which subjects exist in it.
+//!
+//! Not here: the cell (operation, block size, jobs, iodepth).
+
+mod choice;
+mod image;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use choice::{Aio, Delay, Device, FileSystem, Stripe};
+pub(crate) use image::{Content, Image, Preallocation, Qcow2};
+
+use crate::contender::Subject;
+
+/// As many virtual machines, and disks of each, as anybody compares.
+pub(crate) const VMS_MAX: u16 = 16;
+pub(crate) const DISKS_MAX: u16 = 16;
+
+/// One combination of choices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Variant {
+    pub(crate) device: Device,
+    pub(crate) image: Image,
+    pub(crate) aio: Aio,
+    pub(crate) fs: FileSystem,
+    pub(crate) stripe: Stripe,
+    pub(crate) delay: Delay,
+    /// Virtual machines at once, 1 to `VMS_MAX`.
+    #[serde(deserialize_with = "one_to_16")]
+    pub(crate) vms: u16,
+    /// Disks of each, 1 to `DISKS_MAX`.
+    #[serde(deserialize_with = "one_to_16")]
+    pub(crate) disks: u16,
+}
+
+fn one_to_16<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    let number = u16::deserialize(from)?;
+    if (1..=VMS_MAX.min(DISKS_MAX)).contains(&number) {
+        return Ok(number);
+    }
+    Err(serde::de::Error::custom(format!("{number} is not between 1 and {VMS_MAX}")))
+}
+
+impl Default for Variant {
+    fn default() -> Self {
+        Self {
+            device: Device::default(),
+            image: Image::default(),
+            aio: Aio::default(),
+            fs: FileSystem::default(),
+            stripe: Stripe::default(),
+            delay: Delay::default(),
+            vms: 1,
+            disks: 1,
+        }
+    }
+}
+
+/// Only what differs from the default; nothing for the default.
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, image, aio, fs, stripe, delay, vms, disks } = *self;
+        let default = Self::default();
+        let parts = [
+            (device != default.device).then(|| device.to_string()),
+            (image != default.image).then(|| format!("{image:#}")),
+            (aio != default.aio).then(|| format!("aio={aio}")),
+            (fs != default.fs).then(|| fs.to_string()),
+            (stripe != default.stripe).then(|| format!("stripe {stripe}")),
+            (delay != default.delay).then(|| format!("delay {delay}")),
+            (vms > 1).then(|| format!("{vms} VMs")),
+            (disks > 1).then(|| format!("{disks} disks")),
+        ];
+        f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Who makes stripes and delays of a variant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Layers {
+    /// The kernel's device-mapper: below every subject.
+    Kernel,
+    /// Nodes of ringloom: below those that it serves. The reason says why the kernel does not.
+    Ringloom { reason: String },
+}
+
+impl Variant {
+    /// How many disks there are in all.
+    pub(crate) fn disks_in_all(&self) -> u16 {
+        self.vms * self.disks
+    }
+
+    /// Whether stripes or delays stand on the files.
+    pub(crate) fn is_layered(&self) -> bool {
+        self.stripe != Stripe::None || !self.delay.is_none()
+    }
+
+    /// Whether this subject with so many iothreads (0: none) is measured; `layers` as
+    /// `storage::Mapper::layers` gives them for this variant.
+    ///
+    /// # Errors
+    /// Why not, as the end of a sentence that names the subject and the variant.
+    pub(crate) fn fits(
+        &self,
+        subject: Subject,
+        iothreads: u16,
+        layers: &Layers,
+    ) -> Result<(), String> {
+        match subject {
+            Subject::Host => self.fits_host(),
+            Subject::Client => self.fits_client(),
+            Subject::VmQemu => self.fits_qemu(iothreads),
+            Subject::VmRingloom => self.fits_ringloom(),
+            Subject::VmGiven => self.fits_given(),
+        }?;
+        match (subject, layers) {
+            (_, Layers::Kernel) | (Subject::Client | Subject::VmRingloom | Subject::VmGiven, _) => {
+                Ok(())
+            }
+            (Subject::Host | Subject::VmQemu, Layers::Ringloom { reason }) => {
+                if !self.is_layered() {
+                    return Ok(());
+                }
+                Err(format!(
+                    "stripes and delays are made by ringloom here, so only the subjects client \
+                     and vm:ringloom have them: {reason}"
+                ))
+            }
+        }
+    }
+
+    /// Whether the subject can keep so many requests in flight per job.
+    ///
+    /// # Errors
+    /// As `fits`.
+    pub(crate) fn fits_iodepth(&self, subject: Subject, iodepth: u16) -> Result<(), String> {
+        if subject == Subject::Host && self.aio == Aio::Threads && iodepth > 1 {
+            return Err("blocking calls of the host's load keep one request in flight: only \
+                        iodepth 1 is measured with aio threads, more jobs do the same"
+                .to_owned());
+        }
+        Ok(())
+    }
+
+    fn fits_host(&self) -> Result<(), String> {
+        if self.device != Device::VirtioBlk {
+            return Err("the host has no virtual device: its row with virtio-blk holds for all \
+                        devices"
+                .to_owned());
+        }
+        if self.image != Image::Raw {
+            return Err("the kernel reads no qcow2: the host's row with raw is what to compare \
+                        with"
+                .to_owned());
+        }
+        Ok(())
+    }
+
+    fn fits_client(&self) -> Result<(), String> {
+        if self.device != Device::VirtioBlk {
+            return Err("a vhost-user client speaks virtio-blk only".to_owned());
+        }
+        if self.disks_in_all() > 1 {
+            return Err("the client drives one disk; several are measured with the subjects \
+                        vm:qemu and vm:ringloom"
+                .to_owned());
+        }
+        Ok(())
+    }
+
+    fn fits_ringloom(&self) -> Result<(), String> {
+        if self.device != Device::VirtioBlk {
+            return Err("ringloom serves virtio-blk only (vhost-user-blk)".to_owned());
+        }
+        Ok(())
+    }
+
+    fn fits_given(&self) -> Result<(), String> {
+        if *self != Self::default() {
+            return Err(
+                "your own guest is measured as it stands, without other variants".to_owned()
+            );
+        }
+        Ok(())
+    }
+
+    fn fits_qemu(&self, iothreads: u16) -> Result<(), String> {
+        match self.device {
+            Device::VirtioBlk | Device::VirtioScsi => Ok(()),
+            Device::Nvme | Device::Ide if iothreads > 0 => {
+                Err(format!("QEMU's {} knows no iothreads: only none is measured", self.device))
+            }
+            Device::Ide if self.disks > 1 => {
+                Err("ide disks cannot be hot-plugged: one per virtual machine is measured"
+                    .to_owned())
+            }
+            Device::Nvme | Device::Ide => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,358 @@
+//! The choices of a variant that are one word: device, engine, file system, stripes, delay.
+//!
+//! Invariants: a stripe or delay that exists can be made; each is read back from what it prints.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::Bytes;
+
+/// As many files as anybody stripes over.
+const STRIPE_FILES_MAX: u16 = 16;
+const CHUNK_BYTES_MIN: u64 = 4 << 10;
+const CHUNK_BYTES_MAX: u64 = 16 << 20;
+/// A third of what guests wait before they give a request up.
+const DELAY_MAX: Duration = Duration::from_secs(10);
+/// Units of a delay, the largest first, and how many nanoseconds they have.
+const DELAY_UNITS: [(&str, u64); 3] = [("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+
+/// Text that names no value of an option.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is no {kind}: {valid}")]
+pub(crate) struct BadChoice {
+    pub(super) text: String,
+    pub(super) kind: &'static str,
+    /// A sentence's end that says what is.
+    pub(super) valid: String,
+}
+
+/// Gives types that print themselves and read that back the same form in results.
+macro_rules! stored_as_text {
+    ($($name:ty),+) => {$(
+        impl TryFrom<String> for $name {
+            type Error = BadChoice;
+
+            fn try_from(text: String) -> Result<Self, BadChoice> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(choice: $name) -> Self {
+                choice.to_string()
+            }
+        }
+    )+};
+}
+pub(super) use stored_as_text;
+
+/// A value with a name in a fixed list.
+pub(super) trait Named: Copy + PartialEq + 'static {
+    /// What it is, for messages.
+    const KIND: &'static str;
+    /// All values, the default first.
+    const ALL: &'static [(&'static str, Self)];
+
+    /// The name, which `named` reads.
+    fn name(self) -> &'static str {
+        let found = Self::ALL.iter().find(|(_, value)| *value == self);
+        found.expect("every value is in the list").0
+    }
+}
+
+/// The value with this name.
+pub(super) fn named<T: Named>(text: &str) -> Result<T, BadChoice> {
+    let found = T::ALL.iter().find(|(name, _)| *name == text);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = T::ALL.iter().map(|(name, _)| *name).collect();
+        BadChoice {
+            text: text.to_owned(),
+            kind: T::KIND,
+            valid: format!("valid are {}", names.join(", ")),
+        }
+    })
+}
+
+/// Names for a list of values, as text in both directions.
+macro_rules! named {
+    ($name:ident, $kind:literal, [$($text:literal => $value:ident),+]) => {
+        impl Named for $name {
+            const KIND: &'static str = $kind;
+            const ALL: &'static [(&'static str, Self)] = &[$(($text, Self::$value)),+];
+        }
+
+        impl FromStr for $name {
+            type Err = BadChoice;
+
+            fn from_str(text: &str) -> Result<Self, BadChoice> {
+                named(text)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+/// What a guest sees its disk as.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum Device {
+    /// virtio-blk-pci, or vhost-user-blk-pci for ringloom.
+    #[default]
+    VirtioBlk,
+    /// A SCSI disk on virtio-scsi-pci.
+    VirtioScsi,
+    /// QEMU's NVMe controller; it knows no iothreads.
+    Nvme,
+    /// A SATA disk on the machine's AHCI; it knows no iothreads and cannot be hot-plugged.
+    Ide,
+}
+
+named!(Device, "device", [
+    "virtio-blk" => VirtioBlk, "virtio-scsi" => VirtioScsi, "nvme" => Nvme, "ide" => Ide
+]);
+
+/// Which engine does the I/O on the host.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum Aio {
+    /// What ringloom takes by itself; for QEMU the best that it has and the host allows.
+    #[default]
+    Auto,
+    /// Linux AIO; only with O_DIRECT.
+    Native,
+    /// Blocking calls on threads.
+    Threads,
+    /// io_uring.
+    IoUring,
+}
+
+named!(Aio, "engine", [
+    "auto" => Auto, "native" => Native, "threads" => Threads, "io_uring" => IoUring
+]);
+
+/// Which file system the files lie on.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum FileSystem {
+    /// That of the directory.
+    #[default]
+    Here,
+    /// A fresh ext4 in a file in the directory.
+    Ext4,
+    /// A fresh xfs in a file in the directory.
+    Xfs,
+}
+
+named!(FileSystem, "file system", ["here" => Here, "ext4" => Ext4, "xfs" => Xfs]);
+
+/// Over how many files a disk is spread.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum Stripe {
+    /// One file.
+    #[default]
+    None,
+    /// Several.
+    Of(StripeOf),
+}
+
+/// Chunks of a disk that lie in these many files in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct StripeOf {
+    count: u16,
+    chunk: Bytes,
+}
+
+impl StripeOf {
+    /// 2 to 16 files with chunks of a power of two between 4 KiB and 16 MiB; the kernel wants that.
+    pub(crate) fn new(count: u16, chunk: Bytes) -> Option<Self> {
+        let legal = (2..=STRIPE_FILES_MAX).contains(&count)
+            && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk.0)
+            && chunk.0.is_power_of_two();
+        legal.then_some(Self { count, chunk })
+    }
+
+    pub(crate) fn count(self) -> u16 {
+        self.count
+    }
+
+    pub(crate) fn chunk(self) -> Bytes {
+        self.chunk
+    }
+}
+
+impl FromStr for Stripe {
+    type Err = BadChoice;
+
+    fn from_str(text: &str) -> Result<Self, BadChoice> {
+        if text == "none" {
+            return Ok(Self::None);
+        }
+        let stripe = text.split_once('x').and_then(|(count, chunk)| {
+            StripeOf::new(count.parse().ok()?, chunk.parse().ok()?).map(Self::Of)
+        });
+        stripe.ok_or_else(|| BadChoice {
+            text: text.to_owned(),
+            kind: "stripe",
+            valid: format!(
+                "write none, or files x chunk such as 8x64k: 2 to {STRIPE_FILES_MAX} files, chunks \
+                 of a power of two from {} to {}",
+                Bytes(CHUNK_BYTES_MIN),
+                Bytes(CHUNK_BYTES_MAX)
+            ),
+        })
+    }
+}
+
+impl fmt::Display for Stripe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Of(StripeOf { count, chunk }) => write!(f, "{count}x{chunk}"),
+        }
+    }
+}
+
+/// How much later than the files a disk answers.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Delay(Duration);
+
+impl Delay {
+    pub(crate) fn duration(self) -> Duration {
+        self.0
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self.0.is_zero()
+    }
+
+    /// In milliseconds, if it has no fraction of one.
+    pub(crate) fn whole_milliseconds(self) -> Option<u128> {
+        self.0.subsec_nanos().is_multiple_of(1_000_000).then_some(self.0.as_millis())
+    }
+}
+
+/// Whole units up to the longest delay.
+fn parse_delay(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let end = text.find(|letter: char| !letter.is_ascii_digit())?;
+    let (digits, unit) = text.split_at(end);
+    let (_, nanoseconds) = DELAY_UNITS.iter().find(|(name, _)| *name == unit)?;
+    let number: u64 = digits.parse().ok()?;
+    let delay = Duration::from_nanos(number.checked_mul(*nanoseconds)?);
+    (delay <= DELAY_MAX).then_some(delay)
+}
+
+impl FromStr for Delay {
+    type Err = BadChoice;
+
+    fn from_str(text: &str) -> Result<Self, BadChoice> {
+        parse_delay(text).map(Self).ok_or_else(|| BadChoice {
+            text: text.to_owned(),
+            kind: "delay",
+            valid: "write 0 or a whole number of us, ms or s up to 10s, such as 2ms or 500us"
+                .to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for Delay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nanoseconds = self.0.as_nanos();
+        let exact = |(_, factor): &&(&str, u64)| nanoseconds.is_multiple_of(u128::from(*factor));
+        match DELAY_UNITS.iter().rev().find(exact) {
+            _ if nanoseconds == 0 => f.write_str("0"),
+            Some((unit, factor)) => write!(f, "{}{unit}", nanoseconds / u128::from(*factor)),
+            None => unreachable!("a delay is read in whole microseconds"),
+        }
+    }
+}
+
+stored_as_text!(Device, Aio, FileSystem, Stripe, Delay);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads the texts, prints them again, and stores and loads them.
+    #[track_caller]
+    fn check_text<T>(texts: &[&str])
+    where
+        T: FromStr<Err = BadChoice> + fmt::Display + Serialize + for<'a> Deserialize<'a>,
+        T: PartialEq + fmt::Debug,
+    {
+        for text in texts {
+            let choice: T = text.parse().unwrap();
+            assert_eq!(&choice.to_string(), text);
+            let stored = serde_json::to_string(&choice).unwrap();
+            assert_eq!(stored, format!("\"{text}\""));
+            assert_eq!(serde_json::from_str::<T>(&stored).unwrap(), choice);
+        }
+    }
+
+    #[track_caller]
+    fn check_refused<T: FromStr<Err = BadChoice> + fmt::Debug>(texts: &[&str], valid: &str) {
+        for text in texts {
+            let message = text.parse::<T>().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("'{text}' is no ")), "{message}");
+            assert!(message.contains(valid), "{message}");
+        }
+    }
+
+    #[test]
+    fn names_are_read_printed_and_stored() {
+        check_text::<Device>(&["virtio-blk", "virtio-scsi", "nvme", "ide"]);
+        check_text::<Aio>(&["auto", "native", "threads", "io_uring"]);
+        check_text::<FileSystem>(&["here", "ext4", "xfs"]);
+        check_refused::<Device>(&["", "scsi", "Nvme"], "virtio-blk, virtio-scsi, nvme, ide");
+        check_refused::<Aio>(&["io-uring"], "auto, native, threads, io_uring");
+        check_refused::<FileSystem>(&["btrfs"], "here, ext4, xfs");
+    }
+
+    #[test]
+    fn stripes_are_bounded() {
+        check_text::<Stripe>(&["none", "2x4k", "8x64k", "16x16M"]);
+        let Stripe::Of(stripe) = "8x64k".parse().unwrap() else { panic!("8 files are no stripe") };
+        assert_eq!((stripe.count(), stripe.chunk()), (8, Bytes(64 << 10)));
+        let wrong = ["", "8", "1x64k", "17x64k", "8x48k", "8x2k", "8x32M", "x64k", "8x", "-2x4k"];
+        check_refused::<Stripe>(&wrong, "8x64k");
+    }
+
+    #[test]
+    fn delays_are_whole_and_bounded() {
+        check_text::<Delay>(&["0", "2ms", "500us", "10s", "1001us"]);
+        assert_eq!("2000us".parse::<Delay>().unwrap().to_string(), "2ms");
+        assert_eq!("500us".parse::<Delay>().unwrap().duration(), Duration::from_micros(500));
+        assert_eq!("0ms".parse::<Delay>().unwrap(), Delay::default());
+        let wrong = ["", "2", "ms", "11s", "1.5ms", "-1ms", "2 ms", "2ns", "99999999999999999999s"];
+        check_refused::<Delay>(&wrong, "2ms or 500us");
+    }
+
+    #[test]
+    fn a_delay_knows_whether_it_is_whole_milliseconds() {
+        for (text, milliseconds) in [("0", Some(0)), ("2ms", Some(2)), ("1500us", None)] {
+            assert_eq!(text.parse::<Delay>().unwrap().whole_milliseconds(), milliseconds);
+        }
+    }
+}
