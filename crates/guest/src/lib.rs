@@ -4,7 +4,8 @@
 //! for its own guests.
 //!
 //! Invariants: a QEMU never outlives its [`Guest`]; it is in a process group of its own, and ended by its
-//! own process id. What a QEMU can do is asked of the program.
+//! own process id. Of an owner that was killed outright a guest learns when it waits for an order, and powers off
+//! (but for one that was just printing then). What a QEMU can do is asked of the program.
 //! Threads: none; whoever holds a [`Guest`] waits for it, never without a bound, and asks its [`Watch`]
 //! all the time.
 //! Not here: what is measured in a guest, and what a disk is made of.

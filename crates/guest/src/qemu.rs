@@ -1,10 +1,10 @@
 //! The program QEMU: which version it is and what it can do, asked of itself.
 //!
-//! Invariants: each question is put to the program once.
+//! Invariants: each question is put to the program once, also by clones.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -18,9 +18,11 @@ pub struct QemuProgram {
     path: PathBuf,
     version: String,
     devices: BTreeSet<String>,
-    /// Properties by what was asked: the option and its value.
-    known: RefCell<BTreeMap<(&'static str, String), BTreeSet<String>>>,
+    known: Arc<Mutex<Known>>,
 }
+
+/// Properties by what was asked: the option and its value.
+type Known = BTreeMap<(&'static str, String), BTreeSet<String>>;
 
 impl QemuProgram {
     /// The QEMU at this path, or else the one in `PATH`. Starts it, to hear what it is.
@@ -35,7 +37,7 @@ impl QemuProgram {
             .with_context(|| format!("{} --version says {:?}", path.display(), text.trim()))?;
         let devices = devices_in(&output_of(&path, &["-device", "help"])?);
         ensure!(!devices.is_empty(), "{} lists no devices", path.display());
-        Ok(Self { path, version, devices, known: RefCell::default() })
+        Ok(Self { path, version, devices, known: Arc::default() })
     }
 
     /// Where the program is.
@@ -70,7 +72,7 @@ impl QemuProgram {
 
     fn knows(&self, option: &'static str, value: &str, property: &str) -> Result<bool> {
         let key = (option, value.to_owned());
-        if let Some(properties) = self.known.borrow().get(&key) {
+        if let Some(properties) = self.known().get(&key) {
             return Ok(properties.contains(property));
         }
         // For some options QEMU ends with an error after it has helped.
@@ -79,8 +81,13 @@ impl QemuProgram {
         let path = self.path.display();
         ensure!(!properties.is_empty(), "{path} {option} {value},help: {status}");
         let found = properties.contains(property);
-        self.known.borrow_mut().insert(key, properties);
+        self.known().insert(key, properties);
         Ok(found)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // What it holds is right at any time.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
