@@ -14,11 +14,11 @@ use crate::table::Table;
 use crate::units::counted;
 
 const COLUMNS: [&str; 12] = [
-    "subject", "IOPS", "spread", "MB/s", "p50", "p99", "p99.9", "CPU", "switches", "CPUs", "gain",
+    "subject", "IOPS", "spread", "MB/s", "p50", "p99", "p99.9", "CPU", "ctx", "CPUs", "gain",
     "/host",
 ];
 /// The columns that a table of a terminal has only if it does not get too wide by them.
-const SPARE: [&str; 2] = ["switches", "CPUs"];
+const SPARE: [&str; 2] = ["ctx", "CPUs"];
 
 /// The tables and what their words mean; nothing without a sweep.
 pub(super) fn render(style: Style, header: &Header, cells: &[CellSummary]) -> String {
@@ -120,7 +120,7 @@ fn legend(style: Style, header: &Header, cells: &[CellSummary], spare: bool) -> 
     ];
     if spare {
         lines.push(
-            "switches: context switches per request, of the same. CPUs: in use on the host, and how \
+            "ctx: context switches per request, of the same. CPUs: in use on the host, and how \
              many there are."
                 .to_owned(),
         );

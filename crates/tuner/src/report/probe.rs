@@ -132,17 +132,17 @@ mod tests {
         }
         let expected = "
 vm:qemu 1 †: randread 4k, 4 → 40 → 4 jobs × iodepth 1
-  load       in flight   IOPS       spread  mean  p99  Little     off      CPUs
-  low                4  40.0k  40.0k–40.0k   100  100   40.0k    ±0 %  1.5 of 2
-  high              40   100k    100k–100k   100  100    400k   −75 %  1.5 of 2
-  low again          4  84.0k  76.0k–92.0k   100  100   40.0k  +110 %  1.5 of 2
+  load       in flight   IOPS       spread  mean  p99  Little     off   CPUs
+  low                4  40.0k  40.0k–40.0k   100  100   40.0k    ±0 %  1.5/2
+  high              40   100k    100k–100k   100  100    400k   −75 %  1.5/2
+  low again          4  84.0k  76.0k–92.0k   100  100   40.0k  +110 %  1.5/2
   the second low is 2.10 × the first (spread 1.90–2.30): it remembers
 
 client none: randread 4k, 4 → 40 → 4 jobs × iodepth 1
-  load       in flight   IOPS       spread  mean  p99  Little   off      CPUs
-  low                4  40.0k  40.0k–40.0k   100  100   40.0k  ±0 %  1.5 of 2
-  high              40   380k    380k–380k   100  100    400k  −5 %  1.5 of 2
-  low again          4  40.0k  39.5k–40.5k   100  100   40.0k  ±0 %  1.5 of 2
+  load       in flight   IOPS       spread  mean  p99  Little   off   CPUs
+  low                4  40.0k  40.0k–40.0k   100  100   40.0k  ±0 %  1.5/2
+  high              40   380k    380k–380k   100  100    400k  −5 %  1.5/2
+  low again          4  40.0k  39.5k–40.5k   100  100   40.0k  ±0 %  1.5/2
   the second low is 1.00 × the first (spread 0.99–1.01), within the spread of the
   repeats: no hysteresis seen
 

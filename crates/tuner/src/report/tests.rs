@@ -55,24 +55,24 @@ daemon 1.0
 3 repeats of 1.5 s after 0.5 s of ramp, seed 7
 
 randread 4k, 2 jobs × iodepth 16
-  subject       IOPS       spread  MB/s  p50  p99  p99.9   CPU  switches      CPUs   gain  /host
-  host         50.0k  50.0k–50.1k   205  100  100    100  10.0      0.25  1.9 of 3      –      –
-  client none  20.1k  20.0k–20.1k  82.1  100  100    100  10.0      0.25  1.9 of 3      –   40 %
-  client 1     30.1k  30.0k–30.1k   123  100  100    100  10.0      0.25  1.9 of 3  +50 %   60 %
-  client 2 *   31.1k  31.0k–31.1k   127  100  100    100  10.0      0.25  1.9 of 3  +55 %   62 %
+  subject       IOPS       spread  MB/s  p50  p99  p99.9   CPU   ctx   CPUs   gain  /host
+  host         50.0k  50.0k–50.1k   205  100  100    100  10.0  0.25  1.9/3      –      –
+  client none  20.1k  20.0k–20.1k  82.1  100  100    100  10.0  0.25  1.9/3      –   40 %
+  client 1     30.1k  30.0k–30.1k   123  100  100    100  10.0  0.25  1.9/3  +50 %   60 %
+  client 2 *   31.1k  31.0k–31.1k   127  100  100    100  10.0  0.25  1.9/3  +55 %   62 %
   best: 2, n90: 1
 
 write 1M, 1 job × iodepth 1
-  subject      IOPS   spread  MB/s  p50  p99  p99.9   CPU  switches      CPUs  gain  /host
-  host          800  800–800   839  100  100    100  10.0      0.25  1.9 of 3     –      –
-  client none   400  400–400   419  100  100    100  10.0      0.25  1.9 of 3     –   50 %
+  subject      IOPS   spread  MB/s  p50  p99  p99.9   CPU   ctx   CPUs  gain  /host
+  host          800  800–800   839  100  100    100  10.0  0.25  1.9/3     –      –
+  client none   400  400–400   419  100  100    100  10.0  0.25  1.9/3     –   50 %
   best: none, n90: 0 (none)
 
 IOPS: median of the repeats; spread: lowest and highest. p50 to p99.9: latency
   in µs.
 CPU: µs of CPU time per request, of the daemon (host: of the load).
-switches: context switches per request, of the same. CPUs: in use on the host,
-  and how many there are.
+ctx: context switches per request, of the same. CPUs: in use on the host, and
+  how many there are.
 gain: IOPS over none; /host: IOPS relative to the bare file; both within a
   repeat, median.
 n90: fewest iothreads that reach 90 % of the best.
@@ -99,7 +99,7 @@ fn the_markdown_report_has_the_same_parts() {
     for part in [
         "# ringloom tune\n\n- Disk: /images/my disk.img: 1G on ext4, O_DIRECT\n",
         "\n## randread 4k, 2 jobs × iodepth 16\n\n| subject | IOPS | spread |",
-        "| client 2 | 31.1k | 31.0k–31.1k | 127 | 100 | 100 | 100 | 10.0 | 0.25 | 1.9 of 3 | +55 % | 62 % |\n\n\
+        "| client 2 | 31.1k | 31.0k–31.1k | 127 | 100 | 100 | 100 | 10.0 | 0.25 | 1.9/3 | +55 % | 62 % |\n\n\
          best: 2, n90: 1\n",
         "\n- n90: fewest iothreads that reach 90 % of the best.\n",
         "\n## Recommendation\n\nUse 2 iothreads: ",

@@ -132,9 +132,9 @@ pub(super) fn cpu_us(time: Option<f64>) -> String {
     or_missing(time.map(|time| format!("{time:.1}")))
 }
 
-/// `1.9 of 2`: CPUs in use, and how many there are.
+/// `1.9/2`: CPUs in use, and how many there are.
 pub(super) fn cpus(in_use: Option<(f64, usize)>) -> String {
-    or_missing(in_use.map(|(in_use, of)| format!("{in_use:.1} of {of}")))
+    or_missing(in_use.map(|(in_use, of)| format!("{in_use:.1}/{of}")))
 }
 
 #[cfg(test)]

@@ -44,8 +44,8 @@ fn guests_that_ran_at_once_have_a_line_each() {
         [(0, 30_000), (1, 33_000), (2, 36_000)].map(|(r, n)| two_guests(r, n)).into();
     let expected = "
 randread 4k, 2 jobs × iodepth 16; 2 VMs
-  subject           IOPS       spread  MB/s  p50    p99  p99.9  CPU  switches  CPUs  gain  /host
-  vm:ringloom 2 †  33.0k  30.0k–36.0k   135  100    100    100  2.0      2.00     –     –      –
+  subject           IOPS       spread  MB/s  p50    p99  p99.9  CPU   ctx  CPUs  gain  /host
+  vm:ringloom 2 †  33.0k  30.0k–36.0k   135  100    100    100  2.0  2.00     –     –      –
     VM 1           22.0k               90.1          50
     VM 2           11.0k               45.1       1,507
   best: 2, n90: 2
@@ -54,8 +54,8 @@ IOPS: median of the repeats; spread: lowest and highest. p50 to p99.9: latency
   in µs.
 CPU: µs of CPU time per request, of the daemon and QEMU without its guests' CPUs
   (host: of the load).
-switches: context switches per request, of the same. CPUs: in use on the host,
-  and how many there are.
+ctx: context switches per request, of the same. CPUs: in use on the host, and
+  how many there are.
 gain: IOPS over none; /host: IOPS relative to the bare file; both within a
   repeat, median.
 n90: fewest iothreads that reach 90 % of the best.
@@ -69,13 +69,13 @@ Queues of each disk: vm:ringloom 2.
 fn spare_columns_are_left_out_where_the_terminal_is_too_narrow() {
     let mut runs = vec![two_guests(0, 30_000)];
     let narrow = text(Style::Plain, &runs);
-    assert!(narrow.contains("  switches  CPUs  ") && narrow.contains("\nswitches: "), "{narrow}");
+    assert!(narrow.contains("   ctx  CPUs  ") && narrow.contains("\nctx: "), "{narrow}");
     runs[0].latency_ns = vec![(1_234_567_890, 10)];
     let fewer = text(Style::Plain, &runs);
-    assert!(!fewer.contains("switches") && !fewer.contains("  CPUs"), "{fewer}");
+    assert!(!fewer.contains("ctx") && !fewer.contains("  CPUs"), "{fewer}");
     assert!(fewer.lines().all(|line| line.chars().count() <= TABLE_WIDTH), "{fewer}");
     let markdown = text(Style::Markdown, &runs);
-    assert!(markdown.contains("| switches | CPUs |"), "{markdown}");
+    assert!(markdown.contains("| ctx | CPUs |"), "{markdown}");
 }
 
 #[test]
