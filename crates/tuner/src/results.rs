@@ -457,4 +457,6 @@ impl Results {
 }
 
 #[cfg(test)]
+mod document;
+#[cfg(test)]
 pub(crate) mod tests;
