@@ -91,7 +91,7 @@ fn head(style: Style, header: &Header) -> String {
 fn programs(header: &Header) -> String {
     let Programs { daemon, qemu, fio, guest_kernel, accelerator, .. } = &header.programs;
     let mut parts = vec![daemon.clone()];
-    parts.extend(fio.clone());
+    parts.extend(fio.as_ref().map(|version| format!("fio {version}")));
     parts.extend(qemu.as_ref().map(|version| format!("QEMU {version}")));
     parts.extend(guest_kernel.as_ref().map(|kernel| format!("guests with Linux {kernel}")));
     parts.extend(accelerator.as_ref().map(|accelerator| format!("run by {accelerator}")));

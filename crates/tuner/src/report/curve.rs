@@ -60,7 +60,7 @@ fn missed(point: &Point) -> Option<String> {
     let (ratio, asked) = (point.missed()?, point.asked?);
     let reached = short(point.reached.median);
     Some(format!(
-        "{} % of the maximum was missed: {reached} of {} reached, {}",
+        "{} % of the maximum was missed: {reached} reached, {} asked for, {}",
         point.percent,
         short(asked),
         percent_gain(ratio)
@@ -87,7 +87,7 @@ client 2: randread 4k, 2 jobs × iodepth 16
   70 %      700      700   100  100  100    100  10.0     –
   90 %      900      855   100  100  100    100  10.0     –
   maximum     –    1.00k   100  100  100    100  10.0     –
-  90 % of the maximum was missed: 855 of 900 reached, −5 %
+  90 % of the maximum was missed: 855 reached, 900 asked for, −5 %
 
 host: randread 4k, 2 jobs × iodepth 16
   asked    rate  reached  mean  p50  p99  p99.9   CPU  CPUs

@@ -116,3 +116,16 @@ fn a_report_without_clients_recommends_nothing() {
     let text = render(Style::Plain, &findings(&header(""), &runs));
     assert!(!text.contains("best:") && !text.contains("ringloom serve"), "{text}");
 }
+
+#[test]
+fn the_head_names_the_programs_that_took_part() {
+    let mut header = header("");
+    header.programs.fio = Some("3.33".to_owned());
+    header.programs.qemu = Some("10.0.2".to_owned());
+    header.programs.guest_kernel = Some("6.12.95".to_owned());
+    header.programs.accelerator = Some("kvm".to_owned());
+    assert_eq!(
+        programs(&header),
+        "daemon 1.0, fio 3.33, QEMU 10.0.2, guests with Linux 6.12.95, run by kvm"
+    );
+}
