@@ -84,7 +84,7 @@ pub(crate) fn plan(
     sentinel: u16,
 ) -> Vec<PlannedRun> {
     match mode {
-        Mode::Sweep => with_sentinels(sweep(matrix, repeats, seed), sentinel, seed),
+        Mode::Sweep => with_sentinels(matrix, sweep(matrix, repeats, seed), sentinel, seed),
         Mode::Hysteresis => blocks(matrix, repeats, seed, probe_block),
         Mode::Curve => blocks(matrix, repeats, seed, curve_block),
     }
@@ -140,15 +140,24 @@ fn blocks(
     runs
 }
 
-/// Puts the first run of the plan, as a sentinel, before everything, after every `every` runs, and at the end.
-fn with_sentinels(runs: Vec<PlannedRun>, every: u16, seed: u64) -> Vec<PlannedRun> {
+/// Puts the first contender of the first cell (the host, if it is measured), as a sentinel, before everything, after every
+/// `every` runs, and at the end.
+fn with_sentinels(
+    matrix: &Matrix,
+    runs: Vec<PlannedRun>,
+    every: u16,
+    seed: u64,
+) -> Vec<PlannedRun> {
     let every = usize::from(every);
-    let Some(first) = runs.first().filter(|_| every > 0 && runs.len() > every) else { return runs };
+    let base = matrix.entries.first().and_then(|it| Some((it, *it.contenders.first()?)));
+    let Some((entry, contender)) = base.filter(|_| every > 0 && runs.len() > every) else {
+        return runs;
+    };
     let seed = Random::stream(seed, SENTINEL_STREAM).next_u64();
-    let base = first.key.clone();
+    let (variant, cell) = (entry.variant, entry.cells[0]);
     let sentinel = |step| {
-        let key = RunKey { purpose: Purpose::Sentinel, repeat: 0, step, ..base.clone() };
-        PlannedRun { key, seed }
+        let purpose = Purpose::Sentinel;
+        PlannedRun { key: RunKey { purpose, repeat: 0, step, contender, variant, cell }, seed }
     };
     let mut all = Vec::new();
     let mut step = 0;
@@ -221,6 +230,7 @@ mod tests {
             .collect();
         assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix) + places.len());
         assert_eq!(places, [0, 21, 42, 51]);
+        assert!(places.iter().all(|&place| runs[place].key.contender == Contender::Host));
         let few = planned("--repeats 1 --sentinel 20", 1).1;
         assert!(few.iter().all(|run| run.key.purpose == Purpose::Sweep), "too short to drift");
     }

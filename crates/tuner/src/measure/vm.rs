@@ -121,6 +121,8 @@ fn attach(
         );
     }
     let devices = plugged.iter().map(|it| it.device.clone()).collect();
+    // Not more than it has CPUs.
+    let queues = plugged.first().map_or(0, |it| it.queues);
     Ok(Attached { plugged, devices, queues, daemon })
 }
 
