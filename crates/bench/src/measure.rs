@@ -138,4 +138,6 @@ impl Watch for Meter {
     fn tick(&mut self) -> Verdict {
         Verdict::GoOn // A load on a dead server ends by its own limit.
     }
+
+    fn second(&mut self, _: &load::Interval) {}
 }

@@ -241,6 +241,7 @@ impl Watch for Patient {
     fn tick(&mut self) -> Verdict {
         Verdict::GoOn
     }
+    fn second(&mut self, _: &load::Interval) {}
 }
 
 #[cfg(test)]

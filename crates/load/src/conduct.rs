@@ -1,17 +1,18 @@
-//! One run: start the jobs, let the ramp pass, open and close the window, collect.
+//! One run: start the jobs, let the ramp pass, open and close the window, collect, second by second.
 //!
 //! Called by `client` and `host` on the caller's thread; starts one thread per job and runs `drive`
 //! on it.
 //!
-//! Threads: the coordinating thread only sleeps, asks the watch and flips the phase. Limits: a job
+//! Threads: the coordinating thread only sleeps, asks the watch, flips phase and second, and adds up. Limits: a job
 //! without a completion for `STALL_LIMIT` ends the run, so a dead daemon cannot hang it.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::clock;
-use crate::drive::{Engine, Phase, Stage, Tally, drive};
-use crate::{Latency, LoadError, Sample, Workload};
+use crate::drive::{Engine, Phase, Stage, drive};
+use crate::seconds::{Collector, Counter, boundaries};
+use crate::{Interval, LoadError, Sample, Workload};
 
 /// How often the watch is asked.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
@@ -44,6 +45,10 @@ pub trait Watch {
     fn window_closes(&mut self);
     /// Called every few milliseconds.
     fn tick(&mut self) -> Verdict;
+    /// What was done in the next second of the window: all of them in order, some of them when the window is closed. The
+    /// last is shorter or longer by up to half a second, so that their lengths are that of the window. The light loops
+    /// (`run_lightly`, `spin`, `arrive`) do not call it.
+    fn second(&mut self, interval: &Interval);
 }
 
 /// Runs one engine per job. `make` builds an engine on the thread of its job; `wake` makes jobs
@@ -59,20 +64,30 @@ where
     E: Engine,
     M: FnOnce() -> Result<E, LoadError> + Send,
 {
-    let stage = Stage::new(workload.shape().jobs());
+    let shape = workload.shape();
+    let stage = Stage::new(shape.jobs());
     let stage = &stage;
+    let (collector, counters) = Collector::new(shape.jobs(), shape.block().get());
     thread::scope(|scope| {
         let jobs: Vec<_> = (0_u16..)
-            .zip(makers)
-            .map(|(job, make)| scope.spawn(move || job_thread(make, workload, stage, job)))
+            .zip(makers.into_iter().zip(counters))
+            .map(|(job, (make, counter))| {
+                scope.spawn(move || job_thread(make, workload, stage, job, counter))
+            })
             .collect();
-        let elapsed = Coordinator::new(stage, jobs.len()).conduct(timing, watch);
-        if elapsed.is_err() {
+        let mut coordinator = Coordinator::new(stage, jobs.len(), collector);
+        let conducted = coordinator.conduct(timing, watch);
+        if conducted.is_err() {
             stage.set_phase(Phase::Abandon);
             wake();
         }
-        let tallies = jobs.into_iter().map(|job| job.join().expect("a job does not panic"));
-        collect(workload, elapsed, tallies.collect())
+        // The error of a job explains more than the coordinator's, who only saw it end.
+        let ended = jobs.into_iter().map(|job| job.join().expect("a job does not panic"));
+        let failed = ended.filter_map(Result::err).collect::<Vec<_>>();
+        match failed.into_iter().find(|error| !matches!(error, LoadError::Stopped)) {
+            Some(error) => Err(error),
+            None => conducted.map(|()| coordinator.finish(watch)),
+        }
     })
 }
 
@@ -81,35 +96,14 @@ fn job_thread<E: Engine>(
     workload: &Workload,
     stage: &Stage,
     job: u16,
-) -> Result<Tally, LoadError> {
+    counter: Counter,
+) -> Result<(), LoadError> {
     let result = make().and_then(|mut engine| {
         stage.note_ready();
-        drive(&mut engine, workload, stage, job)
+        drive(&mut engine, workload, stage, job, counter)
     });
     stage.note_ended();
     result
-}
-
-/// Joins the jobs. The error of a job explains more than the coordinator's, who only saw it end.
-fn collect(
-    workload: &Workload,
-    elapsed: Result<Duration, LoadError>,
-    tallies: Vec<Result<Tally, LoadError>>,
-) -> Result<Sample, LoadError> {
-    let mut operations = 0;
-    let mut latency = Latency::default();
-    for tally in tallies {
-        match tally {
-            Ok(tally) => {
-                operations += tally.operations;
-                latency.merge(&tally.latency);
-            }
-            Err(LoadError::Stopped) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let bytes = operations * u64::from(workload.shape().block().get());
-    elapsed.map(|elapsed| Sample { operations, bytes, elapsed, latency })
 }
 
 struct Coordinator<'a> {
@@ -117,37 +111,52 @@ struct Coordinator<'a> {
     jobs: usize,
     /// Per job: its last count, and since when it stands.
     progress: Vec<(u64, Instant)>,
+    collector: Collector,
 }
 
 impl<'a> Coordinator<'a> {
-    fn new(stage: &'a Stage, jobs: usize) -> Self {
+    fn new(stage: &'a Stage, jobs: usize, collector: Collector) -> Self {
         let now = clock::now();
-        Self { stage, jobs, progress: vec![(0, now); jobs] }
+        Self { stage, jobs, progress: vec![(0, now); jobs], collector }
     }
 
-    /// Takes the jobs through all phases and returns the length of the window.
-    fn conduct(&mut self, timing: Timing, watch: &mut dyn Watch) -> Result<Duration, LoadError> {
+    /// Takes the jobs through all phases.
+    fn conduct(&mut self, timing: Timing, watch: &mut dyn Watch) -> Result<(), LoadError> {
         while self.stage.ready() < self.jobs {
             self.step(watch, TICK)?;
         }
-        self.pass(watch, timing.ramp)?;
+        self.pass_until(watch, clock::now() + timing.ramp)?;
         watch.window_opens();
         let opened = clock::now();
         self.stage.set_phase(Phase::Measure);
-        self.pass(watch, timing.runtime)?;
-        self.stage.set_phase(Phase::Drain);
-        let elapsed = opened.elapsed();
+        self.collector.mark(opened);
+        for (next, end) in (1..).zip(boundaries(timing.runtime)) {
+            self.pass_until(watch, opened + end)?;
+            if end == timing.runtime {
+                self.stage.set_phase(Phase::Drain);
+            } else {
+                self.stage.set_interval(next);
+            }
+            self.collector.mark(clock::now());
+        }
         watch.window_closes();
         while self.stage.ended() < self.jobs {
             self.pause(watch, TICK)?;
         }
-        Ok(elapsed)
+        Ok(())
     }
 
-    fn pass(&mut self, watch: &mut dyn Watch, duration: Duration) -> Result<(), LoadError> {
-        let start = clock::now();
+    /// Tells of the rest, when all jobs have ended.
+    fn finish(mut self, watch: &mut dyn Watch) -> Sample {
+        while let Some(interval) = self.collector.rest() {
+            watch.second(&interval);
+        }
+        self.collector.into_sample()
+    }
+
+    fn pass_until(&mut self, watch: &mut dyn Watch, end: Instant) -> Result<(), LoadError> {
         loop {
-            let left = duration.saturating_sub(start.elapsed());
+            let left = end.saturating_duration_since(clock::now());
             if left.is_zero() {
                 return Ok(());
             }
@@ -168,6 +177,9 @@ impl<'a> Coordinator<'a> {
         clock::pause(duration);
         if watch.tick() == Verdict::Stop {
             return Err(LoadError::Stopped);
+        }
+        while let Some(interval) = self.collector.next() {
+            watch.second(&interval);
         }
         let now = clock::now();
         for (job, (count, entry)) in self.stage.completed().zip(&mut self.progress).enumerate() {

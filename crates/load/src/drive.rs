@@ -4,16 +4,16 @@
 //! between the subjects `client` and `host`.
 //!
 //! Invariants: a slot belongs to at most one request; a slot is reused only after its completion.
-//! Threads: the job thread owns engine, slots and histogram; phase and progress are shared atomics.
+//! Threads: the job thread owns engine, slots and counter; phase, interval and progress are shared atomics.
 
 use std::io;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::clock;
-use crate::sample::Latency;
+use crate::seconds::Counter;
 use crate::workload::{Access, Accesses};
-use crate::{LoadError, Workload};
+use crate::{Direction, LoadError, Workload};
 
 /// How a job puts requests in flight and learns of their end.
 pub(crate) trait Engine {
@@ -58,6 +58,8 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct Stage {
     phase: AtomicU8,
+    /// The part of the window that runs, from 0.
+    interval: AtomicU32,
     ready: AtomicUsize,
     ended: AtomicUsize,
     completed: Vec<AtomicU64>,
@@ -67,7 +69,8 @@ impl Stage {
     pub(crate) fn new(jobs: u16) -> Self {
         let completed = (0..jobs).map(|_| AtomicU64::new(0)).collect();
         let (ready, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { phase: AtomicU8::new(0), ready, ended, completed }
+        let (phase, interval) = (AtomicU8::new(0), AtomicU32::new(0));
+        Self { phase, interval, ready, ended, completed }
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
@@ -81,6 +84,14 @@ impl Stage {
             2 => Phase::Drain,
             _ => Phase::Abandon,
         }
+    }
+
+    pub(crate) fn set_interval(&self, interval: u32) {
+        self.interval.store(interval, Ordering::Relaxed);
+    }
+
+    fn interval(&self) -> u32 {
+        self.interval.load(Ordering::Relaxed)
     }
 
     pub(crate) fn note_ready(&self) {
@@ -104,31 +115,24 @@ impl Stage {
     }
 }
 
-/// What one job counted inside the window.
-#[derive(Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) operations: u64,
-    pub(crate) latency: Latency,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     access: Access,
     submitted: Instant,
 }
 
-/// Runs one job from its first request until the coordinator ends it.
+/// Runs one job from its first request until the coordinator ends it. What completes in the window is counted.
 pub(crate) fn drive<E: Engine>(
     engine: &mut E,
     workload: &Workload,
     stage: &Stage,
     job: u16,
-) -> Result<Tally, LoadError> {
+    mut counter: Counter,
+) -> Result<(), LoadError> {
     let mut accesses = workload.accesses(job);
     let mut slots = fill_queue(engine, &mut accesses, workload.shape().iodepth())?;
     let mut in_flight = slots.len();
     let mut ended = Vec::with_capacity(slots.len());
-    let mut tally = Tally::default();
     let mut completed = 0_u64;
     while in_flight > 0 {
         engine.wait(&mut ended)?;
@@ -137,13 +141,16 @@ pub(crate) fn drive<E: Engine>(
         if phase == Phase::Abandon {
             return Err(LoadError::Stopped);
         }
+        if phase == Phase::Measure {
+            counter.enter(stage.interval());
+        }
         for Ended { slot, outcome } in ended.drain(..) {
             let entry = &mut slots[usize::from(slot)];
             check(outcome, entry.access, workload)?;
             completed += 1;
             if phase == Phase::Measure {
-                tally.operations += 1;
-                tally.latency.record(now - entry.submitted);
+                let is_read = entry.access.direction == Direction::Read;
+                counter.count(is_read, now - entry.submitted);
             }
             if phase == Phase::Drain {
                 in_flight -= 1;
@@ -155,7 +162,8 @@ pub(crate) fn drive<E: Engine>(
         engine.flush()?;
         stage.completed[usize::from(job)].store(completed, Ordering::Relaxed);
     }
-    Ok(tally)
+    counter.finish();
+    Ok(())
 }
 
 fn fill_queue<E: Engine>(
@@ -192,7 +200,8 @@ pub(crate) fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BlockBytes, Shape};
+    use crate::seconds::Collector;
+    use crate::{BlockBytes, Sample, Shape};
 
     /// Completes everything at once, and ends the run after a number of waits.
     struct Instantly<'a> {
@@ -225,22 +234,27 @@ mod tests {
         }
     }
 
-    fn run(waits: &[Phase], fails_at: Option<usize>) -> Result<Tally, LoadError> {
+    fn run(waits: &[Phase], fails_at: Option<usize>) -> Result<Sample, LoadError> {
         let block = BlockBytes::try_from(4096).unwrap();
         let shape = Shape::new("randread".parse().unwrap(), block, 1, 3).unwrap();
         let workload = Workload::new(shape, 1 << 20, 1).unwrap();
         let stage = Stage::new(1);
         let waits = waits.iter().rev().copied().collect();
         let mut engine = Instantly { stage: &stage, queued: Vec::new(), waits, fails_at };
-        drive(&mut engine, &workload, &stage, 0)
+        let (mut collector, mut counters) = Collector::new(1, 4096);
+        collector.mark(clock::now());
+        drive(&mut engine, &workload, &stage, 0, counters.pop().unwrap())?;
+        collector.mark(clock::now());
+        while collector.rest().is_some() {}
+        Ok(collector.into_sample())
     }
 
     #[test]
     fn only_the_window_is_counted() {
-        let tally =
+        let sample =
             run(&[Phase::Ramp, Phase::Measure, Phase::Measure, Phase::Drain], None).unwrap();
-        assert_eq!(tally.operations, 6);
-        assert_eq!(tally.latency.count(), 6);
+        assert_eq!((sample.operations, sample.bytes), (6, 6 * 4096));
+        assert_eq!(sample.latency.count(), 6);
     }
 
     #[test]

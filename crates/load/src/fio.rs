@@ -19,7 +19,7 @@ mod version;
 
 pub use command::command;
 pub use error::FioError;
-pub use intervals::{Interval, Intervals, series};
+pub use intervals::{Intervals, series};
 pub use job::{Engine, Job, Rate};
 pub use report::{DiskUse, Flow, LoadCpu, Report, parse_report};
 pub use run::{Finished, HostRun};

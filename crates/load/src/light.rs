@@ -205,6 +205,7 @@ mod tests {
         fn tick(&mut self) -> Verdict {
             Verdict::GoOn
         }
+        fn second(&mut self, _: &crate::Interval) {}
     }
 
     #[test]

@@ -219,6 +219,7 @@ mod tests {
         fn tick(&mut self) -> Verdict {
             Verdict::GoOn
         }
+        fn second(&mut self, _: &crate::Interval) {}
     }
 
     #[test]

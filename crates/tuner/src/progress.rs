@@ -45,12 +45,12 @@ impl Watcher {
         Self { lines: Intervals::default(), host, last }
     }
 
-    fn show(&mut self, interval: &load::fio::Interval) {
+    fn show(&mut self, interval: &load::Interval) {
         let now = clock::now();
         self.host.close(now);
         let host = self.host.between(self.last, now).host;
         self.last = now;
-        let load::fio::Interval { second, operations, bytes, reads, elapsed, latency } = interval;
+        let load::Interval { second, operations, bytes, reads, elapsed, latency } = interval;
         let line = self.lines.line(&Interval {
             number: *second,
             ended_unix_ms: u64::try_from(clock::since_epoch().as_millis()).unwrap_or(0),
@@ -126,7 +126,7 @@ impl Progress {
     }
 
     /// A second of the run has passed.
-    pub(crate) fn interval(&self, interval: &load::fio::Interval) {
+    pub(crate) fn interval(&self, interval: &load::Interval) {
         if let Some(watcher) = &mut *self.intervals.borrow_mut() {
             watcher.show(interval);
         }

@@ -9,46 +9,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::Latency;
 use crate::fio::document::{Document, Group, Side, Splitter};
+use crate::{Interval, Latency};
 
 /// Reports that come sooner after another are joined with the next: the one at a run's end comes
 /// a few milliseconds after the one of its last second.
 const SHORTEST_MS: u64 = 500;
-
-/// The requests that completed between two reports.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Interval {
-    /// The seconds of the window that had passed at its end, rounded; the first is 1.
-    pub second: u32,
-    /// Completed requests.
-    pub operations: u64,
-    /// The bytes they moved.
-    pub bytes: u64,
-    /// How many of them were reads.
-    pub reads: u64,
-    /// Its length.
-    pub elapsed: Duration,
-    /// The latencies of its requests.
-    pub latency: Latency,
-}
-
-impl Interval {
-    /// The same second of several machines as one; `None` of none. Its length is the longest.
-    #[must_use]
-    pub fn merge(intervals: &[Self]) -> Option<Self> {
-        let (first, others) = intervals.split_first()?;
-        let mut all = first.clone();
-        for other in others {
-            all.operations += other.operations;
-            all.bytes += other.bytes;
-            all.reads += other.reads;
-            all.elapsed = all.elapsed.max(other.elapsed);
-            all.latency.merge(&other.latency);
-        }
-        Some(all)
-    }
-}
 
 /// Takes what fio prints and gives the intervals.
 #[derive(Debug, Default)]

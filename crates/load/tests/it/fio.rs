@@ -71,7 +71,7 @@ fn intervals_of_many_jobs_and_files_add_up_to_the_total() {
     all.iter().for_each(|interval| latency.merge(&interval.latency));
     assert_eq!(latency, report.sample.latency);
     assert_eq!(all.iter().map(|i| i.elapsed).sum::<Duration>(), report.sample.elapsed);
-    let sum = |of: fn(&load::fio::Interval) -> u64| all.iter().map(of).sum::<u64>();
+    let sum = |of: fn(&load::Interval) -> u64| all.iter().map(of).sum::<u64>();
     assert_eq!(sum(|i| i.operations), report.sample.operations);
     assert_eq!(sum(|i| i.bytes), report.sample.bytes);
     assert_eq!(sum(|i| i.reads), report.read.operations);

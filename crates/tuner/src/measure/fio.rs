@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use load::fio::{Engine, FioVersion, Interval, Intervals, Job, Rate, Report, parse_report, series};
+use load::fio::{Engine, FioVersion, Intervals, Job, Rate, Report, parse_report, series};
 use load::probe::CacheMode;
-use load::{Sample, Timing, Workload};
+use load::{Interval, Sample, Timing, Workload};
 
 pub(super) use self::places::{GuestPlace, HostPlace};
 use super::{Bench, Planned};

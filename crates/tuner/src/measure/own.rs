@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use load::client::{self, Connection};
-use load::{LoadError, Sample, Verdict, Watch, Workload, host};
+use load::{Interval, LoadError, Sample, Verdict, Watch, Workload, host};
 
 use super::{Bench, Planned};
 use crate::clock;
@@ -63,6 +63,7 @@ struct RunWatch<'a> {
     meter: Meter,
     opened: Option<Instant>,
     cost: Cost,
+    per_second: Vec<u64>,
     daemon: Option<&'a mut Running>,
     deadline: Option<Instant>,
     /// Why the run was told to stop.
@@ -77,8 +78,17 @@ impl<'a> RunWatch<'a> {
         daemon: Option<&'a mut Running>,
     ) -> Self {
         let meter = Meter::new(vec![group]);
-        let cost = Cost::default();
-        Self { bench, name, meter, opened: None, cost, daemon, deadline: None, reason: None }
+        Self {
+            bench,
+            name,
+            meter,
+            opened: None,
+            cost: Cost::default(),
+            per_second: Vec::new(),
+            daemon,
+            deadline: None,
+            reason: None,
+        }
     }
 
     /// Connects as soon as the daemon listens.
@@ -109,7 +119,7 @@ impl<'a> RunWatch<'a> {
                 emulated: false,
                 sample,
                 rate_iops: None,
-                per_second: Vec::new(),
+                per_second: self.per_second,
                 parts: Vec::new(),
                 cost: self.cost,
                 job_files: Vec::new(),
@@ -164,5 +174,10 @@ impl Watch for RunWatch<'_> {
                 Verdict::Stop
             }
         }
+    }
+
+    fn second(&mut self, interval: &Interval) {
+        self.per_second.push(interval.operations);
+        self.bench.progress.interval(interval);
     }
 }

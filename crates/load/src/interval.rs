@@ -1,0 +1,39 @@
+//! What happened in one second of a run, whichever load ran. Pure.
+
+use std::time::Duration;
+
+use crate::Latency;
+
+/// The requests that completed in one second or so of the measured window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interval {
+    /// The seconds of the window that had passed at its end, rounded; the first is 1.
+    pub second: u32,
+    /// Completed requests.
+    pub operations: u64,
+    /// The bytes they moved.
+    pub bytes: u64,
+    /// How many of them were reads.
+    pub reads: u64,
+    /// Its length.
+    pub elapsed: Duration,
+    /// The latencies of its requests.
+    pub latency: Latency,
+}
+
+impl Interval {
+    /// The same second of several machines as one; `None` of none. Its length is the longest.
+    #[must_use]
+    pub fn merge(intervals: &[Self]) -> Option<Self> {
+        let (first, others) = intervals.split_first()?;
+        let mut all = first.clone();
+        for other in others {
+            all.operations += other.operations;
+            all.bytes += other.bytes;
+            all.reads += other.reads;
+            all.elapsed = all.elapsed.max(other.elapsed);
+            all.latency.merge(&other.latency);
+        }
+        Some(all)
+    }
+}
