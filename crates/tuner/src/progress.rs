@@ -34,22 +34,21 @@ pub(crate) struct Progress {
 struct Watcher {
     lines: Intervals,
     host: Meter,
-    last: Instant,
 }
 
 impl Watcher {
     fn new() -> Self {
         let mut host = Meter::new(Vec::new());
-        let last = clock::now();
-        host.close(last);
-        Self { lines: Intervals::default(), host, last }
+        host.close(clock::now());
+        Self { lines: Intervals::default(), host }
     }
 
     fn show(&mut self, interval: &load::Interval) {
         let now = clock::now();
         self.host.close(now);
-        let host = self.host.between(self.last, now).host;
-        self.last = now;
+        // The ramp before the first interval is not in it.
+        let opened = now.checked_sub(interval.elapsed).unwrap_or(now);
+        let host = self.host.between(opened, now).host;
         let load::Interval { second, operations, bytes, reads, elapsed, latency } = interval;
         let line = self.lines.line(&Interval {
             number: *second,
@@ -96,6 +95,9 @@ impl Progress {
 
     /// Some time of the run `name` has passed.
     pub(crate) fn tick(&self, name: &str) {
+        if let Some(watcher) = &mut *self.intervals.borrow_mut() {
+            watcher.host.sample(clock::now());
+        }
         if let Some(bar) = &self.bar {
             let share = self.run_started.get().elapsed().as_secs_f64()
                 / self.per_run.get().as_secs_f64().max(f64::MIN_POSITIVE);

@@ -161,3 +161,53 @@ fn a_file_nobody_may_read_is_refused() {
     let line = format!("--daemon {QEMU_STORAGE_DAEMON} {}", disk.display());
     bed.run(&line).expect_refusal(&["open for reading", "Permission denied"]);
 }
+
+/// The form of vdbench. Digits and the day differ from run to run, the columns do not.
+#[test]
+fn every_second_has_a_line_if_asked() {
+    let bed = Bed::new();
+    let options = "--daemon /bin/true --subject host --load own --size 4M --op 70/30 --bs 4k --jobs 1 --repeats 1 \
+                   --runtime 3 --ramp 0 --interval --seed 1";
+    let ran = bed.run(options);
+    if ran.stderr.contains("forbids io_uring") {
+        return skip("this host forbids io_uring");
+    }
+    let ran = ran.expect_success();
+    let name = "70/30 4k jobs=1 iodepth=16, host";
+    let from = ran.stderr.find(&format!("\n{name}\n")).unwrap();
+    let lines: Vec<&str> = ran.stderr[from..].trim().lines().collect();
+    let [_, titles, units, seconds @ .., average, end] = &lines[..] else { panic!("{lines:?}") };
+    let (day, titles) = titles.split_at(12);
+    assert!(day.contains(", 20"), "{day}");
+    assert_eq!(
+        titles,
+        "  interval        i/o   MB/sec   bytes   read     resp     resp     resp  queue  cpu%  cpu%"
+    );
+    assert_eq!(
+        *units,
+        "                             rate  1024**2     i/o    pct     time      max   stddev  depth sys+u   sys"
+    );
+    assert_eq!(seconds.len(), 3, "{seconds:?}");
+    for (number, line) in ["1", "2", "3", "avg_2-3"].iter().zip(seconds.iter().chain([average])) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!((words.len(), &words[1]), (12, number), "{line}");
+        assert_eq!(line.len(), units.len(), "{line}");
+        let [rate, read, depth] =
+            [2, 5, 9].map(|column: usize| words[column].parse::<f64>().unwrap());
+        assert_eq!(words[4], "4096", "{line}");
+        assert!(
+            rate > 0.0 && (60.0..80.0).contains(&read) && (8.0..17.0).contains(&depth),
+            "{line}"
+        );
+    }
+    assert!(end.starts_with(&format!("  1/1  {name}: ")), "{end}");
+    let run = &bed.results("ringloom-report")[1];
+    let per_second = run["per_second"].as_array().unwrap();
+    let sum: u64 = per_second.iter().map(|it| it.as_u64().unwrap()).sum();
+    assert_eq!((per_second.len(), run["operations"].as_u64()), (3, Some(sum)));
+}
+
+#[expect(clippy::print_stderr, reason = "a skipped test says so")]
+fn skip(reason: &str) {
+    eprintln!("skipped: {reason}");
+}
