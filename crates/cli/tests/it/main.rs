@@ -31,4 +31,5 @@ mod support;
 mod takeover;
 mod throttle;
 mod tmpfs;
+mod tune;
 mod verdicts;

@@ -1,0 +1,141 @@
+//! Sweeps from end to end: what each line of the results says, and that one guest serves many runs.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{OUT, Rig, check_sound, contender, emulated, list, names, number, text, with_guest};
+
+/// All that `--subject host,vm:qemu,vm:ringloom --iothreads none,1,2` measures.
+const CONTENDERS: [&str; 7] = [
+    "host",
+    "vm:qemu 1",
+    "vm:qemu 2",
+    "vm:qemu none",
+    "vm:ringloom 1",
+    "vm:ringloom 2",
+    "vm:ringloom none",
+];
+
+/// The threads with this role in a group of a run's cost.
+fn threads(line: &Value, group: &str, role: &str) -> Result<Vec<Value>> {
+    let groups = list(&line["cost"], "groups")?;
+    let Some(group) = groups.iter().find(|it| it["name"] == group) else { return Ok(Vec::new()) };
+    let threads = list(group, "threads")?.iter();
+    Ok(threads.filter(|it| it["role"] == role).cloned().collect())
+}
+
+/// How many iothreads a line says were there; `none` is served by a thread of its own in ringloom.
+fn iothreads(line: &Value) -> Result<usize> {
+    match text(line, "iothreads")? {
+        "none" => Ok(0),
+        count => count.parse().context("a number of iothreads"),
+    }
+}
+
+fn check_cost(line: &Value) -> Result<()> {
+    let count = |group: &str, role: &str| threads(line, group, role).map(|found| found.len());
+    match text(line, "subject")? {
+        "host" => ensure!(count("load", "worker")? >= 2, "fio's two jobs: {line}"),
+        "vm:qemu" => {
+            ensure!(count("qemu", "vcpu")? == 2, "two CPUs of the guest: {line}");
+            ensure!(count("qemu", "iothread")? == iothreads(line)?, "iothreads: {line}");
+            ensure!(count("daemon", "iothread")? == 0, "there is no daemon: {line}");
+        }
+        _ => {
+            ensure!(count("qemu", "vcpu")? == 2, "two CPUs of the guest: {line}");
+            ensure!(count("daemon", "iothread")? == iothreads(line)?.max(1), "iothreads: {line}");
+        }
+    }
+    let of = number(&line["cost"]["host"], "of")?;
+    let used = number(&line["cost"]["host"], "cpus_in_use")?;
+    ensure!(used > 0.0 && used <= of * 1.01, "{used} of {of} CPUs: {line}");
+    Ok(())
+}
+
+/// The job files of a run are there, and fio understands them.
+fn check_job_files(rig: &Rig, line: &Value, count: usize) -> Result<()> {
+    let files = list(line, "job_files")?;
+    ensure!(files.len() == count, "{count} job files: {line}");
+    for file in files {
+        let path = rig.path(OUT).join(file.as_str().context("a name")?);
+        let output = std::process::Command::new("fio")
+            .arg("--parse-only")
+            .arg(&path)
+            .output()
+            .context("run fio")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success() && said.is_empty(), "{}: {said}", path.display());
+        // A job file that cannot be parsed is not always told by the status.
+        ensure!(std::fs::read_to_string(&path)?.contains("rw="), "{}", path.display());
+    }
+    Ok(())
+}
+
+/// About 35 s.
+#[test]
+fn one_guest_is_measured_with_every_number_of_iothreads() {
+    with_guest(|rig| {
+        let line = "--subject host,vm:qemu,vm:ringloom --iothreads none,1,2 --op randread --bs 4k \
+                    --size 64M --repeats 1 --runtime 2 --ramp 0.3 --seed 1";
+        let ran = rig.measure(&format!("{line} {}", emulated()))?;
+        let header = rig.header()?;
+        ensure!(header["programs"]["accelerator"] == "tcg", "{header}");
+        let lines = rig.lines()?;
+        check_sound(&lines)?;
+        let measured: BTreeSet<String> = lines.iter().map(contender).collect();
+        ensure!(measured.iter().eq(CONTENDERS.iter()), "{measured:?}");
+        ensure!(lines.len() == CONTENDERS.len(), "{} lines", lines.len());
+        for line in &lines {
+            let is_guest = line["subject"] != "host";
+            ensure!(line["emulated"] == is_guest, "{line}");
+            ensure!(number(line, "queues")? == if is_guest { 2.0 } else { 0.0 }, "{line}");
+            ensure!(text(line, "load")?.starts_with("fio-"), "{line}");
+            let seconds = list(line, "per_second")?;
+            ensure!(seconds.len() == 2, "{seconds:?}, {} ns", line["elapsed_ns"]);
+            let elapsed = number(line, "elapsed_ns")? / 1e9;
+            ensure!((1.9..3.0).contains(&elapsed), "{elapsed} s: the ramp does not count");
+            check_cost(line)?;
+            check_job_files(rig, line, 1)?;
+        }
+        for report in [rig.report()?, ran.stdout] {
+            ensure!(report.contains("emulated"), "{report}");
+            ensure!(report.contains("vm:ringloom 2"), "{report}");
+        }
+        let logs = names(rig.path(OUT).join("guests"))?;
+        ensure!(logs.iter().all(|name| name.starts_with("guest-1-")), "one boot: {logs:?}");
+        Ok(())
+    });
+}
+
+/// Guests and disks at once, written to and verified. About 40 s.
+#[test]
+fn several_guests_and_disks_are_measured_at_once_and_verified() {
+    with_guest(|rig| {
+        let line = "--subject host,vm:qemu,vm:ringloom --iothreads none --vms 1,2 --disks 2 \
+                    --op randwrite --bs 4k --size 8M --verify --jobs 1 --iodepth 4 --repeats 1 \
+                    --runtime 1 --ramp 0.2 --seed 2";
+        rig.measure(&format!("{line} {}", emulated()))?;
+        let lines = rig.lines()?;
+        ensure!(lines.len() == 6, "{} lines", lines.len());
+        check_sound(&lines)?;
+        for line in &lines {
+            let (vms, disks) = (number(line, "vms")?, number(line, "disks")?);
+            let verified = number(line, "verified_bytes")?;
+            ensure!(verified == vms * disks * f64::from(8 << 20), "{verified} verified: {line}");
+            let guests = if line["subject"] == "host" { 1.0 } else { vms };
+            let parts = list(line, "parts")?;
+            ensure!(parts.len() == if guests > 1.0 { 2 } else { 0 }, "parts: {line}");
+            for field in ["operations", "bytes"] {
+                let sum: f64 = parts.iter().map(|it| number(it, field)).sum::<Result<f64>>()?;
+                let all = number(line, field)?;
+                ensure!(parts.is_empty() || sum == all, "{field}: {sum} in the parts of {all}");
+            }
+            check_job_files(rig, line, if guests > 1.0 { 2 } else { 1 })?;
+        }
+        let logs = names(rig.path(OUT).join("guests"))?;
+        ensure!(logs.len() == 4, "two boots: {logs:?}");
+        Ok(())
+    });
+}
