@@ -290,12 +290,18 @@ fn outcome(meter: &Meter, ended: &[Ended]) -> Result<Outcome> {
     })
 }
 
-/// Requests of each whole second, of all places together.
+/// Requests of each second, of all places together.
 fn per_second(ended: &[Ended]) -> Vec<u64> {
-    let all: Vec<Vec<Interval>> = ended.iter().map(|it| series(&it.output)).collect();
+    let all: Vec<Vec<u64>> = ended.iter().map(|it| seconds(&series(&it.output))).collect();
     let length = all.iter().map(Vec::len).min().unwrap_or(0);
-    let sum = |second: usize| all.iter().map(|series| series[second].operations).sum();
-    (0..length).map(sum).collect()
+    (0..length).map(|second| all.iter().map(|series| series[second]).sum()).collect()
+}
+
+/// What comes some milliseconds after the last second is told as an interval; it belongs to that second.
+fn seconds(intervals: &[Interval]) -> Vec<u64> {
+    let same = |one: &Interval, next: &Interval| one.second == next.second;
+    let sum = |second: &[Interval]| second.iter().map(|it| it.operations).sum();
+    intervals.chunk_by(same).map(sum).collect()
 }
 
 /// All samples as one: the requests of all, the longest time.
@@ -317,4 +323,26 @@ pub(super) fn keep_job(out: &Path, name: &str, job: &str) -> Result<String> {
     std::fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     std::fs::write(&path, job).with_context(|| format!("write {}", path.display()))?;
     Ok(relative)
+}
+
+#[cfg(test)]
+mod tests {
+    use load::Latency;
+
+    use super::*;
+
+    #[test]
+    fn the_rest_of_the_last_second_is_no_second() {
+        let interval = |second, operations| Interval {
+            second,
+            operations,
+            bytes: 0,
+            reads: 0,
+            elapsed: Duration::ZERO,
+            latency: Latency::from_buckets(&[]),
+        };
+        let told = [interval(1, 7), interval(2, 5), interval(2, 1)];
+        assert_eq!(seconds(&told), [7, 6]);
+        assert!(seconds(&[]).is_empty());
+    }
 }
