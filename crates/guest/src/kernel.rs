@@ -43,6 +43,10 @@ pub struct Kernel {
 impl Kernel {
     /// Finds the kernel and lists its modules. The error says what was looked for.
     pub fn open(source: &KernelSource) -> Result<Self> {
+        if let KernelSource::Path(path) = source {
+            path.metadata()
+                .with_context(|| format!("the guest's kernel {}: {HINT}", path.display()))?;
+        }
         let (image, tree) = match source {
             KernelSource::Host => of_host()?,
             KernelSource::Path(path) if path.is_dir() => of_directory(path)?,
