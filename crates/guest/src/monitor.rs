@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
@@ -19,6 +19,10 @@ use crate::clock::now;
 /// How long QEMU may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const EVENTS_MAX: usize = 1000;
+/// Time between two signs of life.
+const SIGN_PAUSE: Duration = Duration::from_secs(2);
+/// A sign's few bytes are taken at once, unless QEMU reads none at all.
+const SIGN_LIMIT: Duration = Duration::from_millis(100);
 
 /// Something that happened in QEMU without being asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +51,10 @@ pub struct Monitor {
     bytes: Vec<u8>,
     events: VecDeque<Event>,
     last_id: u64,
+    /// The newest command that was answered.
+    answered_id: u64,
+    /// The newest sign of life that was asked for, and when.
+    sign: Option<(u64, Instant)>,
 }
 
 impl Monitor {
@@ -58,7 +66,14 @@ impl Monitor {
 
     pub(crate) fn over(stream: UnixStream, watch: Watch<'_>) -> Result<Self> {
         let channel = Channel::new(stream, "QEMU's control socket")?;
-        let mut monitor = Self { channel, bytes: Vec::new(), events: VecDeque::new(), last_id: 0 };
+        let mut monitor = Self {
+            channel,
+            bytes: Vec::new(),
+            events: VecDeque::new(),
+            last_id: 0,
+            answered_id: 0,
+            sign: None,
+        };
         // It is passed over: whatever it offers, commands are asked for by name.
         let _greeting = monitor.wait_line(ANSWER_LIMIT, watch, |it| it.get("QMP").cloned())?;
         monitor.command_within("qmp_capabilities", Value::Null, ANSWER_LIMIT, watch)?;
@@ -80,6 +95,26 @@ impl Monitor {
         limit: Duration,
         watch: Watch<'_>,
     ) -> Result<Value> {
+        let id = self.give(name, arguments, limit, watch)?;
+        let answer = self
+            .wait_line(limit, watch, |line| {
+                (line.get("id").and_then(Value::as_u64) == Some(id)).then(|| line.clone())
+            })
+            .with_context(|| format!("QEMU does not answer {name}"))?;
+        match answer.get("return") {
+            Some(value) => Ok(value.clone()),
+            None => Err(refusal(name, &answer).into()),
+        }
+    }
+
+    /// Sends a command; returns its id.
+    fn give(
+        &mut self,
+        name: &str,
+        arguments: Value,
+        limit: Duration,
+        watch: Watch<'_>,
+    ) -> Result<u64> {
         self.last_id += 1;
         let id = self.last_id;
         let mut message = json!({ "execute": name, "id": id });
@@ -91,15 +126,25 @@ impl Monitor {
         self.channel
             .send(line.as_bytes(), limit, watch)
             .with_context(|| format!("give QEMU the command {name}"))?;
-        let answer = self
-            .wait_line(limit, watch, |line| {
-                (line.get("id").and_then(Value::as_u64) == Some(id)).then(|| line.clone())
-            })
-            .with_context(|| format!("QEMU does not answer {name}"))?;
-        match answer.get("return") {
-            Some(value) => Ok(value.clone()),
-            None => Err(refusal(name, &answer).into()),
+        Ok(id)
+    }
+
+    /// For how long QEMU has owed a sign of life. Asks for the next one from time to time; does not wait for it.
+    pub(crate) fn silence(&mut self) -> Result<Duration> {
+        self.look()?;
+        let now = now();
+        if let Some((id, asked)) = self.sign {
+            let since = now.saturating_duration_since(asked);
+            if self.answered_id < id {
+                return Ok(since);
+            }
+            if since < SIGN_PAUSE {
+                return Ok(Duration::ZERO);
+            }
         }
+        let id = self.give("query-status", Value::Null, SIGN_LIMIT, &mut || Ok(()))?;
+        self.sign = Some((id, now));
+        Ok(Duration::ZERO)
     }
 
     /// The oldest event of this name that was not taken yet, if one has arrived. Does not wait.
@@ -186,9 +231,12 @@ impl Monitor {
             return Ok(None);
         };
         let line: Vec<u8> = self.bytes.drain(..=end).collect();
-        let value = serde_json::from_slice(&line).with_context(|| {
+        let value: Value = serde_json::from_slice(&line).with_context(|| {
             format!("{}: {}", self.channel.name(), String::from_utf8_lossy(&line).trim())
         })?;
+        if let Some(id) = value.get("id").and_then(Value::as_u64) {
+            self.answered_id = id;
+        }
         Ok(Some(value))
     }
 

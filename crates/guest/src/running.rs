@@ -24,6 +24,8 @@ use crate::{Finished, Initramfs, Kernel, MachineSpec, Monitor, Plugged, QemuProg
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// How long a QEMU that has closed its sockets may take to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// For how long a QEMU that runs may owe a sign of life: it gives one even where its guest does nothing any more.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// How long a file may take to be moved to its place, or to begin to be read.
 const FILE_LIMIT: Duration = Duration::from_secs(120);
 
@@ -167,7 +169,8 @@ impl Guest {
         &mut self.monitor
     }
 
-    /// An error if QEMU has ended, or has stopped the guest, or the guest has panicked; does not wait.
+    /// An error if QEMU has ended, or answers no more, or has stopped the guest, or the guest has panicked; does not
+    /// wait.
     pub fn check_alive(&mut self) -> Result<()> {
         if let Some(status) = self.process.ended()? {
             let text = end_of(&self.console);
@@ -179,7 +182,18 @@ impl Guest {
         if self.monitor.take_event("STOP")?.is_some() {
             self.check_status(&mut || Ok(()))?;
         }
-        Ok(())
+        match self.monitor.silence() {
+            Ok(silence) if silence <= SILENCE_MAX => Ok(()),
+            Ok(silence) => {
+                let seconds = silence.as_secs();
+                Err(self.trouble(format!("QEMU hangs, it has not answered for {seconds} s")))
+            }
+            // One that ends reads no more.
+            Err(error) => match self.process.ends_within(END_LIMIT)? {
+                true => Err(self.trouble("QEMU has ended")),
+                false => Err(error),
+            },
+        }
     }
 
     /// Runs a script with busybox' sh, as root, and returns at once. An error if another one runs still.

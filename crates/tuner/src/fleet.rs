@@ -6,6 +6,7 @@
 //! Invariants: no guest outlives its `Fleet`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use guest::{
@@ -20,6 +21,9 @@ use crate::interrupt::Interrupt;
 use crate::pinning::{CpuList, pin_each};
 use crate::progress::say;
 use crate::settings::GuestSettings;
+
+/// How long a QEMU may take to stop its guest's CPUs, or to let them run.
+const OBEY_LIMIT: Duration = Duration::from_secs(20);
 
 /// What guests are booted from, and the guests.
 #[derive(Debug)]
@@ -131,13 +135,10 @@ impl Fleet {
     /// If a guest does not come up, with the end of its console; `Interrupted`.
     pub(crate) fn take(&mut self, count: u16, interrupt: &Interrupt) -> Result<&mut [Guest]> {
         let count = usize::from(count);
+        self.let_run(count, interrupt)?;
         while self.guests.len() < count {
             let guest = self.boot(None, interrupt)?;
             self.guests.push(guest);
-        }
-        for (index, guest) in self.guests.iter_mut().enumerate() {
-            let command = if index < count { "cont" } else { "stop" };
-            guest.monitor().command(command, json!({}))?;
         }
         Ok(&mut self.guests[..count])
     }
@@ -145,10 +146,28 @@ impl Fleet {
     /// Stops all guests' CPUs, for runs that have nothing to do with them.
     ///
     /// # Errors
-    /// If a QEMU does not answer.
-    pub(crate) fn rest(&mut self) -> Result<()> {
-        for guest in &mut self.guests {
-            guest.monitor().command("stop", json!({}))?;
+    /// `Interrupted`.
+    pub(crate) fn rest(&mut self, interrupt: &Interrupt) -> Result<()> {
+        self.let_run(0, interrupt)
+    }
+
+    /// Lets the first so many guests run and stops the others. One that does not obey is ended: it may have died since
+    /// the last run.
+    fn let_run(&mut self, count: usize, interrupt: &Interrupt) -> Result<()> {
+        let mut index = 0;
+        while let Some(guest) = self.guests.get_mut(index) {
+            let command = if index < count { "cont" } else { "stop" };
+            let watch = &mut || Ok(interrupt.check()?);
+            let obeyed = guest.monitor().command_within(command, json!({}), OBEY_LIMIT, watch);
+            match obeyed {
+                Ok(_) => index += 1,
+                Err(error) => {
+                    interrupt.check()?;
+                    let name = guest.name();
+                    say(&format!("Note: guest {name} is ended, it does not obey: {error:#}."));
+                    drop(self.guests.remove(index));
+                }
+            }
         }
         Ok(())
     }

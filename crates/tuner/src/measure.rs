@@ -103,7 +103,7 @@ impl Bench<'_> {
         }
         // Guests that have nothing to do must not disturb.
         if let Some(fleet) = &mut self.fleet {
-            fleet.rest()?;
+            fleet.rest(self.interrupt)?;
         }
         match (planned.run.key.contender, self.settings.load) {
             (Contender::Host, LoadKind::Own) => own::host(self, planned),

@@ -44,7 +44,7 @@ fn in_guests(bench: &Bench<'_>, fleet: &mut Fleet, planned: &Planned<'_>) -> Res
     let mut cold = Vec::new();
     let guests = match variant.device {
         Device::Ide => {
-            fleet.rest()?;
+            fleet.rest(bench.interrupt)?;
             for disks in &own {
                 let disk = disks.first().context("a guest has a disk")?;
                 let graph = graph(disk, planned, io_uring);
@@ -207,7 +207,8 @@ fn load(
         job_files.push(keep_job(&bench.out, &format!("{}-vm{vm}", planned.slug()), &job)?);
         jobs.push(job);
     }
-    let mut places: Vec<GuestPlace<'_>> = guests.iter_mut().map(GuestPlace::new).collect();
+    let place = |guest| GuestPlace::new(guest, bench.interrupt);
+    let mut places: Vec<GuestPlace<'_>> = guests.iter_mut().map(place).collect();
     let mut check = || {
         let mut daemons = attached.iter_mut().filter_map(|it| it.daemon.as_mut());
         daemons.try_for_each(Running::check_alive)

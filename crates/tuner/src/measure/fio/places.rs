@@ -8,6 +8,7 @@ use load::fio::{HostRun, command};
 use tempfile::TempDir;
 
 use super::{Ended, Place};
+use crate::interrupt::Interrupt;
 
 /// The job and what fio says about it, in a guest's memory.
 const GUEST_JOB: &str = "/tmp/job.fio";
@@ -59,12 +60,13 @@ impl Place for HostPlace {
 #[derive(Debug)]
 pub(crate) struct GuestPlace<'a> {
     guest: &'a mut Guest,
+    interrupt: &'a Interrupt,
     handed: usize,
 }
 
 impl<'a> GuestPlace<'a> {
-    pub(crate) fn new(guest: &'a mut Guest) -> Self {
-        Self { guest, handed: 0 }
+    pub(crate) fn new(guest: &'a mut Guest, interrupt: &'a Interrupt) -> Self {
+        Self { guest, interrupt, handed: 0 }
     }
 }
 
@@ -75,7 +77,8 @@ impl Place for GuestPlace<'_> {
 
     fn start(&mut self, job: &str) -> Result<Option<u32>> {
         self.handed = 0;
-        self.guest.write_file(GUEST_JOB, job.as_bytes(), &mut || Ok(()))?;
+        let interrupt = self.interrupt;
+        self.guest.write_file(GUEST_JOB, job.as_bytes(), &mut || Ok(interrupt.check()?))?;
         let words = command(GUEST_JOB, GUEST_OUTPUT, true).join(" ");
         self.guest.start(&format!("cd /tmp && exec fio {words}"))?;
         Ok(None)
