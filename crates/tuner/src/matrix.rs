@@ -9,7 +9,7 @@ use load::{BlockBytes, Shape, Workload};
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::settings::{Mode, Settings};
-use crate::variant::{Layers, Variant};
+use crate::variant::{Device, Layers, Variant};
 
 /// The most jobs of the client: it has a queue for each, and an export has so many.
 const CLIENT_JOBS_MAX: u16 = 256;
@@ -62,8 +62,8 @@ impl Matrix {
         let mut entries = Vec::new();
         for variant in &settings.variants {
             for cells in groups(settings.mode, &cells)? {
-                let contenders =
-                    contenders(settings, &layers(variant), variant, &cells, &mut pruned);
+                let place = Place { variant, layers: &layers(variant), writes };
+                let contenders = contenders(settings, &place, &cells, &mut pruned);
                 if !contenders.is_empty() {
                     entries.push(Entry { variant: *variant, cells, contenders });
                 }
@@ -130,10 +130,32 @@ fn groups(mode: Mode, cells: &[Cell]) -> Result<Vec<Vec<Cell>>> {
     }
 }
 
+/// What decides who can be measured on a variant.
+struct Place<'a> {
+    variant: &'a Variant,
+    layers: &'a Layers,
+    writes: Writes,
+}
+
+impl Place<'_> {
+    fn fits(&self, contender: Contender, cells: &[Cell]) -> Result<(), String> {
+        let Self { variant, layers, writes } = *self;
+        let subject = contender.subject();
+        variant.fits(subject, contender.iothreads().map_or(0, Iothreads::count), layers)?;
+        if variant.device == Device::Ide && writes == Writes::Skipped {
+            return Err(
+                "QEMU's ide disks are never read-only: --destructive allows it to open PATH \
+                        for writing"
+                    .to_owned(),
+            );
+        }
+        cells.iter().try_for_each(|cell| variant.fits_iodepth(subject, cell.shape().iodepth()))
+    }
+}
+
 fn contenders(
     settings: &Settings,
-    layers: &Layers,
-    variant: &Variant,
+    place: &Place<'_>,
     cells: &[Cell],
     pruned: &mut Vec<String>,
 ) -> Vec<Contender> {
@@ -154,7 +176,7 @@ fn contenders(
                 note(format!("client has at most {CLIENT_JOBS_MAX} jobs, not {jobs}"));
             } else if iothreads.count() > queues(subject, jobs, settings) {
                 idle.push(iothreads.to_string());
-            } else if let Err(reason) = fits(variant, contender, layers, cells) {
+            } else if let Err(reason) = place.fits(contender, cells) {
                 note(format!("{contender}: {reason}"));
             } else {
                 contenders.push(contender);
@@ -167,17 +189,6 @@ fn contenders(
     }
     contenders.sort_unstable();
     contenders
-}
-
-fn fits(
-    variant: &Variant,
-    contender: Contender,
-    layers: &Layers,
-    cells: &[Cell],
-) -> Result<(), String> {
-    let subject = contender.subject();
-    variant.fits(subject, contender.iothreads().map_or(0, Iothreads::count), layers)?;
-    cells.iter().try_for_each(|cell| variant.fits_iodepth(subject, cell.shape().iodepth()))
 }
 
 /// Queues of one disk.
@@ -261,6 +272,15 @@ pub(crate) mod tests {
         let line = "--op read --bs 4k --jobs 1 --iothreads none,2,8 --queues 4 --subject vm:qemu";
         let matrix = matrix(line, Writes::Allowed).unwrap();
         assert_eq!(names(&matrix), ["read 4k jobs=1 iodepth=16: vm:qemu none, vm:qemu 2"]);
+    }
+
+    #[test]
+    fn an_ide_disk_is_left_out_where_nothing_may_be_written() {
+        let line = "--op read --subject vm:qemu --device nvme,ide --iothreads none";
+        let both = matrix(line, Writes::Allowed).unwrap();
+        let one = matrix(line, Writes::Skipped).unwrap();
+        assert_eq!((both.entries.len(), one.entries.len()), (4, 2));
+        assert!(one.pruned[0].contains("--destructive"), "{:?}", one.pruned);
     }
 
     #[test]

@@ -88,7 +88,11 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
     drop(bench);
     measured.inspect_err(|_| say_how_to_go_on(out, &results))?;
     drop(storages);
-    report(out, &header, &matrix, &notes, &results)
+    report(out, &header, &matrix, &notes, &results)?;
+    match results.failures().len() {
+        0 => Ok(()),
+        failed => bail!("{}; the report names them", counted(failed, "failed run")),
+    }
 }
 
 /// What has not been measured yet.

@@ -138,7 +138,9 @@ fn controller(device: Device) -> Controller {
 fn graph(disk: &DiskFiles, planned: &Planned<'_>, io_uring: bool) -> serde_json::Value {
     let key = &planned.run.key;
     let aio = disk.qemu_aio(key.variant.aio, io_uring);
-    disk.qemu_blockdev(aio, !key.cell.writes())
+    // QEMU gives no IDE disk a node that is read-only; the matrix has none where nothing may be written.
+    let read_only = !key.cell.writes() && key.variant.device != Device::Ide;
+    disk.qemu_blockdev(aio, read_only)
 }
 
 /// A daemon for the disks of one guest. It has its sockets before QEMU looks for them.

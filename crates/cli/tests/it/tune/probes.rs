@@ -43,9 +43,9 @@ fn check(rig: &Rig, contender_name: &str, levels: [f64; 2]) -> Result<()> {
     let [low, high, again] = [0, 1, 2].map(|it| step(&lines, contender_name, it));
     let (low, high, again) = (low?, median(high?)?, median(again?)?);
     note(&format!("{contender_name}: low {low:?}, high {high}, low again {again}"));
-    let limits = low.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), &it| {
-        (least.min(it), most.max(it))
-    });
+    let limits = low
+        .iter()
+        .fold((f64::INFINITY, 0.0_f64), |(least, most), &it| (least.min(it), most.max(it)));
     let is_back = (limits.0 * (1.0 - TOLERANCE)..=limits.1 * (1.0 + TOLERANCE)).contains(&again);
     ensure!(is_back, "low {low:?}, low again {again}");
     let low = median(low)?;
@@ -83,7 +83,8 @@ fn a_guest_on_a_slow_disk_does_what_the_delay_allows() {
 #[test]
 fn a_curve_has_the_latency_at_shares_of_the_maximum() {
     with_rig(|rig| {
-        let line = "--curve --subject host --size 16M --repeats 3 --runtime 0.7 --ramp 0.2 --seed 4";
+        let line =
+            "--curve --subject host --size 16M --repeats 3 --runtime 0.7 --ramp 0.2 --seed 4";
         rig.measure(line)?;
         let lines = rig.lines()?;
         check_sound(&lines)?;
