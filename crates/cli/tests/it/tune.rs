@@ -31,7 +31,8 @@ const INTERRUPT_LIMIT: Duration = Duration::from_secs(10);
 /// The directory of the results unless a test names another.
 const OUT: &str = "ringloom-report";
 /// One small cell, briefly.
-const BRIEF: &str = "--op randread --bs 4k --size 16M --repeats 1 --runtime 0.5 --ramp 0.2 --seed 1";
+const BRIEF: &str =
+    "--op randread --bs 4k --size 16M --repeats 1 --runtime 0.5 --ramp 0.2 --seed 1";
 
 /// A directory to run the command in.
 struct Rig {
@@ -126,8 +127,7 @@ impl Rig {
 
     fn results(&self) -> Result<Vec<Value>> {
         let path = self.path(OUT).join("results.jsonl");
-        let text =
-            std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let line = |it: &str| serde_json::from_str(it).with_context(|| it.to_owned());
         text.lines().map(line).collect()
     }
@@ -201,9 +201,8 @@ fn child(parent: u32, name: &str, word: &str) -> Result<Option<u32>> {
 
 fn processes() -> Result<Vec<u32>> {
     let entries = std::fs::read_dir("/proc").context("list the processes")?;
-    let pid = |entry: std::io::Result<std::fs::DirEntry>| {
-        entry.ok()?.file_name().to_str()?.parse().ok()
-    };
+    let pid =
+        |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     Ok(entries.filter_map(pid).collect())
 }
 
@@ -314,7 +313,11 @@ fn check_sound(lines: &[Value]) -> Result<()> {
         ensure!(line["kind"] == "run", "{line}");
         let operations = number(line, "operations")?;
         ensure!(operations > 0.0, "nothing was done: {line}");
-        ensure!(counted(line)? == operations, "the histogram has {} requests: {line}", counted(line)?);
+        ensure!(
+            counted(line)? == operations,
+            "the histogram has {} requests: {line}",
+            counted(line)?
+        );
         let bytes = operations * number(line, "bs")?;
         ensure!(number(line, "bytes")? == bytes, "{bytes} bytes: {line}");
     }
