@@ -24,6 +24,12 @@ impl Cell {
         self.0
     }
 
+    /// Whether only the jobs may differ.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        let what = |shape: Shape| (shape.operation(), shape.block(), shape.iodepth());
+        what(self.0) == what(other.0)
+    }
+
     pub(crate) fn writes(&self) -> bool {
         self.0.operation().writes()
     }

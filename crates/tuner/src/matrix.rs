@@ -40,6 +40,13 @@ pub(crate) struct Matrix {
     pub(crate) pruned: Vec<String>,
 }
 
+impl Entry {
+    /// The most jobs of its cells.
+    pub(crate) fn jobs_max(&self) -> u16 {
+        self.cells.iter().map(|cell| cell.shape().jobs()).max().unwrap_or(1)
+    }
+}
+
 impl Matrix {
     /// Builds the matrix for a disk.
     ///
@@ -142,6 +149,11 @@ impl Place<'_> {
         let Self { variant, layers, writes } = *self;
         let subject = contender.subject();
         variant.fits(subject, contender.iothreads().map_or(0, Iothreads::count), layers)?;
+        if variant.device == Device::Ide && cells.len() > 1 {
+            return Err("an ide disk goes with its guest, so a probe would begin anew with every \
+                        phase"
+                .to_owned());
+        }
         if variant.device == Device::Ide && writes == Writes::Skipped {
             return Err(
                 "QEMU's ide disks are never read-only: --destructive allows it to open PATH \

@@ -18,12 +18,12 @@ use anyhow::{Context, Result, bail};
 use load::{Timing, Workload};
 
 use self::fio::Fio;
+pub(crate) use self::vm::Guests;
 use crate::args::LoadKind;
 use crate::contender::Contender;
-use crate::daemon::Daemon;
-use crate::fleet::Fleet;
+use crate::daemon::{Daemon, Running};
 use crate::interrupt::Interrupt;
-use crate::plan::{PlannedRun, RunKey};
+use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::progress::Progress;
 use crate::results::{Measured, Run};
 use crate::settings::Settings;
@@ -39,11 +39,37 @@ pub(crate) struct Bench<'a> {
     /// If any run needs it.
     pub(crate) fio: Option<Fio>,
     /// If any run needs guests.
-    pub(crate) fleet: Option<Fleet>,
+    pub(crate) guests: Option<Guests>,
+    /// The client's daemon, between the phases of a probe.
+    pub(crate) held: Option<Held<Running>>,
     /// The directory of the results.
     pub(crate) out: PathBuf,
     pub(crate) interrupt: &'a Interrupt,
     pub(crate) progress: &'a Progress,
+}
+
+/// What stays attached between the phases of a probe.
+#[derive(Debug)]
+pub(crate) struct Held<T> {
+    /// The phase that left it.
+    key: RunKey,
+    what: T,
+}
+
+impl<T> Held<T> {
+    /// What the phase before `key` left. Anything else that is held is dropped, which stops it.
+    fn take(held: &mut Option<Self>, key: &RunKey) -> Option<T> {
+        held.take().filter(|held| key.follows(&held.key)).map(|held| held.what)
+    }
+
+    /// Keeps it for the phase after `key`; gives it back if there is none.
+    fn keep(held: &mut Option<Self>, key: &RunKey, what: T) -> Option<T> {
+        if !key.keeps_disk() {
+            return Some(what);
+        }
+        *held = Some(Self { key: key.clone(), what });
+        None
+    }
 }
 
 /// A run with what it needs.
@@ -79,7 +105,9 @@ impl Bench<'_> {
 
     fn with_disks(&mut self, run: &PlannedRun, rate: Option<f64>, name: &str) -> Result<Measured> {
         let variant = &run.key.variant;
-        self.storages.reset(variant, self.tools, self.interrupt)?;
+        if run.key.purpose != Purpose::Probe || run.key.step == 0 {
+            self.storages.reset(variant, self.tools, self.interrupt)?;
+        }
         let disks = self.storages.disks(variant);
         let first = disks.first().context("a variant has a disk")?;
         if let Err(reason) = first.allows(variant.aio) {
@@ -94,21 +122,26 @@ impl Bench<'_> {
     fn dispatch(&mut self, planned: &Planned<'_>) -> Result<Measured> {
         match planned.run.key.contender {
             Contender::VmQemu { .. } | Contender::VmRingloom { .. } => {
-                let mut fleet = self.fleet.take().context("no guests were prepared")?;
-                let measured = vm::run(self, &mut fleet, planned);
-                self.fleet = Some(fleet);
+                let mut guests = self.guests.take().context("no guests were prepared")?;
+                let measured = guests.run(self, planned);
+                self.guests = Some(guests);
                 return measured;
             }
             Contender::Host | Contender::Client { .. } | Contender::VmGiven => {}
         }
         // Guests that have nothing to do must not disturb.
-        if let Some(fleet) = &mut self.fleet {
-            fleet.rest(self.interrupt)?;
+        if let Some(guests) = &mut self.guests {
+            guests.fleet.rest(self.interrupt)?;
         }
         match (planned.run.key.contender, self.settings.load) {
             (Contender::Host, LoadKind::Own) => own::host(self, planned),
             (Contender::Host, LoadKind::Fio) => host::run(self, planned),
-            (Contender::Client { iothreads }, _) => own::client(self, planned, iothreads),
+            (Contender::Client { iothreads }, _) => {
+                let mut held = self.held.take();
+                let measured = own::client(self, &mut held, planned, iothreads);
+                self.held = held;
+                measured
+            }
             (Contender::VmGiven, _) => bail!("there is no guest of yours to measure"),
             (Contender::VmQemu { .. } | Contender::VmRingloom { .. }, _) => {
                 unreachable!("measured above")

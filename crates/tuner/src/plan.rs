@@ -53,6 +53,20 @@ pub(crate) struct RunKey {
 }
 
 impl RunKey {
+    /// Whether the next run goes on with the same attached disk: a probe must not forget what went before.
+    pub(crate) fn keeps_disk(&self) -> bool {
+        self.purpose == Purpose::Probe && self.step + 1 < PROBE_PHASES
+    }
+
+    /// Whether it is the phase after `before`.
+    pub(crate) fn follows(&self, before: &Self) -> bool {
+        let Self { purpose, repeat, step, contender, variant, .. } = before;
+        before.keeps_disk()
+            && (self.purpose, self.repeat, self.step) == (*purpose, *repeat, *step + 1)
+            && (self.contender, self.variant) == (*contender, *variant)
+            && self.cell.is_alike(&before.cell)
+    }
+
     /// Which run of its kind it is, where that is not the plain sweep.
     pub(crate) fn purpose_name(&self) -> Option<String> {
         match (self.purpose, self.step) {
@@ -71,6 +85,8 @@ impl RunKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PlannedRun {
     pub(crate) key: RunKey,
+    /// The most jobs of the runs that share its disk: all phases of a probe, else its own.
+    pub(crate) jobs_max: u16,
     /// The seed of the offsets, the same for all of a block.
     pub(crate) seed: u64,
 }
@@ -133,7 +149,8 @@ fn blocks(
         }
         let run = |(purpose, step, contender, cell)| {
             let variant = entry.variant;
-            PlannedRun { key: RunKey { purpose, repeat, step, contender, variant, cell }, seed }
+            let key = RunKey { purpose, repeat, step, contender, variant, cell };
+            PlannedRun { key, jobs_max: entry.jobs_max(), seed }
         };
         runs.extend(block.into_iter().map(run));
     }
@@ -157,7 +174,8 @@ fn with_sentinels(
     let (variant, cell) = (entry.variant, entry.cells[0]);
     let sentinel = |step| {
         let purpose = Purpose::Sentinel;
-        PlannedRun { key: RunKey { purpose, repeat: 0, step, contender, variant, cell }, seed }
+        let key = RunKey { purpose, repeat: 0, step, contender, variant, cell };
+        PlannedRun { key, jobs_max: entry.jobs_max(), seed }
     };
     let mut all = Vec::new();
     let mut step = 0;
@@ -240,6 +258,10 @@ mod tests {
         let (_, runs) = planned("--probe hysteresis --jobs 2,8 --repeats 1 --subject host", 1);
         let jobs: Vec<_> = runs.iter().map(|run| run.key.cell.shape().jobs()).collect();
         assert_eq!(jobs, [2, 8, 2]);
+        assert!(runs.iter().all(|run| run.jobs_max == 8));
+        let keys: Vec<_> = runs.iter().map(|run| &run.key).collect();
+        assert!(keys[1].follows(keys[0]) && keys[2].follows(keys[1]));
+        assert!(!keys[2].follows(keys[0]) && !keys[0].follows(keys[2]) && !keys[2].keeps_disk());
     }
 
     #[test]

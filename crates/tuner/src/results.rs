@@ -445,6 +445,19 @@ impl Results {
         })
     }
 
+    /// The measured run of another step of the same contender, variant, repeat and cell, but for the jobs.
+    pub(crate) fn before(&self, key: &RunKey, step: u32) -> Option<&Run> {
+        let wanted = |other: &RunKey| {
+            (other.purpose, other.repeat, other.step) == (key.purpose, key.repeat, step)
+                && (other.contender, other.variant) == (key.contender, key.variant)
+                && other.cell.is_alike(&key.cell)
+        };
+        self.lines.iter().find_map(|line| match line {
+            Line::Run(run) if wanted(&run.key) => Some(&**run),
+            Line::Run(_) | Line::Failure(_) => None,
+        })
+    }
+
     pub(crate) fn has(&self, planned: &PlannedRun) -> bool {
         self.run(&planned.key).is_some()
     }

@@ -16,11 +16,11 @@ use crate::Interrupted;
 use crate::args::TuneArgs;
 use crate::interrupt::Interrupt;
 use crate::matrix::Matrix;
-use crate::measure::{Bench, run_name};
-use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey, plan};
+use crate::measure::{Bench, Guests, run_name};
+use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, plan};
 use crate::progress::{Progress, say};
 use crate::report::{Findings, Style, render};
-use crate::results::{FILE_NAME, Failure, Header, Line, Results, Run, Stored};
+use crate::results::{FILE_NAME, Failure, Header, Line, Results, Stored};
 use crate::settings::Settings;
 use crate::units::counted;
 
@@ -77,7 +77,8 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
         storages: &storages,
         tools: &tools,
         fio,
-        fleet,
+        guests: fleet.map(Guests::new),
+        held: None,
         out: out.to_path_buf(),
         interrupt,
         progress: &progress,
@@ -152,18 +153,20 @@ fn measure_each(bench: &mut Bench<'_>, runs: &[PlannedRun], results: &mut Result
     Ok(())
 }
 
-/// Of a point of a curve: its share of the maximum measured before.
+/// What a run needs of those before it: a point of a curve its share of the maximum, a phase of a probe that the one before
+/// was measured. Returns the rate, if there is one.
 fn rate(planned: &PlannedRun, results: &Results) -> Result<Option<f64>> {
-    let RunKey { purpose, step, .. } = planned.key;
-    if purpose != Purpose::Curve || step == CURVE_MAXIMUM {
-        return Ok(None);
-    }
-    let key = RunKey { step: CURVE_MAXIMUM, ..planned.key.clone() };
-    let maximum = results.run(&key).map(Run::iops);
-    let maximum = maximum.with_context(|| {
-        format!("{}: the maximum, which it is a share of, failed", run_name(&planned.key))
-    })?;
-    Ok(Some(maximum * f64::from(step) / f64::from(CURVE_MAXIMUM)))
+    let key = &planned.key;
+    let (step, needed) = match (key.purpose, key.step) {
+        (Purpose::Curve, CURVE_MAXIMUM) | (Purpose::Probe, 0) => return Ok(None),
+        (Purpose::Sweep | Purpose::Sentinel, _) => return Ok(None),
+        (Purpose::Curve, _) => (CURVE_MAXIMUM, "the maximum, which it is a share of,"),
+        (Purpose::Probe, step) => (step - 1, "the phase before it"),
+    };
+    let before = results.before(key, step);
+    let before = before.with_context(|| format!("{}: {needed} failed", run_name(key)))?;
+    let share = f64::from(key.step) / f64::from(CURVE_MAXIMUM);
+    Ok((key.purpose == Purpose::Curve).then(|| before.iops() * share))
 }
 
 fn say_how_to_go_on(out: &Path, results: &Results) {

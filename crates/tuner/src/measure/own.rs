@@ -10,7 +10,7 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use load::client::{self, Connection};
 use load::{Interval, LoadError, Sample, Verdict, Watch, Workload, host};
 
-use super::{Bench, Planned};
+use super::{Bench, Held, Planned};
 use crate::clock;
 use crate::contender::Iothreads;
 use crate::daemon::{Running, START_LIMIT, Service};
@@ -33,26 +33,33 @@ pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured>
     watch.conclude(0, result)
 }
 
-/// A client of a daemon that is started for this run.
+/// A client of a daemon, which is started for this run, or goes on from the phase before.
 pub(super) fn client(
     bench: &Bench<'_>,
+    held: &mut Option<Held<Running>>,
     planned: &Planned<'_>,
     iothreads: Iothreads,
 ) -> Result<Measured> {
-    let queues = planned.workload.shape().jobs();
+    let key = &planned.run.key;
     let service = Service {
         disks: planned.disks,
-        aio: planned.run.key.variant.aio,
+        aio: key.variant.aio,
         iothreads,
-        queues,
-        writable: planned.run.key.cell.writes(),
+        queues: planned.run.jobs_max,
+        writable: key.cell.writes(),
     };
-    let mut running = Running::start(&bench.daemon, &service, &bench.daemon_log())?;
+    let mut running = match Held::take(held, key) {
+        Some(running) => running,
+        None => Running::start(&bench.daemon, &service, &bench.daemon_log())?,
+    };
     let group = Group::new(GroupName::Daemon, running.pid());
     let mut watch = RunWatch::new(bench, planned.name, group, Some(&mut running));
     let result = watch.connect(planned.workload).and_then(|it| it.run(bench.timing(), &mut watch));
-    let measured = watch.conclude(queues, result)?;
-    running.stop()?;
+    let measured = watch.conclude(planned.workload.shape().jobs(), result)?;
+    match Held::keep(held, key, running) {
+        Some(running) => running.stop()?,
+        None => {}
+    }
     Ok(measured)
 }
 

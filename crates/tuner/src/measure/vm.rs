@@ -1,13 +1,14 @@
 //! Runs in guests: disks are plugged, fio runs in all guests at once, disks are unplugged.
 //!
-//! A run that fails leaves its guests in an unknown state: they are ended, and the next run boots new ones.
+//! A run that fails leaves its guests in an unknown state: they are ended, and the next run boots new ones. The phases of a
+//! probe share one attached disk.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use guest::{Controller, Guest, Plug, Plugged, Source};
 use load::fio::Engine;
 
 use super::fio::{Around, GuestPlace, Place, Task, Work, keep_job, measure};
-use super::{Bench, Planned, verify};
+use super::{Bench, Held, Planned, verify};
 use crate::args::GuestEngine;
 use crate::contender::{Contender, Iothreads};
 use crate::daemon::{Running, Service};
@@ -18,7 +19,8 @@ use crate::storage::DiskFiles;
 use crate::variant::Device;
 
 /// The disks of one guest while they are plugged.
-struct Attached {
+#[derive(Debug)]
+pub(crate) struct Attached {
     plugged: Vec<Plugged>,
     /// The devices in the guest.
     devices: Vec<String>,
@@ -27,49 +29,82 @@ struct Attached {
     daemon: Option<Running>,
 }
 
-/// Measures one run in as many guests as the variant says.
-pub(super) fn run(bench: &Bench<'_>, fleet: &mut Fleet, planned: &Planned<'_>) -> Result<Measured> {
-    let result = in_guests(bench, fleet, planned);
-    if result.is_err() {
-        fleet.end_all();
-    }
-    result
+/// Guests with what stays attached to them between the phases of a probe.
+#[derive(Debug)]
+pub(crate) struct Guests {
+    pub(crate) fleet: Fleet,
+    held: Option<Held<Vec<Attached>>>,
 }
 
-fn in_guests(bench: &Bench<'_>, fleet: &mut Fleet, planned: &Planned<'_>) -> Result<Measured> {
-    let variant = planned.run.key.variant;
-    let own: Vec<&[DiskFiles]> = planned.disks.chunks(usize::from(variant.disks)).collect();
-    let (emulated, pins) = (fleet.is_emulated(), fleet.pins().clone());
-    let io_uring = load::host::available().is_ok();
-    let mut cold = Vec::new();
-    let guests = match variant.device {
-        Device::Ide => {
-            fleet.rest(bench.interrupt)?;
-            for disks in &own {
-                let disk = disks.first().context("a guest has a disk")?;
-                let graph = graph(disk, planned, io_uring);
-                cold.push(fleet.boot_cold(graph, bench.interrupt)?);
+impl Guests {
+    pub(crate) fn new(fleet: Fleet) -> Self {
+        Self { fleet, held: None }
+    }
+
+    /// Measures one run in as many guests as the variant says.
+    pub(super) fn run(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+        let result = match planned.run.key.variant.device {
+            Device::Ide => self.in_cold_guests(bench, planned),
+            Device::VirtioBlk | Device::VirtioScsi | Device::Nvme => {
+                self.in_kept_guests(bench, planned)
             }
-            &mut cold[..]
+        };
+        if result.is_err() {
+            self.held = None;
+            self.fleet.end_all();
         }
-        Device::VirtioBlk | Device::VirtioScsi | Device::Nvme => {
-            fleet.take(variant.vms, bench.interrupt)?
+        result
+    }
+
+    fn in_kept_guests(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+        let Self { fleet, held } = self;
+        let key = &planned.run.key;
+        let emulated = fleet.is_emulated();
+        let pins = fleet.pins().clone();
+        let guests = fleet.take(key.variant.vms, bench.interrupt)?;
+        let mut attached = match Held::take(held, key) {
+            Some(attached) => attached,
+            None => attach_all(bench, planned, guests)?,
+        };
+        let groups = groups(guests, &attached, &pins)?;
+        let measured = load(bench, planned, guests, &mut attached, &groups)?;
+        let queues = attached.first().map_or(0, |it| it.queues);
+        if let Some(attached) = Held::keep(held, key, attached) {
+            for (guest, attached) in guests.iter_mut().zip(attached) {
+                detach(bench, guest, attached)?;
+            }
         }
-    };
-    let mut attached = Vec::new();
-    for (guest, disks) in guests.iter_mut().zip(&own) {
-        attached.push(attach(bench, planned, guest, disks, io_uring)?);
+        Ok(Measured { queues, emulated, ..measured })
     }
-    let groups = groups(guests, &attached, &pins)?;
-    let measured = load(bench, planned, guests, &mut attached, &groups)?;
-    let queues = attached.first().map_or(0, |it| it.queues);
-    for (guest, attached) in guests.iter_mut().zip(attached) {
-        detach(bench, guest, attached)?;
+
+    /// Disks that cannot be plugged come with guests of their own.
+    fn in_cold_guests(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+        let fleet = &mut self.fleet;
+        fleet.rest(bench.interrupt)?;
+        let mut guests = Vec::new();
+        for disk in planned.disks {
+            let graph = graph(disk, planned);
+            guests.push(fleet.boot_cold(graph, bench.interrupt)?);
+        }
+        let mut attached = attach_all(bench, planned, &mut guests)?;
+        let groups = groups(&mut guests, &attached, fleet.pins())?;
+        let measured = load(bench, planned, &mut guests, &mut attached, &groups)?;
+        let queues = attached.first().map_or(0, |it| it.queues);
+        for guest in guests {
+            guest.stop()?;
+        }
+        Ok(Measured { queues, emulated: fleet.is_emulated(), ..measured })
     }
-    for guest in cold {
-        guest.stop()?;
-    }
-    Ok(Measured { queues, emulated, ..measured })
+}
+
+fn attach_all(
+    bench: &Bench<'_>,
+    planned: &Planned<'_>,
+    guests: &mut [Guest],
+) -> Result<Vec<Attached>> {
+    let disks = planned.disks.chunks(usize::from(planned.run.key.variant.disks));
+    let each = guests.iter_mut().zip(disks);
+    each.map(|(guest, disks)| attach(bench, planned, guest, disks)).collect()
 }
 
 /// Gives a guest its disks.
@@ -78,7 +113,6 @@ fn attach(
     planned: &Planned<'_>,
     guest: &mut Guest,
     disks: &[DiskFiles],
-    io_uring: bool,
 ) -> Result<Attached> {
     let key = &planned.run.key;
     if let Some(disk) = guest.cold_disk() {
@@ -103,7 +137,7 @@ fn attach(
                 (Controller::VhostUserBlk, Source::Socket(socket), 0)
             }
             None => {
-                let graph = graph(disk, planned, io_uring);
+                let graph = graph(disk, planned);
                 (controller(key.variant.device), Source::Blockdev(graph), iothreads.count())
             }
         };
@@ -135,8 +169,9 @@ fn controller(device: Device) -> Controller {
     }
 }
 
-fn graph(disk: &DiskFiles, planned: &Planned<'_>, io_uring: bool) -> serde_json::Value {
+fn graph(disk: &DiskFiles, planned: &Planned<'_>) -> serde_json::Value {
     let key = &planned.run.key;
+    let io_uring = load::host::available().is_ok();
     let aio = disk.qemu_aio(key.variant.aio, io_uring);
     // QEMU gives no IDE disk a node that is read-only; the matrix has none where nothing may be written.
     let read_only = !key.cell.writes() && key.variant.device != Device::Ide;

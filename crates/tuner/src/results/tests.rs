@@ -188,7 +188,7 @@ fn a_failure_is_kept_until_its_run_is_measured() {
     let mut results = Results::create(directory.path(), &header).unwrap();
     let error = anyhow::anyhow!("the guest hangs").context("randread 4k");
     results.append(Line::Failure(Failure::new(run.key.clone(), &error))).unwrap();
-    let planned = PlannedRun { key: run.key.clone(), seed: 1 };
+    let planned = PlannedRun { key: run.key.clone(), jobs_max: 4, seed: 1 };
     assert!(!results.has(&planned), "it is tried again");
     assert_eq!(results.failures()[0].error, "randread 4k: the guest hangs");
     let stored = Stored::read(directory.path()).unwrap();
