@@ -65,7 +65,7 @@ impl HostRun {
             File::create(path).map_err(|e| FioError::run(format!("create {}", path.display()), e))
         };
         create(&out)?; // So that it can be read from before fio has got to it.
-        let arguments = command(&job.to_string_lossy(), &out.to_string_lossy(), intervals);
+        let arguments = command(&job.to_string_lossy(), Some(&out.to_string_lossy()), intervals);
         let started = Command::new(program)
             .args(arguments)
             .current_dir(directory)
