@@ -135,8 +135,8 @@ pub struct TuneArgs {
     #[arg(long, default_value = "1G", conflicts_with = "path")]
     pub(crate) size: Bytes,
 
-    /// Allow write cells to overwrite PATH; all its data is lost
-    #[arg(long, requires = "path")]
+    /// Allow write cells to overwrite PATH and the disk of --guest; all their data is lost
+    #[arg(long)]
     pub(crate) destructive: bool,
 
     /// Directory of the results [default: the first free of ringloom-report, ringloom-report-2, …]
@@ -195,7 +195,7 @@ pub(crate) mod tests {
         check_refused("--jobs 0", &["0", "1..=1024"]);
         check_refused("--iodepth 257", &["257", "1..=256"]);
         check_refused("--runtime=-1", &["--runtime", "between 0 and 86400"]);
-        check_refused("--destructive", &["<PATH>"]);
+        check_refused("--ssh-config c", &["--guest"]);
         check_refused("--size 1G disk.img", &["--size", "[PATH]"]);
         check_refused("--iothread 2", &["--iothread", "--iothreads"]);
         check_refused("--probe hysteresis --curve", &["--probe", "--curve"]);

@@ -7,6 +7,7 @@
 //! Invariants: whatever a run started is stopped when it ends, however it ends; guests stay for the next one.
 
 pub(crate) mod fio;
+mod given;
 mod host;
 mod own;
 mod verify;
@@ -22,6 +23,7 @@ pub(crate) use self::vm::Guests;
 use crate::args::LoadKind;
 use crate::contender::Contender;
 use crate::daemon::{Daemon, Running};
+use crate::given::Given;
 use crate::interrupt::Interrupt;
 use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::progress::Progress;
@@ -42,6 +44,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) guests: Option<Guests>,
     /// The client's daemon, between the phases of a probe.
     pub(crate) held: Option<Held<Running>>,
+    /// If the user named one.
+    pub(crate) given: Option<Given>,
     /// The directory of the results.
     pub(crate) out: PathBuf,
     pub(crate) interrupt: &'a Interrupt,
@@ -92,11 +96,12 @@ impl Bench<'_> {
     pub(crate) fn measure(&mut self, planned: &PlannedRun, rate: Option<f64>) -> Result<Run> {
         let name = run_name(&planned.key);
         self.progress.begin(&name);
-        let variant = planned.key.variant;
-        let measured = self.with_disks(planned, rate, &name);
-        let measured = match (measured, self.storages.shortage(&variant)) {
-            (Err(error), Some(shortage)) => Err(error.context(shortage)),
-            (measured, _) => measured,
+        let measured = match planned.key.contender {
+            Contender::VmGiven => self.in_given(planned, rate, &name),
+            Contender::Host
+            | Contender::Client { .. }
+            | Contender::VmQemu { .. }
+            | Contender::VmRingloom { .. } => self.with_disks(planned, rate, &name),
         };
         let run = Run::new(planned.key.clone(), measured.with_context(|| name.clone())?);
         self.progress.end(&name, run.iops());
@@ -116,7 +121,28 @@ impl Bench<'_> {
         let bytes = first.bytes;
         let workload = Workload::new(run.key.cell.shape(), bytes, run.seed)?;
         let planned = Planned { run, disks: &disks, workload: &workload, rate, name };
-        self.dispatch(&planned)
+        let measured = self.dispatch(&planned);
+        match (measured, self.storages.shortage(variant)) {
+            (Err(error), Some(shortage)) => Err(error.context(shortage)),
+            (measured, _) => measured,
+        }
+    }
+
+    /// In the user's own guest, which has its own disk.
+    fn in_given(&mut self, run: &PlannedRun, rate: Option<f64>, name: &str) -> Result<Measured> {
+        self.rest()?;
+        let mut given = self.given.take().context("there is no guest of yours to measure")?;
+        let workload = Workload::new(run.key.cell.shape(), given.guest.disk.bytes, run.seed)?;
+        let planned = Planned { run, disks: &[], workload: &workload, rate, name };
+        let measured = given::run(self, &mut given, &planned);
+        self.given = Some(given);
+        measured
+    }
+
+    /// Guests that have nothing to do must not disturb.
+    fn rest(&mut self) -> Result<()> {
+        let interrupt = self.interrupt;
+        self.guests.as_mut().map_or(Ok(()), |guests| guests.fleet.rest(interrupt))
     }
 
     fn dispatch(&mut self, planned: &Planned<'_>) -> Result<Measured> {
@@ -129,10 +155,7 @@ impl Bench<'_> {
             }
             Contender::Host | Contender::Client { .. } | Contender::VmGiven => {}
         }
-        // Guests that have nothing to do must not disturb.
-        if let Some(guests) = &mut self.guests {
-            guests.fleet.rest(self.interrupt)?;
-        }
+        self.rest()?;
         match (planned.run.key.contender, self.settings.load) {
             (Contender::Host, LoadKind::Own) => own::host(self, planned),
             (Contender::Host, LoadKind::Fio) => host::run(self, planned),
@@ -142,9 +165,8 @@ impl Bench<'_> {
                 self.held = held;
                 measured
             }
-            (Contender::VmGiven, _) => bail!("there is no guest of yours to measure"),
-            (Contender::VmQemu { .. } | Contender::VmRingloom { .. }, _) => {
-                unreachable!("measured above")
+            (Contender::VmQemu { .. } | Contender::VmRingloom { .. } | Contender::VmGiven, _) => {
+                unreachable!("measured elsewhere")
             }
         }
     }

@@ -61,7 +61,7 @@ fn head(style: Style, header: &Header) -> String {
     let Header { disk, machine, settings, .. } = header;
     let name = match disk.origin {
         Origin::Scratch => "a scratch file".to_owned(),
-        Origin::User => disk.path.display().to_string(),
+        Origin::User | Origin::Guest => disk.path.display().to_string(),
     };
     let title = format!("{name}: {}", disk.description);
     let machine =
@@ -95,6 +95,7 @@ fn programs(header: &Header) -> String {
     parts.extend(qemu.as_ref().map(|version| format!("QEMU {version}")));
     parts.extend(guest_kernel.as_ref().map(|kernel| format!("guests with Linux {kernel}")));
     parts.extend(accelerator.as_ref().map(|accelerator| format!("run by {accelerator}")));
+    parts.extend(header.given.as_ref().map(|given| format!("your guest {}", given.description())));
     parts.join(", ")
 }
 

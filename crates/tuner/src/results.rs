@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock;
 use crate::environment::Environment;
+use crate::given::GivenGuest;
 use crate::host_load::HostLoad;
 use crate::machine::Machine;
 use crate::meter::Cost;
@@ -64,6 +65,8 @@ pub(crate) struct Header {
     /// What ran on the host before the start.
     pub(crate) load_before: Option<HostLoad>,
     pub(crate) disk: Disk,
+    /// The user's own guest, if it is measured.
+    pub(crate) given: Option<GivenGuest>,
     pub(crate) settings: Settings,
 }
 
@@ -97,8 +100,14 @@ impl Header {
             environment,
             load_before,
             disk,
+            given: None,
             settings,
         }
+    }
+
+    /// With what is known of the user's own guest.
+    pub(crate) fn with_given(self, given: Option<GivenGuest>) -> Self {
+        Self { given, ..self }
     }
 
     /// What forbids to append runs under `self` to a file that began with `old`.
@@ -120,6 +129,9 @@ impl Header {
         }
         compare("disk", &self.disk.name(), &old.disk.name());
         compare("size of the disk", &self.disk.bytes.to_string(), &old.disk.bytes.to_string());
+        if let (Some(given), Some(old)) = (&self.given, &old.given) {
+            differences.extend(given.differences(old));
+        }
         differences.extend(self.environment.differences(&old.environment));
         differences
     }
@@ -129,7 +141,7 @@ impl Disk {
     /// The path, but for a scratch file, whose name changes, its directory.
     fn name(&self) -> String {
         match self.origin {
-            Origin::User => self.path.display().to_string(),
+            Origin::User | Origin::Guest => self.path.display().to_string(),
             Origin::Scratch => {
                 let directory = self.path.parent().unwrap_or(&self.path);
                 format!("a scratch file in {}", directory.display())

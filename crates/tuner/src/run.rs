@@ -68,7 +68,7 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
     }
     let header = prepared.header(&storages, interrupt)?;
     let mut results = open_results(out, stored, &header)?;
-    let Prepared { daemon, tools, matrix, fio, fleet, notes, .. } = prepared;
+    let Prepared { daemon, tools, matrix, fio, fleet, given, notes, .. } = prepared;
     let left = left(&header.settings, &matrix, &results);
     let progress = Progress::new(left.len(), expected(&header.settings), args.interval);
     let mut bench = Bench {
@@ -79,6 +79,7 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
         fio,
         guests: fleet.map(Guests::new),
         held: None,
+        given,
         out: out.to_path_buf(),
         interrupt,
         progress: &progress,
@@ -112,7 +113,8 @@ fn planned(settings: &Settings, matrix: &Matrix) -> Vec<PlannedRun> {
 
 /// What one run takes.
 fn expected(settings: &Settings) -> Duration {
-    let overhead = if settings.boots_guests() { GUEST_RUN_OVERHEAD } else { RUN_OVERHEAD };
+    let guests = settings.subject.iter().any(|subject| subject.is_vm());
+    let overhead = if guests { GUEST_RUN_OVERHEAD } else { RUN_OVERHEAD };
     settings.ramp.duration() + settings.runtime.duration() + overhead
 }
 

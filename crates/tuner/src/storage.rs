@@ -67,7 +67,7 @@ impl std::fmt::Debug for Workshop<'_> {
 }
 
 /// The disks of all variants.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Storages {
     by_key: BTreeMap<StorageKey, Storage>,
 }

@@ -21,7 +21,7 @@ use crate::storage::{disk_bytes, in_use};
 use crate::units::Bytes;
 
 /// Less than this is no disk.
-const DISK_BYTES_MIN: u64 = 1 << 20;
+pub(crate) const DISK_BYTES_MIN: u64 = 1 << 20;
 /// The unit of `blocks` in the metadata of a file.
 const METADATA_BLOCK_BYTES: u64 = 512;
 
@@ -33,6 +33,8 @@ pub(crate) enum Origin {
     Scratch,
     /// The PATH of the command line.
     User,
+    /// The disk in the user's own guest, where only that is measured.
+    Guest,
 }
 
 /// How the daemon opens it.
@@ -74,7 +76,7 @@ impl Target {
         };
         let uses = match origin {
             Origin::User => in_use::check(path, writes)?,
-            Origin::Scratch => Vec::new(),
+            Origin::Scratch | Origin::Guest => Vec::new(),
         };
         let mut file = open(path, kind, writes).with_context(|| match writes {
             Writes::Allowed => format!("disk {name}: open for reading and writing"),

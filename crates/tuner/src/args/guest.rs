@@ -37,9 +37,15 @@ impl fmt::Display for Accel {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Guests (vm:qemu, vm:ringloom)")]
 pub(crate) struct GuestArgs {
-    /// Your own machine instead of a booted guest: ssh://[USER@]HOST[:PORT]/DEVICE; fio must be there
+    /// Your own guest for vm:given: ssh://[USER@]HOST[:PORT]/DEVICE. fio must be there, and a key that
+    /// asks for nothing
     #[arg(long, value_name = "ssh://…")]
     pub(crate) guest: Option<String>,
+
+    /// Configuration file of ssh for --guest, with other options of ssh [default: ~/.ssh/config and
+    /// the system's]
+    #[arg(long, value_name = "FILE", requires = "guest")]
+    pub(crate) ssh_config: Option<PathBuf>,
 
     /// CPUs of a guest [default: the cores, at most 16]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]

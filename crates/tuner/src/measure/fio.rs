@@ -16,7 +16,7 @@ use load::fio::{Engine, FioVersion, Intervals, Job, Rate, Report, parse_report, 
 use load::probe::CacheMode;
 use load::{Interval, Sample, Timing, Workload};
 
-pub(super) use self::places::{GuestPlace, HostPlace};
+pub(super) use self::places::{GivenPlace, GuestPlace, HostPlace};
 use super::{Bench, Planned};
 use crate::clock;
 use crate::interrupt::Interrupt;
@@ -81,23 +81,7 @@ impl<'a> Work<'a> {
         places: usize,
     ) -> Result<Self> {
         let cache = planned.disks.first().context("a run has a disk")?.cache;
-        let rate = match planned.rate {
-            None => None,
-            Some(rate) => {
-                // Rates are whole numbers; a place that would get less than one has nothing to measure.
-                let each = (rate / places as f64).round().clamp(0.0, f64::from(u32::MAX));
-                let whole = (0..u32::BITS).rev().fold(0_u32, |whole, bit| {
-                    let more = whole | 1 << bit;
-                    if f64::from(more) <= each { more } else { whole }
-                });
-                let rate = NonZeroU32::new(whole).with_context(|| {
-                    format!(
-                        "a rate of {rate:.1} requests per second is too low for {places} guests"
-                    )
-                })?;
-                Some(Rate(rate))
-            }
-        };
+        let rate = planned.rate.map(|rate| rate_of_each(rate, places)).transpose()?;
         Ok(Self { workload: planned.workload, engine, cache, timing: bench.timing(), rate })
     }
 
@@ -110,6 +94,19 @@ impl<'a> Work<'a> {
             None => job,
         })
     }
+}
+
+/// The share of one of so many places in a rate of requests per second.
+pub(super) fn rate_of_each(rate: f64, places: usize) -> Result<Rate> {
+    // Rates are whole numbers; a place that would get less than one has nothing to measure.
+    let each = (rate / places as f64).round().clamp(0.0, f64::from(u32::MAX));
+    let whole = (0..u32::BITS).rev().fold(0_u32, |whole, bit| {
+        let more = whole | 1 << bit;
+        if f64::from(more) <= each { more } else { whole }
+    });
+    NonZeroU32::new(whole).map(Rate).with_context(|| {
+        format!("a rate of {rate:.1} requests per second is too low for {places} guests")
+    })
 }
 
 /// What is told while it runs, and what ends it.

@@ -219,7 +219,7 @@ fn groups(
 }
 
 /// The engine of the user's choice.
-fn engine(bench: &Bench<'_>) -> Engine {
+pub(super) fn engine(bench: &Bench<'_>) -> Engine {
     match bench.settings.engine {
         GuestEngine::IoUring => Engine::IoUring,
         GuestEngine::Libaio => Engine::Libaio,

@@ -51,7 +51,7 @@ fn advice(
 /// The line to paste. A scratch file is gone by then, so it names no path.
 fn command(header: &Header, iothreads: Iothreads) -> String {
     let path = match header.disk.origin {
-        Origin::Scratch => "PATH".to_owned(),
+        Origin::Scratch | Origin::Guest => "PATH".to_owned(),
         Origin::User => quoted(&header.disk.path),
     };
     let threads = match iothreads {

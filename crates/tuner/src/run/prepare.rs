@@ -5,16 +5,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use load::{fio, host};
 
 use super::{expected, planned};
 use crate::args::{LoadKind, TuneArgs};
 use crate::clock;
-use crate::contender::Subject;
+use crate::contender::{Contender, Subject};
 use crate::daemon::Daemon;
 use crate::environment::{self, Environment};
 use crate::fleet::Fleet;
+use crate::given::{Given, Terms};
 use crate::host_load::HostLoad;
 use crate::interrupt::Interrupt;
 use crate::machine::{Machine, file_system};
@@ -41,6 +42,7 @@ pub(super) struct Prepared {
     pub(super) matrix: Matrix,
     pub(super) fio: Option<Fio>,
     pub(super) fleet: Option<Fleet>,
+    pub(super) given: Option<Given>,
     /// What bends the numbers.
     pub(super) notes: Vec<String>,
     settings: Settings,
@@ -70,10 +72,8 @@ impl Prepared {
         let seed = stored.map_or_else(new_seed, |stored| stored.header.settings.seed);
         let settings = Settings::new(args, machine.cores, seed);
         settings.check()?;
-        let daemon = match &args.daemon {
-            Some(program) => Daemon::at(program.clone()),
-            None => Daemon::this_program().context("find this program")?,
-        };
+        check_path(args, &settings)?;
+        let daemon = daemon(args)?;
         let mut programs = Programs { daemon: daemon.version()?, ..Programs::default() };
         let tools = Tools::of_system();
         let mapper = match &args.path {
@@ -85,7 +85,9 @@ impl Prepared {
         if let Some(target) = &target {
             notes.extend(target.notes.clone());
         }
-        let matrix = matrix(&settings, &mapper, target.as_ref(), args)?;
+        let given = given(&settings, args, interrupt)?;
+        notes.extend(given.iter().flat_map(|given| given.notes.clone()));
+        let matrix = matrix(&settings, &mapper, (target.as_ref(), given.as_ref()), args)?;
         let directory = std::env::current_dir().context("find the current directory")?;
         let fio = fio_program(&settings)?;
         programs.fio = fio.as_ref().map(|fio| fio.version.to_string());
@@ -95,6 +97,7 @@ impl Prepared {
             matrix,
             fio,
             fleet: None,
+            given,
             notes,
             settings,
             machine,
@@ -109,7 +112,7 @@ impl Prepared {
     }
 
     fn check_room(&self, interrupt: &Interrupt) -> Result<()> {
-        if self.target.is_some() {
+        if self.target.is_some() || !self.has_storage() {
             return Ok(());
         }
         self.storage_plan().check(&self.workshop(interrupt, &|_| {}))
@@ -144,6 +147,7 @@ impl Prepared {
         let size = Bytes(fill);
         let filling = match (&self.target, self.storage_plan().is_plain()) {
             (Some(_), _) => String::new(),
+            (None, _) if !self.has_storage() => String::new(),
             (None, true) => format!(", after filling {size} of scratch file"),
             (None, false) => format!(", after filling {size} of scratch files"),
         };
@@ -174,6 +178,9 @@ impl Prepared {
         if let Some(target) = &self.target {
             return Storages::of_user(target, &self.variants());
         }
+        if !self.has_storage() {
+            return Ok(Storages::default());
+        }
         let progress = FillProgress::new(Bytes(self.fill_bytes()));
         let report = |bytes| progress.written(bytes);
         Storages::prepare(&self.storage_plan(), &self.workshop(interrupt, &report))
@@ -199,7 +206,8 @@ impl Prepared {
         let host =
             Host { machine: self.machine.clone(), environment, load_before: Some(load_before) };
         let disk = self.disk(storages)?;
-        Ok(Header::new(self.programs.clone(), host, disk, self.settings.clone()))
+        let header = Header::new(self.programs.clone(), host, disk, self.settings.clone());
+        Ok(header.with_given(self.given.as_ref().map(|given| given.guest.clone())))
     }
 
     fn disk(&self, storages: &Storages) -> Result<Disk> {
@@ -213,7 +221,12 @@ impl Prepared {
             });
         }
         let variants = self.variants();
-        let first = variants.first().context("a matrix has a variant")?;
+        let Some(first) = variants.first() else {
+            let given = self.given.as_ref().context("a matrix has a variant")?;
+            let disk = &given.guest.disk;
+            let (path, description) = (PathBuf::from(&disk.path), disk.description());
+            return Ok(Disk { origin: Origin::Guest, path, bytes: disk.bytes, description });
+        };
         let disks = storages.disks(first);
         let disk = disks.first().context("a variant has a disk")?;
         let description = format!(
@@ -226,12 +239,19 @@ impl Prepared {
         Ok(Disk { origin: Origin::Scratch, path, bytes: disk.bytes, description })
     }
 
-    /// Those that some contender is measured on.
+    /// Those that some contender is measured on with a disk of this host.
     fn variants(&self) -> Vec<Variant> {
-        let mut variants: Vec<Variant> =
-            self.matrix.entries.iter().map(|entry| entry.variant).collect();
+        let is_here = |contender: &Contender| *contender != Contender::VmGiven;
+        let entries = self.matrix.entries.iter();
+        let here = entries.filter(|entry| entry.contenders.iter().any(is_here));
+        let mut variants: Vec<Variant> = here.map(|entry| entry.variant).collect();
         variants.dedup();
         variants
+    }
+
+    /// Whether anything is measured on a disk of this host.
+    fn has_storage(&self) -> bool {
+        !self.variants().is_empty()
     }
 
     fn storage_plan(&self) -> StoragePlan {
@@ -262,20 +282,70 @@ fn new_seed() -> u64 {
 }
 
 fn user_target(path: &Path, args: &TuneArgs) -> Result<Target> {
-    let writes = if args.destructive { Writes::Allowed } else { Writes::Skipped };
     let path = std::path::absolute(path).with_context(|| format!("disk {}", path.display()))?;
-    Target::open(&path, Origin::User, writes)
+    Target::open(&path, Origin::User, writes(args))
+}
+
+fn daemon(args: &TuneArgs) -> Result<Daemon> {
+    match &args.daemon {
+        Some(program) => Ok(Daemon::at(program.clone())),
+        None => Daemon::this_program().context("find this program"),
+    }
+}
+
+/// Refuses a PATH that nobody measures, and the permission to destroy nothing.
+fn check_path(args: &TuneArgs, settings: &Settings) -> Result<()> {
+    let is_given = |subject: &Subject| *subject == Subject::VmGiven;
+    match &args.path {
+        Some(path) if settings.subject.iter().all(is_given) => bail!(
+            "disk {}: vm:given measures the disk that --guest names: leave PATH out or add host to \
+             --subject",
+            path.display()
+        ),
+        None if args.destructive && settings.guest.guest.is_none() => bail!(
+            "--destructive is for PATH or the disk of --guest: name one; a scratch file is written \
+             without it"
+        ),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn writes(args: &TuneArgs) -> Writes {
+    if args.destructive { Writes::Allowed } else { Writes::Skipped }
+}
+
+/// The user's own guest, logged in to.
+fn given(settings: &Settings, args: &TuneArgs, interrupt: &Interrupt) -> Result<Option<Given>> {
+    let Some(address) = &settings.guest.guest else { return Ok(None) };
+    let terms = Terms {
+        address: address.parse()?,
+        config: args.guest.ssh_config.clone(),
+        writes: writes(args),
+        engine: settings.engine,
+    };
+    let given = Given::reach(terms, &mut || Ok(interrupt.check()?))?;
+    say(&format!("Your guest: {}.", given.guest.description()));
+    Ok(Some(given))
 }
 
 fn matrix(
     settings: &Settings,
     mapper: &Mapper,
-    target: Option<&Target>,
+    (target, given): (Option<&Target>, Option<&Given>),
     args: &TuneArgs,
 ) -> Result<Matrix> {
-    let (bytes, writes) = match target {
-        Some(target) => (target.bytes, target.writes),
-        None => (args.size.0, Writes::Allowed),
+    let is_here = settings.subject.iter().any(|subject| *subject != Subject::VmGiven);
+    let here = match target {
+        Some(target) => Some(target.bytes),
+        None => is_here.then_some(args.size.0),
+    };
+    let sizes = here.into_iter().chain(given.map(|given| given.guest.disk.bytes));
+    let bytes = sizes.min().context("there is a disk to measure")?;
+    // What must not be written here or there is written nowhere, so that all rows have the same cells.
+    let writes = match (target, given) {
+        (None, None) => Writes::Allowed,
+        (Some(target), _) => target.writes,
+        (None, Some(_)) => writes(args),
     };
     let layers = |variant: &Variant| mapper.layers(variant.stripe, variant.delay);
     let mut matrix = Matrix::new(settings, &layers, bytes, writes)?;

@@ -9,7 +9,7 @@
 //! Invariants: finding (`find`) and judging (`judge`) are apart; judging is pure.
 //! Limits: without root, the locks of other users' processes are seen without their names.
 
-mod tables;
+pub(crate) mod tables;
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -41,7 +41,7 @@ struct Kernel {
 
 /// A process, as far as we may know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Process {
+pub(crate) struct Process {
     pid: u32,
     name: String,
 }
@@ -54,14 +54,14 @@ impl fmt::Display for Process {
 
 /// What somebody may do with the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Access {
+pub(crate) enum Access {
     Reads,
     Writes,
 }
 
 /// One use of the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Use {
+pub(crate) enum Use {
     /// The device, or a partition of it, is mounted here.
     Mounted {
         device: String,
@@ -145,7 +145,11 @@ pub(crate) fn check(path: &Path, writes: Writes) -> Result<Vec<String>> {
     judge(path, writes, &uses)
 }
 
-fn judge(path: &Path, writes: Writes, uses: &[Use]) -> Result<Vec<String>> {
+/// Whether a disk with these uses may be measured; returns what the user should know all the same.
+///
+/// # Errors
+/// Who uses it and what to do.
+pub(crate) fn judge(path: &Path, writes: Writes, uses: &[Use]) -> Result<Vec<String>> {
     let spoils = |one: &&Use| writes == Writes::Allowed || one.access() == Access::Writes;
     if let Some(one) = uses.iter().find(spoils) {
         let name = path.display();

@@ -1,4 +1,4 @@
-//! Where fio runs: this host, a guest of ours.
+//! Where fio runs: this host, a guest of ours, the user's own guest.
 
 use std::path::PathBuf;
 
@@ -8,12 +8,17 @@ use load::fio::{HostRun, command};
 use tempfile::TempDir;
 
 use super::{Ended, Place};
+use crate::given::SCRIPT;
 use crate::interrupt::Interrupt;
+use crate::ssh::{Connection, Remote};
 
 /// The job and what fio says about it, in a guest's memory.
 const GUEST_JOB: &str = "/tmp/job.fio";
 /// fio's standard output; a name, because fio's own is not the same everywhere.
 const GUEST_OUTPUT: &str = "/proc/self/fd/1";
+
+/// The job in our directory in the user's guest.
+const GIVEN_JOB: &str = "job.fio";
 
 /// This host.
 #[derive(Debug)]
@@ -79,7 +84,7 @@ impl Place for GuestPlace<'_> {
         self.handed = 0;
         let interrupt = self.interrupt;
         self.guest.write_file(GUEST_JOB, job.as_bytes(), &mut || Ok(interrupt.check()?))?;
-        let words = command(GUEST_JOB, GUEST_OUTPUT, true).join(" ");
+        let words = command(GUEST_JOB, Some(GUEST_OUTPUT), true).join(" ");
         self.guest.start(&format!("cd /tmp && exec fio {words}"))?;
         Ok(None)
     }
@@ -97,5 +102,49 @@ impl Place for GuestPlace<'_> {
             let failed = (finished.status != 0).then(|| format!("status {}", finished.status));
             Ended { output: finished.text(), failed, ended: finished.ended }
         }))
+    }
+}
+
+/// The user's own guest.
+#[derive(Debug)]
+pub(crate) struct GivenPlace<'a> {
+    connection: &'a mut Connection,
+    interrupt: &'a Interrupt,
+    run: Option<Remote>,
+}
+
+impl<'a> GivenPlace<'a> {
+    /// `SCRIPT` is at the other end of the connection.
+    pub(crate) fn new(connection: &'a mut Connection, interrupt: &'a Interrupt) -> Self {
+        Self { connection, interrupt, run: None }
+    }
+}
+
+impl Place for GivenPlace<'_> {
+    fn name(&self) -> String {
+        format!("in your {}", self.connection.address())
+    }
+
+    fn start(&mut self, job: &str) -> Result<Option<u32>> {
+        let check = &mut || Ok(self.interrupt.check()?);
+        self.connection.put(GIVEN_JOB, job.as_bytes(), check)?;
+        self.run = Some(self.connection.start(SCRIPT, &command(GIVEN_JOB, None, true))?);
+        Ok(None)
+    }
+
+    fn printed(&mut self) -> Result<Vec<u8>> {
+        self.run.as_mut().context("fio was not started")?.printed()
+    }
+
+    fn poll(&mut self) -> Result<Option<Ended>> {
+        let Some(end) = self.run.as_mut().context("fio was not started")?.poll()? else {
+            return Ok(None);
+        };
+        if end.is_ssh() {
+            return Err(self.connection.lost(&end.said));
+        }
+        let failed = (!end.status.success()).then(|| end.status.to_string());
+        let output = String::from_utf8_lossy(&end.output).into_owned();
+        Ok(Some(Ended { output, failed, ended: end.ended }))
     }
 }

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 /// A line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
+pub(crate) struct Mount {
     /// Major and minor; some file systems have one that is no device's.
-    pub(super) device: (u32, u32),
-    pub(super) at: PathBuf,
+    pub(crate) device: (u32, u32),
+    pub(crate) at: PathBuf,
     /// What was mounted, as it was named.
-    pub(super) source: PathBuf,
+    pub(crate) source: PathBuf,
 }
 
 /// A lock on bytes of a file.
@@ -31,7 +31,7 @@ impl Lock {
 }
 
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
-pub(super) fn mounts(text: &str) -> Vec<Mount> {
+pub(crate) fn mounts(text: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let (first, second) = line.split_once(" - ")?;
         let mut words = first.split(' ');
@@ -44,7 +44,7 @@ pub(super) fn mounts(text: &str) -> Vec<Mount> {
 }
 
 /// The first column of `/proc/swaps`, without its head.
-pub(super) fn swaps(text: &str) -> Vec<PathBuf> {
+pub(crate) fn swaps(text: &str) -> Vec<PathBuf> {
     let names = text.lines().skip(1).filter_map(|line| line.split_whitespace().next());
     names.map(unescaped).collect()
 }
@@ -76,7 +76,7 @@ fn lock(line: &str) -> Option<Lock> {
 }
 
 /// `8:16`.
-pub(super) fn device_number(text: &str, radix: u32) -> Option<(u32, u32)> {
+pub(crate) fn device_number(text: &str, radix: u32) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once(':')?;
     let number = |text| u32::from_str_radix(text, radix).ok();
     Some((number(major)?, number(minor)?))
