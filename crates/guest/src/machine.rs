@@ -86,8 +86,8 @@ pub(crate) struct Files<'a> {
 }
 
 impl MachineSpec {
-    /// Whether such a machine can be.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// An error, which names the number, if there can be no such machine.
+    pub fn check(&self) -> Result<()> {
         let Self { cpus, memory_mib, slots, name, .. } = self;
         let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
         ensure!(!name.is_empty() && name.chars().all(is_plain), "{name:?} is no guest's name");

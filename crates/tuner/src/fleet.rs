@@ -65,6 +65,7 @@ impl Fleet {
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let pins = Pins::new(settings)?;
+        spec(settings, Accelerator::Tcg, slots).check()?;
         if let Some(node) = settings.numa_node {
             CpuList::of_node(node).with_context(|| format!("--numa-node {node}"))?;
         }
@@ -186,20 +187,27 @@ impl Fleet {
     }
 
     fn boot(&mut self, cold_disk: Option<ColdDisk>, interrupt: &Interrupt) -> Result<Guest> {
-        let GuestSettings { vcpus, memory_mib, numa_node, .. } = self.settings;
         self.boots += 1;
-        let spec = MachineSpec {
-            cpus: vcpus,
-            memory_mib,
-            accelerator: self.accelerator,
-            slots: self.slots,
-            numa_node,
-            cold_disk,
-            name: format!("guest-{}", self.boots),
-        };
+        let name = format!("guest-{}", self.boots);
+        let spec = spec(&self.settings, self.accelerator, self.slots);
+        let spec = MachineSpec { cold_disk, name, ..spec };
         let watch = &mut || Ok(interrupt.check()?);
         let Self { qemu, kernel, initramfs, logs, .. } = self;
         Guest::boot(qemu, kernel, initramfs, &spec, logs, watch)
+    }
+}
+
+/// The machine of every guest.
+fn spec(settings: &GuestSettings, accelerator: Accelerator, slots: u16) -> MachineSpec {
+    let GuestSettings { vcpus, memory_mib, numa_node, .. } = *settings;
+    MachineSpec {
+        cpus: vcpus,
+        memory_mib,
+        accelerator,
+        slots,
+        numa_node,
+        cold_disk: None,
+        name: "guest".to_owned(),
     }
 }
 
