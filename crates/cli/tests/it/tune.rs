@@ -87,7 +87,7 @@ impl Rig {
         Ok(ran)
     }
 
-    /// Runs a command that must be refused in these words, and leave nothing.
+    /// Runs a command that must be refused in these words.
     fn refuse(&self, line: &str, words: &[&str]) -> Result<()> {
         let ran = self.run(line)?;
         ensure!(ran.status.code() == Some(1), "{line}: {ran:?}");
@@ -179,10 +179,12 @@ impl Tuning {
         })
     }
 
-    /// Waits for its child of this name, and this word in its command line.
-    fn wait_for_child(&mut self, name: &str, word: &str) -> Result<u32> {
+    /// Waits for a child of this name, with this word in its command line, other than this one.
+    fn wait_for_child(&mut self, name: &str, word: &str, other: Option<u32>) -> Result<u32> {
         let parent = self.server.pid();
-        self.wait_until(&format!("a child {name} {word}"), || child(parent, name, word))
+        self.wait_until(&format!("a child {name} {word}"), || {
+            Ok(child(parent, name, word)?.filter(|pid| Some(*pid) != other))
+        })
     }
 }
 

@@ -1,11 +1,15 @@
 //! Sweeps from end to end: what each line of the results says, and that one guest serves many runs.
 
 use std::collections::BTreeSet;
+use std::process::{Child, Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{OUT, Rig, check_sound, contender, emulated, list, names, number, text, with_guest};
+use super::{
+    BRIEF, OUT, Rig, check_sound, contender, emulated, list, names, number, text, with_guest,
+    with_rig,
+};
 
 /// All that `--subject host,vm:qemu,vm:ringloom --iothreads none,1,2` measures.
 const CONTENDERS: [&str; 7] = [
@@ -60,11 +64,8 @@ fn check_job_files(rig: &Rig, line: &Value, count: usize) -> Result<()> {
     ensure!(files.len() == count, "{count} job files: {line}");
     for file in files {
         let path = rig.path(OUT).join(file.as_str().context("a name")?);
-        let output = std::process::Command::new("fio")
-            .arg("--parse-only")
-            .arg(&path)
-            .output()
-            .context("run fio")?;
+        let output =
+            Command::new("fio").arg("--parse-only").arg(&path).output().context("run fio")?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success() && said.is_empty(), "{}: {said}", path.display());
         // A job file that cannot be parsed is not always told by the status.
@@ -136,6 +137,40 @@ fn several_guests_and_disks_are_measured_at_once_and_verified() {
         }
         let logs = names(rig.path(OUT).join("guests"))?;
         ensure!(logs.len() == 4, "two boots: {logs:?}");
+        Ok(())
+    });
+}
+
+/// A process that keeps a CPU busy; killed by its own id when dropped.
+struct Busy(Child);
+
+impl Busy {
+    fn start() -> Result<Self> {
+        let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+        Ok(Self(child.context("start a shell")?))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // An error means that it has ended already, which is what is wanted.
+        let _already_ended = self.0.kill();
+        let _already_reaped = self.0.wait();
+    }
+}
+
+#[test]
+fn a_busy_host_is_told_and_recorded() {
+    with_rig(|rig| {
+        let busy = [Busy::start()?, Busy::start()?];
+        let ran = rig.measure(&format!("{BRIEF} --subject host --load fio"))?;
+        drop(busy);
+        ensure!(ran.stderr.contains("Warning: the host is busy"), "{}", ran.stderr);
+        let before = &rig.header()?["load_before"];
+        ensure!(number(before, "cpus_in_use")? > 0.5, "{before}");
+        let users = list(before, "users")?;
+        ensure!(users.iter().any(|it| it["comm"] == "sh"), "{before}");
+        ensure!(rig.report()?.contains("busy"), "{}", rig.report()?);
         Ok(())
     });
 }
