@@ -66,18 +66,40 @@ pub fn kernel() -> Result<Kernel> {
 
 /// What a guest has besides busybox and its script.
 #[derive(Clone, Debug)]
-struct Equipment {
-    /// Programs of this machine, with their libraries.
-    programs: &'static [&'static str],
+pub struct Equipment {
+    /// Programs of this machine with their libraries: names, or absolute paths of such that were built just now.
+    pub programs: &'static [&'static str],
+    /// Modules to be inserted after those of every guest.
+    pub modules: &'static [&'static str],
     /// Other programs: where they are in the guest, and here.
-    files: Vec<(String, PathBuf)>,
+    pub files: Vec<(String, PathBuf)>,
     /// Its memory.
-    memory_mib: u32,
+    pub memory_mib: u32,
 }
 
 impl Default for Equipment {
     fn default() -> Self {
-        Self { programs: &PROGRAMS, files: Vec::new(), memory_mib: MEMORY_MIB }
+        let (programs, modules) = (PROGRAMS.as_slice(), [].as_slice());
+        Self { programs, modules, files: Vec::new(), memory_mib: MEMORY_MIB }
+    }
+}
+
+impl Equipment {
+    /// Why no guest with it can run here, if so.
+    pub fn missing(&self) -> Option<String> {
+        let lacking = self.programs.iter().find(|name| find_program(name).is_none());
+        let modules = || kernel().and_then(|kernel| kernel.load(self.modules));
+        missing()
+            .or_else(|| lacking.map(|name| format!("{name} is not installed")))
+            .or_else(|| modules().err().map(|error| format!("{error:#}")))
+    }
+
+    /// Where the archive is kept. One with a program that was built just now is of no use to later tests.
+    fn cache(&self, bench: &Bench) -> PathBuf {
+        if self.programs.iter().any(|name| Path::new(name).is_absolute()) {
+            return bench.path("");
+        }
+        guest_directory()
     }
 }
 
@@ -103,10 +125,14 @@ impl Guest {
 
     /// Boots the guest and does not wait for it.
     pub fn boot(&self, bench: &Bench) -> Result<RunningGuest> {
+        self.boot_with(&Equipment::default(), bench)
+    }
+
+    /// The same for a guest that has other programs.
+    pub fn boot_with(&self, equipment: &Equipment, bench: &Bench) -> Result<RunningGuest> {
         let kernel = kernel()?;
-        let equipment = Equipment::default();
-        let initramfs = self.initramfs(&equipment, &kernel, bench)?;
-        let arguments = self.arguments(&equipment, &kernel, &initramfs);
+        let initramfs = self.initramfs(equipment, &kernel, bench)?;
+        let arguments = self.arguments(equipment, &kernel, &initramfs);
         Ok(RunningGuest { qemu: Qemu::start(&arguments)? })
     }
 
@@ -114,12 +140,12 @@ impl Guest {
     fn initramfs(&self, equipment: &Equipment, kernel: &Kernel, bench: &Bench) -> Result<PathBuf> {
         let contents = Contents {
             programs: equipment.programs,
-            modules: &MODULES,
+            modules: &[&MODULES, equipment.modules].concat(),
             modules_if_any: &[],
             modules_at_hand: &MODULES_AT_HAND,
             files: &[],
         };
-        let base = guest::base(kernel, &contents, &guest_directory())?;
+        let base = guest::base(kernel, &contents, &equipment.cache(bench))?;
         let mut own = Archive::default();
         own.file("init", 0o755, init_script(&self.script).as_bytes());
         for (place, file) in &equipment.files {

@@ -60,6 +60,7 @@ impl Origin {
         let program = witness::compile(&bench)?;
         let equipment = Equipment {
             programs: &[],
+            modules: &[],
             files: vec![("bin/witness".to_owned(), program)],
             memory_mib: MEMORY_MIB,
         };
