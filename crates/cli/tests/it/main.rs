@@ -32,4 +32,5 @@ mod takeover;
 mod throttle;
 mod tmpfs;
 mod tune;
+mod tune_in_guest;
 mod verdicts;
