@@ -79,6 +79,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "stripes and delays of the kernel, which the tuner puts below its disks in a guest",
     },
     Need {
+        package: "openssh-server",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["sshd", "ssh", "ssh-keygen"]),
+        why: "private servers on this host stand for guests that the tuner reaches over ssh",
+    },
+    Need {
         package: "cpio",
         origin: Origin::Release,
         proof: Proof::Commands(&["cpio"]),
