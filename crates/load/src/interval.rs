@@ -36,4 +36,14 @@ impl Interval {
         }
         Some(all)
     }
+
+    /// Adds what came right after it.
+    pub(crate) fn continue_with(&mut self, next: &Self) {
+        self.second = next.second;
+        self.operations += next.operations;
+        self.bytes += next.bytes;
+        self.reads += next.reads;
+        self.elapsed += next.elapsed;
+        self.latency.merge(&next.latency);
+    }
 }

@@ -57,12 +57,17 @@ impl Intervals {
     }
 }
 
-/// All intervals of a run that is over.
+/// All intervals of a run that is over; the rest of the last second is part of the one before if it is short.
 #[must_use]
 pub fn series(text: &str) -> Vec<Interval> {
     let mut intervals = Intervals::default();
     let mut all = intervals.feed(text.as_bytes());
-    all.extend(intervals.finish());
+    match (all.last_mut(), intervals.finish()) {
+        (Some(last), Some(rest)) if rest.elapsed < Duration::from_millis(SHORTEST_MS) => {
+            last.continue_with(&rest);
+        }
+        (_, rest) => all.extend(rest),
+    }
     all
 }
 

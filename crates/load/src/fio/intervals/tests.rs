@@ -44,9 +44,10 @@ fn intervals_are_the_differences_of_reports() {
 }
 
 #[test]
-fn what_comes_after_the_last_second_is_an_interval_of_its_own() {
+fn a_short_rest_belongs_to_the_last_second() {
     let text = [report(1000, 10, 4), report(1003, 12, 4)].concat();
-    assert_eq!(series(&text), [interval(1, 1000, 10, 4), interval(1, 3, 2, 0)]);
+    assert_eq!(series(&text), [interval(1, 1003, 12, 4)]);
+    assert_eq!(series(&report(300, 2, 1)), [interval(1, 300, 2, 1)]);
 }
 
 #[test]
