@@ -30,13 +30,34 @@ pub(crate) fn output_of(program: &Path, arguments: &[&str]) -> Result<String> {
 
 /// How a program ends, and what it prints, when it is started with these arguments; it must end soon.
 pub(crate) fn ending_of(program: &Path, arguments: &[&str]) -> Result<(ExitStatus, String)> {
+    run(program, arguments, Heard::Output)
+}
+
+/// What it says on standard error.
+pub(crate) fn complaint_of(program: &Path, arguments: &[&str]) -> Result<String> {
+    Ok(run(program, arguments, Heard::Complaints)?.1)
+}
+
+/// Which of a program's outputs is listened to.
+#[derive(Clone, Copy)]
+enum Heard {
+    Output,
+    Complaints,
+}
+
+fn run(program: &Path, arguments: &[&str], heard: Heard) -> Result<(ExitStatus, String)> {
     let name = || format!("{} {}", program.display(), arguments.join(" "));
     let mut output = tempfile::tempfile().context("make a file for what a program prints")?;
+    let file = Stdio::from(output.try_clone().context("share a file")?);
+    let (stdout, stderr) = match heard {
+        Heard::Output => (file, Stdio::null()),
+        Heard::Complaints => (Stdio::null(), file),
+    };
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
-        .stdout(output.try_clone().context("share a file")?)
-        .stderr(Stdio::null())
+        .stdout(stdout)
+        .stderr(stderr)
         .spawn()
         .with_context(|| format!("start {}", name()))?;
     let ended = wait_for(&name(), ANSWER_LIMIT, &mut || Ok(()), || Ok(child.try_wait()?));

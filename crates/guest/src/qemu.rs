@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::programs::{ending_of, find_program, output_of};
+use crate::programs::{complaint_of, ending_of, find_program, output_of};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
@@ -68,6 +68,14 @@ impl QemuProgram {
     /// Whether this option of `-chardev socket` exists.
     pub(crate) fn has_socket_option(&self, option: &str) -> Result<bool> {
         self.knows("-chardev", "socket", option)
+    }
+
+    /// Whether it was built with io_uring for files; the kernel may forbid it all the same.
+    pub fn has_io_uring(&self) -> Result<bool> {
+        let node = "driver=file,node-name=probe,filename=/nonexistent/ringloom,aio=io_uring";
+        let words = ["-machine", "none", "-nodefaults", "-display", "none", "-blockdev", node];
+        // It opens the file after it has looked at the value.
+        Ok(complaint_of(&self.path, &words)?.contains("No such file"))
     }
 
     fn knows(&self, option: &'static str, value: &str, property: &str) -> Result<bool> {

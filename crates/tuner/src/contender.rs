@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::Cell;
+use crate::variant::Variant;
 
 /// The most iothreads a contender may have: one per queue of an export.
 const IOTHREADS_MAX: u16 = 256;
@@ -199,10 +200,18 @@ impl Contender {
         }
     }
 
-    /// The threads that want a core: the jobs (in a guest: its CPUs), and those that serve them.
-    pub(crate) fn busy_threads(self, cell: &Cell) -> usize {
-        let jobs = usize::from(cell.shape().jobs());
-        jobs + self.iothreads().map_or(0, |iothreads| usize::from(iothreads.busy()))
+    /// The threads that want a core: of each guest the jobs, but no more than it has queues, which it has one of per CPU,
+    /// and those that serve them. Without a guest, the jobs of all disks.
+    pub(crate) fn busy_threads(self, variant: &Variant, cell: &Cell, queues: u16) -> usize {
+        let jobs = usize::from(cell.shape().jobs()) * usize::from(variant.disks);
+        let vms = usize::from(variant.vms);
+        let serving = self.iothreads().map_or(0, |iothreads| usize::from(iothreads.busy()));
+        match self.subject() {
+            Subject::Host | Subject::Client => jobs * vms + serving,
+            Subject::VmQemu | Subject::VmRingloom => vms * (jobs.min(queues.into()) + serving),
+            // Its CPUs need not be of this host.
+            Subject::VmGiven => 0,
+        }
     }
 }
 
@@ -266,10 +275,20 @@ mod tests {
     #[test]
     fn busy_threads_are_jobs_and_servers() {
         let cell = cell("randread", 4096, 2, 1);
-        for (contender, busy) in
-            [(Contender::Host, 2), (client(0), 3), (client(1), 3), (client(4), 6)]
-        {
-            assert_eq!(contender.busy_threads(&cell), busy, "{contender}");
+        let (one, several) =
+            (Variant::default(), Variant { vms: 2, disks: 3, ..Variant::default() });
+        let vm = Contender::VmQemu { iothreads: Iothreads(2) };
+        for (variant, contender, busy) in [
+            (one, Contender::Host, 2),
+            (one, client(0), 3),
+            (one, client(1), 3),
+            (one, client(4), 6),
+            (one, vm, 4),
+            (several, vm, 12),
+            (several, Contender::Host, 12),
+            (one, Contender::VmGiven, 0),
+        ] {
+            assert_eq!(contender.busy_threads(&variant, &cell, 4), busy, "{contender}");
         }
     }
 }

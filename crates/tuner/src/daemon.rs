@@ -121,7 +121,12 @@ fn export(service: &Service<'_>, number: usize, node: &str, socket: &Path) -> St
     match service.iothreads.count() {
         0 => {}
         1 => export.push_str(",iothread=t0"),
-        count => export.extend((0..count).map(|thread| format!(",iothread.{thread}=t{thread}"))),
+        // Each disk goes on where the one before ended, as with QEMU, so that all threads have as much to do.
+        count => {
+            let first = number * usize::from(service.queues);
+            let thread = |place: u16| (first + usize::from(place)) % usize::from(count);
+            export.extend((0..count).map(|place| format!(",iothread.{place}=t{}", thread(place))));
+        }
     }
     export
 }
@@ -338,8 +343,8 @@ mod tests {
         let disk = disk("/d/disk.img", CacheMode::Direct, Kind::File);
         let line = line(&[disk.clone(), disk], 3, true);
         assert!(line.starts_with("--object iothread,id=t0 --object iothread,id=t1 --object"));
-        let threads = "num-queues=4,iothread.0=t0,iothread.1=t1,iothread.2=t2";
-        assert_eq!(line.matches(threads).count(), 2, "{line}");
+        assert!(line.contains("num-queues=4,iothread.0=t0,iothread.1=t1,iothread.2=t2"), "{line}");
+        assert!(line.contains("num-queues=4,iothread.0=t1,iothread.1=t2,iothread.2=t0"), "{line}");
         assert!(line.contains("addr.path=/tmp/a,,b/s1"), "{line}");
     }
 

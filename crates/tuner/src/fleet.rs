@@ -32,6 +32,8 @@ pub(crate) struct Fleet {
     qemu: QemuProgram,
     kernel: Kernel,
     initramfs: Initramfs,
+    /// Whether QEMU can use io_uring for files here.
+    io_uring: bool,
     accelerator: Accelerator,
     emulated_because: Option<String>,
     pins: Pins,
@@ -93,8 +95,10 @@ impl Fleet {
             }
             Err(reason) => (Accelerator::Tcg, Some(reason)),
         };
+        let io_uring = load::host::available().is_ok() && qemu.has_io_uring()?;
         Ok(Self {
             settings: settings.clone(),
+            io_uring,
             qemu,
             kernel,
             initramfs,
@@ -111,6 +115,11 @@ impl Fleet {
 
     pub(crate) fn qemu_version(&self) -> &str {
         self.qemu.version()
+    }
+
+    /// Whether QEMU can use io_uring for files here.
+    pub(crate) fn qemu_has_io_uring(&self) -> bool {
+        self.io_uring
     }
 
     pub(crate) fn kernel_version(&self) -> &str {

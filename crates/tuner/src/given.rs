@@ -216,13 +216,6 @@ fn judge(survey: &Survey, terms: &Terms, fio: FioVersion) -> Result<(GivenGuest,
         Some("file") => Kind::File,
         Some(_) => bail!("disk {place}: is neither a file nor a block device"),
     };
-    let may = |what: &str| survey.value(what) == Some("yes");
-    let rights = "log in as root, or give that user the right";
-    ensure!(may("readable"), "disk {place}: that user may not read it: {rights}");
-    if writes == Writes::Allowed {
-        ensure!(may("writable"), "disk {place}: that user may not write it: {rights}");
-        ensure!(survey.value("read_only") != Some("1"), "disk {place}: is read-only");
-    }
     let bytes =
         survey.bytes(kind).with_context(|| format!("disk {place}: its size is not known"))?;
     let least = Bytes(DISK_BYTES_MIN);
@@ -231,8 +224,20 @@ fn judge(survey: &Survey, terms: &Terms, fio: FioVersion) -> Result<(GivenGuest,
         "disk {place}: {bytes} bytes are too few to measure, {least} is the least"
     );
     let mut notes = in_use::judge(Path::new(&place), writes, &survey.uses(address.device()))?;
+    check_rights(survey, &place, writes)?;
     notes.extend(survey.notes(kind, bytes));
     Ok((survey.guest(address.device(), kind, bytes, fio), notes))
+}
+
+fn check_rights(survey: &Survey, place: &str, writes: Writes) -> Result<()> {
+    let may = |what: &str| survey.value(what) == Some("yes");
+    let rights = "log in as root, or give that user the right";
+    ensure!(may("readable"), "disk {place}: that user may not read it: {rights}");
+    if writes == Writes::Allowed {
+        ensure!(may("writable"), "disk {place}: that user may not write it: {rights}");
+        ensure!(survey.value("read_only") != Some("1"), "disk {place}: is read-only");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -149,6 +149,15 @@ impl Place<'_> {
         let Self { variant, layers, writes } = *self;
         let subject = contender.subject();
         variant.fits(subject, contender.iothreads().map_or(0, Iothreads::count), layers)?;
+        if variant.image.is_empty()
+            && cells.iter().any(|cell| cell.shape().operation().read_percent() > 0)
+        {
+            return Err(
+                "reading an image that is empty touches no disk: only cells that write are \
+                        measured on it"
+                    .to_owned(),
+            );
+        }
         if variant.device == Device::Ide && cells.len() > 1 {
             return Err("an ide disk goes with its guest, so a probe would begin anew with every \
                         phase"
@@ -208,7 +217,8 @@ pub(crate) fn queues(subject: Subject, jobs: u16, settings: &Settings) -> u16 {
     match subject {
         Subject::Client => jobs,
         Subject::Host | Subject::VmGiven => 0,
-        Subject::VmQemu | Subject::VmRingloom => settings.guest.queues,
+        // A guest uses no more than it has CPUs.
+        Subject::VmQemu | Subject::VmRingloom => settings.guest.queues.min(settings.guest.vcpus),
     }
 }
 

@@ -60,11 +60,14 @@ impl RunKey {
 
     /// Whether it is the phase after `before`.
     pub(crate) fn follows(&self, before: &Self) -> bool {
-        let Self { purpose, repeat, step, contender, variant, .. } = before;
-        before.keeps_disk()
-            && (self.purpose, self.repeat, self.step) == (*purpose, *repeat, *step + 1)
-            && (self.contender, self.variant) == (*contender, *variant)
-            && self.cell.is_alike(&before.cell)
+        before.keeps_disk() && self.step == before.step + 1 && self.is_same_probe(before)
+    }
+
+    /// Whether both are phases of one probe.
+    pub(crate) fn is_same_probe(&self, other: &Self) -> bool {
+        (self.purpose, self.repeat) == (other.purpose, other.repeat)
+            && (self.contender, self.variant) == (other.contender, other.variant)
+            && self.cell.is_alike(&other.cell)
     }
 
     /// Which run of its kind it is, where that is not the plain sweep.

@@ -4,6 +4,8 @@
 //! machine, disk or setting are never appended.
 //! Limits: format 2; files of another format are refused by name. docs/results.md lists the fields.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,6 +26,8 @@ use crate::settings::Settings;
 use crate::target::Origin;
 
 const FORMAT: u32 = 2;
+/// The name of the tuner's own load.
+pub(crate) const OWN_LOAD: &str = "ringloom";
 pub(crate) const FILE_NAME: &str = "results.jsonl";
 
 /// The disk of a run.
@@ -209,8 +213,8 @@ pub(crate) struct Run {
     pub(crate) rate_iops: Option<f64>,
     /// Pairs of latency and number of requests.
     pub(crate) latency_ns: Vec<(u64, u64)>,
-    /// Requests of each second of the measured time; empty where the load does not tell.
-    pub(crate) per_second: Vec<u64>,
+    /// Pairs of length in ns and number of requests, for each second of the measured time.
+    pub(crate) per_second: Vec<(u64, u64)>,
     /// The guests (or groups of files, for the host) that ran at once, where there were several.
     pub(crate) parts: Vec<Part>,
     /// CPU time and context switches in the measured time.
@@ -240,7 +244,7 @@ pub(crate) struct Measured {
     /// All parts together.
     pub(crate) sample: Sample,
     pub(crate) rate_iops: Option<f64>,
-    pub(crate) per_second: Vec<u64>,
+    pub(crate) per_second: Vec<(u64, u64)>,
     pub(crate) parts: Vec<Part>,
     pub(crate) cost: Cost,
     pub(crate) job_files: Vec<String>,
@@ -303,14 +307,30 @@ impl Run {
     /// CPU time per request in µs of what serves the disk: the daemon, and of QEMU all but the guest's CPUs;
     /// for the host, of the load.
     pub(crate) fn cpu_us(&self) -> Option<f64> {
-        let used = self.cost.serving_ns().filter(|_| self.operations > 0)?;
-        Some(used as f64 / 1000.0 / self.operations as f64)
+        Some(self.per_request(self.cost.serving_ns()?)? / 1000.0)
     }
 
     /// Context switches per request of the same threads.
     pub(crate) fn switches(&self) -> Option<f64> {
-        let switches = self.cost.serving_switches().filter(|_| self.operations > 0)?;
-        Some(switches as f64 / self.operations as f64)
+        self.per_request(self.cost.serving_switches()?)
+    }
+
+    /// What was counted in the time that the meters covered, which is less than the measured one where several guests did
+    /// not begin and end together.
+    fn per_request(&self, counted: u64) -> Option<f64> {
+        let requests = self.iops() * Duration::from_nanos(self.cost.covered_ns).as_secs_f64();
+        (requests > 0.0).then(|| counted as f64 / requests)
+    }
+
+    /// The share of the measured time in which all guests ran, where there were several.
+    pub(crate) fn together(&self) -> Option<f64> {
+        let shortest = self.parts.iter().map(|part| part.elapsed_ns).min()?;
+        Some(self.cost.covered_ns as f64 / shortest.max(1) as f64)
+    }
+
+    /// Whether it was the tuner's own load, not fio.
+    pub(crate) fn is_own_load(&self) -> bool {
+        self.load == OWN_LOAD
     }
 
     pub(crate) fn latency(&self) -> Latency {
@@ -428,13 +448,21 @@ impl Results {
         Ok(())
     }
 
-    /// All measured runs.
+    /// All measured runs; of one that was done again the last.
     pub(crate) fn runs(&self) -> Vec<Run> {
-        let measured = self.lines.iter().filter_map(|line| match line {
-            Line::Run(run) => Some(Run::clone(run)),
-            Line::Failure(_) => None,
-        });
-        measured.collect()
+        let mut runs: Vec<Run> = Vec::new();
+        let mut places: HashMap<&RunKey, usize> = HashMap::new();
+        for line in &self.lines {
+            let Line::Run(run) = line else { continue };
+            match places.entry(&run.key) {
+                Entry::Occupied(place) => runs[*place.get()] = Run::clone(run),
+                Entry::Vacant(place) => {
+                    place.insert(runs.len());
+                    runs.push(Run::clone(run));
+                }
+            }
+        }
+        runs
     }
 
     /// The runs that failed and were not measured since.
@@ -451,7 +479,7 @@ impl Results {
 
     /// The measured run with this key.
     pub(crate) fn run(&self, key: &RunKey) -> Option<&Run> {
-        self.lines.iter().find_map(|line| match line {
+        self.lines.iter().rev().find_map(|line| match line {
             Line::Run(run) if run.key == *key => Some(&**run),
             Line::Run(_) | Line::Failure(_) => None,
         })
@@ -464,7 +492,7 @@ impl Results {
                 && (other.contender, other.variant) == (key.contender, key.variant)
                 && other.cell.is_alike(&key.cell)
         };
-        self.lines.iter().find_map(|line| match line {
+        self.lines.iter().rev().find_map(|line| match line {
             Line::Run(run) if wanted(&run.key) => Some(&**run),
             Line::Run(_) | Line::Failure(_) => None,
         })

@@ -88,9 +88,15 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
     progress.finish();
     // Guests have the disks open.
     drop(bench);
-    measured.inspect_err(|_| say_how_to_go_on(out, &results))?;
     drop(storages);
-    report(out, &header, &matrix, &notes, &results)?;
+    let findings = Material { header: &header, matrix: &matrix, notes: &notes, results: &results };
+    if let Err(error) = measured {
+        say_how_to_go_on(out, &results);
+        // What was measured can be read all the same; the error says more than that this failed, too.
+        drop(findings.keep(out));
+        return Err(error);
+    }
+    findings.print(out)?;
     match results.failures().len() {
         0 => Ok(()),
         failed => bail!("{}; the report names them", counted(failed, "failed run")),
@@ -100,7 +106,13 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
 /// What has not been measured yet.
 fn left(settings: &Settings, matrix: &Matrix, results: &Results) -> Vec<PlannedRun> {
     let all = planned(settings, matrix);
-    let left: Vec<PlannedRun> = all.iter().filter(|run| !results.has(run)).cloned().collect();
+    // A probe that was cut off has forgotten what went before: it is done again from its beginning.
+    let cut = |run: &PlannedRun| {
+        run.key.purpose == Purpose::Probe
+            && all.iter().any(|it| it.key.is_same_probe(&run.key) && !results.has(it))
+    };
+    let left: Vec<PlannedRun> =
+        all.iter().filter(|run| !results.has(run) || cut(run)).cloned().collect();
     if left.len() < all.len() {
         say(&format!("{} of {} runs are done already.", all.len() - left.len(), all.len()));
     }
@@ -133,8 +145,10 @@ fn open_results(out: &Path, stored: Option<Stored>, header: &Header) -> Result<R
 fn measure_each(bench: &mut Bench<'_>, runs: &[PlannedRun], results: &mut Results) -> Result<()> {
     let mut in_a_row = 0;
     for planned in runs {
-        let measured = rate(planned, results).and_then(|rate| bench.measure(planned, rate));
-        match measured {
+        let rate = rate(planned, results);
+        // What cannot be begun because another run failed is no failure of its own.
+        let of_its_own = rate.is_ok();
+        match rate.and_then(|rate| bench.measure(planned, rate)) {
             Ok(run) => {
                 in_a_row = 0;
                 results.append(Line::Run(Box::new(run)))?;
@@ -143,7 +157,7 @@ fn measure_each(bench: &mut Bench<'_>, runs: &[PlannedRun], results: &mut Result
                 if error.chain().any(|cause| cause.is::<Interrupted>()) {
                     return Err(error);
                 }
-                in_a_row += 1;
+                in_a_row += usize::from(of_its_own);
                 results.append(Line::Failure(Failure::new(planned.key.clone(), &error)))?;
                 if in_a_row >= FAILURES_MAX.min(runs.len()) {
                     return Err(error);
@@ -177,27 +191,41 @@ fn say_how_to_go_on(out: &Path, results: &Results) {
     say(&format!("{done} in {name}: the same command with --resume --out {name} goes on."));
 }
 
-fn report(
-    out: &Path,
-    header: &Header,
-    matrix: &Matrix,
-    notes: &[String],
-    results: &Results,
-) -> Result<()> {
-    let (runs, failures) = (results.runs(), results.failures());
-    let Matrix { skipped, pruned, .. } = matrix;
-    let (runs, failures) = (&runs[..], &failures[..]);
-    let findings = Findings { header, runs, failures, skipped, pruned, notes };
-    let rendered = |style| render(style, &findings);
-    let path = out.join("report.md");
-    std::fs::write(&path, rendered(Style::Markdown))
-        .with_context(|| format!("write {}", path.display()))?;
-    let mut stdout = io::stdout().lock();
-    writeln!(stdout, "\n{}", rendered(Style::Plain))
-        .and_then(|()| writeln!(stdout, "Report: {}", path.display()))
-        .and_then(|()| writeln!(stdout, "Raw results: {}", out.join(FILE_NAME).display()))
-        .and_then(|()| stdout.flush())
-        .context("write the report to standard output")
+/// What the report is made of.
+struct Material<'a> {
+    header: &'a Header,
+    matrix: &'a Matrix,
+    notes: &'a [String],
+    results: &'a Results,
+}
+
+impl Material<'_> {
+    /// Writes `report.md`; returns its path.
+    fn keep(&self, out: &Path) -> Result<PathBuf> {
+        let path = out.join("report.md");
+        std::fs::write(&path, self.rendered(Style::Markdown))
+            .with_context(|| format!("write {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Writes the report to its file and to standard output.
+    fn print(&self, out: &Path) -> Result<()> {
+        let path = self.keep(out)?;
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "\n{}", self.rendered(Style::Plain))
+            .and_then(|()| writeln!(stdout, "Report: {}", path.display()))
+            .and_then(|()| writeln!(stdout, "Raw results: {}", out.join(FILE_NAME).display()))
+            .and_then(|()| stdout.flush())
+            .context("write the report to standard output")
+    }
+
+    fn rendered(&self, style: Style) -> String {
+        let Self { header, matrix, notes, results } = *self;
+        let (runs, failures) = (results.runs(), results.failures());
+        let Matrix { skipped, pruned, .. } = matrix;
+        let (runs, failures) = (&runs[..], &failures[..]);
+        render(style, &Findings { header, runs, failures, skipped, pruned, notes })
+    }
 }
 
 /// Where the results go: the directory named, or the first free of the default names; to resume,

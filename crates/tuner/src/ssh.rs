@@ -77,7 +77,7 @@ impl Connection {
         command.args(["-o", &format!("ServerAliveCountMax={ALIVE_COUNT}")]);
         command.args(["-o", "ControlPersist=no", "-o", "ClearAllForwardings=yes"]);
         let child = start(command.args(address.words()).arg(KEEP), &files)?;
-        let mut master = Master { child, files };
+        let mut master = Master { child, files, obeys: false };
         let far = master.hello(address, config, check)?;
         let (address, config) = (address.clone(), config.map(Path::to_path_buf));
         Ok(Self { address, config, master, far, near, commands: 0 })
@@ -158,6 +158,8 @@ impl Connection {
 struct Master {
     child: Child,
     files: Files,
+    /// Whether the guest has said hello, so that it hears the end of the input.
+    obeys: bool,
 }
 
 impl Master {
@@ -173,6 +175,7 @@ impl Master {
             check()?;
             let printed = std::fs::read(&self.files.out).context("read what ssh printed")?;
             if let Some(directory) = directory_in(&String::from_utf8_lossy(&printed)) {
+                self.obeys = true;
                 return Ok(directory);
             }
             if let Some(status) = self.child.try_wait().context("look after ssh")? {
@@ -196,7 +199,10 @@ impl Master {
 impl Drop for Master {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // It can fail only if the process is gone already, and nobody is left to tell.
+        // These can fail only if the process is gone already, and nobody is left to tell.
+        if !self.obeys {
+            let _gone = self.child.kill();
+        }
         let _gone = end(&mut self.child);
     }
 }
@@ -255,11 +261,13 @@ fn start(command: &mut Command, files: &Files) -> Result<Child> {
         |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
     command.stdin(Stdio::piped()).stdout(create(&files.out)?).stderr(create(&files.err)?);
     // An interrupt at the terminal is for the tuner, which ends what it has started.
-    command.process_group(0).spawn().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => anyhow!(
-            "the program ssh is not installed: --guest ssh://… needs the package openssh-client"
-        ),
-        _ => anyhow::Error::from(error).context("start ssh"),
+    command.process_group(0).spawn().map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            return anyhow!(
+                "the program ssh is not installed: --guest ssh://… needs the package openssh-client"
+            );
+        }
+        anyhow::Error::from(error).context("start ssh")
     })
 }
 

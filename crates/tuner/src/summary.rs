@@ -161,7 +161,8 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         parts: parts(&own),
         to_none: contender.iothreads().and_then(|_| ratio(&own, runs, none)),
         to_host: ratio(&own, runs, Contender::Host),
-        cpu_bound: contender.busy_threads(&first.key.cell) > cores,
+        cpu_bound: contender.busy_threads(&first.key.variant, &first.key.cell, first.queues)
+            > cores,
         emulated: own.iter().any(|run| run.emulated),
         queues: first.queues,
     })
@@ -204,12 +205,14 @@ fn parts(runs: &[&Run]) -> Vec<PartRow> {
     numbers.into_iter().filter_map(row).collect()
 }
 
-/// The IOPS of each run relative to those of `base` in the same repeat.
+/// The IOPS of each run relative to those of `base` in the same repeat, if both had the same load: fio and the tuner's own
+/// do not compare.
 fn ratio(own: &[&Run], all: &[&Run], base: Contender) -> Option<Spread> {
     let in_block = |run: &&Run| {
         let base =
             all.iter().find(|b| b.key.contender == base && b.key.repeat == run.key.repeat)?;
-        (base.operations > 0).then(|| run.iops() / base.iops())
+        (base.operations > 0 && base.is_own_load() == run.is_own_load())
+            .then(|| run.iops() / base.iops())
     };
     Spread::of(own.iter().filter_map(in_block))
 }

@@ -40,10 +40,13 @@ pub(super) trait Place {
     /// What the user calls it, for messages.
     fn name(&self) -> String;
 
-    /// Starts fio on this job and returns at once.
+    /// Puts the job file there.
+    fn put(&mut self, job: &str) -> Result<()>;
+
+    /// Starts fio on the job that was put there, and returns at once.
     ///
     /// If it is a process of this host, its id.
-    fn start(&mut self, job: &str) -> Result<Option<u32>>;
+    fn start(&mut self) -> Result<Option<u32>>;
 
     /// What fio has printed since the last call.
     fn printed(&mut self) -> Result<Vec<u8>>;
@@ -98,12 +101,9 @@ impl<'a> Work<'a> {
 
 /// The share of one of so many places in a rate of requests per second.
 pub(super) fn rate_of_each(rate: f64, places: usize) -> Result<Rate> {
-    // Rates are whole numbers; a place that would get less than one has nothing to measure.
-    let each = (rate / places as f64).round().clamp(0.0, f64::from(u32::MAX));
-    let whole = (0..u32::BITS).rev().fold(0_u32, |whole, bit| {
-        let more = whole | 1 << bit;
-        if f64::from(more) <= each { more } else { whole }
-    });
+    // Rates are whole numbers; a place that would get less than one has nothing to measure. What has no number as text
+    // (too large, none at all) is no rate.
+    let whole: u32 = format!("{:.0}", rate / places as f64).parse().unwrap_or(0);
     NonZeroU32::new(whole).map(Rate).with_context(|| {
         format!("a rate of {rate:.1} requests per second is too low for {places} guests")
     })
@@ -122,7 +122,7 @@ pub(super) struct Around<'a> {
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) sample: Sample,
-    pub(super) per_second: Vec<u64>,
+    pub(super) per_second: Vec<(u64, u64)>,
     /// One per place, if there are several.
     pub(super) parts: Vec<Part>,
     pub(super) cost: Cost,
@@ -166,7 +166,11 @@ pub(super) fn carry_out(
     let deadline = clock::now() + time + GRACE;
     let (mut running, mut loads) = (Vec::new(), Vec::new());
     for Task { place, job } in tasks.iter_mut() {
-        let pid = place.start(job).with_context(|| format!("start fio {}", place.name()))?;
+        place.put(job).with_context(|| format!("fio {}", place.name()))?;
+    }
+    // Nothing between these starts takes time: the places shall run together.
+    for Task { place, .. } in tasks.iter_mut() {
+        let pid = place.start().with_context(|| format!("start fio {}", place.name()))?;
         loads.extend(pid);
         running.push(Running {
             place: &mut **place,
@@ -287,17 +291,26 @@ fn outcome(meter: &Meter, ended: &[Ended]) -> Result<Outcome> {
     })
 }
 
-/// Requests of each second, of all places together.
-fn per_second(ended: &[Ended]) -> Vec<u64> {
-    let all: Vec<Vec<u64>> = ended.iter().map(|it| seconds(&series(&it.output))).collect();
+/// Length in ns and requests of each second, of all places together.
+fn per_second(ended: &[Ended]) -> Vec<(u64, u64)> {
+    let all: Vec<Vec<(u64, u64)>> = ended.iter().map(|it| seconds(&series(&it.output))).collect();
     let length = all.iter().map(Vec::len).min().unwrap_or(0);
-    (0..length).map(|second| all.iter().map(|series| series[second]).sum()).collect()
+    let together = |second: usize| {
+        let each = || all.iter().map(|series| series[second]);
+        (each().map(|(length, _)| length).max().unwrap_or(0), each().map(|(_, count)| count).sum())
+    };
+    (0..length).map(together).collect()
 }
 
-/// What comes some milliseconds after the last second is told as an interval; it belongs to that second.
-fn seconds(intervals: &[Interval]) -> Vec<u64> {
+/// fio counts seconds from its start, so the first of the measured time may be shorter. What comes some milliseconds after the
+/// last second is told as an interval; it belongs to that second.
+fn seconds(intervals: &[Interval]) -> Vec<(u64, u64)> {
     let same = |one: &Interval, next: &Interval| one.second == next.second;
-    let sum = |second: &[Interval]| second.iter().map(|it| it.operations).sum();
+    let sum = |second: &[Interval]| {
+        let elapsed: Duration = second.iter().map(|it| it.elapsed).sum();
+        let operations = second.iter().map(|it| it.operations).sum();
+        (u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX), operations)
+    };
     intervals.chunk_by(same).map(sum).collect()
 }
 
@@ -330,16 +343,16 @@ mod tests {
 
     #[test]
     fn the_rest_of_the_last_second_is_no_second() {
-        let interval = |second, operations| Interval {
+        let interval = |second, operations, milliseconds| Interval {
             second,
             operations,
             bytes: 0,
             reads: 0,
-            elapsed: Duration::ZERO,
+            elapsed: Duration::from_millis(milliseconds),
             latency: Latency::from_buckets(&[]),
         };
-        let told = [interval(1, 7), interval(2, 5), interval(2, 1)];
-        assert_eq!(seconds(&told), [7, 6]);
+        let told = [interval(1, 350, 700), interval(2, 500, 960), interval(2, 20, 40)];
+        assert_eq!(seconds(&told), [(700_000_000, 350), (1_000_000_000, 520)]);
         assert!(seconds(&[]).is_empty());
     }
 }

@@ -15,11 +15,9 @@ use crate::clock;
 use crate::contender::Iothreads;
 use crate::daemon::{Running, START_LIMIT, Service};
 use crate::meter::{Cost, Group, GroupName, Meter};
-use crate::results::Measured;
+use crate::results::{Measured, OWN_LOAD};
 
 const CONNECT_PAUSE: Duration = Duration::from_millis(3);
-/// The name of this load in the results.
-const LOAD: &str = "ringloom";
 
 /// The load straight on the file.
 pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
@@ -70,7 +68,7 @@ struct RunWatch<'a> {
     meter: Meter,
     opened: Option<Instant>,
     cost: Cost,
-    per_second: Vec<u64>,
+    per_second: Vec<(u64, u64)>,
     daemon: Option<&'a mut Running>,
     deadline: Option<Instant>,
     /// Why the run was told to stop.
@@ -122,7 +120,7 @@ impl<'a> RunWatch<'a> {
         match result {
             Ok(sample) => Ok(Measured {
                 queues,
-                load: LOAD.to_owned(),
+                load: OWN_LOAD.to_owned(),
                 emulated: false,
                 sample,
                 rate_iops: None,
@@ -184,7 +182,8 @@ impl Watch for RunWatch<'_> {
     }
 
     fn second(&mut self, interval: &Interval) {
-        self.per_second.push(interval.operations);
+        let length = u64::try_from(interval.elapsed.as_nanos()).unwrap_or(u64::MAX);
+        self.per_second.push((length, interval.operations));
         self.bench.progress.interval(interval);
     }
 }

@@ -1,10 +1,15 @@
 //! Before a run that writes, if asked: some of each disk is written, read back and compared.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use load::fio::{FioVersion, VERIFY_BYTES_MAX, VerifyJob, VerifyPhase, parse_verify};
 
 use super::fio::{Around, Place, Task, Work, carry_out};
 use crate::clock;
+
+/// A hundred times what a hard disk takes for a block.
+const BLOCK_LIMIT: Duration = Duration::from_millis(500);
 
 /// Verifies the first bytes of all disks, the first of every place at the same time, then the second, and so on. `files` are
 /// those of each place. Returns the bytes that were compared.
@@ -27,13 +32,20 @@ pub(super) fn run(
             let job = job(file, work)?.file(version, VerifyPhase::WriteAndRead);
             tasks.push(Task { place: &mut **place, job });
         }
-        let ended = carry_out(&mut tasks, std::time::Duration::ZERO, around, &mut |_, _| {})
-            .context("verification")?;
+        let ended =
+            carry_out(&mut tasks, limit(work), around, &mut |_, _| {}).context("verification")?;
         for ended in ended {
             verified += parse_verify(&ended.output).context("verification: wrong data")?;
         }
     }
     Ok(verified)
+}
+
+/// Every block is written and read; a disk that takes longer than this for each is none to measure.
+fn limit(work: &Work<'_>) -> Duration {
+    let block = u64::from(work.workload.shape().block().get());
+    let blocks = work.workload.disk_bytes().min(VERIFY_BYTES_MAX) / block;
+    BLOCK_LIMIT.saturating_mul(u32::try_from(2 * blocks).unwrap_or(u32::MAX))
 }
 
 fn job(file: &str, work: &Work<'_>) -> Result<VerifyJob> {

@@ -25,6 +25,8 @@ pub(crate) struct Attached {
     /// The devices in the guest.
     devices: Vec<String>,
     queues: u16,
+    /// QEMU's that serve them.
+    iothreads: usize,
     /// Of this guest's own, if QEMU does not serve the disks itself.
     daemon: Option<Running>,
 }
@@ -59,12 +61,12 @@ impl Guests {
     fn in_kept_guests(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
         let Self { fleet, held } = self;
         let key = &planned.run.key;
-        let emulated = fleet.is_emulated();
+        let (emulated, io_uring) = (fleet.is_emulated(), fleet.qemu_has_io_uring());
         let pins = fleet.pins().clone();
         let guests = fleet.take(key.variant.vms, bench.interrupt)?;
         let mut attached = match Held::take(held, key) {
             Some(attached) => attached,
-            None => attach_all(bench, planned, guests)?,
+            None => attach_all(bench, planned, guests, io_uring)?,
         };
         let groups = groups(guests, &attached, &pins)?;
         let measured = load(bench, planned, guests, &mut attached, &groups)?;
@@ -83,10 +85,11 @@ impl Guests {
         fleet.rest(bench.interrupt)?;
         let mut guests = Vec::new();
         for disk in planned.disks {
-            let graph = graph(disk, planned);
+            let graph = graph(disk, planned, fleet.qemu_has_io_uring());
             guests.push(fleet.boot_cold(graph, bench.interrupt)?);
         }
-        let mut attached = attach_all(bench, planned, &mut guests)?;
+        let io_uring = fleet.qemu_has_io_uring();
+        let mut attached = attach_all(bench, planned, &mut guests, io_uring)?;
         let groups = groups(&mut guests, &attached, fleet.pins())?;
         let measured = load(bench, planned, &mut guests, &mut attached, &groups)?;
         let queues = attached.first().map_or(0, |it| it.queues);
@@ -101,10 +104,11 @@ fn attach_all(
     bench: &Bench<'_>,
     planned: &Planned<'_>,
     guests: &mut [Guest],
+    io_uring: bool,
 ) -> Result<Vec<Attached>> {
     let disks = planned.disks.chunks(usize::from(planned.run.key.variant.disks));
     let each = guests.iter_mut().zip(disks);
-    each.map(|(guest, disks)| attach(bench, planned, guest, disks)).collect()
+    each.map(|(guest, disks)| attach(bench, planned, guest, disks, io_uring)).collect()
 }
 
 /// Gives a guest its disks.
@@ -113,11 +117,12 @@ fn attach(
     planned: &Planned<'_>,
     guest: &mut Guest,
     disks: &[DiskFiles],
+    io_uring: bool,
 ) -> Result<Attached> {
     let key = &planned.run.key;
     if let Some(disk) = guest.cold_disk() {
         let (devices, queues) = (vec![disk.device.clone()], disk.queues);
-        return Ok(Attached { plugged: Vec::new(), devices, queues, daemon: None });
+        return Ok(Attached { plugged: Vec::new(), devices, queues, iothreads: 0, daemon: None });
     }
     let iothreads = key.contender.iothreads().unwrap_or(Iothreads::NONE);
     let queues = bench.settings.guest.queues;
@@ -137,7 +142,7 @@ fn attach(
                 (Controller::VhostUserBlk, Source::Socket(socket), 0)
             }
             None => {
-                let graph = graph(disk, planned);
+                let graph = graph(disk, planned, io_uring);
                 (controller(key.variant.device), Source::Blockdev(graph), iothreads.count())
             }
         };
@@ -157,7 +162,8 @@ fn attach(
     let devices = plugged.iter().map(|it| it.device.clone()).collect();
     // Not more than it has CPUs.
     let queues = plugged.first().map_or(0, |it| it.queues);
-    Ok(Attached { plugged, devices, queues, daemon })
+    let iothreads = if daemon.is_some() { 0 } else { usize::from(iothreads.count()) };
+    Ok(Attached { plugged, devices, queues, iothreads, daemon })
 }
 
 fn controller(device: Device) -> Controller {
@@ -169,9 +175,8 @@ fn controller(device: Device) -> Controller {
     }
 }
 
-fn graph(disk: &DiskFiles, planned: &Planned<'_>) -> serde_json::Value {
+fn graph(disk: &DiskFiles, planned: &Planned<'_>, io_uring: bool) -> serde_json::Value {
     let key = &planned.run.key;
-    let io_uring = load::host::available().is_ok();
     let aio = disk.qemu_aio(key.variant.aio, io_uring);
     // QEMU gives no IDE disk a node that is read-only; the matrix has none where nothing may be written.
     let read_only = !key.cell.writes() && key.variant.device != Device::Ide;
@@ -204,11 +209,13 @@ fn groups(
     for (guest, attached) in guests.iter_mut().zip(attached) {
         let vcpus = guest.vcpus()?;
         let iothreads: Vec<u32> = guest.iothreads()?.into_iter().map(|(_, tid)| tid).collect();
+        // QEMU keeps those of earlier runs.
+        let used = attached.iothreads.min(iothreads.len());
         let roles = vcpus.iter().map(|&tid| (tid, Role::Vcpu));
         let roles = roles.chain(iothreads.iter().map(|&tid| (tid, Role::Iothread)));
         groups.push(Group::new(GroupName::Qemu, guest.pid()).with_roles(roles));
         all_vcpus.extend(vcpus);
-        all_iothreads.extend(iothreads);
+        all_iothreads.extend(&iothreads[..used]);
         if let Some(daemon) = &attached.daemon {
             groups.push(Group::new(GroupName::Daemon, daemon.pid()));
             all_iothreads.extend(iothreads_of(daemon.pid()));

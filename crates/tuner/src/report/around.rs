@@ -11,6 +11,8 @@ use crate::units::counted;
 
 /// Runs in doubt that are named; --sentinel decides how many there can be.
 const NAMED_MAX: usize = 8;
+/// Less of the measured time than this is not at once.
+const TOGETHER: f64 = 0.9;
 
 /// All sentences; nothing where there is nothing to say.
 pub(super) fn render(style: Style, findings: &Findings<'_>) -> String {
@@ -19,6 +21,7 @@ pub(super) fn render(style: Style, findings: &Findings<'_>) -> String {
     sentences.extend(emulated(findings));
     sentences.extend(busy(header));
     sentences.extend(drift(findings.runs));
+    sentences.extend(apart(findings.runs));
     sentences.extend(findings.notes.iter().map(|note| format!("Note: {note}.")));
     sentences.extend(warnings(header, findings.notes));
     sentences.extend(failed(findings));
@@ -60,6 +63,21 @@ fn warnings(header: &Header, notes: &[String]) -> Vec<String> {
     let mut warnings = header.environment.warnings();
     warnings.retain(|warning| !notes.contains(warning));
     warnings.iter().map(|warning| format!("Note: {warning}.")).collect()
+}
+
+/// Guests that were to run at once and did so for a part of the time only.
+fn apart(runs: &[Run]) -> Option<String> {
+    let shares = runs.iter().filter_map(Run::together).filter(|share| *share < TOGETHER);
+    let (count, least) =
+        shares.fold((0, 1.0_f64), |(count, least), share| (count + 1, least.min(share)));
+    (count > 0).then(|| {
+        let percent = least * 100.0;
+        format!(
+            "Warning: in {} the guests ran at once only for a part of the measured time (least: \
+             {percent:.0} %), so their sum is too high; a longer --runtime and --ramp help.",
+            counted(count, "run")
+        )
+    })
 }
 
 /// Where the sentinel changed, and which runs are in doubt by that.

@@ -39,8 +39,10 @@ pub(super) fn lost(address: &Address, said: &str) -> Error {
 
 /// The last word of ssh, which is why it ended.
 fn last_line(said: &str) -> &str {
-    let lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.last().map_or("ssh does not say why", |line| line.strip_prefix("ssh: ").unwrap_or(line))
+    let mut lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines
+        .next_back()
+        .map_or("ssh does not say why", |line| line.strip_prefix("ssh: ").unwrap_or(line))
 }
 
 #[cfg(test)]

@@ -28,6 +28,13 @@ pub(crate) enum Image {
     Qcow2(Qcow2),
 }
 
+impl Image {
+    /// Whether nothing is in it before a run.
+    pub(crate) fn is_empty(self) -> bool {
+        matches!(self, Self::Qcow2(Qcow2 { content: Content::Empty, .. }))
+    }
+}
+
 /// How a qcow2 image is made and opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Qcow2 {

@@ -4,5 +4,7 @@
 //! program `ringloom tune`. So current directory and signals belong to one run alone.
 #![expect(clippy::unwrap_used, reason = "test code: a surprise must fail the test")]
 
+mod given;
 mod process;
+mod ssh_server;
 mod tune;

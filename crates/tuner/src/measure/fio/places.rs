@@ -17,8 +17,8 @@ const GUEST_JOB: &str = "/tmp/job.fio";
 /// fio's standard output; a name, because fio's own is not the same everywhere.
 const GUEST_OUTPUT: &str = "/proc/self/fd/1";
 
-/// The job in our directory in the user's guest.
-const GIVEN_JOB: &str = "job.fio";
+/// The job in a directory of our own.
+const JOB: &str = "job.fio";
 
 /// This host.
 #[derive(Debug)]
@@ -40,9 +40,13 @@ impl Place for HostPlace {
         "on the host".to_owned()
     }
 
-    fn start(&mut self, job: &str) -> Result<Option<u32>> {
-        let path = self.directory.path().join("job.fio");
-        std::fs::write(&path, job).with_context(|| format!("write {}", path.display()))?;
+    fn put(&mut self, job: &str) -> Result<()> {
+        let path = self.directory.path().join(JOB);
+        std::fs::write(&path, job).with_context(|| format!("write {}", path.display()))
+    }
+
+    fn start(&mut self) -> Result<Option<u32>> {
+        let path = self.directory.path().join(JOB);
         let run = HostRun::start(&self.program, &path, self.directory.path(), true)?;
         Ok(Some(self.run.insert(run).pid()))
     }
@@ -80,10 +84,13 @@ impl Place for GuestPlace<'_> {
         format!("in the guest {}", self.guest.name())
     }
 
-    fn start(&mut self, job: &str) -> Result<Option<u32>> {
-        self.handed = 0;
+    fn put(&mut self, job: &str) -> Result<()> {
         let interrupt = self.interrupt;
-        self.guest.write_file(GUEST_JOB, job.as_bytes(), &mut || Ok(interrupt.check()?))?;
+        self.guest.write_file(GUEST_JOB, job.as_bytes(), &mut || Ok(interrupt.check()?))
+    }
+
+    fn start(&mut self) -> Result<Option<u32>> {
+        self.handed = 0;
         let words = command(GUEST_JOB, Some(GUEST_OUTPUT), true).join(" ");
         self.guest.start(&format!("cd /tmp && exec fio {words}"))?;
         Ok(None)
@@ -125,10 +132,13 @@ impl Place for GivenPlace<'_> {
         format!("in your {}", self.connection.address())
     }
 
-    fn start(&mut self, job: &str) -> Result<Option<u32>> {
+    fn put(&mut self, job: &str) -> Result<()> {
         let check = &mut || Ok(self.interrupt.check()?);
-        self.connection.put(GIVEN_JOB, job.as_bytes(), check)?;
-        self.run = Some(self.connection.start(SCRIPT, &command(GIVEN_JOB, None, true))?);
+        self.connection.put(JOB, job.as_bytes(), check)
+    }
+
+    fn start(&mut self) -> Result<Option<u32>> {
+        self.run = Some(self.connection.start(SCRIPT, &command(JOB, None, true))?);
         Ok(None)
     }
 
