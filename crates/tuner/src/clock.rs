@@ -14,6 +14,13 @@ pub(crate) fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+/// How long a tick of the kernel's clock is: 1 to 10 ms.
+pub(crate) fn kernel_tick() -> Duration {
+    // The coarse clocks are those that go on with each tick.
+    let tick = rustix::time::clock_getres(rustix::time::ClockId::RealtimeCoarse);
+    Duration::try_from(tick).unwrap_or_default()
+}
+
 /// Pauses while a child process starts or stops, for which there is no event to wait for.
 #[expect(clippy::disallowed_methods, reason = "a child's start and end are polled")]
 pub(crate) fn pause(duration: Duration) {

@@ -85,6 +85,7 @@ impl Prepared {
         if let Some(target) = &target {
             notes.extend(target.notes.clone());
         }
+        notes.extend(mapper.notes(&settings.variants, clock::kernel_tick()));
         let given = given(&settings, args, interrupt)?;
         notes.extend(given.iter().flat_map(|given| given.notes.clone()));
         let matrix = matrix(&settings, &mapper, (target.as_ref(), given.as_ref()), args)?;

@@ -2,10 +2,12 @@
 //!
 //! What the kernel has is tried, never assumed. Where it has not what a variant needs, ringloom makes
 //! the layers, below the subjects that it serves only.
-//! Limits: dm-delay counts whole milliseconds.
+//! Limits: dm-delay is told whole milliseconds, and waits for whole ticks of the kernel's clock.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Result;
 
@@ -17,6 +19,8 @@ use crate::variant::{Delay, Layers, Stripe, Variant};
 const SECTOR_BYTES: u64 = 512;
 const STRIPED: &str = "striped";
 const DELAY: &str = "delay";
+/// dm-delay has a thread that polls for a shorter one (`delay_ctr` of drivers/md/dm-delay.c).
+const POLLED_BELOW: Duration = Duration::from_millis(50);
 
 /// What this kernel's device-mapper can do for us.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +102,41 @@ impl Mapper {
             },
         }
     }
+
+    /// What bends the kernel's delays among these variants; `tick` is that of its clock.
+    pub(crate) fn notes(&self, variants: &[Variant], tick: Duration) -> Vec<String> {
+        let is_ours = |it: &&Variant| self.layers(it.stripe, it.delay) == Layers::Kernel;
+        let delays: BTreeSet<Delay> =
+            variants.iter().filter(is_ours).map(|it| it.delay).filter(|it| !it.is_none()).collect();
+        let mut notes = Vec::new();
+        for delay in &delays {
+            let waits = in_ticks(delay.duration(), tick);
+            if waits != delay.duration() {
+                notes.push(format!(
+                    "the kernel's dm-delay waits for ticks of its clock, one every {tick:?}: a delay of \
+                     {delay} is one of up to {waits:?}, and of that where the next request follows \
+                     the last answer at once"
+                ));
+            }
+        }
+        if delays.iter().any(|delay| delay.duration() < POLLED_BELOW) {
+            notes.push(format!(
+                "the kernel's dm-delay may keep a CPU busy for each disk with a delay below \
+                 {POLLED_BELOW:?}, for which kernels such as 6.12 poll"
+            ));
+        }
+        notes
+    }
+}
+
+/// A delay as the kernel has it, in whole ticks of its clock, of which a second has a whole number.
+fn in_ticks(delay: Duration, tick: Duration) -> Duration {
+    const SECOND: u128 = 1_000_000_000;
+    let tick = tick.as_nanos().max(1);
+    let per_second = (SECOND + tick / 2) / tick;
+    let ticks = (delay.as_nanos() * per_second).div_ceil(SECOND);
+    let nanoseconds = ticks * SECOND / per_second.max(1);
+    Duration::from_nanos(u64::try_from(nanoseconds).expect("a delay is at most 10 s"))
 }
 
 /// The first word of each line: `striped          v1.6.0`.
@@ -217,6 +256,26 @@ mod tests {
         check_layers(&plain, "4x64k", "2ms", Some("no target delay"));
         let missing = Mapper::Missing { reason: "it is not there".to_owned() };
         check_layers(&missing, "4x64k", "0", Some("it is not there"));
+    }
+
+    #[test]
+    fn what_bends_delays_of_the_kernel_is_noted() {
+        let all = Mapper::Targets(vec![DELAY.to_owned(), STRIPED.to_owned()]);
+        let (tick, millisecond) = (Duration::from_millis(4), Duration::from_millis(1));
+        let notes = |mapper: &Mapper, delays: &[&str], tick| {
+            let of = |delay: &&str| Variant { delay: delay.parse().unwrap(), ..Variant::default() };
+            let variants: Vec<_> = delays.iter().map(of).collect();
+            mapper.notes(&variants, tick).join("\n")
+        };
+        assert_eq!(notes(&all, &["0", "100ms", "500us"], tick), "");
+        let both = notes(&all, &["2ms", "2ms", "102ms"], tick);
+        assert!(both.contains("every 4ms: a delay of 2ms is one of up to 4ms"), "{both}");
+        assert!(both.contains("a delay of 102ms is one of up to 104ms"), "{both}");
+        assert!(both.ends_with("below 50ms, for which kernels such as 6.12 poll"), "{both}");
+        assert_eq!(both.lines().count(), 3, "{both}");
+        assert_eq!(notes(&all, &["100ms"], Duration::from_nanos(3_333_333)), "");
+        assert_eq!(notes(&all, &["2ms"], millisecond).lines().count(), 1);
+        assert_eq!(notes(&Mapper::for_path(), &["2ms"], tick), "");
     }
 
     #[test]
