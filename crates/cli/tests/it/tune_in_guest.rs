@@ -128,6 +128,8 @@ fn check_delay(console: &Console) -> Result<()> {
 
 /// Both subjects are measured on what the kernel made.
 fn check_stripes(console: &Console) -> Result<()> {
+    let log = console.success("stripes-log")?;
+    ensure!(log.contains("a delay of 2ms is one of up to 4ms"), "not told of ticks: {log}");
     let runs = runs(console, "stripes")?;
     for subject in ["host", "client"] {
         for (delay, least_ms) in [("0", 0.0), ("2ms", 2.0)] {
