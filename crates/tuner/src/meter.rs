@@ -86,11 +86,14 @@ pub(crate) fn threads_by_role(pid: u32) -> Vec<(u32, Role)> {
         .collect()
 }
 
+/// Threads that serve no disk, though their names begin as those of iothreads do: QEMU's control socket is read by one.
+const OTHERS_NAMED_IO: [&str; 2] = ["IO worker", "IO mon_iothread"];
+
 /// As `ringloom serve` and QEMU (with `debug-threads=on`) name their threads.
 fn role_by_name(pid: u32, tid: u32, comm: &str) -> Role {
     if tid == pid {
         Role::Main
-    } else if comm == "IO worker" {
+    } else if OTHERS_NAMED_IO.contains(&comm) {
         Role::Worker
     } else if comm.starts_with("IO ") {
         Role::Iothread

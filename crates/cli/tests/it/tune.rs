@@ -7,7 +7,7 @@
 //! so whatever it leaves behind is found.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -107,9 +107,9 @@ impl Rig {
         ensure!(!mounts.contains(here), "mounts are left: {mounts}");
         let loops = loop_files()?;
         ensure!(!loops.iter().any(|it| it.starts_with(here)), "loop devices are left: {loops:?}");
-        ensure!(names(self.path("tmp"))?.is_empty(), "{:?} are left", names(self.path("tmp"))?);
+        ensure!(names(&self.path("tmp"))?.is_empty(), "{:?} are left", names(&self.path("tmp"))?);
         let kept: BTreeSet<&str> = kept.iter().copied().chain(["tmp"]).collect();
-        let left = names(self.path(""))?;
+        let left = names(&self.path(""))?;
         let more: Vec<_> = left.iter().filter(|name| !kept.contains(name.as_str())).collect();
         ensure!(more.is_empty(), "files are left: {more:?}");
         Ok(())
@@ -234,8 +234,8 @@ fn loop_files() -> Result<Vec<String>> {
     Ok(entries.filter_map(file).collect())
 }
 
-fn names(directory: PathBuf) -> Result<Vec<String>> {
-    let entries = std::fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = std::fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 

@@ -54,9 +54,8 @@ pub(super) fn client(
     let mut watch = RunWatch::new(bench, planned.name, group, Some(&mut running));
     let result = watch.connect(planned.workload).and_then(|it| it.run(bench.timing(), &mut watch));
     let measured = watch.conclude(planned.workload.shape().jobs(), result)?;
-    match Held::keep(held, key, running) {
-        Some(running) => running.stop()?,
-        None => {}
+    if let Some(running) = Held::keep(held, key, running) {
+        running.stop()?;
     }
     Ok(measured)
 }

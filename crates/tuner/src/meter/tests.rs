@@ -208,6 +208,7 @@ fn roles_come_from_names_or_the_caller() {
         (11, "IO iothread0", Role::Iothread),
         (11, "IO t0", Role::Iothread),
         (11, "IO worker", Role::Worker),
+        (11, "IO mon_iothread", Role::Worker),
         (11, "worker", Role::Worker),
         (11, "call_rcu", Role::Worker),
         (11, "iou-wrk-10", Role::Worker),

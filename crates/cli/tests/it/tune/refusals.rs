@@ -123,10 +123,10 @@ fn a_disk_that_fills_up_is_told_and_what_was_measured_is_kept() {
         return;
     }
     with_rig(|rig| {
-        let file_system = FileSystem::new(rig, 200)?;
+        let file_system = FileSystem::new(rig, 280)?;
         let out = rig.bench.text(OUT);
         let line = format!(
-            "--subject client --iothreads none --image qcow2:empty --op randread,randwrite \
+            "--subject client --iothreads none --image raw,qcow2:empty --op randwrite \
              --bs 64k --size 64M --jobs 2 --iodepth 16 --repeats 1 --runtime 1 --ramp 0.5 \
              --seed 1 --out {out}"
         );
@@ -140,10 +140,10 @@ fn a_disk_that_fills_up_is_told_and_what_was_measured_is_kept() {
         }
         let lines = rig.lines()?;
         let kinds: Vec<String> =
-            lines.iter().map(|it| format!("{} {}", it["kind"], it["op"])).collect();
-        let expected = ["\"run\" \"randread\"", "\"failure\" \"randwrite\""];
+            lines.iter().map(|it| format!("{} {}", it["kind"], it["image"])).collect();
+        let expected = ["\"run\" \"raw\"", "\"failure\" \"qcow2:empty\""];
         ensure!(kinds == expected, "{kinds:?}, {ran:?}");
-        let left = super::names(rig.path("mnt"))?;
+        let left = super::names(&rig.path("mnt"))?;
         let own = |it: &String| it == "filler" || it == "lost+found";
         ensure!(left.iter().all(own), "files are left: {left:?}");
         Ok(())

@@ -42,7 +42,7 @@ fn every_device_is_plugged_found_and_measured() {
             let queues = if line["device"] == "ide" { 1.0 } else { 2.0 };
             ensure!(number(line, "queues")? == queues, "{queues} queues: {line}");
         }
-        let logs = names(rig.path(OUT).join("guests"))?;
+        let logs = names(&rig.path(OUT).join("guests"))?;
         ensure!(logs.len() == 4, "two boots: {logs:?}");
         Ok(())
     });

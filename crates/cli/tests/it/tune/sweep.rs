@@ -104,7 +104,7 @@ fn one_guest_is_measured_with_every_number_of_iothreads() {
             ensure!(report.contains("emulated"), "{report}");
             ensure!(report.contains("vm:ringloom 2"), "{report}");
         }
-        let logs = names(rig.path(OUT).join("guests"))?;
+        let logs = names(&rig.path(OUT).join("guests"))?;
         ensure!(logs.iter().all(|name| name.starts_with("guest-1-")), "one boot: {logs:?}");
         Ok(())
     });
@@ -135,7 +135,7 @@ fn several_guests_and_disks_are_measured_at_once_and_verified() {
             }
             check_job_files(rig, line, if guests > 1.0 { 2 } else { 1 })?;
         }
-        let logs = names(rig.path(OUT).join("guests"))?;
+        let logs = names(&rig.path(OUT).join("guests"))?;
         ensure!(logs.len() == 4, "two boots: {logs:?}");
         Ok(())
     });
