@@ -1,38 +1,32 @@
-//! What is settled before anything is measured: settings, programs, the disk, the matrix, the estimate.
+//! What is settled before anything is measured: settings, programs, the disk, the matrix.
 //!
 //! Everything that can be refused is refused here, before anything is filled; the guests' ingredients are tried here too.
 
+mod announce;
+mod record;
+
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use load::{fio, host};
 
-use super::{expected, planned};
 use crate::args::{LoadKind, TuneArgs};
 use crate::clock;
 use crate::contender::{Contender, Subject};
 use crate::daemon::Daemon;
-use crate::environment::{self, Environment};
 use crate::fleet::Fleet;
 use crate::given::{Given, Terms};
-use crate::host_load::HostLoad;
 use crate::interrupt::Interrupt;
-use crate::machine::{Machine, file_system};
+use crate::machine::Machine;
 use crate::matrix::{Matrix, Writes};
 use crate::measure::fio::Fio;
 use crate::progress::{FillProgress, say};
-use crate::results::{Disk, Header, Host, Programs, Stored};
+use crate::results::{Programs, Stored};
 use crate::settings::Settings;
 use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop};
 use crate::target::{Origin, Target};
-use crate::units::{Bytes, counted, human_time};
+use crate::units::Bytes;
 use crate::variant::Variant;
-
-/// A slow disk; only for the estimate.
-const FILL_BYTES_PER_SECOND: u64 = 200 << 20;
-/// Booting one guest; only for the estimate.
-const BOOT: Duration = Duration::from_secs(8);
 
 /// What is settled before the first run.
 #[derive(Debug)]
@@ -136,41 +130,6 @@ impl Prepared {
         Ok(self)
     }
 
-    /// Says what will be done, what will not, and how long it takes.
-    pub(super) fn announce(&self) {
-        let Self { settings, matrix, .. } = self;
-        let runs = planned(settings, matrix).len();
-        let time = expected(settings).saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX));
-        let fill = self.fill_bytes();
-        let fill_time = Duration::from_secs(fill.div_ceil(FILL_BYTES_PER_SECOND));
-        let guests = settings.variants.iter().map(|variant| variant.vms).max().unwrap_or(0);
-        let boots = if self.fleet.is_some() { BOOT * u32::from(guests) } else { Duration::ZERO };
-        let size = Bytes(fill);
-        let filling = match (&self.target, self.storage_plan().is_plain()) {
-            (Some(_), _) => String::new(),
-            (None, _) if !self.has_storage() => String::new(),
-            (None, true) => format!(", after filling {size} of scratch file"),
-            (None, false) => format!(", after filling {size} of scratch files"),
-        };
-        say(&format!(
-            "About {}: {} ({}, {}){filling}. Seed {}.",
-            human_time(time + fill_time + boots),
-            counted(runs, "run"),
-            counted(matrix.entries.len(), "cell"),
-            counted(usize::from(settings.repeats), "repeat"),
-            settings.seed
-        ));
-        if let Some(reason) = &self.programs.emulated_because {
-            say(&format!("Guests are {}: {reason}.", crate::report::EMULATED));
-        }
-        for pruned in &matrix.pruned {
-            say(&format!("Left out: {pruned}."));
-        }
-        for cell in &matrix.skipped {
-            say(&format!("Skipped: {cell}, it writes (--destructive allows it)."));
-        }
-    }
-
     /// Makes what the variants need below.
     ///
     /// # Errors
@@ -185,59 +144,6 @@ impl Prepared {
         let progress = FillProgress::new(Bytes(self.fill_bytes()));
         let report = |bytes| progress.written(bytes);
         Storages::prepare(&self.storage_plan(), &self.workshop(interrupt, &report))
-    }
-
-    /// The first line of the results. Looks at the host for a second.
-    ///
-    /// # Errors
-    /// `Interrupted`.
-    pub(super) fn header(&self, storages: &Storages, interrupt: &Interrupt) -> Result<Header> {
-        let path = self.target.as_ref().map_or(&self.directory, |target| &target.path);
-        let Programs { qemu, fio, .. } = self.programs.clone();
-        let ringloom = Some(env!("CARGO_PKG_VERSION").to_owned());
-        let programs = environment::Programs { ringloom, qemu, fio };
-        let environment = Environment::read(path, programs);
-        for warning in environment.warnings() {
-            say(&format!("Note: {warning}"));
-        }
-        let load_before = HostLoad::before(&mut || Ok(interrupt.check()?))?;
-        if let Some(sentence) = load_before.sentence() {
-            say(&format!("Warning: {sentence}"));
-        }
-        let host =
-            Host { machine: self.machine.clone(), environment, load_before: Some(load_before) };
-        let disk = self.disk(storages)?;
-        let header = Header::new(self.programs.clone(), host, disk, self.settings.clone());
-        Ok(header.with_given(self.given.as_ref().map(|given| given.guest.clone())))
-    }
-
-    fn disk(&self, storages: &Storages) -> Result<Disk> {
-        if let Some(target) = &self.target {
-            let (path, bytes) = (target.path.clone(), target.bytes);
-            return Ok(Disk {
-                origin: Origin::User,
-                path,
-                bytes,
-                description: target.description(),
-            });
-        }
-        let variants = self.variants();
-        let Some(first) = variants.first() else {
-            let given = self.given.as_ref().context("a matrix has a variant")?;
-            let disk = &given.guest.disk;
-            let (path, description) = (PathBuf::from(&disk.path), disk.description());
-            return Ok(Disk { origin: Origin::Guest, path, bytes: disk.bytes, description });
-        };
-        let disks = storages.disks(first);
-        let disk = disks.first().context("a variant has a disk")?;
-        let description = format!(
-            "{} on {}, {}",
-            Bytes(disk.bytes),
-            file_system(&self.directory),
-            crate::target::cache_name(disk.cache)
-        );
-        let path = disk.files.first().context("a disk has a file")?.clone();
-        Ok(Disk { origin: Origin::Scratch, path, bytes: disk.bytes, description })
     }
 
     /// Those that some contender is measured on with a disk of this host.

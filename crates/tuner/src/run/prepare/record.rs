@@ -1,0 +1,75 @@
+//! What the results say of the host, the programs and the disk, before the first run.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use super::Prepared;
+use crate::environment::{self, Environment};
+use crate::host_load::HostLoad;
+use crate::interrupt::Interrupt;
+use crate::machine::file_system;
+use crate::progress::say;
+use crate::results::{Disk, Header, Host, Programs};
+use crate::storage::Storages;
+use crate::target::{Origin, cache_name};
+use crate::units::Bytes;
+
+impl Prepared {
+    /// The first line of the results. Looks at the host for a second.
+    ///
+    /// # Errors
+    /// `Interrupted`.
+    pub(in crate::run) fn header(
+        &self,
+        storages: &Storages,
+        interrupt: &Interrupt,
+    ) -> Result<Header> {
+        let path = self.target.as_ref().map_or(&self.directory, |target| &target.path);
+        let Programs { qemu, fio, .. } = self.programs.clone();
+        let ringloom = Some(env!("CARGO_PKG_VERSION").to_owned());
+        let programs = environment::Programs { ringloom, qemu, fio };
+        let environment = Environment::read(path, programs);
+        for warning in environment.warnings() {
+            say(&format!("Note: {warning}."));
+        }
+        let load_before = HostLoad::before(&mut || Ok(interrupt.check()?))?;
+        if let Some(sentence) = load_before.sentence() {
+            say(&format!("Warning: {sentence}."));
+        }
+        let host =
+            Host { machine: self.machine.clone(), environment, load_before: Some(load_before) };
+        let disk = self.disk(storages)?;
+        let header = Header::new(self.programs.clone(), host, disk, self.settings.clone());
+        Ok(header.with_given(self.given.as_ref().map(|given| given.guest.clone())))
+    }
+
+    fn disk(&self, storages: &Storages) -> Result<Disk> {
+        if let Some(target) = &self.target {
+            let (path, bytes) = (target.path.clone(), target.bytes);
+            return Ok(Disk {
+                origin: Origin::User,
+                path,
+                bytes,
+                description: target.description(),
+            });
+        }
+        let variants = self.variants();
+        let Some(first) = variants.first() else {
+            let given = self.given.as_ref().context("a matrix has a variant")?;
+            let disk = &given.guest.disk;
+            let (path, description) = (PathBuf::from(&disk.path), disk.description());
+            return Ok(Disk { origin: Origin::Guest, path, bytes: disk.bytes, description });
+        };
+        let disks = storages.disks(first);
+        let disk = disks.first().context("a variant has a disk")?;
+        let description = format!(
+            "{} on {}, {}",
+            Bytes(disk.bytes),
+            file_system(&self.directory),
+            cache_name(disk.cache)
+        );
+        let path = disk.files.first().context("a disk has a file")?.clone();
+        Ok(Disk { origin: Origin::Scratch, path, bytes: disk.bytes, description })
+    }
+}
