@@ -2,8 +2,10 @@
 //! tables are compared with lines that have everything, and with the command line.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use clap::Args as _;
+use load::Sample;
 use serde_json::Value;
 
 use super::tests::{header, run};
@@ -11,7 +13,7 @@ use super::*;
 use crate::args::TuneArgs;
 use crate::cell::tests::{cell, client};
 use crate::given::{GivenDisk, GivenGuest};
-use crate::host_load::User;
+use crate::host_load::{HostLoad, User};
 use crate::meter::{HostCpu, Role, ThreadCost};
 
 const DOCUMENT: &str = include_str!("../../../../docs/results.md");

@@ -1,12 +1,17 @@
 //! The results file: round trip, torn lines, refusal to mix runs. Also sample headers and runs for other tests.
 
+use std::path::PathBuf;
+
 use super::*;
 use crate::cell::Cell;
 use crate::cell::tests::{cell, client};
 use crate::contender::Contender;
-use crate::meter::{GroupCost, GroupName};
+use crate::environment::Environment;
+use crate::machine::Machine;
+use crate::meter::{Cost, GroupCost, GroupName};
 use crate::plan::Purpose;
 use crate::settings::tests::settings;
+use crate::target::Origin;
 use crate::variant::Variant;
 
 pub(crate) fn header(line: &str) -> Header {

@@ -1,0 +1,140 @@
+//! The first line of a results file: what all its runs have in common.
+//!
+//! Not here: the reading of the host (`run::prepare`).
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::FORMAT;
+use crate::clock;
+use crate::environment::Environment;
+use crate::given::GivenGuest;
+use crate::host_load::HostLoad;
+use crate::machine::Machine;
+use crate::settings::Settings;
+use crate::target::Origin;
+
+/// The disk of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Disk {
+    pub(crate) origin: Origin,
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+    pub(crate) description: String,
+}
+
+/// The programs that take part, as they name themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Programs {
+    /// The first line of the daemon's `--version`.
+    pub(crate) daemon: String,
+    /// Missing where no guest is booted.
+    pub(crate) qemu: Option<String>,
+    /// Missing where it is not the load.
+    pub(crate) fio: Option<String>,
+    /// The kernel that guests boot.
+    pub(crate) guest_kernel: Option<String>,
+    /// `kvm` or `tcg`.
+    pub(crate) accelerator: Option<String>,
+    /// Why it is not KVM.
+    pub(crate) emulated_because: Option<String>,
+}
+
+/// The first line: what all runs of the file have in common.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Header {
+    pub(crate) format: u32,
+    pub(crate) kind: HeaderKind,
+    pub(crate) ringloom: String,
+    pub(crate) programs: Programs,
+    pub(crate) started_unix_s: u64,
+    pub(crate) machine: Machine,
+    pub(crate) environment: Environment,
+    /// What ran on the host before the start.
+    pub(crate) load_before: Option<HostLoad>,
+    pub(crate) disk: Disk,
+    /// The user's own guest, if it is measured.
+    pub(crate) given: Option<GivenGuest>,
+    pub(crate) settings: Settings,
+}
+
+/// Tells the header line from the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum HeaderKind {
+    /// The only value.
+    #[default]
+    Header,
+}
+
+/// What a header says of the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    pub(crate) machine: Machine,
+    pub(crate) environment: Environment,
+    pub(crate) load_before: Option<HostLoad>,
+}
+
+impl Header {
+    pub(crate) fn new(programs: Programs, host: Host, disk: Disk, settings: Settings) -> Self {
+        let Host { machine, environment, load_before } = host;
+        Self {
+            format: FORMAT,
+            kind: HeaderKind::Header,
+            ringloom: env!("CARGO_PKG_VERSION").to_owned(),
+            programs,
+            started_unix_s: clock::since_epoch().as_secs(),
+            machine,
+            environment,
+            load_before,
+            disk,
+            given: None,
+            settings,
+        }
+    }
+
+    /// With what is known of the user's own guest.
+    pub(crate) fn with_given(self, given: Option<GivenGuest>) -> Self {
+        Self { given, ..self }
+    }
+
+    /// What forbids to append runs under `self` to a file that began with `old`.
+    pub(super) fn differences(&self, old: &Self) -> Vec<String> {
+        let mut differences = self.settings.differences(&old.settings);
+        let mut compare = |name: &str, new: &str, old: &str| {
+            if new != old {
+                differences.push(format!("{name} is {new}, was {old}"));
+            }
+        };
+        let programs = |header: &Self| {
+            let Programs { daemon, guest_kernel, accelerator, .. } = header.programs.clone();
+            let known = [Some(daemon), guest_kernel, accelerator];
+            known.map(|program| program.unwrap_or_else(|| "not used".to_owned()))
+        };
+        let names = ["daemon", "kernel of the guests", "accelerator"];
+        for ((name, new), old) in names.into_iter().zip(programs(self)).zip(programs(old)) {
+            compare(name, &new, &old);
+        }
+        compare("disk", &self.disk.name(), &old.disk.name());
+        compare("size of the disk", &self.disk.bytes.to_string(), &old.disk.bytes.to_string());
+        if let (Some(given), Some(old)) = (&self.given, &old.given) {
+            differences.extend(given.differences(old));
+        }
+        differences.extend(self.environment.differences(&old.environment));
+        differences
+    }
+}
+
+impl Disk {
+    /// The path, but for a scratch file, whose name changes, its directory.
+    fn name(&self) -> String {
+        match self.origin {
+            Origin::User | Origin::Guest => self.path.display().to_string(),
+            Origin::Scratch => {
+                let directory = self.path.parent().unwrap_or(&self.path);
+                format!("a scratch file in {}", directory.display())
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The other lines of a results file: runs and failures, and what follows from one run alone.
+
+use std::time::Duration;
+
+use load::{Latency, Sample};
+use serde::{Deserialize, Serialize};
+
+use super::FORMAT;
+use crate::clock;
+use crate::meter::Cost;
+use crate::plan::RunKey;
+
+/// The name of the tuner's own load.
+pub(crate) const OWN_LOAD: &str = "ringloom";
+
+/// What happened to one planned run: a line of the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub(crate) enum Line {
+    /// It was measured.
+    Run(Box<Run>),
+    /// It failed; a resumed command tries it again.
+    Failure(Failure),
+}
+
+impl Line {
+    pub(crate) fn key(&self) -> &RunKey {
+        match self {
+            Self::Run(run) => &run.key,
+            Self::Failure(failure) => &failure.key,
+        }
+    }
+}
+
+/// A run that failed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    pub(crate) format: u32,
+    #[serde(flatten)]
+    pub(crate) key: RunKey,
+    pub(crate) failed_unix_s: u64,
+    /// The sentence the user saw.
+    pub(crate) error: String,
+}
+
+impl Failure {
+    pub(crate) fn new(key: RunKey, error: &anyhow::Error) -> Self {
+        let failed_unix_s = clock::since_epoch().as_secs();
+        Self { format: FORMAT, key, failed_unix_s, error: format!("{error:#}") }
+    }
+}
+
+/// A measured run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) format: u32,
+    #[serde(flatten)]
+    pub(crate) key: RunKey,
+    /// Queues of each disk; 0 where there are none (host) or they are not known.
+    pub(crate) queues: u16,
+    /// What put the load on the disk: `fio-3.33 io_uring`, `ringloom`.
+    pub(crate) load: String,
+    /// Whether the guest's CPUs were emulated: the figures do not compare with the host's.
+    pub(crate) emulated: bool,
+    pub(crate) started_unix_s: u64,
+    /// Requests and bytes of all parts.
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    /// The longest measured time of any part.
+    pub(crate) elapsed_ns: u64,
+    /// Of a curve: the requests per second that were asked for.
+    pub(crate) rate_iops: Option<f64>,
+    /// Pairs of latency and number of requests.
+    pub(crate) latency_ns: Vec<(u64, u64)>,
+    /// Pairs of length in ns and number of requests, for each second of the measured time.
+    pub(crate) per_second: Vec<(u64, u64)>,
+    /// The guests (or groups of files, for the host) that ran at once, where there were several.
+    pub(crate) parts: Vec<Part>,
+    /// CPU time and context switches in the measured time.
+    pub(crate) cost: Cost,
+    /// fio's job files, one per guest, relative to the directory of the results.
+    pub(crate) job_files: Vec<String>,
+    /// Bytes that were written, read back and compared before the run.
+    pub(crate) verified_bytes: Option<u64>,
+}
+
+/// One of several guests that ran at once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    pub(crate) vm: u16,
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) elapsed_ns: u64,
+    pub(crate) latency_ns: Vec<(u64, u64)>,
+}
+
+/// What a load and the meters say about one run.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    pub(crate) queues: u16,
+    pub(crate) load: String,
+    pub(crate) emulated: bool,
+    /// All parts together.
+    pub(crate) sample: Sample,
+    pub(crate) rate_iops: Option<f64>,
+    pub(crate) per_second: Vec<(u64, u64)>,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) cost: Cost,
+    pub(crate) job_files: Vec<String>,
+    pub(crate) verified_bytes: Option<u64>,
+}
+
+impl Part {
+    pub(crate) fn iops(&self) -> f64 {
+        per_second(self.operations, self.elapsed_ns)
+    }
+
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        per_second(self.bytes, self.elapsed_ns)
+    }
+
+    pub(crate) fn new(vm: u16, sample: &Sample) -> Self {
+        let Sample { operations, bytes, elapsed, latency } = sample;
+        let (operations, bytes, elapsed_ns) = (*operations, *bytes, nanoseconds(*elapsed));
+        Self { vm, operations, bytes, elapsed_ns, latency_ns: latency.buckets() }
+    }
+}
+
+impl Run {
+    pub(crate) fn new(key: RunKey, measured: Measured) -> Self {
+        let Sample { operations, bytes, elapsed, latency } = measured.sample;
+        Self {
+            format: FORMAT,
+            key,
+            queues: measured.queues,
+            load: measured.load,
+            emulated: measured.emulated,
+            started_unix_s: clock::since_epoch().saturating_sub(elapsed).as_secs(),
+            operations,
+            bytes,
+            elapsed_ns: nanoseconds(elapsed),
+            rate_iops: measured.rate_iops,
+            latency_ns: latency.buckets(),
+            per_second: measured.per_second,
+            parts: measured.parts,
+            cost: measured.cost,
+            job_files: measured.job_files,
+            verified_bytes: measured.verified_bytes,
+        }
+    }
+
+    pub(crate) fn iops(&self) -> f64 {
+        if self.parts.is_empty() {
+            return per_second(self.operations, self.elapsed_ns);
+        }
+        self.parts.iter().map(Part::iops).sum()
+    }
+
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        if self.parts.is_empty() {
+            return per_second(self.bytes, self.elapsed_ns);
+        }
+        self.parts.iter().map(Part::bytes_per_second).sum()
+    }
+
+    /// CPU time per request in µs of what serves the disk: the daemon, and of QEMU all but the guest's CPUs;
+    /// for the host, of the load.
+    pub(crate) fn cpu_us(&self) -> Option<f64> {
+        Some(self.per_request(self.cost.serving_ns()?)? / 1000.0)
+    }
+
+    /// Context switches per request of the same threads.
+    pub(crate) fn switches(&self) -> Option<f64> {
+        self.per_request(self.cost.serving_switches()?)
+    }
+
+    /// What was counted in the time that the meters covered, which is less than the measured one where several guests did
+    /// not begin and end together.
+    fn per_request(&self, counted: u64) -> Option<f64> {
+        let requests = self.iops() * Duration::from_nanos(self.cost.covered_ns).as_secs_f64();
+        (requests > 0.0).then(|| counted as f64 / requests)
+    }
+
+    /// The share of the measured time in which all guests ran, where there were several.
+    pub(crate) fn together(&self) -> Option<f64> {
+        let shortest = self.parts.iter().map(|part| part.elapsed_ns).min()?;
+        Some(self.cost.covered_ns as f64 / shortest.max(1) as f64)
+    }
+
+    /// Whether it was the tuner's own load, not fio.
+    pub(crate) fn is_own_load(&self) -> bool {
+        self.load == OWN_LOAD
+    }
+
+    pub(crate) fn latency(&self) -> Latency {
+        Latency::from_buckets(&self.latency_ns)
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn per_second(count: u64, elapsed_ns: u64) -> f64 {
+    count as f64 / Duration::from_nanos(elapsed_ns).as_secs_f64()
+}
