@@ -35,6 +35,15 @@ pub(crate) struct Fio {
     pub(crate) version: FioVersion,
 }
 
+/// When fio reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reports {
+    EachSecond,
+    /// For jobs that nobody watches. Older fios (3.33 is one) may hang for ever when they report in the moment in which a
+    /// job goes from writing to reading, or ends: https://github.com/axboe/fio/pull/2076
+    AtTheEnd,
+}
+
 /// A fio that was started somewhere.
 pub(super) trait Place {
     /// What the user calls it, for messages.
@@ -46,7 +55,7 @@ pub(super) trait Place {
     /// Starts fio on the job that was put there, and returns at once.
     ///
     /// If it is a process of this host, its id.
-    fn start(&mut self) -> Result<Option<u32>>;
+    fn start(&mut self, reports: Reports) -> Result<Option<u32>>;
 
     /// What fio has printed since the last call.
     fn printed(&mut self) -> Result<Vec<u8>>;
@@ -132,6 +141,7 @@ pub(super) struct Outcome {
 pub(super) struct Task<'a> {
     pub(super) place: &'a mut dyn Place,
     pub(super) job: String,
+    pub(super) reports: Reports,
 }
 
 /// Runs the jobs, each in its place, all at the same time, and measures. `groups` are the processes that serve the disks.
@@ -165,12 +175,12 @@ pub(super) fn carry_out(
 ) -> Result<Vec<Ended>> {
     let deadline = clock::now() + time + GRACE;
     let (mut running, mut loads) = (Vec::new(), Vec::new());
-    for Task { place, job } in tasks.iter_mut() {
+    for Task { place, job, .. } in tasks.iter_mut() {
         place.put(job).with_context(|| format!("fio {}", place.name()))?;
     }
     // Nothing between these starts takes time: the places shall run together.
-    for Task { place, .. } in tasks.iter_mut() {
-        let pid = place.start().with_context(|| format!("start fio {}", place.name()))?;
+    for Task { place, reports, .. } in tasks.iter_mut() {
+        let pid = place.start(*reports).with_context(|| format!("start fio {}", place.name()))?;
         loads.extend(pid);
         running.push(Running {
             place: &mut **place,

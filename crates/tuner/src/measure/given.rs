@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 
-use super::fio::{Around, GivenPlace, Place, Task, Work, keep_job, measure, rate_of_each};
+use super::fio::{Around, GivenPlace, Place, Reports, Task, Work, keep_job, measure, rate_of_each};
 use super::{Bench, Planned, verify, vm};
 use crate::given::Given;
 use crate::results::Measured;
@@ -37,7 +37,7 @@ pub(super) fn run(bench: &Bench<'_>, given: &mut Given, planned: &Planned<'_>) -
         let mut places: [&mut dyn Place; 1] = [&mut place];
         verified_bytes = Some(verify::run(&mut places, &[files], &work, version, &mut around)?);
     }
-    let mut tasks = [Task { place: &mut place, job }];
+    let mut tasks = [Task { place: &mut place, job, reports: Reports::EachSecond }];
     let outcome = measure(&mut tasks, &[], work.timing, &mut around)?;
     let measured = outcome.measured(&work, version, job_files, verified_bytes);
     Ok(Measured { queues: disk.queues.unwrap_or(0), emulated, ..measured })

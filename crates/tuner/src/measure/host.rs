@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use load::fio::Engine;
 use load::probe::CacheMode;
 
-use super::fio::{Around, HostPlace, Place, Task, Work, keep_job, measure};
+use super::fio::{Around, HostPlace, Place, Reports, Task, Work, keep_job, measure};
 use super::{Bench, Planned, verify};
 use crate::results::Measured;
 use crate::variant::Aio;
@@ -36,7 +36,7 @@ pub(super) fn run(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> 
         let mut places: [&mut dyn Place; 1] = [&mut place];
         verified_bytes = Some(verify::run(&mut places, &[files], &work, fio.version, &mut around)?);
     }
-    let mut tasks = [Task { place: &mut place, job }];
+    let mut tasks = [Task { place: &mut place, job, reports: Reports::EachSecond }];
     let outcome = measure(&mut tasks, &[], work.timing, &mut around)?;
     Ok(outcome.measured(&work, fio.version, job_files, verified_bytes))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use load::fio::{FioVersion, VERIFY_BYTES_MAX, VerifyJob, VerifyPhase, parse_verify};
 
-use super::fio::{Around, Place, Task, Work, carry_out};
+use super::fio::{Around, Place, Reports, Task, Work, carry_out};
 use crate::clock;
 
 /// A hundred times what a hard disk takes for a block.
@@ -30,7 +30,7 @@ pub(super) fn run(
         for (place, files) in places.iter_mut().zip(files) {
             let Some(file) = files.get(disk) else { continue };
             let job = job(file, work)?.file(version, VerifyPhase::WriteAndRead);
-            tasks.push(Task { place: &mut **place, job });
+            tasks.push(Task { place: &mut **place, job, reports: Reports::AtTheEnd });
         }
         let ended =
             carry_out(&mut tasks, limit(work), around, &mut |_, _| {}).context("verification")?;

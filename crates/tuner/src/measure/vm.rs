@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use guest::{Controller, Guest, Plug, Plugged, Source};
 use load::fio::Engine;
 
-use super::fio::{Around, GuestPlace, Place, Task, Work, keep_job, measure};
+use super::fio::{Around, GuestPlace, Place, Reports, Task, Work, keep_job, measure};
 use super::{Bench, Held, Planned, verify};
 use crate::args::GuestEngine;
 use crate::contender::{Contender, Iothreads};
@@ -269,8 +269,9 @@ fn load(
             places.iter_mut().map(|place| place as &mut dyn Place).collect();
         verified_bytes = Some(verify::run(&mut places, &devices, &work, version, &mut around)?);
     }
+    let reports = Reports::EachSecond;
     let mut tasks: Vec<Task<'_>> =
-        places.iter_mut().zip(jobs).map(|(place, job)| Task { place, job }).collect();
+        places.iter_mut().zip(jobs).map(|(place, job)| Task { place, job, reports }).collect();
     let outcome = measure(&mut tasks, groups, work.timing, &mut around)?;
     Ok(outcome.measured(&work, version, job_files, verified_bytes))
 }

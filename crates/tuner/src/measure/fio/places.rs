@@ -7,7 +7,7 @@ use guest::Guest;
 use load::fio::{HostRun, command};
 use tempfile::TempDir;
 
-use super::{Ended, Place};
+use super::{Ended, Place, Reports};
 use crate::given::SCRIPT;
 use crate::interrupt::Interrupt;
 use crate::ssh::{Connection, Remote};
@@ -45,9 +45,10 @@ impl Place for HostPlace {
         std::fs::write(&path, job).with_context(|| format!("write {}", path.display()))
     }
 
-    fn start(&mut self) -> Result<Option<u32>> {
+    fn start(&mut self, reports: Reports) -> Result<Option<u32>> {
         let path = self.directory.path().join(JOB);
-        let run = HostRun::start(&self.program, &path, self.directory.path(), true)?;
+        let intervals = reports == Reports::EachSecond;
+        let run = HostRun::start(&self.program, &path, self.directory.path(), intervals)?;
         Ok(Some(self.run.insert(run).pid()))
     }
 
@@ -89,9 +90,10 @@ impl Place for GuestPlace<'_> {
         self.guest.write_file(GUEST_JOB, job.as_bytes(), &mut || Ok(interrupt.check()?))
     }
 
-    fn start(&mut self) -> Result<Option<u32>> {
+    fn start(&mut self, reports: Reports) -> Result<Option<u32>> {
         self.handed = 0;
-        let words = command(GUEST_JOB, Some(GUEST_OUTPUT), true).join(" ");
+        let intervals = reports == Reports::EachSecond;
+        let words = command(GUEST_JOB, Some(GUEST_OUTPUT), intervals).join(" ");
         self.guest.start(&format!("cd /tmp && exec fio {words}"))?;
         Ok(None)
     }
@@ -137,8 +139,9 @@ impl Place for GivenPlace<'_> {
         self.connection.put(JOB, job.as_bytes(), check)
     }
 
-    fn start(&mut self) -> Result<Option<u32>> {
-        self.run = Some(self.connection.start(SCRIPT, &command(JOB, None, true))?);
+    fn start(&mut self, reports: Reports) -> Result<Option<u32>> {
+        let words = command(JOB, None, reports == Reports::EachSecond);
+        self.run = Some(self.connection.start(SCRIPT, &words)?);
         Ok(None)
     }
 
