@@ -37,7 +37,7 @@ impl Accelerator {
     pub(crate) fn boot_limit(self) -> Duration {
         match self {
             Self::Kvm => Duration::from_secs(60),
-            Self::Tcg => Duration::from_secs(180),
+            Self::Tcg => Duration::from_secs(90),
         }
     }
 

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::args::Accel;
+use crate::clock;
 use crate::interrupt::Interrupt;
 use crate::pinning::{CpuList, pin_each};
 use crate::progress::say;
@@ -24,6 +25,9 @@ use crate::settings::GuestSettings;
 
 /// How long a QEMU may take to stop its guest's CPUs, or to let them run.
 const OBEY_LIMIT: Duration = Duration::from_secs(20);
+
+/// A boot that failed after so long has hung.
+const HANGS: Duration = Duration::from_secs(60);
 
 /// What guests are booted from, and the guests.
 #[derive(Debug)]
@@ -195,7 +199,23 @@ impl Fleet {
         self.guests.clear();
     }
 
+    /// Boots a guest; one that hangs for long is given up, and another one booted. An emulated guest may lose a timer's
+    /// interrupt on a busy machine, and waits for it for ever.
     fn boot(&mut self, cold_disk: Option<ColdDisk>, interrupt: &Interrupt) -> Result<Guest> {
+        let begun = clock::now();
+        let first = self.boot_once(cold_disk.clone(), interrupt);
+        let Err(error) = first else { return first };
+        interrupt.check()?;
+        if !self.is_emulated() || begun.elapsed() < HANGS {
+            return Err(error);
+        }
+        let reason = error.to_string();
+        let line = reason.lines().next().unwrap_or_default();
+        say(&format!("Note: {line}; another guest is booted."));
+        self.boot_once(cold_disk, interrupt)
+    }
+
+    fn boot_once(&mut self, cold_disk: Option<ColdDisk>, interrupt: &Interrupt) -> Result<Guest> {
         self.boots += 1;
         let name = format!("guest-{}", self.boots);
         let spec = spec(&self.settings, self.accelerator, self.slots);

@@ -132,7 +132,9 @@ impl Qemu {
 
     /// Does one command and gives the line it answers with.
     fn ask(&mut self, command: &str) -> Result<String> {
-        writeln!(self.monitor.get_mut(), "{command}").context("ask QEMU")?;
+        // In one piece: QEMU may have obeyed, and ended, before a second one is written.
+        let line = format!("{command}\n");
+        self.monitor.get_mut().write_all(line.as_bytes()).context("ask QEMU")?;
         loop {
             let mut line = String::new();
             let length = self.monitor.read_line(&mut line).context("listen to QEMU")?;
