@@ -44,7 +44,7 @@ fn failures(lines: &[Value]) -> Result<Vec<&str>> {
 }
 
 /// Killed in one run, stopped in the next: each costs its run and a new guest. Then Ctrl-C, twice. In the end all is there.
-/// About 75 s, the slowest.
+/// About 65 s, the slowest of all.
 #[test]
 fn runs_whose_guests_die_hang_or_are_interrupted_are_made_up_for() {
     with_guest(|rig| {
