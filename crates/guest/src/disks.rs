@@ -107,7 +107,7 @@ impl Guest {
         entries.iter().map(|it| Ok((name(it).context("an id")?, thread_id(it)?))).collect()
     }
 
-    /// The thread ids of the guest's processors, in their order.
+    /// The thread ids of the guest's processors, in their order; emulated ones share a thread.
     pub fn vcpus(&mut self) -> Result<Vec<u32>> {
         let answer = self.monitor.command("query-cpus-fast", Value::Null)?;
         let entries = answer.as_array().context("query-cpus-fast answers with a list")?;

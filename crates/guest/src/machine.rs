@@ -28,7 +28,8 @@ pub(crate) const AHCI_ADDRESS: &str = "0000:00:1f.2";
 pub enum Accelerator {
     /// The processor, by the kernel's virtual machines.
     Kvm,
-    /// QEMU's translator: works everywhere, some ten times slower.
+    /// QEMU's translator: works everywhere, some ten times slower. All CPUs share one thread of the host: with a thread each,
+    /// QEMU 10.0 may lose the wake-up of a CPU that halts, and the guest then hangs (seen on busy machines).
     Tcg,
 }
 
@@ -44,7 +45,7 @@ impl Accelerator {
     fn option(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
-            Self::Tcg => "tcg,thread=multi",
+            Self::Tcg => "tcg,thread=single",
         }
     }
 }
@@ -214,7 +215,7 @@ mod tests {
         let cold = ColdDisk { blockdev: json!({"driver": "null-co"}) };
         let cold = MachineSpec { cold_disk: Some(cold), accelerator: Accelerator::Kvm, ..spec() };
         for (spec, expected) in [
-            (spec(), "-accel tcg,thread=multi -cpu max -smp 2 -m 512"),
+            (spec(), "-accel tcg,thread=single -cpu max -smp 2 -m 512"),
             (spec(), "size=512M,share=on -machine"),
             (spec(), "path=a,,b"),
             (spec(), "id=port1,bus=pcie.0,chassis=2,slot=2,addr=0x2.0x1,multifunction=on"),

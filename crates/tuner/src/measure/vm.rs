@@ -207,7 +207,9 @@ fn groups(
     let mut groups = Vec::new();
     let (mut all_vcpus, mut all_iothreads) = (Vec::new(), Vec::new());
     for (guest, attached) in guests.iter_mut().zip(attached) {
-        let vcpus = guest.vcpus()?;
+        let mut vcpus = guest.vcpus()?;
+        // Emulated ones share a thread.
+        vcpus.dedup();
         let iothreads: Vec<u32> = guest.iothreads()?.into_iter().map(|(_, tid)| tid).collect();
         // QEMU keeps those of earlier runs.
         let used = attached.iothreads.min(iothreads.len());

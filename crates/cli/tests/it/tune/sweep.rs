@@ -43,12 +43,12 @@ fn check_cost(line: &Value) -> Result<()> {
     match text(line, "subject")? {
         "host" => ensure!(count("load", "worker")? >= 2, "fio's two jobs: {line}"),
         "vm:qemu" => {
-            ensure!(count("qemu", "vcpu")? == 2, "two CPUs of the guest: {line}");
+            ensure!(count("qemu", "vcpu")? == 1, "emulated CPUs share a thread: {line}");
             ensure!(count("qemu", "iothread")? == iothreads(line)?, "iothreads: {line}");
             ensure!(count("daemon", "iothread")? == 0, "there is no daemon: {line}");
         }
         _ => {
-            ensure!(count("qemu", "vcpu")? == 2, "two CPUs of the guest: {line}");
+            ensure!(count("qemu", "vcpu")? == 1, "emulated CPUs share a thread: {line}");
             ensure!(count("daemon", "iothread")? == iothreads(line)?.max(1), "iothreads: {line}");
         }
     }
