@@ -46,7 +46,8 @@ pub fn try_kvm(
             let log = end_of(&directory.join(format!("{NAME}-qemu.log")));
             let told = error.to_string();
             let reason = reason_in(&log).or_else(|| told.lines().next());
-            Ok(Err(reason.unwrap_or("the guest did not come up").to_owned()))
+            // QEMU's own words may not say that it is about KVM.
+            Ok(Err(format!("under KVM, {}", reason.unwrap_or("the guest did not come up"))))
         }
     }
 }

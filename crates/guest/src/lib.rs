@@ -36,7 +36,7 @@ pub use disks::Plugged;
 pub use initramfs::Initramfs;
 pub use kernel::{Kernel, KernelSource};
 pub use kvm::try_kvm;
-pub use machine::{Accelerator, ColdDisk, MachineSpec};
+pub use machine::{Accelerator, ColdDisk, MEMORY_MIB_MIN, MachineSpec};
 pub use modules::Module;
 pub use monitor::{Event, Monitor, Refusal};
 pub use plug::{Controller, Plug, Source};

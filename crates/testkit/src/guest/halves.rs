@@ -63,6 +63,7 @@ impl Origin {
             modules: &[],
             files: vec![("bin/witness".to_owned(), program)],
             memory_mib: MEMORY_MIB,
+            arguments: Vec::new(),
         };
         let script = "witness /dev/vda".to_owned();
         let guest = Guest { disks: Vec::new(), queues, layout, script };
