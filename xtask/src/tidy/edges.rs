@@ -26,7 +26,7 @@ const fn row(
 const TESTKIT: &str = "testkit";
 
 const TABLE: &[Row] = &[
-    row("fuzz", &["block", "daemon", "qcow2", "vhost_user", "virtio"], &[]),
+    row("fuzz", &["block", "daemon", "qcow2", "tuner", "vhost_user", "virtio"], &[]),
     row("cli", &["daemon", "tuner"], &[]),
     row(
         "bench",
@@ -58,13 +58,14 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
-    row("tuner", &["guest", "load"], &[]),
+    row("tuner", &["formats", "guest", "load"], &[]),
     row("load", &[], &[]),
     row(
         "daemon",
         &[
             "block",
             "disk",
+            "formats",
             "iothread",
             "kernel_io",
             "layers",
@@ -84,6 +85,7 @@ const TABLE: &[Row] = &[
     row("virtio", &["block"], &[]),
     row("kernel_io", &["block"], &[]),
     row("block", &[], &[]),
+    row("formats", &[], &[]),
     row(TESTKIT, &["block", "guest", "kernel_io"], &[]),
     row("guest", &[], &[]),
     row("xtask", &[], &[]),

@@ -3,14 +3,15 @@
 //! Invariants: a disk's file is opened here only to learn that it can be; nothing is read from it but,
 //! in the short form, the bytes that tell its format, and nothing is written. Histograms of delays are
 //! read here, so that nobody needs their files afterwards.
-//! Not here: locks, sizes and alignment (the graph).
+//! Not here: locks, sizes and alignment (the graph), and what formats look like (crate `formats`).
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use formats::Extension;
 use layers::Histogram;
 
 use super::fault::Fault;
@@ -102,47 +103,12 @@ fn open_fault(path: &Path, cause: io::Error) -> Fault {
     Fault::Open { path: path.to_owned(), cause }
 }
 
-/// What a file's first bytes say: format, offset, bytes.
-const MAGICS: &[(&str, usize, &[u8])] = &[
-    ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
-    ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
-    ("qcow", 0, b"QFI\xfb"),
-    ("qed", 0, b"QED\0"),
-    ("vmdk", 0, b"KDMV"),
-    ("vmdk", 0, b"COWD"),
-    ("vmdk", 0, b"# Disk DescriptorFile"),
-    ("vdi", 0x40, b"\x7f\x10\xda\xbe"),
-    ("vhdx", 0, b"vhdxfile"),
-    ("vpc", 0, b"conectix"),
-];
-
-/// What a file's name says: extension, format. The formats have QEMU's names.
-const EXTENSIONS: &[(&str, &str)] = &[
-    ("qcow2", "qcow2"),
-    ("qcow", "qcow"),
-    ("qed", "qed"),
-    ("vmdk", "vmdk"),
-    ("vdi", "vdi"),
-    ("vhd", "vpc"),
-    ("vpc", "vpc"),
-    ("vhdx", "vhdx"),
-];
-
-/// The bytes that hold every magic.
-const HEAD_BYTES: usize = 0x44;
-
-/// The formats that a file can look like.
-pub(super) fn formats() -> impl Iterator<Item = &'static str> {
-    EXTENSIONS.iter().map(|(_, format)| *format)
-}
-
 /// Refuses a file whose name says that it is an image format. Nothing is inferred from it: the
 /// operator has to say what is meant. The file need not be there.
 pub(super) fn check_name(path: &Path) -> Result<(), Fault> {
-    let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
-    match EXTENSIONS.iter().find(|(known, _)| extension == *known) {
-        Some((known, format)) => {
-            let reason = format!("its name ends in .{known}");
+    match formats::of_name(path) {
+        Some(Extension { extension, format }) => {
+            let reason = format!("its name ends in .{extension}");
             Err(Fault::FormatNotSaid { format, reason })
         }
         None => Ok(()),
@@ -151,33 +117,11 @@ pub(super) fn check_name(path: &Path) -> Result<(), Fault> {
 
 /// Refuses a file whose first bytes say that it is an image format, as [`check_name`] does.
 pub(super) fn check_head(path: &Path) -> Result<(), Fault> {
-    let head = read_head(path).map_err(|cause| open_fault(path, cause))?;
-    let magic = MAGICS
-        .iter()
-        .find(|(_, offset, magic)| head.get(*offset..).is_some_and(|at| at.starts_with(magic)));
-    match magic {
-        Some((format, _, _)) => {
+    match formats::of_head(path).map_err(|cause| open_fault(path, cause))? {
+        Some(format) => {
             let reason = "by its first bytes".to_owned();
             Err(Fault::FormatNotSaid { format, reason })
         }
         None => Ok(()),
     }
-}
-
-/// The first bytes of a file, fewer if it is shorter.
-fn read_head(path: &Path) -> io::Result<Vec<u8>> {
-    let file = File::open(path)?;
-    let mut head = vec![0; HEAD_BYTES];
-    let mut filled = 0;
-    while filled < head.len() {
-        let offset = u64::try_from(filled).expect("the head is short");
-        match file.read_at(&mut head[filled..], offset) {
-            Ok(0) => break,
-            Ok(bytes) => filled += bytes,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    head.truncate(filled);
-    Ok(head)
 }

@@ -206,7 +206,7 @@ fn format(text: &str) -> Result<Format, Fault> {
         _ => {}
     }
     let (key, value, accepted) = ("format".to_owned(), text.to_owned(), FORMATS.to_vec());
-    if files::formats().any(|format| format == text) {
+    if formats::names().any(|format| format == text) {
         return Err(Fault::ValueNotYet { key, value, accepted });
     }
     let nearest = nearest(text, FORMATS.iter().copied());
