@@ -5,11 +5,12 @@
 //!
 //! Invariants: installs only what is missing, only as root, and only from the mirrors this machine
 //! already uses (`sources`). The guests' kernel is unpacked below `target/guest`, never installed:
-//! the package would run the hooks that change this machine's boot files.
+//! the package would run the hooks that change this machine's boot files. KubeVirt's schema is only unpacked too (`schema`).
 
 mod apt;
 mod kernel;
 mod needs;
+mod schema;
 mod sources;
 
 use std::path::Path;
@@ -42,15 +43,32 @@ pub(crate) fn run(workspace: &Workspace) -> Result<User> {
     let has_kernel = kernel::is_present(&guest_dir.join("kernel"));
     if missing.is_empty() && has_kernel {
         println!("== install: everything the tests need is here");
-        return Ok(user);
+    } else {
+        match user {
+            User::Root => step("install", &plan(&missing, has_kernel), || {
+                install(&missing, has_kernel, &guest_dir)
+            })?,
+            User::Other => tell(&missing, has_kernel, &guest_dir),
+        }
+    }
+    fetch_schema(&workspace.schema_dir(), user)?;
+    Ok(user)
+}
+
+/// With the packages in place, for it comes by one of them.
+fn fetch_schema(directory: &Path, user: User) -> Result<()> {
+    if schema::is_present(directory) {
+        return Ok(());
     }
     match user {
-        User::Root => step("install", &plan(&missing, has_kernel), || {
-            install(&missing, has_kernel, &guest_dir)
-        })?,
-        User::Other => tell(&missing, has_kernel, &guest_dir),
+        User::Root => step("schema", schema::WHY, || schema::fetch(directory)),
+        User::Other => {
+            if let Err(error) = schema::fetch(directory) {
+                println!("   missing: {} ({error:#})", schema::WHY);
+            }
+            Ok(())
+        }
     }
-    Ok(user)
 }
 
 fn install(missing: &[&Need], has_kernel: bool, guest_dir: &Path) -> Result<()> {

@@ -42,6 +42,11 @@ impl Workspace {
         self.root.join("target/guest")
     }
 
+    /// Where it keeps schemas to check files with; the tests look here too.
+    pub(crate) fn schema_dir(&self) -> PathBuf {
+        self.root.join("target/schemas")
+    }
+
     /// Cargo's target directory, as an override in the environment sets it.
     pub(crate) fn target_dir(&self) -> PathBuf {
         std::env::var_os("CARGO_TARGET_DIR")

@@ -73,9 +73,12 @@ pub(crate) fn prepare(release: &Release) -> Result<()> {
 /// Installs packages, those of each origin in one call.
 pub(crate) fn install(missing: &[&Need], release: &Release) -> Result<()> {
     let backports = release.backports();
-    for origin in [Origin::Release, Origin::Backports] {
-        let packages: Vec<&str> =
-            missing.iter().filter(|it| it.origin == origin).map(|it| it.package).collect();
+    for origin in [Origin::Release, Origin::Backports, Origin::BackportsAlone] {
+        let mut packages: Vec<String> = missing
+            .iter()
+            .filter(|it| it.origin == origin)
+            .map(|it| it.package.to_owned())
+            .collect();
         if packages.is_empty() {
             continue;
         }
@@ -85,7 +88,10 @@ pub(crate) fn install(missing: &[&Need], release: &Release) -> Result<()> {
             (Origin::Backports, Some(suite)) => {
                 command.args(["--target-release", suite]);
             }
-            (Origin::Backports, None) | (Origin::Release, _) => {}
+            (Origin::BackportsAlone, Some(suite)) => {
+                packages.iter_mut().for_each(|package| package.push_str(&format!("/{suite}")));
+            }
+            (Origin::Backports | Origin::BackportsAlone, None) | (Origin::Release, _) => {}
         }
         must_succeed(command.args(packages))?;
     }

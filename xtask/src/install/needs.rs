@@ -23,8 +23,10 @@ pub(crate) struct Need {
 pub(crate) enum Origin {
     /// The release itself.
     Release,
-    /// The backports of a release whose own version is too old.
+    /// The backports of a release whose own version is too old, with all that they need of there.
     Backports,
+    /// The same, but what it needs stays that of the release where it can: libvirt would bring another systemd.
+    BackportsAlone,
 }
 
 /// What shows that a package is there.
@@ -34,12 +36,16 @@ pub(crate) enum Proof {
     Commands(&'static [&'static str]),
     /// These commands exist and report at least this major version.
     Version(&'static [&'static str], u32),
+    /// These files exist.
+    Files(&'static [&'static str]),
     /// This command exists and needs no dynamic linker.
     Static(&'static str),
 }
 
 /// The QEMU whose command line and errors ringloom follows.
 const QEMU_MAJOR_MIN: u32 = 10;
+/// The libvirt that maps the queues of virtio-scsi too (11.2.0).
+const LIBVIRT_MAJOR_MIN: u32 = 11;
 
 pub(crate) const NEEDS: &[Need] = &[
     Need {
@@ -109,6 +115,18 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "finds the kernel modules that the guests need",
     },
     Need {
+        package: "chromium",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["chromium"]),
+        why: "shows the tuner's page as its readers see it",
+    },
+    Need {
+        package: "chromium-driver",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["chromedriver"]),
+        why: "drives chromium",
+    },
+    Need {
         package: "qemu-system-x86",
         origin: Origin::Backports,
         proof: Proof::Version(&["qemu-system-x86_64"], QEMU_MAJOR_MIN),
@@ -120,6 +138,38 @@ pub(crate) const NEEDS: &[Need] = &[
         proof: Proof::Version(&["qemu-storage-daemon", "qemu-img"], QEMU_MAJOR_MIN),
         why: "the daemon whose command line ringloom takes, and qemu-img to compare images",
     },
+    Need {
+        package: "libvirt-clients",
+        origin: Origin::BackportsAlone,
+        proof: Proof::Version(&["virsh"], LIBVIRT_MAJOR_MIN),
+        why: "checks the domains that the tuner writes against libvirt's schema",
+    },
+    Need {
+        package: "libvirt-daemon-driver-qemu",
+        origin: Origin::BackportsAlone,
+        proof: Proof::Files(&[
+            "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so",
+        ]),
+        why: "turns these domains into QEMU's arguments, inside virsh; no service is needed",
+    },
+    Need {
+        package: "python3-jsonschema",
+        origin: Origin::Release,
+        proof: Proof::Files(&["/usr/lib/python3/dist-packages/jsonschema/__init__.py"]),
+        why: "checks the tuner's kubevirt.yaml against KubeVirt's schema",
+    },
+    Need {
+        package: "python3-yaml",
+        origin: Origin::Release,
+        proof: Proof::Files(&["/usr/lib/python3/dist-packages/yaml/__init__.py"]),
+        why: "reads the tuner's kubevirt.yaml",
+    },
+    Need {
+        package: "python3-pip",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["pip3"]),
+        why: "fetches KubeVirt's schema",
+    },
 ];
 
 impl Need {
@@ -128,6 +178,7 @@ impl Need {
         match self.proof {
             Proof::Commands(names) => names.join(", "),
             Proof::Version(names, major) => format!("{} (version {major})", names.join(", ")),
+            Proof::Files(paths) => paths.join(", "),
             Proof::Static(name) => format!("{name} (static)"),
         }
     }
@@ -138,6 +189,7 @@ impl Need {
             Proof::Version(names, least) => names.iter().all(|name| {
                 find(name).and_then(|it| major_version(&it)).is_some_and(|it| it >= least)
             }),
+            Proof::Files(paths) => paths.iter().all(|path| Path::new(path).is_file()),
             Proof::Static(name) => {
                 find(name).and_then(|it| std::fs::read(it).ok()).is_some_and(|it| is_static(&it))
             }
@@ -164,9 +216,9 @@ fn major_version(program: &Path) -> Option<u32> {
     parse_major(&text)
 }
 
-/// Reads the 10 of `QEMU emulator version 10.0.2 (Debian …)`.
+/// Reads the 10 of `QEMU emulator version 10.0.2 (Debian …)`, the 11 of `11.3.0`.
 fn parse_major(text: &str) -> Option<u32> {
-    let (_, rest) = text.split_once("version ")?;
+    let rest = text.split_once("version ").map_or(text, |(_, rest)| rest);
     rest.split('.').next()?.parse().ok()
 }
 
@@ -195,6 +247,7 @@ mod tests {
     fn the_major_version_is_read_from_qemu_output() {
         let text = "qemu-img version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright (c)";
         assert_eq!(parse_major(text), Some(10));
+        assert_eq!(parse_major("11.3.0\n"), Some(11));
         assert_eq!(parse_major("BusyBox"), None);
     }
 
