@@ -7,6 +7,7 @@
 //! Invariants: every wait has a deadline; every process is ended by its own pid when its owner is dropped.
 #![deny(unsafe_code)]
 
+pub mod browser;
 pub mod client;
 pub mod conformance;
 pub mod counting;
@@ -18,6 +19,7 @@ pub mod holdings;
 pub mod image;
 pub mod libblkio;
 pub mod loop_device;
+pub mod machines;
 pub mod memory;
 pub mod model;
 pub mod process;
@@ -25,6 +27,7 @@ pub mod qcow2rig;
 pub mod queue_report;
 pub mod rawring;
 pub mod report;
+pub mod results;
 pub mod rng;
 mod seccomp;
 pub mod slow_disk;

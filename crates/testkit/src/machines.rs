@@ -1,0 +1,294 @@
+//! Simulated machines: what a disk would have measured, run by run, without a disk and without a clock.
+//!
+//! Harnesses ask for runs with a number of iothreads, and compare what a method says with [`Machine::truth`]. A machine is
+//! a [`base`](Base) (throughput over the number of iothreads), times the noise of each run, times a course over the
+//! session (drift, memory, warm-up). [`all`] is the list of those to try.
+//!
+//! Invariants: pure; a seed and the same sequence of asks give the same runs. `truth` does not depend on what was asked.
+//! Limits: one disk, one guest. Numbers of iothreads are those of [`COUNTS`].
+//! Not here: the tuner, which this knows nothing of.
+
+mod chance;
+mod course;
+mod landing;
+mod noise;
+mod published;
+mod queueing;
+mod registry;
+mod shape;
+
+use std::time::Duration;
+
+pub use course::{Course, Drift, Memory, Trigger, WarmUp};
+pub use noise::Noise;
+pub use published::{Published, PublishedCell, published_cells};
+pub use queueing::{Media, Queueing};
+pub use registry::{Named, all, named};
+pub use shape::{Form, Shape};
+
+use self::chance::{normal, uniform};
+use crate::rng::Rng;
+
+/// The numbers of iothreads that are compared; 0 is none.
+pub const COUNTS: [u16; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
+/// The measured time of a run is told in so many windows of equal length.
+pub const WINDOWS: usize = 5;
+/// What one window differs from the mean of its run; standard deviation.
+const WINDOW_SD: f64 = 0.02;
+/// A count is enough when it reaches this share of the best one.
+const ENOUGH: f64 = 0.9;
+/// Rounding is no shortfall.
+const ROUNDING: f64 = 1e-9;
+
+/// Who puts the load on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Subject {
+    /// The load straight on the disk.
+    Host,
+    /// A guest, served by iothreads.
+    Vm,
+}
+
+/// What the requests do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Op {
+    /// `randread`.
+    RandomRead,
+    /// `randwrite`.
+    RandomWrite,
+    /// `read`.
+    Read,
+    /// `write`.
+    Write,
+}
+
+impl Op {
+    /// As fio names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RandomRead => "randread",
+            Self::RandomWrite => "randwrite",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+
+    /// Whether data changes.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::RandomWrite | Self::Write)
+    }
+
+    /// Whether each job walks along the disk.
+    pub fn is_sequential(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+}
+
+/// What is put on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Load {
+    /// What the requests do.
+    pub op: Op,
+    /// Length of a request.
+    pub bytes: u32,
+    /// Threads of the load, at least 1.
+    pub jobs: u16,
+    /// Requests that each keeps in flight, at least 1.
+    pub iodepth: u16,
+}
+
+impl Load {
+    /// Requests in flight of all jobs.
+    pub fn in_flight(self) -> f64 {
+        f64::from(self.jobs) * f64::from(self.iodepth)
+    }
+}
+
+/// One run that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ask {
+    /// Who runs it.
+    pub subject: Subject,
+    /// How many iothreads serve it; 0 is none. Means nothing for the host.
+    pub iothreads: u16,
+    /// The load.
+    pub load: Load,
+    /// When the load begins, in seconds of the session. Never before the end of the ask before.
+    pub started_s: f64,
+    /// Seconds of load that are not measured, at least 0.
+    pub ramp_s: f64,
+    /// Seconds that are measured, above 0.
+    pub seconds: f64,
+}
+
+/// What a run measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ran {
+    /// Requests per second of the windows.
+    pub windows: [f64; WINDOWS],
+    /// Requests per second of all the measured time.
+    pub iops: f64,
+    /// CPU time of what serves the disk, in µs.
+    pub cpu_us_per_request: f64,
+    /// Half of the requests took at most so long, in ns.
+    pub p50_ns: u64,
+    /// 99 of 100 took at most so long, in ns.
+    pub p99_ns: u64,
+}
+
+/// Throughput over the number of iothreads.
+#[derive(Clone, Debug)]
+pub enum Base {
+    /// Jobs, rings, threads and a disk.
+    Queueing(Queueing),
+    /// Curves that have the gains of the published sweep.
+    Published(Published),
+    /// A curve given by a formula.
+    Shape(Shape),
+}
+
+/// One thing that may happen to a run before noise: where the jobs land.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Above 0; those of an ask sum to 1.
+    pub probability: f64,
+    /// Requests per second.
+    pub iops: f64,
+}
+
+impl Base {
+    /// What may happen to a run.
+    pub fn outcomes(&self, subject: Subject, iothreads: u16, load: Load) -> Vec<Outcome> {
+        match self {
+            Self::Queueing(queueing) => queueing.outcomes(subject, iothreads, load),
+            Self::Published(published) => certain(published.iops(subject, iothreads, load)),
+            Self::Shape(shape) => certain(shape.iops(subject, iothreads, load)),
+        }
+    }
+}
+
+fn certain(iops: f64) -> Vec<Outcome> {
+    vec![Outcome { probability: 1.0, iops }]
+}
+
+/// A simulated machine.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    base: Base,
+    noise: Noise,
+    course: Course,
+    loads: Vec<Load>,
+    rng: Rng,
+    /// Of correlated noise, the last value.
+    last: f64,
+    memory: course::State,
+}
+
+impl Machine {
+    /// A machine whose random numbers come from `seed`; `loads` are the cells worth measuring on it.
+    pub fn new(base: Base, noise: Noise, course: Course, loads: Vec<Load>, seed: u64) -> Self {
+        let memory = course::State::default();
+        Self { base, noise, course, loads, rng: Rng::new(seed), last: 0.0, memory }
+    }
+
+    /// The cells worth measuring.
+    pub fn loads(&self) -> &[Load] {
+        &self.loads
+    }
+
+    /// The numbers of iothreads that can be measured; 0 is none.
+    pub fn counts(&self) -> &'static [u16] {
+        &COUNTS
+    }
+
+    /// What the machine does over the session.
+    pub fn course(&self) -> &Course {
+        &self.course
+    }
+
+    /// Runs a load. The machine remembers it.
+    pub fn run(&mut self, ask: &Ask) -> Ran {
+        let outcomes = self.base.outcomes(ask.subject, ask.iothreads, ask.load);
+        let iops = self.drawn(&outcomes) * self.noise.draw(&mut self.rng, &mut self.last);
+        let mut windows = self.course.windows(&mut self.memory, ask, iops);
+        let errors: [f64; WINDOWS] = std::array::from_fn(|_| WINDOW_SD * normal(&mut self.rng));
+        let mean = errors.iter().sum::<f64>() / WINDOWS as f64;
+        for (window, error) in windows.iter_mut().zip(errors) {
+            *window *= 1.0 + error - mean;
+        }
+        let iops = windows.iter().sum::<f64>() / WINDOWS as f64;
+        let p50_s = ask.load.in_flight() / iops;
+        Ran {
+            windows,
+            iops,
+            cpu_us_per_request: self.cpu_us(ask, iops),
+            p50_ns: nanoseconds(p50_s),
+            p99_ns: nanoseconds(3.0 * p50_s),
+        }
+    }
+
+    /// The median IOPS of all runs that there could be, noise included, but not the course: on the undisturbed machine.
+    pub fn truth(&self, subject: Subject, iothreads: u16, load: Load) -> f64 {
+        let outcomes = self.base.outcomes(subject, iothreads, load);
+        let below = |iops: f64| -> f64 {
+            outcomes.iter().map(|it| it.probability * self.noise.cdf(iops / it.iops)).sum()
+        };
+        let (mut low, mut high) =
+            (0.0, outcomes.iter().map(|it| it.iops).fold(0.0, f64::max) * 3.0);
+        for _ in 0..60 {
+            let middle = f64::midpoint(low, high);
+            if below(middle) < 0.5 { low = middle } else { high = middle }
+        }
+        f64::midpoint(low, high)
+    }
+
+    /// The number of iothreads whose worst shortfall over these loads is smallest, the fewest of equals, and that shortfall.
+    pub fn best(&self, loads: &[Load]) -> (u16, f64) {
+        let rated = COUNTS.map(|count| (count, self.shortfall(count, loads)));
+        rated.into_iter().reduce(|a, b| if b.1 < a.1 - ROUNDING { b } else { a }).expect("counts")
+    }
+
+    /// What a number of iothreads truly lacks to the best of each load, at worst: 0 is nothing, 1 everything.
+    pub fn shortfall(&self, iothreads: u16, loads: &[Load]) -> f64 {
+        let lack = |&load: &Load| {
+            let most =
+                COUNTS.map(|n| self.truth(Subject::Vm, n, load)).into_iter().fold(0.0, f64::max);
+            1.0 - self.truth(Subject::Vm, iothreads, load) / most
+        };
+        loads.iter().map(lack).fold(0.0, f64::max)
+    }
+
+    /// The fewest iothreads that reach 90 % of the best in a load.
+    pub fn n90(&self, load: Load) -> u16 {
+        let truths = COUNTS.map(|n| (n, self.truth(Subject::Vm, n, load)));
+        let most = truths.iter().map(|it| it.1).fold(0.0, f64::max);
+        let enough = truths.into_iter().find(|it| it.1 >= (ENOUGH - ROUNDING) * most);
+        enough.expect("the best is enough").0
+    }
+
+    fn drawn(&mut self, outcomes: &[Outcome]) -> f64 {
+        let mut left = uniform(&mut self.rng);
+        for outcome in outcomes {
+            left -= outcome.probability;
+            if left < 0.0 {
+                return outcome.iops;
+            }
+        }
+        outcomes.last().expect("something happens").iops
+    }
+
+    fn cpu_us(&self, ask: &Ask, iops: f64) -> f64 {
+        match &self.base {
+            Base::Queueing(queueing) => queueing.cpu_us(ask, iops),
+            // A thread that looks for requests all the time, as all do under load.
+            Base::Published(_) | Base::Shape(_) => f64::from(ask.iothreads.max(1)) * 0.5e6 / iops,
+        }
+    }
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    u64::try_from(Duration::from_secs_f64(seconds).as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;
