@@ -140,4 +140,6 @@ impl Watch for Meter {
     }
 
     fn second(&mut self, _: &load::Interval) {}
+
+    fn fifth(&mut self, _: &load::Fifth) {}
 }

@@ -242,6 +242,7 @@ impl Watch for Patient {
         Verdict::GoOn
     }
     fn second(&mut self, _: &load::Interval) {}
+    fn fifth(&mut self, _: &load::Fifth) {}
 }
 
 #[cfg(test)]

@@ -31,6 +31,8 @@ pub(crate) enum Subcommand {
     Serve,
     /// Measure disks.
     Tune,
+    /// Render what was measured.
+    Report,
     /// Print the help and leave.
     Help,
     /// Print the version and leave.
@@ -56,7 +58,7 @@ impl Error for CallError {}
 impl Display for CallError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing => formatter.write_str("say what to do: serve, tune or help"),
+            Self::Nothing => formatter.write_str("say what to do: serve, tune, report or help"),
             Self::Unknown { given, meant: None } => {
                 write!(formatter, "unknown command '{given}'; see {PROGRAM} --help")
             }
@@ -91,11 +93,12 @@ fn find(word: &OsStr) -> Result<Subcommand, CallError> {
     match word.to_str() {
         Some("serve") => Ok(Subcommand::Serve),
         Some("tune") => Ok(Subcommand::Tune),
+        Some("report") => Ok(Subcommand::Report),
         Some("help" | "-h" | "--help") => Ok(Subcommand::Help),
         Some("-V" | "--version") => Ok(Subcommand::Version),
         _ => {
             let given = word.display().to_string();
-            let names = ["serve", "tune", "help", "--help", "--version"];
+            let names = ["serve", "tune", "report", "help", "--help", "--version"];
             Err(CallError::Unknown { meant: nearest(&given, names), given })
         }
     }
@@ -111,6 +114,7 @@ Serves virtual disks over several threads and finds out how many are best.
 Commands:
   serve   serve disks to virtual machines over vhost-user-blk
   tune    measure a disk with different numbers of threads and recommend one
+  report  render what tune measured again, or compare two such results
   help    print this help, or that of a command: {PROGRAM} help serve
 
 Options:
@@ -149,6 +153,7 @@ mod tests {
         check(&["/bin/qemu-storage-daemon", "--help"], Subcommand::Serve, &["--help"]);
         check(&["qemu-storage-daemon", "tune"], Subcommand::Serve, &["tune"]);
         check(&["ringloom", "tune"], Subcommand::Tune, &[]);
+        check(&["ringloom", "report", "a", "b"], Subcommand::Report, &["a", "b"]);
         check(&["x", "--help"], Subcommand::Help, &[]);
         check(&["x", "-h"], Subcommand::Help, &[]);
         check(&["x", "help"], Subcommand::Help, &[]);
@@ -163,6 +168,7 @@ mod tests {
         refuse(&[], &CallError::Nothing);
         refuse(&["ringloom", "sreve"], &unknown("sreve", Some("serve")));
         refuse(&["ringloom", "help", "tun"], &unknown("tun", Some("tune")));
+        refuse(&["ringloom", "reprot"], &unknown("reprot", Some("report")));
         refuse(&["ringloom", "--object"], &unknown("--object", None));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Started under the name `qemu-storage-daemon` it is `ringloom serve`.
 //!
-//! Not here: the options of `serve` (`daemon::options`) and of `tune` (`tuner::TuneArgs`).
+//! Not here: the options of `serve` (`daemon::options`), `tune` and `report` (`tuner`).
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     match subcommand {
         Subcommand::Serve => run_serve(program, rest),
         Subcommand::Tune => run_tune(rest),
+        Subcommand::Report => run_report(rest),
         Subcommand::Help => output::print(&arguments::help()),
         Subcommand::Version => output::print(&help::version()),
     }
@@ -55,19 +56,46 @@ struct Tune {
     arguments: tuner::TuneArgs,
 }
 
+/// Renders what ringloom tune measured
+#[derive(Debug, Parser)]
+#[command(name = "ringloom report", version)]
+struct Report {
+    #[command(flatten)]
+    arguments: tuner::ReportArgs,
+}
+
 fn run_tune(arguments: Vec<OsString>) -> ExitCode {
-    let name = OsString::from("ringloom tune");
-    let tune = match Tune::try_parse_from([name].into_iter().chain(arguments)) {
-        Ok(tune) => tune,
-        Err(error) if error.use_stderr() => {
+    match parsed::<Tune>("ringloom tune", arguments) {
+        Ok(tune) => {
+            log::start();
+            end(tuner::run(tune.arguments))
+        }
+        Err(code) => code,
+    }
+}
+
+fn run_report(arguments: Vec<OsString>) -> ExitCode {
+    match parsed::<Report>("ringloom report", arguments) {
+        Ok(report) => end(tuner::report(report.arguments)),
+        Err(code) => code,
+    }
+}
+
+/// The options, or the code to end with: after an error, or after the help.
+fn parsed<T: Parser>(name: &str, arguments: Vec<OsString>) -> Result<T, ExitCode> {
+    let name = OsString::from(name);
+    T::try_parse_from([name].into_iter().chain(arguments)).map_err(|error| {
+        if error.use_stderr() {
             // Its text has its own form and colours; nobody is left to hear that stderr is closed.
             drop(error.print());
             return ExitCode::FAILURE;
         }
-        Err(text) => return output::print(&text.render().to_string()),
-    };
-    log::start();
-    match tuner::run(tune.arguments) {
+        output::print(&error.render().to_string())
+    })
+}
+
+fn end(result: anyhow::Result<()>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let cause: &(dyn Error + 'static) = error.as_ref();

@@ -1,9 +1,9 @@
-//! One run: start the jobs, let the ramp pass, open and close the window, collect, second by second.
+//! One run: start the jobs, let the ramp pass, open and close the window, collect, slice by slice.
 //!
 //! Called by `client` and `host` on the caller's thread; starts one thread per job and runs `drive`
 //! on it.
 //!
-//! Threads: the coordinating thread only sleeps, asks the watch, flips phase and second, and adds up. Limits: a job
+//! Threads: the coordinating thread only sleeps, asks the watch, flips phase and slice, and adds up. Limits: a job
 //! without a completion for `STALL_LIMIT` ends the run, so a dead daemon cannot hang it.
 
 use std::thread;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::drive::{Engine, Phase, Stage, drive};
-use crate::seconds::{Collector, Counter, boundaries};
-use crate::{Interval, LoadError, Sample, Workload};
+use crate::seconds::{Collector, Counter, Cut, Told, cuts};
+use crate::{Fifth, Interval, LoadError, Sample, Workload};
 
 /// How often the watch is asked.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
@@ -49,6 +49,9 @@ pub trait Watch {
     /// last is shorter or longer by up to half a second, so that their lengths are that of the window. The light loops
     /// (`run_lightly`, `spin`, `arrive`) do not call it.
     fn second(&mut self, interval: &Interval);
+    /// What was done in the next fifth of the window: all five of them in order, told as the seconds are. There are none if
+    /// the window is shorter than the clock can cut. The light loops do not call it either.
+    fn fifth(&mut self, fifth: &Fifth);
 }
 
 /// Runs one engine per job. `make` builds an engine on the thread of its job; `wake` makes jobs
@@ -67,7 +70,8 @@ where
     let shape = workload.shape();
     let stage = Stage::new(shape.jobs());
     let stage = &stage;
-    let (collector, counters) = Collector::new(shape.jobs(), shape.block().get());
+    let cuts = cuts(timing.runtime);
+    let (collector, counters) = Collector::new(shape.jobs(), shape.block().get(), cuts.clone());
     thread::scope(|scope| {
         let jobs: Vec<_> = (0_u16..)
             .zip(makers.into_iter().zip(counters))
@@ -76,7 +80,7 @@ where
             })
             .collect();
         let mut coordinator = Coordinator::new(stage, jobs.len(), collector);
-        let conducted = coordinator.conduct(timing, watch);
+        let conducted = coordinator.conduct(timing.ramp, &cuts, watch);
         if conducted.is_err() {
             stage.set_phase(Phase::Abandon);
             wake();
@@ -120,22 +124,27 @@ impl<'a> Coordinator<'a> {
         Self { stage, jobs, progress: vec![(0, now); jobs], collector }
     }
 
-    /// Takes the jobs through all phases.
-    fn conduct(&mut self, timing: Timing, watch: &mut dyn Watch) -> Result<(), LoadError> {
+    /// Takes the jobs through all phases, and through all slices of the window.
+    fn conduct(
+        &mut self,
+        ramp: Duration,
+        cuts: &[Cut],
+        watch: &mut dyn Watch,
+    ) -> Result<(), LoadError> {
         while self.stage.ready() < self.jobs {
             self.step(watch, TICK)?;
         }
-        self.pass_until(watch, clock::now() + timing.ramp)?;
+        self.pass_until(watch, clock::now() + ramp)?;
         watch.window_opens();
         let opened = clock::now();
         self.stage.set_phase(Phase::Measure);
         self.collector.mark(opened);
-        for (next, end) in (1..).zip(boundaries(timing.runtime)) {
-            self.pass_until(watch, opened + end)?;
-            if end == timing.runtime {
+        for (next, cut) in (1..).zip(cuts) {
+            self.pass_until(watch, opened + cut.at)?;
+            if Some(cut) == cuts.last() {
                 self.stage.set_phase(Phase::Drain);
             } else {
-                self.stage.set_interval(next);
+                self.stage.set_slice(next);
             }
             self.collector.mark(clock::now());
         }
@@ -148,8 +157,8 @@ impl<'a> Coordinator<'a> {
 
     /// Tells of the rest, when all jobs have ended.
     fn finish(mut self, watch: &mut dyn Watch) -> Sample {
-        while let Some(interval) = self.collector.rest() {
-            watch.second(&interval);
+        while let Some(told) = self.collector.rest() {
+            tell(watch, &told);
         }
         self.collector.into_sample()
     }
@@ -178,8 +187,8 @@ impl<'a> Coordinator<'a> {
         if watch.tick() == Verdict::Stop {
             return Err(LoadError::Stopped);
         }
-        while let Some(interval) = self.collector.next() {
-            watch.second(&interval);
+        while let Some(told) = self.collector.next() {
+            tell(watch, &told);
         }
         let now = clock::now();
         for (job, (count, entry)) in self.stage.completed().zip(&mut self.progress).enumerate() {
@@ -190,5 +199,12 @@ impl<'a> Coordinator<'a> {
             }
         }
         Ok(())
+    }
+}
+
+fn tell(watch: &mut dyn Watch, told: &Told) {
+    match told {
+        Told::Second(interval) => watch.second(interval),
+        Told::Fifth(fifth) => watch.fifth(fifth),
     }
 }

@@ -4,7 +4,7 @@
 //! between the subjects `client` and `host`.
 //!
 //! Invariants: a slot belongs to at most one request; a slot is reused only after its completion.
-//! Threads: the job thread owns engine, slots and counter; phase, interval and progress are shared atomics.
+//! Threads: the job thread owns engine, slots and counter; phase, slice and progress are shared atomics.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -58,8 +58,8 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct Stage {
     phase: AtomicU8,
-    /// The part of the window that runs, from 0.
-    interval: AtomicU32,
+    /// The slice of the window that runs, from 0.
+    slice: AtomicU32,
     ready: AtomicUsize,
     ended: AtomicUsize,
     completed: Vec<AtomicU64>,
@@ -69,8 +69,8 @@ impl Stage {
     pub(crate) fn new(jobs: u16) -> Self {
         let completed = (0..jobs).map(|_| AtomicU64::new(0)).collect();
         let (ready, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let (phase, interval) = (AtomicU8::new(0), AtomicU32::new(0));
-        Self { phase, interval, ready, ended, completed }
+        let (phase, slice) = (AtomicU8::new(0), AtomicU32::new(0));
+        Self { phase, slice, ready, ended, completed }
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
@@ -86,12 +86,12 @@ impl Stage {
         }
     }
 
-    pub(crate) fn set_interval(&self, interval: u32) {
-        self.interval.store(interval, Ordering::Relaxed);
+    pub(crate) fn set_slice(&self, slice: u32) {
+        self.slice.store(slice, Ordering::Relaxed);
     }
 
-    fn interval(&self) -> u32 {
-        self.interval.load(Ordering::Relaxed)
+    fn slice(&self) -> u32 {
+        self.slice.load(Ordering::Relaxed)
     }
 
     pub(crate) fn note_ready(&self) {
@@ -142,7 +142,7 @@ pub(crate) fn drive<E: Engine>(
             return Err(LoadError::Stopped);
         }
         if phase == Phase::Measure {
-            counter.enter(stage.interval());
+            counter.enter(stage.slice());
         }
         for Ended { slot, outcome } in ended.drain(..) {
             let entry = &mut slots[usize::from(slot)];
@@ -199,8 +199,10 @@ pub(crate) fn check(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::seconds::Collector;
+    use crate::seconds::{Collector, cuts};
     use crate::{BlockBytes, Sample, Shape};
 
     /// Completes everything at once, and ends the run after a number of waits.
@@ -241,7 +243,7 @@ mod tests {
         let stage = Stage::new(1);
         let waits = waits.iter().rev().copied().collect();
         let mut engine = Instantly { stage: &stage, queued: Vec::new(), waits, fails_at };
-        let (mut collector, mut counters) = Collector::new(1, 4096);
+        let (mut collector, mut counters) = Collector::new(1, 4096, cuts(Duration::ZERO));
         collector.mark(clock::now());
         drive(&mut engine, &workload, &stage, 0, counters.pop().unwrap())?;
         collector.mark(clock::now());

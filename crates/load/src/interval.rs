@@ -1,4 +1,4 @@
-//! What happened in one second of a run, whichever load ran. Pure.
+//! What happened in one second or one fifth of a run, whichever load ran. Pure.
 
 use std::time::Duration;
 
@@ -19,6 +19,18 @@ pub struct Interval {
     pub elapsed: Duration,
     /// The latencies of its requests.
     pub latency: Latency,
+}
+
+/// How many equal parts of a window [`Fifth`] stands for.
+pub const FIFTHS: u32 = 5;
+
+/// One of five equal parts of the measured window; whether they are alike tells whether the run was steady.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fifth {
+    /// Its length.
+    pub elapsed: Duration,
+    /// Completed requests.
+    pub operations: u64,
 }
 
 impl Interval {

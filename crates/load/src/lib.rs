@@ -32,7 +32,7 @@ mod workload;
 
 pub use conduct::{Timing, Verdict, Watch};
 pub use error::LoadError;
-pub use interval::Interval;
+pub use interval::{FIFTHS, Fifth, Interval};
 pub use random::Random;
 pub use sample::{Latency, Sample};
 pub use spread::Spread;

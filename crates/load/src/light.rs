@@ -206,6 +206,7 @@ mod tests {
             Verdict::GoOn
         }
         fn second(&mut self, _: &crate::Interval) {}
+        fn fifth(&mut self, _: &crate::Fifth) {}
     }
 
     #[test]

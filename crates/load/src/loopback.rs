@@ -220,6 +220,7 @@ mod tests {
             Verdict::GoOn
         }
         fn second(&mut self, _: &crate::Interval) {}
+        fn fifth(&mut self, _: &crate::Fifth) {}
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! `cli` flattens `TuneArgs`; `settings` turns it into `Settings`, in which every default is filled in.
 
 mod guest;
+mod report;
 mod stack;
 
 use std::path::PathBuf;
@@ -12,12 +13,12 @@ use load::{BlockBytes, Operation};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::guest::{Accel, GuestArgs};
+pub use self::report::ReportArgs;
 pub(crate) use self::stack::StackArgs;
 use crate::contender::{Iothreads, Subject};
-use crate::units::{Bytes, Seconds};
-
-/// More repeats than anybody waits for.
-const REPEATS_MAX: i64 = 100;
+use crate::repeats::Repeats;
+use crate::units::{Bytes, Seconds, Span};
+use crate::weights::Weight;
 
 /// What puts the load on the disk in the subject `host`; guests always use fio, the client its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -84,17 +85,34 @@ pub struct TuneArgs {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) iodepth: Vec<u16>,
 
-    /// Measured seconds of one run [default: 1.5; 5 with fio]
-    #[arg(long, value_name = "SECONDS")]
+    /// Measured seconds of one run [default: 1; 5 with fio]
+    #[arg(long, value_name = "SECONDS", value_parser = runtime)]
     pub(crate) runtime: Option<Seconds>,
 
-    /// Seconds of load before the measured ones [default: 0.5; 1 with fio]
+    /// Seconds of load before the measured ones [default: 0.3; 1 with fio]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) ramp: Option<Seconds>,
 
-    /// How often everything is measured
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=REPEATS_MAX))]
-    pub(crate) repeats: u16,
+    /// How often what may be the answer is measured: at least and at most, until it is known to 3 %;
+    /// a plain number measures everything so often, without a search
+    /// [default: 3-12; --probe: 6; --curve: 3]
+    #[arg(long, value_name = "LEAST-MOST")]
+    pub(crate) repeats: Option<Repeats>,
+
+    /// Time for everything, such as 90s, 10m or 2h; an interval that is not narrow by then stays wide
+    /// [default: what six repeats take]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) budget: Option<Span>,
+
+    /// Measure the published matrix, all of it: 2k to 1M, 1 to 16 jobs, iodepth 1 to 16, four operations,
+    /// none to 16 iothreads, without leaving numbers out. Takes hours
+    #[arg(long, conflicts_with_all = ["probe", "curve"])]
+    pub(crate) full: bool,
+
+    /// How much cells count in the answer, such as randread=3,randwrite:4k=1; the others do not
+    /// [default: all alike, the worst one decides]
+    #[arg(long, value_delimiter = ',', value_name = "OP[:SIZE]=WEIGHT")]
+    pub(crate) weights: Vec<Weight>,
 
     /// Load of the subject host [default: fio, but the client's own where only client and host are
     /// measured, so that both have the same]
@@ -156,6 +174,15 @@ pub struct TuneArgs {
     pub(crate) daemon: Option<PathBuf>,
 }
 
+fn runtime(text: &str) -> Result<Seconds, String> {
+    let seconds: Seconds =
+        text.parse().map_err(|error: crate::units::BadSeconds| error.to_string())?;
+    if seconds.duration().is_zero() {
+        return Err(format!("'{text}' measures nothing: write seconds above 0"));
+    }
+    Ok(seconds)
+}
+
 fn block_size(text: &str) -> Result<BlockBytes, String> {
     let bytes: Bytes = text.parse().map_err(|error: crate::units::BadSize| error.to_string())?;
     BlockBytes::try_from(bytes.0).map_err(|error| error.to_string())
@@ -164,7 +191,7 @@ fn block_size(text: &str) -> Result<BlockBytes, String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     #[derive(Parser)]
     struct Cli {
@@ -175,6 +202,14 @@ pub(crate) mod tests {
     pub(crate) fn parse(line: &str) -> Result<TuneArgs, String> {
         let words = std::iter::once("tune").chain(line.split_whitespace());
         Cli::try_parse_from(words).map(|cli| cli.tune).map_err(|error| error.to_string())
+    }
+
+    /// What is said of an option, in one line.
+    pub(crate) fn help(option: &str) -> String {
+        let command = Cli::command();
+        let found = command.get_arguments().find(|it| it.get_long() == Some(option)).unwrap();
+        let help = found.get_long_help().or(found.get_help()).unwrap().to_string();
+        help.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     #[track_caller]
@@ -195,11 +230,19 @@ pub(crate) mod tests {
         check_refused("--jobs 0", &["0", "1..=1024"]);
         check_refused("--iodepth 257", &["257", "1..=256"]);
         check_refused("--runtime=-1", &["--runtime", "between 0 and 86400"]);
+        check_refused("--runtime 0", &["--runtime", "'0'", "seconds above 0"]);
+        check_refused("--runtime 1e-12", &["--runtime", "seconds above 0"]);
         check_refused("--ssh-config c", &["--guest"]);
         check_refused("--size 1G disk.img", &["--size", "[PATH]"]);
         check_refused("--iothread 2", &["--iothread", "--iothreads"]);
         check_refused("--probe hysteresis --curve", &["--probe", "--curve"]);
         check_refused("--device scsi", &["'scsi'", "virtio-scsi"]);
         check_refused("--vms 0", &["0", "1..=16"]);
+    }
+
+    #[test]
+    fn a_run_may_have_no_ramp_and_be_short() {
+        let args = parse("--runtime 0.05 --ramp 0").unwrap();
+        assert_eq!((args.runtime, args.ramp), (Some(Seconds::new(0.05)), Some(Seconds::new(0.0))));
     }
 }

@@ -26,3 +26,22 @@ pub(crate) fn kernel_tick() -> Duration {
 pub(crate) fn pause(duration: Duration) {
     std::thread::sleep(duration);
 }
+
+/// How often something that is held is asked for again.
+const HELD_POLL: Duration = Duration::from_millis(20);
+
+/// Tries again, for as long as `limit`, while `act` fails because somebody holds what it needs, perhaps for a moment only: a
+/// process that is just ending, a child between fork and exec.
+pub(crate) fn while_held<T, E>(
+    limit: Duration,
+    is_held: impl Fn(&E) -> bool,
+    act: impl Fn() -> Result<T, E>,
+) -> Result<T, E> {
+    let deadline = now() + limit;
+    loop {
+        match act() {
+            Err(error) if is_held(&error) && now() < deadline => pause(HELD_POLL),
+            result => return result,
+        }
+    }
+}

@@ -79,7 +79,7 @@ impl fmt::Display for Subject {
 /// A number of iothreads; 0 is `none`, the export without an iothread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct Iothreads(u16);
+pub struct Iothreads(u16);
 
 impl Iothreads {
     pub(crate) const NONE: Self = Self(0);
@@ -100,7 +100,7 @@ impl Iothreads {
 
 #[derive(Debug, thiserror::Error)]
 #[error("'{0}' is no number of iothreads: valid are none and 1 to {IOTHREADS_MAX}")]
-pub(crate) struct BadIothreads(String);
+pub struct BadIothreads(String);
 
 impl FromStr for Iothreads {
     type Err = BadIothreads;

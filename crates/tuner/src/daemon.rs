@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -19,6 +19,8 @@ use tempfile::TempDir;
 
 use crate::clock;
 use crate::contender::Iothreads;
+use crate::progress::say;
+use crate::quote::keyval;
 use crate::storage::DiskFiles;
 use crate::variant::Aio;
 
@@ -56,8 +58,12 @@ impl Daemon {
     }
 
     fn subcommand(&self) -> Option<&'static str> {
-        let name = self.program.file_name().unwrap_or_default();
-        (name != "qemu-storage-daemon").then_some("serve")
+        (!self.is_peer()).then_some("serve")
+    }
+
+    /// Whether it goes by the name of the daemon whose options ringloom takes.
+    fn is_peer(&self) -> bool {
+        self.program.file_name().unwrap_or_default() == "qemu-storage-daemon"
     }
 
     /// The first line of `--version`.
@@ -110,30 +116,52 @@ fn socket(directory: &Path, number: usize) -> PathBuf {
 }
 
 fn export(service: &Service<'_>, number: usize, node: &str, socket: &Path) -> String {
-    let socket = keyval(socket);
-    let mut export = format!(
-        "type=vhost-user-blk,id=export{number},node-name={node},addr.type=unix,addr.path={socket}"
-    );
-    if service.writable {
-        export.push_str(",writable=on");
+    // Each disk goes on where the one before ended, as with QEMU, so that all threads have as much to do.
+    let first = number * usize::from(service.queues);
+    let count = service.iothreads.count();
+    let thread = |place: u16| (first + usize::from(place)) % usize::from(count);
+    Export {
+        id: &format!("export{number}"),
+        node,
+        writable: service.writable,
+        socket,
+        queues: service.queues,
+        iothreads: (0..count).map(|place| format!("t{}", thread(place))).collect(),
     }
-    export.push_str(&format!(",num-queues={}", service.queues));
-    match service.iothreads.count() {
-        0 => {}
-        1 => export.push_str(",iothread=t0"),
-        // Each disk goes on where the one before ended, as with QEMU, so that all threads have as much to do.
-        count => {
-            let first = number * usize::from(service.queues);
-            let thread = |place: u16| (first + usize::from(place)) % usize::from(count);
-            export.extend((0..count).map(|place| format!(",iothread.{place}=t{}", thread(place))));
-        }
-    }
-    export
+    .option()
 }
 
-/// A comma inside a value is written twice.
-fn keyval(path: &Path) -> String {
-    path.display().to_string().replace(',', ",,")
+/// A node on a socket.
+#[derive(Debug)]
+pub(crate) struct Export<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) node: &'a str,
+    pub(crate) writable: bool,
+    pub(crate) socket: &'a Path,
+    pub(crate) queues: u16,
+    /// Their ids.
+    pub(crate) iothreads: Vec<String>,
+}
+
+impl Export<'_> {
+    /// The value of `--export`. One iothread has the form that QEMU knows, several are a list.
+    pub(crate) fn option(&self) -> String {
+        let Self { id, node, queues, .. } = self;
+        let writable = if self.writable { ",writable=on" } else { "" };
+        let socket = keyval(&self.socket.to_string_lossy());
+        let iothreads = match &self.iothreads[..] {
+            [] => String::new(),
+            [one] => format!(",iothread={one}"),
+            several => {
+                let numbered = several.iter().enumerate();
+                numbered.map(|(place, id)| format!(",iothread.{place}={id}")).collect()
+            }
+        };
+        format!(
+            "vhost-user-blk,id={id},node-name={node}{writable},addr.type=unix,addr.path={socket},\
+             num-queues={queues}{iothreads}"
+        )
+    }
 }
 
 /// A started daemon.
@@ -145,6 +173,7 @@ pub(crate) struct Running {
     /// Where the log of this start begins.
     log_start: u64,
     exit: Option<ExitStatus>,
+    is_peer: bool,
     _directory: TempDir,
 }
 
@@ -174,8 +203,8 @@ impl Running {
             .process_group(0)
             .spawn()
             .with_context(|| format!("start the daemon {}", daemon.program.display()))?;
-        let log = log.to_path_buf();
-        Ok(Self { child, sockets, log, log_start, exit: None, _directory: directory })
+        let (log, is_peer) = (log.to_path_buf(), daemon.is_peer());
+        Ok(Self { child, sockets, log, log_start, exit: None, is_peer, _directory: directory })
     }
 
     /// The socket of a disk, in their order.
@@ -214,14 +243,24 @@ impl Running {
         }
     }
 
-    /// Stops the daemon and checks that it left in order.
+    /// Stops the daemon, whose run is over, and checks that it left in order.
+    ///
+    /// qemu-storage-daemon may crash now: version 10.0.2 does so in one of some thousand stops right after a client has
+    /// left. That is no fault of what was measured, and only told.
     ///
     /// # Errors
-    /// If it ended with an error or had to be killed.
+    /// If it has ended before, ended with an error now, or had to be killed.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.check_alive()?;
         match self.end()? {
             Ended::ByItself(status) if status.success() => Ok(()),
+            Ended::ByItself(status) if self.is_peer && status.signal().is_some() => {
+                say(&format!(
+                    "Note: qemu-storage-daemon crashed ({status}) after SIGTERM; its run was over and counts{}",
+                    self.tail()
+                ));
+                Ok(())
+            }
             Ended::ByItself(status) => {
                 bail!("the daemon ended with {status} after SIGTERM{}", self.tail())
             }
@@ -321,8 +360,8 @@ mod tests {
         assert_eq!(
             line(&[disk], 0, true),
             "--blockdev driver=file,cache.direct=on,filename=/d/disk.img,node-name=disk0 \
-             --export type=vhost-user-blk,id=export0,node-name=disk0,addr.type=unix,\
-             addr.path=/tmp/a,,b/s0,writable=on,num-queues=4"
+             --export vhost-user-blk,id=export0,node-name=disk0,writable=on,addr.type=unix,\
+             addr.path=/tmp/a,,b/s0,num-queues=4"
         );
     }
 
@@ -333,7 +372,7 @@ mod tests {
             line(&[disk], 1, false),
             "--object iothread,id=t0 \
              --blockdev driver=host_device,filename=/dev/sdx,node-name=disk0,read-only=on \
-             --export type=vhost-user-blk,id=export0,node-name=disk0,addr.type=unix,\
+             --export vhost-user-blk,id=export0,node-name=disk0,addr.type=unix,\
              addr.path=/tmp/a,,b/s0,num-queues=4,iothread=t0"
         );
     }

@@ -7,41 +7,57 @@
 //! process.
 #![forbid(unsafe_code)]
 
+mod answer;
 mod args;
 mod calendar;
 mod cell;
 mod clock;
+mod compare;
 mod contender;
+mod course;
 mod daemon;
 mod drift;
+pub mod emit;
 mod environment;
 mod fleet;
 mod given;
 mod host_load;
 mod interrupt;
 mod intervals;
+mod kept;
 mod machine;
 mod matrix;
 mod measure;
 mod meter;
+mod pace;
 mod pinning;
 mod plan;
 mod progress;
-mod recommend;
+mod published;
+mod quote;
+mod repeats;
 mod report;
+mod reread;
 mod results;
 mod run;
 mod scratch;
+mod search;
 mod settings;
+#[cfg(test)]
+mod simulation;
 mod ssh;
+mod stats;
+mod steady;
 mod storage;
 mod summary;
 mod table;
 mod target;
 mod units;
 mod variant;
+mod weights;
 
-pub use args::TuneArgs;
+pub use args::{ReportArgs, TuneArgs};
 pub use daemon::Daemon;
 pub use interrupt::Interrupted;
+pub use reread::{Rendered, rendered, report};
 pub use run::{exit_code, run};

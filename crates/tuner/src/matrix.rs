@@ -8,11 +8,17 @@ use load::{BlockBytes, Shape, Workload};
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
-use crate::settings::{Mode, Settings};
+use crate::settings::{Mode, Settings, Thoroughness};
+use crate::units::counted;
 use crate::variant::{Device, Layers, Variant};
+use crate::weights;
 
 /// The most jobs of the client: it has a queue for each, and an export has so many.
 const CLIENT_JOBS_MAX: u16 = 256;
+
+/// Where more iothreads cannot help, these numbers are measured.
+const FEW: u16 = 2;
+const LARGE_BLOCK: u32 = 1 << 20;
 
 /// Whether write cells are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +93,8 @@ impl Matrix {
                 "all cells write: allow that with --destructive (all data is lost), or add --op randread"
             );
         }
+        let measured: Vec<Cell> = entries.iter().flat_map(|entry| &entry.cells).copied().collect();
+        weights::check(&settings.weights, &measured, &skipped)?;
         Ok(Self { entries, skipped, pruned })
     }
 
@@ -197,6 +205,11 @@ fn contenders(
                 note(format!("client has at most {CLIENT_JOBS_MAX} jobs, not {jobs}"));
             } else if iothreads.count() > queues(subject, jobs, settings) {
                 idle.push(iothreads.to_string());
+            } else if settings.search == Thoroughness::Stages
+                && iothreads.count() > FEW
+                && let Some(reason) = few_are_enough(cells)
+            {
+                note(format!("more than {FEW} iothreads {reason} (--full measures them)"));
             } else if let Err(reason) = place.fits(contender, cells) {
                 note(format!("{contender}: {reason}"));
             } else {
@@ -204,12 +217,27 @@ fn contenders(
             }
         }
         if !idle.is_empty() {
-            let queues = queues(subject, jobs, settings);
-            note(format!("{subject} with {} iothreads: it has {queues} queues", idle.join(", ")));
+            let queues = counted(queues(subject, jobs, settings).into(), "queue");
+            note(format!("{subject} with {} iothreads: it has {queues}", idle.join(", ")));
         }
     }
     contenders.sort_unstable();
     contenders
+}
+
+/// Why numbers above `FEW` are not worth measuring: one job keeps one vCPU busy, which uses one queue; large blocks keep
+/// the disk busy, not the threads. In all 48 cells of one job of the published sweep one iothread was enough.
+fn few_are_enough(cells: &[Cell]) -> Option<&'static str> {
+    if cells.iter().all(|cell| cell.shape().jobs() == 1) {
+        return Some("for one job");
+    }
+    let is_large = |cell: &Cell| cell.shape().block().get() >= LARGE_BLOCK;
+    cells.iter().all(is_large).then_some("for blocks of 1M and more")
+}
+
+/// Whether numbers above these few were left out of a cell in which this is the highest.
+pub(crate) fn is_worth_few(cell: &Cell, highest: Iothreads) -> bool {
+    highest.count() <= FEW && few_are_enough(std::slice::from_ref(cell)).is_some()
 }
 
 /// Queues of one disk.
@@ -283,7 +311,7 @@ pub(crate) mod tests {
         assert_eq!(
             matrix.pruned,
             [
-                "client with 2, 8 iothreads: it has 1 queues",
+                "client with 2, 8 iothreads: it has 1 queue",
                 "client with 8 iothreads: it has 4 queues"
             ]
         );
@@ -312,6 +340,14 @@ pub(crate) mod tests {
         let line = "--subject client --iothreads 4 --jobs 2";
         let error = matrix(line, Writes::Allowed).unwrap_err().to_string();
         assert!(error.contains("--jobs") && error.contains("2 queues"), "{error}");
+    }
+
+    #[test]
+    fn weights_of_cells_that_are_skipped_are_refused() {
+        let line = "--op randread,randwrite --weights randread=3,randwrite=1";
+        assert!(matrix(line, Writes::Allowed).is_ok());
+        let error = matrix(line, Writes::Skipped).unwrap_err().to_string();
+        assert!(error.starts_with("--weights randwrite=1: these cells write"), "{error}");
     }
 
     #[test]

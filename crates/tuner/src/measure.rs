@@ -14,17 +14,20 @@ mod verify;
 mod vm;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use load::{Timing, Workload};
+use load::Workload;
 
 use self::fio::Fio;
 pub(crate) use self::vm::Guests;
 use crate::args::LoadKind;
-use crate::contender::Contender;
+use crate::clock;
+use crate::contender::{Contender, Iothreads};
 use crate::daemon::{Daemon, Running};
 use crate::given::Given;
 use crate::interrupt::Interrupt;
+use crate::pace::Pace;
 use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::progress::Progress;
 use crate::results::{Measured, Run};
@@ -50,6 +53,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) out: PathBuf,
     pub(crate) interrupt: &'a Interrupt,
     pub(crate) progress: &'a Progress,
+    /// Learns from every run.
+    pub(crate) pace: Pace,
 }
 
 /// What stays attached between the phases of a probe.
@@ -89,26 +94,47 @@ pub(crate) struct Planned<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures one run, at a rate if one is given.
+    /// Measures one run, at a rate if one is given. `left` is what it and those after it should take,
+    /// as far as they are known.
     ///
     /// # Errors
     /// If anything fails, or a signal comes (`Interrupted`). What the run started is stopped in any case.
-    pub(crate) fn measure(&mut self, planned: &PlannedRun, rate: Option<f64>) -> Result<Run> {
+    pub(crate) fn measure(
+        &mut self,
+        planned: &PlannedRun,
+        rate: Option<f64>,
+        left: Duration,
+    ) -> Result<Run> {
         let name = run_name(&planned.key);
-        self.progress.begin(&name);
+        let begun = clock::now();
+        self.progress.begin(&name, self.pace.expected(planned), left);
         let measured = match planned.key.contender {
+            Contender::Host => self.with_disks(planned, rate, &name, Self::on_host),
+            Contender::Client { iothreads } => {
+                self.with_disks(planned, rate, &name, |bench, it| bench.by_client(it, iothreads))
+            }
+            Contender::VmQemu { .. } | Contender::VmRingloom { .. } => {
+                self.with_disks(planned, rate, &name, Self::in_guests)
+            }
             Contender::VmGiven => self.in_given(planned, rate, &name),
-            Contender::Host
-            | Contender::Client { .. }
-            | Contender::VmQemu { .. }
-            | Contender::VmRingloom { .. } => self.with_disks(planned, rate, &name),
         };
-        let run = Run::new(planned.key.clone(), measured.with_context(|| name.clone())?);
+        match &measured {
+            Ok(_) => self.pace.observe(planned, begun.elapsed()),
+            Err(_) => self.pace.failed(planned),
+        }
+        let run = Run::new(planned, measured.with_context(|| name.clone())?);
         self.progress.end(&name, run.iops());
         Ok(run)
     }
 
-    fn with_disks(&mut self, run: &PlannedRun, rate: Option<f64>, name: &str) -> Result<Measured> {
+    /// On the disks of the run's variant.
+    fn with_disks(
+        &mut self,
+        run: &PlannedRun,
+        rate: Option<f64>,
+        name: &str,
+        measure: impl FnOnce(&mut Self, &Planned<'_>) -> Result<Measured>,
+    ) -> Result<Measured> {
         let variant = &run.key.variant;
         if run.key.purpose != Purpose::Probe || run.key.step == 0 {
             self.storages.reset(variant, self.tools, self.interrupt)?;
@@ -121,7 +147,7 @@ impl Bench<'_> {
         let bytes = first.bytes;
         let workload = Workload::new(run.key.cell.shape(), bytes, run.seed)?;
         let planned = Planned { run, disks: &disks, workload: &workload, rate, name };
-        let measured = self.dispatch(&planned);
+        let measured = measure(self, &planned);
         match (measured, self.storages.shortage(variant)) {
             (Err(error), Some(shortage)) => Err(error.context(shortage)),
             (measured, _) => measured,
@@ -145,35 +171,27 @@ impl Bench<'_> {
         self.guests.as_mut().map_or(Ok(()), |guests| guests.fleet.rest(interrupt))
     }
 
-    fn dispatch(&mut self, planned: &Planned<'_>) -> Result<Measured> {
-        match planned.run.key.contender {
-            Contender::VmQemu { .. } | Contender::VmRingloom { .. } => {
-                let mut guests = self.guests.take().context("no guests were prepared")?;
-                let measured = guests.run(self, planned);
-                self.guests = Some(guests);
-                return measured;
-            }
-            Contender::Host | Contender::Client { .. } | Contender::VmGiven => {}
-        }
+    fn on_host(&mut self, planned: &Planned<'_>) -> Result<Measured> {
         self.rest()?;
-        match (planned.run.key.contender, self.settings.load) {
-            (Contender::Host, LoadKind::Own) => own::host(self, planned),
-            (Contender::Host, LoadKind::Fio) => host::run(self, planned),
-            (Contender::Client { iothreads }, _) => {
-                let mut held = self.held.take();
-                let measured = own::client(self, &mut held, planned, iothreads);
-                self.held = held;
-                measured
-            }
-            (Contender::VmQemu { .. } | Contender::VmRingloom { .. } | Contender::VmGiven, _) => {
-                unreachable!("measured elsewhere")
-            }
+        match self.settings.load {
+            LoadKind::Own => own::host(self, planned),
+            LoadKind::Fio => host::run(self, planned),
         }
     }
 
-    fn timing(&self) -> Timing {
-        let Settings { ramp, runtime, .. } = self.settings;
-        Timing { ramp: ramp.duration(), runtime: runtime.duration() }
+    fn by_client(&mut self, planned: &Planned<'_>, iothreads: Iothreads) -> Result<Measured> {
+        self.rest()?;
+        let mut held = self.held.take();
+        let measured = own::client(self, &mut held, planned, iothreads);
+        self.held = held;
+        measured
+    }
+
+    fn in_guests(&mut self, planned: &Planned<'_>) -> Result<Measured> {
+        let mut guests = self.guests.take().context("no guests were prepared")?;
+        let measured = guests.run(self, planned);
+        self.guests = Some(guests);
+        measured
     }
 
     fn fio(&self) -> Result<&Fio> {

@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 /// Some CPUs by number: `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct CpuList(Vec<u16>);
+pub struct CpuList(Vec<u16>);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no list of CPUs: write numbers below 1024 and ranges, such as 0-3,8")]
-pub(crate) struct BadCpuList(String);
+pub struct BadCpuList(String);
 
 impl CpuList {
     /// The CPUs in order; `None` if there are none.

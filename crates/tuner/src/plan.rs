@@ -6,13 +6,13 @@
 //! Invariants: seed and matrix alone decide the plan, so a resumed run continues the same one; all runs of a block have
 //! the same offsets; no two runs of a plan have the same key.
 
-use load::Random;
+use load::{Random, Timing};
 use serde::{Deserialize, Serialize};
 
 use crate::cell::Cell;
 use crate::contender::Contender;
 use crate::matrix::{Entry, Matrix};
-use crate::settings::Mode;
+use crate::settings::{Mode, Settings};
 use crate::variant::Variant;
 
 /// Shares of the maximum at which a curve measures latency, in percent.
@@ -30,6 +30,8 @@ const SENTINEL_STREAM: u64 = u64::MAX;
 pub(crate) enum Purpose {
     /// One contender in one cell.
     Sweep,
+    /// Measured again, because it is best or close to the 90 % line: the figures that count.
+    Confirm,
     /// The baseline once more; `step` counts.
     Sentinel,
     /// A phase of the hysteresis probe; `step` is 0, 1 or 2.
@@ -55,7 +57,7 @@ pub(crate) struct RunKey {
 impl RunKey {
     /// Whether the next run goes on with the same attached disk: a probe must not forget what went before.
     pub(crate) fn keeps_disk(&self) -> bool {
-        self.purpose == Purpose::Probe && self.step + 1 < PROBE_PHASES
+        self.purpose == Purpose::Probe && self.step < PROBE_PHASES - 1
     }
 
     /// Whether it is the phase after `before`.
@@ -74,7 +76,8 @@ impl RunKey {
     pub(crate) fn purpose_name(&self) -> Option<String> {
         match (self.purpose, self.step) {
             (Purpose::Sweep, _) => None,
-            (Purpose::Sentinel, step) => Some(format!("sentinel {}", step + 1)),
+            (Purpose::Confirm, _) => Some("again".to_owned()),
+            (Purpose::Sentinel, step) => Some(format!("sentinel {}", step.saturating_add(1))),
             (Purpose::Probe, 0) => Some("low".to_owned()),
             (Purpose::Probe, 1) => Some("high".to_owned()),
             (Purpose::Probe, _) => Some("low again".to_owned()),
@@ -92,6 +95,19 @@ pub(crate) struct PlannedRun {
     pub(crate) jobs_max: u16,
     /// The seed of the offsets, the same for all of a block.
     pub(crate) seed: u64,
+    /// How many times as long as the settings say the ramp and the measured time are: 1, or 2 where a cell was not steady.
+    pub(crate) stretch: u32,
+}
+
+impl PlannedRun {
+    /// How long it ramps up and is measured.
+    pub(crate) fn timing(&self, settings: &Settings) -> Timing {
+        let Settings { ramp, runtime, .. } = settings;
+        Timing {
+            ramp: ramp.duration().saturating_mul(self.stretch),
+            runtime: runtime.duration().saturating_mul(self.stretch),
+        }
+    }
 }
 
 /// All runs in their order. `sentinel` is after how many runs of a sweep the baseline is repeated; 0 is never.
@@ -153,7 +169,7 @@ fn blocks(
         let run = |(purpose, step, contender, cell)| {
             let variant = entry.variant;
             let key = RunKey { purpose, repeat, step, contender, variant, cell };
-            PlannedRun { key, jobs_max: entry.jobs_max(), seed }
+            PlannedRun { key, jobs_max: entry.jobs_max(), seed, stretch: 1 }
         };
         runs.extend(block.into_iter().map(run));
     }
@@ -173,13 +189,7 @@ fn with_sentinels(
     let Some((entry, contender)) = base.filter(|_| every > 0 && runs.len() > every) else {
         return runs;
     };
-    let seed = Random::stream(seed, SENTINEL_STREAM).next_u64();
-    let (variant, cell) = (entry.variant, entry.cells[0]);
-    let sentinel = |step| {
-        let purpose = Purpose::Sentinel;
-        let key = RunKey { purpose, repeat: 0, step, contender, variant, cell };
-        PlannedRun { key, jobs_max: entry.jobs_max(), seed }
-    };
+    let sentinel = |step| sentinel(entry, contender, step, seed);
     let mut all = Vec::new();
     let mut step = 0;
     for (index, run) in runs.into_iter().enumerate() {
@@ -193,20 +203,31 @@ fn with_sentinels(
     all
 }
 
+/// The baseline once more, for the time `step`; `seed` is that of the command.
+pub(crate) fn sentinel(entry: &Entry, contender: Contender, step: u32, seed: u64) -> PlannedRun {
+    let seed = Random::stream(seed, SENTINEL_STREAM).next_u64();
+    let (variant, cell) = (entry.variant, entry.cells[0]);
+    let key = RunKey { purpose: Purpose::Sentinel, repeat: 0, step, contender, variant, cell };
+    PlannedRun { key, jobs_max: entry.jobs_max(), seed, stretch: 1 }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::time::Duration;
 
     use super::*;
     use crate::matrix::Writes;
     use crate::matrix::tests::runs_per_repeat;
+    use crate::repeats::Repeats;
     use crate::settings::tests::settings;
     use crate::variant::Layers;
 
     fn planned(line: &str, seed: u64) -> (Matrix, Vec<PlannedRun>) {
         let settings = settings(line, 2);
         let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
-        let runs = plan(&matrix, settings.mode, settings.repeats, seed, settings.sentinel);
+        let Repeats::Fixed(repeats) = settings.repeats else { panic!("{line} is a search") };
+        let runs = plan(&matrix, settings.mode, repeats, seed, settings.sentinel);
         (matrix, runs)
     }
 
@@ -225,10 +246,22 @@ mod tests {
     }
 
     #[test]
+    fn a_stretched_run_ramps_and_measures_longer() {
+        let settings = settings("--ramp 0.5 --runtime 1.5", 2);
+        let mut run = planned("--repeats 1", 1).1.swap_remove(0);
+        for (stretch, ramp, runtime) in [(1, 500, 1500), (2, 1000, 3000)] {
+            run.stretch = stretch;
+            let (ramp, runtime) = (Duration::from_millis(ramp), Duration::from_millis(runtime));
+            assert_eq!(run.timing(&settings), Timing { ramp, runtime });
+        }
+    }
+
+    #[test]
     fn the_seed_decides_the_order() {
-        assert_eq!(planned("", 1).1, planned("", 1).1);
-        let order =
-            |seed| planned("", seed).1.iter().map(|run| run.key.contender).collect::<Vec<_>>();
+        assert_eq!(planned("--repeats 3", 1).1, planned("--repeats 3", 1).1);
+        let order = |seed| {
+            planned("--repeats 3", seed).1.iter().map(|run| run.key.contender).collect::<Vec<_>>()
+        };
         assert_ne!(order(1), order(2));
     }
 
@@ -265,6 +298,18 @@ mod tests {
         let keys: Vec<_> = runs.iter().map(|run| &run.key).collect();
         assert!(keys[1].follows(keys[0]) && keys[2].follows(keys[1]));
         assert!(!keys[2].follows(keys[0]) && !keys[0].follows(keys[2]) && !keys[2].keeps_disk());
+    }
+
+    #[test]
+    fn a_key_with_any_step_has_a_name_and_a_place() {
+        let (_, runs) = planned("--probe hysteresis --jobs 2,8 --repeats 1 --subject host", 1);
+        let mut key = runs[0].key.clone();
+        key.step = u32::MAX;
+        for purpose in [Purpose::Sweep, Purpose::Confirm, Purpose::Sentinel, Purpose::Probe] {
+            key.purpose = purpose;
+            assert!(!key.keeps_disk() && !runs[0].key.follows(&key));
+            assert_eq!(key.purpose_name().is_none(), purpose == Purpose::Sweep);
+        }
     }
 
     #[test]

@@ -11,19 +11,33 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::clock;
 use crate::intervals::{Interval, Intervals};
 use crate::meter::Meter;
-use crate::units::{Bytes, grouped, human_time};
+use crate::units::{Bytes, grouped, human_time, printable};
 
 /// Steps of the bar per run, so that it moves inside a run too.
 const STEPS_PER_RUN: u64 = 100;
+/// Steps of the bar where only the time is known.
+const STEPS: u64 = 1000;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// So many runs.
+    Runs(usize),
+    /// As many as fit until then.
+    Until(Instant),
+}
 
 /// The progress of all runs.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
-    runs: usize,
+    to_do: Left,
+    began: Instant,
     done: Shared<usize>,
-    /// What one run takes, measured as soon as there is one.
-    per_run: Shared<Duration>,
+    /// What the run that began last should take.
+    expected: Shared<Duration>,
+    /// What it and those after it should take.
+    left: Shared<Duration>,
     run_started: Shared<Instant>,
     /// If every second of a run is to be shown.
     intervals: RefCell<Option<Watcher>>,
@@ -67,28 +81,35 @@ impl Watcher {
 }
 
 impl Progress {
-    /// `expected` is the time one run should take; with `intervals` there is no bar, but a line for each second.
-    pub(crate) fn new(runs: usize, expected: Duration, intervals: bool) -> Self {
+    /// With `intervals` there is no bar, but a line for each second.
+    pub(crate) fn new(to_do: Left, intervals: bool) -> Self {
         let bar = (io::stderr().is_terminal() && !intervals).then(|| {
-            let bar = ProgressBar::new(u64::try_from(runs).unwrap_or(0) * STEPS_PER_RUN);
+            let steps = match to_do {
+                Left::Runs(runs) => u64::try_from(runs).unwrap_or(0) * STEPS_PER_RUN,
+                Left::Until(_) => STEPS,
+            };
+            let bar = ProgressBar::new(steps);
             bar.set_style(style("{prefix} [{bar:24}] {percent:>3} %  {msg}"));
             bar
         });
         let started = Shared::new(clock::now());
-        let (done, per_run) = (Shared::new(0), Shared::new(expected));
+        let (expected, left) = (Shared::default(), Shared::default());
         let intervals = RefCell::new(intervals.then(Watcher::new));
-        Self { bar, runs, done, per_run, run_started: started, intervals }
+        let (began, done) = (clock::now(), Shared::new(0));
+        Self { bar, to_do, began, done, expected, left, run_started: started, intervals }
     }
 
-    /// A run begins.
-    pub(crate) fn begin(&self, name: &str) {
+    /// A run begins that should take so long; it and those after it should take `left`.
+    pub(crate) fn begin(&self, name: &str, expected: Duration, left: Duration) {
         self.run_started.set(clock::now());
+        self.expected.set(expected);
+        self.left.set(left);
         if let Some(watcher) = &mut *self.intervals.borrow_mut() {
             say(&format!("\n{name}"));
             *watcher = Watcher::new();
         }
         if let Some(bar) = &self.bar {
-            bar.set_prefix(format!("{:>3}/{}", self.done.get() + 1, self.runs));
+            bar.set_prefix(self.number(self.done.get() + 1));
             bar.set_message(self.message(name));
         }
     }
@@ -99,11 +120,7 @@ impl Progress {
             watcher.host.sample(clock::now());
         }
         if let Some(bar) = &self.bar {
-            let share = self.run_started.get().elapsed().as_secs_f64()
-                / self.per_run.get().as_secs_f64().max(f64::MIN_POSITIVE);
-            let percent = (0..STEPS_PER_RUN).rev().find(|&step| step as f64 / 100.0 <= share);
-            let done = u64::try_from(self.done.get()).unwrap_or(0) * STEPS_PER_RUN;
-            bar.set_position(done + percent.unwrap_or(0));
+            bar.set_position(self.position());
             bar.set_message(self.message(name));
         }
     }
@@ -113,17 +130,12 @@ impl Progress {
         if let Some(average) = self.intervals.borrow().as_ref().and_then(|it| it.lines.average()) {
             say(average.trim_end());
         }
-        let took = self.run_started.get().elapsed();
         let done = self.done.get() + 1;
         self.done.set(done);
-        // A moving mean: the first runs say more than the guess, the last more than the first.
-        let weight = f64::midpoint(1.0 / done as f64, 0.2);
-        let mean = self.per_run.get().mul_f64(1.0 - weight) + took.mul_f64(weight);
-        self.per_run.set(mean);
+        self.left.set(self.left.get().saturating_sub(self.expected.replace(Duration::ZERO)));
         if self.bar.is_none() {
-            let (number, runs) = (format!("{done:>3}"), self.runs);
-            let left = human_time(self.left());
-            say(&format!("{number}/{runs}  {name}: {} IOPS, {left} left", grouped(iops)));
+            let (number, left) = (self.number(done), human_time(self.left()));
+            say(&format!("{number}  {name}: {} IOPS, {left} left", grouped(iops)));
         }
     }
 
@@ -141,15 +153,45 @@ impl Progress {
         }
     }
 
-    fn message(&self, name: &str) -> String {
-        let running = self.run_started.get().elapsed().min(self.per_run.get());
-        let left = self.left().saturating_sub(running);
-        format!("{name}, {} left", human_time(left))
+    /// ` 12/48`, or ` 12` where nobody knows how many there will be.
+    fn number(&self, number: usize) -> String {
+        match self.to_do {
+            Left::Runs(runs) => format!("{number:>3}/{runs}"),
+            Left::Until(_) => format!("{number:>3}"),
+        }
     }
 
+    /// Steps of the bar.
+    fn position(&self) -> u64 {
+        let share = |passed: Duration, whole: Duration, steps: u64| {
+            let share = passed.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE);
+            (0..steps).rev().find(|&step| step as f64 / steps as f64 <= share).unwrap_or(0)
+        };
+        match self.to_do {
+            Left::Runs(_) => {
+                let running = self.run_started.get().elapsed();
+                let done = u64::try_from(self.done.get()).unwrap_or(0) * STEPS_PER_RUN;
+                done + share(running, self.expected.get(), STEPS_PER_RUN)
+            }
+            Left::Until(end) => {
+                share(self.began.elapsed(), end.saturating_duration_since(self.began), STEPS)
+            }
+        }
+    }
+
+    fn message(&self, name: &str) -> String {
+        format!("{name}, {} left", human_time(self.left()))
+    }
+
+    /// A run that takes longer than it should does not shorten those after it.
     fn left(&self) -> Duration {
-        let runs = u32::try_from(self.runs.saturating_sub(self.done.get())).unwrap_or(u32::MAX);
-        self.per_run.get().saturating_mul(runs)
+        match self.to_do {
+            Left::Runs(_) => {
+                let running = self.run_started.get().elapsed().min(self.expected.get());
+                self.left.get().saturating_sub(running)
+            }
+            Left::Until(end) => end.saturating_duration_since(clock::now()),
+        }
     }
 }
 
@@ -188,7 +230,7 @@ fn style(template: &str) -> ProgressStyle {
 
 /// A line on standard error. Nobody can be told when that fails.
 pub(crate) fn say(line: &str) {
-    writeln!(io::stderr().lock(), "{line}").unwrap_or_default();
+    writeln!(io::stderr().lock(), "{}", printable(line)).unwrap_or_default();
 }
 
 #[cfg(test)]
@@ -196,13 +238,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_templates_are_valid_and_the_time_left_shrinks() {
-        let progress = Progress::new(4, Duration::from_secs(10), false);
-        assert_eq!(progress.left(), Duration::from_secs(40));
-        progress.begin("a");
+    fn the_time_left_shrinks_but_never_below_that_of_later_runs() {
+        let progress = Progress::new(Left::Runs(4), false);
+        let (expected, later) = (Duration::from_millis(1), Duration::from_secs(30));
+        progress.begin("a", expected, expected + later);
+        assert!((later..=expected + later).contains(&progress.left()));
         progress.tick("a");
+        while progress.run_started.get().elapsed() <= expected {}
+        assert_eq!(progress.left(), later);
         progress.end("a", 1.0);
-        assert!(progress.left() < Duration::from_secs(30));
+        assert_eq!(progress.left(), later);
+    }
+
+    #[test]
+    fn a_search_ends_at_its_time() {
+        let end = clock::now() + Duration::from_secs(40);
+        let progress = Progress::new(Left::Until(end), false);
+        progress.begin("a", Duration::from_secs(1), Duration::from_secs(2));
+        assert!((39..=40).contains(&progress.left().as_secs()));
+    }
+
+    #[test]
+    fn the_templates_are_valid() {
         drop(style("{prefix} [{bar:24}] {percent:>3} %  {msg}"));
         drop(style("filling [{bar:24}] {percent:>3} %  {bytes_per_sec}, {eta} left"));
     }

@@ -1,21 +1,41 @@
 //! The report: what was measured how, the tables, what bends them, and what to use. Pure functions.
 //!
 //! Each child renders one part; `text` has the words and numbers of all.
-//! The same text goes to standard output (`Style::Plain`) and to `report.md` (`Style::Markdown`).
+//! The same text goes to standard output (`Style::Plain`) and to `report.md` (`Style::Markdown`); `html` makes a page of it,
+//! `rows` CSV and lines of JSON.
 
 mod advice;
 mod around;
 mod cells;
+mod compare;
+mod configurations;
 mod curve;
+mod failed;
+mod html;
+mod part;
 mod probe;
+mod published;
+mod rows;
+mod steadiness;
 mod text;
 
+use self::advice::Advice;
+use self::configurations::Configurations;
+pub(crate) use self::configurations::names as configuration_names;
+pub(crate) use self::part::Part;
 use crate::cell::Cell;
+use crate::repeats::Repeats;
 use crate::results::{Failure, Header, Programs, Run};
-use crate::summary::{curves, probes, summarise};
+use crate::summary::{
+    CellSummary, Curve, FailedCell, Probe, curves, failed as failed_cells, probes, summarise,
+};
 use crate::target::Origin;
-use crate::units::counted;
-use text::wrapped;
+use crate::units::{counted, printable};
+pub(crate) use compare::{Compared, Side, render as render_comparison};
+pub(crate) use html::{comparison as comparison_page, published_sweep as published_page};
+pub(crate) use published::render as render_published;
+pub(crate) use text::percent_gain;
+use text::{one_line, wrapped};
 
 /// What every guest figure says where KVM does not work.
 pub(crate) const EMULATED: &str = "emulated, not comparable with the host";
@@ -42,26 +62,115 @@ pub(crate) struct Findings<'a> {
     pub(crate) notes: &'a [String],
 }
 
-/// Renders what the runs say.
-pub(crate) fn render(style: Style, findings: &Findings<'_>) -> String {
-    let Findings { header, runs, .. } = *findings;
-    let cells = summarise(runs, header.machine.cores);
-    [
-        head(style, header),
-        cells::render(style, header, &cells),
-        probe::render(style, &probes(runs, &header.settings.jobs)),
-        curve::render(style, &curves(runs)),
-        around::render(style, findings),
-        advice::render(style, header, &cells),
-    ]
-    .concat()
+/// What the runs say, worked out once for all that is rendered of it.
+#[derive(Debug)]
+pub(crate) struct Report<'a> {
+    part: Part,
+    findings: &'a Findings<'a>,
+    cells: Vec<CellSummary>,
+    /// In which runs failed.
+    failed: Vec<FailedCell>,
+    probes: Vec<Probe>,
+    curves: Vec<Curve>,
+    /// What to use, for each subject that compares numbers of iothreads.
+    advice: Vec<Advice>,
+    configurations: Configurations,
+}
+
+impl<'a> Report<'a> {
+    /// Of results that all compare with each other.
+    pub(crate) fn new(findings: &'a Findings<'a>) -> Self {
+        Self::of_part(Part::FIRST, findings)
+    }
+
+    /// Of one part of a results file; its files, and all that points to them, have its names.
+    pub(crate) fn of_part(part: Part, findings: &'a Findings<'a>) -> Self {
+        let Findings { header, runs, failures, .. } = *findings;
+        let cells = summarise(runs, header.machine.cores);
+        let advice = advice::all(part, findings, &cells);
+        Self {
+            part,
+            findings,
+            failed: failed_cells(failures),
+            probes: probes(runs, &header.settings.jobs),
+            curves: curves(runs),
+            configurations: Configurations::of(part, findings, &cells, &advice),
+            advice,
+            cells,
+        }
+    }
+
+    /// The report as text. `written` is told before the answer, so that this is the last.
+    pub(crate) fn text(&self, style: Style, written: &str) -> String {
+        let Self { findings, cells, .. } = self;
+        let written = written.to_owned() + &self.configurations.render(style);
+        let written = if written.is_empty() { written } else { format!("\n{written}") };
+        let text = [
+            head(style, findings.header),
+            cells::render(style, findings.header, cells),
+            failed::render(style, &self.failed, cells),
+            // A terminal is too narrow for it.
+            if style == Style::Markdown { published::own(style, cells) } else { String::new() },
+            probe::render(style, &self.probes),
+            curve::render(style, &self.curves),
+            around::render(style, findings),
+            written,
+        ]
+        .concat();
+        printable(&(without_html(style, &text) + &advice::render(style, &self.advice)))
+    }
+
+    /// The files of the report, by name: Markdown, the page, the rows as CSV and as lines of JSON, and the configurations.
+    pub(crate) fn files(&self) -> Vec<(String, String)> {
+        let rows = rows::records(&self.cells);
+        let mut files = self.configurations.files.clone();
+        files.extend(
+            [
+                ("report.md", self.text(Style::Markdown, "")),
+                ("report.html", html::page(self)),
+                ("report.csv", rows::csv(&rows)),
+                ("report.jsonl", rows::lines(&rows)),
+            ]
+            .map(|(name, text)| (self.part.named(name), printable(&text))),
+        );
+        files
+    }
+}
+
+/// Names of disks and guests may look like HTML, which Markdown takes as such, but not in a fenced block.
+fn without_html(style: Style, text: &str) -> String {
+    match style {
+        Style::Plain => text.to_owned(),
+        Style::Markdown => text.replace('<', "&lt;"),
+    }
 }
 
 fn head(style: Style, header: &Header) -> String {
+    let facts = facts(header);
+    match style {
+        Style::Plain => facts.iter().map(|(_, fact)| wrapped(style, fact)).collect(),
+        Style::Markdown => {
+            let facts: String =
+                facts.iter().map(|(name, fact)| format!("- {name}: {fact}\n")).collect();
+            format!("# ringloom tune\n\n{facts}")
+        }
+    }
+}
+
+/// What was measured where, with what and how.
+fn facts(header: &Header) -> [(&'static str, String); 4] {
+    if header.is_unknown() {
+        return [
+            ("Disk", "an unknown disk".to_owned()),
+            ("Machine", "an unknown machine".to_owned()),
+            ("Programs", "unknown programs".to_owned()),
+            ("Method", "unknown settings".to_owned()),
+        ];
+    }
     let Header { disk, machine, settings, .. } = header;
     let name = match disk.origin {
         Origin::Scratch => "a scratch file".to_owned(),
-        Origin::User | Origin::Guest => disk.path.display().to_string(),
+        Origin::User | Origin::Guest => one_line(&disk.path.display().to_string()),
     };
     let title = format!("{name}: {}", disk.description);
     let machine =
@@ -69,21 +178,19 @@ fn head(style: Style, header: &Header) -> String {
     let programs = programs(header);
     let method = format!(
         "{} of {} s after {} s of ramp, seed {}",
-        counted(usize::from(settings.repeats), "repeat"),
+        repeats(settings.repeats),
         settings.runtime,
         settings.ramp,
         settings.seed
     );
-    match style {
-        Style::Plain => {
-            [title, machine, programs, method].iter().map(|line| wrapped(style, line)).collect()
-        }
-        Style::Markdown => {
-            format!(
-                "# ringloom tune\n\n- Disk: {title}\n- Machine: {machine}\n- Programs: {programs}\n\
-                 - Method: {method}\n"
-            )
-        }
+    [("Disk", title), ("Machine", machine), ("Programs", programs), ("Method", method)]
+}
+
+/// `3 repeats`, `1 repeat`, `3-12 repeats`.
+pub(crate) fn repeats(repeats: Repeats) -> String {
+    match repeats {
+        Repeats::Fixed(number) => counted(usize::from(number), "repeat"),
+        Repeats::Until { .. } => format!("{repeats} repeats"),
     }
 }
 

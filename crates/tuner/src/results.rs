@@ -2,63 +2,93 @@
 //!
 //! Invariants: every line is complete or the last one (a torn last line is dropped); runs of another
 //! machine, disk or setting are never appended.
-//! Limits: format 2; files of another format are refused by name. docs/results.md lists the fields.
+//! Limits: format 3; files of another format are refused by name. docs/results.md lists the fields.
 
+mod claim;
 mod header;
+mod lenient;
 mod line;
+mod recorded;
+mod sane;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::header::{Disk, Header, Host, Programs};
-pub(crate) use self::line::{Failure, Line, Measured, OWN_LOAD, Part, Run};
-use crate::plan::{PlannedRun, RunKey};
+pub(crate) use self::claim::Claim;
+pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs};
+pub(crate) use self::lenient::{Group, Lenient};
+pub(crate) use self::line::{Failure, Line, Measured, OWN_LOAD, Part, Run, nanoseconds};
+pub(crate) use self::recorded::Recorded;
+use crate::measure::run_name;
 
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 pub(crate) const FILE_NAME: &str = "results.jsonl";
 
 /// What an existing file holds.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) header: Header,
-    pub(crate) lines: Vec<Line>,
+    pub(crate) recorded: Recorded,
     /// The length of all complete lines.
     complete_bytes: usize,
+    /// Nobody else writes it for as long as it is open.
+    file: File,
 }
 
 impl Stored {
-    /// Reads the file of a directory.
+    /// Reads the file of a directory and keeps others from writing it.
     ///
     /// # Errors
-    /// If it is missing, of another format, or damaged before its last line.
+    /// If it is missing, of another format, or damaged before its last line; if another command writes it.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let path = directory.join(FILE_NAME);
         let name = path.display();
-        let bytes = std::fs::read(&path).with_context(|| format!("read {name}"))?;
-        let text = String::from_utf8_lossy(&bytes);
-        Self::parse(&text).with_context(|| format!("read {name}"))
+        let mut file = claim::open(OpenOptions::new().read(true).append(true), &path)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).with_context(|| format!("read {name}"))?;
+        Self::parse(&bytes, file).with_context(|| format!("read {name}"))
     }
 
-    fn parse(text: &str) -> Result<Self> {
+    fn parse(bytes: &[u8], file: File) -> Result<Self> {
         // Only a line with its end is complete: the end is written together with the line.
-        let complete_bytes = text.rfind('\n').map_or(0, |end| end + 1);
-        let mut lines = (1..).zip(text[..complete_bytes].lines());
+        let complete_bytes = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let mut lines = (1_usize..).zip(bytes[..complete_bytes].split_inclusive(|it| *it == b'\n'));
         let Some((_, first)) = lines.next() else { bail!("there is no header line") };
-        check_format(first).context("line 1")?;
-        let header = serde_json::from_str(first).context("line 1")?;
-        let parse = |(number, line): (usize, &str)| -> Result<Line> {
-            check_format(line)
-                .and_then(|()| Ok(serde_json::from_str(line)?))
+        let header = whole(first).context("line 1")?;
+        let parse = |(number, line): (usize, &[u8])| {
+            whole(line)
+                .and_then(|line| check_figures(&line).map(|()| line))
                 .with_context(|| format!("line {number}"))
         };
-        let lines = lines.map(parse).collect::<Result<_>>()?;
-        Ok(Self { header, lines, complete_bytes })
+        let recorded = Recorded::from(lines.map(parse).collect::<Result<Vec<_>>>()?);
+        Ok(Self { header, recorded, complete_bytes, file })
+    }
+}
+
+/// What a line of this format says.
+fn whole<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
+    // JSON alone would pass over what is no text in a field that nobody knows.
+    let line = std::str::from_utf8(line).context("it is damaged")?;
+    check_format(line)?;
+    Ok(serde_json::from_str(line)?)
+}
+
+/// Refuses what would overflow a sum; a run without a rate is one all the same.
+fn check_figures(line: &Line) -> Result<()> {
+    let found = match line {
+        Line::Run(run) => sane::check(run),
+        Line::Failure(failure) => sane::check_key(&failure.key),
+    };
+    match found {
+        Ok(()) | Err(sane::Fault::NoTime) => Ok(()),
+        Err(sane::Fault::Absurd(what)) => {
+            bail!("{}: {what}, which cannot be", run_name(line.key()))
+        }
     }
 }
 
@@ -81,21 +111,19 @@ fn check_format(line: &str) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Results {
     file: File,
-    lines: Vec<Line>,
+    recorded: Recorded,
+    /// How many lines it had when it was opened.
+    opened_at: usize,
 }
 
 impl Results {
-    /// Starts a new file in an existing directory.
+    /// Starts a file.
     ///
     /// # Errors
-    /// If there is one already or it cannot be written.
-    pub(crate) fn create(directory: &Path, header: &Header) -> Result<Self> {
-        let path = directory.join(FILE_NAME);
-        let file = OpenOptions::new().append(true).create_new(true).open(&path);
-        let file = file.with_context(|| format!("create {}", path.display()))?;
-        let mut results = Self { file, lines: Vec::new() };
-        results.write(header)?;
-        Ok(results)
+    /// If it cannot be written.
+    pub(crate) fn create(mut claim: Claim, header: &Header) -> Result<Self> {
+        write(claim.file(), header)?;
+        Ok(Self { file: claim.keep(), recorded: Recorded::default(), opened_at: 0 })
     }
 
     /// Goes on with a file.
@@ -103,16 +131,11 @@ impl Results {
     /// # Errors
     /// If its runs were measured with other settings, on another machine or disk.
     pub(crate) fn resume(directory: &Path, stored: Stored, header: &Header) -> Result<Self> {
-        let differences = header.differences(&stored.header);
-        if !differences.is_empty() {
-            let (name, list) = (directory.display(), differences.join("\n  "));
-            bail!("cannot resume {name}, its runs would not compare:\n  {list}");
-        }
-        let path = directory.join(FILE_NAME);
-        let file = OpenOptions::new().append(true).open(&path);
-        let file = file.with_context(|| format!("open {}", path.display()))?;
+        check_same(directory, &header.differences(&stored.header))?;
+        let file = stored.file;
         file.set_len(u64::try_from(stored.complete_bytes).expect("usize fits u64"))?;
-        Ok(Self { file, lines: stored.lines })
+        let opened_at = stored.recorded.len();
+        Ok(Self { file, recorded: stored.recorded, opened_at })
     }
 
     /// Writes a line to the file at once.
@@ -120,70 +143,39 @@ impl Results {
     /// # Errors
     /// If the file cannot be written.
     pub(crate) fn append(&mut self, line: Line) -> Result<()> {
-        self.write(&line)?;
-        self.lines.push(line);
+        write(&mut self.file, &line)?;
+        self.recorded.push(line);
         Ok(())
     }
 
-    /// All measured runs; of one that was done again the last.
-    pub(crate) fn runs(&self) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        let mut places: HashMap<&RunKey, usize> = HashMap::new();
-        for line in &self.lines {
-            let Line::Run(run) = line else { continue };
-            match places.entry(&run.key) {
-                Entry::Occupied(place) => runs[*place.get()] = Run::clone(run),
-                Entry::Vacant(place) => {
-                    place.insert(runs.len());
-                    runs.push(Run::clone(run));
-                }
-            }
-        }
-        runs
+    /// The lines that are in the file.
+    pub(crate) fn recorded(&self) -> &Recorded {
+        &self.recorded
     }
 
-    /// The runs that failed and were not measured since.
-    pub(crate) fn failures(&self) -> Vec<Failure> {
-        let mut failures: Vec<Failure> = Vec::new();
-        for line in &self.lines {
-            failures.retain(|failure| failure.key != *line.key());
-            if let Line::Failure(failure) = line {
-                failures.push(failure.clone());
-            }
-        }
-        failures
+    /// The runs that failed since the file was opened and were not measured since. What failed before and is not asked for
+    /// any more is not among them.
+    pub(crate) fn failed_now(&self) -> usize {
+        self.recorded.failures_from(self.opened_at).len()
     }
+}
 
-    /// The measured run with this key.
-    pub(crate) fn run(&self, key: &RunKey) -> Option<&Run> {
-        self.lines.iter().rev().find_map(|line| match line {
-            Line::Run(run) if run.key == *key => Some(&**run),
-            Line::Run(_) | Line::Failure(_) => None,
-        })
-    }
+fn write(file: &mut File, line: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    file.write_all(&text).context("write the results")
+}
 
-    /// The measured run of another step of the same contender, variant, repeat and cell, but for the jobs.
-    pub(crate) fn before(&self, key: &RunKey, step: u32) -> Option<&Run> {
-        let wanted = |other: &RunKey| {
-            (other.purpose, other.repeat, other.step) == (key.purpose, key.repeat, step)
-                && (other.contender, other.variant) == (key.contender, key.variant)
-                && other.cell.is_alike(&key.cell)
-        };
-        self.lines.iter().rev().find_map(|line| match line {
-            Line::Run(run) if wanted(&run.key) => Some(&**run),
-            Line::Run(_) | Line::Failure(_) => None,
-        })
+/// Refuses to go on where something differs.
+///
+/// # Errors
+/// All that does.
+pub(crate) fn check_same(directory: &Path, differences: &[String]) -> Result<()> {
+    if differences.is_empty() {
+        return Ok(());
     }
-
-    pub(crate) fn has(&self, planned: &PlannedRun) -> bool {
-        self.run(&planned.key).is_some()
-    }
-
-    fn write(&mut self, line: &impl Serialize) -> Result<()> {
-        let mut text = serde_json::to_vec(line)?;
-        text.push(b'\n');
-        self.file.write_all(&text).context("write the results")
-    }
+    let (name, list) = (directory.display(), differences.join("\n  "));
+    bail!("cannot resume {name}, its runs would not compare:\n  {list}")
 }
 
 #[cfg(test)]

@@ -7,30 +7,28 @@ mod prepare;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
 use self::prepare::Prepared;
 use crate::Interrupted;
 use crate::args::TuneArgs;
+use crate::clock;
+use crate::course::Course;
 use crate::interrupt::Interrupt;
+use crate::kept;
 use crate::matrix::Matrix;
 use crate::measure::{Bench, Guests, run_name};
-use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, plan};
-use crate::progress::{Progress, say};
-use crate::report::{Findings, Style, render};
-use crate::results::{FILE_NAME, Failure, Header, Line, Results, Stored};
-use crate::settings::Settings;
+use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose};
+use crate::progress::{Left, Progress, say};
+use crate::report::{Findings, Report, Style, configuration_names};
+use crate::results::{Claim, FILE_NAME, Failure, Header, Line, Results, Stored};
 use crate::units::counted;
 
 const OUT_NAME: &str = "ringloom-report";
 /// More default directories than anybody keeps.
 const OUT_NUMBER_MAX: u32 = 10_000;
-/// Start and stop of a daemon, on top of ramp and runtime.
-const RUN_OVERHEAD: Duration = Duration::from_millis(150);
-/// The same with a guest: disks come and go, fio starts and reports.
-const GUEST_RUN_OVERHEAD: Duration = Duration::from_millis(2500);
 /// So many failed runs, one after the other, end the command.
 const FAILURES_MAX: usize = 3;
 const EXIT_INTERRUPTED: u8 = 130;
@@ -47,8 +45,8 @@ const EXIT_FAILED: u8 = 1;
 )]
 pub fn run(args: TuneArgs) -> Result<()> {
     let interrupt = Interrupt::listen().context("listen to signals")?;
-    let out = out_directory(&args)?;
-    tune(&args, &out, &interrupt)
+    let (out, place) = place(&args, Path::new(""))?;
+    tune(&args, (&out, place), &interrupt)
 }
 
 /// The exit code for an error of `run`: 130 after a signal, else 1.
@@ -58,19 +56,56 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     if interrupted { EXIT_INTERRUPTED } else { EXIT_FAILED }
 }
 
-fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
-    let stored = args.resume.then(|| Stored::read(out)).transpose()?;
-    let prepared = Prepared::new(args, stored.as_ref(), out, interrupt)?;
-    prepared.announce();
+/// Where the results go.
+#[derive(Debug)]
+enum Place {
+    New(Claim),
+    Stored(Box<Stored>),
+}
+
+impl Place {
+    fn stored(&self) -> Option<&Stored> {
+        match self {
+            Self::New(_) => None,
+            Self::Stored(stored) => Some(stored),
+        }
+    }
+
+    fn open(self, out: &Path, header: &Header) -> Result<Results> {
+        match self {
+            Self::New(claim) => Results::create(claim, header),
+            Self::Stored(stored) => Results::resume(out, *stored, header),
+        }
+    }
+}
+
+fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) -> Result<()> {
+    let started = clock::now();
+    let prepared = Prepared::new(args, place.stored(), out, interrupt)?;
+    let time = prepared.announce(place.stored(), interrupt)?;
+    let announced = clock::now();
     let storages = prepared.storages(interrupt)?;
     for note in &prepared.notes {
         say(&format!("Note: {note}."));
     }
     let header = prepared.header(&storages, interrupt)?;
-    let mut results = open_results(out, stored, &header)?;
+    let mut results = place.open(out, &header)?;
+    let pace = prepared.pace();
     let Prepared { daemon, tools, matrix, fio, fleet, given, notes, .. } = prepared;
-    let left = left(&header.settings, &matrix, &results);
-    let progress = Progress::new(left.len(), expected(&header.settings), args.interval);
+    let mut course = Course::new(&matrix, &header.settings, results.recorded());
+    let runs = results.recorded().runs();
+    if !runs.is_empty() {
+        say(&format!("{} done already.", counted(runs.len(), "run")));
+    }
+    // The user's time begins with the command.
+    let begun = if header.settings.budget.is_some() { started } else { announced };
+    let deadline = begun + time;
+    let left = if header.settings.adapts() {
+        Left::Until(deadline)
+    } else {
+        Left::Runs(course.outlook(None).len())
+    };
+    let progress = Progress::new(left, args.interval);
     let mut bench = Bench {
         daemon,
         settings: &header.settings,
@@ -83,8 +118,9 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
         out: out.to_path_buf(),
         interrupt,
         progress: &progress,
+        pace,
     };
-    let measured = measure_each(&mut bench, &left, &mut results);
+    let measured = measure_each(&mut bench, &mut course, deadline, &mut results);
     progress.finish();
     // Guests have the disks open.
     drop(bench);
@@ -97,72 +133,56 @@ fn tune(args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<()> {
         return Err(error);
     }
     findings.print(out)?;
-    match results.failures().len() {
+    let (failed, all) = (results.failed_now(), results.recorded().failures().len());
+    if all > failed {
+        let before = counted(all - failed, "run");
+        say(&format!(
+            "Note: {before} that failed in an earlier command: not tried again, for lack of time or because no answer \
+             rests on it; the report names what failed."
+        ));
+    }
+    match failed {
         0 => Ok(()),
         failed => bail!("{}; the report names them", counted(failed, "failed run")),
     }
 }
 
-/// What has not been measured yet.
-fn left(settings: &Settings, matrix: &Matrix, results: &Results) -> Vec<PlannedRun> {
-    let all = planned(settings, matrix);
-    // A probe that was cut off has forgotten what went before: it is done again from its beginning.
-    let cut = |run: &PlannedRun| {
-        run.key.purpose == Purpose::Probe
-            && all.iter().any(|it| it.key.is_same_probe(&run.key) && !results.has(it))
-    };
-    let left: Vec<PlannedRun> =
-        all.iter().filter(|run| !results.has(run) || cut(run)).cloned().collect();
-    if left.len() < all.len() {
-        say(&format!("{} of {} runs are done already.", all.len() - left.len(), all.len()));
-    }
-    left
-}
-
-fn planned(settings: &Settings, matrix: &Matrix) -> Vec<PlannedRun> {
-    plan(matrix, settings.mode, settings.repeats, settings.seed, settings.sentinel)
-}
-
-/// What one run takes.
-fn expected(settings: &Settings) -> Duration {
-    let guests = settings.subject.iter().any(|subject| subject.is_vm());
-    let overhead = if guests { GUEST_RUN_OVERHEAD } else { RUN_OVERHEAD };
-    settings.ramp.duration() + settings.runtime.duration() + overhead
-}
-
-fn open_results(out: &Path, stored: Option<Stored>, header: &Header) -> Result<Results> {
-    match stored {
-        Some(stored) => Results::resume(out, stored, header),
-        None => {
-            std::fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
-            Results::create(out, header)
-        }
-    }
-}
-
 /// A run that fails is recorded and told, and the next one is tried: one cell may ask too much of a disk, a guest may hang
 /// once. When nothing works any more, the last reason is the error.
-fn measure_each(bench: &mut Bench<'_>, runs: &[PlannedRun], results: &mut Results) -> Result<()> {
+fn measure_each(
+    bench: &mut Bench<'_>,
+    course: &mut Course<'_>,
+    deadline: Instant,
+    results: &mut Results,
+) -> Result<()> {
+    let few = FAILURES_MAX.min(course.outlook(None).len()).max(1);
     let mut in_a_row = 0;
-    for planned in runs {
-        let rate = rate(planned, results);
-        // What cannot be begun because another run failed is no failure of its own.
-        let of_its_own = rate.is_ok();
-        match rate.and_then(|rate| bench.measure(planned, rate)) {
-            Ok(run) => {
-                in_a_row = 0;
-                results.append(Line::Run(Box::new(run)))?;
-            }
-            Err(error) => {
-                if error.chain().any(|cause| cause.is::<Interrupted>()) {
-                    return Err(error);
+    loop {
+        let fits = |block: &[PlannedRun]| clock::now() + bench.pace.total(block) <= deadline;
+        let Some(block) = course.next(&fits) else { break };
+        for (index, planned) in block.iter().enumerate() {
+            let left = bench.pace.total(&block[index..]);
+            let rate = rate(planned, results);
+            // What cannot be begun because another run failed is no failure of its own.
+            let of_its_own = rate.is_ok();
+            match rate.and_then(|rate| bench.measure(planned, rate, left)) {
+                Ok(run) => {
+                    in_a_row = 0;
+                    course.measured(&run);
+                    results.append(Line::Run(Box::new(run)))?;
                 }
-                in_a_row += usize::from(of_its_own);
-                results.append(Line::Failure(Failure::new(planned.key.clone(), &error)))?;
-                if in_a_row >= FAILURES_MAX.min(runs.len()) {
-                    return Err(error);
+                Err(error) => {
+                    if error.chain().any(|cause| cause.is::<Interrupted>()) {
+                        return Err(error);
+                    }
+                    in_a_row += usize::from(of_its_own);
+                    course.failed(&planned.key);
+                    results.append(Line::Failure(Failure::new(planned.key.clone(), &error)))?;
+                    if in_a_row >= few {
+                        return Err(error);
+                    }
+                    say(&format!("Failed: {error:#}"));
                 }
-                say(&format!("Failed: {error:#}"));
             }
         }
     }
@@ -175,18 +195,18 @@ fn rate(planned: &PlannedRun, results: &Results) -> Result<Option<f64>> {
     let key = &planned.key;
     let (step, needed) = match (key.purpose, key.step) {
         (Purpose::Curve, CURVE_MAXIMUM) | (Purpose::Probe, 0) => return Ok(None),
-        (Purpose::Sweep | Purpose::Sentinel, _) => return Ok(None),
+        (Purpose::Sweep | Purpose::Confirm | Purpose::Sentinel, _) => return Ok(None),
         (Purpose::Curve, _) => (CURVE_MAXIMUM, "the maximum, which it is a share of,"),
         (Purpose::Probe, step) => (step - 1, "the phase before it"),
     };
-    let before = results.before(key, step);
+    let before = results.recorded().before(key, step);
     let before = before.with_context(|| format!("{}: {needed} failed", run_name(key)))?;
     let share = f64::from(key.step) / f64::from(CURVE_MAXIMUM);
     Ok((key.purpose == Purpose::Curve).then(|| before.iops() * share))
 }
 
 fn say_how_to_go_on(out: &Path, results: &Results) {
-    let done = counted(results.runs().len(), "finished run");
+    let done = counted(results.recorded().runs().len(), "finished run");
     let name = out.display();
     say(&format!("{done} in {name}: the same command with --resume --out {name} goes on."));
 }
@@ -200,63 +220,77 @@ struct Material<'a> {
 }
 
 impl Material<'_> {
-    /// Writes `report.md`; returns its path.
-    fn keep(&self, out: &Path) -> Result<PathBuf> {
-        let path = out.join("report.md");
-        std::fs::write(&path, self.rendered(Style::Markdown))
-            .with_context(|| format!("write {}", path.display()))?;
-        Ok(path)
+    /// Writes the files of the report.
+    fn keep(&self, out: &Path) -> Result<()> {
+        self.with(|report| keep(report, out))
     }
 
-    /// Writes the report to its file and to standard output.
+    /// Writes the report to its files and to standard output.
     fn print(&self, out: &Path) -> Result<()> {
-        let path = self.keep(out)?;
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "\n{}", self.rendered(Style::Plain))
-            .and_then(|()| writeln!(stdout, "Report: {}", path.display()))
-            .and_then(|()| writeln!(stdout, "Raw results: {}", out.join(FILE_NAME).display()))
-            .and_then(|()| stdout.flush())
-            .context("write the report to standard output")
+        let written = format!(
+            "Report: {}\nRaw results: {}\n",
+            out.join("report.html").display(),
+            out.join(FILE_NAME).display()
+        );
+        self.with(|report| {
+            keep(report, out)?;
+            let mut stdout = io::stdout().lock();
+            writeln!(stdout, "\n{}", report.text(Style::Plain, &written))
+                .and_then(|()| stdout.flush())
+                .context("write the report to standard output")
+        })
     }
 
-    fn rendered(&self, style: Style) -> String {
+    fn with<T>(&self, render: impl Fn(&Report<'_>) -> T) -> T {
         let Self { header, matrix, notes, results } = *self;
-        let (runs, failures) = (results.runs(), results.failures());
+        let (runs, failures) = (results.recorded().runs(), results.recorded().failures());
         let Matrix { skipped, pruned, .. } = matrix;
         let (runs, failures) = (&runs[..], &failures[..]);
-        render(style, &Findings { header, runs, failures, skipped, pruned, notes })
+        render(&Report::new(&Findings { header, runs, failures, skipped, pruned, notes }))
     }
 }
 
-/// Where the results go: the directory named, or the first free of the default names; to resume,
-/// the newest that exists.
-fn out_directory(args: &TuneArgs) -> Result<PathBuf> {
-    if let Some(out) = &args.out {
-        if !args.resume && out.join(FILE_NAME).exists() {
-            bail!(
-                "{} has results already: --resume goes on with them, another --out keeps them",
-                out.display()
-            );
+fn keep(report: &Report<'_>, out: &Path) -> Result<()> {
+    kept::write(out, &report.files(), &configuration_names())
+}
+
+/// Takes the directory named, or the first free of the default names; to resume, the newest that exists.
+fn place(args: &TuneArgs, parent: &Path) -> Result<(PathBuf, Place)> {
+    let out = match &args.out {
+        Some(out) if out.exists() && !out.is_dir() => {
+            bail!("--out {}: it is no directory", out.display())
         }
-        return Ok(out.clone());
-    }
-    default_directory(Path::new(""), args.resume)
+        Some(out) => out.clone(),
+        None if args.resume => newest_directory(parent)?,
+        None => return first_free(parent).map(|(out, claim)| (out, Place::New(claim))),
+    };
+    let place = if args.resume {
+        Place::Stored(Box::new(Stored::read(&out)?))
+    } else {
+        Place::New(Claim::take(&out)?)
+    };
+    Ok((out, place))
 }
 
-fn default_directory(parent: &Path, resume: bool) -> Result<PathBuf> {
-    let mut previous = None;
-    for number in 1..=OUT_NUMBER_MAX {
+fn default_directories(parent: &Path) -> impl Iterator<Item = PathBuf> + '_ {
+    (1..=OUT_NUMBER_MAX).map(|number| {
         let suffix = if number == 1 { String::new() } else { format!("-{number}") };
-        let directory = parent.join(format!("{OUT_NAME}{suffix}"));
-        if directory.exists() {
-            previous = Some(directory);
-        } else if resume {
-            return previous.with_context(|| format!("there is no {OUT_NAME} to resume here"));
-        } else {
-            return Ok(directory);
+        parent.join(format!("{OUT_NAME}{suffix}"))
+    })
+}
+
+fn first_free(parent: &Path) -> Result<(PathBuf, Claim)> {
+    for directory in default_directories(parent) {
+        if let Some(claim) = Claim::make(&directory)? {
+            return Ok((directory, claim));
         }
     }
     bail!("there are {OUT_NUMBER_MAX} directories {OUT_NAME}-… already: remove some or use --out")
+}
+
+fn newest_directory(parent: &Path) -> Result<PathBuf> {
+    let there = default_directories(parent).take_while(|directory| directory.exists());
+    there.last().with_context(|| format!("there is no {OUT_NAME} to resume here"))
 }
 
 #[cfg(test)]
@@ -267,32 +301,36 @@ mod tests {
     #[test]
     fn the_default_directory_is_the_first_free_one() {
         let parent = tempfile::tempdir().unwrap();
-        let name = |resume| {
-            let path = default_directory(parent.path(), resume)?;
-            Ok::<_, anyhow::Error>(path.file_name().unwrap().to_str().unwrap().to_owned())
-        };
-        assert!(name(true).unwrap_err().to_string().contains("no ringloom-report to resume"));
-        for (free, newest) in [
-            ("ringloom-report", "ringloom-report"),
-            ("ringloom-report-2", "ringloom-report-2"),
-            ("ringloom-report-3", "ringloom-report-3"),
-        ] {
-            assert_eq!(name(false).unwrap(), free);
-            std::fs::create_dir(parent.path().join(free)).unwrap();
-            assert_eq!(name(true).unwrap(), newest);
+        let error = newest_directory(parent.path()).unwrap_err().to_string();
+        assert!(error.contains("no ringloom-report to resume"), "{error}");
+        // Those of commands that are still being prepared are taken, too.
+        let mut claims = Vec::new();
+        for free in ["ringloom-report", "ringloom-report-2", "ringloom-report-3"] {
+            let (out, claim) = first_free(parent.path()).unwrap();
+            assert_eq!(out, parent.path().join(free));
+            assert_eq!(newest_directory(parent.path()).unwrap(), out);
+            claims.push(claim);
         }
+        drop(claims);
+        assert_eq!(first_free(parent.path()).unwrap().0, parent.path().join("ringloom-report"));
     }
 
     #[test]
     fn a_named_directory_with_results_is_not_overwritten() {
         let parent = tempfile::tempdir().unwrap();
-        let out = parent.path().display().to_string();
-        let directory = |line: &str| out_directory(&parse(line).unwrap());
-        assert_eq!(directory(&format!("--out {out}")).unwrap(), parent.path());
-        std::fs::write(parent.path().join(FILE_NAME), "").unwrap();
-        let error = directory(&format!("--out {out}")).unwrap_err().to_string();
+        let file = parent.path().join(FILE_NAME);
+        let refused = |options: &str, out: &Path| {
+            let args = parse(&format!("--out {} {options}", out.display())).unwrap();
+            place(&args, parent.path()).unwrap_err().to_string()
+        };
+        std::fs::write(&file, "{}\n").unwrap();
+        let error = refused("", parent.path());
         assert!(error.contains("--resume") && error.contains("--out"), "{error}");
-        assert_eq!(directory(&format!("--out {out} --resume")).unwrap(), parent.path());
+        assert_eq!(std::fs::read(&file).unwrap(), b"{}\n");
+        for options in ["", "--resume"] {
+            let error = refused(options, &file);
+            assert!(error.ends_with("results.jsonl: it is no directory"), "{error}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Invariants: the file exists only while a `Scratch` lives; an existing file is never overwritten.
 //! Limits: its size is checked against the free space, less a reserve for everybody else.
 
+use std::cell::Cell as Shared;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,10 +14,15 @@ use load::Random;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, statvfs};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::interrupt::Interrupt;
 use crate::units::Bytes;
 
 const CHUNK_BYTES: usize = 1 << 20;
+/// What tells how fast a disk is filled; a slow one takes a second for it.
+pub(crate) const TRIAL_BYTES: u64 = 64 << 20;
+/// The beginning of it, which is slow: a large file has it only once. Whole chunks.
+const TRIAL_START_BYTES: u64 = 8 << 20;
 const ALIGNMENT: usize = 4096;
 /// Space of the file system that is left to others.
 const RESERVE_BYTES: u64 = 64 << 20;
@@ -68,6 +74,24 @@ impl Drop for Scratch {
     }
 }
 
+/// How many bytes per second such a file is filled with: tried with a small one, which is removed.
+///
+/// # Errors
+/// As `Scratch::create`.
+pub(crate) fn fill_rate(directory: &Path, interrupt: &Interrupt) -> Result<f64> {
+    let path = directory.join(format!("ringloom-scratch-{}-rate.img", std::process::id()));
+    let begun = Shared::new(clock::now());
+    let report = |bytes| {
+        if bytes == TRIAL_START_BYTES {
+            begun.set(clock::now());
+        }
+    };
+    let scratch = Scratch::create(path, Bytes(TRIAL_BYTES), 0, interrupt, &report)?;
+    let seconds = begun.get().elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
+    drop(scratch);
+    Ok((TRIAL_BYTES - TRIAL_START_BYTES) as f64 / seconds)
+}
+
 /// Bytes of the file system that we may use.
 pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
     let statistics = statvfs(directory).with_context(|| format!("{}", directory.display()))?;
@@ -92,10 +116,10 @@ pub(crate) fn check_room(what: &str, size: Bytes, free: u64, directory: &Path) -
     if size.0 <= usable {
         return Ok(());
     }
-    let (name, usable) = (directory.display(), usable >> 20);
+    let (name, usable, kept) = (directory.display(), usable >> 20, Bytes(RESERVE_BYTES));
     bail!(
-        "{what} does not fit: {name} has {usable}M to spare; use a smaller --size or run \
-         in another directory"
+        "{what} does not fit: {name} has {usable}M to spare, and {kept} that are kept free; use a smaller --size or \
+         run in another directory"
     )
 }
 
@@ -209,10 +233,23 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_is_tried_and_nothing_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let rate = fill_rate(directory.path(), &deaf(false)).unwrap();
+        assert!(rate.is_finite() && rate > 0.0, "{rate}");
+        assert!(fill_rate(directory.path(), &deaf(true)).is_err());
+        assert!(fill_rate(&directory.path().join("missing"), &deaf(false)).is_err());
+        assert_eq!(entries(directory.path()), 0);
+    }
+
+    #[test]
     fn a_size_without_room_is_refused() {
         let directory = Path::new("/somewhere");
         let error = check_size(Bytes(2 << 30), 1 << 30, directory).unwrap_err().to_string();
-        assert!(error.contains("2G") && error.contains("960M to spare"), "{error}");
+        assert!(
+            error.contains("2G") && error.contains("960M to spare, and 64M that are kept free"),
+            "{error}"
+        );
         assert!(error.contains("/somewhere"), "{error}");
         assert!(check_size(Bytes(960 << 20), 1 << 30, directory).is_ok());
         assert!(check_size(Bytes(1000), 1 << 30, directory).is_err());

@@ -6,16 +6,27 @@
 //! Invariants: fields are named as the options are.
 
 use anyhow::{Result, bail};
+use guest::MEMORY_MIB_MIN;
 use load::BlockBytes;
 use serde::{Deserialize, Serialize};
 
 use crate::args::{Accel, GuestEngine, LoadKind, Probe, TuneArgs};
 use crate::contender::{Iothreads, Subject};
-use crate::units::Seconds;
+use crate::repeats::Repeats;
+use crate::units::{Seconds, Span};
 use crate::variant::Variant;
+use crate::weights::Weight;
 
 /// CPUs of a guest unless the user says otherwise, at most.
 const VCPUS_MAX: usize = 16;
+
+/// Numbers of iothreads that are compared where nothing is left out.
+const DOUBLED: [u16; 6] = [0, 1, 2, 4, 8, 16];
+/// Those that are searched; 0 is none.
+const SEARCHED: [u16; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
+
+/// Jobs, and requests in flight of each, of the published sweep.
+const PUBLISHED_LOAD: [u16; 3] = [1, 4, 16];
 
 /// What kind of answer is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +38,19 @@ pub(crate) enum Mode {
     Hysteresis,
     /// The maximum, then fixed shares of it.
     Curve,
+}
+
+/// How numbers of iothreads are looked through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Thoroughness {
+    /// Those that were named, all.
+    #[default]
+    Listed,
+    /// Far apart first, then where it matters.
+    Stages,
+    /// All there are (`--full`).
+    Full,
 }
 
 /// The options with all defaults filled in.
@@ -42,7 +66,15 @@ pub(crate) struct Settings {
     pub(crate) iodepth: Vec<u16>,
     pub(crate) runtime: Seconds,
     pub(crate) ramp: Seconds,
-    pub(crate) repeats: u16,
+    pub(crate) repeats: Repeats,
+    /// How numbers of iothreads are looked through.
+    #[serde(default)]
+    pub(crate) search: Thoroughness,
+    /// Only the time that the user gave.
+    #[serde(default)]
+    pub(crate) budget: Option<Span>,
+    #[serde(default)]
+    pub(crate) weights: Vec<Weight>,
     /// Of the subject host.
     pub(crate) load: LoadKind,
     /// Of fio in guests.
@@ -83,9 +115,18 @@ impl Settings {
         let load = args.load.unwrap_or_else(|| default_load(&subject));
         let fio = load == LoadKind::Fio && subject.contains(&Subject::Host)
             || subject.iter().any(|subject| subject.is_vm());
-        let (runtime, ramp) = if fio { (5.0, 1.0) } else { (1.5, 0.5) };
+        let (runtime, ramp) = if fio { (5.0, 1.0) } else { (1.0, 0.3) };
+        let repeats = args.repeats.unwrap_or(match mode {
+            Mode::Sweep => Repeats::DEFAULT,
+            // The fewest that tell memory from noise.
+            Mode::Hysteresis => Repeats::Fixed(6),
+            Mode::Curve => Repeats::Fixed(3),
+        });
+        let until = matches!(repeats, Repeats::Until { .. });
         let mut iothreads = match (&args.iothreads[..], mode) {
-            ([], Mode::Sweep) => default_iothreads(useful(&subject, &jobs, &guest, cores)),
+            ([], Mode::Sweep) if args.full => SEARCHED.map(Iothreads::new).to_vec(),
+            ([], Mode::Sweep) if until => up_to(&SEARCHED, useful(&subject, &jobs, &guest, cores)),
+            ([], Mode::Sweep) => up_to(&DOUBLED, useful(&subject, &jobs, &guest, cores)),
             ([], Mode::Hysteresis | Mode::Curve) => vec![Iothreads::NONE],
             (given, _) => unique(given),
         };
@@ -98,7 +139,14 @@ impl Settings {
             iodepth: iodepth(args, mode),
             runtime: args.runtime.unwrap_or_else(|| Seconds::new(runtime)),
             ramp: args.ramp.unwrap_or_else(|| Seconds::new(ramp)),
-            repeats: args.repeats,
+            repeats,
+            search: match (args.full, mode) {
+                (true, _) => Thoroughness::Full,
+                (false, Mode::Sweep) if until && args.iothreads.is_empty() => Thoroughness::Stages,
+                (false, _) => Thoroughness::Listed,
+            },
+            budget: args.budget,
+            weights: args.weights.clone(),
             load,
             engine: args.engine,
             verify: args.verify,
@@ -128,7 +176,7 @@ impl Settings {
         self.variants.iter().map(|variant| variant.disks).max().unwrap_or(1)
     }
 
-    /// Refuses what cannot be together.
+    /// Refuses what cannot be, or not together.
     ///
     /// # Errors
     /// The options that do not fit and what to do.
@@ -140,6 +188,40 @@ impl Settings {
         }
         if self.mode == Mode::Curve && (own || client) {
             bail!("--curve needs fio for its fixed rates: --subject host,vm:qemu,vm:ringloom");
+        }
+        if self.engine == GuestEngine::Psync && self.iodepth.iter().any(|&iodepth| iodepth > 1) {
+            bail!("--engine psync: blocking calls keep one request in flight: --iodepth 1");
+        }
+        self.check_guest()?;
+        self.check_repeats()?;
+        if self.mode != Mode::Sweep && !self.weights.is_empty() {
+            bail!("--weights is for the answer of a sweep: --probe and --curve give none");
+        }
+        let cells = || self.op.iter().flat_map(|op| self.bs.iter().map(move |bs| (op, *bs)));
+        let unused = self.weights.iter().find(|it| !cells().any(|(op, bs)| it.is_of(op, bs)));
+        if let Some(weight) = unused {
+            bail!("--weights {weight}: no such cell is measured; --op and --bs name them");
+        }
+        Ok(())
+    }
+
+    fn check_guest(&self) -> Result<()> {
+        let GuestSettings { pin_vcpus, pin_iothreads, numa_node, .. } = &self.guest;
+        let unused = if self.boots_guests() {
+            None
+        } else if pin_iothreads.is_some() {
+            Some("--pin-iothreads pins those")
+        } else if pin_vcpus.is_some() {
+            Some("--pin-vcpus pins those")
+        } else {
+            numa_node.map(|_| "--numa-node is for the memory")
+        };
+        if let Some(unused) = unused {
+            bail!("{unused} of guests: add --subject vm:qemu or vm:ringloom");
+        }
+        let memory_mib = self.guest.memory_mib;
+        if self.boots_guests() && memory_mib < MEMORY_MIB_MIN {
+            bail!("--memory: a guest with {memory_mib}M does not boot: {MEMORY_MIB_MIN}M or more");
         }
         let given = self.subject.contains(&Subject::VmGiven);
         match (&self.guest.guest, given) {
@@ -153,10 +235,28 @@ impl Settings {
         }
     }
 
-    /// The names of the options in which `self` and `other` differ.
+    fn check_repeats(&self) -> Result<()> {
+        match (self.mode, self.repeats) {
+            (Mode::Hysteresis | Mode::Curve, Repeats::Until { .. }) => {
+                bail!("--repeats {}: --probe and --curve have a plain number of them", self.repeats)
+            }
+            (_, Repeats::Fixed(_)) if self.budget.is_some() => bail!(
+                "--budget is for repeats that end when enough is known, such as --repeats 3-12"
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the course is decided while it is measured.
+    pub(crate) fn adapts(&self) -> bool {
+        self.mode == Mode::Sweep && matches!(self.repeats, Repeats::Until { .. })
+    }
+
+    /// The names of the options in which `self` and `other` differ; the time does not bend any figure.
     pub(crate) fn differences(&self, other: &Self) -> Vec<String> {
         let mut differences = Vec::new();
-        compare("", &json(self), &json(other), &mut differences);
+        let other = Self { budget: self.budget, ..other.clone() };
+        compare("", &json(self), &json(&other), &mut differences);
         differences
     }
 }
@@ -192,6 +292,7 @@ fn mode(args: &TuneArgs) -> Mode {
 fn jobs(args: &TuneArgs, mode: Mode, cores: usize) -> Vec<u16> {
     match (&args.jobs[..], mode) {
         ([], Mode::Hysteresis) => vec![48, 480],
+        ([], Mode::Sweep) if args.full => PUBLISHED_LOAD.to_vec(),
         ([], Mode::Sweep | Mode::Curve) => {
             vec![u16::try_from(cores.clamp(2, 4)).expect("at most 4")]
         }
@@ -202,6 +303,7 @@ fn jobs(args: &TuneArgs, mode: Mode, cores: usize) -> Vec<u16> {
 fn iodepth(args: &TuneArgs, mode: Mode) -> Vec<u16> {
     match (&args.iodepth[..], mode) {
         ([], Mode::Hysteresis) => vec![1],
+        ([], Mode::Sweep) if args.full => PUBLISHED_LOAD.to_vec(),
         ([], Mode::Sweep | Mode::Curve) => vec![16],
         (given, _) => unique(given),
     }
@@ -209,6 +311,7 @@ fn iodepth(args: &TuneArgs, mode: Mode) -> Vec<u16> {
 
 fn operations(args: &TuneArgs, mode: Mode) -> Vec<String> {
     let names: &[&str] = match (&args.op[..], mode) {
+        ([], Mode::Sweep) if args.full => &["read", "randread", "write", "randwrite"],
         ([], Mode::Sweep) => &["randread", "randwrite"],
         ([], Mode::Hysteresis | Mode::Curve) => &["randread"],
         (given, _) => return unique(given).iter().map(ToString::to_string).collect(),
@@ -219,6 +322,7 @@ fn operations(args: &TuneArgs, mode: Mode) -> Vec<String> {
 /// In bytes.
 fn blocks(args: &TuneArgs, mode: Mode) -> Vec<u32> {
     match (&args.bs[..], mode) {
+        ([], Mode::Sweep) if args.full => vec![2 << 10, 4 << 10, 32 << 10, 1 << 20],
         ([], Mode::Sweep) => vec![4 << 10, 64 << 10],
         ([], Mode::Hysteresis | Mode::Curve) => vec![4 << 10],
         (given, _) => unique(given).into_iter().map(BlockBytes::get).collect(),
@@ -241,11 +345,10 @@ fn useful(subjects: &[Subject], jobs: &[u16], guest: &GuestSettings, cores: usiz
     cores.min(most)
 }
 
-/// none, 1, 2, 4, 8, 16 up to `most`.
-fn default_iothreads(most: usize) -> Vec<Iothreads> {
-    let counts = (0..=4_u32).map(|power| 2_u16.pow(power));
-    let useful = counts.filter(|&count| usize::from(count) <= most).map(Iothreads::new);
-    std::iter::once(Iothreads::NONE).chain(useful).collect()
+/// Those of `counts` up to `most`.
+fn up_to(counts: &[u16], most: usize) -> Vec<Iothreads> {
+    let useful = counts.iter().filter(|&&count| usize::from(count) <= most);
+    useful.map(|&count| Iothreads::new(count)).collect()
 }
 
 /// All combinations, each once.
@@ -307,7 +410,7 @@ fn unique<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::args::tests::parse;
+    use crate::args::tests::{help, parse};
 
     pub(crate) fn settings(line: &str, cores: usize) -> Settings {
         Settings::new(&parse(line).unwrap(), cores, 42)
@@ -318,9 +421,9 @@ pub(crate) mod tests {
         for (cores, jobs, iothreads) in [
             (1, 2, "none,1"),
             (2, 2, "none,1,2"),
-            (3, 3, "none,1,2"),
-            (4, 4, "none,1,2,4"),
-            (64, 4, "none,1,2,4"),
+            (3, 3, "none,1,2,3"),
+            (4, 4, "none,1,2,3,4"),
+            (64, 4, "none,1,2,3,4"),
         ] {
             let settings = settings("", cores);
             let counts: Vec<_> = settings.iothreads.iter().map(ToString::to_string).collect();
@@ -329,17 +432,93 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_plain_number_of_repeats_compares_doubled_numbers() {
+        let settings = settings("--repeats 2 --jobs 16", 16);
+        let counts: Vec<_> = settings.iothreads.iter().map(|n| n.count()).collect();
+        assert_eq!((counts, settings.search), (vec![0, 1, 2, 4, 8, 16], Thoroughness::Listed));
+    }
+
+    #[test]
+    fn full_is_the_published_matrix() {
+        let settings = settings("--full --subject host,vm:qemu --queues 16", 2);
+        let cells =
+            settings.op.len() * settings.bs.len() * settings.jobs.len() * settings.iodepth.len();
+        assert_eq!(
+            (cells, settings.iothreads.len(), settings.search),
+            (144, 9, Thoroughness::Full)
+        );
+        assert_eq!(settings.bs, [2048, 4096, 32_768, 1 << 20]);
+    }
+
+    #[test]
+    fn repeats_and_the_time_fit_what_is_asked() {
+        let check = |line: &str| settings(line, 2).check().map_err(|error| error.to_string());
+        assert!(check("--budget 10m").is_ok() && check("--curve --subject host").is_ok());
+        assert!(check("--budget 10m --repeats 3").unwrap_err().contains("--repeats 3-12"));
+        assert!(check("--weights randread=1,randwrite:64k=2").is_ok());
+        let error = check("--weights randread:8k=1").unwrap_err();
+        assert!(error.contains("no such cell"), "{error}");
+        for line in ["--curve --subject host", "--probe hysteresis --subject host"] {
+            let error = check(&format!("{line} --weights randread=1")).unwrap_err();
+            assert!(error.contains("--weights is for the answer of a sweep"), "{error}");
+        }
+        let error = check("--curve --subject host --repeats 3-5").unwrap_err();
+        assert!(error.contains("plain number"), "{error}");
+    }
+
+    #[test]
+    fn what_is_of_guests_needs_one() {
+        let check = |line: &str| settings(line, 2).check().map_err(|error| error.to_string());
+        for (option, expected) in [
+            ("--pin-iothreads 0", "--pin-iothreads pins those of guests: add --subject vm:qemu"),
+            ("--pin-vcpus 0", "--pin-vcpus pins those of guests: add --subject vm:qemu"),
+            ("--numa-node 0", "--numa-node is for the memory of guests: add --subject vm:qemu"),
+        ] {
+            for subject in ["client,host", "host", "vm:given --guest ssh://a/dev/vdb"] {
+                let error = check(&format!("{option} --subject {subject}")).unwrap_err();
+                assert!(error.starts_with(expected), "{error}");
+            }
+            check(&format!("{option} --subject client,vm:ringloom")).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_guest_has_memory_enough_to_boot() {
+        let check = |line: &str| settings(line, 2).check().map_err(|error| error.to_string());
+        let error = check("--subject vm:qemu --memory 383M").unwrap_err();
+        assert_eq!(error, "--memory: a guest with 383M does not boot: 384M or more");
+        check("--subject vm:qemu --memory 384M").unwrap();
+        check("--memory 1M").unwrap();
+    }
+
+    #[test]
+    fn blocking_calls_have_an_iodepth_of_1() {
+        for subject in ["host --load fio", "client", "vm:qemu"] {
+            let check = |iodepth: &str| {
+                let line = format!("--engine psync --subject {subject} --iodepth {iodepth}");
+                settings(&line, 2).check()
+            };
+            check("1").unwrap();
+            let error = check("1,2").unwrap_err().to_string();
+            assert!(
+                error.starts_with("--engine psync: ") && error.contains("--iodepth 1"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
     fn guests_have_a_queue_per_cpu_and_iothreads_up_to_the_queues() {
         let settings = settings("--subject host,vm:qemu --jobs 1", 64);
         assert_eq!((settings.guest.vcpus, settings.guest.queues), (16, 16));
         let counts: Vec<_> = settings.iothreads.iter().map(|n| n.count()).collect();
-        assert_eq!(counts, [0, 1, 2, 4, 8, 16]);
+        assert_eq!(counts, [0, 1, 2, 3, 4, 6, 8, 12, 16]);
     }
 
     #[test]
     fn the_host_has_the_load_of_what_it_is_compared_with() {
         for (line, load, runtime) in [
-            ("", LoadKind::Own, 1.5),
+            ("", LoadKind::Own, 1.0),
             ("--subject host", LoadKind::Fio, 5.0),
             ("--subject host,vm:qemu", LoadKind::Fio, 5.0),
             ("--subject host,client,vm:ringloom", LoadKind::Fio, 5.0),
@@ -348,6 +527,22 @@ pub(crate) mod tests {
             let settings = settings(line, 2);
             assert_eq!((settings.load, settings.runtime), (load, Seconds::new(runtime)), "{line}");
         }
+    }
+
+    #[test]
+    fn the_help_names_the_defaults_that_are_taken() {
+        let [own, fio] = ["", "--load fio"].map(|line| settings(line, 2));
+        for (option, own, fio) in
+            [("runtime", own.runtime, fio.runtime), ("ramp", own.ramp, fio.ramp)]
+        {
+            let [own, fio] = [own, fio].map(|it| it.duration().as_secs_f64());
+            let (help, told) = (help(option), format!("[default: {own}; {fio} with fio]"));
+            assert!(help.ends_with(&told), "{help}: {told}");
+        }
+        let repeats = settings("", 2).repeats;
+        let [probe, curve] = ["--probe hysteresis", "--curve"].map(|it| settings(it, 2).repeats);
+        let told = format!("[default: {repeats}; --probe: {probe}; --curve: {curve}]");
+        assert!(help("repeats").contains(&told), "{told}");
     }
 
     #[test]
@@ -383,7 +578,7 @@ pub(crate) mod tests {
     fn more_jobs_allow_more_default_iothreads() {
         let counts: Vec<_> =
             settings("--jobs 1,16", 8).iothreads.iter().map(|n| n.count()).collect();
-        assert_eq!(counts, [0, 1, 2, 4, 8]);
+        assert_eq!(counts, [0, 1, 2, 3, 4, 6, 8]);
     }
 
     #[test]
@@ -392,7 +587,7 @@ pub(crate) mod tests {
         let new = settings("--jobs 3 --runtime 9 --vcpus 7 --queues 2", 2);
         let expected = [
             "--jobs is [3], was [2]",
-            "--runtime is 9.0, was 1.5",
+            "--runtime is 9.0, was 1.0",
             "--seed is 42, was 1",
             "--vcpus is 7, was 2",
         ];

@@ -33,7 +33,7 @@ use crate::variant::{Content, Delay, FileSystem, Image, Qcow2, Stripe, Variant};
 pub(crate) use files::DiskFiles;
 pub(crate) use mapper::Mapper;
 pub(crate) use plan::{StorageKey, StoragePlan};
-pub(crate) use qcow2::disk_bytes;
+pub(crate) use qcow2::{create_options, disk_bytes};
 pub(crate) use tools::Tools;
 
 use plan::Room;

@@ -1,22 +1,33 @@
-//! From runs to numbers: medians, spreads, percentiles, best and n90 per cell. Pure functions.
+//! From runs to numbers: medians, intervals, percentiles, best and n90 per cell. Pure functions.
 //!
 //! Ratios are formed inside a block (one repeat of one cell) and then summarised, so that slow drift
 //! of the machine cancels. Percentiles come from merged histograms, never from averages.
+//!
+//! Invariants: a contender that was measured again has its figures from those runs alone: the exploration chose it for
+//! being high, and so is biased.
 
+mod blocks;
 mod curve;
+mod failed;
 mod probe;
+pub(crate) mod published;
 
 use std::time::Duration;
 
-use load::{Latency, Spread};
+use load::Latency;
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::plan::Purpose;
 use crate::results::{Part, Run};
+use crate::stats::{self, Estimate};
 use crate::variant::Variant;
 
+pub(crate) use self::blocks::{
+    AS_GOOD, BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached,
+};
 pub(crate) use self::curve::{Curve, Point, curves};
+pub(crate) use self::failed::{FailedCell, FailedContender, failed};
 pub(crate) use self::probe::{Memory, Phase, Probe, REMEMBERS_FROM, probes};
 
 #[cfg(test)]
@@ -29,8 +40,13 @@ pub(crate) const ENOUGH: f64 = 0.9;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) contender: Contender,
-    pub(crate) repeats: usize,
-    pub(crate) iops: Spread,
+    /// What its runs were for: `Confirm`, or `Sweep` where it was not measured again.
+    pub(crate) purpose: Purpose,
+    pub(crate) iops: Estimate,
+    /// The IOPS of each repeat.
+    pub(crate) by_repeat: Vec<(u16, f64)>,
+    /// The IOPS that it counts with where it was only explored.
+    pub(crate) explored: Option<f64>,
     pub(crate) bytes_per_second: f64,
     pub(crate) p50: Option<Duration>,
     pub(crate) p99: Option<Duration>,
@@ -43,11 +59,15 @@ pub(crate) struct Row {
     /// Those that ran at once, where there were several.
     pub(crate) parts: Vec<PartRow>,
     /// IOPS relative to `none` of the same subject and block; 1 is equal. Missing where there is no count.
-    pub(crate) to_none: Option<Spread>,
+    pub(crate) to_none: Option<Estimate>,
     /// IOPS relative to the host of the same block.
-    pub(crate) to_host: Option<Spread>,
+    pub(crate) to_host: Option<Estimate>,
     /// More busy threads than cores: the machine limits, not the number of iothreads.
     pub(crate) cpu_bound: bool,
+    /// Most of its runs were not steady.
+    pub(crate) unsteady: bool,
+    /// How many of its runs were not.
+    pub(crate) unsteady_runs: usize,
     /// The guest's CPUs were emulated.
     pub(crate) emulated: bool,
     /// Queues of each disk.
@@ -70,6 +90,11 @@ impl Row {
     pub(crate) fn iothreads(&self) -> Option<Iothreads> {
         self.contender.iothreads()
     }
+
+    /// Whether it was measured again after the exploration.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.purpose == Purpose::Confirm
+    }
 }
 
 /// A cell on a variant and what follows from its rows.
@@ -83,9 +108,24 @@ pub(crate) struct CellSummary {
 }
 
 impl CellSummary {
-    /// The counts of a subject with their median IOPS.
-    pub(crate) fn medians(&self, subject: Subject) -> Vec<(Iothreads, f64)> {
-        medians(&self.rows, subject)
+    /// The counts of a subject, block by block.
+    pub(crate) fn blocks(&self, subject: Subject) -> Blocks {
+        let again = self.rows_of(subject).any(Row::is_confirmed);
+        let reached = |row: &Row| {
+            let counts = row.is_confirmed() == again;
+            Some(Reached {
+                iothreads: row.iothreads()?,
+                blocks: if counts { row.by_repeat.clone() } else { Vec::new() },
+                explored: row.explored,
+            })
+        };
+        Blocks::of(self.rows_of(subject).filter_map(reached).collect())
+    }
+
+    /// Whether a row was explored only, while others of its subject were measured again.
+    pub(crate) fn is_given_up(&self, row: &Row) -> bool {
+        let subject = row.contender.subject();
+        !row.is_confirmed() && self.rows_of(subject).any(Row::is_confirmed)
     }
 
     /// The rows of a subject.
@@ -94,17 +134,10 @@ impl CellSummary {
     }
 }
 
-/// Which counts of iothreads are best and enough.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Verdict {
-    pub(crate) best: Iothreads,
-    pub(crate) n90: Iothreads,
-}
-
 /// Summarises all cells of a sweep, in the order in which they first appear.
 pub(crate) fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
     let mut places: Vec<(Variant, Cell)> = Vec::new();
-    for run in runs.iter().filter(|run| run.key.purpose == Purpose::Sweep) {
+    for run in runs.iter().filter(|run| compares(run)) {
         let place = (run.key.variant, run.key.cell);
         if !places.contains(&place) {
             places.push(place);
@@ -122,10 +155,13 @@ pub(crate) fn compared(cells: &[CellSummary]) -> Vec<Subject> {
     subjects
 }
 
+/// Whether a run is one of those that contenders are compared by.
+pub(crate) fn compares(run: &Run) -> bool {
+    matches!(run.key.purpose, Purpose::Sweep | Purpose::Confirm)
+}
+
 fn cell_summary(variant: Variant, cell: Cell, runs: &[Run], cores: usize) -> CellSummary {
-    let here = |run: &&Run| {
-        run.key.purpose == Purpose::Sweep && run.key.variant == variant && run.key.cell == cell
-    };
+    let here = |run: &&Run| compares(run) && run.key.variant == variant && run.key.cell == cell;
     let runs: Vec<&Run> = runs.iter().filter(here).collect();
     let mut contenders: Vec<Contender> = runs.iter().map(|run| run.key.contender).collect();
     contenders.sort_unstable();
@@ -134,24 +170,31 @@ fn cell_summary(variant: Variant, cell: Cell, runs: &[Run], cores: usize) -> Cel
         contenders.iter().filter_map(|&contender| row(contender, &runs, cores)).collect();
     let mut subjects: Vec<Subject> = contenders.iter().map(|it| it.subject()).collect();
     subjects.dedup();
-    let verdicts = subjects
-        .into_iter()
-        .filter_map(|subject| Some((subject, verdict(&medians(&rows, subject))?)))
-        .collect();
-    CellSummary { variant, cell, rows, verdicts }
+    let mut summary = CellSummary { variant, cell, rows, verdicts: Vec::new() };
+    let verdict = |subject| Some((subject, Verdict::of(&summary.blocks(subject))?));
+    summary.verdicts = subjects.into_iter().filter_map(verdict).collect();
+    summary
 }
 
 fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
-    let own: Vec<&Run> =
-        runs.iter().copied().filter(|run| run.key.contender == contender).collect();
+    let with = |purpose| -> Vec<&Run> {
+        let own = |run: &&&Run| run.key.contender == contender && run.key.purpose == purpose;
+        runs.iter().filter(own).copied().collect()
+    };
+    let (swept, again) = (with(Purpose::Sweep), with(Purpose::Confirm));
+    let explored = explored(swept.iter().map(|run| run.iops()));
+    let own = if again.is_empty() { swept } else { again };
     let first = own.first()?;
     let latency = merged(own.iter().map(|run| run.latency()));
     let none = Contender::new(contender.subject(), Iothreads::NONE);
+    let unsteady_runs = own.iter().filter(|run| run.is_unsteady()).count();
     Some(Row {
         contender,
-        repeats: own.len(),
-        iops: Spread::of(own.iter().map(|run| run.iops()))?,
-        bytes_per_second: Spread::of(own.iter().map(|run| run.bytes_per_second()))?.median,
+        purpose: first.key.purpose,
+        iops: Estimate::of(own.iter().map(|run| run.iops()))?,
+        by_repeat: own.iter().map(|run| (run.key.repeat, run.iops())).collect(),
+        explored,
+        bytes_per_second: median(own.iter().map(|run| run.bytes_per_second()))?,
         p50: latency.percentile(50.0),
         p99: latency.percentile(99.0),
         p99_9: latency.percentile(99.9),
@@ -163,6 +206,8 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         to_host: ratio(&own, runs, Contender::Host),
         cpu_bound: contender.busy_threads(&first.key.variant, &first.key.cell, first.queues)
             > cores,
+        unsteady: unsteady_runs * 2 > own.len(),
+        unsteady_runs,
         emulated: own.iter().any(|run| run.emulated),
         queues: first.queues,
     })
@@ -178,7 +223,7 @@ fn merged(latencies: impl Iterator<Item = Latency>) -> Latency {
 }
 
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    Spread::of(values).map(|spread| spread.median)
+    stats::median(&mut values.filter(|value| value.is_finite()).collect::<Vec<_>>())
 }
 
 /// CPUs in use, and how many there are.
@@ -207,28 +252,14 @@ fn parts(runs: &[&Run]) -> Vec<PartRow> {
 
 /// The IOPS of each run relative to those of `base` in the same repeat, if both had the same load: fio and the tuner's own
 /// do not compare.
-fn ratio(own: &[&Run], all: &[&Run], base: Contender) -> Option<Spread> {
+fn ratio(own: &[&Run], all: &[&Run], base: Contender) -> Option<Estimate> {
     let in_block = |run: &&Run| {
-        let base =
-            all.iter().find(|b| b.key.contender == base && b.key.repeat == run.key.repeat)?;
+        let block = |run: &Run| (run.key.purpose, run.key.repeat);
+        let base = all.iter().find(|b| b.key.contender == base && block(b) == block(run))?;
         (base.operations > 0 && base.is_own_load() == run.is_own_load())
             .then(|| run.iops() / base.iops())
     };
-    Spread::of(own.iter().filter_map(in_block))
-}
-
-fn medians(rows: &[Row], subject: Subject) -> Vec<(Iothreads, f64)> {
-    let own = rows.iter().filter(|row| row.contender.subject() == subject);
-    own.filter_map(|row| Some((row.iothreads()?, row.iops.median))).collect()
-}
-
-/// The best count and the fewest iothreads that are enough; of equal ones the fewer.
-fn verdict(medians: &[(Iothreads, f64)]) -> Option<Verdict> {
-    let mut sorted = medians.to_vec();
-    sorted.sort_by_key(|(iothreads, _)| *iothreads);
-    let (best, most) = sorted.iter().copied().reduce(|a, b| if b.1 > a.1 { b } else { a })?;
-    let (n90, _) = sorted.into_iter().find(|(_, median)| *median >= ENOUGH * most)?;
-    Some(Verdict { best, n90 })
+    Estimate::of(own.iter().filter_map(in_block))
 }
 
 #[cfg(test)]

@@ -20,6 +20,9 @@ use crate::matrix::Writes;
 use crate::storage::{disk_bytes, in_use};
 use crate::units::Bytes;
 
+/// How a note on a file with holes ends.
+pub(crate) const HOLES: &str = "reading them does not touch the disk and looks too fast";
+
 /// Less than this is no disk.
 pub(crate) const DISK_BYTES_MIN: u64 = 1 << 20;
 /// The unit of `blocks` in the metadata of a file.
@@ -39,8 +42,10 @@ pub(crate) enum Origin {
 
 /// How the daemon opens it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// A regular file.
     File,
+    /// A block device of the host.
     BlockDevice,
 }
 
@@ -53,6 +58,8 @@ pub(crate) struct Target {
     pub(crate) cache: CacheMode,
     pub(crate) writes: Writes,
     pub(crate) file_system: String,
+    /// The image format as whose images the bytes begin.
+    pub(crate) looks_like: Option<&'static str>,
     /// What the user should know before trusting the numbers.
     pub(crate) notes: Vec<String>,
 }
@@ -96,9 +103,12 @@ impl Target {
         let holes = kind == Kind::File && stored < bytes / 10 * 9;
         let mut notes = notes(cache, &file_system, holes);
         notes.extend(uses);
-        notes.extend(kept_format(path)?);
+        let looks_like = formats::of_head(path).with_context(|| format!("disk {name}"))?;
+        if let Some(format) = looks_like {
+            notes.push(image_note(path, format)?);
+        }
         let path = path.to_path_buf();
-        Ok(Self { path, kind, bytes, cache, writes, file_system, notes })
+        Ok(Self { path, kind, bytes, cache, writes, file_system, looks_like, notes })
     }
 
     /// `64M on ext4, O_DIRECT`.
@@ -126,16 +136,16 @@ fn open(path: &Path, kind: Kind, writes: Writes) -> std::io::Result<File> {
     options.open(path)
 }
 
-/// A word of warning if the bytes are those of an image.
-fn kept_format(path: &Path) -> Result<Option<String>> {
-    let image = disk_bytes(path).with_context(|| format!("disk {}", path.display()))?;
-    Ok(image.map(|bytes| {
-        format!(
-            "the file looks like a qcow2 image of {}: --image raw measures the file's bytes, --image \
-             qcow2 the disk in it",
-            Bytes(bytes)
-        )
-    }))
+/// A word of warning: the bytes are those of an image.
+fn image_note(path: &Path, format: &str) -> Result<String> {
+    let bytes = disk_bytes(path).with_context(|| format!("disk {}", path.display()))?;
+    let (size, other) = match bytes {
+        Some(bytes) => (format!(" of {}", Bytes(bytes)), ", --image qcow2 the disk in it"),
+        None => (String::new(), ""),
+    };
+    Ok(format!(
+        "the file looks like a {format} image{size}: --image raw measures the file's bytes{other}"
+    ))
 }
 
 fn notes(cache: CacheMode, file_system: &str, holes: bool) -> Vec<String> {
@@ -149,10 +159,7 @@ fn notes(cache: CacheMode, file_system: &str, holes: bool) -> Vec<String> {
         notes.push("tmpfs is memory: the numbers are not those of a disk".to_owned());
     }
     if holes {
-        notes.push(
-            "the file has holes: reading them does not touch the disk and looks too fast"
-                .to_owned(),
-        );
+        notes.push(format!("the file has holes: {HOLES}"));
     }
     notes
 }
@@ -188,6 +195,30 @@ mod tests {
         let target = Target::open(&path, Origin::User, Writes::Skipped).unwrap();
         assert_eq!((target.bytes, target.kind), (8 << 20, Kind::File));
         assert!(target.notes.iter().any(|note| note.contains("holes")), "{:?}", target.notes);
+        assert_eq!(target.looks_like, None);
+    }
+
+    #[test]
+    fn a_file_that_looks_like_an_image_is_known_as_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        for (head, format, other) in [
+            (b"QFI\xfb\0\0\0\x03".as_slice(), "qcow2", true),
+            (b"QFI\xfb\0\0\0\x01", "qcow", false),
+            (b"QED\0", "qed", false),
+            (b"KDMV", "vmdk", false),
+            (b"vhdxfile", "vhdx", false),
+            (b"conectix", "vpc", false),
+            (&[[0; 0x40].as_slice(), b"\x7f\x10\xda\xbe"].concat(), "vdi", false),
+        ] {
+            std::fs::write(&path, [head, &[0; 8 << 20]].concat()).unwrap();
+            let target = Target::open(&path, Origin::User, Writes::Skipped).unwrap();
+            assert_eq!(target.looks_like, Some(format));
+            let looks = format!("looks like a {format} image");
+            let notes: Vec<_> = target.notes.iter().filter(|it| it.contains(&looks)).collect();
+            assert_eq!(notes.len(), 1, "{:?}", target.notes);
+            assert_eq!(notes[0].contains("--image qcow2"), other, "{notes:?}");
+        }
     }
 
     #[test]

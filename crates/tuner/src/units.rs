@@ -81,6 +81,43 @@ impl fmt::Display for Seconds {
     }
 }
 
+/// A stretch of time: `90`, `90s`, `10m`, `2h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Span {
+    seconds: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "'{0}' is no time: write seconds above 0, or a number with s, m or h, such as 90, 10m or 2h"
+)]
+pub(crate) struct BadSpan(String);
+
+/// A year: more than anybody measures.
+const SPAN_MAX: u64 = 365 * 86_400;
+
+impl FromStr for Span {
+    type Err = BadSpan;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let units = [('s', 1), ('m', 60), ('h', 3600)];
+        let unit =
+            units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(*unit)?, *factor)));
+        let (digits, factor) = unit.unwrap_or((text, 1));
+        let number: Option<u64> = digits.parse().ok();
+        let seconds = number.and_then(|number| number.checked_mul(factor));
+        let legal = seconds.filter(|seconds| (1..=SPAN_MAX).contains(seconds));
+        legal.map(|seconds| Self { seconds }).ok_or_else(|| BadSpan(text.to_owned()))
+    }
+}
+
+impl Span {
+    pub(crate) fn duration(self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+}
+
 /// `12,345`.
 pub(crate) fn grouped(number: f64) -> String {
     let digits = format!("{number:.0}");
@@ -104,6 +141,13 @@ pub(crate) fn human_time(duration: Duration) -> String {
     }
 }
 
+/// The text without control characters but the end of a line: names of files and processes may have any, and a terminal
+/// obeys them.
+pub(crate) fn printable(text: &str) -> String {
+    let shown = |it: char| if it.is_control() && it != '\n' { '\u{fffd}' } else { it };
+    text.chars().map(shown).collect()
+}
+
 /// `2 jobs`, `1 job`.
 pub(crate) fn counted(number: usize, thing: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
@@ -113,6 +157,19 @@ pub(crate) fn counted(number: usize, thing: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spans_have_a_unit_or_are_seconds() {
+        for (text, seconds) in
+            [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("8760h", 31_536_000)]
+        {
+            assert_eq!(text.parse::<Span>().unwrap().duration(), Duration::from_secs(seconds));
+        }
+        for text in ["", "m", "0", "1.5h", "-1", "8761h", "1d", "99999999999999999999h"] {
+            let error = text.parse::<Span>().unwrap_err().to_string();
+            assert!(error.contains("seconds above 0") && error.contains("10m"), "{error}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_and_printed() {

@@ -1,13 +1,14 @@
-//! Our own load tells of every second, and the seconds are all of the run.
+//! Our own load tells of every second and every fifth, and each of them are all of the run.
 
 use std::time::Duration;
 
 use load::probe::cache_mode;
-use load::{BlockBytes, Interval, Shape, Timing, Verdict, Watch, Workload, host};
+use load::{BlockBytes, Fifth, Interval, Shape, Timing, Verdict, Watch, Workload, host};
 
 #[derive(Default)]
 struct Told {
     all: Vec<Interval>,
+    fifths: Vec<Fifth>,
     /// How many before the window closed.
     early: usize,
 }
@@ -25,6 +26,10 @@ impl Watch for Told {
 
     fn second(&mut self, interval: &Interval) {
         self.all.push(interval.clone());
+    }
+
+    fn fifth(&mut self, fifth: &Fifth) {
+        self.fifths.push(*fifth);
     }
 }
 
@@ -45,7 +50,7 @@ fn the_seconds_of_a_run_add_up_to_it() {
     let mut told = Told::default();
     let cache = cache_mode(&path).unwrap();
     let sample = host::run(&path, cache, &workload, timing, &mut told).unwrap();
-    let Told { all, early } = told;
+    let Told { all, fifths, early } = told;
     let seconds: Vec<_> = all.iter().map(|it| it.second).collect();
     assert_eq!((seconds, early), (vec![1, 2], 1), "the first is told while the second runs");
     assert!(all[0].elapsed >= Duration::from_secs(1) && all[0].elapsed < timing.runtime);
@@ -54,6 +59,9 @@ fn the_seconds_of_a_run_add_up_to_it() {
     assert_eq!(sum(|it| it.bytes), sample.bytes);
     assert_eq!(sum(|it| it.latency.count()), sample.operations);
     assert_eq!(all.iter().map(|it| it.elapsed).sum::<Duration>(), sample.elapsed);
+    assert_eq!(fifths.len(), 5);
+    assert_eq!(fifths.iter().map(|it| it.operations).sum::<u64>(), sample.operations);
+    assert_eq!(fifths.iter().map(|it| it.elapsed).sum::<Duration>(), sample.elapsed);
     let reads = sum(|it| it.reads) as f64 / sample.operations as f64;
     assert!((0.6..0.8).contains(&reads), "{reads} of the requests read");
 }

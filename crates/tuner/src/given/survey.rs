@@ -10,6 +10,7 @@ use load::fio::FioVersion;
 use super::{GivenDisk, GivenGuest};
 use crate::storage::in_use::tables::{device_number, mounts, swaps};
 use crate::storage::in_use::{Access, Use};
+use crate::target::HOLES;
 
 const SECTOR_BYTES: u64 = 512;
 const MOUNTS: &str = "\n@mounts\n";
@@ -136,11 +137,7 @@ impl Survey {
             blocks.parse::<u64>().ok()?.checked_mul(unit.parse().ok()?)
         });
         if kind == Kind::File && stored.is_some_and(|stored| stored < bytes / 10 * 9) {
-            notes.push(
-                "the file in your guest has holes: reading them does not touch the disk and looks \
-                 too fast"
-                    .to_owned(),
-            );
+            notes.push(format!("the file in your guest has holes: {HOLES}"));
         }
         notes
     }

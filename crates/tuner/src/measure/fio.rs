@@ -17,12 +17,13 @@ use load::probe::CacheMode;
 use load::{Interval, Sample, Timing, Workload};
 
 pub(super) use self::places::{GivenPlace, GuestPlace, HostPlace};
-use super::{Bench, Planned};
+use super::{Bench, Planned, verify};
 use crate::clock;
 use crate::interrupt::Interrupt;
 use crate::meter::{Cost, Group, GroupName, Meter};
 use crate::progress::Progress;
-use crate::results::{Measured, Part};
+use crate::results::{Measured, Part, nanoseconds};
+use crate::steady;
 
 /// Start, end and report of a fio on a slow machine.
 const GRACE: Duration = Duration::from_secs(120);
@@ -73,12 +74,27 @@ pub(super) struct Ended {
     pub(super) ended: Instant,
 }
 
+/// How requests get to the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Means {
+    pub(super) version: FioVersion,
+    pub(super) engine: Engine,
+    pub(super) cache: CacheMode,
+}
+
+impl Means {
+    /// The fio of this host and its guests, on the disks of a run.
+    pub(super) fn new(bench: &Bench<'_>, planned: &Planned<'_>, engine: Engine) -> Result<Self> {
+        let cache = planned.disks.first().context("a run has a disk")?.cache;
+        Ok(Self { version: bench.fio()?.version, engine, cache })
+    }
+}
+
 /// The load of one place.
 #[derive(Clone, Debug)]
 pub(super) struct Work<'a> {
     pub(super) workload: &'a Workload,
-    pub(super) engine: Engine,
-    pub(super) cache: CacheMode,
+    pub(super) means: Means,
     pub(super) timing: Timing,
     /// Requests per second of this place.
     pub(super) rate: Option<Rate>,
@@ -89,17 +105,17 @@ impl<'a> Work<'a> {
     pub(super) fn new(
         bench: &Bench<'_>,
         planned: &Planned<'a>,
-        engine: Engine,
+        means: Means,
         places: usize,
     ) -> Result<Self> {
-        let cache = planned.disks.first().context("a run has a disk")?.cache;
         let rate = planned.rate.map(|rate| rate_of_each(rate, places)).transpose()?;
-        Ok(Self { workload: planned.workload, engine, cache, timing: bench.timing(), rate })
+        let timing = planned.run.timing(bench.settings);
+        Ok(Self { workload: planned.workload, means, timing, rate })
     }
 
     /// The job on these files or devices of the place.
     pub(super) fn job(&self, files: Vec<String>) -> Result<Job> {
-        let Self { workload, engine, cache, timing, rate } = self.clone();
+        let Self { workload, means: Means { engine, cache, .. }, timing, rate } = self.clone();
         let job = Job::new(*workload, files, engine, cache, timing)?;
         Ok(match rate {
             Some(rate) => job.with_rate(rate)?,
@@ -109,7 +125,7 @@ impl<'a> Work<'a> {
 }
 
 /// The share of one of so many places in a rate of requests per second.
-pub(super) fn rate_of_each(rate: f64, places: usize) -> Result<Rate> {
+fn rate_of_each(rate: f64, places: usize) -> Result<Rate> {
     // Rates are whole numbers; a place that would get less than one has nothing to measure. What has no number as text
     // (too large, none at all) is no rate.
     let whole: u32 = format!("{:.0}", rate / places as f64).parse().unwrap_or(0);
@@ -129,12 +145,13 @@ pub(super) struct Around<'a> {
 
 /// What all places together did.
 #[derive(Debug)]
-pub(super) struct Outcome {
-    pub(super) sample: Sample,
-    pub(super) per_second: Vec<(u64, u64)>,
+struct Outcome {
+    sample: Sample,
+    per_second: Vec<(u64, u64)>,
+    windows: Vec<(u64, u64)>,
     /// One per place, if there are several.
-    pub(super) parts: Vec<Part>,
-    pub(super) cost: Cost,
+    parts: Vec<Part>,
+    cost: Cost,
 }
 
 /// A place and the job file it is to run.
@@ -144,8 +161,54 @@ pub(super) struct Task<'a> {
     pub(super) reports: Reports,
 }
 
+/// A place and what fio works on there.
+pub(super) struct Station<'a> {
+    pub(super) place: &'a mut dyn Place,
+    /// Paths of files or devices, as the place has them.
+    pub(super) files: Vec<String>,
+    /// Of the job file that is kept, without its end.
+    pub(super) job_name: String,
+}
+
+/// What serves the disks.
+pub(super) struct Serving<'a> {
+    /// Its processes.
+    pub(super) groups: &'a [Group],
+    /// Looks whether it is alive.
+    pub(super) check: &'a mut dyn FnMut() -> Result<()>,
+}
+
+/// One run with the same work in each place, from the job files that are kept to what was measured.
+pub(super) fn run(
+    bench: &Bench<'_>,
+    planned: &Planned<'_>,
+    work: &Work<'_>,
+    stations: &mut [Station<'_>],
+    serving: Serving<'_>,
+) -> Result<Measured> {
+    let (mut jobs, mut job_files) = (Vec::new(), Vec::new());
+    for Station { files, job_name, .. } in &*stations {
+        let job = work.job(files.clone())?.file(work.means.version);
+        job_files.push(keep_job(&bench.out, job_name, &job)?);
+        jobs.push(job);
+    }
+    let Serving { groups, check } = serving;
+    let Bench { interrupt, progress, .. } = *bench;
+    let mut around = Around { interrupt, progress, name: planned.name, check };
+    let mut verified_bytes = None;
+    if bench.verifies(planned) {
+        verified_bytes = Some(verify::run(stations, work, &mut around)?);
+    }
+    let reports = Reports::EachSecond;
+    let each = stations.iter_mut().zip(jobs);
+    let mut tasks: Vec<Task<'_>> =
+        each.map(|(it, job)| Task { place: &mut *it.place, job, reports }).collect();
+    let outcome = measure(&mut tasks, groups, work.timing, &mut around)?;
+    Ok(outcome.measured(work, job_files, verified_bytes))
+}
+
 /// Runs the jobs, each in its place, all at the same time, and measures. `groups` are the processes that serve the disks.
-pub(super) fn measure(
+fn measure(
     tasks: &mut [Task<'_>],
     groups: &[Group],
     timing: Timing,
@@ -249,21 +312,22 @@ impl Around<'_> {
 
 impl Outcome {
     /// The run, as far as fio knows it.
-    pub(super) fn measured(
+    fn measured(
         self,
         work: &Work<'_>,
-        version: FioVersion,
         job_files: Vec<String>,
         verified_bytes: Option<u64>,
     ) -> Measured {
-        let Self { sample, per_second, parts, cost } = self;
+        let Self { sample, per_second, windows, parts, cost } = self;
+        let Means { version, engine, .. } = work.means;
         Measured {
             queues: 0,
-            load: format!("fio-{version} {}", work.engine),
+            load: format!("fio-{version} {engine}"),
             emulated: false,
             sample,
             rate_iops: work.rate.map(|rate| f64::from(rate.0.get()) * parts.len().max(1) as f64),
             per_second,
+            windows,
             parts,
             cost,
             job_files,
@@ -293,23 +357,25 @@ fn outcome(meter: &Meter, ended: &[Ended]) -> Result<Outcome> {
         [_] => Vec::new(),
         several => (1..).zip(several).map(|(vm, sample)| Part::new(vm, sample)).collect(),
     };
+    let seconds: Vec<_> = ended.iter().map(|it| seconds(&series(&it.output))).collect();
+    let windows: Vec<_> = seconds.iter().map(|series| steady::windows(series)).collect();
     Ok(Outcome {
-        per_second: per_second(ended),
+        per_second: together(&seconds),
+        windows: together(&windows),
         parts,
         cost: meter.between(open, close),
         sample: merged(samples).context("no fio ran")?,
     })
 }
 
-/// Length in ns and requests of each second, of all places together.
-fn per_second(ended: &[Ended]) -> Vec<(u64, u64)> {
-    let all: Vec<Vec<(u64, u64)>> = ended.iter().map(|it| seconds(&series(&it.output))).collect();
+/// Length in ns and requests of each part, of all places together: as many parts as all of them have.
+fn together(all: &[Vec<(u64, u64)>]) -> Vec<(u64, u64)> {
     let length = all.iter().map(Vec::len).min().unwrap_or(0);
-    let together = |second: usize| {
-        let each = || all.iter().map(|series| series[second]);
+    let sum = |part: usize| {
+        let each = || all.iter().map(|series| series[part]);
         (each().map(|(length, _)| length).max().unwrap_or(0), each().map(|(_, count)| count).sum())
     };
-    (0..length).map(together).collect()
+    (0..length).map(sum).collect()
 }
 
 /// fio counts seconds from its start, so the first of the measured time may be shorter. What comes some milliseconds after the
@@ -319,7 +385,7 @@ fn seconds(intervals: &[Interval]) -> Vec<(u64, u64)> {
     let sum = |second: &[Interval]| {
         let elapsed: Duration = second.iter().map(|it| it.elapsed).sum();
         let operations = second.iter().map(|it| it.operations).sum();
-        (u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX), operations)
+        (nanoseconds(elapsed), operations)
     };
     intervals.chunk_by(same).map(sum).collect()
 }
@@ -336,7 +402,7 @@ fn merged(samples: Vec<Sample>) -> Option<Sample> {
 }
 
 /// Writes a job file where the results are, and returns its name there.
-pub(super) fn keep_job(out: &Path, name: &str, job: &str) -> Result<String> {
+fn keep_job(out: &Path, name: &str, job: &str) -> Result<String> {
     let relative = format!("jobs/{name}.fio");
     let path = out.join(&relative);
     let parent = path.parent().context("a job file has a directory")?;
@@ -350,6 +416,15 @@ mod tests {
     use load::Latency;
 
     use super::*;
+
+    #[test]
+    fn guests_are_summed_as_far_as_all_of_them_are_known() {
+        let (one, other) = (vec![(10, 1), (11, 2)], vec![(12, 5), (9, 6), (10, 7)]);
+        assert_eq!(together(std::slice::from_ref(&one)), one);
+        assert_eq!(together(&[one.clone(), other]), [(12, 6), (11, 8)]);
+        assert_eq!(together(&[one, Vec::new()]), []);
+        assert_eq!(together(&[]), []);
+    }
 
     #[test]
     fn the_rest_of_the_last_second_is_no_second() {

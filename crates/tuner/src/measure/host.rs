@@ -4,41 +4,25 @@ use anyhow::{Context, Result};
 use load::fio::Engine;
 use load::probe::CacheMode;
 
-use super::fio::{Around, HostPlace, Place, Reports, Task, Work, keep_job, measure};
-use super::{Bench, Planned, verify};
+use super::fio::{self, HostPlace, Means, Serving, Station, Work};
+use super::{Bench, Planned};
 use crate::results::Measured;
 use crate::variant::Aio;
 
 /// Measures all disks of the variant at once, with one fio.
 pub(super) fn run(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
-    let fio = bench.fio()?;
-    let engine = engine(planned);
-    let work = Work::new(bench, planned, engine, 1)?;
+    let means = Means::new(bench, planned, engine(planned))?;
+    let work = Work::new(bench, planned, means, 1)?;
     let mut files = Vec::new();
     for disk in planned.disks {
         let path = disk.host_path().context("the host reads no such image")?;
         files.push(path.to_str().context("the name of the disk is not UTF-8")?.to_owned());
     }
-    let job = work.job(files.clone())?;
-    job.check_files()?;
-    let job = job.file(fio.version);
-    let job_files = vec![keep_job(&bench.out, &planned.slug(), &job)?];
-    let mut place = HostPlace::new(fio.program.clone())?;
-    let mut check = || Ok(());
-    let mut around = Around {
-        interrupt: bench.interrupt,
-        progress: bench.progress,
-        name: planned.name,
-        check: &mut check,
-    };
-    let mut verified_bytes = None;
-    if bench.verifies(planned) {
-        let mut places: [&mut dyn Place; 1] = [&mut place];
-        verified_bytes = Some(verify::run(&mut places, &[files], &work, fio.version, &mut around)?);
-    }
-    let mut tasks = [Task { place: &mut place, job, reports: Reports::EachSecond }];
-    let outcome = measure(&mut tasks, &[], work.timing, &mut around)?;
-    Ok(outcome.measured(&work, fio.version, job_files, verified_bytes))
+    work.job(files.clone())?.check_files()?;
+    let mut place = HostPlace::new(bench.fio()?.program.clone())?;
+    let station = Station { place: &mut place, files, job_name: planned.slug() };
+    let serving = Serving { groups: &[], check: &mut || Ok(()) };
+    fio::run(bench, planned, &work, &mut [station], serving)
 }
 
 /// How the host's fio hands requests to the kernel.

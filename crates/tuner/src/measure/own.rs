@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use load::client::{self, Connection};
-use load::{Interval, LoadError, Sample, Verdict, Watch, Workload, host};
+use load::{Fifth, Interval, LoadError, Sample, Verdict, Watch, Workload, host};
 
 use super::{Bench, Held, Planned};
 use crate::clock;
 use crate::contender::Iothreads;
 use crate::daemon::{Running, START_LIMIT, Service};
 use crate::meter::{Cost, Group, GroupName, Meter};
-use crate::results::{Measured, OWN_LOAD};
+use crate::results::{Measured, OWN_LOAD, nanoseconds};
 
 const CONNECT_PAUSE: Duration = Duration::from_millis(3);
 
@@ -27,7 +27,13 @@ pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured>
     let path = disk.host_path().context("the host reads no such image")?;
     let group = Group::new(GroupName::Load, std::process::id());
     let mut watch = RunWatch::new(bench, planned.name, group, None);
-    let result = host::run(path, disk.cache, planned.workload, bench.timing(), &mut watch);
+    let result = host::run(
+        path,
+        disk.cache,
+        planned.workload,
+        planned.run.timing(bench.settings),
+        &mut watch,
+    );
     watch.conclude(0, result)
 }
 
@@ -52,7 +58,8 @@ pub(super) fn client(
     };
     let group = Group::new(GroupName::Daemon, running.pid());
     let mut watch = RunWatch::new(bench, planned.name, group, Some(&mut running));
-    let result = watch.connect(planned.workload).and_then(|it| it.run(bench.timing(), &mut watch));
+    let timing = planned.run.timing(bench.settings);
+    let result = watch.connect(planned.workload).and_then(|it| it.run(timing, &mut watch));
     let measured = watch.conclude(planned.workload.shape().jobs(), result)?;
     if let Some(running) = Held::keep(held, key, running) {
         running.stop()?;
@@ -68,6 +75,7 @@ struct RunWatch<'a> {
     opened: Option<Instant>,
     cost: Cost,
     per_second: Vec<(u64, u64)>,
+    windows: Vec<(u64, u64)>,
     daemon: Option<&'a mut Running>,
     deadline: Option<Instant>,
     /// Why the run was told to stop.
@@ -89,6 +97,7 @@ impl<'a> RunWatch<'a> {
             opened: None,
             cost: Cost::default(),
             per_second: Vec::new(),
+            windows: Vec::new(),
             daemon,
             deadline: None,
             reason: None,
@@ -124,6 +133,7 @@ impl<'a> RunWatch<'a> {
                 sample,
                 rate_iops: None,
                 per_second: self.per_second,
+                windows: self.windows,
                 parts: Vec::new(),
                 cost: self.cost,
                 job_files: Vec::new(),
@@ -181,8 +191,11 @@ impl Watch for RunWatch<'_> {
     }
 
     fn second(&mut self, interval: &Interval) {
-        let length = u64::try_from(interval.elapsed.as_nanos()).unwrap_or(u64::MAX);
-        self.per_second.push((length, interval.operations));
+        self.per_second.push((nanoseconds(interval.elapsed), interval.operations));
         self.bench.progress.interval(interval);
+    }
+
+    fn fifth(&mut self, fifth: &Fifth) {
+        self.windows.push((nanoseconds(fifth.elapsed), fifth.operations));
     }
 }

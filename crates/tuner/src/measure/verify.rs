@@ -3,33 +3,31 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use load::fio::{FioVersion, VERIFY_BYTES_MAX, VerifyJob, VerifyPhase, parse_verify};
+use load::fio::{VERIFY_BYTES_MAX, VerifyJob, VerifyPhase, parse_verify};
 
-use super::fio::{Around, Place, Reports, Task, Work, carry_out};
+use super::fio::{Around, Means, Reports, Station, Task, Work, carry_out};
 use crate::clock;
 
 /// A hundred times what a hard disk takes for a block.
 const BLOCK_LIMIT: Duration = Duration::from_millis(500);
 
-/// Verifies the first bytes of all disks, the first of every place at the same time, then the second, and so on. `files` are
-/// those of each place. Returns the bytes that were compared.
+/// Verifies the first bytes of all disks, the first of every place at the same time, then the second, and so on. Returns the
+/// bytes that were compared.
 ///
 /// # Errors
 /// What fio says about the block that is wrong.
 pub(super) fn run(
-    places: &mut [&mut dyn Place],
-    files: &[Vec<String>],
+    stations: &mut [Station<'_>],
     work: &Work<'_>,
-    version: FioVersion,
     around: &mut Around<'_>,
 ) -> Result<u64> {
-    let disks = files.iter().map(Vec::len).max().unwrap_or(0);
+    let disks = stations.iter().map(|it| it.files.len()).max().unwrap_or(0);
     let mut verified = 0;
     for disk in 0..disks {
         let mut tasks = Vec::new();
-        for (place, files) in places.iter_mut().zip(files) {
+        for Station { place, files, .. } in stations.iter_mut() {
             let Some(file) = files.get(disk) else { continue };
-            let job = job(file, work)?.file(version, VerifyPhase::WriteAndRead);
+            let job = job(file, work)?.file(work.means.version, VerifyPhase::WriteAndRead);
             tasks.push(Task { place: &mut **place, job, reports: Reports::AtTheEnd });
         }
         let ended =
@@ -53,5 +51,6 @@ fn job(file: &str, work: &Work<'_>) -> Result<VerifyJob> {
     let bytes = work.workload.disk_bytes().min(VERIFY_BYTES_MAX);
     // Other data than any run before has left there.
     let seed = work.workload.seed() ^ u64::from(clock::since_epoch().subsec_nanos());
-    Ok(VerifyJob::new(file, block, bytes, work.engine, work.cache, seed)?)
+    let Means { engine, cache, .. } = work.means;
+    Ok(VerifyJob::new(file, block, bytes, engine, cache, seed)?)
 }

@@ -7,8 +7,8 @@ use anyhow::{Result, ensure};
 use guest::{Controller, Guest, Plug, Plugged, Source};
 use load::fio::Engine;
 
-use super::fio::{Around, GuestPlace, Place, Reports, Task, Work, keep_job, measure};
-use super::{Bench, Held, Planned, verify};
+use super::fio::{self, GuestPlace, Means, Serving, Station, Work};
+use super::{Bench, Held, Planned};
 use crate::args::GuestEngine;
 use crate::contender::{Contender, Iothreads};
 use crate::daemon::{Running, Service};
@@ -243,39 +243,24 @@ fn load(
     attached: &mut [Attached],
     groups: &[Group],
 ) -> Result<Measured> {
-    let work = Work::new(bench, planned, engine(bench), attached.len())?;
-    let version = bench.fio()?.version;
-    let devices: Vec<Vec<String>> = attached.iter().map(|it| it.devices.clone()).collect();
-    let mut jobs = Vec::new();
-    let mut job_files = Vec::new();
-    for (vm, devices) in (1..).zip(&devices) {
-        let job = work.job(devices.clone())?.file(version);
-        job_files.push(keep_job(&bench.out, &format!("{}-vm{vm}", planned.slug()), &job)?);
-        jobs.push(job);
-    }
+    let means = Means::new(bench, planned, engine(bench))?;
+    let work = Work::new(bench, planned, means, attached.len())?;
     let place = |guest| GuestPlace::new(guest, bench.interrupt);
     let mut places: Vec<GuestPlace<'_>> = guests.iter_mut().map(place).collect();
+    let each = (1..).zip(places.iter_mut().zip(&*attached));
+    let mut stations: Vec<Station<'_>> = each
+        .map(|(vm, (place, attached))| Station {
+            place,
+            files: attached.devices.clone(),
+            job_name: format!("{}-vm{vm}", planned.slug()),
+        })
+        .collect();
     let mut check = || {
         let mut daemons = attached.iter_mut().filter_map(|it| it.daemon.as_mut());
         daemons.try_for_each(Running::check_alive)
     };
-    let mut around = Around {
-        interrupt: bench.interrupt,
-        progress: bench.progress,
-        name: planned.name,
-        check: &mut check,
-    };
-    let mut verified_bytes = None;
-    if bench.verifies(planned) {
-        let mut places: Vec<&mut dyn Place> =
-            places.iter_mut().map(|place| place as &mut dyn Place).collect();
-        verified_bytes = Some(verify::run(&mut places, &devices, &work, version, &mut around)?);
-    }
-    let reports = Reports::EachSecond;
-    let mut tasks: Vec<Task<'_>> =
-        places.iter_mut().zip(jobs).map(|(place, job)| Task { place, job, reports }).collect();
-    let outcome = measure(&mut tasks, groups, work.timing, &mut around)?;
-    Ok(outcome.measured(&work, version, job_files, verified_bytes))
+    let serving = Serving { groups, check: &mut check };
+    fio::run(bench, planned, &work, &mut stations, serving)
 }
 
 /// By the names that the daemon gives its threads.

@@ -2,70 +2,173 @@
 
 use std::path::Path;
 
-use super::Style;
-use super::text::wrapped;
-use crate::contender::{Iothreads, Subject};
-use crate::recommend::{Recommendation, recommend, sentence};
-use crate::results::Header;
-use crate::summary::{CellSummary, compared};
-use crate::target::Origin;
+use load::probe::CacheMode;
 
-/// What to use, for each subject that compares numbers of iothreads.
-pub(super) fn render(style: Style, header: &Header, cells: &[CellSummary]) -> String {
-    let subjects = compared(cells);
-    let alone = subjects.len() == 1;
-    let heading = match style {
-        Style::Markdown if !subjects.is_empty() => "\n## Recommendation\n",
-        Style::Markdown | Style::Plain => "",
-    };
-    let recommended = subjects.into_iter().filter_map(|subject| recommend(subject, cells));
-    let mut text = heading.to_owned();
-    for recommendation in recommended {
-        let subject = recommendation.subject;
-        let who = if alone { String::new() } else { format!("{subject}: ") };
-        let sentence = format!("{who}{}", sentence(&recommendation, cells));
-        text.push_str(&advice(style, header, &recommendation, &sentence));
-    }
-    text
+use super::text::{listed, wrapped};
+use super::{Findings, Part, Style, configurations, without_html};
+use crate::answer::{Answer, Bent, answer, details, sentence};
+use crate::contender::{Iothreads, Subject};
+use crate::drift::Drift;
+use crate::emit::{self, Wanted};
+use crate::plan::Purpose;
+use crate::quote::shell;
+use crate::results::{Header, Run};
+use crate::summary::{CellSummary, compared, failed};
+use crate::target::{HOLES, Origin};
+use crate::variant::{Aio, Image, Variant};
+
+/// The most iothreads that the short form of `ringloom serve` makes.
+const SHORT_IOTHREADS_MAX: u16 = 64;
+
+/// What to use for one subject.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Advice {
+    pub(super) answer: Answer,
+    /// With the subject before it, where there are several.
+    pub(super) sentence: String,
+    /// What else to know, a sentence each.
+    pub(super) details: Vec<String>,
+    /// The line to paste, where there is one.
+    pub(super) command: Option<String>,
 }
 
-fn advice(
-    style: Style,
-    header: &Header,
-    recommendation: &Recommendation,
-    sentence: &str,
-) -> String {
-    let sentence = wrapped(style, sentence);
-    let command = match recommendation.subject {
-        // What to write for QEMU's own iothreads depends on the machine it is put into.
-        Subject::VmQemu | Subject::VmGiven | Subject::Host => None,
-        Subject::Client | Subject::VmRingloom => Some(command(header, recommendation.iothreads)),
+/// What to use, for each subject that compares numbers of iothreads.
+pub(super) fn render(style: Style, all: &[Advice]) -> String {
+    let heading = match style {
+        Style::Markdown if !all.is_empty() => "\n## Recommendation\n",
+        Style::Markdown | Style::Plain => "",
     };
-    match (style, command) {
+    let texts = all.iter().map(|advice| text(style, advice));
+    std::iter::once(heading.to_owned()).chain(texts).collect()
+}
+
+/// The same, advice by advice.
+pub(super) fn all(part: Part, findings: &Findings<'_>, cells: &[CellSummary]) -> Vec<Advice> {
+    // For what the short form of `ringloom serve` cannot say.
+    let serve = &configurations::serve(part);
+    let header = findings.header;
+    let subjects = compared(cells);
+    let alone = subjects.len() == 1;
+    let failed = failed(findings.failures);
+    let advice = |subject| {
+        let answer = answer(subject, cells, &header.settings.weights, &failed)?;
+        let answer = Answer { bent: bent(findings, &answer), ..answer };
+        let who = if alone { String::new() } else { format!("{subject}: ") };
+        Some(Advice {
+            sentence: format!("{who}{}", sentence(&answer)),
+            details: details(&answer, header.settings.repeats),
+            command: configurations::variant(&answer, cells)
+                .and_then(|it| pasted(header, &answer, it, serve)),
+            answer,
+        })
+    };
+    let mut all: Vec<Advice> = subjects.into_iter().filter_map(advice).collect();
+    one_serves(&mut all, serve);
+    all
+}
+
+/// With what is not in the table of a cell: what the sentinel and the notes say of its runs.
+fn bent(findings: &Findings<'_>, answer: &Answer) -> Bent {
+    let (sentinels, others): (Vec<&Run>, Vec<&Run>) =
+        findings.runs.iter().partition(|run| run.key.purpose == Purpose::Sentinel);
+    let figures: Vec<_> = sentinels.iter().map(|run| (run.started_unix_s, run.iops())).collect();
+    let flags = Drift::of(&figures).map_or_else(Vec::new, |drift| drift.flags);
+    let own = others.iter().filter(|run| run.key.contender.subject() == answer.subject);
+    let mut times = own.map(|run| run.started_unix_s);
+    Bent {
+        drifted: times.any(|time| flags.iter().any(|flag| flag.covers(time))),
+        holes: findings.notes.iter().any(|note| note.ends_with(HOLES)),
+        ..answer.bent
+    }
+}
+
+/// A client and a guest of ringloom want the same file; it is the guest's, so the client is not sent there.
+fn one_serves(all: &mut [Advice], serve: &str) {
+    let is_of = |advice: &&mut Advice, subject| advice.answer.subject == subject;
+    let guest = all.iter_mut().find(|it| is_of(it, Subject::VmRingloom));
+    if guest.is_none_or(|guest| !guest.answer.doubts.is_empty()) {
+        return;
+    }
+    let client = all.iter_mut().find(|it| is_of(it, Subject::Client));
+    if let Some(client) = client.filter(|it| it.command.as_deref() == Some(serve)) {
+        client.command = None;
+    }
+}
+
+/// Nothing to paste where nothing is recommended.
+fn pasted(header: &Header, answer: &Answer, variant: &Variant, serve: &str) -> Option<String> {
+    let trusted = answer.doubts.is_empty() && !emit::destroys(header, variant);
+    match answer.subject {
+        Subject::VmGiven | Subject::Host => None,
+        Subject::VmQemu => trusted.then(|| qemu(header, answer, variant)).flatten(),
+        Subject::Client | Subject::VmRingloom => {
+            let wanted = Wanted::of(header, answer.subject, variant, answer.iothreads)?;
+            trusted.then(|| command(header, &wanted).unwrap_or_else(|| serve.to_owned()))
+        }
+    }
+}
+
+/// The arguments of QEMU that make the disk and its iothreads, in one line.
+fn qemu(header: &Header, answer: &Answer, variant: &Variant) -> Option<String> {
+    let files = emit::files(header, answer.subject, variant, answer.iothreads);
+    let file = files.into_iter().find(|file| file.name.ends_with("/qemu.args"))?;
+    let is_argument = |line: &&str| {
+        ["-object iothread", "-object '{\"qom-type\":\"iothread", "-blockdev", "-device"]
+            .iter()
+            .any(|start| line.starts_with(start))
+    };
+    let lines = file.content.lines().map(|line| line.trim_end_matches('\\').trim());
+    Some(lines.filter(is_argument).collect::<Vec<_>>().join(" "))
+}
+
+fn text(style: Style, advice: &Advice) -> String {
+    let details = match advice.details.as_slice() {
+        [] => String::new(),
+        details => without_html(style, &format!("\n{}", listed(style, details))),
+    };
+    let sentence = without_html(style, &wrapped(style, &advice.sentence));
+    let last = match (style, &advice.command) {
         (Style::Plain, Some(command)) => format!("\n{sentence}\n    {command}\n"),
         (Style::Markdown, Some(command)) => format!("\n{sentence}\n```sh\n{command}\n```\n"),
         (Style::Plain | Style::Markdown, None) => format!("\n{sentence}"),
-    }
+    };
+    details + &last
 }
 
-/// The line to paste. A scratch file is gone by then, so it names no path.
-fn command(header: &Header, iothreads: Iothreads) -> String {
+/// The line to paste, where the short form can say it. A scratch file is gone by then, so it names no path.
+fn command(header: &Header, wanted: &Wanted) -> Option<String> {
     let path = match header.disk.origin {
         Origin::Scratch | Origin::Guest => "PATH".to_owned(),
-        Origin::User => quoted(&header.disk.path),
+        Origin::User => shell(plain(&header.disk.path)?),
     };
-    let threads = match iothreads {
+    let is_short = wanted.aio == Aio::Auto
+        && wanted.pin_iothreads.is_none()
+        && wanted.iothreads.count() <= SHORT_IOTHREADS_MAX;
+    if !is_short {
+        return None;
+    }
+    let format = match wanted.image {
+        // Of such a name ringloom does not guess what is meant.
+        Image::Raw if formats::of_name(&header.disk.path).is_some() => " --format raw",
+        Image::Raw => "",
+        Image::Qcow2(qcow2) if qcow2.cache.is_none() => " --format qcow2",
+        Image::Qcow2(_) => return None,
+    };
+    let direct = match wanted.cache {
+        CacheMode::Direct => "",
+        CacheMode::Buffered => " --direct off",
+    };
+    let threads = match wanted.iothreads {
         Iothreads::NONE => String::new(),
         count => format!(" --iothreads {count}"),
     };
-    format!("ringloom serve {path} --socket /run/ringloom/disk.sock{threads}")
+    let socket = wanted.socket.display();
+    Some(format!("ringloom serve {path} --socket {socket}{threads}{format}{direct}"))
 }
 
-/// Quotes for a shell if need be.
-fn quoted(path: &Path) -> String {
-    let path = path.display().to_string();
-    let harmless = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
-    if path.chars().all(harmless) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
+/// A path that can stand in one line of text.
+fn plain(path: &Path) -> Option<&str> {
+    path.to_str().filter(|text| !text.contains(char::is_control))
 }
 
 #[cfg(test)]
@@ -73,21 +176,152 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::results::tests::header;
+    use crate::cell::tests::{cell, client};
+    use crate::contender::Contender;
+    use crate::report::tests::findings;
+    use crate::results::tests::{header, run};
+    use crate::summary::summarise;
+
+    #[test]
+    fn the_line_for_qemu_has_its_iothreads_and_the_disk() {
+        let header = header("--subject vm:qemu");
+        let mut runs = Vec::new();
+        for (repeat, (count, iops)) in (0..3).flat_map(|it| [(it, (0, 100)), (it, (2, 200))]) {
+            let contender = Contender::VmQemu { iothreads: Iothreads::new(count) };
+            runs.push(run(cell("randread", 4096, 2, 16), contender, repeat, iops));
+        }
+        let found = all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8));
+        let line = found[0].command.clone().unwrap();
+        assert_eq!(line.lines().count(), 1);
+        for part in ["iothread0", "iothread1", "-blockdev ", "-device ", "iothread-vq-mapping"] {
+            assert!(line.contains(part), "{part} is missing in {line}");
+        }
+        assert!(!line.contains('#') && !line.contains('\\'), "{line}");
+    }
 
     #[test]
     fn the_line_to_paste_survives_a_shell() {
+        let mut header = header("");
+        header.disk.origin = Origin::User;
         for (path, text) in [
             ("/images/disk-1.img", "/images/disk-1.img"),
             ("/my disk", "'/my disk'"),
             ("/it's", r"'/it'\''s'"),
         ] {
-            assert_eq!(quoted(Path::new(path)), text);
+            header.disk.path = PathBuf::from(path);
+            let expected = format!("ringloom serve {text} --socket /run/ringloom-disk.sock");
+            assert_eq!(pasted_for(&header, 0), Some(expected));
         }
+    }
+
+    fn pasted_for(header: &Header, iothreads: u16) -> Option<String> {
+        let (plain, iothreads) = (Variant::default(), Iothreads::new(iothreads));
+        let wanted = Wanted::of(header, Subject::Client, &plain, iothreads).unwrap();
+        command(header, &wanted)
+    }
+
+    #[test]
+    fn the_line_is_one_that_ringloom_takes() {
         let mut header = header("");
         header.disk.origin = Origin::User;
-        header.disk.path = PathBuf::from("/d.img");
-        let line = command(&header, Iothreads::NONE);
-        assert_eq!(line, "ringloom serve /d.img --socket /run/ringloom/disk.sock");
+        for (path, is_said) in
+            [("/d.qcow2", true), ("/d.VMDK", true), ("/d.vhd", true), ("/d.raw", false)]
+        {
+            header.disk.path = PathBuf::from(path);
+            let line = pasted_for(&header, 1).unwrap();
+            assert_eq!(line.ends_with(" --iothreads 1 --format raw"), is_said, "{line}");
+        }
+        assert!(pasted_for(&header, 64).unwrap().contains("--iothreads 64"));
+        assert_eq!(pasted_for(&header, 65), None);
+        header.disk.path = PathBuf::from("/d\n```\nx");
+        assert_eq!(pasted_for(&header, 1), None);
+    }
+
+    #[test]
+    fn the_line_for_ringloom_says_what_was_measured() {
+        let short = "ringloom serve PATH --socket /run/ringloom-disk.sock --iothreads 2";
+        let file = configurations::serve(Part::FIRST);
+        let (direct, buffered) = ("1G on ext4, O_DIRECT", "1G on zfs, through the page cache");
+        for (description, image, aio, expected) in [
+            (direct, "raw", "auto", short.to_owned()),
+            (buffered, "raw", "auto", format!("{short} --direct off")),
+            (direct, "qcow2", "auto", format!("{short} --format qcow2")),
+            (buffered, "qcow2", "auto", format!("{short} --format qcow2 --direct off")),
+            (direct, "qcow2:cache=8M", "auto", file.clone()),
+            (direct, "raw", "native", file.clone()),
+            (buffered, "raw", "threads", file.clone()),
+        ] {
+            let mut header = header("--subject client");
+            header.disk.opened = None;
+            header.disk.description = description.to_owned();
+            let mut runs = Vec::new();
+            for (repeat, (count, iops)) in (0..3).flat_map(|it| [(it, (0, 100)), (it, (2, 200))]) {
+                let mut run = run(cell("randread", 4096, 2, 16), client(count), repeat, iops);
+                run.key.variant.image = image.parse().unwrap();
+                run.key.variant.aio = aio.parse().unwrap();
+                runs.push(run);
+            }
+            let found = all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8));
+            assert_eq!(found[0].command.as_ref(), Some(&expected), "{image} {aio}");
+        }
+    }
+
+    #[test]
+    fn pins_are_in_serve_sh_only() {
+        for (subject, options, expected) in [
+            (Subject::VmRingloom, "", true),
+            (Subject::VmRingloom, "--pin-iothreads 1", false),
+            (Subject::Client, "--pin-iothreads 1", true),
+        ] {
+            let header = header(&format!("--subject client,vm:ringloom {options}"));
+            for iothreads in [0, 2].map(Iothreads::new) {
+                let wanted = Wanted::of(&header, subject, &Variant::default(), iothreads).unwrap();
+                assert_eq!(command(&header, &wanted).is_some(), expected, "{subject} {options}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_carries_what_its_notes_say_of_all_figures() {
+        let header = header("");
+        let sentence = |times: [u64; 2], notes: &[String]| {
+            let mut runs = Vec::new();
+            for (repeat, (count, iops)) in (0..3).flat_map(|it| [(it, (0, 100)), (it, (2, 200))]) {
+                runs.push(run(cell("randread", 4096, 2, 16), client(count), repeat, iops));
+            }
+            let start = runs[0].started_unix_s;
+            for (step, (time, iops)) in (0..).zip(times.into_iter().zip([1000, 700])) {
+                let mut sentinel = run(cell("read", 4096, 1, 1), Contender::Host, 0, iops);
+                (sentinel.key.purpose, sentinel.key.step) = (Purpose::Sentinel, step);
+                sentinel.started_unix_s = start + time - 60;
+                runs.push(sentinel);
+            }
+            let findings = Findings { notes, ..findings(&header, &runs) };
+            all(Part::FIRST, &findings, &summarise(&runs, 8)).remove(0).sentence
+        };
+        let holes = [format!("the file has holes: {HOLES}")];
+        let calm = sentence([0, 30], &[]);
+        assert!(calm.ends_with("of resamplings agree."), "{calm}");
+        let drifted = sentence([0, 120], &[]);
+        assert!(drifted.ends_with("agree, but the machine drifted meanwhile."), "{drifted}");
+        let holed = sentence([0, 30], &holes);
+        assert!(holed.ends_with(", but the file has holes, which look too fast."), "{holed}");
+    }
+
+    #[test]
+    fn a_client_is_not_sent_to_the_file_of_a_guest() {
+        let header = header("--subject client,vm:ringloom");
+        let mut runs = Vec::new();
+        for (repeat, (count, iops)) in (0..3).flat_map(|it| [(it, (0, 100)), (it, (2, 200))]) {
+            let guest = Contender::VmRingloom { iothreads: Iothreads::new(count) };
+            for contender in [client(count), guest] {
+                let mut run = run(cell("randread", 4096, 2, 16), contender, repeat, iops);
+                run.key.variant.aio = Aio::Native;
+                runs.push(run);
+            }
+        }
+        let found = all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8));
+        let commands: Vec<_> = found.iter().map(|it| it.command.as_deref()).collect();
+        assert_eq!(commands, [None, Some(configurations::serve(Part::FIRST).as_str())]);
     }
 }

@@ -1,7 +1,7 @@
 //! What the report says around its tables: what bends the numbers, what failed, what was left out. Pure functions.
 
 use super::text::listed;
-use super::{Findings, Style};
+use super::{Findings, Style, steadiness};
 use crate::cell::Cell;
 use crate::drift::Drift;
 use crate::measure::run_name;
@@ -9,24 +9,37 @@ use crate::plan::Purpose;
 use crate::results::{Failure, Header, Programs, Run};
 use crate::units::counted;
 
-/// Runs in doubt that are named; --sentinel decides how many there can be.
-const NAMED_MAX: usize = 8;
+/// Runs that are named one by one; --sentinel decides how many can be in doubt.
+const NAMED_MAX: usize = 5;
 /// Less of the measured time than this is not at once.
 const TOGETHER: f64 = 0.9;
 
-/// All sentences; nothing where there is nothing to say.
-pub(super) fn render(style: Style, findings: &Findings<'_>) -> String {
+/// What bends the numbers, what failed and what was left out, a sentence each.
+pub(super) fn sentences(findings: &Findings<'_>) -> Vec<String> {
+    let mut sentences = bending(findings);
+    sentences.extend(failed(findings));
+    sentences.extend(findings.pruned.iter().map(|what| format!("Left out: {what}.")));
+    sentences.extend(skipped(findings.skipped));
+    sentences
+}
+
+/// What bends the numbers alone.
+pub(super) fn bending(findings: &Findings<'_>) -> Vec<String> {
     let header = findings.header;
     let mut sentences: Vec<String> = Vec::new();
     sentences.extend(emulated(findings));
     sentences.extend(busy(header));
     sentences.extend(drift(findings.runs));
     sentences.extend(apart(findings.runs));
+    sentences.extend(steadiness::sentences(findings.runs, header));
     sentences.extend(findings.notes.iter().map(|note| format!("Note: {note}.")));
     sentences.extend(warnings(header, findings.notes));
-    sentences.extend(failed(findings));
-    sentences.extend(findings.pruned.iter().map(|what| format!("Left out: {what}.")));
-    sentences.extend(skipped(findings.skipped));
+    sentences
+}
+
+/// All sentences; nothing where there is nothing to say.
+pub(super) fn render(style: Style, findings: &Findings<'_>) -> String {
+    let sentences = sentences(findings);
     let heading = match style {
         Style::Plain => "",
         Style::Markdown => "\n## Notes\n",
@@ -86,7 +99,7 @@ fn drift(runs: &[Run]) -> Vec<String> {
         runs.iter().partition(|run| run.key.purpose == Purpose::Sentinel);
     let figures: Vec<_> = sentinels.iter().map(|run| (run.started_unix_s, run.iops())).collect();
     let Some(drift) = Drift::of(&figures) else { return Vec::new() };
-    let flagged = drift.flags.iter().zip(drift.sentences(&[]));
+    let flagged = drift.flags.iter().zip(drift.sentences());
     flagged
         .map(|(flag, sentence)| {
             let covered = others.iter().filter(|run| flag.covers(run.started_unix_s));
@@ -97,16 +110,35 @@ fn drift(runs: &[Run]) -> Vec<String> {
         .collect()
 }
 
-/// `; 20 runs in that time are in doubt: a; b; c; …`.
+/// `; 20 runs of that time are in doubt: a ×3; b; c; and 4 more`.
 fn doubt(names: &[String]) -> String {
     if names.is_empty() {
         return String::new();
     }
-    let more = if names.len() > NAMED_MAX { "; …" } else { "" };
     let runs = counted(names.len(), "run");
     let are = if names.len() == 1 { "is" } else { "are" };
-    let named = &names[..names.len().min(NAMED_MAX)];
-    format!("; {runs} of that time {are} in doubt: {}{more}", named.join("; "))
+    format!("; {runs} of that time {are} in doubt: {}", named(names))
+}
+
+/// `a ×3; b; c; and 4 more`: each name once with how often it is there, the first ones.
+pub(super) fn named(names: &[String]) -> String {
+    let mut found: Vec<(&str, usize)> = Vec::new();
+    for name in names {
+        match found.iter_mut().find(|(other, _)| *other == name.as_str()) {
+            Some((_, times)) => *times += 1,
+            None => found.push((name.as_str(), 1)),
+        }
+    }
+    let in_words = |(name, times): &(&str, usize)| match times {
+        1 => (*name).to_owned(),
+        times => format!("{name} ×{times}"),
+    };
+    let mut words: Vec<String> = found.iter().take(NAMED_MAX).map(in_words).collect();
+    let others: usize = found.iter().skip(NAMED_MAX).map(|(_, times)| times).sum();
+    if others > 0 {
+        words.push(format!("and {others} more"));
+    }
+    words.join("; ")
 }
 
 /// How many runs failed, and each with the first line of its error, which names the run.
@@ -244,12 +276,16 @@ Warning: the sentinel fell by 12 % between 14:02 and 14:40 (UTC); 2 runs of that
 
     #[test]
     fn of_many_runs_in_doubt_some_are_named() {
-        let names = |count| vec!["x".to_owned(); count];
+        let names = |names: &str| names.chars().map(String::from).collect::<Vec<_>>();
         assert_eq!(doubt(&[]), "");
-        assert_eq!(doubt(&names(1)), "; 1 run of that time is in doubt: x");
+        assert_eq!(doubt(&names("x")), "; 1 run of that time is in doubt: x");
         assert_eq!(
-            doubt(&names(9)),
-            "; 9 runs of that time are in doubt: x; x; x; x; x; x; x; x; …"
+            doubt(&names("xyxzvwx")),
+            "; 7 runs of that time are in doubt: x ×3; y; z; v; w"
+        );
+        assert_eq!(
+            doubt(&names("abcdefxaggf")),
+            "; 11 runs of that time are in doubt: a ×2; b; c; d; e; and 5 more"
         );
     }
 

@@ -2,19 +2,18 @@
 //! ran at once. Pure functions.
 
 use super::text::{
-    TABLE_WIDTH, cpu_us, cpus, legend as legend_of, megabytes, microseconds, or_missing, place,
-    range, section, short,
+    TABLE_WIDTH, cpu_us, cpus, interval, legend as legend_of, megabytes, microseconds, or_missing,
+    percent_gain, place, section, short,
 };
 use super::{EMULATED, Style};
 use crate::contender::{Contender, Iothreads, Subject};
-use crate::recommend::percent_gain;
 use crate::results::Header;
 use crate::summary::{CellSummary, PartRow, Row, Verdict};
 use crate::table::Table;
 use crate::units::counted;
 
-const COLUMNS: [&str; 12] = [
-    "subject", "IOPS", "spread", "MB/s", "p50", "p99", "p99.9", "CPU", "ctx", "CPUs", "gain",
+pub(super) const COLUMNS: [&str; 12] = [
+    "subject", "IOPS", "interval", "MB/s", "p50", "p99", "p99.9", "CPU", "ctx", "CPUs", "gain",
     "/host",
 ];
 /// The columns that a table of a terminal has only if it does not get too wide by them.
@@ -39,13 +38,14 @@ pub(super) fn render(style: Style, header: &Header, cells: &[CellSummary]) -> St
         };
         section(style, &place(cell.cell, &cell.variant), table, &below)
     });
-    sections.collect::<String>() + &legend(style, header, cells, spare)
+    let star = if style == Style::Markdown { "\\*" } else { "*" };
+    sections.collect::<String>() + &legend_of(style, &legend(header, cells, spare, star))
 }
 
 fn table(cell: &CellSummary) -> Table {
     let mut table = Table::new(&COLUMNS);
     for row in &cell.rows {
-        table.push(line(row));
+        table.push(line(cell, row));
         for part in &row.parts {
             table.push(part_line(part));
         }
@@ -53,18 +53,14 @@ fn table(cell: &CellSummary) -> Table {
     table
 }
 
-fn line(row: &Row) -> Vec<String> {
-    let mark = match (row.emulated, row.cpu_bound) {
-        (true, _) => " †",
-        (false, true) => " *",
-        (false, false) => "",
-    };
+pub(super) fn line(cell: &CellSummary, row: &Row) -> Vec<String> {
+    let mark = mark(cell, row);
     let gain = row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE));
     let share = row.to_host.filter(|_| row.contender != Contender::Host);
     vec![
         format!("{}{mark}", row.contender),
         short(row.iops.median),
-        range(row.iops),
+        interval(row.iops),
         megabytes(row.bytes_per_second),
         microseconds(row.p50),
         microseconds(row.p99),
@@ -77,8 +73,22 @@ fn line(row: &Row) -> Vec<String> {
     ]
 }
 
+/// ` †`, ` *~`: what is to be said of a row, as the legend explains it.
+pub(super) fn mark(cell: &CellSummary, row: &Row) -> String {
+    let marks: String = [
+        (row.emulated, '†'),
+        (row.cpu_bound && !row.emulated, '*'),
+        (row.unsteady, '~'),
+        (cell.is_given_up(row), '°'),
+    ]
+    .into_iter()
+    .filter_map(|(is_so, mark)| is_so.then_some(mark))
+    .collect();
+    if marks.is_empty() { marks } else { format!(" {marks}") }
+}
+
 /// One of several at once: what is measured only for all of them together stays empty.
-fn part_line(part: &PartRow) -> Vec<String> {
+pub(super) fn part_line(part: &PartRow) -> Vec<String> {
     let mut cells = vec![
         format!("  VM {}", part.vm),
         short(part.iops),
@@ -91,31 +101,42 @@ fn part_line(part: &PartRow) -> Vec<String> {
     cells
 }
 
-/// `best: 2, n90: 1`, with the subject where there are several.
-fn verdicts(cell: &CellSummary) -> Vec<String> {
+/// `best: 2, n90: 1 (1–2)`, with the subject where there are several, and from where on all numbers reach 90 %, if that
+/// is another.
+pub(super) fn verdicts(cell: &CellSummary) -> Vec<String> {
     let many = cell.verdicts.len() > 1;
     let sentence = |(subject, verdict): &(Subject, Verdict)| {
         let who = if many { format!("{subject}: ") } else { String::new() };
-        format!("{who}best: {}, n90: {}", verdict.best, n90(verdict.n90))
+        let spread = match verdict.n90_spread {
+            Some((low, high)) if low != high => format!(" ({low}–{high})"),
+            Some(_) | None => String::new(),
+        };
+        let stays = match verdict.n90_stays {
+            Some(stays) if stays == verdict.n90 => String::new(),
+            Some(stays) => format!("; all from {stays} on"),
+            None => "; the highest is below 90 %".to_owned(),
+        };
+        format!("{who}best: {}, n90: {}{spread}{stays}", verdict.best, verdict.n90)
     };
     cell.verdicts.iter().map(sentence).collect()
 }
 
-fn n90(iothreads: Iothreads) -> String {
-    match iothreads {
-        Iothreads::NONE => "0 (none)".to_owned(),
-        count => count.to_string(),
-    }
-}
-
-fn legend(style: Style, header: &Header, cells: &[CellSummary], spare: bool) -> String {
+/// What the words and marks of the tables mean; `star` is how the style writes the mark of the CPU-bound.
+pub(super) fn legend(
+    header: &Header,
+    cells: &[CellSummary],
+    spare: bool,
+    star: &str,
+) -> Vec<String> {
     let rows = || cells.iter().flat_map(|cell| &cell.rows);
     let guests = rows().any(|row| row.contender.subject().is_vm());
     let serving =
         if guests { "the daemon and QEMU without its guests' CPUs" } else { "the daemon" };
     let mut lines = vec![
-        "IOPS: median of the repeats; spread: lowest and highest. p50 to p99.9: latency in µs."
+        "IOPS: median of the repeats; interval: contains the true median in 95 % of cases, or in \
+         brackets the lowest and highest of fewer than six repeats."
             .to_owned(),
+        "p50 to p99.9: latency in µs.".to_owned(),
         format!("CPU: µs of CPU time per request, of {serving} (host: of the load)."),
     ];
     if spare {
@@ -129,7 +150,11 @@ fn legend(style: Style, header: &Header, cells: &[CellSummary], spare: bool) -> 
         "gain: IOPS over none; /host: IOPS relative to the bare file; both within a repeat, median."
             .to_owned(),
     );
-    lines.push("n90: fewest iothreads that reach 90 % of the best.".to_owned());
+    lines.push(
+        "n90: fewest iothreads that reach 90 % of the best; in brackets what it is in 95 % of \
+         resamplings, if that varies."
+            .to_owned(),
+    );
     let queues = queues(cells);
     if !queues.is_empty() {
         lines.push(format!("Queues of each disk: {}.", queues.join(", ")));
@@ -137,15 +162,23 @@ fn legend(style: Style, header: &Header, cells: &[CellSummary], spare: bool) -> 
     if rows().any(|row| row.emulated) {
         lines.push(format!("† {EMULATED}."));
     }
+    if rows().any(|row| row.unsteady) {
+        lines.push("~ not steady: most runs rose, fell or varied within themselves.".to_owned());
+    }
+    if cells.iter().any(|cell| cell.rows.iter().any(|row| cell.is_given_up(row))) {
+        lines.push(
+            "° only explored: too far from the best to be measured again, so not very exact."
+                .to_owned(),
+        );
+    }
     if rows().any(|row| row.cpu_bound && !row.emulated) {
-        let star = if style == Style::Markdown { "\\*" } else { "*" };
         let cores = counted(header.machine.cores, "core");
         lines.push(format!(
             "{star} CPU-bound on this machine: jobs and iothreads are more than its {cores}, so \
              these rows say little about a machine with more."
         ));
     }
-    legend_of(style, &lines)
+    lines
 }
 
 /// `client 4`, `vm:qemu 2`: the queues each subject had.

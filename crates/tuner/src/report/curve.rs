@@ -1,12 +1,13 @@
 //! Latency at fixed rates: a table per contender and cell. Pure functions.
 
-use super::text::{cpu_us, cpus, legend, microseconds, or_missing, place, section, short, who};
+use super::text::{
+    cpu_us, cpus, legend, microseconds, or_missing, percent_gain, place, section, short, who,
+};
 use super::{EMULATED, Style};
-use crate::recommend::percent_gain;
 use crate::summary::{Curve, Point};
 use crate::table::Table;
 
-const COLUMNS: [&str; 9] =
+pub(super) const COLUMNS: [&str; 9] =
     ["asked", "rate", "reached", "mean", "p50", "p99", "p99.9", "CPU", "CPUs"];
 
 /// The tables and what their words mean; nothing without a curve.
@@ -19,11 +20,15 @@ pub(super) fn render(style: Style, curves: &[Curve]) -> String {
         for point in &curve.points {
             table.push(line(point));
         }
-        let place = place(curve.cell, &curve.variant);
-        let title = format!("{}: {place}", who(curve.contender, curve.emulated));
+        let title = title(curve);
         let notes: Vec<String> = curve.points.iter().filter_map(missed).collect();
         section(style, &title, &table, &notes)
     });
+    sections.collect::<String>() + &legend(style, &meanings(curves))
+}
+
+/// What the words of the tables mean.
+pub(super) fn meanings(curves: &[Curve]) -> Vec<String> {
     let mut lines = vec![
         "asked: share of the maximum, and its rate in requests per second; reached: median of the \
          repeats."
@@ -36,10 +41,16 @@ pub(super) fn render(style: Style, curves: &[Curve]) -> String {
     if curves.iter().any(|curve| curve.emulated) {
         lines.push(format!("† {EMULATED}."));
     }
-    sections.collect::<String>() + &legend(style, &lines)
+    lines
 }
 
-fn line(point: &Point) -> Vec<String> {
+/// `client 2: randread 4k, 2 jobs × iodepth 16`.
+pub(super) fn title(curve: &Curve) -> String {
+    let place = place(curve.cell, &curve.variant);
+    format!("{}: {place}", who(curve.contender, curve.emulated))
+}
+
+pub(super) fn line(point: &Point) -> Vec<String> {
     let share =
         if point.is_maximum() { "maximum".to_owned() } else { format!("{} %", point.percent) };
     vec![
@@ -56,7 +67,7 @@ fn line(point: &Point) -> Vec<String> {
 }
 
 /// A latency at another rate than asked for must not be read as one at that rate.
-fn missed(point: &Point) -> Option<String> {
+pub(super) fn missed(point: &Point) -> Option<String> {
     let (ratio, asked) = (point.missed()?, point.asked?);
     let reached = short(point.reached.median);
     Some(format!(

@@ -1,17 +1,15 @@
 //! The hysteresis probe: a table per contender, and whether it remembers the high load. Pure functions.
 
-use load::Spread;
-
 use super::text::{
-    cpus, legend, microseconds, on, operation, or_missing, range, section, short, who,
+    cpus, legend, microseconds, on, operation, or_missing, percent_gain, range, section, short, who,
 };
 use super::{EMULATED, Style};
-use crate::recommend::percent_gain;
+use crate::stats::Estimate;
 use crate::summary::{Memory, Phase, Probe, REMEMBERS_FROM};
 use crate::table::Table;
 use crate::units::counted;
 
-const COLUMNS: [&str; 9] =
+pub(super) const COLUMNS: [&str; 9] =
     ["load", "in flight", "IOPS", "spread", "mean", "p99", "Little", "off", "CPUs"];
 
 /// The tables and what their words mean; nothing without a probe.
@@ -26,6 +24,11 @@ pub(super) fn render(style: Style, probes: &[Probe]) -> String {
         }
         section(style, &title(probe), &table, &[sentence(probe)])
     });
+    sections.collect::<String>() + &legend(style, &meanings(probes))
+}
+
+/// What the words of the tables mean.
+pub(super) fn meanings(probes: &[Probe]) -> Vec<String> {
     let mut lines = vec![
         "in flight: jobs × iodepth × disks × VMs. IOPS: median of the repeats; spread: lowest and \
          highest."
@@ -39,11 +42,11 @@ pub(super) fn render(style: Style, probes: &[Probe]) -> String {
     if probes.iter().any(|probe| probe.emulated) {
         lines.push(format!("† {EMULATED}."));
     }
-    sections.collect::<String>() + &legend(style, &lines)
+    lines
 }
 
 /// `vm:qemu 1: randread 4k, 48 → 480 → 48 jobs × iodepth 1`.
-fn title(probe: &Probe) -> String {
+pub(super) fn title(probe: &Probe) -> String {
     let jobs = |phase: &Phase| phase.cell.shape().jobs().to_string();
     let jobs: Vec<String> = probe.phases.iter().map(jobs).collect();
     let who = who(probe.contender, probe.emulated);
@@ -54,14 +57,17 @@ fn title(probe: &Probe) -> String {
     on(format!("{who}{place}"), &probe.variant)
 }
 
-fn line(phase: &Phase) -> Vec<String> {
-    let name = match phase.step {
+pub(super) fn phase_name(phase: &Phase) -> &'static str {
+    match phase.step {
         0 => "low",
         1 => "high",
         _ => "low again",
-    };
+    }
+}
+
+pub(super) fn line(phase: &Phase) -> Vec<String> {
     vec![
-        name.to_owned(),
+        phase_name(phase).to_owned(),
         phase.in_flight.to_string(),
         short(phase.iops.median),
         range(phase.iops),
@@ -73,9 +79,9 @@ fn line(phase: &Phase) -> Vec<String> {
     ]
 }
 
-fn sentence(probe: &Probe) -> String {
+pub(super) fn sentence(probe: &Probe) -> String {
     let times = |ratio: f64| format!("the second low is {ratio:.2} × the first");
-    let over = |Spread { median, lowest, highest }| {
+    let over = |Estimate { median, lowest, highest, .. }: Estimate| {
         format!("{} (spread {lowest:.2}–{highest:.2})", times(median))
     };
     match probe.memory {
@@ -94,6 +100,11 @@ fn sentence(probe: &Probe) -> String {
             let limit = REMEMBERS_FROM * 100.0;
             format!("{}, less than {limit:.0} % apart: no hysteresis seen", over(spread))
         }
+        Memory::MayRemember(spread, repeats) => format!(
+            "{}: it may remember, but {} cannot rule out noise",
+            over(spread),
+            counted(repeats, "repeat")
+        ),
         Memory::Remembers(spread) => format!("{}: it remembers", over(spread)),
     }
 }
@@ -136,7 +147,8 @@ vm:qemu 1 †: randread 4k, 4 → 40 → 4 jobs × iodepth 1
   low                4  40.0k  40.0k–40.0k   100  100   40.0k    ±0 %  1.5/2
   high              40   100k    100k–100k   100  100    400k   −75 %  1.5/2
   low again          4  84.0k  76.0k–92.0k   100  100   40.0k  +110 %  1.5/2
-  the second low is 2.10 × the first (spread 1.90–2.30): it remembers
+  the second low is 2.10 × the first (spread 1.90–2.30): it may remember, but 3
+  repeats cannot rule out noise
 
 client none: randread 4k, 4 → 40 → 4 jobs × iodepth 1
   load       in flight   IOPS       spread  mean  p99  Little   off   CPUs
@@ -172,7 +184,8 @@ CPUs: in use on the host, and how many there are.
 
     #[test]
     fn every_verdict_has_its_sentence() {
-        let spread = Spread { median: 1.02, lowest: 1.01, highest: 1.03 };
+        let spread = Estimate::of([1.01, 1.02, 1.03]).unwrap();
+        let higher = Estimate::of([1.1, 1.2, 1.3]).unwrap();
         let mut probe = probes(&went(client(0), 0, [1, 2, 1]), &[4, 40]).remove(0);
         for (memory, text) in [
             (Memory::Unknown, "no repeat has both lows, so nothing can be said"),
@@ -180,6 +193,15 @@ CPUs: in use on the host, and how many there are.
                 Memory::Small(spread),
                 "the second low is 1.02 × the first (spread 1.01–1.03), less than 5 % apart: no \
                  hysteresis seen",
+            ),
+            (
+                Memory::Remembers(higher),
+                "the second low is 1.20 × the first (spread 1.10–1.30): it remembers",
+            ),
+            (
+                Memory::MayRemember(higher, 3),
+                "the second low is 1.20 × the first (spread 1.10–1.30): it may remember, but 3 \
+                 repeats cannot rule out noise",
             ),
         ] {
             probe.memory = memory;

@@ -41,69 +41,80 @@ fn runs() -> Vec<Run> {
 
 #[test]
 fn the_plain_report_is_exact() {
-    let mut header = header("--seed 7");
+    let mut header = header("--seed 7 --repeats 3");
     header.machine.cores = 3;
     let skipped = [cell("randwrite", 4096, 2, 16)];
     let notes = ["tmpfs is memory".to_owned()];
     let runs = runs();
     let findings = Findings { skipped: &skipped, notes: &notes, ..findings(&header, &runs) };
-    let text = render(Style::Plain, &findings);
+    let text = Report::new(&findings).text(Style::Plain, "");
     let expected = "\
 a scratch file: 1G on ext4, O_DIRECT
 3 cores, Test CPU, Linux 6.1.0 x86_64
 daemon 1.0
-3 repeats of 1.5 s after 0.5 s of ramp, seed 7
+3 repeats of 1 s after 0.3 s of ramp, seed 7
 
 randread 4k, 2 jobs × iodepth 16
-  subject       IOPS       spread  MB/s  p50  p99  p99.9   CPU   ctx   CPUs   gain  /host
-  host         50.0k  50.0k–50.1k   205  100  100    100  10.0  0.25  1.9/3      –      –
-  client none  20.1k  20.0k–20.1k  82.1  100  100    100  10.0  0.25  1.9/3      –   40 %
-  client 1     30.1k  30.0k–30.1k   123  100  100    100  10.0  0.25  1.9/3  +50 %   60 %
-  client 2 *   31.1k  31.0k–31.1k   127  100  100    100  10.0  0.25  1.9/3  +55 %   62 %
+  subject       IOPS       interval  MB/s  p50  p99  p99.9   CPU   ctx   CPUs   gain  /host
+  host         50.0k  (50.0k–50.1k)   205  100  100    100  10.0  0.25  1.9/3      –      –
+  client none  20.1k  (20.0k–20.1k)  82.1  100  100    100  10.0  0.25  1.9/3      –   40 %
+  client 1     30.1k  (30.0k–30.1k)   123  100  100    100  10.0  0.25  1.9/3  +50 %   60 %
+  client 2 *   31.1k  (31.0k–31.1k)   127  100  100    100  10.0  0.25  1.9/3  +55 %   62 %
   best: 2, n90: 1
 
 write 1M, 1 job × iodepth 1
-  subject      IOPS   spread  MB/s  p50  p99  p99.9   CPU   ctx   CPUs  gain  /host
-  host          800  800–800   839  100  100    100  10.0  0.25  1.9/3     –      –
-  client none   400  400–400   419  100  100    100  10.0  0.25  1.9/3     –   50 %
-  best: none, n90: 0 (none)
+  subject      IOPS   interval  MB/s  p50  p99  p99.9   CPU   ctx   CPUs  gain  /host
+  host          800  (800–800)   839  100  100    100  10.0  0.25  1.9/3     –      –
+  client none   400  (400–400)   419  100  100    100  10.0  0.25  1.9/3     –   50 %
+  best: none, n90: none
 
-IOPS: median of the repeats; spread: lowest and highest. p50 to p99.9: latency
-  in µs.
+IOPS: median of the repeats; interval: contains the true median in 95 % of
+  cases, or in brackets the lowest and highest of fewer than six repeats.
+p50 to p99.9: latency in µs.
 CPU: µs of CPU time per request, of the daemon (host: of the load).
 ctx: context switches per request, of the same. CPUs: in use on the host, and
   how many there are.
 gain: IOPS over none; /host: IOPS relative to the bare file; both within a
   repeat, median.
-n90: fewest iothreads that reach 90 % of the best.
+n90: fewest iothreads that reach 90 % of the best; in brackets what it is in
+  95 % of resamplings, if that varies.
 * CPU-bound on this machine: jobs and iothreads are more than its 3 cores, so
   these rows say little about a machine with more.
 
 Note: tmpfs is memory.
 Skipped, they write (--destructive allows it): randwrite 4k jobs=2 iodepth=16.
 
-Use 2 iothreads: the best in every cell, ±0 % to +55 % over none.
+Configurations: config/ in the directory of the report; read its warnings.txt
 
-    ringloom serve PATH --socket /run/ringloom/disk.sock --iothreads 2
+What would change the answer: for write alone: no iothread.
+Load and iothreads had to share the cores of this machine: one with more cores
+  may want more iothreads.
+
+Use 2 iothreads: the best in every cell, +55 % over none (of too few repeats to
+rule out noise), for 0.3 CPUs instead of 0.2 where it costs most; likely, 100 %
+of resamplings agree.
+
+    ringloom serve PATH --socket /run/ringloom-disk.sock --iothreads 2
 ";
     assert_eq!(text, expected);
 }
 
 #[test]
 fn the_markdown_report_has_the_same_parts() {
-    let mut header = header("--seed 7");
+    let mut header = header("--seed 7 --repeats 3");
     header.disk.origin = Origin::User;
     header.disk.path = PathBuf::from("/images/my disk.img");
     let runs: Vec<_> = runs().into_iter().filter(|run| run.bytes < 800 << 20).collect();
-    let text = render(Style::Markdown, &findings(&header, &runs));
+    let text = Report::new(&findings(&header, &runs)).text(Style::Markdown, "");
     for part in [
         "# ringloom tune\n\n- Disk: /images/my disk.img: 1G on ext4, O_DIRECT\n",
-        "\n## randread 4k, 2 jobs × iodepth 16\n\n| subject | IOPS | spread |",
-        "| client 2 | 31.1k | 31.0k–31.1k | 127 | 100 | 100 | 100 | 10.0 | 0.25 | 1.9/3 | +55 % | 62 % |\n\n\
+        "\n## randread 4k, 2 jobs × iodepth 16\n\n| subject | IOPS | interval |",
+        "| client 2 | 31.1k | (31.0k–31.1k) | 127 | 100 | 100 | 100 | 10.0 | 0.25 | 1.9/3 | +55 % | 62 % |\n\n\
          best: 2, n90: 1\n",
-        "\n- n90: fewest iothreads that reach 90 % of the best.\n",
-        "\n## Recommendation\n\nUse 2 iothreads: ",
-        "ringloom serve '/images/my disk.img' --socket /run/ringloom/disk.sock --iothreads 2\n```\n",
+        "\n- n90: fewest iothreads that reach 90 % of the best; in brackets what it is in 95 % of \
+         resamplings, if that varies.\n",
+        "\n## Recommendation\n\n- What would change the answer: for write alone: no iothread.\n\nUse 2 iothreads: ",
+        "ringloom serve '/images/my disk.img' --socket /run/ringloom-disk.sock --iothreads 2\n```\n",
     ] {
         assert!(text.contains(part), "{part}\nis missing in\n{text}");
     }
@@ -111,9 +122,35 @@ fn the_markdown_report_has_the_same_parts() {
 }
 
 #[test]
+fn only_the_line_to_paste_keeps_what_looks_like_html() {
+    let mut header = header("--seed 7 --repeats 3");
+    header.disk.origin = Origin::User;
+    header.disk.path = PathBuf::from("/d/<b>.img");
+    let (runs, notes) = (runs(), ["<i>".to_owned()]);
+    let findings = Findings { notes: &notes, ..findings(&header, &runs) };
+    let text = Report::new(&findings).text(Style::Markdown, "");
+    assert!(text.contains("```sh\nringloom serve '/d/<b>.img' --socket"), "{text}");
+    assert!(text.contains("- Disk: /d/&lt;b>.img: "), "{text}");
+    assert!(text.contains("&lt;i>"), "{text}");
+    assert_eq!(text.matches('<').count(), 1, "{text}");
+}
+
+#[test]
+fn a_path_with_line_breaks_stays_on_its_line() {
+    let mut header = header("--seed 7 --repeats 3");
+    header.disk.origin = Origin::User;
+    header.disk.path = PathBuf::from("/d/a\n# b\r\tc.img");
+    let (runs, notes) = (runs(), ["a\nb".to_owned()]);
+    let findings = Findings { notes: &notes, ..findings(&header, &runs) };
+    let text = Report::new(&findings).text(Style::Markdown, "");
+    assert!(text.contains("- Disk: /d/a\\n# b\\r\\tc.img: 1G on ext4, O_DIRECT\n"), "{text}");
+    assert!(text.contains("\n- Note: a\\nb.\n"), "{text}");
+}
+
+#[test]
 fn a_report_without_clients_recommends_nothing() {
     let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
-    let text = render(Style::Plain, &findings(&header(""), &runs));
+    let text = Report::new(&findings(&header(""), &runs)).text(Style::Plain, "");
     assert!(!text.contains("best:") && !text.contains("ringloom serve"), "{text}");
 }
 

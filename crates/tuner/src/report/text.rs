@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use load::Spread;
-
 use super::Style;
 use crate::cell::Cell;
 use crate::contender::Contender;
+use crate::stats::{Estimate, Interval};
 use crate::table::Table;
 use crate::units::{Bytes, counted, grouped};
 use crate::variant::Variant;
@@ -57,11 +56,26 @@ pub(super) fn legend(style: Style, lines: &[String]) -> String {
     format!("\n{}", listed(style, lines))
 }
 
-/// A list; in Markdown with its marks.
+/// With line breaks and other control characters as they are escaped: a path may have them.
+pub(super) fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() {
+            line.extend(letter.escape_default());
+        } else {
+            line.push(letter);
+        }
+    }
+    line
+}
+
+/// A list, each entry on one line of its own; in Markdown with its marks.
 pub(super) fn listed(style: Style, lines: &[String]) -> String {
-    let line = |line: &String| match style {
-        Style::Plain => format!("{}\n", wrapped(style, line).trim_end().replace('\n', "\n  ")),
-        Style::Markdown => format!("- {line}\n"),
+    let line = |line: &String| match (style, one_line(line)) {
+        (Style::Plain, line) => {
+            format!("{}\n", wrapped(style, &line).trim_end().replace('\n', "\n  "))
+        }
+        (Style::Markdown, line) => format!("- {line}\n"),
     };
     lines.iter().map(line).collect()
 }
@@ -96,6 +110,18 @@ pub(super) fn on(place: String, variant: &Variant) -> String {
     if variant.is_empty() { place } else { format!("{place}; {variant}") }
 }
 
+/// `+12 %`, `−3 %`, `±0 %`.
+pub(crate) fn percent_gain(ratio: f64) -> String {
+    let percent = (ratio - 1.0) * 100.0;
+    if percent.round() == 0.0 {
+        "±0 %".to_owned()
+    } else if percent > 0.0 {
+        format!("+{percent:.0} %")
+    } else {
+        format!("−{:.0} %", -percent)
+    }
+}
+
 pub(super) fn or_missing(text: Option<String>) -> String {
     text.unwrap_or_else(|| MISSING.to_owned())
 }
@@ -114,8 +140,16 @@ pub(super) fn short(number: f64) -> String {
 }
 
 /// `9.50k–10.1k`.
-pub(super) fn range(spread: Spread) -> String {
+pub(super) fn range(spread: Estimate) -> String {
     format!("{}–{}", short(spread.lowest), short(spread.highest))
+}
+
+/// The interval, or in brackets the range of too few repeats.
+pub(super) fn interval(estimate: Estimate) -> String {
+    match estimate.interval {
+        Some(Interval { low, high, .. }) => format!("{}–{}", short(low), short(high)),
+        None => format!("({})", range(estimate)),
+    }
 }
 
 pub(super) fn megabytes(bytes_per_second: f64) -> String {
@@ -156,6 +190,15 @@ mod tests {
             (12_345_678.0, "12.3M"),
         ] {
             assert_eq!(short(number), text);
+        }
+    }
+
+    #[test]
+    fn gains_print_with_their_sign() {
+        for (ratio, text) in
+            [(1.0, "±0 %"), (0.9999, "±0 %"), (1.117, "+12 %"), (0.9, "−10 %"), (3.0, "+200 %")]
+        {
+            assert_eq!(percent_gain(ratio), text);
         }
     }
 

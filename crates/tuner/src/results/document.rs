@@ -33,6 +33,7 @@ fn full_header() -> Header {
     let user = User { pid: 1, comm: "fio".to_owned(), cpus: 0.5 };
     header.load_before = Some(HostLoad { users: vec![user], ..HostLoad::default() });
     header.given = Some(given());
+    header.known.skipped.push(cell("randwrite", 4096, 1, 1));
     header
 }
 
@@ -71,6 +72,7 @@ fn full_run() -> Run {
         latency: run.latency(),
     };
     run.parts.push(Part::new(1, &sample));
+    run.windows = vec![(1, 1); 5];
     run.cost.host = Some(HostCpu {
         cpus_in_use: 1.5,
         of: 2,

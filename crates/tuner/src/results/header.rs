@@ -4,16 +4,18 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use load::probe::CacheMode;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::FORMAT;
+use crate::cell::Cell;
 use crate::clock;
 use crate::environment::Environment;
 use crate::given::GivenGuest;
 use crate::host_load::HostLoad;
 use crate::machine::Machine;
 use crate::settings::Settings;
-use crate::target::Origin;
+use crate::target::{Kind, Origin};
 
 /// The disk of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +24,42 @@ pub(crate) struct Disk {
     pub(crate) path: PathBuf,
     pub(crate) bytes: u64,
     pub(crate) description: String,
+    /// Files of earlier versions have it in `description` only; of a guest's own disk it is not known.
+    #[serde(default)]
+    pub(crate) opened: Option<Opened>,
+    /// The image format as whose images the bytes begin: then the raw file is no disk to give to a guest.
+    #[serde(default, alias = "looks_like_qcow2", deserialize_with = "format_or_flag")]
+    pub(crate) looks_like: Option<String>,
+}
+
+/// A format, where earlier files say only whether it is qcow2.
+fn format_or_flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Said {
+        Flag(bool),
+        Format(String),
+    }
+    Ok(match Option::deserialize(deserializer)? {
+        Some(Said::Format(format)) => Some(format),
+        Some(Said::Flag(true)) => Some("qcow2".to_owned()),
+        Some(Said::Flag(false)) | None => None,
+    })
+}
+
+/// How the disk was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Opened {
+    /// A block device, not a file.
+    pub(crate) block_device: bool,
+    /// Past the page cache.
+    pub(crate) direct: bool,
+}
+
+impl Opened {
+    pub(crate) fn new(kind: Kind, cache: CacheMode) -> Self {
+        Self { block_device: kind == Kind::BlockDevice, direct: cache == CacheMode::Direct }
+    }
 }
 
 /// The programs that take part, as they name themselves.
@@ -31,6 +69,8 @@ pub(crate) struct Programs {
     pub(crate) daemon: String,
     /// Missing where no guest is booted.
     pub(crate) qemu: Option<String>,
+    /// Whether QEMU could use io_uring for files: then `aio=auto` was that.
+    pub(crate) qemu_io_uring: Option<bool>,
     /// Missing where it is not the load.
     pub(crate) fio: Option<String>,
     /// The kernel that guests boot.
@@ -57,6 +97,20 @@ pub(crate) struct Header {
     /// The user's own guest, if it is measured.
     pub(crate) given: Option<GivenGuest>,
     pub(crate) settings: Settings,
+    /// What was known before the first run.
+    #[serde(default)]
+    pub(crate) known: Known,
+}
+
+/// What the tuner told before the first run: sentences without their full stop, and cells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    /// What bends the figures.
+    pub(crate) notes: Vec<String>,
+    /// What else is not measured, and why.
+    pub(crate) left_out: Vec<String>,
+    /// Cells that write, where that is not allowed.
+    pub(crate) skipped: Vec<Cell>,
 }
 
 /// Tells the header line from the others.
@@ -91,7 +145,18 @@ impl Header {
             disk,
             given: None,
             settings,
+            known: Known::default(),
         }
+    }
+
+    /// Whether it stands for one that is missing.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.ringloom.is_empty()
+    }
+
+    /// With what was told before the first run.
+    pub(crate) fn with_known(self, known: Known) -> Self {
+        Self { known, ..self }
     }
 
     /// With what is known of the user's own guest.
@@ -100,7 +165,7 @@ impl Header {
     }
 
     /// What forbids to append runs under `self` to a file that began with `old`.
-    pub(super) fn differences(&self, old: &Self) -> Vec<String> {
+    pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
         let mut differences = self.settings.differences(&old.settings);
         let mut compare = |name: &str, new: &str, old: &str| {
             if new != old {

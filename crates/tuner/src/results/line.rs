@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::FORMAT;
 use crate::clock;
 use crate::meter::Cost;
-use crate::plan::RunKey;
+use crate::plan::{PlannedRun, RunKey};
+use crate::steady::{Steady, judge, windows};
 
 /// The name of the tuner's own load.
 pub(crate) const OWN_LOAD: &str = "ringloom";
@@ -56,6 +57,9 @@ pub(crate) struct Run {
     pub(crate) format: u32,
     #[serde(flatten)]
     pub(crate) key: RunKey,
+    /// Whether ramp and measured time were longer than the settings say, because the cell had not been steady.
+    #[serde(default)]
+    pub(crate) stretched: bool,
     /// Queues of each disk; 0 where there are none (host) or they are not known.
     pub(crate) queues: u16,
     /// What put the load on the disk: `fio-3.33 io_uring`, `ringloom`.
@@ -74,6 +78,9 @@ pub(crate) struct Run {
     pub(crate) latency_ns: Vec<(u64, u64)>,
     /// Pairs of length in ns and number of requests, for each second of the measured time.
     pub(crate) per_second: Vec<(u64, u64)>,
+    /// The same for five equal parts of the measured time; none where they are not known.
+    #[serde(default)]
+    pub(crate) windows: Vec<(u64, u64)>,
     /// The guests (or groups of files, for the host) that ran at once, where there were several.
     pub(crate) parts: Vec<Part>,
     /// CPU time and context switches in the measured time.
@@ -104,6 +111,7 @@ pub(crate) struct Measured {
     pub(crate) sample: Sample,
     pub(crate) rate_iops: Option<f64>,
     pub(crate) per_second: Vec<(u64, u64)>,
+    pub(crate) windows: Vec<(u64, u64)>,
     pub(crate) parts: Vec<Part>,
     pub(crate) cost: Cost,
     pub(crate) job_files: Vec<String>,
@@ -127,11 +135,12 @@ impl Part {
 }
 
 impl Run {
-    pub(crate) fn new(key: RunKey, measured: Measured) -> Self {
+    pub(crate) fn new(planned: &PlannedRun, measured: Measured) -> Self {
         let Sample { operations, bytes, elapsed, latency } = measured.sample;
         Self {
             format: FORMAT,
-            key,
+            key: planned.key.clone(),
+            stretched: planned.stretch > 1,
             queues: measured.queues,
             load: measured.load,
             emulated: measured.emulated,
@@ -142,6 +151,7 @@ impl Run {
             rate_iops: measured.rate_iops,
             latency_ns: latency.buckets(),
             per_second: measured.per_second,
+            windows: measured.windows,
             parts: measured.parts,
             cost: measured.cost,
             job_files: measured.job_files,
@@ -187,9 +197,22 @@ impl Run {
         Some(self.cost.covered_ns as f64 / shortest.max(1) as f64)
     }
 
+    /// Whether its rate was steady, as far as can be told: of runs without windows from their seconds.
+    pub(crate) fn steadiness(&self) -> Steady {
+        match &self.windows[..] {
+            [] => judge(&windows(&self.per_second)),
+            windows => judge(windows),
+        }
+    }
+
     /// Whether it was the tuner's own load, not fio.
     pub(crate) fn is_own_load(&self) -> bool {
         self.load == OWN_LOAD
+    }
+
+    /// Whether it rose, fell or varied within itself.
+    pub(crate) fn is_unsteady(&self) -> bool {
+        matches!(self.steadiness(), Steady::Unsteady { .. })
     }
 
     pub(crate) fn latency(&self) -> Latency {
@@ -197,7 +220,8 @@ impl Run {
     }
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+/// More than 584 years are as many.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

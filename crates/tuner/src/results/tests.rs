@@ -1,6 +1,7 @@
 //! The results file: round trip, torn lines, refusal to mix runs. Also sample headers and runs for other tests.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::*;
 use crate::cell::Cell;
@@ -9,7 +10,7 @@ use crate::contender::Contender;
 use crate::environment::Environment;
 use crate::machine::Machine;
 use crate::meter::{Cost, GroupCost, GroupName};
-use crate::plan::Purpose;
+use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::settings::tests::settings;
 use crate::target::Origin;
 use crate::variant::Variant;
@@ -26,6 +27,8 @@ pub(crate) fn header(line: &str) -> Header {
         path: PathBuf::from("/disks/ringloom-scratch-7.img"),
         bytes: 1 << 30,
         description: "1G on ext4, O_DIRECT".to_owned(),
+        opened: Some(Opened { block_device: false, direct: true }),
+        looks_like: None,
     };
     let programs = Programs { daemon: "daemon 1.0".to_owned(), ..Programs::default() };
     let mut environment = Environment::default();
@@ -48,6 +51,7 @@ pub(crate) fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64
     Run {
         format: FORMAT,
         key: RunKey { purpose, repeat, step: 0, contender, variant, cell },
+        stretched: false,
         queues: 0,
         load: "ringloom".to_owned(),
         emulated: false,
@@ -58,6 +62,7 @@ pub(crate) fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64
         rate_iops: None,
         latency_ns: vec![(100_000, operations)],
         per_second: Vec::new(),
+        windows: Vec::new(),
         parts: Vec::new(),
         cost: Cost { covered_ns: 1_000_000_000, host: None, groups: vec![group] },
         job_files: Vec::new(),
@@ -69,11 +74,15 @@ fn measured(run: &Run) -> Line {
     Line::Run(Box::new(run.clone()))
 }
 
+fn create(directory: &Path, header: &Header) -> Results {
+    Results::create(Claim::take(directory).unwrap(), header).unwrap()
+}
+
 fn filled(directory: &Path) -> (Header, Vec<Run>) {
     let header = header("");
     let cell = cell("randread", 4096, 4, 16);
     let runs = vec![run(cell, Contender::Host, 0, 900), run(cell, client(0), 0, 500)];
-    let mut results = Results::create(directory, &header).unwrap();
+    let mut results = create(directory, &header);
     for run in &runs {
         results.append(measured(run)).unwrap();
     }
@@ -86,7 +95,7 @@ fn what_is_written_is_read_back() {
     let (header, runs) = filled(directory.path());
     let stored = Stored::read(directory.path()).unwrap();
     let lines: Vec<Line> = runs.iter().map(measured).collect();
-    assert_eq!((stored.header, stored.lines), (header, lines));
+    assert_eq!((stored.header, stored.recorded), (header, Recorded::from(lines)));
 }
 
 #[test]
@@ -94,17 +103,70 @@ fn a_run_has_the_documented_fields() {
     let run = run(cell("80/20", 512, 1, 2), client(2), 1, 3);
     let line = serde_json::to_string(&measured(&run)).unwrap();
     let expected = concat!(
-        r#"{"kind":"run","format":2,"purpose":"sweep","repeat":1,"step":0,"#,
+        r#"{"kind":"run","format":3,"purpose":"sweep","repeat":1,"step":0,"#,
         r#""subject":"client","iothreads":"2","#,
         r#""device":"virtio-blk","image":"raw","aio":"auto","fs":"here","stripe":"none","delay":"0","vms":1,"disks":1,"#,
         r#""op":"80/20","bs":512,"jobs":1,"iodepth":2,"#,
-        r#""queues":0,"load":"ringloom","emulated":false,"started_unix_s":1700000001,"#,
+        r#""stretched":false,"queues":0,"load":"ringloom","emulated":false,"started_unix_s":1700000001,"#,
         r#""operations":3,"bytes":1536,"elapsed_ns":1000000000,"rate_iops":null,"latency_ns":[[100000,3]],"#,
-        r#""per_second":[],"parts":[],"#,
+        r#""per_second":[],"windows":[],"parts":[],"#,
         r#""cost":{"covered_ns":1000000000,"host":null,"groups":[{"name":"daemon","cpu_ns":30000,"voluntary":0,"involuntary":0,"threads":[]}]},"#,
         r#""job_files":[],"verified_bytes":null}"#
     );
     assert_eq!(line, expected);
+}
+
+#[test]
+fn a_run_is_stretched_if_it_was_planned_so() {
+    for (stretch, stretched) in [(1, false), (2, true)] {
+        let key = run(cell("read", 4096, 1, 1), client(2), 0, 3).key;
+        let planned = PlannedRun { key: key.clone(), jobs_max: 1, seed: 1, stretch };
+        let measured = Measured {
+            queues: 1,
+            load: OWN_LOAD.to_owned(),
+            emulated: false,
+            sample: load::Sample {
+                operations: 0,
+                bytes: 0,
+                elapsed: Duration::from_secs(1),
+                latency: load::Latency::default(),
+            },
+            rate_iops: None,
+            per_second: Vec::new(),
+            windows: vec![(1, 2)],
+            parts: Vec::new(),
+            cost: Cost::default(),
+            job_files: Vec::new(),
+            verified_bytes: None,
+        };
+        let run = Run::new(&planned, measured);
+        assert_eq!((run.key, run.stretched, run.windows), (key, stretched, vec![(1, 2)]));
+    }
+}
+
+#[test]
+fn a_line_from_before_steadiness_was_judged_is_read() {
+    let run = run(cell("read", 4096, 1, 1), client(2), 0, 3);
+    let line = serde_json::to_string(&measured(&run)).unwrap();
+    let old = line.replace(r#""windows":[],"#, "").replace(r#""stretched":false,"#, "");
+    assert!(!old.contains("windows") && !old.contains("stretched"), "{old}");
+    assert_eq!(serde_json::from_str::<Line>(&old).unwrap(), measured(&run));
+}
+
+#[test]
+fn a_header_that_only_knows_qcow2_images_is_read() {
+    let mut value = serde_json::to_value(header("")).unwrap();
+    for (old, expected) in [(true, Some("qcow2")), (false, None)] {
+        let disk = value["disk"].as_object_mut().unwrap();
+        disk.remove("looks_like");
+        disk.insert("looks_like_qcow2".to_owned(), old.into());
+        let read: Header = serde_json::from_value(value.clone()).unwrap();
+        assert_eq!(read.disk.looks_like.as_deref(), expected);
+    }
+    value["disk"]["looks_like"] = "vdi".into();
+    value["disk"].as_object_mut().unwrap().remove("looks_like_qcow2");
+    let read: Header = serde_json::from_value(value).unwrap();
+    assert_eq!(read.disk.looks_like.as_deref(), Some("vdi"));
 }
 
 #[test]
@@ -116,7 +178,7 @@ fn a_torn_last_line_is_dropped_and_overwritten() {
     for missing in [1, 20] {
         std::fs::write(&path, &whole[..whole.len() - missing]).unwrap();
         let stored = Stored::read(directory.path()).unwrap();
-        assert_eq!(stored.lines, [measured(&runs[0])]);
+        assert_eq!(stored.recorded, Recorded::from(vec![measured(&runs[0])]));
         let mut results = Results::resume(directory.path(), stored, &header).unwrap();
         results.append(measured(&runs[1])).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole);
@@ -132,12 +194,74 @@ fn damage_elsewhere_is_an_error_with_its_line() {
     std::fs::write(&path, text.replacen("\"repeat\":0", "\"repeat\":-", 1)).unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
     assert!(error.contains("line 2"), "{error}");
-    std::fs::write(&path, text.replacen("\"format\":2", "\"format\":9", 1)).unwrap();
+    std::fs::write(&path, text.replacen("\"format\":3", "\"format\":9", 1)).unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
     assert!(error.contains("format 9 was written by another version"), "{error}");
-    std::fs::write(&path, "{\"format\":2").unwrap();
+    std::fs::write(&path, "{\"format\":3").unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
     assert!(error.contains("no header line"), "{error}");
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused_with_their_line_and_the_file_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path());
+    let path = directory.path().join(FILE_NAME);
+    let text = std::fs::read_to_string(&path).unwrap();
+    // Inside a text, and in a field that nobody knows.
+    for (place, damage) in
+        [("\"load\":\"", b"\xff".as_slice()), ("\"format\":3", b",\"new\":\"\xff\"")]
+    {
+        let at = text.rfind(place).unwrap() + place.len();
+        let bytes = [&text.as_bytes()[..at], damage, &text.as_bytes()[at..]].concat();
+        std::fs::write(&path, &bytes).unwrap();
+        let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+        assert!(error.contains("line 3: it is damaged: invalid utf-8"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    }
+}
+
+#[test]
+fn a_torn_last_line_of_any_bytes_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let (header, runs) = filled(directory.path());
+    let path = directory.path().join(FILE_NAME);
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, [&whole[..], b"{\"load\":\"\xff\xff"].concat()).unwrap();
+    let stored = Stored::read(directory.path()).unwrap();
+    let results = Results::resume(directory.path(), stored, &header).unwrap();
+    assert_eq!((results.recorded().runs(), std::fs::read(&path).unwrap()), (runs, whole));
+}
+
+#[test]
+fn figures_that_cannot_be_are_not_gone_on_with() {
+    let cell = cell("randread", 4096, 4, 16);
+    let mut absurd = run(cell, client(0), 1, 5);
+    (absurd.key.purpose, absurd.key.step) = (Purpose::Sentinel, u32::MAX);
+    let failure = Line::Failure(Failure::new(absurd.key.clone(), &anyhow::anyhow!("it hangs")));
+    let mut many = run(cell, client(0), 1, 5);
+    many.operations = u64::MAX;
+    for (line, expected) in [
+        (measured(&absurd), "sentinel 4294967295: 4294967295 as its step, which cannot be"),
+        (failure, "4294967295 as its step, which cannot be"),
+        (measured(&many), "18446744073709551615 requests, which cannot be"),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let header = header("");
+        let mut results = create(directory.path(), &header);
+        results.append(line).unwrap();
+        drop(results);
+        let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+        assert!(error.contains("line 2: ") && error.contains(expected), "{error}");
+    }
+    let mut still = run(cell, client(0), 1, 5);
+    still.elapsed_ns = 0;
+    let directory = tempfile::tempdir().unwrap();
+    let mut results = create(directory.path(), &header(""));
+    results.append(measured(&still)).unwrap();
+    drop(results);
+    let stored = Stored::read(directory.path()).unwrap();
+    assert_eq!(stored.recorded, Recorded::from(vec![measured(&still)]));
 }
 
 #[track_caller]
@@ -175,14 +299,39 @@ fn a_new_name_of_the_scratch_file_does_not_matter() {
     header.disk.path = PathBuf::from("/disks/ringloom-scratch-8.img");
     let stored = Stored::read(directory.path()).unwrap();
     let results = Results::resume(directory.path(), stored, &header).unwrap();
-    assert_eq!(results.runs(), runs);
+    assert_eq!(results.recorded().runs(), runs);
+}
+
+#[test]
+fn only_one_command_writes_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let (header, runs) = filled(directory.path());
+    let refused = || {
+        let error = Stored::read(directory.path()).unwrap_err().to_string();
+        assert!(error.ends_with("results.jsonl: another ringloom tune is writing it"), "{error}");
+    };
+    let stored = Stored::read(directory.path()).unwrap();
+    refused();
+    let results = Results::resume(directory.path(), stored, &header).unwrap();
+    refused();
+    drop(results);
+    assert_eq!(Stored::read(directory.path()).unwrap().recorded.runs(), runs);
+    let other = tempfile::tempdir().unwrap();
+    let results = create(other.path(), &header);
+    assert!(Stored::read(other.path()).is_err());
+    drop(results);
+    assert!(Stored::read(other.path()).is_ok());
 }
 
 #[test]
 fn an_existing_file_is_never_overwritten() {
     let directory = tempfile::tempdir().unwrap();
-    let (header, _) = filled(directory.path());
-    assert!(Results::create(directory.path(), &header).is_err());
+    filled(directory.path());
+    let path = directory.path().join(FILE_NAME);
+    let whole = std::fs::read(&path).unwrap();
+    let error = Claim::take(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("has results already"), "{error}");
+    assert_eq!(std::fs::read(path).unwrap(), whole);
 }
 
 #[test]
@@ -190,15 +339,21 @@ fn a_failure_is_kept_until_its_run_is_measured() {
     let directory = tempfile::tempdir().unwrap();
     let header = header("");
     let run = run(cell("randread", 4096, 4, 16), client(0), 0, 500);
-    let mut results = Results::create(directory.path(), &header).unwrap();
+    let mut results = create(directory.path(), &header);
     let error = anyhow::anyhow!("the guest hangs").context("randread 4k");
     results.append(Line::Failure(Failure::new(run.key.clone(), &error))).unwrap();
-    let planned = PlannedRun { key: run.key.clone(), jobs_max: 4, seed: 1 };
-    assert!(!results.has(&planned), "it is tried again");
-    assert_eq!(results.failures()[0].error, "randread 4k: the guest hangs");
+    let planned = PlannedRun { key: run.key.clone(), jobs_max: 4, seed: 1, stretch: 1 };
+    assert!(!results.recorded().has(&planned), "it is tried again");
+    assert_eq!(results.recorded().failures()[0].error, "randread 4k: the guest hangs");
+    assert_eq!(results.failed_now(), 1);
+    drop(results);
     let stored = Stored::read(directory.path()).unwrap();
     let mut results = Results::resume(directory.path(), stored, &header).unwrap();
+    assert_eq!((results.failed_now(), results.recorded().failures().len()), (0, 1), "told only");
+    results.append(Line::Failure(Failure::new(run.key.clone(), &error))).unwrap();
+    assert_eq!((results.failed_now(), results.recorded().failures().len()), (1, 1));
     results.append(measured(&run)).unwrap();
-    assert!(results.has(&planned) && results.failures().is_empty());
-    assert_eq!(results.runs(), [run]);
+    assert_eq!(results.failed_now(), 0);
+    assert!(results.recorded().has(&planned) && results.recorded().failures().is_empty());
+    assert_eq!(results.recorded().runs(), [run]);
 }

@@ -18,10 +18,10 @@ use crate::fleet::Fleet;
 use crate::given::{Given, Terms};
 use crate::interrupt::Interrupt;
 use crate::machine::Machine;
-use crate::matrix::{Matrix, Writes};
+use crate::matrix::{Entry, Matrix, Writes};
 use crate::measure::fio::Fio;
 use crate::progress::{FillProgress, say};
-use crate::results::{Programs, Stored};
+use crate::results::{Programs, Stored, check_same};
 use crate::settings::Settings;
 use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop};
 use crate::target::{Origin, Target};
@@ -51,7 +51,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Settles everything; `out` is where guests leave their consoles.
+    /// Settles everything; `out` is where the results are and guests leave their consoles.
     ///
     /// # Errors
     /// Whatever cannot be met, in the words of the user's options.
@@ -66,6 +66,9 @@ impl Prepared {
         let seed = stored.map_or_else(new_seed, |stored| stored.header.settings.seed);
         let settings = Settings::new(args, machine.cores, seed);
         settings.check()?;
+        if let Some(stored) = stored {
+            check_same(out, &settings.differences(&stored.header.settings))?;
+        }
         check_path(args, &settings)?;
         let daemon = daemon(args)?;
         let mut programs = Programs { daemon: daemon.version()?, ..Programs::default() };
@@ -122,6 +125,7 @@ impl Prepared {
         let logs = out.join("guests");
         let fleet = Fleet::prepare(guest, args.guest.qemu.as_deref(), slots, &logs, interrupt)?;
         self.programs.qemu = Some(fleet.qemu_version().to_owned());
+        self.programs.qemu_io_uring = Some(fleet.qemu_has_io_uring());
         self.programs.guest_kernel = Some(fleet.kernel_version().to_owned());
         let accelerator = if fleet.is_emulated() { "tcg" } else { "kvm" };
         self.programs.accelerator = Some(accelerator.to_owned());
@@ -151,8 +155,12 @@ impl Prepared {
         let is_here = |contender: &Contender| *contender != Contender::VmGiven;
         let entries = self.matrix.entries.iter();
         let here = entries.filter(|entry| entry.contenders.iter().any(is_here));
-        let mut variants: Vec<Variant> = here.map(|entry| entry.variant).collect();
-        variants.dedup();
+        let mut variants: Vec<Variant> = Vec::new();
+        for Entry { variant, .. } in here {
+            if !variants.contains(variant) {
+                variants.push(*variant);
+            }
+        }
         variants
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use load::probe::CacheMode;
 use serde_json::{Value, json};
 
+use crate::quote::keyval;
 use crate::target::{Kind, Target};
 use crate::variant::{Aio, Image, Qcow2};
 
@@ -156,7 +157,7 @@ fn flatten(prefix: &str, value: &Value, words: &mut Vec<String>) {
             return numbered.for_each(|(at, inner)| flatten(&key(&at.to_string()), inner, words));
         }
         Value::Bool(on) => if *on { "on" } else { "off" }.to_owned(),
-        Value::String(text) => text.replace(',', ",,"),
+        Value::String(text) => keyval(text),
         Value::Number(number) => number.to_string(),
         Value::Null => "null".to_owned(),
     };

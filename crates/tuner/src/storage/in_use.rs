@@ -13,13 +13,16 @@ pub(crate) mod tables;
 
 use std::fmt;
 use std::fs::OpenOptions;
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{OFlags, major, minor};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::matrix::Writes;
 use tables::{Lock, Mount};
 
@@ -31,6 +34,9 @@ const PERMISSIONS: u64 = 4;
 const CONSISTENT_READ: u64 = 0;
 const WRITE: u64 = 1;
 const RESIZE: u64 = 3;
+
+/// Who has a device for itself for longer than this keeps it.
+const PASSING: Duration = Duration::from_secs(2);
 
 /// Where the kernel tells who uses what.
 #[derive(Clone, Debug)]
@@ -191,12 +197,16 @@ impl FileId {
     }
 }
 
-/// Whether somebody else has opened a block device with O_EXCL, as mounts and arrays do.
+/// Whether somebody else keeps a block device opened with O_EXCL, as mounts and arrays do.
+///
+/// Others have it so for a moment only: losetup as it looks for a free device, udev as it looks at a
+/// new one, a child between fork and exec.
 fn is_exclusive(path: &Path) -> bool {
     let flag = i32::try_from(OFlags::EXCL.bits()).expect("O_EXCL fits the flags of open");
+    let is_held = |error: &io::Error| error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
+    let open = || OpenOptions::new().read(true).custom_flags(flag).open(path);
     // Other errors are those of whoever opens it next.
-    let error = OpenOptions::new().read(true).custom_flags(flag).open(path).err();
-    error.and_then(|error| error.raw_os_error()) == Some(Errno::BUSY.raw_os_error())
+    clock::while_held(PASSING, is_held, open).is_err_and(|error| is_held(&error))
 }
 
 impl Kernel {

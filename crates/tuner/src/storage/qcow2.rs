@@ -18,10 +18,9 @@ use crate::variant::{Preallocation, Qcow2};
 
 /// Where the size of the disk is in an image: 8 bytes, big-endian.
 const SIZE_OFFSET: u64 = 24;
-const MAGIC: [u8; 4] = *b"QFI\xfb";
 
 /// The options of `qemu-img create -o`, if there are any.
-fn create_options(image: &Qcow2) -> String {
+pub(crate) fn create_options(image: &Qcow2) -> String {
     let cluster = image.cluster.map(|cluster| format!("cluster_size={}", cluster.0));
     let preallocation = (image.preallocation != Preallocation::Off)
         .then(|| format!("preallocation={}", image.preallocation));
@@ -155,10 +154,14 @@ fn read_full(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
 /// # Errors
 /// If the file cannot be read.
 pub(crate) fn disk_bytes(path: &Path) -> std::io::Result<Option<u64>> {
-    let mut head = Vec::new();
-    File::open(path)?.take(SIZE_OFFSET + 8).read_to_end(&mut head)?;
-    let size = head.get(24..32).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
-    Ok(size.filter(|_| head.starts_with(&MAGIC)))
+    if formats::of_head(path)? != Some("qcow2") {
+        return Ok(None);
+    }
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(SIZE_OFFSET))?;
+    let mut size = [0; 8];
+    let length = read_full(&mut file, &mut size)?;
+    Ok((length == size.len()).then(|| u64::from_be_bytes(size)))
 }
 
 #[cfg(test)]
@@ -206,11 +209,13 @@ mod tests {
         let mut head = vec![0; 64];
         std::fs::write(&path, &head).unwrap();
         assert_eq!(disk_bytes(&path).unwrap(), None);
-        head[..4].copy_from_slice(&MAGIC);
         head[28] = 1;
-        std::fs::write(&path, &head).unwrap();
-        assert_eq!(disk_bytes(&path).unwrap(), Some(1 << 24));
-        std::fs::write(&path, MAGIC).unwrap();
+        for (version, bytes) in [(1, None), (2, Some(1 << 24)), (3, Some(1 << 24))] {
+            head[..8].copy_from_slice(&[b'Q', b'F', b'I', 0xfb, 0, 0, 0, version]);
+            std::fs::write(&path, &head).unwrap();
+            assert_eq!(disk_bytes(&path).unwrap(), bytes, "version {version}");
+        }
+        std::fs::write(&path, &head[..8]).unwrap();
         assert_eq!(disk_bytes(&path).unwrap(), None);
     }
 }

@@ -440,7 +440,7 @@ fn the_users_disk_stays_as_it_is() {
         assert!(error.contains(part) && error.contains("disk /"), "{error}");
     }
     let mut image = vec![0; 2 << 20];
-    image[..4].copy_from_slice(b"QFI\xfb");
+    image[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
     image[24..32].copy_from_slice(&(1_u64 << 30).to_be_bytes());
     std::fs::write(&path, image).unwrap();
     let qcow2 = variant("qcow2:cache=1M", "here", "none", "0");

@@ -19,7 +19,6 @@ use crate::scratch::Scratch;
 
 /// How long a file system or device may stay in use by processes that are just ending.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
-const BUSY_POLL: Duration = Duration::from_millis(20);
 
 /// Something that exists until it is taken away.
 #[derive(Debug)]
@@ -94,7 +93,9 @@ impl Undo {
                 self.tools.run_anyway(LOSETUP, &["--detach".as_ref(), word(&device)]).map(drop)
             }
             Step::Mount(path) => {
-                while_busy(|| unmount(&path, UnmountFlags::empty())).map_err(Into::into)
+                let is_busy = |error: &Errno| *error == Errno::BUSY;
+                clock::while_held(BUSY_LIMIT, is_busy, || unmount(&path, UnmountFlags::empty()))
+                    .map_err(Into::into)
             }
             Step::Mapped(device) => {
                 let words = ["remove", "--retry", &device].map(AsRef::as_ref);
@@ -102,17 +103,6 @@ impl Undo {
             }
         };
         result.with_context(|| format!("cannot {name}"))
-    }
-}
-
-/// Tries again while a process that is just ending still holds it.
-fn while_busy(act: impl Fn() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
-    let deadline = clock::now() + BUSY_LIMIT;
-    loop {
-        match act() {
-            Err(Errno::BUSY) if clock::now() < deadline => clock::pause(BUSY_POLL),
-            result => return result,
-        }
     }
 }
 

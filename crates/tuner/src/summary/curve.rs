@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use load::Spread;
-
 use super::{cpus, median, merged};
 use crate::cell::Cell;
 use crate::contender::Contender;
 use crate::plan::{CURVE_MAXIMUM, Purpose};
 use crate::results::Run;
+use crate::stats::Estimate;
 use crate::variant::Variant;
 
 /// A rate that differs more from the asked one was missed.
@@ -32,7 +31,7 @@ pub(crate) struct Point {
     pub(crate) percent: u32,
     /// Requests per second that were asked for, median of the repeats; missing at the maximum.
     pub(crate) asked: Option<f64>,
-    pub(crate) reached: Spread,
+    pub(crate) reached: Estimate,
     /// The reached rate relative to the asked one, median of the repeats.
     pub(crate) to_asked: Option<f64>,
     /// Of all repeats together, as are the percentiles.
@@ -95,7 +94,7 @@ fn point(percent: u32, runs: &[&Run]) -> Option<Point> {
     Some(Point {
         percent,
         asked: median(own.iter().filter_map(|run| run.rate_iops)),
-        reached: Spread::of(own.iter().map(|run| run.iops()))?,
+        reached: Estimate::of(own.iter().map(|run| run.iops()))?,
         to_asked: median(own.iter().filter_map(|run| to_asked(run))),
         mean: latency.mean(),
         p50: latency.percentile(50.0),

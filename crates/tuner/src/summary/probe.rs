@@ -5,17 +5,18 @@
 
 use std::time::Duration;
 
-use load::Spread;
-
 use super::{cpus, median, merged};
 use crate::cell::Cell;
 use crate::contender::Contender;
 use crate::plan::{PROBE_PHASES, Purpose};
 use crate::results::Run;
+use crate::stats::Estimate;
 use crate::variant::Variant;
 
 /// Lows that differ by less are called equal even if all repeats agree: machines drift as much.
 pub(crate) const REMEMBERS_FROM: f64 = 0.05;
+/// Noise alone gives so many repeats the same sign once in 32 times; two every second time.
+const REMEMBERS_REPEATS: usize = 6;
 
 /// One contender that went up and came down again.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +37,7 @@ pub(crate) struct Phase {
     pub(crate) cell: Cell,
     /// Requests that the load keeps in flight on all disks together.
     pub(crate) in_flight: u64,
-    pub(crate) iops: Spread,
+    pub(crate) iops: Estimate,
     /// Of all repeats together.
     pub(crate) mean: Option<Duration>,
     pub(crate) p99: Option<Duration>,
@@ -56,11 +57,13 @@ pub(crate) enum Memory {
     /// One repeat cannot tell memory from noise.
     Once(f64),
     /// The repeats do not agree which low is faster.
-    InsideSpread(Spread),
+    InsideSpread(Estimate),
     /// They agree, but the difference is less than `REMEMBERS_FROM`.
-    Small(Spread),
+    Small(Estimate),
+    /// They agree, but so few, this many, agree by chance too.
+    MayRemember(Estimate, usize),
     /// They agree.
-    Remembers(Spread),
+    Remembers(Estimate),
 }
 
 /// All probes in the order in which they first appear. `jobs` are those of the settings: low, high, low, high.
@@ -113,7 +116,7 @@ fn phase(step: u32, runs: &[&Run]) -> Option<Phase> {
         step,
         cell: key.cell,
         in_flight,
-        iops: Spread::of(own.iter().map(|run| run.iops()))?,
+        iops: Estimate::of(own.iter().map(|run| run.iops()))?,
         mean: latency.mean(),
         p99: latency.percentile(99.0),
         little: median(own.iter().filter_map(|run| little(run))),
@@ -136,7 +139,7 @@ fn memory(runs: &[&Run]) -> Memory {
 }
 
 fn judge(ratios: &[f64]) -> Memory {
-    let Some(spread) = Spread::of(ratios.iter().copied()) else { return Memory::Unknown };
+    let Some(spread) = Estimate::of(ratios.iter().copied()) else { return Memory::Unknown };
     if ratios.len() == 1 {
         return Memory::Once(spread.median);
     }
@@ -145,6 +148,9 @@ fn judge(ratios: &[f64]) -> Memory {
     }
     if (spread.median - 1.0).abs() < REMEMBERS_FROM {
         return Memory::Small(spread);
+    }
+    if ratios.len() < REMEMBERS_REPEATS {
+        return Memory::MayRemember(spread, ratios.len());
     }
     Memory::Remembers(spread)
 }
@@ -167,15 +173,17 @@ pub(crate) mod tests {
     }
 
     #[track_caller]
-    fn check(ratios: &[f64], expected: fn(Spread) -> Memory) {
-        let spread = Spread::of(ratios.iter().copied()).unwrap();
+    fn check(ratios: &[f64], expected: fn(Estimate) -> Memory) {
+        let spread = Estimate::of(ratios.iter().copied()).unwrap();
         assert_eq!(judge(ratios), expected(spread));
     }
 
     #[test]
     fn only_what_all_repeats_show_is_called_memory() {
-        check(&[1.9, 2.1, 2.3], Memory::Remembers);
-        check(&[0.4, 0.5], Memory::Remembers);
+        check(&[1.9, 2.1, 2.3, 1.9, 2.1, 2.3], Memory::Remembers);
+        check(&[0.4, 0.5, 0.4, 0.5, 0.4, 0.5, 0.4], Memory::Remembers);
+        check(&[1.9, 2.1, 2.3, 1.9, 2.1], |spread| Memory::MayRemember(spread, 5));
+        check(&[0.4, 0.5], |spread| Memory::MayRemember(spread, 2));
         check(&[0.97, 1.02, 1.08], Memory::InsideSpread);
         check(&[1.0, 1.5, 1.6], Memory::InsideSpread);
         check(&[1.01, 1.02, 1.2], Memory::Small);
@@ -189,8 +197,8 @@ pub(crate) mod tests {
         // The machine is twice as fast in the second repeat, and the contender remembers in both.
         let runs = [went(client(1), 0, [100, 500, 200]), went(client(1), 1, [200, 900, 400])];
         let probes = probes(&runs.concat(), &[4, 40]);
-        let expected = Spread { median: 2.0, lowest: 2.0, highest: 2.0 };
-        assert_eq!(probes[0].memory, Memory::Remembers(expected));
+        let expected = Estimate::of([2.0; 2]).unwrap();
+        assert_eq!(probes[0].memory, Memory::MayRemember(expected, 2));
     }
 
     #[test]

@@ -1,74 +1,11 @@
-//! Medians, ratios, n90 and the property of the published sweep.
-
-use proptest::prelude::*;
+//! Medians, ratios, percentiles, and which runs they come from.
 
 use super::*;
 use crate::cell::tests::{cell, client};
 use crate::results::tests::run;
 
-fn spread(median: f64, lowest: f64, highest: f64) -> Spread {
-    Spread { median, lowest, highest }
-}
-
-#[test]
-fn a_spread_is_median_and_extremes() {
-    for (values, expected) in [
-        (vec![], None),
-        (vec![5.0], Some(spread(5.0, 5.0, 5.0))),
-        (vec![3.0, 1.0], Some(spread(2.0, 1.0, 3.0))),
-        (vec![9.0, 1.0, 2.0], Some(spread(2.0, 1.0, 9.0))),
-        (vec![4.0, 1.0, 2.0, 9.0], Some(spread(3.0, 1.0, 9.0))),
-    ] {
-        assert_eq!(Spread::of(values.iter().copied()), expected, "{values:?}");
-    }
-}
-
-#[track_caller]
-fn check_verdict(medians: &[(u16, f64)], best: u16, n90: u16) {
-    let medians: Vec<_> = medians.iter().map(|&(n, iops)| (Iothreads::new(n), iops)).collect();
-    let expected = Verdict { best: Iothreads::new(best), n90: Iothreads::new(n90) };
-    assert_eq!(verdict(&medians), Some(expected));
-}
-
-#[test]
-fn n90_is_the_fewest_that_is_enough() {
-    check_verdict(&[(0, 100.0)], 0, 0);
-    check_verdict(&[(0, 90.0), (1, 100.0)], 1, 0);
-    check_verdict(&[(0, 89.9), (1, 100.0)], 1, 1);
-    check_verdict(&[(0, 50.0), (1, 89.0), (2, 91.0), (4, 100.0)], 4, 2);
-    check_verdict(&[(0, 50.0), (1, 95.0), (2, 80.0), (4, 100.0)], 4, 1);
-    check_verdict(&[(4, 100.0), (1, 95.0), (0, 10.0)], 4, 1);
-}
-
-#[test]
-fn of_equal_counts_the_fewer_is_best() {
-    check_verdict(&[(0, 100.0), (1, 100.0), (2, 100.0)], 0, 0);
-    check_verdict(&[(2, 7.0), (1, 7.0)], 1, 1);
-}
-
-#[test]
-fn without_clients_there_is_no_verdict() {
-    assert_eq!(verdict(&[]), None);
-}
-
-proptest! {
-    /// The rule of the published sweep: n90 is 0 exactly where the gain is at most 1/0.9 − 1.
-    #[test]
-    fn none_is_enough_exactly_where_the_gain_is_small(
-        none in 1_000_u32..2_000_000,
-        gains in proptest::collection::vec(-50_i32..300, 1..9),
-    ) {
-        let none = f64::from(none);
-        let mut medians = vec![(Iothreads::NONE, none)];
-        for (n, gain) in (1..).zip(&gains) {
-            medians.push((Iothreads::new(n), none * (1.0 + f64::from(*gain) / 100.0)));
-        }
-        let Verdict { best, n90 } = verdict(&medians).unwrap();
-        let most = medians.iter().map(|m| m.1).fold(0.0, f64::max);
-        let gain = most / none - 1.0;
-        prop_assert_eq!(n90 == Iothreads::NONE, gain <= 1.0 / 0.9 - 1.0, "gain {}", gain);
-        prop_assert!(n90 <= best);
-    }
+fn estimate(values: &[f64]) -> Estimate {
+    Estimate::of(values.iter().copied()).unwrap()
 }
 
 #[test]
@@ -84,10 +21,10 @@ fn ratios_are_formed_inside_a_block() {
     let summary = &summarise(&runs, 2)[0];
     let [host, none, two] = &summary.rows[..] else { panic!("{summary:?}") };
     assert_eq!(host.to_none, None);
-    assert_eq!(host.to_host, Some(spread(1.0, 1.0, 1.0)));
-    assert_eq!(none.to_host, Some(spread(0.5, 0.5, 0.5)));
-    assert_eq!(two.to_none, Some(spread(1.5, 1.5, 1.5)));
-    assert_eq!(two.iops, spread(1200.0, 600.0, 1200.0));
+    assert_eq!(host.to_host, Some(estimate(&[1.0; 3])));
+    assert_eq!(none.to_host, Some(estimate(&[0.5; 3])));
+    assert_eq!(two.to_none, Some(estimate(&[1.5; 3])));
+    assert_eq!(two.iops, estimate(&[600.0, 1200.0, 1200.0]));
     assert_eq!(two.cpu_us, Some(10.0));
     assert_eq!([host, none, two].map(|row| row.cpu_bound), [false, true, true]);
 }
@@ -117,4 +54,42 @@ fn cells_keep_their_order() {
     let order: Vec<_> = summarise(&runs, 2).iter().map(|summary| summary.cell).collect();
     assert_eq!(order, cells);
     assert!(summarise(&runs, 2).iter().all(|summary| summary.verdicts.is_empty()));
+}
+
+#[test]
+fn one_that_was_measured_again_has_its_figures_from_those_runs_alone() {
+    let cell = cell("randread", 4096, 2, 16);
+    let again = |contender, repeat, operations| {
+        let mut run = run(cell, contender, repeat, operations);
+        run.key.purpose = Purpose::Confirm;
+        run
+    };
+    let mut runs: Vec<Run> = [(0, 50), (1, 120), (2, 100), (4, 60)]
+        .map(|(n, iops)| run(cell, client(n), 0, iops))
+        .into();
+    runs.extend([(0, 50), (1, 100), (2, 105)].map(|(n, iops)| again(client(n), 0, iops)));
+    runs.extend([(0, 50), (1, 100), (2, 105)].map(|(n, iops)| again(client(n), 1, iops)));
+    let summary = &summarise(&runs, 2)[0];
+    let [none, one, two, four] = &summary.rows[..] else { panic!("{summary:?}") };
+    assert_eq!((one.iops, one.explored), (estimate(&[100.0, 100.0]), Some(120.0)));
+    assert_eq!(two.to_none, Some(estimate(&[2.1, 2.1])));
+    assert!(none.is_confirmed() && !four.is_confirmed());
+    assert_eq!(four.iops, estimate(&[60.0]));
+    let (_, verdict) = summary.verdicts[0];
+    assert_eq!((verdict.best, verdict.n90), (Iothreads::new(2), Iothreads::new(1)));
+    // 4 reached 60 of 100 when both were explored.
+    assert_eq!(verdict.n90_stays, None, "4 reached too little");
+}
+
+#[test]
+fn of_two_explored_runs_the_better_counts() {
+    let cell = cell("randread", 4096, 2, 16);
+    let again = |contender, repeat, operations| {
+        let mut run = run(cell, contender, repeat, operations);
+        run.key.purpose = Purpose::Confirm;
+        run
+    };
+    let mut runs = vec![run(cell, client(1), 0, 1000), run(cell, client(1), 1, 400)];
+    runs.extend([0, 1, 2].map(|repeat| again(client(1), repeat, 900)));
+    assert_eq!(summarise(&runs, 2)[0].rows[0].explored, Some(1000.0));
 }

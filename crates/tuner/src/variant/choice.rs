@@ -22,7 +22,7 @@ const DELAY_UNITS: [(&str, u64); 3] = [("us", 1_000), ("ms", 1_000_000), ("s", 1
 /// Text that names no value of an option.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is no {kind}: {valid}")]
-pub(crate) struct BadChoice {
+pub struct BadChoice {
     pub(super) text: String,
     pub(super) kind: &'static str,
     /// A sentence's end that says what is.
@@ -105,7 +105,7 @@ macro_rules! named {
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(try_from = "String", into = "String")]
-pub(crate) enum Device {
+pub enum Device {
     /// virtio-blk-pci, or vhost-user-blk-pci for ringloom.
     #[default]
     VirtioBlk,
@@ -126,7 +126,7 @@ named!(Device, "device", [
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(try_from = "String", into = "String")]
-pub(crate) enum Aio {
+pub enum Aio {
     /// What ringloom takes by itself; for QEMU the best that it has and the host allows.
     #[default]
     Auto,

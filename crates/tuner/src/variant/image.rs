@@ -20,7 +20,7 @@ const CACHE_BYTES_MAX: u64 = 1 << 40;
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(try_from = "String", into = "String")]
-pub(crate) enum Image {
+pub enum Image {
     /// The disk's bytes.
     #[default]
     Raw,
@@ -37,7 +37,7 @@ impl Image {
 
 /// How a qcow2 image is made and opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Qcow2 {
+pub struct Qcow2 {
     /// A power of two from 512 to 2 MiB; else what qemu-img takes.
     pub(crate) cluster: Option<Bytes>,
     /// `l2-cache-size` of the program that opens it; else its default.

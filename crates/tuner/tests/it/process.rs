@@ -1,5 +1,6 @@
 //! Runs `tuner::run` in a process of its own.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -69,6 +70,14 @@ impl Bed {
     pub(crate) fn disk(&self, mebibytes: usize) -> PathBuf {
         let path = self.path().join("disk.img");
         std::fs::write(&path, vec![0x5a; mebibytes << 20]).unwrap();
+        path
+    }
+
+    /// A program of this name.
+    pub(crate) fn program(&self, name: &str, script: &str) -> PathBuf {
+        let path = self.path().join(name);
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         path
     }
 

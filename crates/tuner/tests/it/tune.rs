@@ -20,9 +20,20 @@ fn a_scratch_file_is_measured_reported_and_removed() {
         ran.stderr
     );
     assert!(ran.stderr.contains(" 18/18  "), "{}", ran.stderr);
-    for part in
-        ["80/20 4k, 1 job × iodepth 4", "  host ", "  client none ", "n90: ", "ringloom serve PATH"]
-    {
+    let file = |name: &str| {
+        std::fs::read_to_string(bed.path().join("ringloom-report").join(name)).unwrap()
+    };
+    assert_eq!(file("report.html").matches("<section class=\"cell\"").count(), 3);
+    // Of three cells: the host, none and the counts; CSV has the names of the columns before them.
+    assert_eq!(file("report.csv").lines().count(), file("report.jsonl").lines().count() + 1);
+    assert_eq!(file("report.jsonl").lines().count() % 3, 0);
+    for part in [
+        "80/20 4k, 1 job × iodepth 4",
+        "  host ",
+        "  client none ",
+        "n90: ",
+        "cannot tell how many",
+    ] {
         assert!(ran.stdout.contains(part), "'{part}' is missing in: {}", ran.stdout);
     }
     assert!(bed.scratch_files().is_empty());
@@ -43,6 +54,29 @@ fn a_scratch_file_is_measured_reported_and_removed() {
 }
 
 #[test]
+fn a_search_measures_again_what_matters_and_keeps_to_its_time() {
+    let Some(bed) = Bed::with_qemu() else { return };
+    let options = QUICK.replace("--repeats 2", "--repeats 3-12 --budget 20s");
+    let ran = bed.run(&format!("{options} --size 16M --op randread --bs 4k")).expect_success();
+    assert!(ran.stderr.contains("About 20 s: some "), "{}", ran.stderr);
+    let lines = bed.results("ringloom-report");
+    let started = |line: &serde_json::Value| line["started_unix_s"].as_u64().unwrap();
+    let took = started(lines.last().unwrap()) - started(&lines[0]);
+    assert!(took <= 21, "{took} s");
+    let count = |purpose: &str| lines.iter().filter(|line| line["purpose"] == purpose).count();
+    assert!(count("sweep") >= 3 && count("confirm") >= 9, "{lines:?}");
+    assert!(lines[1..].iter().all(|run| run["windows"].as_array().unwrap().len() == 5));
+    // The answer is the last, or that there is none.
+    let end = ran.stdout.trim_end().lines().last().unwrap();
+    let is_told = ran.stdout.contains("Your machine cannot tell");
+    assert!(is_told != end.contains("ringloom serve PATH --socket"), "{}", ran.stdout);
+    assert_eq!(is_told, !bed.path().join("ringloom-report/config/ringloom/qemu.args").exists());
+    let options = options.replace("--budget 20s", "--budget 1s");
+    let refused = bed.run(&format!("{options} --size 16M --out other"));
+    refused.expect_refusal(&["--budget"]);
+}
+
+#[test]
 fn a_disk_of_the_user_is_only_read() {
     let Some(bed) = Bed::with_qemu() else { return };
     let disk = bed.disk(8);
@@ -50,7 +84,6 @@ fn a_disk_of_the_user_is_only_read() {
     let ran = ran.expect_success();
     assert!(ran.stderr.contains("Skipped: randwrite 4k jobs=1 iodepth=4"), "{}", ran.stderr);
     assert!(ran.stdout.contains("50/50 4k jobs=1 iodepth=4"), "{}", ran.stdout);
-    assert!(ran.stdout.contains(&format!("ringloom serve {}", disk.display())), "{}", ran.stdout);
     assert_eq!(std::fs::read(&disk).unwrap(), vec![0x5a; 8 << 20]);
 }
 
@@ -85,12 +118,17 @@ fn an_interrupt_leaves_the_results_and_nothing_else() {
     let kept = bed.results("ringloom-report");
 
     let other = options.replace("--jobs 1", "--jobs 2") + " --resume";
-    bed.run(&other).expect_refusal(&["--jobs is [2], was [1]"]);
+    let refused = bed.run(&other);
+    refused.expect_refusal(&["--jobs is [2], was [1]"]);
+    assert!(!refused.stderr.contains("About "), "{}", refused.stderr);
     let resumed = bed.run(&format!("{options} --resume")).expect_success();
     assert!(
-        resumed.stderr.contains(&format!("{} of 6 runs are done", kept.len() - 1)),
+        resumed.stderr.contains(&format!("{} runs done already", kept.len() - 1)),
         "{resumed:?}"
     );
+    let left = 7 - kept.len();
+    let told = format!(": {left} {} left (", if left == 1 { "run" } else { "runs" });
+    assert!(resumed.stderr.contains(&told), "{told}: {}", resumed.stderr);
     let all = bed.results("ringloom-report");
     assert_eq!(all.len(), 7);
     assert_eq!(all[..kept.len()], kept);
@@ -120,6 +158,27 @@ fn a_second_tune_does_not_touch_the_first() {
 }
 
 #[test]
+fn two_at_once_do_not_share_a_directory() {
+    if load::host::available().is_err() {
+        return skip("this host forbids io_uring");
+    }
+    let bed = Bed::new();
+    let options = "--daemon /bin/true --subject host --load own --size 4M --op read --bs 4k --jobs 1 --iodepth 4 \
+                   --seed 1 --repeats 1 --ramp 0 --runtime";
+    let first = bed.start(&format!("{options} 600"));
+    let results = bed.path().join("ringloom-report/results.jsonl");
+    wait_until(&|| results.exists());
+    bed.run(&format!("{options} 0.1")).expect_success();
+    wait_until(&|| std::fs::metadata(&results).is_ok_and(|file| file.len() > 0));
+    let resumed = bed.run(&format!("{options} 600 --resume --out ringloom-report"));
+    resumed.expect_refusal(&["ringloom-report/results.jsonl: another ringloom tune is writing it"]);
+    kill_process(Pid::from_child(&first), Signal::INT).unwrap();
+    assert_eq!(Ran::from(first.wait_with_output().unwrap()).code, Some(130));
+    let lines = bed.results("ringloom-report").len() + bed.results("ringloom-report-2").len();
+    assert_eq!(lines, 3, "two headers and one run");
+}
+
+#[test]
 fn a_daemon_that_dies_is_quoted() {
     let Some(bed) = Bed::with_qemu() else { return };
     // qemu-storage-daemon knows no list of iothreads: it refuses and ends.
@@ -128,6 +187,67 @@ fn a_daemon_that_dies_is_quoted() {
     let ran = bed.run(options);
     ran.expect_refusal(&["client 2: the daemon ended early", "daemon.log", "iothread"]);
     assert!(bed.scratch_files().is_empty());
+}
+
+/// Serves as qemu-storage-daemon does, and crashes when it is told to end.
+const CRASHES_AT_ITS_END: &str = r#"#!/bin/sh
+[ "$1" = serve ] && shift
+[ "$1" = --version ] && exec /usr/bin/qemu-storage-daemon --version
+/usr/bin/qemu-storage-daemon "$@" &
+daemon=$!
+trap 'kill $daemon; wait $daemon; kill -SEGV $$' TERM
+wait $daemon
+"#;
+
+const TWO_RUNS: &str = "--iothreads none --jobs 1 --repeats 2 --runtime 0.1 --ramp 0.05 --iodepth 4 \
+                        --size 4M --subject client --op read --bs 4k";
+
+#[test]
+fn runs_count_though_the_peer_crashes_when_they_are_over() {
+    let Some(bed) = Bed::with_qemu() else { return };
+    let daemon = bed.program("qemu-storage-daemon", CRASHES_AT_ITS_END);
+    let ran = bed.run(&format!("--daemon {} {TWO_RUNS}", daemon.display())).expect_success();
+    let told = ran.stderr.matches("Note: qemu-storage-daemon crashed (signal: 11").count();
+    assert_eq!(told, 2, "{}", ran.stderr);
+    let runs = bed.results("ringloom-report");
+    assert_eq!(runs.iter().filter(|line| line["kind"] == "run").count(), 2, "{runs:?}");
+    assert!(bed.scratch_files().is_empty());
+}
+
+#[test]
+fn a_run_fails_if_ringloom_crashes_when_it_is_over() {
+    let Some(bed) = Bed::with_qemu() else { return };
+    let daemon = bed.program("ringloom", CRASHES_AT_ITS_END);
+    let ran = bed.run(&format!("--daemon {} {TWO_RUNS}", daemon.display()));
+    ran.expect_refusal(&["client none: the daemon ended with signal: 11", "after SIGTERM"]);
+}
+
+#[test]
+fn a_run_fails_if_the_peer_crashes_in_it() {
+    let Some(bed) = Bed::with_qemu() else { return };
+    let script = "#!/bin/sh\n[ \"$1\" = --version ] || echo $$ > daemon.pid\nexec /usr/bin/qemu-storage-daemon \"$@\"\n";
+    let daemon = bed.program("qemu-storage-daemon", script);
+    let options =
+        TWO_RUNS.replace("--runtime 0.1", "--runtime 60").replace("--repeats 2", "--repeats 1");
+    let child = bed.start(&format!("--daemon {} {options}", daemon.display()));
+    let pid = || {
+        let text = std::fs::read_to_string(bed.path().join("daemon.pid")).ok()?;
+        Pid::from_raw(text.trim_end().parse().ok()?)
+    };
+    // It has served for a while once it has used some time of a CPU, which is counted in hundredths of a second.
+    let serves = || {
+        let Some(pid) = pid() else { return false };
+        let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let times = text.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+        times.filter_map(|it| it.parse::<u32>().ok()).sum::<u32>() >= 20
+    };
+    wait_until(&serves);
+    kill_process(pid().unwrap(), Signal::SEGV).unwrap();
+    let ran = Ran::from(child.wait_with_output().unwrap());
+    ran.expect_refusal(&["client none: the daemon ended early (signal: 11"]);
+    let lines = bed.results("ringloom-report");
+    assert!(lines.iter().all(|line| line["kind"] != "run"), "{lines:?}");
 }
 
 #[test]
@@ -141,9 +261,11 @@ fn what_cannot_be_measured_is_refused_before_anything_is_written() {
     bed.run(&format!("{daemon} --op rw")).expect_refusal(&["'rw'", "randread, randwrite"]);
     bed.run(&format!("{daemon} --resume")).expect_refusal(&["no ringloom-report to resume"]);
     bed.run("--daemon /no/daemon").expect_refusal(&["/no/daemon"]);
+    bed.run("--daemon /no/daemon --out a/b").expect_refusal(&["/no/daemon"]);
     let disk = bed.disk(4);
     let disk = disk.display();
     bed.run(&format!("{daemon} --op write {disk}")).expect_refusal(&["--destructive"]);
+    bed.run(&format!("{daemon} --out {disk}")).expect_refusal(&["disk.img: it is no directory"]);
     let line = format!("{daemon} --bs 2M --jobs 4 --op read {disk}");
     bed.run(&line).expect_refusal(&["cell read 2M jobs=4", "too small"]);
     assert_eq!(std::fs::read_dir(bed.path()).unwrap().count(), 1, "only the disk is there");

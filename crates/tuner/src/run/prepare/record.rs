@@ -9,8 +9,9 @@ use crate::environment::{self, Environment};
 use crate::host_load::HostLoad;
 use crate::interrupt::Interrupt;
 use crate::machine::file_system;
+use crate::matrix::Matrix;
 use crate::progress::say;
-use crate::results::{Disk, Header, Host, Programs};
+use crate::results::{Disk, Header, Host, Known, Opened, Programs};
 use crate::storage::Storages;
 use crate::target::{Origin, cache_name};
 use crate::units::Bytes;
@@ -41,7 +42,13 @@ impl Prepared {
             Host { machine: self.machine.clone(), environment, load_before: Some(load_before) };
         let disk = self.disk(storages)?;
         let header = Header::new(self.programs.clone(), host, disk, self.settings.clone());
-        Ok(header.with_given(self.given.as_ref().map(|given| given.guest.clone())))
+        let given = self.given.as_ref().map(|given| given.guest.clone());
+        Ok(header.with_given(given).with_known(self.known()))
+    }
+
+    fn known(&self) -> Known {
+        let Matrix { skipped, pruned, .. } = &self.matrix;
+        Known { notes: self.notes.clone(), left_out: pruned.clone(), skipped: skipped.clone() }
     }
 
     fn disk(&self, storages: &Storages) -> Result<Disk> {
@@ -52,6 +59,8 @@ impl Prepared {
                 path,
                 bytes,
                 description: target.description(),
+                opened: Some(Opened::new(target.kind, target.cache)),
+                looks_like: target.looks_like.map(str::to_owned),
             });
         }
         let variants = self.variants();
@@ -59,7 +68,14 @@ impl Prepared {
             let given = self.given.as_ref().context("a matrix has a variant")?;
             let disk = &given.guest.disk;
             let (path, description) = (PathBuf::from(&disk.path), disk.description());
-            return Ok(Disk { origin: Origin::Guest, path, bytes: disk.bytes, description });
+            return Ok(Disk {
+                origin: Origin::Guest,
+                path,
+                bytes: disk.bytes,
+                description,
+                opened: None,
+                looks_like: None,
+            });
         };
         let disks = storages.disks(first);
         let disk = disks.first().context("a variant has a disk")?;
@@ -70,6 +86,13 @@ impl Prepared {
             cache_name(disk.cache)
         );
         let path = disk.files.first().context("a disk has a file")?.clone();
-        Ok(Disk { origin: Origin::Scratch, path, bytes: disk.bytes, description })
+        Ok(Disk {
+            origin: Origin::Scratch,
+            path,
+            bytes: disk.bytes,
+            description,
+            opened: Some(Opened::new(disk.kind, disk.cache)),
+            looks_like: None,
+        })
     }
 }

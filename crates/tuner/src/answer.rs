@@ -1,0 +1,436 @@
+//! One number of iothreads for the disk, its price, how sure it is and what would change it. Pure functions.
+//!
+//! The report asks for the answer of each subject; `sentence` puts it into words, `ratings` compares the numbers.
+//!
+//! Invariants: the number is the one whose worst shortfall over all cells is smallest (with weights: whose mean shortfall);
+//! numbers within `TIE` of it are equal, and of equal numbers the fewest is taken. One of which a run failed and was not
+//! measured since is never taken. What cannot be known is said to be so: an answer with doubts recommends nothing.
+
+mod ratings;
+mod sentence;
+
+use std::fmt;
+
+use crate::cell::Cell;
+use crate::contender::{Contender, Iothreads, Subject};
+use crate::matrix::is_worth_few;
+use crate::stats::Estimate;
+use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row};
+use crate::variant::{Layers, Variant};
+use crate::weights::{Goal, Weight, weight_of};
+
+use self::ratings::{Footing, Rating, Ratings};
+pub(crate) use self::sentence::{details, sentence};
+
+/// Fewer resamplings that agree are no answer.
+const SURE: f64 = 0.8;
+/// A number that lacks so much more is worth a word if it is cheaper.
+const CHEAPER_LACKS: f64 = 0.1;
+/// CPUs that are worth a word.
+const CHEAPER_BY: f64 = 0.5;
+
+/// What to use for one subject, or why that cannot be told.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Answer {
+    pub(crate) subject: Subject,
+    /// What did best; a recommendation only without `doubts`.
+    pub(crate) iothreads: Iothreads,
+    /// Why the machine cannot tell.
+    pub(crate) doubts: Vec<Doubt>,
+    pub(crate) goal: Goal,
+    /// What the number lacks: 0 is nothing, 1 everything; by `goal`.
+    pub(crate) shortfall: f64,
+    /// Where it lacks most.
+    pub(crate) worst: Spot,
+    /// Cells that were compared.
+    pub(crate) cells: usize,
+    /// The share of resamplings in which it is within 5 % of the best; missing with too few repeats.
+    pub(crate) sure: Option<f64>,
+    /// Of the number, in the cell where it has fewest; 0 where it was not measured again.
+    pub(crate) repeats: usize,
+    /// Of others in that cell.
+    pub(crate) repeats_of_cell: usize,
+    pub(crate) gain: Option<Gain>,
+    pub(crate) price: Option<Price>,
+    pub(crate) cheaper: Option<Cheaper>,
+    pub(crate) changes: Vec<Change>,
+    /// The machine had fewer cores than busy threads: it limits, not the number.
+    pub(crate) cpu_bound: bool,
+    pub(crate) bent: Bent,
+}
+
+/// What makes all figures doubtful, whatever resamplings of them say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bent {
+    /// Most runs were not steady.
+    pub(crate) unsteady: bool,
+    /// The sentinel changed meanwhile.
+    pub(crate) drifted: bool,
+    /// The file that was read has holes.
+    pub(crate) holes: bool,
+}
+
+/// Why no number is recommended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Doubt {
+    /// There is nothing to compare.
+    OneNumber,
+    /// These numbers, each in so many repeats, are in too few of the same ones.
+    Apart(Vec<(Iothreads, usize)>),
+    /// By these weights no cell counts that was measured.
+    NothingCounts(Vec<Weight>),
+    /// So many numbers, fewer than two, are left of which no run failed.
+    NumbersFailed(usize),
+    /// Guests whose CPUs were emulated.
+    Emulated,
+    /// So few repeats in some cell.
+    FewRepeats(usize),
+    /// Only this share of the resamplings agrees.
+    Noise(f64),
+    /// A cell in which the number was only explored.
+    Explored(Spot),
+    /// A cell in which it could have been measured, but nothing compares it there.
+    NotCompared(Spot),
+    /// A cell in which nobody did a request.
+    Idle(Spot),
+    /// More of the cells that count failed than were measured.
+    Failures {
+        /// That have figures.
+        measured: usize,
+        /// That have none.
+        failed: usize,
+    },
+}
+
+/// What the number gains over none, as ratios of IOPS.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Gain {
+    pub(crate) lowest: f64,
+    pub(crate) highest: f64,
+    /// Cells whose gain may be none: its interval, or with few repeats its range, contains 1.
+    pub(crate) in_doubt: usize,
+    /// Other cells, with so few repeats that there is no interval.
+    pub(crate) unproved: usize,
+    pub(crate) cells: usize,
+}
+
+/// CPUs that serve the disk, in the cell where they are most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Price {
+    pub(crate) cpus: f64,
+    /// With no iothread in the same cell.
+    pub(crate) none: Option<f64>,
+    pub(crate) cell: Cell,
+}
+
+/// A smaller number that is nearly as good and cheaper.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Cheaper {
+    pub(crate) iothreads: Iothreads,
+    pub(crate) shortfall: f64,
+    /// CPUs saved, where most are used.
+    pub(crate) saves: f64,
+}
+
+/// Another answer if something were not asked.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Change {
+    pub(crate) condition: Condition,
+    pub(crate) iothreads: Iothreads,
+}
+
+/// What is changed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Condition {
+    /// If this cell did not count.
+    Without(Spot),
+    /// If only cells of this operation counted.
+    Only(String),
+}
+
+/// A cell on a variant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spot {
+    pub(crate) cell: Cell,
+    /// Missing where there is one only.
+    pub(crate) variant: Option<Variant>,
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.cell)?;
+        match self.variant.map(|variant| variant.to_string()) {
+            None => Ok(()),
+            Some(name) if name.is_empty() => f.write_str(", the usual variant"),
+            Some(name) => write!(f, ", {name}"),
+        }
+    }
+}
+
+/// One cell as a subject sees it.
+#[derive(Clone, Copy, Debug)]
+struct Place<'a> {
+    summary: &'a CellSummary,
+    subject: Subject,
+    spot: Spot,
+    /// The highest number that there is a queue for.
+    useful: Iothreads,
+}
+
+impl<'a> Place<'a> {
+    /// The row of a number, or of the highest one below that was measured.
+    fn row(self, iothreads: Iothreads) -> Option<&'a Row> {
+        let own = self.summary.rows_of(self.subject);
+        let up_to = own.filter(|row| row.iothreads().is_some_and(|count| count <= iothreads));
+        up_to.max_by_key(|row| row.iothreads())
+    }
+
+    fn cpus(self, iothreads: Iothreads) -> Option<f64> {
+        let row = self.row(iothreads)?;
+        Some(row.cpu_us? * row.iops.median / 1e6)
+    }
+}
+
+/// The answer for one subject from all cells that count; `failed` are those in which runs failed and were not measured
+/// since. `None` if the subject was not measured, or its numbers are not compared.
+pub(crate) fn answer(
+    subject: Subject,
+    cells: &[CellSummary],
+    weights: &[Weight],
+    failed: &[FailedCell],
+) -> Option<Answer> {
+    let all = places(subject, cells, failed);
+    let counts = |place: &Place<'_>| weight_of(&place.summary.cell, weights) != Some(0.0);
+    let counted: Vec<Place<'_>> = all.iter().copied().filter(counts).collect();
+    if counted.is_empty() {
+        let doubts = vec![Doubt::NothingCounts(weights.to_vec())];
+        return Some(Answer { doubts, ..best(&all, &Ratings::new(&all, &[]))? });
+    }
+    let measured = Ratings::new(&counted, weights);
+    let left = measured.clone().without(failed_numbers(&counted, failed));
+    let numbers = [&measured, &left].map(|ratings| ratings.numbers().len());
+    let ratings = if numbers[1] == 0 { &measured } else { &left };
+    let answer = best(&counted, ratings)?;
+    let doubts = match numbers {
+        [0 | 1, _] => vec![apart(&counted).unwrap_or(Doubt::OneNumber)],
+        [_, left @ (0 | 1)] => vec![Doubt::NumbersFailed(left)],
+        [_, _] => {
+            let failed = failed_cells(&counted, weights, failed);
+            doubts(&answer, &counted, ratings, failed)
+        }
+    };
+    Some(Answer { doubts, ..answer })
+}
+
+/// What did best, as if there were no doubts.
+fn best(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
+    let subject = places.first()?.subject;
+    let Rating { iothreads, shortfall, worst } = ratings.pick()?;
+    let price = price(places, iothreads);
+    let (_, footing, repeats_of_cell) = ratings.footing(iothreads)?;
+    Some(Answer {
+        subject,
+        iothreads,
+        doubts: Vec::new(),
+        goal: ratings.goal(),
+        shortfall,
+        worst,
+        cells: places.len(),
+        sure: ratings.sure(iothreads),
+        repeats: match footing {
+            Footing::Blocks(blocks) => blocks,
+            Footing::Explored | Footing::Unknown => 0,
+        },
+        repeats_of_cell,
+        gain: gain(places, iothreads),
+        price,
+        cheaper: price.and_then(|price| cheaper(places, ratings, (iothreads, shortfall), price)),
+        changes: changes(ratings, iothreads),
+        cpu_bound: places.iter().any(|place| place.row(iothreads).is_some_and(|row| row.cpu_bound)),
+        bent: Bent { unsteady: mostly_unsteady(places), ..Bent::default() },
+    })
+}
+
+fn mostly_unsteady(places: &[Place<'_>]) -> bool {
+    let rows = places.iter().flat_map(|place| place.summary.rows_of(place.subject));
+    let of = rows.map(|row| (row.unsteady_runs, row.by_repeat.len()));
+    let (unsteady, all) = of.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+    unsteady * 2 > all
+}
+
+/// The numbers that were measured without being compared, if there are several.
+fn apart(places: &[Place<'_>]) -> Option<Doubt> {
+    let mut numbers: Vec<(Iothreads, usize)> = Vec::new();
+    for place in places {
+        for row in place.summary.rows_of(place.subject) {
+            let Some(iothreads) = row.iothreads() else { continue };
+            let repeats = row.by_repeat.len();
+            match numbers.iter_mut().find(|(other, _)| *other == iothreads) {
+                Some((_, most)) => *most = repeats.max(*most),
+                None => numbers.push((iothreads, repeats)),
+            }
+        }
+    }
+    numbers.sort_unstable();
+    (numbers.len() > 1).then_some(Doubt::Apart(numbers))
+}
+
+/// The cells in which numbers of a subject are compared.
+fn places<'a>(subject: Subject, cells: &'a [CellSummary], failed: &[FailedCell]) -> Vec<Place<'a>> {
+    let compares =
+        |summary: &&CellSummary| summary.verdicts.iter().any(|(other, _)| *other == subject);
+    let several = cells.iter().any(|summary| summary.variant != cells[0].variant);
+    let place = |summary: &'a CellSummary| {
+        let spot = Spot { cell: summary.cell, variant: several.then_some(summary.variant) };
+        Place { summary, subject, spot, useful: useful(subject, summary, failed) }
+    };
+    cells.iter().filter(compares).map(place).collect()
+}
+
+/// The highest number that a subject can be measured with in a cell.
+fn useful(subject: Subject, summary: &CellSummary, failed: &[FailedCell]) -> Iothreads {
+    let here = failed.iter().filter(|it| is_of(it, summary)).flat_map(|it| &it.contenders);
+    let here = here.map(|it| it.contender).filter(|it| it.subject() == subject);
+    let tried = summary.rows_of(subject).map(|row| row.contender).chain(here);
+    let highest = tried.filter_map(Contender::iothreads).max().unwrap_or(Iothreads::NONE);
+    let queues = summary.rows_of(subject).map(|row| row.queues).max().unwrap_or(0);
+    let is_left_out = is_worth_few(&summary.cell, highest)
+        || summary.variant.fits(subject, queues, &Layers::Kernel).is_err();
+    if is_left_out { highest } else { highest.max(Iothreads::new(queues)) }
+}
+
+fn is_of(failed: &FailedCell, summary: &CellSummary) -> bool {
+    (summary.variant, summary.cell) == (failed.variant, failed.cell)
+}
+
+/// Cells that count, and of which the subject has no figures because its runs failed.
+fn failed_cells(places: &[Place<'_>], weights: &[Weight], failed: &[FailedCell]) -> usize {
+    let own = |it: &&FailedCell| {
+        let subject = |subject| it.contenders.iter().any(|one| one.contender.subject() == subject);
+        places.first().is_some_and(|place| subject(place.subject))
+            && weight_of(&it.cell, weights) != Some(0.0)
+            && !places.iter().any(|place| is_of(it, place.summary))
+    };
+    failed.iter().filter(own).count()
+}
+
+/// Numbers of which a run failed in one of these cells: they may fail again.
+fn failed_numbers(places: &[Place<'_>], failed: &[FailedCell]) -> Vec<Iothreads> {
+    let mut numbers = Vec::new();
+    for place in places {
+        let here = failed.iter().filter(|it| is_of(it, place.summary));
+        let of = here.flat_map(|it| &it.contenders).map(|it| it.contender);
+        let own = of.filter(|contender| contender.subject() == place.subject);
+        numbers.extend(own.filter_map(Contender::iothreads));
+    }
+    numbers
+}
+
+fn doubts(
+    answer: &Answer,
+    places: &[Place<'_>],
+    ratings: &Ratings<'_>,
+    failed: usize,
+) -> Vec<Doubt> {
+    let rows = || places.iter().flat_map(|place| place.summary.rows_of(answer.subject));
+    let mut doubts = Vec::new();
+    if rows().any(|row| row.emulated) {
+        doubts.push(Doubt::Emulated);
+    }
+    if failed > places.len() {
+        doubts.push(Doubt::Failures { measured: places.len(), failed });
+    }
+    doubts.extend(ratings.idle().map(Doubt::Idle));
+    doubts.extend(ratings.footing(answer.iothreads).and_then(|(spot, footing, _)| match footing {
+        Footing::Unknown => Some(Doubt::NotCompared(spot)),
+        Footing::Explored => Some(Doubt::Explored(spot)),
+        Footing::Blocks(blocks) => (blocks < BLOCKS_MIN).then_some(Doubt::FewRepeats(blocks)),
+    }));
+    let is_few = doubts.iter().any(|it| matches!(it, Doubt::FewRepeats(_)));
+    if let Some(sure) = answer.sure.filter(|sure| *sure < SURE && !is_few) {
+        doubts.push(Doubt::Noise(sure));
+    }
+    doubts
+}
+
+fn gain(places: &[Place<'_>], iothreads: Iothreads) -> Option<Gain> {
+    if iothreads == Iothreads::NONE {
+        return None;
+    }
+    let ratio = |place: &Place<'_>| {
+        let row = place.row(iothreads)?;
+        row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE))
+    };
+    let ratios: Vec<Estimate> = places.iter().filter_map(ratio).collect();
+    let medians = || ratios.iter().map(|ratio| ratio.median);
+    let may_be_none = |ratio: &&Estimate| {
+        let ends = ratio.interval.map_or((ratio.lowest, ratio.highest), |it| (it.low, it.high));
+        ends.0 <= 1.0 && ends.1 >= 1.0
+    };
+    let (in_doubt, others): (Vec<&Estimate>, Vec<&Estimate>) = ratios.iter().partition(may_be_none);
+    Some(Gain {
+        lowest: medians().reduce(f64::min)?,
+        highest: medians().reduce(f64::max)?,
+        in_doubt: in_doubt.len(),
+        unproved: others.iter().filter(|ratio| ratio.interval.is_none()).count(),
+        cells: ratios.len(),
+    })
+}
+
+fn price(places: &[Place<'_>], iothreads: Iothreads) -> Option<Price> {
+    let priced = places.iter().filter_map(|place| Some((place, place.cpus(iothreads)?)));
+    let (place, cpus) = priced.reduce(|a, b| if b.1 > a.1 { b } else { a })?;
+    let none = place.cpus(Iothreads::NONE).filter(|_| iothreads != Iothreads::NONE);
+    Some(Price { cpus, none, cell: place.summary.cell })
+}
+
+/// The fewest iothreads that lack little more and save CPUs.
+fn cheaper(
+    places: &[Place<'_>],
+    ratings: &Ratings<'_>,
+    (iothreads, shortfall): (Iothreads, f64),
+    price: Price,
+) -> Option<Cheaper> {
+    let fewer = ratings.numbers().into_iter().filter(|count| *count < iothreads);
+    let rated = fewer.filter_map(|count| ratings.rate(count));
+    let near = rated.filter(|rating| rating.shortfall <= shortfall + CHEAPER_LACKS);
+    let saves = |rating: &Rating| {
+        let most = places.iter().filter_map(|place| place.cpus(rating.iothreads));
+        most.reduce(f64::max).map(|cpus| price.cpus - cpus)
+    };
+    near.filter_map(|rating| Some((saves(&rating)?, rating)))
+        .find(|(saves, _)| *saves >= CHEAPER_BY)
+        .map(|(saves, Rating { iothreads, shortfall, .. })| Cheaper { iothreads, shortfall, saves })
+}
+
+/// Cells and operations that decide.
+fn changes(ratings: &Ratings<'_>, iothreads: Iothreads) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let mut operations: Vec<String> = Vec::new();
+    for spot in ratings.spots() {
+        let operation = spot.cell.shape().operation().to_string();
+        if !operations.contains(&operation) {
+            operations.push(operation);
+        }
+    }
+    let mut note = |condition: Condition, other: Option<Rating>| {
+        if let Some(other) = other.filter(|other| other.iothreads != iothreads) {
+            changes.push(Change { condition, iothreads: other.iothreads });
+        }
+    };
+    if operations.len() > 1 {
+        for operation in operations {
+            let own = ratings.only(|spot| spot.cell.shape().operation().to_string() == operation);
+            note(Condition::Only(operation), own.pick());
+        }
+    }
+    if ratings.spots().count() > 2 {
+        for spot in ratings.spots() {
+            note(Condition::Without(spot), ratings.only(|other| other != spot).pick());
+        }
+    }
+    changes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! The answer in words. Pure functions.
+
+use super::{Answer, Bent, Change, Cheaper, Condition, Doubt, Gain, Price};
+use crate::contender::Iothreads;
+use crate::repeats::Repeats;
+use crate::report::percent_gain;
+use crate::units::counted;
+use crate::weights::{Goal, Weight};
+
+/// Other answers that are named.
+const CHANGES_MAX: usize = 3;
+/// The fewest repeats of a number in every cell that let an answer be called sure.
+const SURE_REPEATS: usize = 6;
+
+/// The one sentence.
+pub(crate) fn sentence(answer: &Answer) -> String {
+    let threads = threads(answer.iothreads);
+    if let Some(why) = nothing(answer) {
+        return why;
+    }
+    if !answer.doubts.is_empty() {
+        let reasons: Vec<String> = answer.doubts.iter().map(doubt).collect();
+        return format!(
+            "Your machine cannot tell how many iothreads are best: {}. Of what was measured, \
+             {threads} did best.",
+            reasons.join("; ")
+        );
+    }
+    let mut text = format!("Use {threads}: {}", lack(answer));
+    if let Some(gain) = answer.gain {
+        text.push_str(&gained(gain));
+    }
+    if let Some(price) = answer.price {
+        text.push_str(&costs(price));
+    }
+    if let Some(sure) = answer.sure {
+        text.push_str(&format!("; {}", surely(sure, answer)));
+    }
+    text.push_str(&but(answer.bent));
+    text.push('.');
+    text
+}
+
+/// What else to know, a sentence each: what the price buys, what would change the answer, how to find out more.
+pub(crate) fn details(answer: &Answer, repeats: Repeats) -> Vec<String> {
+    let mut details = Vec::new();
+    let emulated = answer.doubts.contains(&Doubt::Emulated);
+    if emulated {
+        details.push("A host with KVM would tell.".to_owned());
+    }
+    let more_would_tell = |it: &Doubt| {
+        matches!(
+            it,
+            Doubt::Noise(_) | Doubt::FewRepeats(_) | Doubt::Explored(_) | Doubt::NotCompared(_)
+        )
+    };
+    if !emulated && answer.doubts.iter().any(more_would_tell) {
+        let goes_on = match repeats {
+            Repeats::Until { most, .. } => answer.repeats_of_cell < usize::from(most),
+            Repeats::Fixed(_) => false,
+        };
+        let how = if goes_on {
+            "The same command with --resume and a longer --budget goes on measuring"
+        } else {
+            "A new command with more repeats, such as --repeats 6-40, would tell more"
+        };
+        details.push(format!("{how}; a longer --runtime makes each repeat steadier."));
+    }
+    if answer.doubts.iter().any(|it| matches!(it, Doubt::NumbersFailed(_))) {
+        details.push("The same command with --resume tries the failed runs again.".to_owned());
+    }
+    if !answer.doubts.is_empty() {
+        return details;
+    }
+    details.extend(answer.cheaper.map(cheaper));
+    details.extend(changed(&answer.changes));
+    if answer.cpu_bound {
+        details.push(
+            "Load and iothreads had to share the cores of this machine: one with more cores may \
+             want more iothreads."
+                .to_owned(),
+        );
+    }
+    details
+}
+
+/// Where there is nothing to recommend, however often it is measured.
+fn nothing(answer: &Answer) -> Option<String> {
+    match &answer.doubts[..] {
+        [Doubt::OneNumber] => Some(format!(
+            "Only one number of iothreads was measured ({}), so there is nothing to compare.",
+            answer.iothreads
+        )),
+        [Doubt::Apart(numbers)] => {
+            let name = |(iothreads, repeats): &(Iothreads, usize)| {
+                format!("{} in {}", threads(*iothreads), counted(*repeats, "repeat"))
+            };
+            Some(format!(
+                "No two numbers of iothreads were measured in enough of the same repeats ({}), so \
+                 there is nothing to compare.",
+                numbers.iter().map(name).collect::<Vec<_>>().join(", ")
+            ))
+        }
+        [Doubt::NothingCounts(weights)] => {
+            let weights: Vec<String> = weights.iter().map(Weight::to_string).collect();
+            Some(format!(
+                "No cell that was measured counts by --weights {}, so no number of iothreads is \
+                 recommended.",
+                weights.join(",")
+            ))
+        }
+        [Doubt::NumbersFailed(0)] => {
+            Some("Every number of iothreads failed in some run, so none is recommended.".to_owned())
+        }
+        [Doubt::NumbersFailed(_)] => Some(
+            "All numbers of iothreads but one failed in some run, so there is nothing to compare."
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
+fn doubt(doubt: &Doubt) -> String {
+    match doubt {
+        Doubt::OneNumber => "one number is nothing to compare".to_owned(),
+        Doubt::Apart(_) => "numbers were not measured in the same repeats".to_owned(),
+        Doubt::NothingCounts(_) => "no cell that was measured counts".to_owned(),
+        Doubt::NumbersFailed(_) => "numbers failed in some run".to_owned(),
+        Doubt::Emulated => {
+            "its guests are emulated, and what helps them does not help real ones".to_owned()
+        }
+        Doubt::FewRepeats(repeats) => {
+            let do_not = if *repeats == 1 { "does not" } else { "do not" };
+            format!("{} of a cell {do_not} show what is noise", counted(*repeats, "repeat"))
+        }
+        Doubt::Explored(spot) => format!("it was only explored in {spot}"),
+        Doubt::NotCompared(spot) => format!("it was not compared in {spot}"),
+        Doubt::Idle(spot) => format!("nothing was done in {spot}"),
+        Doubt::Noise(sure) => {
+            let percent = (sure * 100.0).floor();
+            format!("its noise hides the differences (only {percent:.0} % of resamplings agree)")
+        }
+        Doubt::Failures { measured, failed } => {
+            let cells = counted(*measured, "cell");
+            format!("{failed} of the cells failed, {cells} could be measured")
+        }
+    }
+}
+
+/// How much the number lacks.
+fn lack(answer: &Answer) -> String {
+    let percent = answer.shortfall * 100.0;
+    let many = answer.cells > 1;
+    match (answer.goal, many) {
+        (Goal::Weighted, true) if percent < 0.5 => {
+            "within 1 % of the best on weighted average".to_owned()
+        }
+        (Goal::Weighted, true) => format!("{percent:.0} % below the best on weighted average"),
+        (_, true) if percent < 0.05 => "the best in every cell".to_owned(),
+        (_, true) if percent < 1.0 => "within 1 % of the best in every cell".to_owned(),
+        (_, true) => {
+            format!("at most {percent:.0} % below the best of each cell ({})", answer.worst)
+        }
+        (_, false) if percent < 0.05 => "the best".to_owned(),
+        (_, false) if percent < 1.0 => "within 1 % of the best".to_owned(),
+        (_, false) => format!("{percent:.0} % below the best"),
+    }
+}
+
+fn gained(gain: Gain) -> String {
+    let (low, high) = (percent_gain(gain.lowest), percent_gain(gain.highest));
+    let range = if low == high { low } else { format!("{low} to {high}") };
+    let (words, some) = match (gain.in_doubt, gain.unproved) {
+        (0, 0) => return format!(", {range} over none"),
+        (0, unproved) => ("of too few repeats to rule out noise", unproved),
+        (in_doubt, unproved) => ("which may be noise", in_doubt + unproved),
+    };
+    let doubt = match gain.cells {
+        cells if cells == some => format!(" ({words})"),
+        cells => format!(" ({words} in {some} of {})", counted(cells, "cell")),
+    };
+    format!(", {range} over none{doubt}")
+}
+
+fn costs(Price { cpus, none, .. }: Price) -> String {
+    let cpus = format!("{cpus:.1}");
+    let none = none.map(|none| format!("{none:.1}")).filter(|none| *none != cpus);
+    let instead = none.map_or_else(String::new, |none| format!(" instead of {none}"));
+    format!(", for {cpus} CPUs{instead} where it costs most")
+}
+
+fn surely(sure: f64, answer: &Answer) -> String {
+    let percent = (sure * 100.0).floor();
+    // Resamplings of few repeats agree too easily: what they do not contain, they cannot show.
+    let is_sure = sure >= 0.95 && answer.repeats >= SURE_REPEATS && answer.bent == Bent::default();
+    let word = if is_sure { "sure" } else { "likely" };
+    format!("{word}, {percent:.0} % of resamplings agree")
+}
+
+/// What resamplings do not see.
+fn but(Bent { unsteady, drifted, holes }: Bent) -> String {
+    let reasons: Vec<&str> = [
+        (unsteady, "most runs were not steady"),
+        (drifted, "the machine drifted meanwhile"),
+        (holes, "the file has holes, which look too fast"),
+    ]
+    .into_iter()
+    .filter_map(|(holds, reason)| holds.then_some(reason))
+    .collect();
+    if reasons.is_empty() { String::new() } else { format!(", but {}", reasons.join(", and ")) }
+}
+
+fn cheaper(Cheaper { iothreads, shortfall, saves }: Cheaper) -> String {
+    format!(
+        "{} would lack {:.0} % and cost {saves:.1} CPUs less.",
+        capitalised(&threads(iothreads)),
+        shortfall * 100.0
+    )
+}
+
+fn changed(changes: &[Change]) -> Option<String> {
+    let parts: Vec<String> = changes
+        .iter()
+        .take(CHANGES_MAX)
+        .map(|Change { condition, iothreads }| match condition {
+            Condition::Without(spot) => format!("without {spot}: {}", threads(*iothreads)),
+            Condition::Only(operation) => format!("for {operation} alone: {}", threads(*iothreads)),
+        })
+        .collect();
+    (!parts.is_empty()).then(|| format!("What would change the answer: {}.", parts.join("; ")))
+}
+
+/// `no iothread`, `1 iothread`, `4 iothreads`.
+pub(super) fn threads(iothreads: Iothreads) -> String {
+    match iothreads {
+        Iothreads::NONE => "no iothread".to_owned(),
+        count => counted(usize::from(count.count()), "iothread"),
+    }
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    first + letters.as_str()
+}

@@ -1,0 +1,24 @@
+//! The options of `ringloom report` as the command line gives them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Options of `ringloom report`.
+#[derive(Args, Clone, Debug)]
+pub struct ReportArgs {
+    /// Directory of results, as ringloom tune leaves it, or a results.jsonl; or a directory with the
+    /// tables of a published sweep
+    #[arg(value_name = "DIR")]
+    pub(crate) results: PathBuf,
+
+    /// Compare with this one: what became faster or slower in it, and what is noise
+    #[arg(value_name = "DIR2")]
+    pub(crate) other: Option<PathBuf>,
+
+    /// Directory of the files: report.md, report.html, report.csv, report.jsonl and config/ of results;
+    /// compare.md and report.html of a comparison; report.md and report.html of a published sweep
+    /// [default: the one of the results; of the others none are written]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}

@@ -1,0 +1,278 @@
+//! Two runs of the tuner side by side: what became faster or slower, and what is noise. Pure functions.
+//!
+//! Rows are matched by cell, variant and contender. Each has the ratio of the medians, B to A, with a bootstrap interval
+//! over the repeats. A row is called faster or slower only if four things agree: Welch's test on the logarithms, corrected
+//! over all rows; the interval; the noise floor of both runs; and `EQUAL_WITHIN`. Everything else is noise. A change and
+//! the floor are both factors, so that exchanging A and B exchanges faster and slower and nothing else.
+//!
+//! The correction is that of Benjamini and Hochberg: if nothing changed, at most 5 % of comparisons call anything
+//! changed, as with Holm's; if much changed, it still finds it among a thousand rows, where Holm's would ask each row
+//! for more than a few repeats can show.
+//!
+//! Not here: the words and tables, and what each recommends (`report::compare`).
+
+mod student;
+
+use crate::cell::Cell;
+use crate::contender::{Contender, Subject};
+use crate::stats::{Estimate, Resampler, median, middle_95};
+use crate::summary::{CellSummary, Row};
+use crate::variant::Variant;
+
+/// How many of the rows that are called changed may be wrong, on average.
+const WRONG_MAX: f64 = 0.05;
+/// Fewer repeats do not show their own noise.
+pub(crate) const REPEATS_MIN: usize = 3;
+/// Two commands on one machine differ by as large a factor though each repeats itself more closely: another place in
+/// memory, another temperature.
+pub(crate) const EQUAL_WITHIN: f64 = 1.02;
+/// The seed of the bootstrap; a comparison is the same each time it is rendered.
+const BOOTSTRAP_SEED: u64 = 95;
+
+/// Two runs.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Comparison {
+    /// In the order of A, by cell and variant.
+    pub(crate) cells: Vec<ComparedCell>,
+    /// What only A has.
+    pub(crate) only_a: Vec<(Variant, Cell, Contender)>,
+    pub(crate) only_b: Vec<(Variant, Cell, Contender)>,
+    /// The geometric mean of the ratios of each subject, and of how many.
+    pub(crate) means: Vec<(Subject, f64, usize)>,
+}
+
+/// One cell on one variant.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ComparedCell {
+    pub(crate) variant: Variant,
+    pub(crate) cell: Cell,
+    pub(crate) rows: Vec<ComparedRow>,
+}
+
+/// One contender in both runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ComparedRow {
+    pub(crate) contender: Contender,
+    pub(crate) a: Estimate,
+    pub(crate) b: Estimate,
+    /// Whether its guest was emulated in either.
+    pub(crate) emulated: bool,
+    /// B relative to A; missing where A did nothing.
+    pub(crate) ratio: Option<Ratio>,
+    pub(crate) verdict: Verdict,
+}
+
+/// The median of B relative to that of A.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ratio {
+    pub(crate) ratio: f64,
+    /// What 95 % of the resamplings are between; from `REPEATS_MIN` repeats on.
+    pub(crate) interval: Option<(f64, f64)>,
+    /// A change by no larger factor, up or down, is noise: how far repeats of either run stray, and `EQUAL_WITHIN`.
+    pub(crate) floor: f64,
+}
+
+/// What a row says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verdict {
+    Faster,
+    Slower,
+    /// The repeats differ as much.
+    Noise,
+    /// Too few repeats, or one that did nothing.
+    CannotTell,
+}
+
+impl Comparison {
+    /// Of the cells of two runs.
+    pub(crate) fn new(a: &[CellSummary], b: &[CellSummary]) -> Self {
+        let mut pairs: Vec<Pair> = Vec::new();
+        for (place, cell) in a.iter().enumerate() {
+            let Some(other) = b.iter().find(|it| same(it, cell)) else { continue };
+            for row in &cell.rows {
+                let other = other.rows.iter().find(|it| it.contender == row.contender);
+                pairs.extend(other.map(|other| Pair::new(place, row, other)));
+            }
+        }
+        let rows = judged(&pairs);
+        let cell = |(place, cell): (usize, &CellSummary)| {
+            let own = pairs.iter().zip(&rows).filter(|(pair, _)| pair.place == place);
+            let rows: Vec<ComparedRow> = own.map(|(_, row)| *row).collect();
+            let (variant, cell) = (cell.variant, cell.cell);
+            (!rows.is_empty()).then_some(ComparedCell { variant, cell, rows })
+        };
+        Self {
+            cells: a.iter().enumerate().filter_map(cell).collect(),
+            only_a: only(a, b),
+            only_b: only(b, a),
+            means: means(&rows),
+        }
+    }
+
+    /// All rows.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &ComparedRow> {
+        self.cells.iter().flat_map(|cell| &cell.rows)
+    }
+
+    /// How many rows have this verdict.
+    pub(crate) fn count(&self, verdict: Verdict) -> usize {
+        self.rows().filter(|row| row.verdict == verdict).count()
+    }
+}
+
+/// The same row of both runs.
+struct Pair {
+    /// Of its cell in A.
+    place: usize,
+    contender: Contender,
+    emulated: bool,
+    a: Repeated,
+    b: Repeated,
+}
+
+/// One row of one run.
+struct Repeated {
+    iops: Estimate,
+    /// Of each repeat.
+    values: Vec<f64>,
+}
+
+impl Pair {
+    fn new(place: usize, a: &Row, b: &Row) -> Self {
+        let repeated = |row: &Row| Repeated {
+            iops: row.iops,
+            values: row.by_repeat.iter().map(|(_, iops)| *iops).collect(),
+        };
+        let emulated = a.emulated || b.emulated;
+        Self { place, contender: a.contender, emulated, a: repeated(a), b: repeated(b) }
+    }
+}
+
+fn same(a: &CellSummary, b: &CellSummary) -> bool {
+    (a.variant, a.cell) == (b.variant, b.cell)
+}
+
+/// The rows of one that the other has not.
+fn only(own: &[CellSummary], other: &[CellSummary]) -> Vec<(Variant, Cell, Contender)> {
+    let mut found = Vec::new();
+    for cell in own {
+        let there = other.iter().find(|it| same(it, cell));
+        let has = |row: &&Row| {
+            let mut rows = there.iter().flat_map(|cell| &cell.rows);
+            rows.any(|it| it.contender == row.contender)
+        };
+        let missing = cell.rows.iter().filter(|row| !has(row));
+        found.extend(missing.map(|row| (cell.variant, cell.cell, row.contender)));
+    }
+    found
+}
+
+/// All rows with their verdicts, which depend on each other.
+fn judged(pairs: &[Pair]) -> Vec<ComparedRow> {
+    let mut resampler = Resampler::new(BOOTSTRAP_SEED);
+    // What repeats usually stray by: a row whose few repeats happen to agree has no lower floor than the others.
+    let usual = |of: fn(&Pair) -> Estimate| {
+        median(&mut pairs.iter().filter_map(|pair| strays(of(pair))).collect::<Vec<_>>())
+    };
+    let usual = [usual(|pair| pair.a.iops), usual(|pair| pair.b.iops)];
+    let floor = usual.into_iter().flatten().fold(EQUAL_WITHIN, f64::max);
+    let tested: Vec<Option<f64>> = pairs.iter().map(probability).collect();
+    let limit = limit(&tested);
+    let row = |(pair, probability): (&Pair, &Option<f64>)| {
+        let ratio = ratio(pair, floor, &mut resampler);
+        let told = probability.map(|it| it <= limit);
+        ComparedRow {
+            contender: pair.contender,
+            a: pair.a.iops,
+            b: pair.b.iops,
+            emulated: pair.emulated,
+            verdict: verdict(ratio, told),
+            ratio,
+        }
+    };
+    pairs.iter().zip(&tested).map(row).collect()
+}
+
+/// How likely the two would differ as much if nothing had changed; `None` where that cannot be told.
+fn probability(pair: &Pair) -> Option<f64> {
+    let logarithms = |Repeated { values, .. }: &Repeated| {
+        let all = values.len() >= REPEATS_MIN && values.iter().all(|it| *it > 0.0);
+        all.then(|| values.iter().map(|it| it.ln()).collect::<Vec<_>>())
+    };
+    Some(student::welch(&logarithms(&pair.a)?, &logarithms(&pair.b)?))
+}
+
+/// The highest probability that still counts as changed, so that of all that do at most `WRONG_MAX` are wrong on average
+/// (Benjamini and Hochberg 1995).
+fn limit(probabilities: &[Option<f64>]) -> f64 {
+    let mut sorted: Vec<f64> = probabilities.iter().flatten().copied().collect();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len() as f64;
+    let allowed =
+        (1..).zip(&sorted).filter(|(rank, it)| **it <= f64::from(*rank) / count * WRONG_MAX);
+    allowed.last().map_or(-1.0, |(_, it)| *it)
+}
+
+/// By what factor the furthest repeat is above or below the median; `None` where one did nothing.
+fn strays(iops: Estimate) -> Option<f64> {
+    let Estimate { median, lowest, highest, .. } = iops;
+    (lowest > 0.0).then(|| (highest / median).max(median / lowest))
+}
+
+fn ratio(pair: &Pair, floor: f64, resampler: &mut Resampler) -> Option<Ratio> {
+    let (a, b) = (pair.a.iops, pair.b.iops);
+    let ratio = b.median / a.median;
+    let floor = [a, b].into_iter().filter_map(strays).fold(floor, f64::max);
+    let enough = a.samples.min(b.samples) >= REPEATS_MIN;
+    let interval = enough.then(|| interval(&pair.a.values, &pair.b.values, resampler)).flatten();
+    ratio.is_finite().then_some(Ratio { ratio, interval, floor })
+}
+
+/// Between which values 95 % of the ratios of resampled medians are.
+fn interval(a: &[f64], b: &[f64], resampler: &mut Resampler) -> Option<(f64, f64)> {
+    let mut drawn = |values: &[f64]| {
+        let mut drawn: Vec<f64> =
+            resampler.draw(values.len()).into_iter().map(|place| values[place]).collect();
+        median(&mut drawn)
+    };
+    let mut ratios: Vec<f64> = Resampler::times()
+        .filter_map(|_| Some(drawn(b)? / drawn(a)?))
+        .filter(|ratio| ratio.is_finite())
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let (low, high) = middle_95((0..ratios.len()).collect())?;
+    Some((ratios[low], ratios[high]))
+}
+
+/// `told`: whether the test calls it changed, if it can tell.
+fn verdict(ratio: Option<Ratio>, told: Option<bool>) -> Verdict {
+    let (Some(told), Some(Ratio { ratio, interval: Some((low, high)), floor })) = (told, ratio)
+    else {
+        return Verdict::CannotTell;
+    };
+    let change = ratio.max(1.0 / ratio);
+    if !told || (low <= 1.0 && high >= 1.0) || change <= floor {
+        Verdict::Noise
+    } else if ratio > 1.0 {
+        Verdict::Faster
+    } else {
+        Verdict::Slower
+    }
+}
+
+fn means(rows: &[ComparedRow]) -> Vec<(Subject, f64, usize)> {
+    let mut subjects: Vec<Subject> = rows.iter().map(|row| row.contender.subject()).collect();
+    subjects.sort_unstable();
+    subjects.dedup();
+    let mean = |subject| {
+        let own = rows.iter().filter(|row| row.contender.subject() == subject);
+        let ratios = own.filter_map(|row| row.ratio).filter(|it| it.ratio > 0.0);
+        let logarithms: Vec<f64> = ratios.map(|it| it.ratio.ln()).collect();
+        let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
+        (!logarithms.is_empty()).then(|| (subject, mean.exp(), logarithms.len()))
+    };
+    subjects.into_iter().filter_map(mean).collect()
+}
+
+#[cfg(test)]
+mod tests;

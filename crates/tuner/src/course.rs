@@ -1,0 +1,290 @@
+//! The runs of a command in their order, one block after the other: listed beforehand, or found by a search.
+//!
+//! `run` asks for blocks and reports what became of each run. Between the blocks of a search stand sentinels, as in a listed
+//! sweep.
+//!
+//! Invariants: a run that is recorded already is not asked for again, but for a probe that was cut off: it has forgotten
+//! what went before, and begins anew.
+
+use std::collections::BTreeSet;
+
+use crate::contender::Contender;
+use crate::matrix::{Entry, Matrix};
+use crate::plan::{PlannedRun, Purpose, RunKey, plan, sentinel};
+use crate::repeats::Repeats;
+use crate::results::{Recorded, Run};
+use crate::search::Search;
+use crate::settings::Settings;
+
+/// Where a command is in its runs.
+#[derive(Debug)]
+pub(crate) enum Course<'a> {
+    /// All runs are known.
+    Listed(Vec<PlannedRun>),
+    /// The next block depends on those before.
+    Searched(Box<Searched<'a>>),
+}
+
+/// A search with its sentinels.
+#[derive(Debug)]
+pub(crate) struct Searched<'a> {
+    search: Search<'a>,
+    sentinel: Option<Sentinels<'a>>,
+}
+
+/// The baseline, again and again.
+#[derive(Debug)]
+struct Sentinels<'a> {
+    entry: &'a Entry,
+    contender: Contender,
+    seed: u64,
+    every: usize,
+    /// Runs since the last one; nothing before the first of this command.
+    since: Option<usize>,
+    /// Those that were measured, or asked for by this command.
+    tried: BTreeSet<u32>,
+    /// Those that failed in an earlier command.
+    owed: BTreeSet<u32>,
+}
+
+impl<'a> Course<'a> {
+    /// The course of a command that goes on with what is recorded.
+    pub(crate) fn new(matrix: &'a Matrix, settings: &Settings, recorded: &Recorded) -> Self {
+        if !settings.adapts() {
+            return Self::Listed(left(&listed(matrix, settings), recorded));
+        }
+        let mut course = Searched::new(matrix, settings);
+        for run in recorded.runs() {
+            course.measured(&run);
+        }
+        if let Some(sentinel) = &mut course.sentinel {
+            let failed = recorded.failures().into_iter().map(|failure| failure.key);
+            let failed = failed.filter(|key| key.purpose == Purpose::Sentinel);
+            sentinel.owed = failed.map(|key| key.step).collect();
+        }
+        Self::Searched(Box::new(course))
+    }
+
+    /// The next runs, which belong together; `fits` says whether there is time for them.
+    pub(crate) fn next(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) -> Option<Vec<PlannedRun>> {
+        match self {
+            Self::Listed(runs) if runs.is_empty() => None,
+            Self::Listed(runs) => Some(std::mem::take(runs)),
+            Self::Searched(course) => course.next(fits),
+        }
+    }
+
+    /// A run was measured.
+    pub(crate) fn measured(&mut self, run: &Run) {
+        if let Self::Searched(course) = self {
+            course.measured(run);
+        }
+    }
+
+    /// A run failed.
+    pub(crate) fn failed(&mut self, key: &RunKey) {
+        if let Self::Searched(course) = self {
+            course.search.failed(key);
+        }
+    }
+
+    /// All runs that a command will do, or what a search will do if `repeats` are enough; without any, those that it
+    /// should have.
+    pub(crate) fn outlook(&self, repeats: Option<u16>) -> Vec<PlannedRun> {
+        match self {
+            Self::Listed(runs) => runs.clone(),
+            Self::Searched(course) => course.outlook(repeats),
+        }
+    }
+}
+
+impl<'a> Searched<'a> {
+    fn new(matrix: &'a Matrix, settings: &Settings) -> Self {
+        let mut course = Self { search: Search::new(matrix, settings), sentinel: None };
+        let every = usize::from(settings.sentinel);
+        let first = matrix.entries.first();
+        let base = first.and_then(|entry| Some((entry, *entry.contenders.first()?)));
+        course.sentinel = base.map(|(entry, contender)| Sentinels {
+            entry,
+            contender,
+            seed: settings.seed,
+            every,
+            since: None,
+            tried: BTreeSet::new(),
+            owed: BTreeSet::new(),
+        });
+        let runs = course.search.outlook(course.search.wanted()).len();
+        course.sentinel = course.sentinel.filter(|_| every > 0 && runs > every);
+        course
+    }
+
+    fn next(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) -> Option<Vec<PlannedRun>> {
+        let block = self.search.next(fits);
+        let Some(sentinel) = &mut self.sentinel else { return block };
+        match (block, sentinel.since) {
+            // The search asks for the block again when this is done.
+            (Some(_), since) if since.is_none_or(|since| since >= sentinel.every) => {
+                Some(vec![sentinel.next()])
+            }
+            (Some(block), since) => {
+                sentinel.since = Some(since.unwrap_or(0) + block.len());
+                Some(block)
+            }
+            // One after everything.
+            (None, Some(1..)) => Some(vec![sentinel.next()]),
+            (None, _) => sentinel.next_owed().map(|run| vec![run]),
+        }
+    }
+
+    fn measured(&mut self, run: &Run) {
+        if run.key.purpose != Purpose::Sentinel {
+            return self.search.measured(run);
+        }
+        if let Some(sentinel) = &mut self.sentinel {
+            sentinel.tried.insert(run.key.step);
+        }
+    }
+
+    fn outlook(&self, repeats: Option<u16>) -> Vec<PlannedRun> {
+        let mut runs = self.search.outlook(repeats.unwrap_or_else(|| self.search.wanted()));
+        if let Some(sentinel) = self.sentinel.as_ref().filter(|_| !runs.is_empty()) {
+            let count = runs.len() / sentinel.every + 1;
+            runs.extend(std::iter::repeat_n(sentinel.of_step(0), count));
+        }
+        runs
+    }
+}
+
+impl Sentinels<'_> {
+    /// The first that is missing, which may be one that failed in an earlier command.
+    fn next(&mut self) -> PlannedRun {
+        let mut steps = 0..;
+        let missing = steps.find(|step| !self.tried.contains(step));
+        self.ask(missing.expect("fewer sentinels than numbers were measured"))
+    }
+
+    /// One that failed in an earlier command and was not asked for by this one.
+    fn next_owed(&mut self) -> Option<PlannedRun> {
+        let step = self.owed.difference(&self.tried).next().copied()?;
+        Some(self.ask(step))
+    }
+
+    fn ask(&mut self, step: u32) -> PlannedRun {
+        self.tried.insert(step);
+        self.since = Some(0);
+        self.of_step(step)
+    }
+
+    fn of_step(&self, step: u32) -> PlannedRun {
+        sentinel(self.entry, self.contender, step, self.seed)
+    }
+}
+
+/// What is not decided while it is measured.
+fn listed(matrix: &Matrix, settings: &Settings) -> Vec<PlannedRun> {
+    let repeats = match settings.repeats {
+        Repeats::Fixed(repeats) | Repeats::Until { least: repeats, .. } => repeats,
+    };
+    plan(matrix, settings.mode, repeats, settings.seed, settings.sentinel)
+}
+
+/// What has not been measured yet.
+fn left(all: &[PlannedRun], recorded: &Recorded) -> Vec<PlannedRun> {
+    let cut = |run: &PlannedRun| {
+        run.key.purpose == Purpose::Probe
+            && all.iter().any(|it| it.key.is_same_probe(&run.key) && !recorded.has(it))
+    };
+    all.iter().filter(|run| !recorded.has(run) || cut(run)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::Writes;
+    use crate::results::tests::run;
+    use crate::results::{Failure, Line};
+    use crate::settings::tests::settings;
+    use crate::variant::Layers;
+
+    /// What became of the runs of a command that goes on with these lines.
+    fn command(lines: &mut Vec<Line>, works: impl Fn(&RunKey) -> bool) -> Vec<RunKey> {
+        let settings = settings("--op randread --bs 4k --sentinel 5", 2);
+        let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+        let recorded = Recorded::from(std::mem::take(lines));
+        let mut course = Course::new(&matrix, &settings, &recorded);
+        let mut asked = Vec::new();
+        *lines = recorded.into_lines();
+        while let Some(block) = course.next(&|_| true) {
+            for PlannedRun { key, .. } in block {
+                if works(&key) {
+                    let mut run = run(key.cell, key.contender, key.repeat, 1000);
+                    run.key = key.clone();
+                    course.measured(&run);
+                    lines.push(Line::Run(Box::new(run)));
+                } else {
+                    course.failed(&key);
+                    let failure = Failure::new(key.clone(), &anyhow::anyhow!("it hangs"));
+                    lines.push(Line::Failure(failure));
+                }
+                asked.push(key);
+            }
+        }
+        asked
+    }
+
+    fn sentinels(keys: &[RunKey]) -> Vec<u32> {
+        let own = keys.iter().filter(|key| key.purpose == Purpose::Sentinel);
+        own.map(|key| key.step).collect()
+    }
+
+    #[test]
+    fn a_sentinel_stands_before_and_after_everything_and_is_asked_for_once() {
+        let asked = command(&mut Vec::new(), |_| true);
+        let steps = sentinels(&asked);
+        assert_eq!(steps, (0..u32::try_from(steps.len()).unwrap()).collect::<Vec<_>>());
+        assert!(steps.len() > 4, "{steps:?}");
+        let ends = [asked.first(), asked.last()].map(|key| key.unwrap().purpose);
+        assert_eq!(ends, [Purpose::Sentinel; 2]);
+    }
+
+    #[test]
+    fn a_command_that_is_done_asks_for_nothing() {
+        let mut lines = Vec::new();
+        command(&mut lines, |_| true);
+        assert_eq!(command(&mut lines, |_| true), []);
+    }
+
+    #[test]
+    fn sentinels_that_failed_are_tried_again_by_the_next_command() {
+        let is_one_of = |key: &RunKey, steps: &[u32]| {
+            key.purpose == Purpose::Sentinel && steps.contains(&key.step)
+        };
+        let mut lines = Vec::new();
+        let steps = sentinels(&command(&mut lines, |key| !is_one_of(key, &[1, 3])));
+        assert_eq!(steps.iter().filter(|step| [1, 3].contains(step)).count(), 2, "once each");
+        // One fails again.
+        assert_eq!(sentinels(&command(&mut lines, |key| !is_one_of(key, &[1]))), [1, 3]);
+        assert_eq!(sentinels(&command(&mut lines, |_| true)), [1]);
+        assert_eq!(command(&mut lines, |_| true), []);
+        // The runs end early: what is missing comes first.
+        let mut lines = Vec::new();
+        command(&mut lines, |key| !is_one_of(key, &[1]));
+        let is_third = |line: &Line| is_one_of(line.key(), &[2]);
+        lines.truncate(lines.iter().position(is_third).unwrap() + 1);
+        let steps = sentinels(&command(&mut lines, |_| true));
+        assert_eq!(steps[..2], [1, 3], "{steps:?}");
+    }
+
+    #[test]
+    fn any_number_of_a_sentinel_can_be_gone_on_with() {
+        let mut lines = Vec::new();
+        command(&mut lines, |_| true);
+        let is_sentinel = |line: &Line| line.key().purpose == Purpose::Sentinel;
+        let mut far = lines.iter().find(|line| is_sentinel(line)).unwrap().clone();
+        if let Line::Run(run) = &mut far {
+            run.key.step = u32::MAX;
+        }
+        let mut lines = vec![far];
+        assert_eq!(sentinels(&command(&mut lines, |_| true))[..2], [0, 1]);
+    }
+}

@@ -1,0 +1,337 @@
+//! How long runs take: guessed before anything was measured, then learned from each run that ends. Pure.
+//!
+//! `announce` adds up the plan before the start, `run` what is left of it; whoever keeps to a budget asks here too.
+//!
+//! Invariants: a run is never expected to take less than its ramp and its measured time.
+//! Limits: the guesses are those of one machine with two CPUs; where they are wrong, the first run of each kind tells.
+//! Not here: measuring how fast a disk is filled (`scratch::fill_rate`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::args::LoadKind;
+use crate::contender::Contender;
+use crate::plan::{PlannedRun, RunKey};
+use crate::results::Run;
+use crate::settings::Settings;
+use crate::variant::Device;
+
+/// Where nobody has looked: a slow disk.
+const FILL_BYTES_PER_SECOND: f64 = 200.0 * 1024.0 * 1024.0;
+/// The look at the host before the first run.
+const LOOK: Duration = Duration::from_secs(1);
+/// Booting one guest.
+const BOOT: Duration = Duration::from_secs(2);
+const BOOT_EMULATED: Duration = Duration::from_secs(6);
+/// What fio needs for writing, reading and comparing 64 MiB of a disk.
+const VERIFY: Duration = Duration::from_millis(900);
+const VERIFY_EMULATED: Duration = Duration::from_millis(5800);
+
+/// Runs that take alike on top of their ramp and measured time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    HostOwn,
+    HostFio,
+    Client,
+    VmQemu,
+    VmRingloom,
+    /// With a guest of its own.
+    VmCold,
+    VmGiven,
+}
+
+impl Kind {
+    fn of(key: &RunKey, load: LoadKind) -> Self {
+        match (key.contender, key.variant.device, load) {
+            (Contender::Host, _, LoadKind::Own) => Self::HostOwn,
+            (Contender::Host, _, LoadKind::Fio) => Self::HostFio,
+            (Contender::Client { .. }, ..) => Self::Client,
+            (Contender::VmQemu { .. }, Device::Ide, _) => Self::VmCold,
+            (Contender::VmQemu { .. }, ..) => Self::VmQemu,
+            (Contender::VmRingloom { .. }, ..) => Self::VmRingloom,
+            (Contender::VmGiven, ..) => Self::VmGiven,
+        }
+    }
+
+    /// What it takes once, and for each disk.
+    fn guess(self) -> (Duration, Duration) {
+        let (once, each) = match self {
+            Self::HostOwn => (35, 0),
+            Self::HostFio => (330, 0),
+            Self::Client => (80, 0),
+            Self::VmQemu | Self::VmRingloom => (400, 400),
+            Self::VmCold | Self::VmGiven => (800, 0),
+        };
+        (Duration::from_millis(once), Duration::from_millis(each))
+    }
+
+    /// Whether it uses guests that stay for the next run.
+    fn keeps_guests(self) -> bool {
+        match self {
+            Self::VmQemu | Self::VmRingloom => true,
+            Self::HostOwn | Self::HostFio | Self::Client | Self::VmCold | Self::VmGiven => false,
+        }
+    }
+}
+
+/// The mean of what was seen, as a multiple of the guess.
+#[derive(Clone, Copy, Debug)]
+struct Learned {
+    factor: f64,
+    seen: u32,
+}
+
+impl Learned {
+    const NOTHING: Self = Self { factor: 1.0, seen: 0 };
+
+    fn observe(&mut self, took: Duration, guess: Duration) {
+        let factor = took.as_secs_f64() / guess.as_secs_f64().max(f64::MIN_POSITIVE);
+        self.seen = self.seen.saturating_add(1);
+        self.factor += (factor - self.factor) / f64::from(self.seen);
+    }
+
+    fn of(self, guess: Duration) -> Duration {
+        seconds_of(guess.as_secs_f64() * self.factor)
+    }
+}
+
+/// What runs take, as far as is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Pace {
+    /// Ramp and measured time of a run that is not stretched.
+    measured: Duration,
+    /// Of the host.
+    load: LoadKind,
+    verify: bool,
+    /// Whether guests' CPUs are.
+    emulated: bool,
+    /// With and without verification before them.
+    kinds: BTreeMap<(Kind, bool), Learned>,
+    boot: Learned,
+    /// Guests that were booted and stay.
+    guests: u16,
+}
+
+impl Pace {
+    /// Nothing was measured yet. `emulated` are the CPUs of guests.
+    pub(crate) fn new(settings: &Settings, emulated: bool) -> Self {
+        let (ramp, runtime) = (settings.ramp.duration(), settings.runtime.duration());
+        Self {
+            measured: ramp.saturating_add(runtime),
+            load: settings.load,
+            verify: settings.verify,
+            emulated,
+            kinds: BTreeMap::new(),
+            boot: Learned::NOTHING,
+            guests: 0,
+        }
+    }
+
+    /// What a run should take if it is the next one.
+    pub(crate) fn expected(&self, run: &PlannedRun) -> Duration {
+        self.total(std::slice::from_ref(run))
+    }
+
+    /// What these runs should take, one after the other.
+    pub(crate) fn total(&self, runs: &[PlannedRun]) -> Duration {
+        self.sum(runs.iter().map(|run| (&run.key, run.stretch)))
+    }
+
+    /// What runs that were measured by an earlier command should have taken.
+    pub(crate) fn spent(&self, runs: &[Run]) -> Duration {
+        self.sum(runs.iter().map(|run| (&run.key, if run.stretched { 2 } else { 1 })))
+    }
+
+    /// Making the storage and looking at the host, before the first run. `rate`: bytes per second that were measured.
+    pub(crate) fn before_runs(fill_bytes: u64, rate: Option<f64>) -> Duration {
+        let seconds = fill_bytes as f64 / rate.unwrap_or(FILL_BYTES_PER_SECOND);
+        LOOK.saturating_add(seconds_of(seconds))
+    }
+
+    /// A run has ended well after so long.
+    pub(crate) fn observe(&mut self, run: &PlannedRun, took: Duration) {
+        let over = took.saturating_sub(self.measured.saturating_mul(run.stretch));
+        let missing = self.missing(&run.key, self.guests);
+        if missing == 0 {
+            let guess = self.guess(&run.key);
+            let kind = self.kind(&run.key);
+            self.kinds.entry(kind).or_insert(Learned::NOTHING).observe(over, guess);
+        } else {
+            // What the run itself took is not known apart from the boots.
+            let boots = over.saturating_sub(self.overhead(&run.key));
+            self.boot.observe(boots, self.boot_guess().saturating_mul(missing.into()));
+            self.guests += missing;
+        }
+    }
+
+    /// A run has failed, which ends the guests that it used.
+    pub(crate) fn failed(&mut self, run: &PlannedRun) {
+        if self.kind(&run.key).0.keeps_guests() {
+            self.guests = 0;
+        }
+    }
+
+    fn sum<'a>(&self, runs: impl Iterator<Item = (&'a RunKey, u32)>) -> Duration {
+        let mut guests = self.guests;
+        let mut sum = Duration::ZERO;
+        for (key, stretch) in runs {
+            let missing = self.missing(key, guests);
+            guests += missing;
+            let boots = self.boot.of(self.boot_guess().saturating_mul(missing.into()));
+            for part in [self.measured.saturating_mul(stretch), self.overhead(key), boots] {
+                sum = sum.saturating_add(part);
+            }
+        }
+        sum
+    }
+
+    /// What a run takes on top of what it measures, without boots of guests that stay.
+    fn overhead(&self, key: &RunKey) -> Duration {
+        let learned = self.kinds.get(&self.kind(key)).copied().unwrap_or(Learned::NOTHING);
+        learned.of(self.guess(key))
+    }
+
+    fn guess(&self, key: &RunKey) -> Duration {
+        let (kind, verified) = self.kind(key);
+        let (once, each) = kind.guess();
+        let guests = if kind == Kind::VmCold { key.variant.vms } else { 0 };
+        let boots = self.boot_guess().saturating_mul(guests.into());
+        let verification = match (verified, self.emulated && key.contender.subject().is_booted()) {
+            (false, _) => Duration::ZERO,
+            (true, false) => VERIFY,
+            (true, true) => VERIFY_EMULATED,
+        };
+        once + each.saturating_mul(key.variant.disks_in_all().into()) + boots + verification
+    }
+
+    fn kind(&self, key: &RunKey) -> (Kind, bool) {
+        (Kind::of(key, self.load), self.verify && key.cell.writes())
+    }
+
+    /// How many guests must be booted for a run and stay, if there are so many.
+    fn missing(&self, key: &RunKey, guests: u16) -> u16 {
+        let needed = if self.kind(key).0.keeps_guests() { key.variant.vms } else { 0 };
+        needed.saturating_sub(guests)
+    }
+
+    fn boot_guess(&self) -> Duration {
+        if self.emulated { BOOT_EMULATED } else { BOOT }
+    }
+}
+
+/// What does not fit is longer than anybody waits.
+fn seconds_of(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::{cell, client};
+    use crate::contender::Iothreads;
+    use crate::results::tests::run;
+    use crate::settings::tests::settings;
+    use crate::variant::Variant;
+
+    const GUEST: Contender = Contender::VmQemu { iothreads: Iothreads::new(1) };
+
+    fn planned(contender: Contender, variant: Variant) -> PlannedRun {
+        let mut key = run(cell("randwrite", 4096, 2, 16), contender, 0, 5).key;
+        key.variant = variant;
+        PlannedRun { key, jobs_max: 2, seed: 1, stretch: 1 }
+    }
+
+    fn plain(contender: Contender) -> PlannedRun {
+        planned(contender, Variant::default())
+    }
+
+    /// Two seconds of ramp and measured time.
+    fn pace(line: &str) -> Pace {
+        Pace::new(&settings(&format!("--ramp 0.5 --runtime 1.5 {line}"), 2), true)
+    }
+
+    fn seconds(duration: Duration) -> f64 {
+        duration.as_secs_f64()
+    }
+
+    #[test]
+    fn a_run_takes_its_time_and_what_its_kind_adds() {
+        let cold = Variant { device: Device::Ide, vms: 2, ..Variant::default() };
+        let several = Variant { vms: 2, disks: 3, ..Variant::default() };
+        for (line, run, expected) in [
+            ("--load own", plain(Contender::Host), 2.035),
+            ("--load fio", plain(Contender::Host), 2.33),
+            ("--load fio --verify", plain(Contender::Host), 3.23),
+            ("", plain(client(4)), 2.08),
+            ("", plain(Contender::VmGiven), 2.8),
+            ("", plain(GUEST), 2.0 + 0.8 + 6.0),
+            ("--verify", plain(GUEST), 2.0 + 0.8 + 6.0 + 5.8),
+            ("", planned(GUEST, several), 2.0 + 0.4 + 6.0 * 0.4 + 2.0 * 6.0),
+            ("", planned(GUEST, cold), 2.0 + 0.8 + 2.0 * 6.0),
+        ] {
+            let found = seconds(pace(line).expected(&run));
+            assert!((found - expected).abs() < 1e-6, "{line} {:?}: {found}", run.key);
+        }
+    }
+
+    #[test]
+    fn a_stretched_run_measures_twice_as_long() {
+        let run = PlannedRun { stretch: 2, ..plain(client(4)) };
+        assert!((seconds(pace("").expected(&run)) - 4.08).abs() < 1e-6);
+    }
+
+    #[test]
+    fn guests_that_stay_are_booted_once() {
+        let pair = Variant { vms: 2, ..Variant::default() };
+        let runs = [plain(Contender::Host), plain(GUEST), planned(GUEST, pair), plain(GUEST)];
+        let mut pace = pace("--load own");
+        let boots = 2.0 * 6.0;
+        let rest = 4.0 * 2.0 + 0.035 + 0.8 + 1.2 + 0.8;
+        assert!((seconds(pace.total(&runs)) - rest - boots).abs() < 1e-6);
+        pace.observe(&runs[2], pace.expected(&runs[2]));
+        assert!((seconds(pace.total(&runs)) - rest).abs() < 1e-6, "both run");
+        pace.failed(&runs[0]);
+        assert!((seconds(pace.total(&runs)) - rest).abs() < 1e-6, "the host uses none");
+        pace.failed(&runs[1]);
+        assert!((seconds(pace.total(&runs)) - rest - boots).abs() < 1e-6, "all have ended");
+    }
+
+    #[test]
+    fn the_mean_of_each_kind_is_learned() {
+        let (mut pace, own) = (pace(""), plain(client(4)));
+        for (over, mean) in [(400, 2.4), (200, 2.3), (600, 2.4)] {
+            pace.observe(&own, Duration::from_millis(2000 + over));
+            assert!((seconds(pace.expected(&own)) - mean).abs() < 1e-6, "{over}");
+        }
+        assert!((seconds(pace.expected(&plain(Contender::VmGiven))) - 2.8).abs() < 1e-6);
+        // Less than it measures: a clock, not a run.
+        pace.observe(&own, Duration::ZERO);
+        assert!(pace.expected(&own) > Duration::from_secs(2));
+    }
+
+    #[test]
+    fn the_first_run_in_a_guest_tells_how_long_a_boot_takes() {
+        let (mut pace, one) = (pace(""), plain(GUEST));
+        pace.observe(&one, Duration::from_millis(2000 + 800 + 3000));
+        assert!((seconds(pace.expected(&one)) - 2.8).abs() < 1e-6);
+        let pair = planned(GUEST, Variant { vms: 2, ..Variant::default() });
+        assert!((seconds(pace.expected(&pair)) - 2.0 - 1.2 - 3.0).abs() < 1e-6, "one is missing");
+    }
+
+    #[test]
+    fn filling_is_as_fast_as_was_tried() {
+        let time = |rate| seconds(Pace::before_runs(1 << 30, rate));
+        assert!((time(Some(f64::from(1 << 28))) - 5.0).abs() < 1e-6);
+        assert!((time(None) - 6.12).abs() < 1e-6);
+        assert_eq!(Pace::before_runs(u64::MAX, Some(0.0)), Duration::MAX);
+        assert_eq!(Pace::before_runs(0, None), LOOK);
+    }
+
+    #[test]
+    fn what_was_measured_before_was_spent() {
+        let mut stretched = run(cell("read", 4096, 1, 1), client(1), 0, 5);
+        stretched.stretched = true;
+        let all = [run(cell("read", 4096, 1, 1), client(1), 0, 5), stretched];
+        assert!((seconds(pace("").spent(&all)) - 2.08 - 4.08).abs() < 1e-6);
+    }
+}

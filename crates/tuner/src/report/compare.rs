@@ -1,0 +1,460 @@
+//! Two runs side by side as text and Markdown. Pure functions.
+//!
+//! Not here: which rows changed (`crate::compare`).
+
+use super::text::{legend, listed, or_missing, place, section, short, who, wrapped};
+use super::{Findings, Part, Style, advice, around as notes_of, facts};
+use crate::answer::Answer;
+use crate::calendar::{Date, time_of_day};
+use crate::cell::Cell;
+use crate::compare::{ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN, Ratio, Verdict};
+use crate::contender::{Contender, Iothreads};
+use crate::summary::CellSummary;
+use crate::table::Table;
+use crate::units::counted;
+use crate::variant::Variant;
+
+/// Rows of one run only that are named.
+const NAMED_MAX: usize = 12;
+
+/// One of the two runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Side<'a> {
+    /// Where its results are.
+    pub(crate) name: &'a str,
+    /// Its notes are what is wrong with the results.
+    pub(crate) findings: Findings<'a>,
+    pub(crate) cells: &'a [CellSummary],
+}
+
+/// Two runs and what they say together. `differences`: why they do not compare, as `Header::differences` tells it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Compared<'a> {
+    pub(crate) a: Side<'a>,
+    pub(crate) b: Side<'a>,
+    pub(crate) differences: &'a [String],
+    pub(crate) comparison: &'a Comparison,
+}
+
+pub(super) const COLUMNS: [&str; 7] = ["subject", "A", "B", "B/A", "95 %", "noise", "verdict"];
+
+/// Renders a comparison.
+pub(crate) fn render(style: Style, compared: &Compared<'_>) -> String {
+    let comparison = compared.comparison;
+    let sections = comparison.cells.iter().map(|cell| {
+        let mut table = Table::new(&COLUMNS);
+        for row in &cell.rows {
+            table.push(line(row).into());
+        }
+        section(style, &place(cell.cell, &cell.variant), &table, &[])
+    });
+    [
+        head(style, compared),
+        sections.collect(),
+        in_short(style, compared),
+        around(style, compared),
+        explained(style, comparison),
+    ]
+    .concat()
+}
+
+impl Side<'_> {
+    /// When it was measured, if that is known.
+    pub(super) fn when(&self) -> Option<String> {
+        let header = self.findings.header;
+        let started = header.started_unix_s;
+        (!header.is_unknown())
+            .then(|| format!("{} {} UTC", Date::of(started), time_of_day(started)))
+    }
+
+    pub(super) fn disk(&self) -> String {
+        let [(_, disk), ..] = facts(self.findings.header);
+        disk
+    }
+}
+
+fn head(style: Style, compared: &Compared<'_>) -> String {
+    let line = |(letter, side): (&str, &Side<'_>)| {
+        let when = side.when().map(|when| format!(", {when}")).unwrap_or_default();
+        format!("{letter}: {}{when}: {}", side.name, side.disk())
+    };
+    let lines: Vec<String> = [("A", &compared.a), ("B", &compared.b)].map(line).to_vec();
+    match style {
+        Style::Plain => lines.iter().map(|line| wrapped(style, line)).collect(),
+        Style::Markdown => format!("# ringloom report: two runs\n\n{}", listed(style, &lines)),
+    }
+}
+
+/// The texts of a row, by column.
+pub(super) fn line(row: &ComparedRow) -> [String; COLUMNS.len()] {
+    let interval = row.ratio.and_then(|ratio| ratio.interval);
+    let floor = |Ratio { floor, .. }: Ratio| format!("{:.2}–{floor:.2}", 1.0 / floor);
+    [
+        who(row.contender, row.emulated),
+        short(row.a.median),
+        short(row.b.median),
+        or_missing(row.ratio.map(|ratio| format!("{:.2}", ratio.ratio))),
+        or_missing(interval.map(|(low, high)| format!("{low:.2}–{high:.2}"))),
+        or_missing(row.ratio.map(floor)),
+        word(row.verdict).to_owned(),
+    ]
+}
+
+/// As the tables and the filter name it.
+pub(super) fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Faster => "faster",
+        Verdict::Slower => "slower",
+        Verdict::Noise => "noise",
+        Verdict::CannotTell => "cannot tell",
+    }
+}
+
+/// What all rows say together: how many changed, how much each subject did, and what each recommends.
+pub(super) fn summary(compared: &Compared<'_>) -> Vec<String> {
+    let means = &compared.comparison.means;
+    let mut lines = vec![counts(compared.comparison)];
+    lines.extend(means.iter().map(|(subject, mean, rows)| {
+        let rows = counted(*rows, "row");
+        format!("{subject}: B has {mean:.2} × the IOPS of A (geometric mean of {rows}).")
+    }));
+    lines.extend(answers(&compared.a, &compared.b));
+    lines
+}
+
+fn in_short(style: Style, compared: &Compared<'_>) -> String {
+    let lines = summary(compared);
+    let heading = match style {
+        Style::Plain => "",
+        Style::Markdown => "\n## In short\n",
+    };
+    format!("{heading}\n{}", listed(style, &lines))
+}
+
+fn counts(comparison: &Comparison) -> String {
+    let all = comparison.rows().count();
+    if all == 0 {
+        return "No row is in both, so there is nothing to compare.".to_owned();
+    }
+    let kinds = [Verdict::Faster, Verdict::Slower, Verdict::Noise, Verdict::CannotTell];
+    let told = kinds.into_iter().filter_map(|verdict| {
+        let count = comparison.count(verdict);
+        let words = match verdict {
+            Verdict::Faster | Verdict::Slower => format!("{count} {} in B", word(verdict)),
+            Verdict::Noise => format!("{count} noise"),
+            Verdict::CannotTell => format!("{count} that cannot be told"),
+        };
+        (count > 0).then_some(words)
+    });
+    format!("Of {}: {}.", counted(all, "row"), told.collect::<Vec<_>>().join(", "))
+}
+
+/// What each recommends, for the subjects whose numbers of iothreads both compare.
+fn answers(a: &Side<'_>, b: &Side<'_>) -> Vec<String> {
+    let all = |side: &Side<'_>| advice::all(Part::FIRST, &side.findings, side.cells);
+    let b = all(b);
+    let sentence = |a: &Answer| {
+        let b = b.iter().map(|advice| &advice.answer).find(|b| b.subject == a.subject)?;
+        Some(format!("{}: {}.", a.subject, answer(said(a), said(b))))
+    };
+    all(a).iter().filter_map(|advice| sentence(&advice.answer)).collect()
+}
+
+/// What is recommended, if anything is.
+fn said(answer: &Answer) -> Option<Iothreads> {
+    answer.doubts.is_empty().then_some(answer.iothreads)
+}
+
+fn answer(a: Option<Iothreads>, b: Option<Iothreads>) -> String {
+    match (a, b) {
+        (Some(a), Some(b)) if a == b => format!("both recommend {}", threads(a)),
+        (Some(a), Some(b)) => {
+            format!("the answers differ: A said {}, B says {}", threads(a), threads(b))
+        }
+        (Some(a), None) => format!("A said {}, B cannot tell", threads(a)),
+        (None, Some(b)) => format!("A could not tell, B says {}", threads(b)),
+        (None, None) => "neither could tell how many iothreads are best".to_owned(),
+    }
+}
+
+fn threads(iothreads: Iothreads) -> String {
+    match iothreads {
+        Iothreads::NONE => "no iothread".to_owned(),
+        n => counted(usize::from(n.count()), "iothread"),
+    }
+}
+
+/// What bends the comparison, a sentence each.
+pub(super) fn notes(compared: &Compared<'_>) -> Vec<String> {
+    let Compared { a, b, differences, comparison } = *compared;
+    let mut lines = Vec::new();
+    if !differences.is_empty() {
+        lines.push(format!(
+            "Warning: the two were not measured alike, so a difference need not come from what was \
+             changed: {}.",
+            differences.join("; ")
+        ));
+    }
+    lines.extend(overlap(&a.findings, &b.findings));
+    let [of_a, of_b] = [&a, &b].map(|side| of_side(&side.findings));
+    let is_of_both = |line: &&String| of_a.contains(line) && of_b.contains(line);
+    lines.extend(of_a.iter().filter(is_of_both).map(|line| format!("A and B: {line}")));
+    for (letter, own) in [("A", &of_a), ("B", &of_b)] {
+        let own = own.iter().filter(|line| !is_of_both(line));
+        lines.extend(own.map(|line| format!("{letter}: {line}")));
+    }
+    lines.extend(only("A", &comparison.only_a));
+    lines.extend(only("B", &comparison.only_b));
+    lines
+}
+
+/// What bends the figures of one of the two, as its own report tells it.
+fn of_side(findings: &Findings<'_>) -> Vec<String> {
+    let mut lines = notes_of::bending(findings);
+    if !findings.failures.is_empty() {
+        let failures = counted(findings.failures.len(), "run");
+        lines.push(format!("Note: {failures} failed; its own report names them."));
+    }
+    lines
+}
+
+/// Whether the two were measured at once on what seems to be the same machine.
+fn overlap(a: &Findings<'_>, b: &Findings<'_>) -> Option<String> {
+    let span = |findings: &Findings<'_>| {
+        let started = || findings.runs.iter().map(|run| run.started_unix_s);
+        Some((started().min()?, started().max()?))
+    };
+    let ((from_a, to_a), (from_b, to_b)) = (span(a)?, span(b)?);
+    let known = !a.header.is_unknown() && !b.header.is_unknown();
+    let is_same = (from_a, to_a) == (from_b, to_b) && a.runs == b.runs;
+    let (from, to) = (from_a.max(from_b), to_a.min(to_b));
+    (known && !is_same && a.header.machine == b.header.machine && from < to).then(|| {
+        format!(
+            "Warning: A and B were measured at the same time, {} {} to {} {} UTC, on machines that are alike: if it \
+             is one, each was a load for the other.",
+            Date::of(from),
+            time_of_day(from),
+            Date::of(to),
+            time_of_day(to)
+        )
+    })
+}
+
+fn around(style: Style, compared: &Compared<'_>) -> String {
+    let lines = notes(compared);
+    let heading = match style {
+        Style::Plain => "",
+        Style::Markdown => "\n## Notes\n",
+    };
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("{heading}\n{}", listed(style, &lines))
+}
+
+fn only(letter: &str, rows: &[(Variant, Cell, Contender)]) -> Option<String> {
+    let name = |(variant, cell, contender): &(Variant, Cell, Contender)| {
+        format!("{}: {contender}", place(*cell, variant))
+    };
+    let named: Vec<String> = rows.iter().take(NAMED_MAX).map(name).collect();
+    let more = if rows.len() > named.len() { "; …" } else { "" };
+    let count = counted(rows.len(), "row");
+    let is = if rows.len() == 1 { "is" } else { "are" };
+    (!rows.is_empty())
+        .then(|| format!("{count} {is} in {letter} only: {}{more}.", named.join("; ")))
+}
+
+fn explained(style: Style, comparison: &Comparison) -> String {
+    if comparison.cells.is_empty() {
+        return String::new();
+    }
+    legend(style, &meanings(comparison))
+}
+
+/// What the words of the tables mean, a sentence each.
+pub(super) fn meanings(comparison: &Comparison) -> Vec<String> {
+    let mut lines = vec![
+        "A, B: IOPS, median of the repeats; B/A: their ratio, and between which values it is with \
+         95 % (bootstrap over the repeats)."
+            .to_owned(),
+        format!(
+            "noise: ratios that are noise: by what factor a repeat of either run strays from the \
+             median, up or down, but at least what half of all rows do, and {EQUAL_WITHIN}."
+        ),
+        "faster, slower: outside of the noise, 1 is outside of the 95 %, and Welch's test says so, \
+         corrected for the number of rows (Benjamini-Hochberg, 5 %)."
+            .to_owned(),
+    ];
+    if comparison.count(Verdict::CannotTell) > 0 {
+        lines.push(format!(
+            "cannot tell: fewer than {REPEATS_MIN} repeats in A or B, or one that did nothing."
+        ));
+    }
+    if comparison.rows().any(|row| row.emulated) {
+        lines.push(format!("† {}.", super::EMULATED));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::{cell, client};
+    use crate::host_load::{HostLoad, User};
+    use crate::report::tests::findings;
+    use crate::results::tests::{header, run};
+    use crate::results::{Failure, Header, Run};
+    use crate::summary::summarise;
+
+    fn runs(rates: [u64; 3]) -> Vec<Run> {
+        let contenders = [Contender::Host, client(0), client(1)];
+        let of = |repeat: u16| {
+            contenders.into_iter().zip(rates).map(move |(who, iops)| {
+                run(cell("randread", 4096, 2, 16), who, repeat, iops + u64::from(repeat) * 10)
+            })
+        };
+        (0..6).flat_map(of).collect()
+    }
+
+    #[test]
+    fn the_plain_comparison_is_exact() {
+        let (a, mut b) = (runs([50_000, 20_000, 30_000]), runs([50_300, 26_000, 21_000]));
+        b.push(run(cell("read", 4096, 1, 1), Contender::Host, 0, 5));
+        b.retain(|run| run.key.contender != Contender::Host || run.key.repeat < 2);
+        let (cells_a, cells_b) = (summarise(&a, 16), summarise(&b, 16));
+        let comparison = Comparison::new(&cells_a, &cells_b);
+        let (header, notes) = (header(""), ["the last line is cut off".to_owned()]);
+        let failures = [Failure::new(b[0].key.clone(), &anyhow::anyhow!("hung"))];
+        let (findings_a, findings_b) = (findings(&header, &a), findings(&header, &b));
+        let findings_b = Findings { failures: &failures, notes: &notes, ..findings_b };
+        let differences = ["kernel is 7.1, was 6.1".to_owned()];
+        let compared = Compared {
+            a: Side { name: "old", findings: findings_a, cells: &cells_a },
+            b: Side { name: "new", findings: findings_b, cells: &cells_b },
+            differences: &differences,
+            comparison: &comparison,
+        };
+        let expected = "\
+A: old, 2023-11-14 22:13 UTC: a scratch file: 1G on ext4, O_DIRECT
+B: new, 2023-11-14 22:13 UTC: a scratch file: 1G on ext4, O_DIRECT
+
+randread 4k, 2 jobs × iodepth 16
+  subject          A      B   B/A       95 %      noise      verdict
+  host         50.0k  50.3k  1.01          –  0.98–1.02  cannot tell
+  client none  20.0k  26.0k  1.30  1.30–1.30  0.98–1.02       faster
+  client 1     30.0k  21.0k  0.70  0.70–0.70  0.98–1.02       slower
+
+Of 3 rows: 1 faster in B, 1 slower in B, 1 that cannot be told.
+host: B has 1.01 × the IOPS of A (geometric mean of 1 row).
+client: B has 0.95 × the IOPS of A (geometric mean of 2 rows).
+client: the answers differ: A said 1 iothread, B says no iothread.
+
+Warning: the two were not measured alike, so a difference need not come from
+  what was changed: kernel is 7.1, was 6.1.
+B: Note: the last line is cut off.
+B: Note: 1 run failed; its own report names them.
+1 row is in B only: read 4k, 1 job × iodepth 1: host.
+
+A, B: IOPS, median of the repeats; B/A: their ratio, and between which values it
+  is with 95 % (bootstrap over the repeats).
+noise: ratios that are noise: by what factor a repeat of either run strays from
+  the median, up or down, but at least what half of all rows do, and 1.02.
+faster, slower: outside of the noise, 1 is outside of the 95 %, and Welch's test
+  says so, corrected for the number of rows (Benjamini-Hochberg, 5 %).
+cannot tell: fewer than 3 repeats in A or B, or one that did nothing.
+";
+        assert_eq!(render(Style::Plain, &compared), expected);
+        let text = render(Style::Markdown, &compared);
+        for part in [
+            "# ringloom report: two runs\n\n- A: old, ",
+            "\n## randread 4k, 2 jobs × iodepth 16\n\n| subject | A | B | B/A |",
+            "\n## In short\n\n- Of 3 rows: ",
+            "\n## Notes\n\n- Warning: ",
+        ] {
+            assert!(text.contains(part), "{part}\nis missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_bends_either_side_is_told() {
+        const START: u64 = 1_795_356_000;
+        let measured = |from: u64| {
+            let mut runs = runs([5, 5, 5]);
+            for (step, run) in (0..).zip(&mut runs) {
+                run.started_unix_s = from + 60 * step;
+            }
+            runs
+        };
+        let busy = |users: &str, cpus| {
+            let mut header = header("");
+            let users = vec![User { pid: 1, comm: users.to_owned(), cpus }];
+            let cpus_in_use = Some(cpus);
+            header.load_before =
+                Some(HostLoad { load_average: None, cpus_in_use, of: Some(2), users });
+            header.environment.cpu.smt = Some(true);
+            (header.environment.cpu.threads, header.environment.cpu.cores) = (Some(8), Some(4));
+            header
+        };
+        let told = |a: (&Header, &[Run]), b: (&Header, &[Run])| {
+            let (cells_a, cells_b) = (summarise(a.1, 16), summarise(b.1, 16));
+            notes(&Compared {
+                a: Side { name: "old", findings: findings(a.0, a.1), cells: &cells_a },
+                b: Side { name: "new", findings: findings(b.0, b.1), cells: &cells_b },
+                differences: &[],
+                comparison: &Comparison::new(&cells_a, &cells_b),
+            })
+        };
+        let (quiet, loud) = (busy("idle", 0.0), busy("cargo", 1.3));
+        let (first, second) = (measured(START), measured(START + 600));
+        assert_eq!(
+            told((&loud, &first), (&quiet, &second)),
+            [
+                "Warning: A and B were measured at the same time, 2026-11-22 14:10 to 2026-11-22 14:17 UTC, on \
+                 machines that are alike: if it is one, each was a load for the other.",
+                "A and B: Note: SMT is on: 8 CPUs are 4 cores, and two busy CPUs of a core are slower \
+                 than two cores.",
+                "A: Warning: the host is busy: 1.3 of 2 CPUs are used before the start (cargo 1.3); \
+                 figures will be lower and noisier.",
+            ]
+        );
+        let plain = header("");
+        let later = measured(START + 3600);
+        assert_eq!(told((&plain, &first), (&plain, &later)), [""; 0], "one after the other");
+        assert_eq!(told((&plain, &first), (&plain, &first)), [""; 0], "one with itself");
+        let mut other = header("");
+        other.machine.cpu = "Another CPU".to_owned();
+        assert_eq!(told((&plain, &first), (&other, &second)), [""; 0], "two machines");
+    }
+
+    #[test]
+    fn without_a_common_row_that_is_said() {
+        let (a, b) = (runs([5, 5, 5]), vec![run(cell("read", 4096, 1, 1), client(4), 0, 5)]);
+        let (cells_a, cells_b) = (summarise(&a, 4), summarise(&b, 4));
+        let comparison = Comparison::new(&cells_a, &cells_b);
+        let header = header("");
+        let compared = Compared {
+            a: Side { name: "a", findings: findings(&header, &a), cells: &cells_a },
+            b: Side { name: "b", findings: findings(&header, &b), cells: &cells_b },
+            differences: &[],
+            comparison: &comparison,
+        };
+        let text = render(Style::Plain, &compared);
+        assert!(text.contains("\nNo row is in both, so there is nothing to compare.\n"), "{text}");
+        assert!(text.contains("3 rows are in A only: randread 4k"), "{text}");
+        assert!(!text.contains("bootstrap"), "{text}");
+    }
+
+    #[test]
+    fn what_each_recommends_is_told() {
+        let (one, two) = (Some(Iothreads::new(1)), Some(Iothreads::new(2)));
+        for (a, b, words) in [
+            (one, one, "both recommend 1 iothread"),
+            (one, two, "the answers differ: A said 1 iothread, B says 2 iothreads"),
+            (Some(Iothreads::NONE), None, "A said no iothread, B cannot tell"),
+            (None, two, "A could not tell, B says 2 iothreads"),
+            (None, None, "neither could tell how many iothreads are best"),
+        ] {
+            assert_eq!(answer(a, b), words);
+        }
+    }
+}

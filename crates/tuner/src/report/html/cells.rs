@@ -1,0 +1,111 @@
+//! A card per cell and variant: its verdict, its charts and their table. Pure functions.
+
+use maud::{Markup, html};
+
+use super::{View, charts, filters, folded_table, operation, size};
+use crate::cell::Cell;
+use crate::contender::{Contender, Subject};
+use crate::report::cells::{COLUMNS, line, part_line, verdicts};
+use crate::report::text::place;
+use crate::results::Run;
+use crate::summary::{CellSummary, FailedCell, Row, compares};
+use crate::units::counted;
+use crate::variant::Variant;
+
+/// Nothing without a sweep.
+pub(super) fn render(view: &View<'_>) -> Markup {
+    if view.cells_in_all() == 0 {
+        return Markup::default();
+    }
+    html! {
+        section id="cells" {
+            h2 { "Each cell" }
+            p class="lead" {
+                "By number of iothreads. Bars with caps are 95 % confidence intervals, thin bars only \
+                 the lowest and highest of the repeats. Hollow marks were explored and not measured \
+                 again. Ring: n90. Dashed: the host, and the number of its CPUs. Latency: dot p50, \
+                 circle p99, tick p99.9."
+            }
+            (filters::legend(view))
+            @for cell in &view.report.cells { (card(view, cell)) }
+            @for cell in view.lost() { (lost(cell)) }
+        }
+    }
+}
+
+fn card(view: &View<'_>, cell: &CellSummary) -> Markup {
+    let verdicts = verdicts(cell);
+    let doubtful = doubtful(view, cell);
+    let unsteady: Vec<String> =
+        cell.rows.iter().filter(|row| row.unsteady).map(|row| row.contender.to_string()).collect();
+    let inside = html! {
+        @if !verdicts.is_empty() { p class="best" { (verdicts.join(" · ")) } }
+        @if !unsteady.is_empty() { p class="best" { "~ not steady: " (unsteady.join(", ")) } }
+        @if !doubtful.is_empty() {
+            p class="warn" {
+                "Not drawn, because the rate is no number or zero: " (doubtful.join(", ")) "."
+            }
+        }
+        @if let Some(failed) = view.failed_of(cell) { p class="warn" { (failed_words(failed)) } }
+        div class="charts" { (charts::render(view, cell)) }
+        (folded_table(&COLUMNS, &rows(cell)))
+    };
+    let subjects = cell.rows.iter().map(|row| row.contender.subject());
+    framed(cell.cell, &cell.variant, subjects.collect(), &inside)
+}
+
+/// A cell of which no run succeeded.
+fn lost(failed: &FailedCell) -> Markup {
+    let inside = html! {
+        p class="warn" { "No run of this cell succeeded. " (failed_words(failed)) }
+    };
+    let subjects = failed.contenders.iter().map(|it| it.contender.subject());
+    framed(failed.cell, &failed.variant, subjects.collect(), &inside)
+}
+
+/// `3 runs failed: client 4, client 8; the notes say why.`
+fn failed_words(failed: &FailedCell) -> String {
+    let runs = failed.contenders.iter().map(|it| it.count).sum();
+    let names: Vec<String> = failed.contenders.iter().map(|it| it.contender.to_string()).collect();
+    format!("{} failed: {}; the notes say why.", counted(runs, "run"), names.join(", "))
+}
+
+/// Those whose rate cannot be drawn or compared: zero, or no number in any run.
+fn doubtful(view: &View<'_>, cell: &CellSummary) -> Vec<String> {
+    let drawn = |contender: Contender| {
+        let row = cell.rows.iter().find(|row| row.contender == contender);
+        row.is_some_and(|row| row.iops.median > 0.0)
+    };
+    let here =
+        |run: &&Run| compares(run) && (run.key.variant, run.key.cell) == (cell.variant, cell.cell);
+    let mut doubtful: Vec<Contender> =
+        view.report.findings.runs.iter().filter(here).map(|run| run.key.contender).collect();
+    doubtful.sort_unstable();
+    doubtful.dedup();
+    doubtful.into_iter().filter(|it| !drawn(*it)).map(|it| it.to_string()).collect()
+}
+
+fn framed(cell: Cell, variant: &Variant, mut subjects: Vec<Subject>, inside: &Markup) -> Markup {
+    subjects.sort_unstable();
+    subjects.dedup();
+    let subjects: Vec<String> = subjects.iter().map(ToString::to_string).collect();
+    html! {
+        section class="cell" data-op=(operation(cell)) data-size=(size(cell))
+            data-subjects=(subjects.join(" "))
+        {
+            h3 { (place(cell, variant)) }
+            (inside)
+        }
+    }
+}
+
+/// A line per contender and under it one per guest where several ran at once.
+fn rows(cell: &CellSummary) -> Vec<(Option<String>, Vec<String>)> {
+    let lines = |row: &Row| {
+        let subject = row.contender.subject().to_string();
+        let parts = row.parts.iter().map(part_line);
+        let lines: Vec<_> = std::iter::once(line(cell, row)).chain(parts).collect();
+        lines.into_iter().map(move |line| (Some(subject.clone()), line))
+    };
+    cell.rows.iter().flat_map(lines).collect()
+}

@@ -1,0 +1,294 @@
+//! The page of two runs side by side: what changed, each cell at a glance, and all ratios against their noise. Pure functions.
+//!
+//! Not here: which rows changed (`crate::compare`), the sentences (`report::compare`).
+
+use maud::{Markup, html};
+
+use super::grids::Grid;
+use super::strip::Ruler;
+use super::{around, class, document, filters, operation, plot, size};
+use crate::cell::Cell;
+use crate::compare::{ComparedCell, ComparedRow, Comparison, Verdict};
+use crate::contender::Subject;
+use crate::report::compare::{COLUMNS, Compared, Side, line, meanings, notes, summary, word};
+use crate::report::facts;
+use crate::report::text::place;
+use crate::summary::published::{FormColumn, FormRow, Mean, PublishedForm};
+use crate::units::counted;
+use crate::variant::Variant;
+
+/// In the order in which they are told.
+const VERDICTS: [Verdict; 4] =
+    [Verdict::Faster, Verdict::Slower, Verdict::Noise, Verdict::CannotTell];
+/// Factors from which on a darker shade is used.
+const SHADES: [f64; 3] = [1.02, 1.1, 1.3];
+
+/// Renders the page.
+pub(crate) fn page(compared: &Compared<'_>) -> String {
+    let comparison = compared.comparison;
+    let notes = notes(compared);
+    let body = html! {
+        header class="top" {
+            p class="brand" { "ringloom report" }
+            h1 { "Two runs side by side" }
+            dl class="sides" { (side("A", &compared.a)) (side("B", &compared.b)) }
+            (verdict(compared, notes.len()))
+            (figures(comparison))
+        }
+        @if !comparison.cells.is_empty() {
+            (filters(comparison))
+            (overview(comparison))
+            (cells(comparison))
+        }
+        section id="notes" {
+            h2 { "Notes" }
+            @if notes.is_empty() { p { "Nothing that bends this comparison was seen, neither in A nor in B." } }
+            (around::list(&notes))
+        }
+        @if !comparison.cells.is_empty() {
+            section id="legend" { h2 { "What the words mean" } (around::list(&meanings(comparison))) }
+        }
+        section id="method" {
+            h2 { "How they were measured" }
+            (method("A", &compared.a))
+            (method("B", &compared.b))
+        }
+    };
+    document(&format!("{} and {}: two runs side by side", compared.a.name, compared.b.name), &body)
+}
+
+fn side(letter: &str, side: &Side<'_>) -> Markup {
+    html! {
+        div {
+            dt { (letter) }
+            dd {
+                strong { (side.name) }
+                @if let Some(when) = side.when() { span { (when) } }
+                span { (side.disk()) }
+            }
+        }
+    }
+}
+
+fn method(letter: &str, side: &Side<'_>) -> Markup {
+    html! {
+        h3 { (letter) ": " (side.name) }
+        dl class="facts" { @for (name, fact) in facts(side.findings.header) { dt { (name) } dd { (fact) } } }
+    }
+}
+
+fn verdict(compared: &Compared<'_>, notes: usize) -> Markup {
+    let sentences = summary(compared);
+    html! {
+        div class="verdict" id="verdict" {
+            @if let Some((first, others)) = sentences.split_first() {
+                p { (first) }
+                @if !others.is_empty() { ul class="details" { @for it in others { li { (it) } } } }
+            }
+            @if notes > 0 {
+                p class="hint" {
+                    a href="#notes" { (counted(notes, "note")) } " on how far to trust this comparison"
+                }
+            }
+        }
+    }
+}
+
+fn figures(comparison: &Comparison) -> Markup {
+    let all = comparison.rows().count();
+    let meaning = |verdict| match verdict {
+        Verdict::Faster | Verdict::Slower => format!("in B, of {}", counted(all, "row")),
+        Verdict::Noise => "no more than the repeats stray".to_owned(),
+        Verdict::CannotTell => "too few repeats, or one that did nothing".to_owned(),
+    };
+    let shown = VERDICTS
+        .into_iter()
+        .filter(|it| *it != Verdict::CannotTell || comparison.count(Verdict::CannotTell) > 0);
+    html! {
+        dl class="figures" {
+            @for verdict in shown {
+                div {
+                    dt class="capital" { (word(verdict)) }
+                    dd class=(colour(verdict)) {
+                        strong { (comparison.count(verdict)) } span { (meaning(verdict)) }
+                    }
+                }
+            }
+            @for (subject, mean, rows) in &comparison.means {
+                div {
+                    dt { (subject) ": B/A" }
+                    dd {
+                        strong { (format!("{mean:.2}")) }
+                        span { "geometric mean of " (counted(*rows, "row")) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The colour of a verdict.
+fn colour(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Faster => "v-faster",
+        Verdict::Slower => "v-slower",
+        Verdict::Noise | Verdict::CannotTell => "v-noise",
+    }
+}
+
+/// As the filter names it: without a blank.
+fn value(verdict: Verdict) -> String {
+    word(verdict).replace(' ', "-")
+}
+
+fn subjects(comparison: &Comparison) -> Vec<Subject> {
+    let mut subjects: Vec<Subject> = comparison.rows().map(|row| row.contender.subject()).collect();
+    subjects.sort_unstable();
+    subjects.dedup();
+    subjects
+}
+
+fn filters(comparison: &Comparison) -> Markup {
+    let cells = || comparison.cells.iter().map(|it| it.cell);
+    let mut sizes: Vec<Cell> = cells().collect();
+    sizes.sort_by_key(|cell| cell.shape().block().get());
+    let subjects: Vec<String> = subjects(comparison).iter().map(ToString::to_string).collect();
+    let verdicts = VERDICTS.into_iter().filter(|it| comparison.count(*it) > 0).map(value);
+    html! {
+        nav class="filters" aria-label="Filters" {
+            (filters::group("filter-op", "Operation", &filters::unique(cells().map(operation))))
+            (filters::group("filter-size", "Block size", &filters::unique(sizes.into_iter().map(size))))
+            (filters::group("filter-subject", "Subject", &subjects))
+            (filters::group("filter-verdict", "Verdict", &verdicts.collect::<Vec<_>>()))
+            (filters::shown(comparison.cells.len()))
+        }
+    }
+}
+
+/// The ratio of each cell; nothing where that is but one.
+fn overview(comparison: &Comparison) -> Markup {
+    if comparison.cells.len() < 2 {
+        return Markup::default();
+    }
+    let mut variants: Vec<Variant> = Vec::new();
+    for cell in &comparison.cells {
+        if !variants.contains(&cell.variant) {
+            variants.push(cell.variant);
+        }
+    }
+    html! {
+        section id="overview" {
+            h2 { "All cells at a glance" }
+            p class="lead" {
+                "B/A of each cell, geometric mean over the numbers of iothreads. Coloured where a number \
+                 of iothreads is faster or slower, grey where all is noise. Totals are of all cells, \
+                 whatever the filters show."
+            }
+            @for variant in variants {
+                @let name = variant.to_string();
+                @if !name.is_empty() { h3 { (name) } }
+                div class="grids" {
+                    @for subject in subjects(comparison) { (grid(comparison, variant, subject)) }
+                }
+            }
+        }
+    }
+}
+
+fn grid(comparison: &Comparison, variant: Variant, subject: Subject) -> Markup {
+    let own = |cell: &ComparedCell| -> Vec<ComparedRow> {
+        let rows = cell.rows.iter().filter(|row| row.contender.subject() == subject);
+        rows.copied().collect()
+    };
+    let cells = || comparison.cells.iter().filter(|cell| cell.variant == variant);
+    let mean = |cell: &ComparedCell| {
+        let ratios = own(cell).into_iter().filter_map(|row| row.ratio).map(|it| it.ratio);
+        let logarithms: Vec<f64> = ratios.filter(|it| *it > 0.0).map(f64::ln).collect();
+        let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
+        (!logarithms.is_empty()).then(|| (cell.cell, mean.exp()))
+    };
+    let form = PublishedForm::new(Mean::Geometric, cells().filter_map(mean));
+    if form.is_empty() {
+        return Markup::default();
+    }
+    let is_place = |cell: Cell, row: &FormRow, column: FormColumn| {
+        let shape = cell.shape();
+        (size(cell), operation(cell)) == (row.size.to_string(), row.op.clone())
+            && (shape.jobs(), shape.iodepth()) == (column.jobs, column.iodepth)
+    };
+    let changed = |row: &FormRow, column: FormColumn| {
+        let mut rows = cells().filter(|it| is_place(it.cell, row, column)).flat_map(own);
+        rows.any(|row| matches!(row.verdict, Verdict::Faster | Verdict::Slower))
+    };
+    let shade = |row: &FormRow, column: FormColumn, ratio: f64| {
+        let factor = ratio.max(1.0 / ratio);
+        let shade = SHADES.iter().filter(|limit| factor >= **limit).count();
+        match () {
+            () if !changed(row, column) => "none".to_owned(),
+            () if ratio > 1.0 => format!("f{shade}"),
+            () => format!("l{shade}"),
+        }
+    };
+    let written = |ratio: f64| format!("{ratio:.2}");
+    let title = subject.to_string();
+    html! {
+        div data-subject=(subject) {
+            (Grid { title: &title, meaning: "B/A", mean: Mean::Geometric, form: &form,
+                figure: &written, total: &written, class: &shade }.figure())
+        }
+    }
+}
+
+fn cells(comparison: &Comparison) -> Markup {
+    let ruler = Ruler::of(comparison.rows().filter_map(|row| row.ratio));
+    html! {
+        section id="cells" {
+            h2 { "Each cell" }
+            p class="lead" {
+                "Left of the line B is slower than A, right of it faster. Dot: the ratio of the medians; \
+                 bar: its 95 % interval; band: what is noise. What is noise is grey."
+            }
+            @for cell in &comparison.cells { (card(cell, ruler)) }
+        }
+    }
+}
+
+fn card(cell: &ComparedCell, ruler: Ruler) -> Markup {
+    let mut subjects: Vec<Subject> = cell.rows.iter().map(|row| row.contender.subject()).collect();
+    subjects.sort_unstable();
+    subjects.dedup();
+    let subjects: Vec<String> = subjects.iter().map(ToString::to_string).collect();
+    let [who, a, b, ratio, interval, noise, verdict] = COLUMNS;
+    html! {
+        section class="cell pairs" data-op=(operation(cell.cell)) data-size=(size(cell.cell))
+            data-subjects=(subjects.join(" "))
+        {
+            h3 { (place(cell.cell, &cell.variant)) }
+            div class="scroll" tabindex="0" role="region" aria-label="Table" {
+                table {
+                    thead { tr {
+                        th scope="col" { (who) }
+                        th scope="col" { (ratio) }
+                        th scope="col" class="drawn" { (ruler.scale()) }
+                        @for name in [verdict, interval, noise, a, b] { th scope="col" { (name) } }
+                    } }
+                    tbody { @for it in &cell.rows { (row(it, ruler)) } }
+                }
+            }
+        }
+    }
+}
+
+fn row(row: &ComparedRow, ruler: Ruler) -> Markup {
+    let [who, a, b, ratio, interval, noise, verdict] = line(row);
+    let words = format!("{who}: B/A {ratio} ({interval}), noise {noise}: {verdict}");
+    let subject = row.contender.subject();
+    html! {
+        tr class=(colour(row.verdict)) data-subject=(subject) data-verdict=(value(row.verdict)) {
+            th scope="row" { (plot::swatch(class(subject))) (who) }
+            td { (ratio) }
+            td class="drawn" { @if let Some(it) = row.ratio { (ruler.strip(&words, it)) } }
+            @for text in [verdict, interval, noise, a, b] { td { (text) } }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The configurations of the answer, to be copied from the page. Pure functions.
+
+use maud::{Markup, html};
+
+use super::{View, around, head};
+use crate::report::configurations::Configurations;
+
+/// A file name and what takes such a file.
+const TARGETS: [(&str, &str); 4] = [
+    ("serve.sh", "ringloom"),
+    ("qemu.args", "QEMU"),
+    ("libvirt.xml", "libvirt"),
+    ("kubevirt.yaml", "KubeVirt"),
+];
+
+/// `QEMU, libvirt and KubeVirt`: what there are files for.
+pub(super) fn targets(files: &[(String, String)]) -> String {
+    let is_there = |ending: &str| files.iter().any(|(name, _)| name.ends_with(ending));
+    let names = TARGETS.iter().filter(|(ending, _)| is_there(ending)).map(|(_, target)| *target);
+    match names.collect::<Vec<_>>().as_slice() {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [some @ .., last] => format!("{} and {last}", some.join(", ")),
+    }
+}
+
+/// Nothing where nothing is recommended.
+pub(super) fn render(view: &View<'_>) -> Markup {
+    let Configurations { files, warnings, .. } = &view.report.configurations;
+    if files.is_empty() && warnings.is_empty() {
+        return Markup::default();
+    }
+    html! {
+        section id="configurations" {
+            h2 { "Configurations" }
+            @if !files.is_empty() { p class="lead" { "The answer for " (targets(files)) "; the same files are beside this page." } }
+            (around::list(warnings))
+            @for (name, content) in files.iter().filter(|(name, _)| !name.ends_with(".txt")) {
+                details class="file" {
+                    summary { (name) }
+                    (head::paste(&html! { pre { code { (content) } } }))
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The top of the page: what was measured, what to use, and the figures that matter most. Pure functions.
+
+use std::slice;
+
+use maud::{Markup, html};
+
+use super::{View, files};
+use crate::calendar::{Date, time_of_day};
+use crate::contender::Subject;
+use crate::report::advice::Advice;
+use crate::report::{around, facts, percent_gain};
+use crate::results::Header;
+use crate::summary::published::{PublishedForm, gains, ratios};
+use crate::summary::{CellSummary, compared};
+use crate::units::counted;
+
+/// What was measured.
+pub(super) fn title(header: &Header) -> String {
+    if header.is_unknown() {
+        return "results of an unknown disk on an unknown machine".to_owned();
+    }
+    let [(_, disk), ..] = facts(header);
+    disk
+}
+
+pub(super) fn render(view: &View<'_>) -> Markup {
+    let header = view.report.findings.header;
+    let started = header.started_unix_s;
+    html! {
+        header class="top" {
+            p class="brand" { "ringloom tune" }
+            h1 { (title(header)) }
+            @if !header.is_unknown() {
+                p class="when" {
+                    (Date::of(started)) " " (time_of_day(started)) " UTC · " (header.machine.cpu) ", "
+                    (counted(header.machine.cores, "core")) " · seed " (header.settings.seed)
+                }
+            }
+            (verdict(view))
+            (figures(view))
+        }
+    }
+}
+
+/// What to use, in a sentence and a line to paste for each subject.
+fn verdict(view: &View<'_>) -> Markup {
+    let advice = &view.report.advice;
+    let notes = around::sentences(view.report.findings).len();
+    html! {
+        div class="verdict" id="verdict" {
+            @if advice.is_empty() {
+                p { (nothing(view)) }
+            }
+            @for advice in advice { (advised(advice)) }
+            @if notes > 0 || !view.report.configurations.files.is_empty() {
+                p class="hint" {
+                    @if !view.report.configurations.files.is_empty() {
+                        a href="#configurations" { "Configurations" } " for " (files::targets(&view.report.configurations.files))
+                    }
+                    @if notes > 0 && !view.report.configurations.files.is_empty() { " · " }
+                    @if notes > 0 {
+                        a href="#notes" { (counted(notes, "note")) } " on how far to trust these figures"
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn advised(advice: &Advice) -> Markup {
+    html! {
+        p { (together(&advice.sentence)) }
+        @if let Some(command) = &advice.command {
+            (paste(&html! { code { (command) } }))
+        }
+        @if !advice.details.is_empty() {
+            ul class="details" { @for it in &advice.details { li { (together(it)) } } }
+        }
+    }
+}
+
+/// What holds some `code`, and a button that copies it.
+pub(super) fn paste(code: &Markup) -> Markup {
+    html! {
+        div class="paste" {
+            (code)
+            button type="button" class="copy" { "Copy" }
+        }
+    }
+}
+
+/// With each number in the line of its `%`.
+fn together(text: &str) -> String {
+    text.replace(" %", "\u{a0}%")
+}
+
+/// Why there is no advice.
+fn nothing(view: &View<'_>) -> &'static str {
+    match (
+        view.report.cells.is_empty(),
+        view.report.probes.is_empty() && view.report.curves.is_empty(),
+    ) {
+        (true, true) => "No run succeeded, so there is nothing to recommend.",
+        (true, false) => "No numbers of iothreads were compared: the probes and curves are below.",
+        (false, _) => "No numbers of iothreads were compared, so there is nothing to recommend.",
+    }
+}
+
+/// A name, a figure and what it means.
+type Figure = (String, String, String);
+
+fn figures(view: &View<'_>) -> Markup {
+    let findings = view.report.findings;
+    let failed = match findings.failures.len() {
+        0 => "none failed".to_owned(),
+        failed => format!("{failed} failed"),
+    };
+    let mut all: Vec<Figure> = Vec::new();
+    if view.cells_in_all() > 0 {
+        let subjects: Vec<_> = view.subjects.iter().map(ToString::to_string).collect();
+        all.push(("Cells".to_owned(), view.cells_in_all().to_string(), subjects.join(", ")));
+    }
+    all.push(("Runs".to_owned(), findings.runs.len().to_string(), failed));
+    // Each subject begins a line, below the one before.
+    let mut begins = Vec::new();
+    for subject in compared(&view.report.cells) {
+        begins.push(all.len());
+        all.extend(of_subject(subject, &view.report.cells));
+    }
+    let class = |index| begins.iter().skip(1).any(|begin| *begin == index).then_some("next");
+    html! {
+        dl class="figures" {
+            @for (index, (name, figure, meaning)) in all.iter().enumerate() {
+                div class=[class(index)] {
+                    dt { (name) }
+                    dd { strong { (figure) } span { (meaning) } }
+                }
+            }
+        }
+    }
+}
+
+/// What the best number of iothreads of each cell brings.
+fn of_subject(subject: Subject, cells: &[CellSummary]) -> Vec<Figure> {
+    let mut all = Vec::new();
+    // One by one, since cells of several variants have the same place in a form.
+    let figures = |form: fn(Subject, &[CellSummary]) -> PublishedForm| {
+        let of_one = move |cell| form(subject, slice::from_ref(cell)).figures().next();
+        cells.iter().filter_map(of_one).collect::<Vec<f64>>()
+    };
+    let gains = figures(gains).into_iter().map(|percent| 1.0 + percent / 100.0).collect::<Vec<_>>();
+    if let Some(gain) = geometric(&gains) {
+        let cells = counted(gains.len(), "cell");
+        let meaning = format!("best number over none, geometric mean of {cells}");
+        all.push((format!("{subject}: gain"), percent_gain(gain), meaning));
+    }
+    let shares = figures(ratios);
+    if let Some(share) = geometric(&shares) {
+        let cells = counted(shares.len(), "cell");
+        let meaning =
+            format!("IOPS of the best number to the bare file, geometric mean of {cells}");
+        all.push((format!("{subject}: of the host"), format!("{:.0} %", share * 100.0), meaning));
+    }
+    let enough = cells.iter().flat_map(|cell| &cell.verdicts).filter(|it| it.0 == subject);
+    let counts: Vec<_> = enough.map(|(_, verdict)| verdict.n90).collect();
+    if let (Some(least), Some(most)) = (counts.iter().min(), counts.iter().max()) {
+        let range = if least == most { least.to_string() } else { format!("{least} to {most}") };
+        let meaning = "fewest iothreads for 90 % of the best, over the cells".to_owned();
+        all.push((format!("{subject}: n90"), range, meaning));
+    }
+    all
+}
+
+/// The geometric mean of those that are positive and finite; `None` without any.
+fn geometric(values: &[f64]) -> Option<f64> {
+    let positive = values.iter().filter(|value| value.is_finite() && **value > 0.0);
+    let logarithms: Vec<f64> = positive.map(|value| value.ln()).collect();
+    let count = logarithms.len() as f64;
+    (count > 0.0).then(|| (logarithms.iter().sum::<f64>() / count).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_geometric_mean_is_of_positive_numbers_only() {
+        assert_eq!(geometric(&[]), None);
+        assert_eq!(geometric(&[0.0, f64::NAN, f64::INFINITY]), None);
+        assert!((geometric(&[2.0, 0.0, 8.0]).unwrap() - 4.0).abs() < 1e-9);
+    }
+}

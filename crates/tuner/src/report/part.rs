@@ -1,0 +1,50 @@
+//! Which of the reports of one results file this is, and so how its files are called. Pure functions.
+//!
+//! Invariants: the names of the first are those that `ringloom tune` writes; no two parts have a name in common.
+
+/// One of the reports of a results file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part(usize);
+
+impl Part {
+    /// The only one, where all runs compare with each other.
+    pub(crate) const FIRST: Self = Self(1);
+
+    /// All of so many.
+    pub(crate) fn all(parts: usize) -> impl Iterator<Item = Self> {
+        (1..=parts).map(Self)
+    }
+
+    /// From 1.
+    pub(crate) fn number(self) -> usize {
+        self.0
+    }
+
+    /// What this part calls a file, of a path as the first has it: `report-2.md`, `config-2/ringloom/serve.sh`.
+    pub(crate) fn named(self, path: &str) -> String {
+        if self == Self::FIRST {
+            return path.to_owned();
+        }
+        let number = self.0;
+        match (path.split_once('/'), path.split_once('.')) {
+            (Some((directory, rest)), _) => format!("{directory}-{number}/{rest}"),
+            (None, Some((stem, extension))) => format!("{stem}-{number}.{extension}"),
+            (None, None) => format!("{path}-{number}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_has_names_of_its_own() {
+        let paths = ["report.md", "config/ringloom/serve.sh", "config"];
+        for (part, expected) in
+            Part::all(2).zip([paths, ["report-2.md", "config-2/ringloom/serve.sh", "config-2"]])
+        {
+            assert_eq!(paths.map(|path| part.named(path)), expected);
+        }
+    }
+}

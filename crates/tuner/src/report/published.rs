@@ -1,0 +1,229 @@
+//! The form in which sweeps of iothreads are published: of imported tables, and in Markdown of our own. Pure functions.
+
+mod kinds;
+
+use self::kinds::HALF;
+pub(super) use self::kinds::{GAINS, KINDS, Kind, PUBLISHED_N90S};
+use super::Style;
+use super::text::{listed, or_missing, section, wrapped};
+use crate::cell::Cell;
+use crate::published::{PublishedSweep, PublishedTable};
+use crate::stats::median;
+use crate::summary::published::PublishedForm;
+use crate::summary::{CellSummary, compared};
+use crate::table::Table;
+use crate::units::counted;
+use crate::variant::Variant;
+
+/// Up to this gain in percent, none reaches 90 % of the best.
+const NONE_IS_ENOUGH: f64 = 100.0 / 9.0;
+/// Numbers of iothreads of which is told in how many cells they are enough.
+const ENOUGH_FOR: [f64; 4] = [1.0, 4.0, 8.0, 12.0];
+/// Cells that are named.
+const NAMED_MAX: usize = 8;
+
+/// Renders what others published.
+pub(crate) fn render(style: Style, name: &str, sweep: &PublishedSweep) -> String {
+    let title = match style {
+        Style::Plain => wrapped(style, &format!("{name}: a published sweep")),
+        Style::Markdown => format!("# {name}: a published sweep\n"),
+    };
+    let mut text = title;
+    if let Some(gains) = &sweep.gains {
+        let below = [totals(gains)];
+        text +=
+            &section(style, "Gain of the best over none, %", &table(&GAINS, &gains.form), &below);
+    }
+    if let Some(n90s) = &sweep.n90s {
+        let below =
+            ["0: none. Totals are arithmetic means, half rounded up, as published.".to_owned()];
+        let title = "n90: fewest iothreads that reach 90 % of the best";
+        text += &section(style, title, &table(&PUBLISHED_N90S, &n90s.form), &below);
+    }
+    let sentences = [what_follows(sweep), notes(sweep)].concat();
+    let heading = match style {
+        Style::Plain => "",
+        Style::Markdown => "\n## What follows\n",
+    };
+    format!("{text}{heading}\n{}", listed(style, &sentences))
+}
+
+/// What the tables say, a sentence each.
+pub(super) fn what_follows(sweep: &PublishedSweep) -> Vec<String> {
+    let PublishedSweep { gains, n90s, .. } = sweep;
+    let rule = gains.as_ref().zip(n90s.as_ref()).map(|(gains, n90s)| rule(gains, n90s));
+    let gains = gains.iter().filter_map(gain_sentence);
+    gains.chain(n90s.iter().flat_map(n90_sentences)).chain(rule).collect()
+}
+
+/// What is wrong with the tables, a sentence each.
+pub(super) fn notes(sweep: &PublishedSweep) -> Vec<String> {
+    let both = sweep.gains.as_ref().zip(sweep.n90s.as_ref());
+    let unmatched = both.and_then(|(gains, n90s)| unmatched(gains, n90s));
+    let problems = sweep.problems.iter().map(|problem| format!("Note: {problem}."));
+    unmatched.into_iter().chain(problems).collect()
+}
+
+/// Each once, in the order in which they first appear; the cells of one need not be neighbours.
+pub(super) fn variants(cells: &[CellSummary]) -> Vec<Variant> {
+    let mut variants = Vec::new();
+    for cell in cells {
+        if !variants.contains(&cell.variant) {
+            variants.push(cell.variant);
+        }
+    }
+    variants
+}
+
+/// Our own sweep in this form, for each subject and variant that has several rows and columns.
+pub(super) fn own(style: Style, cells: &[CellSummary]) -> String {
+    let mut text = String::new();
+    for variant in variants(cells) {
+        let own: Vec<CellSummary> =
+            cells.iter().filter(|cell| cell.variant == variant).cloned().collect();
+        for subject in compared(&own) {
+            let on = super::text::on(subject.to_string(), &variant);
+            for kind in &KINDS {
+                let form = (kind.form)(subject, &own);
+                if form.rows.len() > 1 && form.columns.len() > 1 {
+                    let title = format!("{}: {on}", kind.title);
+                    text += &section(style, &title, &table(kind, &form), &[]);
+                }
+            }
+        }
+    }
+    text
+}
+
+/// Rows of size and operation with their totals, columns of jobs and iodepth.
+fn table(kind: &Kind, form: &PublishedForm) -> Table {
+    let columns = form.columns.iter().map(|it| format!("{} × {}", it.jobs, it.iodepth));
+    let header: Vec<String> = ["jobs × iodepth".to_owned()]
+        .into_iter()
+        .chain(columns)
+        .chain(["all".to_owned()])
+        .collect();
+    let mut table = Table::new(&header.iter().map(String::as_str).collect::<Vec<_>>());
+    let figure = |value: &Option<f64>| or_missing(value.map(|value| kind.figure(value)));
+    let mean = |value: &Option<f64>| or_missing(value.map(|value| kind.total(value)));
+    let totals = |name: String, totals: &[Option<f64>], all: Option<f64>| {
+        [name].into_iter().chain(totals.iter().chain([&all]).map(mean)).collect::<Vec<String>>()
+    };
+    for (size, of_size) in &form.size_totals {
+        let own = || form.rows.iter().zip(&form.cells).zip(&form.row_totals);
+        let own = own().filter(|((row, _), _)| row.size == *size);
+        for ((row, cells), total) in own {
+            let figures = cells.iter().map(figure).chain([mean(total)]);
+            table.push([format!("{size} {}", row.op)].into_iter().chain(figures).collect());
+        }
+        table.push(totals(format!("{size} total"), of_size, form.size_total(kind.mean, *size)));
+    }
+    table.push(totals("total".to_owned(), &form.column_totals, form.total));
+    table
+}
+
+/// How far the totals are to be trusted.
+pub(super) fn totals(gains: &PublishedTable) -> String {
+    let means = "Totals are arithmetic means";
+    if gains.is_rounded() {
+        format!(
+            "{means} of these figures, which were rounded: those of what was not rounded differ by up \
+             to a half, and so may be one less or more."
+        )
+    } else {
+        format!("{means} of what is not rounded.")
+    }
+}
+
+fn gain_sentence(gains: &PublishedTable) -> Option<String> {
+    let mut figures: Vec<f64> = gains.form.figures().collect();
+    let (mean, middle) = (gains.form.total?, median(&mut figures)?);
+    let (least, most) = (figures.first()?, figures.last()?);
+    let (all, nothing) = gains.at_most(0.0);
+    let doubled = figures.iter().filter(|it| **it >= 100.0).count();
+    Some(format!(
+        "The best number of iothreads gains {least:.0} to {most:.0} % over none: {mean:.0} % on \
+         average, {middle:.1} % in half of the {}; {doubled} at least double, {nothing} gain nothing.",
+        counted(all, "cell")
+    ))
+}
+
+fn n90_sentences(n90s: &PublishedTable) -> Vec<String> {
+    let (all, none) = n90s.at_most(0.0);
+    let share = |count: usize| count as f64 * 100.0 / all as f64;
+    let enough = |most: f64| {
+        let (_, count) = n90s.at_most(most);
+        format!("{most:.0} in {:.0} %", share(count))
+    };
+    let enough: Vec<String> = ENOUGH_FOR.into_iter().map(enough).collect();
+    let mut sentences = vec![
+        format!(
+            "No iothread is needed in {none} of {} ({:.0} %).",
+            counted(all, "cell"),
+            share(none)
+        ),
+        format!("So many iothreads are enough: {}.", enough.join(", ")),
+    ];
+    let one_job = || n90s.cells.iter().filter(|(cell, _)| cell.shape().jobs() == 1);
+    let most = one_job().map(|(_, figure)| *figure).fold(0.0, f64::max);
+    if one_job().count() > 0 {
+        let cells = counted(one_job().count(), "cell");
+        sentences.push(format!("The {cells} with one job need at most {most:.0}."));
+    }
+    sentences
+}
+
+/// Whether 0 stands exactly where none reaches 90 % of the best, as far as rounding lets it be told.
+fn rule(gains: &PublishedTable, n90s: &PublishedTable) -> String {
+    let doubt = if gains.is_rounded() { HALF } else { 0.0 };
+    let both = || both(gains, n90s);
+    let wrong = both().filter(|(_, gain, n90)| {
+        if *n90 == 0.0 { gain - doubt > NONE_IS_ENOUGH } else { gain + doubt < NONE_IS_ENOUGH }
+    });
+    let wrong: Vec<String> =
+        wrong.map(|(cell, gain, n90)| format!("{cell} (+{gain} %, {n90})")).collect();
+    let highest =
+        |with: fn(f64) -> bool| both().filter(move |(_, _, n90)| with(*n90)).map(|(_, it, _)| it);
+    let with = highest(|n90| n90 == 0.0).fold(0.0, f64::max);
+    let without = highest(|n90| n90 > 0.0).fold(f64::INFINITY, f64::min);
+    let cells = counted(both().count(), "cell");
+    if wrong.is_empty() {
+        let others = if without.is_finite() {
+            format!(", {without:.0} % and more elsewhere")
+        } else {
+            String::new()
+        };
+        return format!(
+            "The 90 % rule holds in all {cells}: n90 is 0 exactly where the best gains at most 11.1 % \
+             (here: up to {with:.0} % there{others})."
+        );
+    }
+    let named = wrong[..wrong.len().min(NAMED_MAX)].join("; ");
+    let more = if wrong.len() > NAMED_MAX { "; …" } else { "" };
+    format!(
+        "Warning: the 90 % rule, by which n90 is 0 exactly where the best gains at most 11.1 %, does not \
+         hold in {} of {cells}: {named}{more}.",
+        wrong.len()
+    )
+}
+
+/// The cells of both tables: gain and n90.
+fn both<'a>(
+    gains: &'a PublishedTable,
+    n90s: &'a PublishedTable,
+) -> impl Iterator<Item = (Cell, f64, f64)> + 'a {
+    gains.cells.iter().filter_map(|(cell, gain)| {
+        let (_, n90) = n90s.cells.iter().find(|(other, _)| other == cell)?;
+        Some((*cell, *gain, *n90))
+    })
+}
+
+/// Cells that only one table has.
+fn unmatched(gains: &PublishedTable, n90s: &PublishedTable) -> Option<String> {
+    let both = both(gains, n90s).count();
+    let alone = gains.cells.len() + n90s.cells.len() - 2 * both;
+    (alone > 0).then(|| format!("Note: {} in one of the two tables only.", counted(alone, "cell")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! The tables of the published form: what each shows and how its figures are written, in Markdown and on the page alike.
+//! Pure functions.
+//!
+//! Not here: the figures (`summary::published`).
+
+use crate::contender::Subject;
+use crate::summary::CellSummary;
+use crate::summary::published::{Mean, PublishedForm, gains, n90s, ratios};
+
+/// What rounding to whole numbers may change.
+pub(super) const HALF: f64 = 0.5;
+
+/// One of the tables.
+#[derive(Debug)]
+pub(in crate::report) struct Kind {
+    pub(in crate::report) title: &'static str,
+    pub(in crate::report) meaning: &'static str,
+    /// What stands there instead if no cell has it.
+    pub(in crate::report) missing: &'static str,
+    pub(in crate::report) mean: Mean,
+    /// Of a sweep of our own.
+    pub(in crate::report) form: fn(Subject, &[CellSummary]) -> PublishedForm,
+    /// From which values on a darker shade is used.
+    pub(in crate::report) shades: [f64; 7],
+    /// What a figure is multiplied by to be written.
+    scale: f64,
+    /// Of a total; a cell has none.
+    decimals: u8,
+}
+
+/// What the best number of iothreads gains.
+pub(in crate::report) const GAINS: Kind = Kind {
+    title: "Gain over none, %",
+    meaning: "IOPS of the best number of iothreads over none; totals: means of the unrounded percentages",
+    missing: "None was not measured beside a number of iothreads, so there is no gain.",
+    mean: Mean::Arithmetic,
+    form: gains,
+    shades: [5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0],
+    scale: 1.0,
+    decimals: 0,
+};
+
+/// How many iothreads are enough.
+const N90S: Kind = Kind {
+    title: "n90",
+    meaning: "fewest iothreads that reach 90 % of the best; 0 is none; totals: means",
+    missing: "No numbers of iothreads were compared.",
+    mean: Mean::Arithmetic,
+    form: n90s,
+    shades: [1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0],
+    scale: 1.0,
+    decimals: 1,
+};
+
+/// As others published it: their totals have no decimals.
+pub(in crate::report) const PUBLISHED_N90S: Kind = Kind {
+    meaning: "fewest iothreads that reach 90 % of the best; 0 is none; totals: means, half rounded up",
+    decimals: 0,
+    ..N90S
+};
+
+const RATIOS: Kind = Kind {
+    title: "Ratio to the host, %",
+    meaning: "IOPS of the best number of iothreads to those of the bare file; totals: geometric means",
+    missing: "The host was not measured with the same load, so there is no ratio to it.",
+    mean: Mean::Geometric,
+    form: ratios,
+    shades: [0.2, 0.4, 0.6, 0.75, 0.9, 1.0, 1.1],
+    scale: 100.0,
+    decimals: 0,
+};
+
+/// Those of a sweep of our own.
+pub(in crate::report) const KINDS: [Kind; 3] = [GAINS, N90S, RATIOS];
+
+impl Kind {
+    /// The figure of a cell.
+    pub(in crate::report) fn figure(&self, value: f64) -> String {
+        half_up(value * self.scale, 0)
+    }
+
+    /// A mean of them.
+    pub(in crate::report) fn total(&self, value: f64) -> String {
+        half_up(value * self.scale, self.decimals)
+    }
+
+    /// How many of the limits a figure reaches.
+    pub(in crate::report) fn shade(&self, value: f64) -> usize {
+        self.shades.iter().filter(|limit| value >= **limit).count()
+    }
+}
+
+/// Half is rounded up, as in the published tables.
+fn half_up(value: f64, decimals: u8) -> String {
+    let unit = 10_f64.powi(decimals.into());
+    let rounded = (value * unit + HALF).floor() / unit;
+    format!("{rounded:.*}", usize::from(decimals))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_is_rounded_up() {
+        for (value, decimals, text) in [
+            (50.5, 0, "51"),
+            (51.5, 0, "52"),
+            (0.25, 1, "0.3"),
+            (0.75, 1, "0.8"),
+            (2.0, 1, "2.0"),
+            (-0.5, 0, "0"),
+            (-12.6, 0, "-13"),
+        ] {
+            assert_eq!(half_up(value, decimals), text, "{value}");
+        }
+    }
+}

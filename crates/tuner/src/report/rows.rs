@@ -1,0 +1,236 @@
+//! The rows of all cells as records: a line each of `report.csv` and `report.jsonl`. Pure functions.
+//!
+//! Invariants: both files have the same fields with the same names, in this order; what is missing or no finite number is
+//! empty in CSV and null in JSON.
+//! Limits: of guests that ran at once only the sum; probes and curves are not in it (results.jsonl has all).
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::contender::{Contender, Iothreads};
+use crate::stats::Estimate;
+use crate::summary::{CellSummary, Row};
+
+/// One contender in one cell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "columns of a table, independent of each other")]
+pub(super) struct Record {
+    device: String,
+    image: String,
+    aio: String,
+    fs: String,
+    stripe: String,
+    delay: String,
+    vms: u16,
+    disks: u16,
+    op: String,
+    /// In bytes.
+    bs: u32,
+    jobs: u16,
+    iodepth: u16,
+    subject: String,
+    /// `none` or a count; missing where numbers are not compared.
+    iothreads: Option<String>,
+    queues: u16,
+    /// `confirm` where it was measured again after the exploration, else `sweep`.
+    purpose: String,
+    samples: usize,
+    iops: Option<f64>,
+    iops_lowest: Option<f64>,
+    iops_highest: Option<f64>,
+    /// The interval of the median; missing with fewer than six samples.
+    iops_low: Option<f64>,
+    iops_high: Option<f64>,
+    confidence: Option<f64>,
+    bytes_per_second: Option<f64>,
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    p99_9_us: Option<f64>,
+    cpu_us: Option<f64>,
+    context_switches: Option<f64>,
+    cpus_in_use: Option<f64>,
+    cpus: Option<usize>,
+    /// IOPS over none in percent, within a repeat, median.
+    gain_percent: Option<f64>,
+    gain_percent_low: Option<f64>,
+    gain_percent_high: Option<f64>,
+    /// IOPS relative to the host, likewise.
+    to_host: Option<f64>,
+    to_host_low: Option<f64>,
+    to_host_high: Option<f64>,
+    cpu_bound: bool,
+    emulated: bool,
+    /// Whether a run was not steady.
+    unsteady: bool,
+    /// Whether the search gave it up.
+    given_up: bool,
+    /// Whether it is the best number of its subject in this cell.
+    best: bool,
+    /// Whether it is the fewest iothreads that reach 90 % of the best.
+    n90: bool,
+}
+
+/// All rows in their order.
+pub(super) fn records(cells: &[CellSummary]) -> Vec<Record> {
+    cells.iter().flat_map(|cell| cell.rows.iter().map(|row| Record::new(cell, row))).collect()
+}
+
+/// `report.csv`: the names of the fields in the first line, quoted where need be (RFC 4180).
+pub(super) fn csv(records: &[Record]) -> String {
+    if records.is_empty() {
+        // The names are written with the first record.
+        let text = csv(&[Record::default()]);
+        return text.lines().next().map(|names| format!("{names}\n")).unwrap_or_default();
+    }
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for record in records {
+        writer.serialize(record).expect("a record has only plain fields, and memory takes all");
+    }
+    let bytes = writer.into_inner().expect("memory takes all");
+    String::from_utf8(bytes).expect("all fields are text")
+}
+
+/// `report.jsonl`.
+pub(super) fn lines(records: &[Record]) -> String {
+    let line = |record| serde_json::to_string(record).expect("a record has only plain fields");
+    records.iter().map(|record| line(record) + "\n").collect()
+}
+
+impl Record {
+    fn new(cell: &CellSummary, row: &Row) -> Self {
+        let (variant, shape) = (&cell.variant, cell.cell.shape());
+        let subject = row.contender.subject();
+        let verdict = cell.verdicts.iter().find(|(it, _)| *it == subject).map(|(_, it)| it);
+        let is = |count: Option<Iothreads>| count.is_some() && row.iothreads() == count;
+        let us = |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e6);
+        let gain = row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE));
+        let share = row.to_host.filter(|_| row.contender != Contender::Host);
+        let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+        let median = |ratio: Option<Estimate>| ratio.map(|ratio| ratio.median);
+        let low = |ratio: Option<Estimate>| ratio?.interval.map(|interval| interval.low);
+        let high = |ratio: Option<Estimate>| ratio?.interval.map(|interval| interval.high);
+        Self {
+            device: variant.device.to_string(),
+            image: variant.image.to_string(),
+            aio: variant.aio.to_string(),
+            fs: variant.fs.to_string(),
+            stripe: variant.stripe.to_string(),
+            delay: variant.delay.to_string(),
+            vms: variant.vms,
+            disks: variant.disks,
+            op: shape.operation().to_string(),
+            bs: shape.block().get(),
+            jobs: shape.jobs(),
+            iodepth: shape.iodepth(),
+            subject: subject.to_string(),
+            iothreads: row.iothreads().map(|iothreads| iothreads.to_string()),
+            queues: row.queues,
+            purpose: if row.is_confirmed() { "confirm" } else { "sweep" }.to_owned(),
+            samples: row.iops.samples,
+            iops: finite(Some(row.iops.median)),
+            iops_lowest: finite(Some(row.iops.lowest)),
+            iops_highest: finite(Some(row.iops.highest)),
+            iops_low: row.iops.interval.map(|interval| interval.low),
+            iops_high: row.iops.interval.map(|interval| interval.high),
+            confidence: row.iops.interval.map(|interval| interval.confidence),
+            bytes_per_second: finite(Some(row.bytes_per_second)),
+            p50_us: us(row.p50),
+            p99_us: us(row.p99),
+            p99_9_us: us(row.p99_9),
+            cpu_us: finite(row.cpu_us),
+            context_switches: finite(row.switches),
+            cpus_in_use: finite(row.cpus.map(|(in_use, _)| in_use)),
+            cpus: row.cpus.map(|(_, of)| of),
+            gain_percent: median(gain).map(percent),
+            gain_percent_low: low(gain).map(percent),
+            gain_percent_high: high(gain).map(percent),
+            to_host: median(share),
+            to_host_low: low(share),
+            to_host_high: high(share),
+            cpu_bound: row.cpu_bound,
+            emulated: row.emulated,
+            unsteady: row.unsteady,
+            given_up: cell.is_given_up(row),
+            best: is(verdict.map(|verdict| verdict.best)),
+            n90: is(verdict.map(|verdict| verdict.n90)),
+        }
+    }
+}
+
+fn finite(value: Option<f64>) -> Option<f64> {
+    value.filter(|value| value.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::{cell, client};
+    use crate::results::tests::run;
+    use crate::summary::summarise;
+
+    fn two_rows() -> Vec<Record> {
+        let cell = cell("80/20", 4096, 2, 16);
+        let runs = [run(cell, client(0), 0, 1000), run(cell, client(2), 0, 1500)];
+        records(&summarise(&runs, 8))
+    }
+
+    #[test]
+    fn a_row_is_a_line_of_csv_with_the_same_names_as_in_json() {
+        let text = csv(&two_rows());
+        let mut reader = csv::Reader::from_reader(text.as_bytes());
+        let names: Vec<String> = reader.headers().unwrap().iter().map(str::to_owned).collect();
+        let rows: Vec<_> = reader.records().map(Result::unwrap).collect();
+        let field = |row: usize, name: &str| {
+            let column = names.iter().position(|it| it == name).unwrap();
+            rows[row][column].to_owned()
+        };
+        for (name, none, two) in [
+            ("op", "80/20", "80/20"),
+            ("bs", "4096", "4096"),
+            ("subject", "client", "client"),
+            ("iothreads", "none", "2"),
+            ("iops", "1000.0", "1500.0"),
+            ("gain_percent", "", "50.0"),
+            ("to_host", "", ""),
+            ("best", "false", "true"),
+            ("n90", "false", "true"),
+        ] {
+            assert_eq!((field(0, name).as_str(), field(1, name).as_str()), (none, two), "{name}");
+        }
+        for line in lines(&two_rows()).lines() {
+            let fields: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(line).unwrap();
+            assert!(names.iter().all(|name| fields.contains_key(name)), "{line}");
+            assert_eq!(fields.len(), names.len());
+        }
+    }
+
+    #[test]
+    fn commas_quotes_and_line_ends_are_quoted() {
+        let mut record = two_rows().remove(0);
+        record.image = "a,\"b\"\nc".to_owned();
+        let text = csv(&[record]);
+        assert!(text.contains("\"a,\"\"b\"\"\nc\""), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_number_is_empty_and_null() {
+        let cell = cell("read", 4096, 1, 1);
+        let mut cells = summarise(&[run(cell, client(1), 0, 5)], 8);
+        cells[0].rows[0].iops.median = f64::NAN;
+        cells[0].rows[0].bytes_per_second = f64::INFINITY;
+        let records = records(&cells);
+        assert_eq!(records[0].iops, None);
+        assert!(lines(&records).contains("\"iops\":null"));
+        assert!(lines(&records).contains("\"bytes_per_second\":null"));
+        assert!(!csv(&records).contains("NaN") && !csv(&records).contains("inf"));
+    }
+
+    #[test]
+    fn without_rows_there_are_the_names() {
+        let text = csv(&[]);
+        assert!(text.starts_with("device,image,") && text.ends_with(",n90\n"), "{text}");
+        assert_eq!(lines(&[]), "");
+    }
+}

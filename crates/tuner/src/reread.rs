@@ -1,0 +1,181 @@
+//! `ringloom report`: renders what was measured before, or compares two runs.
+//!
+//! Reads with `results::Lenient`, summarises and renders as `run` does after measuring. What is wrong with the file
+//! stands among the notes of the report.
+//!
+//! Invariants: the results are only read; a file of theirs is never written over. What is printed has no control
+//! characters, whatever the results say.
+
+mod files;
+mod pair;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use self::files::Written;
+use crate::args::ReportArgs;
+use crate::published::PublishedSweep;
+use crate::report::{
+    Findings, Part, Report, Style, configuration_names, published_page, render_published,
+};
+use crate::results::{FILE_NAME, Group, Lenient};
+
+const PAGE: &str = "report.html";
+
+/// Runs `ringloom report`.
+///
+/// # Errors
+/// If nothing of the results can be used, or the report cannot be written; what is wrong with a part of the
+/// results is no error but told in the report.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "options are for one run; so `cli` moves them in"
+)]
+pub fn report(args: ReportArgs) -> Result<()> {
+    let out = args.out.as_deref();
+    if args.other.is_none()
+        && !args.results.join(FILE_NAME).exists()
+        && let Some(sweep) = PublishedSweep::read(&args.results)?
+    {
+        return published(&args.results, &sweep, out);
+    }
+    let source = Source::find(&args.results)?;
+    match &args.other {
+        Some(other) => pair::report(&source, &Source::find(other)?, out),
+        None => single(&source, out.unwrap_or_else(|| source.directory())),
+    }
+}
+
+/// Prints what others published; writes it too, also as a page, if a directory is named.
+fn published(directory: &Path, sweep: &PublishedSweep, out: Option<&Path>) -> Result<()> {
+    let name = directory.display().to_string();
+    files::print(&render_published(Style::Plain, &name, sweep))?;
+    let Some(out) = out else { return files::print(&unwritten("report.md")) };
+    files::print("\n")?;
+    let files = [
+        ("report.md".to_owned(), render_published(Style::Markdown, &name, sweep)),
+        (PAGE.to_owned(), published_page(&name, sweep)),
+    ];
+    refuse_results(out)?;
+    files::write(out, &[], &Written { files: &files, stale: &[] })
+}
+
+/// What is said where no directory is named.
+fn unwritten(name: &str) -> String {
+    format!("\nNothing is written; --out DIR keeps this as {name} and as a page, {PAGE}.\n")
+}
+
+/// The page of results stands beside them, and no other takes its place.
+fn refuse_results(out: &Path) -> Result<()> {
+    if out.join(FILE_NAME).exists() {
+        bail!("{} has results, and so a {PAGE} of its own: name another --out", out.display());
+    }
+    Ok(())
+}
+
+fn single(source: &Source, out: &Path) -> Result<()> {
+    let lenient = Lenient::read(&source.path)?;
+    let parts = lenient.groups.len();
+    let mut all = Vec::new();
+    for Rendered { text, files } in parts_of(&lenient) {
+        files::print(&format!("{text}\n"))?;
+        all.extend(files);
+    }
+    let names = configuration_names();
+    let stale: Vec<String> =
+        Part::all(parts).flat_map(|part| names.iter().map(move |name| part.named(name))).collect();
+    files::write(out, &[&source.path], &Written { files: &all, stale: &stale })
+}
+
+/// A report in all its forms.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// As `ringloom report` prints it.
+    pub text: String,
+    /// By name, which is a path below the directory of the report.
+    pub files: Vec<(String, String)>,
+}
+
+/// What `ringloom report` makes of the content of a results file: a report for each kind of runs in it. Pure, and
+/// whatever the bytes are; so the fuzz target `results_file` calls it.
+///
+/// # Errors
+/// If nothing of it can be used.
+pub fn rendered(results: &[u8]) -> Result<Vec<Rendered>> {
+    let lenient = Lenient::parse(results)?;
+    Ok(parts_of(&lenient).collect())
+}
+
+/// One after the other, for a file may have many.
+fn parts_of(lenient: &Lenient) -> impl Iterator<Item = Rendered> {
+    let Lenient { groups, problems } = lenient;
+    Part::all(groups.len()).zip(groups).map(|(part, group)| {
+        let notes = notes(group, problems, part.number(), groups.len());
+        let findings = findings(group, &notes);
+        let report = Report::of_part(part, &findings);
+        Rendered { text: report.text(Style::Plain, ""), files: report.files() }
+    })
+}
+
+/// A results file.
+struct Source {
+    /// As the user named it.
+    name: String,
+    path: PathBuf,
+}
+
+impl Source {
+    /// Of a directory its results, or the file itself.
+    fn find(given: &Path) -> Result<Self> {
+        let name = given.display().to_string();
+        let about = std::fs::metadata(given).with_context(|| format!("results {name}"))?;
+        if !about.is_dir() {
+            return Ok(Self { name, path: given.to_path_buf() });
+        }
+        let path = given.join(FILE_NAME);
+        if !path.exists() {
+            if PublishedSweep::read(given)?.is_some() {
+                bail!("{name} is a published sweep: it is shown alone, and compared with nothing");
+            }
+            bail!(
+                "{name} has no {FILE_NAME}: neither did ringloom tune write it nor is it a published sweep"
+            );
+        }
+        Ok(Self { name, path })
+    }
+
+    fn directory(&self) -> &Path {
+        match self.path.parent() {
+            Some(directory) if !directory.as_os_str().is_empty() => directory,
+            Some(_) | None => Path::new("."),
+        }
+    }
+}
+
+fn findings<'a>(group: &'a Group, notes: &'a [String]) -> Findings<'a> {
+    let Group { header, runs, failures, .. } = group;
+    let (skipped, pruned) = (&header.known.skipped[..], &header.known.left_out[..]);
+    Findings { header, runs, failures, skipped, pruned, notes }
+}
+
+/// What the reader must know of the file, and of the part that this is.
+fn notes(group: &Group, problems: &[String], number: usize, parts: usize) -> Vec<String> {
+    let mut notes = Vec::new();
+    if parts > 1 {
+        notes.push(format!(
+            "the file holds {parts} kinds of runs that do not compare with each other, so each has a \
+             report of its own; this is number {number}"
+        ));
+    }
+    if !group.differences.is_empty() {
+        let differences = group.differences.join("; ");
+        notes.push(format!("what differs from number 1: {differences}"));
+    }
+    notes.extend_from_slice(problems);
+    notes.extend_from_slice(&group.header.known.notes);
+    notes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! `ringloom report A B`: two results files side by side.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::files::{self, Written};
+use super::{PAGE, Source, findings, refuse_results, unwritten};
+use crate::compare::Comparison;
+use crate::report::{Compared, Side, Style, comparison_page, render_comparison};
+use crate::results::{Group, Header, Lenient};
+use crate::summary::{CellSummary, summarise};
+
+const FILE: &str = "compare.md";
+
+/// Prints the comparison; writes it too, also as a page, if a directory is named.
+///
+/// # Errors
+/// If nothing of one of the two can be used, or the comparison cannot be written.
+pub(super) fn report(a: &Source, b: &Source, out: Option<&Path>) -> Result<()> {
+    let (read_a, read_b) = (Lenient::read(&a.path)?, Lenient::read(&b.path)?);
+    let [plain, markdown, page] = rendered((&a.name, &read_a), (&b.name, &read_b));
+    files::print(&plain)?;
+    let Some(out) = out else { return files::print(&unwritten(FILE)) };
+    files::print("\n")?;
+    refuse_results(out)?;
+    let files = [(FILE.to_owned(), markdown), (PAGE.to_owned(), page)];
+    files::write(out, &[&a.path, &b.path], &Written { files: &files, stale: &[] })
+}
+
+/// As text, as Markdown and as a page. A file has at least one group; the first is compared.
+pub(super) fn rendered(a: (&str, &Lenient), b: (&str, &Lenient)) -> [String; 3] {
+    let (Some(first), Some(second)) = (a.1.groups.first(), b.1.groups.first()) else {
+        return Default::default();
+    };
+    let (cells_a, cells_b) = (cells(first), cells(second));
+    let (notes_a, notes_b) = (problems(a.1), problems(b.1));
+    let compared = Compared {
+        a: Side { name: a.0, findings: findings(first, &notes_a), cells: &cells_a },
+        b: Side { name: b.0, findings: findings(second, &notes_b), cells: &cells_b },
+        differences: &differences(&first.header, &second.header),
+        comparison: &Comparison::new(&cells_a, &cells_b),
+    };
+    let [plain, markdown] =
+        [Style::Plain, Style::Markdown].map(|style| render_comparison(style, &compared));
+    [plain, markdown, comparison_page(&compared)]
+}
+
+fn cells(group: &Group) -> Vec<CellSummary> {
+    summarise(&group.runs, group.header.machine.cores)
+}
+
+fn problems(read: &Lenient) -> Vec<String> {
+    let more = (read.groups.len() > 1).then(|| {
+        let kinds = read.groups.len();
+        format!("it holds {kinds} kinds of runs that do not compare; only the first is shown here")
+    });
+    more.into_iter().chain(read.problems.iter().cloned()).collect()
+}
+
+/// What of B is not as in A. That two runs have other seeds is as it should be.
+fn differences(a: &Header, b: &Header) -> Vec<String> {
+    if a.is_unknown() || b.is_unknown() {
+        return vec!["of at least one of them nothing is known".to_owned()];
+    }
+    let mut differences = b.differences(a);
+    differences.retain(|difference| !difference.starts_with("--seed "));
+    differences
+}

@@ -1,0 +1,283 @@
+//! Whatever a results file says, a report of it is rendered.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::cell::tests::{cell, client};
+use crate::contender::{Contender, Iothreads};
+use crate::meter::{HostCpu, Role, ThreadCost};
+use crate::plan::Purpose;
+use crate::results::tests::{header, run};
+use crate::results::{self, Failure, Line, Run};
+use crate::target::Origin;
+
+/// A file in which everything that a report shows is there once.
+fn lines() -> Vec<String> {
+    let mut runs: Vec<Run> = Vec::new();
+    let (low, high) = (cell("randread", 4096, 4, 16), cell("randread", 4096, 8, 16));
+    let qemu = Contender::VmQemu { iothreads: Iothreads::new(1) };
+    for repeat in 0..3 {
+        for (who, iops) in [(Contender::Host, 900), (client(0), 500), (client(2), 800), (qemu, 700)]
+        {
+            runs.push(run(low, who, repeat, iops + u64::from(repeat)));
+        }
+        for (step, cell) in [(0, low), (1, high), (2, low)] {
+            let mut run = run(cell, client(1), repeat, 100);
+            (run.key.purpose, run.key.step) = (Purpose::Probe, step);
+            runs.push(run);
+        }
+        for percent in [100, 50, 70, 90] {
+            let mut run = run(high, client(1), repeat, u64::from(percent));
+            (run.key.purpose, run.key.step) = (Purpose::Curve, percent);
+            run.rate_iops = (percent < 100).then(|| f64::from(percent));
+            runs.push(run);
+        }
+        let mut sentinel = run(low, Contender::Host, 0, 900 - u64::from(repeat) * 100);
+        (sentinel.key.purpose, sentinel.key.step) = (Purpose::Sentinel, repeat.into());
+        sentinel.started_unix_s += u64::from(repeat) * 60;
+        runs.push(sentinel);
+    }
+    let (name, role) = ("CPU 0/KVM".to_owned(), Role::Vcpu);
+    for run in &mut runs {
+        run.per_second = vec![(1_000_000_000, run.operations)];
+        run.cost.host = Some(HostCpu {
+            cpus_in_use: 1.5,
+            of: 2,
+            cpus_stolen: 0.0,
+            cpus_in_kernel: 0.3,
+            per_cpu_busy: vec![0.5, 1.0],
+            context_switches_per_s: 1e3,
+        });
+        let thread =
+            ThreadCost { name: name.clone(), role, cpu_ns: 1, voluntary: 1, involuntary: 0 };
+        run.cost.groups[0].threads = vec![thread];
+        if run.key.contender == qemu {
+            run.emulated = true;
+            let (operations, bytes) = (run.operations, run.bytes);
+            let (elapsed_ns, latency_ns) = (run.elapsed_ns, run.latency_ns.clone());
+            run.parts.push(results::Part { vm: 1, operations, bytes, elapsed_ns, latency_ns });
+        }
+    }
+    let error = anyhow::anyhow!("the guest hangs");
+    let failed = Failure::new(run(high, client(2), 0, 1).key, &error);
+    let lines = runs.into_iter().map(|run| Line::Run(Box::new(run)));
+    let lines = lines.chain([Line::Failure(failed)]);
+    let text = |line: Line| serde_json::to_string(&line).unwrap();
+    std::iter::once(serde_json::to_string(&header("--jobs 4,8")).unwrap())
+        .chain(lines.map(text))
+        .collect()
+}
+
+/// Renders all that is rendered of a file; `None` if nothing of it can be used.
+fn everything(bytes: &[u8]) -> Option<String> {
+    let read = Lenient::parse(bytes).ok()?;
+    let sound = Lenient::parse(lines().join("\n").as_bytes()).unwrap();
+    let mut all = pair::rendered(("a", &read), ("b", &sound)).concat();
+    let Lenient { groups, problems } = read;
+    for (part, group) in Part::all(groups.len()).zip(&groups) {
+        let notes = notes(group, &problems, part.number(), groups.len());
+        let findings = findings(group, &notes);
+        let report = Report::of_part(part, &findings);
+        all += &report.text(Style::Plain, "");
+        all.extend(report.files().into_iter().map(|(_, text)| text));
+    }
+    Some(all)
+}
+
+/// What a number, text or list of a line is replaced with.
+const STRANGE: [&str; 16] = [
+    "0",
+    "-1",
+    "1",
+    "65535",
+    "4294967295",
+    "1000000000000",
+    "18446744073709551615",
+    "1e308",
+    "1e-308",
+    "1e999",
+    "NaN",
+    "null",
+    "\"\"",
+    "\"\\u001b[2J<script>\"",
+    "[]",
+    "{}",
+];
+
+/// The places of the values of a line: after each colon or inside a list.
+fn values(line: &str) -> Vec<(usize, usize)> {
+    let starts = line.match_indices([':', '[', ',']).map(|(place, _)| place + 1);
+    let end = |start: usize| {
+        let length = line[start..].find([',', '}', ']']).unwrap_or(line.len() - start);
+        (start, start + length)
+    };
+    starts.map(end).filter(|(start, end)| end > start).collect()
+}
+
+/// One change of a file.
+#[derive(Clone, Debug)]
+enum Change {
+    /// A value of a line becomes a strange one.
+    Value(usize, usize, usize),
+    /// A byte of a line becomes another.
+    Byte(usize, usize, u8),
+    /// A line is cut.
+    Cut(usize, usize),
+    /// A line is there again, elsewhere.
+    Again(usize, usize),
+    /// A line is gone.
+    Gone(usize),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let place = 0..10_000_usize;
+    prop_oneof![
+        8 => (place.clone(), place.clone(), 0..STRANGE.len()).prop_map(|(a, b, c)| Change::Value(a, b, c)),
+        2 => (place.clone(), place.clone(), any::<u8>()).prop_map(|(a, b, c)| Change::Byte(a, b, c)),
+        1 => (place.clone(), place.clone()).prop_map(|(a, b)| Change::Cut(a, b)),
+        1 => (place.clone(), place.clone()).prop_map(|(a, b)| Change::Again(a, b)),
+        1 => place.prop_map(Change::Gone),
+    ]
+}
+
+fn apply(lines: &mut Vec<Vec<u8>>, change: &Change) {
+    if lines.is_empty() {
+        return;
+    }
+    let count = lines.len();
+    match *change {
+        Change::Value(line, value, strange) => {
+            let Ok(text) = String::from_utf8(lines[line % count].clone()) else { return };
+            let places = values(&text);
+            let Some(&(start, end)) = places.get(value % places.len().max(1)) else { return };
+            lines[line % count] =
+                [&text[..start], STRANGE[strange], &text[end..]].concat().into_bytes();
+        }
+        Change::Byte(line, place, byte) => {
+            let line = &mut lines[line % count];
+            let length = line.len();
+            if let Some(at) = line.get_mut(place % length.max(1)) {
+                *at = byte;
+            }
+        }
+        Change::Cut(line, place) => {
+            let line = &mut lines[line % count];
+            line.truncate(place % (line.len() + 1));
+        }
+        Change::Again(line, place) => {
+            let line = lines[line % count].clone();
+            lines.insert(place % (count + 1), line);
+        }
+        Change::Gone(line) => drop(lines.remove(line % count)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_changed_file_is_rendered_or_refused(changes in prop::collection::vec(change(), 1..8)) {
+        let mut all: Vec<Vec<u8>> = lines().into_iter().map(String::into_bytes).collect();
+        for change in &changes {
+            apply(&mut all, change);
+        }
+        let bytes = all.join(&b'\n');
+        if let Some(text) = everything(&bytes) {
+            prop_assert!(!text.is_empty());
+        }
+    }
+
+    #[test]
+    fn bytes_of_any_kind_are_rendered_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        everything(&bytes);
+    }
+}
+
+#[test]
+fn the_file_that_is_changed_is_sound_itself() {
+    let text = everything(lines().join("\n").as_bytes()).unwrap();
+    for part in ["client 2", "low again", "maximum", "the sentinel fell", "nothing was measured:"] {
+        assert!(text.contains(part), "{part} is missing in: {text}");
+    }
+    assert!(!text.contains("cannot be read"), "{text}");
+}
+
+#[test]
+fn an_answer_that_is_no_more_leaves_no_configurations() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source { name: String::new(), path: directory.path().join(FILE_NAME) };
+    let served = directory.path().join("config/ringloom/serve.sh");
+    for (repeats, expected) in [(3, true), (2, false)] {
+        let mut text = serde_json::to_string(&header("")).unwrap();
+        for (repeat, count) in (0..repeats).flat_map(|it| [(it, 0), (it, 2)]) {
+            let iops = 100 + 50 * u64::from(count);
+            let run = run(cell("randread", 4096, 2, 16), client(count), repeat, iops);
+            text += &format!("\n{}", serde_json::to_string(&Line::Run(Box::new(run))).unwrap());
+        }
+        std::fs::write(&source.path, text + "\n").unwrap();
+        single(&source, directory.path()).unwrap();
+        assert_eq!(served.exists(), expected);
+    }
+    assert!(!directory.path().join("config").exists());
+    assert!(source.path.exists());
+}
+
+/// All paths below a directory of configurations that a text names.
+fn configurations_in(text: &str) -> Vec<String> {
+    let words = text.split(|it: char| !(it.is_ascii_alphanumeric() || "/.-".contains(it)));
+    let named = words.filter(|word| word.starts_with("config") && word.contains('.'));
+    named.map(str::to_owned).collect()
+}
+
+#[test]
+fn each_part_points_to_configurations_of_its_own_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source { name: String::new(), path: directory.path().join(FILE_NAME) };
+    let disks = ["/disks/first", "/disks/second"];
+    let mut text = String::new();
+    for disk in disks {
+        let mut header = header("--aio native");
+        (header.disk.origin, header.disk.path) = (Origin::User, disk.into());
+        text += &format!("{}\n", serde_json::to_string(&header).unwrap());
+        for (repeat, count) in (0..3).flat_map(|it| [(it, 0), (it, 2)]) {
+            let iops = 100 + 50 * u64::from(count);
+            let mut run = run(cell("randread", 4096, 2, 16), client(count), repeat, iops);
+            run.key.variant.aio = "native".parse().unwrap();
+            text += &format!("{}\n", serde_json::to_string(&Line::Run(Box::new(run))).unwrap());
+        }
+    }
+    std::fs::write(&source.path, text).unwrap();
+    let out = directory.path().join("out");
+    single(&source, &out).unwrap();
+    for (disk, names) in disks.iter().zip([
+        ["report.md", "report.html", "config/ringloom/serve.sh"],
+        ["report-2.md", "report-2.html", "config-2/ringloom/serve.sh"],
+    ]) {
+        for name in &names[..2] {
+            let text = std::fs::read_to_string(out.join(name)).unwrap();
+            assert!(text.contains(&format!("sh {}  # in the directory of the report", names[2])));
+            let pointers = configurations_in(&text);
+            assert!(pointers.len() >= 4, "{name}: {pointers:?}");
+            for pointer in pointers {
+                let file = std::fs::read_to_string(out.join(&pointer)).expect(&pointer);
+                let is_of_disk = !pointer.ends_with("serve.sh") || file.contains(disk);
+                assert!(is_of_disk, "{name} points to {pointer}: {file}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_header_there_is_no_configuration_and_no_line_to_paste() {
+    let of = |lines: &[String]| rendered(lines.join("\n").as_bytes()).unwrap().remove(0);
+    let has_files = |it: &Rendered| it.files.iter().any(|(name, _)| name.starts_with("config/"));
+    let lines = lines();
+    let known = of(&lines);
+    assert!(has_files(&known) && known.text.contains("ringloom serve"), "{}", known.text);
+    let unknown = of(&lines[1..]);
+    assert!(unknown.text.contains("Use 2 iothreads"), "{}", unknown.text);
+    assert!(unknown.text.contains("no configuration is written"), "{}", unknown.text);
+    let said = ["ringloom serve", "serve.sh", "1970", "ramp of"];
+    assert!(!said.iter().any(|it| unknown.text.contains(it)), "{}", unknown.text);
+    assert!(!has_files(&unknown));
+}

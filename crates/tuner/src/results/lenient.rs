@@ -1,0 +1,341 @@
+//! Reads whatever can be read of a results file: for `ringloom report`, which must not give up on a damaged file.
+//!
+//! Reads formats 2 and 3. What cannot be used becomes a sentence (`problems`) with the numbers of its lines, and
+//! nothing else of the file is lost by it. Runs under headers that forbid to mix them are kept apart (`Group`).
+//!
+//! Invariants: the rate of every run that is handed on is a number, and no sum over its figures overflows (`sane`).
+//! Limits: `LINE_BYTES_MAX` for one line, `RUNS_MAX` runs; the file is read once and never held as a whole.
+//! Not here: the strict reading of a file that is to be continued (`Stored`).
+
+mod trouble;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read as _};
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::Value;
+
+use self::trouble::{Kind, Troubles};
+use super::{Failure, Header, Line, Run, sane};
+use crate::measure::run_name;
+use crate::plan::RunKey;
+
+/// The formats that can be read.
+const FORMATS: RangeInclusive<u64> = 2..=3;
+/// Sixteen guests with full histograms and a day of seconds take some 3 MB.
+const LINE_BYTES_MAX: u64 = 8 << 20;
+/// Ten times the largest sweep: 1,440 points, 12 repeats each.
+const RUNS_MAX: usize = 200_000;
+/// Stands for a header that is missing, and for the fields that one lacks.
+const UNKNOWN_HEADER: &str = include_str!("lenient/unknown-header.json");
+
+/// What could be read of a file.
+#[derive(Debug)]
+pub(crate) struct Lenient {
+    /// In the order of the file; runs of one group compare with each other. At least one.
+    pub(crate) groups: Vec<Group>,
+    /// What is wrong with the file: a sentence without its full stop each.
+    pub(crate) problems: Vec<String>,
+}
+
+/// Runs that may be summarised together.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) header: Header,
+    /// In the order of the file; of one that was done again the last.
+    pub(crate) runs: Vec<Run>,
+    /// Runs that failed and were not measured since.
+    pub(crate) failures: Vec<Failure>,
+    /// Why they do not compare with those of the first group.
+    pub(crate) differences: Vec<String>,
+    places: HashMap<RunKey, usize>,
+}
+
+impl Lenient {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, is empty, or has not one line that can be used; then with what is wrong with it.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let name = path.display();
+        let file = File::open(path).with_context(|| format!("open {name}"))?;
+        let mut reader = Reader::default();
+        reader.read(BufReader::new(file)).with_context(|| format!("read {name}"))?;
+        reader.end().with_context(|| format!("read {name}"))
+    }
+
+    /// The same of bytes.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::default();
+        reader.read(bytes)?;
+        reader.end()
+    }
+}
+
+/// What all lines have.
+#[derive(Deserialize)]
+struct Versioned {
+    format: u64,
+    kind: String,
+}
+
+#[derive(Default)]
+struct Reader {
+    groups: Vec<Group>,
+    /// The group of the last header.
+    current: usize,
+    /// Runs and failures before any header, with their line numbers.
+    early: Vec<(u64, Line)>,
+    runs: usize,
+    lines: u64,
+    formats: Vec<u64>,
+    troubles: Troubles,
+}
+
+impl Reader {
+    fn read(&mut self, mut input: impl BufRead) -> io::Result<()> {
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let length = input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+            if length == 0 {
+                return Ok(());
+            }
+            self.lines += 1;
+            let ended = line.ends_with(b"\n");
+            if !ended && u64::try_from(length).unwrap_or(u64::MAX) == LINE_BYTES_MAX {
+                self.troubles.add(Kind::TooLong, self.lines, "");
+                skip_line(&mut input)?;
+                continue;
+            }
+            self.line(line.trim_ascii(), ended);
+        }
+    }
+
+    fn line(&mut self, line: &[u8], ended: bool) {
+        let number = self.lines;
+        let line = if number == 1 { line.trim_prefix_bom() } else { line };
+        if line.is_empty() {
+            return;
+        }
+        let versioned: Versioned = match serde_json::from_slice(line) {
+            Ok(versioned) => versioned,
+            Err(_) if !ended => return self.troubles.add(Kind::Torn, number, ""),
+            Err(error) => return self.troubles.add(Kind::Unreadable, number, &reason(&error)),
+        };
+        if !FORMATS.contains(&versioned.format) {
+            return self.troubles.add(Kind::Format(versioned.format), number, "");
+        }
+        match versioned.kind.as_str() {
+            "header" => self.header(line),
+            "run" | "failure" => match serde_json::from_slice::<Line>(line) {
+                Ok(line) => self.measured(line, versioned.format),
+                Err(error) => self.troubles.add(Kind::Unreadable, number, &reason(&error)),
+            },
+            other => self.troubles.add(Kind::Unknown, number, &shortened(other)),
+        }
+    }
+
+    fn header(&mut self, line: &[u8]) {
+        match header(line) {
+            Ok((header, lacks)) => {
+                for field in lacks {
+                    self.troubles.add(Kind::HeaderLacks, self.lines, &field);
+                }
+                self.begin(header);
+            }
+            Err(error) => self.troubles.add(Kind::Unreadable, self.lines, &reason(&error)),
+        }
+    }
+
+    /// Goes on with the group that this header belongs to, or a new one.
+    fn begin(&mut self, header: Header) {
+        let place = self.groups.iter().position(|it| header.differences(&it.header).is_empty());
+        self.current = place.unwrap_or(self.groups.len());
+        if place.is_none() {
+            let first = self.groups.first();
+            let differences = first.map_or_else(Vec::new, |it| header.differences(&it.header));
+            self.groups.push(Group::new(header, differences));
+            for (number, line) in std::mem::take(&mut self.early) {
+                self.troubles.add(Kind::BeforeHeader, number, "");
+                self.keep(number, line);
+            }
+        }
+    }
+
+    fn measured(&mut self, line: Line, format: u64) {
+        let number = self.lines;
+        if self.runs == RUNS_MAX {
+            return self.troubles.add(Kind::TooMany, number, "");
+        }
+        let name = run_name(line.key());
+        let found = match &line {
+            Line::Run(run) => sane::check(run),
+            Line::Failure(failure) => sane::check_key(&failure.key),
+        };
+        match (found, &line) {
+            (Err(sane::Fault::NoTime), _) => return self.troubles.add(Kind::NoTime, number, &name),
+            (Err(sane::Fault::Absurd(what)), _) => {
+                return self.troubles.add(Kind::Absurd, number, &format!("{name}: {what}"));
+            }
+            (Ok(()), Line::Run(run)) if run.operations == 0 => {
+                self.troubles.add(Kind::Nothing, number, &name);
+            }
+            (Ok(()), Line::Run(_) | Line::Failure(_)) => {}
+        }
+        self.runs += 1;
+        if !self.formats.contains(&format) {
+            self.formats.push(format);
+        }
+        if self.groups.is_empty() {
+            self.early.push((number, line));
+        } else {
+            self.keep(number, line);
+        }
+    }
+
+    fn keep(&mut self, number: u64, line: Line) {
+        let group = &mut self.groups[self.current];
+        if let Some(again) = group.add(line) {
+            self.troubles.add(Kind::Again, number, &run_name(&again));
+        }
+    }
+
+    fn end(mut self) -> Result<Lenient> {
+        if self.lines == 0 {
+            bail!("it is empty: the command ended before anything was written");
+        }
+        if self.groups.is_empty() {
+            let header = serde_json::from_str(UNKNOWN_HEADER).expect("the stand-in is a header");
+            if self.early.is_empty() {
+                self.troubles.no_header();
+                bail!("nothing of it can be used: {}", self.troubles.sentences().join("; "));
+            }
+            self.begin(header);
+            self.troubles.no_header();
+        }
+        let mut problems = self.troubles.sentences();
+        if self.formats.len() > 1 {
+            self.formats.sort_unstable();
+            let formats: Vec<String> = self.formats.iter().map(u64::to_string).collect();
+            problems.push(format!(
+                "runs of the formats {} are mixed: several versions of ringloom wrote them",
+                formats.join(" and ")
+            ));
+        }
+        if self.runs == 0 {
+            problems.push("nothing was measured".to_owned());
+        }
+        Ok(Lenient { groups: self.groups, problems })
+    }
+}
+
+impl Group {
+    fn new(header: Header, differences: Vec<String>) -> Self {
+        let (runs, failures, places) = (Vec::new(), Vec::new(), HashMap::new());
+        Self { header, runs, failures, differences, places }
+    }
+
+    /// Adds a line; a run that is there already is replaced, and told.
+    fn add(&mut self, line: Line) -> Option<RunKey> {
+        match line {
+            Line::Run(run) => {
+                self.failures.retain(|failure| failure.key != run.key);
+                match self.places.entry(run.key.clone()) {
+                    Entry::Occupied(place) => {
+                        self.runs[*place.get()] = *run;
+                        return Some(place.key().clone());
+                    }
+                    Entry::Vacant(place) => {
+                        place.insert(self.runs.len());
+                        self.runs.push(*run);
+                    }
+                }
+            }
+            Line::Failure(failure) => {
+                self.failures.retain(|other| other.key != failure.key);
+                if !self.places.contains_key(&failure.key) {
+                    self.failures.push(failure);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Reads to the end of a line without keeping it.
+fn skip_line(input: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        let buffer = input.fill_buf()?;
+        let end = buffer.iter().position(|byte| *byte == b'\n');
+        let (length, ended) = end.map_or((buffer.len(), buffer.is_empty()), |it| (it + 1, true));
+        input.consume(length);
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
+trait TrimBom {
+    fn trim_prefix_bom(&self) -> &Self;
+}
+
+impl TrimBom for [u8] {
+    /// Without the mark that some editors put before a text.
+    fn trim_prefix_bom(&self) -> &Self {
+        self.strip_prefix(b"\xef\xbb\xbf".as_slice()).unwrap_or(self)
+    }
+}
+
+/// A header, and the fields that it lacks, for which the stand-in's are taken.
+fn header(line: &[u8]) -> serde_json::Result<(Header, Vec<String>)> {
+    if let Ok(header) = serde_json::from_slice(line) {
+        return Ok((header, Vec::new()));
+    }
+    let mut value: Value = serde_json::from_slice(line)?;
+    let mut lacks = Vec::new();
+    fill(&mut value, &serde_json::from_str(UNKNOWN_HEADER)?, "", &mut lacks);
+    serde_json::from_value(value).map(|header| (header, lacks))
+}
+
+/// Puts into an object what it lacks of another; tells the paths.
+fn fill(value: &mut Value, from: &Value, path: &str, lacks: &mut Vec<String>) {
+    let (Value::Object(fields), Value::Object(from)) = (value, from) else { return };
+    for (name, from) in from {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        match fields.get_mut(name) {
+            Some(value) => fill(value, from, &path, lacks),
+            None => {
+                fields.insert(name.clone(), from.clone());
+                lacks.push(path);
+            }
+        }
+    }
+}
+
+/// What is wrong with a line, without the number of the line, which is always 1 to `serde_json`.
+fn reason(error: &serde_json::Error) -> String {
+    shortened(&error.to_string().replace(" at line 1 column", " at column"))
+}
+
+/// What of a file is told in a sentence.
+fn shortened(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 120;
+    let clean = text.chars().map(|it| if it.is_control() { '\u{fffd}' } else { it });
+    let mut short: String = clean.clone().take(CHARACTERS_MAX).collect();
+    if clean.count() > CHARACTERS_MAX {
+        short.push('…');
+    }
+    short
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! One cell on one variant in a search: what was found so far, and which contenders are worth the next block.
+//!
+//! Invariants: only blocks before the one that is asked for decide, so what a resumed search asks for is the same.
+//! Not here: repeats, order and time (`search`), what suits all places at once (`overall`).
+
+use std::collections::BTreeMap;
+
+use super::overall::Overall;
+use crate::contender::{Contender, Iothreads, Subject};
+use crate::matrix::Entry;
+use crate::plan::{Purpose, RunKey};
+use crate::results::Run;
+use crate::stats::Estimate;
+use crate::summary::{Blocks, ENOUGH, Reached, Shares, best, explored, n90};
+
+/// Numbers far apart, explored first; the highest of a place is, too.
+const FAR_APART: [u16; 5] = [0, 1, 4, 8, 16];
+/// How many numbers of a subject are measured again, as a rule.
+pub(super) const AGAIN_MAX: usize = 5;
+/// How much longer runs take where shorter ones were not steady.
+pub(super) const STRETCH: u32 = 2;
+/// What reached less of the best in every block is given up.
+const BEATEN: f64 = 0.85;
+/// Explored numbers below this share of the best cannot be those of the 90 % line.
+const FAR_BELOW: f64 = 0.7;
+
+/// One entry of the matrix with what is known of it.
+#[derive(Clone, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) entry: &'a Entry,
+    /// Ramp and runtime are so many times the usual ones where the explored runs were not steady.
+    pub(super) stretch: u32,
+    /// What is explored first.
+    first: Vec<Contender>,
+    explored: BTreeMap<Contender, Explored>,
+    /// IOPS by repeat.
+    again: BTreeMap<Contender, BTreeMap<u16, f64>>,
+    /// What is measured again, and from which repeat on.
+    chosen: BTreeMap<Contender, u16>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Explored {
+    runs: usize,
+    unsteady: usize,
+    iops: Option<f64>,
+}
+
+impl<'a> Place<'a> {
+    /// A place of which nothing is known; `full` explores all numbers.
+    pub(super) fn new(entry: &'a Entry, full: bool) -> Self {
+        let is_first = |contender: &Contender| match contender.iothreads() {
+            Some(count) => full || is_far_apart(count, &counts(entry, contender.subject())),
+            None => true,
+        };
+        Self {
+            entry,
+            stretch: 1,
+            first: entry.contenders.iter().copied().filter(is_first).collect(),
+            explored: BTreeMap::new(),
+            again: BTreeMap::new(),
+            chosen: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn measured(&mut self, run: &Run) {
+        let (contender, iops) = (run.key.contender, run.iops());
+        // A rate that is no number is reported, but decides nothing.
+        if !iops.is_finite() {
+            return;
+        }
+        if run.key.purpose == Purpose::Sweep {
+            let explored = self.explored.entry(contender).or_default();
+            explored.runs += 1;
+            explored.unsteady += usize::from(run.is_unsteady());
+            explored.iops = self::explored(explored.iops.into_iter().chain([iops]));
+        } else if run.key.purpose == Purpose::Confirm {
+            self.again.entry(contender).or_default().insert(run.key.repeat, iops);
+            // A resumed search measures on as it began.
+            self.stretch = if run.stretched { STRETCH } else { 1 };
+        }
+    }
+
+    /// Whether nothing is left out at first.
+    pub(super) fn is_whole(&self) -> bool {
+        self.first.len() == self.entry.contenders.len()
+    }
+
+    /// Whether something was measured again already.
+    pub(super) fn is_begun(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// The share of the explored runs that were not steady; 0 of none.
+    pub(super) fn unsteady_share(&self) -> f64 {
+        let all = self.explored.values();
+        let (runs, unsteady) = all.fold((0, 0), |sum, it| (sum.0 + it.runs, sum.1 + it.unsteady));
+        unsteady as f64 / runs.max(1) as f64
+    }
+
+    /// Whether a run with this key is one of this place.
+    pub(super) fn is_of(&self, key: &RunKey) -> bool {
+        self.entry.variant == key.variant && self.entry.cells[0] == key.cell
+    }
+
+    pub(super) fn first(&self, _: &Overall) -> Vec<Contender> {
+        self.first.clone()
+    }
+
+    /// Neighbours of the best, of the 90 % line and of what suits all places, that were not explored first.
+    pub(super) fn closer(&self, overall: &Overall) -> Vec<Contender> {
+        let mut closer = Vec::new();
+        for subject in self.subjects() {
+            let shares = self.shares(subject, 0);
+            let near = [best(&shares), n90(&shares)].into_iter().flatten();
+            let near: Vec<Iothreads> = near.chain(overall.fewest(subject)).collect();
+            let all = counts(self.entry, subject);
+            for (index, count) in all.iter().enumerate() {
+                let beside = [index.checked_sub(1), Some(index + 1)];
+                let mut beside = beside.iter().flatten().filter_map(|index| all.get(*index));
+                if beside.any(|other| near.contains(other)) {
+                    closer.push(Contender::new(subject, *count));
+                }
+            }
+        }
+        closer.retain(|contender| !self.first.contains(contender));
+        closer
+    }
+
+    /// Settles what is measured again: whatever has no number, none, the best two, the two closest to the 90 % line,
+    /// and what suits all places; all numbers, if they are few, since one explored run may have stalled.
+    pub(super) fn choose(&mut self, overall: &Overall) {
+        let uncounted = |contender: &&Contender| contender.iothreads().is_none();
+        let mut chosen: Vec<Contender> =
+            self.entry.contenders.iter().filter(uncounted).copied().collect();
+        for subject in self.subjects() {
+            let mut shares = self.shares(subject, 0);
+            let mut counts = vec![Iothreads::NONE];
+            counts.extend(overall.good(subject));
+            let all = self::counts(self.entry, subject);
+            counts.extend(all.iter().filter(|_| all.len() <= AGAIN_MAX));
+            shares.sort_by(|a, b| distance(a.1).total_cmp(&distance(b.1)));
+            let near = shares.iter().filter(|(_, share)| *share >= FAR_BELOW);
+            counts.extend(near.map(|(count, _)| *count).take(2));
+            shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+            counts.extend(shares.iter().map(|(count, _)| *count).take(2));
+            chosen.extend(counts.into_iter().map(|count| Contender::new(subject, count)));
+        }
+        self.add(chosen, 0);
+    }
+
+    /// Adds what the blocks before this repeat show to matter: the best, those at the 90 % line, and what suits all places.
+    /// The answer must not rest on what was only explored.
+    pub(super) fn grow(&mut self, overall: &Overall, repeat: u16) {
+        let mut more = Vec::new();
+        for subject in self.subjects() {
+            let shares = self.shares(subject, repeat);
+            let enough = n90(&shares);
+            let below = shares.iter().rev().find(|(count, _)| Some(*count) < enough);
+            let mut counts: Vec<Iothreads> = overall.good(subject).collect();
+            counts.extend([best(&shares), enough, below.map(|it| it.0)].into_iter().flatten());
+            more.extend(counts.into_iter().map(|count| Contender::new(subject, count)));
+        }
+        self.add(more, repeat);
+    }
+
+    fn add(&mut self, mut contenders: Vec<Contender>, from: u16) {
+        contenders.retain(|contender| self.entry.contenders.contains(contender));
+        for contender in contenders {
+            self.chosen.entry(contender).or_insert(from);
+        }
+    }
+
+    /// Who takes part in this repeat, told from those before it: up to `least` all, then those that are not beaten; from
+    /// `interval_from` on only while one of them is not known well enough.
+    pub(super) fn open(&self, repeat: u16, least: u16, interval_from: u16) -> Vec<Contender> {
+        let here = self.chosen.iter().filter(|(_, from)| **from <= repeat);
+        let is_open = |&(contender, from): &(&Contender, &u16)| {
+            repeat < from + least || !self.is_beaten(*contender, repeat)
+        };
+        let open: Vec<Contender> = here.filter(is_open).map(|(contender, _)| *contender).collect();
+        let known = |contender: &Contender| {
+            let before = self.before(*contender, repeat).map(|(_, iops)| iops);
+            Estimate::of(before).is_some_and(|estimate| estimate.is_narrow())
+        };
+        if repeat >= interval_from && open.iter().all(known) { Vec::new() } else { open }
+    }
+
+    /// What is explored at first, and what the look closer will probably add.
+    pub(super) fn outlook_explored(&self) -> Vec<Contender> {
+        let mut all = self.first.clone();
+        for subject in self.subjects() {
+            let others = counts(self.entry, subject).into_iter();
+            let others = others.map(|count| Contender::new(subject, count));
+            all.extend(others.filter(|it| !self.first.contains(it)).take(2));
+        }
+        all
+    }
+
+    /// So many contenders will probably be measured again.
+    pub(super) fn outlook_again(&self) -> Vec<Contender> {
+        let mut all: Vec<Contender> = self.entry.contenders.clone();
+        let mut seen: BTreeMap<Subject, usize> = BTreeMap::new();
+        all.retain(|contender| {
+            let seen = seen.entry(contender.subject()).or_default();
+            *seen += 1;
+            *seen <= AGAIN_MAX
+        });
+        all
+    }
+
+    /// The subjects whose numbers are compared.
+    pub(super) fn subjects(&self) -> Vec<Subject> {
+        let counted = self.entry.contenders.iter().filter(|it| it.iothreads().is_some());
+        let mut subjects: Vec<Subject> = counted.map(|contender| contender.subject()).collect();
+        subjects.dedup();
+        subjects
+    }
+
+    /// What each number reached of the best, by the blocks before this repeat where it was in some, else when it was
+    /// explored; in ascending order of numbers.
+    pub(super) fn shares(&self, subject: Subject, repeat: u16) -> Shares {
+        let of = |contender: &Contender| {
+            let explored = self.explored.get(contender).and_then(|explored| explored.iops);
+            let blocks: Vec<(u16, f64)> = self.before(*contender, repeat).collect();
+            Some(Reached { iothreads: contender.iothreads()?, blocks, explored })
+        };
+        let own = self.entry.contenders.iter().filter(|it| it.subject() == subject);
+        let mut reached: Vec<Reached> = own.filter_map(of).collect();
+        if reached.iter().all(|it| it.blocks.is_empty()) {
+            for one in &mut reached {
+                one.blocks = one.explored.into_iter().map(|iops| (0, iops)).collect();
+            }
+        }
+        let blocks = Blocks::of(reached);
+        let mut shares = blocks.shares();
+        shares.extend(blocks.other_shares());
+        shares.sort_by_key(|(count, _)| *count);
+        shares
+    }
+
+    fn before(&self, contender: Contender, repeat: u16) -> impl Iterator<Item = (u16, f64)> {
+        let runs = self.again.get(&contender).into_iter().flatten();
+        runs.map(|(repeat, iops)| (*repeat, *iops)).filter(move |(other, _)| *other < repeat)
+    }
+
+    /// Whether it stayed far below the best in all blocks; the baseline never is.
+    fn is_beaten(&self, contender: Contender, repeat: u16) -> bool {
+        if contender.iothreads().is_none_or(|count| count == Iothreads::NONE) {
+            return false;
+        }
+        let subject = contender.subject();
+        let own = self.entry.contenders.iter().filter(|it| it.subject() == subject);
+        let tried = own.filter(|it| self.before(**it, repeat).next().is_some());
+        let tried: Vec<Iothreads> = tried.filter_map(|it| it.iothreads()).collect();
+        let mut shares = self.shares(subject, repeat);
+        shares.retain(|(count, _)| tried.contains(count));
+        let Some(rival) = best(&shares).map(|count| Contender::new(subject, count)) else {
+            return false;
+        };
+        let close = |(block, iops): (u16, f64)| {
+            let most = self.before(rival, repeat).find(|(other, _)| *other == block);
+            most.map(|(_, most)| iops > BEATEN * most)
+        };
+        let blocks: Vec<bool> = self.before(contender, repeat).filter_map(close).collect();
+        !blocks.is_empty() && blocks.iter().all(|close| !close)
+    }
+}
+
+/// How far a share is from the 90 % line.
+fn distance(share: f64) -> f64 {
+    (share - ENOUGH).abs()
+}
+
+fn counts(entry: &Entry, subject: Subject) -> Vec<Iothreads> {
+    let own = entry.contenders.iter().filter(|contender| contender.subject() == subject);
+    own.filter_map(|contender| contender.iothreads()).collect()
+}
+
+fn is_far_apart(count: Iothreads, all: &[Iothreads]) -> bool {
+    FAR_APART.contains(&count.count()) || all.last() == Some(&count)
+}

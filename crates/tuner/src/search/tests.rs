@@ -1,0 +1,306 @@
+//! What is asked for next, answered by a machine that does as it is told.
+
+use super::*;
+use crate::cell::tests::client;
+use crate::contender::{Iothreads, Subject};
+use crate::matrix::Writes;
+use crate::results::tests::run;
+use crate::settings::tests::settings;
+use crate::variant::Layers;
+
+fn matrix(line: &str, cores: usize) -> (Settings, Matrix) {
+    let settings = settings(line, cores);
+    let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+    (settings, matrix)
+}
+
+/// All blocks of a search on a machine that reaches `iops`.
+fn blocks(line: &str, cores: usize, iops: impl Fn(&RunKey) -> u64) -> Vec<Vec<RunKey>> {
+    let (settings, matrix) = matrix(line, cores);
+    let mut search = Search::new(&matrix, &settings);
+    let mut blocks = Vec::new();
+    while let Some(block) = search.next(&|_| true) {
+        for planned in &block {
+            let RunKey { cell, contender, repeat, .. } = planned.key;
+            let mut run = run(cell, contender, repeat, iops(&planned.key));
+            run.key = planned.key.clone();
+            search.measured(&run);
+        }
+        blocks.push(block.into_iter().map(|run| run.key).collect());
+    }
+    blocks
+}
+
+fn numbers(blocks: &[Vec<RunKey>], purpose: Purpose) -> Vec<u16> {
+    let of = blocks.iter().flatten().filter(|key| key.purpose == purpose);
+    let mut all: Vec<u16> =
+        of.filter_map(|key| key.contender.iothreads()).map(Iothreads::count).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+const ONE_CELL: &str = "--op randread --bs 4k --jobs 16 --subject client --sentinel 0";
+
+/// IOPS of a number of iothreads.
+fn curve(key: &RunKey, points: &[(u16, u64)]) -> u64 {
+    let count = key.contender.iothreads().map_or(0, Iothreads::count);
+    points.iter().rev().find(|(from, _)| *from <= count).map_or(1, |(_, iops)| *iops)
+}
+
+#[test]
+fn numbers_far_apart_come_first_then_neighbours_of_the_best_and_of_the_line() {
+    // The best is 4, and 1 is just enough: looks closer at 2, 3, 6.
+    let points = [(0, 50), (1, 91), (2, 92), (3, 96), (4, 100), (6, 80)];
+    let found = blocks(ONE_CELL, 16, |key| curve(key, &points) * 1000);
+    let first: Vec<u16> = numbers(&found[..1], Purpose::Sweep);
+    assert_eq!(first, [0, 1, 4, 8, 16]);
+    assert_eq!(numbers(&found, Purpose::Sweep), [0, 1, 2, 3, 4, 6, 8, 16]);
+    // none, the two closest to the line, the best two.
+    assert_eq!(numbers(&found, Purpose::Confirm), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn of_few_numbers_none_is_given_up_for_one_run_that_stalled() {
+    let stalls = |key: &RunKey| key.purpose == Purpose::Sweep && key.contender == client(1);
+    let found = blocks(ONE_CELL, 2, |key| if stalls(key) { 5 } else { 1000 });
+    assert_eq!(numbers(&found, Purpose::Confirm), [0, 1, 2]);
+}
+
+#[test]
+fn what_is_known_is_repeated_six_times_and_what_is_not_twelve_times() {
+    let points = [(0, 50), (1, 100)];
+    let again = |found: &[Vec<RunKey>]| {
+        found
+            .iter()
+            .flatten()
+            .filter(|key| {
+                key.purpose == Purpose::Confirm
+                    && key.contender.iothreads() == Some(Iothreads::new(1))
+            })
+            .count()
+    };
+    let quiet = blocks(ONE_CELL, 2, |key| curve(key, &points) * 1000);
+    assert_eq!(again(&quiet), 6);
+    let noisy =
+        blocks(ONE_CELL, 2, |key| curve(key, &points) * (1000 + 100 * u64::from(key.repeat % 3)));
+    assert_eq!(again(&noisy), 12);
+}
+
+#[test]
+fn what_is_beaten_is_given_up_after_the_least_but_the_baseline_stays() {
+    let points = [(0, 10), (1, 84), (2, 100)];
+    let found = blocks(ONE_CELL, 2, |key| curve(key, &points) * 1000);
+    let times = |count| {
+        let own = |key: &&RunKey| {
+            key.purpose == Purpose::Confirm
+                && key.contender.iothreads() == Some(Iothreads::new(count))
+        };
+        found.iter().flatten().filter(own).count()
+    };
+    assert_eq!([times(0), times(1), times(2)], [6, 3, 6]);
+}
+
+#[test]
+fn no_run_is_asked_for_twice_even_if_it_failed() {
+    let (settings, matrix) = matrix(ONE_CELL, 4);
+    let mut search = Search::new(&matrix, &settings);
+    let mut seen = HashSet::new();
+    while let Some(block) = search.next(&|_| true) {
+        for planned in block {
+            assert!(seen.insert(planned.key.clone()), "{:?}", planned.key);
+            search.failed(&planned.key);
+        }
+    }
+    assert!(seen.iter().any(|key| key.purpose == Purpose::Sweep));
+}
+
+#[test]
+fn a_resumed_search_goes_on_as_it_would_have() {
+    let (settings, matrix) = matrix("--subject client,host --jobs 4 --sentinel 0", 4);
+    let speed = |key: &RunKey| {
+        let count = u64::from(key.contender.iothreads().map_or(9, Iothreads::count));
+        1000 + count * 70 + u64::from(key.repeat % 2) * 13
+    };
+    let follow = |stop: usize| {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut search = Search::new(&matrix, &settings);
+        loop {
+            if runs.len() >= stop {
+                // As if the command had been ended and begun again.
+                let mut resumed = Search::new(&matrix, &settings);
+                runs.iter().for_each(|run| resumed.measured(run));
+                search = resumed;
+            }
+            let Some(block) = search.next(&|_| true) else { return runs };
+            for planned in block {
+                let RunKey { cell, contender, repeat, .. } = planned.key;
+                let mut run = run(cell, contender, repeat, speed(&planned.key));
+                run.key = planned.key.clone();
+                search.measured(&run);
+                runs.push(run);
+                if runs.len() == stop {
+                    break;
+                }
+            }
+        }
+    };
+    let whole: Vec<RunKey> = follow(usize::MAX).into_iter().map(|run| run.key).collect();
+    for stop in [1, 7, 30] {
+        let resumed: Vec<RunKey> = follow(stop).into_iter().map(|run| run.key).collect();
+        assert_eq!(resumed, whole, "stopped after {stop}");
+    }
+}
+
+/// Counts runs, stretched ones twice.
+struct Clock {
+    most: usize,
+    done: usize,
+}
+
+impl Clock {
+    fn length(runs: &[PlannedRun]) -> usize {
+        runs.iter().map(|run| usize::try_from(run.stretch).unwrap()).sum()
+    }
+}
+
+/// The stretches of what is measured again on a machine where cells are the less steady the larger their block is, of a
+/// command that is ended and resumed after each of `stops` runs.
+fn stretched(time: impl Fn(usize) -> usize, stops: &[usize]) -> Vec<(RunKey, u32)> {
+    let (settings, matrix) =
+        matrix("--subject client --op randread --bs 4k,8k,16k,32k --sentinel 0 --repeats 6-7", 2);
+    let mut search = Search::new(&matrix, &settings);
+    let mut clock = Clock { most: time(Clock::length(&search.outlook(search.wanted()))), done: 0 };
+    let (mut runs, mut planned) = (Vec::<Run>::new(), Vec::new());
+    loop {
+        let left = clock.most - clock.done;
+        let Some(block) = search.next(&|runs| Clock::length(runs) <= left) else { return planned };
+        for one in block {
+            let RunKey { cell, contender, repeat, purpose, .. } = one.key;
+            let mut run = run(cell, contender, repeat, 1000);
+            run.key = one.key.clone();
+            run.stretched = one.stretch > 1;
+            let block = cell.shape().block().get();
+            // Of none, 1 and 2: none steady of 32k and 16k, one of 8k, all of 4k.
+            let unsteady = match block {
+                32_768 | 16_384 => true,
+                8192 => contender != client(0),
+                _ => false,
+            };
+            if purpose == Purpose::Sweep && unsteady {
+                run.windows = vec![(1, 10), (1, 20), (1, 30), (1, 40), (1, 50)];
+            }
+            search.measured(&run);
+            clock.done += Clock::length(std::slice::from_ref(&one));
+            if purpose == Purpose::Confirm {
+                planned.push((one.key, one.stretch));
+            }
+            runs.push(run);
+            if stops.contains(&runs.len()) {
+                search = Search::new(&matrix, &settings);
+                runs.iter().for_each(|run| search.measured(run));
+                break;
+            }
+        }
+    }
+}
+
+/// The block sizes that are measured twice as long.
+fn stretched_blocks(planned: &[(RunKey, u32)]) -> Vec<u32> {
+    let long = planned.iter().filter(|(_, stretch)| *stretch > 1);
+    let mut blocks: Vec<u32> = long.map(|(key, _)| key.cell.shape().block().get()).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
+}
+
+#[test]
+fn the_least_steady_cells_are_measured_longer_as_far_as_there_is_time() {
+    // Six repeats of three numbers, once more for each cell that is stretched.
+    for (more, expected) in
+        [(0, &[][..]), (18, &[16_384]), (36, &[16_384, 32_768]), (54, &[8192, 16_384, 32_768])]
+    {
+        let planned = stretched(|whole| whole + more, &[]);
+        assert_eq!(stretched_blocks(&planned), expected, "{more} more");
+        assert!(planned.len() >= 4 * 18, "{more} more: six repeats of all");
+    }
+    assert_eq!(stretched_blocks(&stretched(|_| 10_000, &[])), [8192, 16_384, 32_768]);
+}
+
+#[test]
+fn a_resumed_search_stretches_what_it_would_have_stretched() {
+    for more in [18, 36, 40] {
+        let whole = stretched(|it| it + more, &[]);
+        // The exploration are twelve runs; then the first repeat of each of the four cells.
+        for stop in [5, 12, 13, 15, 18, 20, 21, 24, 40] {
+            assert_eq!(stretched(|it| it + more, &[stop]), whole, "{more} more, stop at {stop}");
+        }
+        assert_eq!(stretched(|it| it + more, &[13, 16, 19]), whole);
+    }
+}
+
+#[test]
+fn the_outlook_is_of_what_is_left() {
+    let (settings, matrix) = matrix("--subject client,host --op randread --sentinel 0", 4);
+    let speed =
+        |key: &RunKey| 1000 + u64::from(key.contender.iothreads().map_or(9, Iothreads::count)) * 70;
+    let mut search = Search::new(&matrix, &settings);
+    let mut left = search.outlook(6).len();
+    let mut done = 0;
+    while let Some(block) = search.next(&|_| true) {
+        for planned in block {
+            let RunKey { cell, contender, repeat, .. } = planned.key;
+            let mut run = run(cell, contender, repeat, speed(&planned.key));
+            run.key = planned.key;
+            search.measured(&run);
+            done += 1;
+            let now = search.outlook(6).len();
+            assert!(now < left || now == 0 && left == 0, "{done} done: {now} after {left}");
+            left = now;
+        }
+    }
+    assert_eq!((search.outlook(6).len(), search.outlook(u16::MAX).len()), (0, 0));
+    assert!(done > 50, "{done}");
+}
+
+#[test]
+fn the_time_ends_the_repeats_but_not_the_exploration() {
+    let (settings, matrix) = matrix(ONE_CELL, 4);
+    let mut search = Search::new(&matrix, &settings);
+    let mut explored = 0;
+    while let Some(block) = search.next(&|_| false) {
+        for planned in block {
+            let key = planned.key;
+            assert_eq!(key.purpose, Purpose::Sweep);
+            search.measured(&run(key.cell, key.contender, key.repeat, 1000));
+            explored += 1;
+        }
+    }
+    assert!(explored > 3);
+}
+
+#[test]
+fn everything_is_explored_in_full() {
+    let found = blocks(
+        "--full --op read --bs 1M --jobs 16 --iodepth 1 --subject vm:qemu --queues 16 --vcpus 16",
+        2,
+        |_| 5,
+    );
+    assert_eq!(numbers(&found, Purpose::Sweep), [0, 1, 2, 3, 4, 6, 8, 12, 16]);
+}
+
+#[test]
+fn the_outlook_is_close_to_what_is_done() {
+    let (settings, matrix) = matrix("--subject client,host --jobs 16 --op randread", 16);
+    let search = Search::new(&matrix, &settings);
+    let outlook = search.outlook(search.wanted()).len();
+    let noisy = |key: &RunKey| {
+        let count = u64::from(key.contender.iothreads().map_or(9, Iothreads::count));
+        10_000 + count * 400 + u64::from(key.repeat * 7 % 5) * 1300
+    };
+    let line = "--subject client,host --jobs 16 --op randread --repeats 3-6";
+    let done = blocks(line, 16, noisy).iter().flatten().count();
+    let ratio = outlook as f64 / done as f64;
+    assert!((0.8..1.3).contains(&ratio), "{outlook} expected, {done} done");
+    assert!(matrix.has(Subject::Client));
+}

@@ -1,0 +1,95 @@
+//! Who failed in which cell: so that a cell of which nothing was measured is still there. Pure functions.
+
+use crate::cell::Cell;
+use crate::contender::Contender;
+use crate::measure::run_name;
+use crate::plan::Purpose;
+use crate::results::Failure;
+use crate::variant::Variant;
+
+/// A cell of a sweep in which runs failed and were not measured since.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FailedCell {
+    pub(crate) variant: Variant,
+    pub(crate) cell: Cell,
+    /// In the order in which they first failed.
+    pub(crate) contenders: Vec<FailedContender>,
+}
+
+/// A contender in it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FailedContender {
+    pub(crate) contender: Contender,
+    /// How many of its runs failed.
+    pub(crate) count: usize,
+    /// The first line of the last error.
+    pub(crate) error: String,
+}
+
+/// All cells of a sweep with failures, in the order in which they first failed.
+pub(crate) fn failed(failures: &[Failure]) -> Vec<FailedCell> {
+    let mut cells: Vec<FailedCell> = Vec::new();
+    let compared = |it: &&Failure| matches!(it.key.purpose, Purpose::Sweep | Purpose::Confirm);
+    for failure in failures.iter().filter(compared) {
+        let (variant, cell) = (failure.key.variant, failure.key.cell);
+        let place = cells.iter().position(|it| (it.variant, it.cell) == (variant, cell));
+        let place = place.unwrap_or_else(|| {
+            cells.push(FailedCell { variant, cell, contenders: Vec::new() });
+            cells.len() - 1
+        });
+        cells[place].add(failure);
+    }
+    cells
+}
+
+impl FailedCell {
+    fn add(&mut self, failure: &Failure) {
+        let contender = failure.key.contender;
+        // The error of a run begins with its name, which is told already.
+        let name = format!("{}: ", run_name(&failure.key));
+        let first = failure.error.lines().next().unwrap_or_default();
+        let error = first.strip_prefix(&name).unwrap_or(first).trim_end_matches(':').to_owned();
+        match self.contenders.iter_mut().find(|it| it.contender == contender) {
+            Some(known) => {
+                known.count += 1;
+                known.error = error;
+            }
+            None => self.contenders.push(FailedContender { contender, count: 1, error }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::{cell, client};
+    use crate::results::tests::run;
+
+    #[test]
+    fn failures_are_grouped_by_cell_and_contender() {
+        let (reads, writes) = (cell("randread", 4096, 1, 1), cell("randwrite", 4096, 1, 1));
+        let failure = |cell, count, repeat, error: &'static str| {
+            Failure::new(run(cell, client(count), repeat, 1).key, &anyhow::anyhow!(error))
+        };
+        let mut sentinel = failure(reads, 0, 0, "x");
+        sentinel.key.purpose = Purpose::Sentinel;
+        let found = failed(&[
+            failure(writes, 1, 0, "a"),
+            failure(reads, 1, 0, "b"),
+            sentinel,
+            failure(writes, 1, 1, "c:\nd"),
+            failure(writes, 2, 1, "randwrite 4k jobs=1 iodepth=1, client 2: e"),
+        ]);
+        let names: Vec<String> = found
+            .iter()
+            .flat_map(|it| it.contenders.iter().map(move |who| (it.cell, who)))
+            .map(|(cell, who)| format!("{cell} {} {} {}", who.contender, who.count, who.error))
+            .collect();
+        let expected = [
+            "randwrite 4k jobs=1 iodepth=1 client 1 2 c",
+            "randwrite 4k jobs=1 iodepth=1 client 2 1 e",
+            "randread 4k jobs=1 iodepth=1 client 1 1 b",
+        ];
+        assert_eq!(names, expected);
+    }
+}
