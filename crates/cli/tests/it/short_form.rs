@@ -1,27 +1,25 @@
 //! `ringloom serve disk.img --socket S`: what a newcomer types first, and the lines it prints.
 
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use testkit::client::{Client, Request, Segment, Shape, Status};
 use testkit::deadline::poll_until;
 use testkit::image;
-use testkit::process::{Bench, Program, STOP_LIMIT, Server, is_listening};
+use testkit::process::{Bench, Program, STOP_LIMIT, Server};
 use testkit::queue_report;
 use testkit::rawring::{RawDevice, RawShape, feature};
 use testkit::report::skipped;
 
+use crate::paused_qemu::Qemu;
 use crate::support::{is_root, ringloom, stop, with};
 
 mod xml;
 
 const REFUSAL_LIMIT: Duration = Duration::from_secs(20);
-const QEMU: &str = "qemu-system-x86_64";
 
 /// A directory with `disk.img` of one MiB.
 fn bench() -> Result<(Bench, Vec<u8>)> {
@@ -100,66 +98,11 @@ fn an_image_is_served_over_two_iothreads() {
     });
 }
 
-/// A QEMU whose guest never runs, with a QMP monitor.
-struct Qemu {
-    process: Server,
-    monitor: BufReader<UnixStream>,
-}
-
-impl Qemu {
-    /// Gives the printed lines to a shell, as a person would; only the memory is smaller.
-    fn start(bench: &Bench, printed: &str) -> Result<Self> {
-        let monitor = bench.path("qmp");
-        let arguments: Vec<&str> = printed.lines().filter(|line| !line.starts_with('#')).collect();
-        let script = format!(
-            "exec {QEMU} -S -accel tcg -nodefaults -display none \
-             -qmp unix:{},server=on,wait=off \\\n{}",
-            monitor.display(),
-            arguments.join("\n").replace("4G", "256M")
-        );
-        let mut process = Program::named("QEMU", "sh", &["-c"]).spawn(&[script])?;
-        let listens = poll_until("QEMU's monitor", Duration::from_secs(60), || {
-            ensure!(process.is_alive()?, "QEMU ended");
-            Ok(is_listening(&monitor)?.then_some(()))
-        });
-        listens.with_context(|| process.log())?;
-        let stream = UnixStream::connect(&monitor).context("connect to the monitor")?;
-        stream.set_read_timeout(Some(Duration::from_secs(60))).context("a deadline")?;
-        let mut qemu = Self { process, monitor: BufReader::new(stream) };
-        qemu.ask(r#"{"execute":"qmp_capabilities"}"#)?;
-        Ok(qemu)
-    }
-
-    /// Does one command and gives the line it answers with.
-    fn ask(&mut self, command: &str) -> Result<String> {
-        // In one piece: QEMU may have obeyed, and ended, before a second one is written.
-        let line = format!("{command}\n");
-        self.monitor.get_mut().write_all(line.as_bytes()).context("ask QEMU")?;
-        loop {
-            let mut line = String::new();
-            let length = self.monitor.read_line(&mut line).context("listen to QEMU")?;
-            ensure!(length > 0, "QEMU hung up: {}", self.process.log());
-            if line.contains("\"error\"") {
-                bail!("{command}: {line}");
-            }
-            if line.contains("\"return\"") {
-                return Ok(line);
-            }
-        }
-    }
-
-    fn ask_person(&mut self, command: &str) -> Result<String> {
-        self.ask(&format!(
-            r#"{{"execute":"human-monitor-command","arguments":{{"command-line":"{command}"}}}}"#
-        ))
-    }
-}
-
 /// Lines with a QEMU that takes them: it must find a disk named `id`, connected.
 fn check_qemu_lines(bench: &Bench, server: &Server, id: &str, queues: &str) -> Result<()> {
     let text = printed(server, "-device")?;
     ensure!(text.contains("share=on"), "the memory is not shared: {text}");
-    let mut qemu = Qemu::start(bench, &text).with_context(|| text.clone())?;
+    let mut qemu = Qemu::start(bench, &text.replace("4G", "256M")).with_context(|| text.clone())?;
     let tree = qemu.ask_person("info qtree")?;
     let device = format!(r#"dev: vhost-user-blk-pci, id \"{id}\""#);
     ensure!(tree.contains(&device), "no such device: {tree}");
@@ -170,16 +113,14 @@ fn check_qemu_lines(bench: &Bench, server: &Server, id: &str, queues: &str) -> R
     ensure!(chardevs.contains(&connected), "not connected: {chardevs}");
     let status = qemu.ask(r#"{"execute":"query-status"}"#)?;
     ensure!(status.contains("prelaunch"), "{status}");
-    ensure!(qemu.process.is_alive()?, "QEMU ended: {}", qemu.process.log());
+    ensure!(qemu.is_alive()?, "QEMU ended");
     ensure!(!server.log().contains("the client has left"), "a session ended: {}", server.log());
-    qemu.ask(r#"{"execute":"quit"}"#)?;
-    let status = qemu.process.wait(STOP_LIMIT)?;
-    ensure!(status.success(), "QEMU: {status}: {}", qemu.process.log());
+    qemu.quit()?;
     server.wait_for_log("the client has left", STOP_LIMIT)
 }
 
 fn with_qemu(behaviour: impl FnOnce(&Program) -> Result<()>) {
-    match Program::named(QEMU, QEMU, &[]).missing() {
+    match Qemu::missing() {
         Some(reason) => skipped(&reason),
         None => with(&ringloom(), behaviour),
     }
