@@ -15,6 +15,7 @@ mod must_fail;
 mod options;
 mod qcow2;
 mod replay;
+mod results;
 mod ring;
 mod session;
 
@@ -23,5 +24,6 @@ pub use must_fail::must_fail;
 pub use options::options_keyval;
 pub use qcow2::qcow2_header;
 pub use replay::replay;
+pub use results::results_file;
 pub use ring::{packed_ring, split_ring};
 pub use session::vhost_user_session;

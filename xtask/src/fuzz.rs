@@ -23,6 +23,7 @@ use crate::steps::{Workspace, must_succeed, step};
 
 /// Every target, the slowest to show something first.
 pub(crate) const TARGETS: &[&str] = &[
+    RESULTS_FILE,
     "vhost_user_session",
     "options_keyval",
     "packed_ring",
@@ -31,6 +32,8 @@ pub(crate) const TARGETS: &[&str] = &[
     "qcow2_header",
     MUST_FAIL,
 ];
+
+const RESULTS_FILE: &str = "results_file";
 
 /// Proves that the others would be found out.
 const MUST_FAIL: &str = "must_fail";
@@ -49,6 +52,9 @@ const INPUT_SECONDS_MAX: u64 = 10;
 
 /// The longest input that is tried.
 const INPUT_BYTES_MAX: u64 = 2048;
+
+/// The same of results: a header and a run alone are longer than other targets' inputs.
+const RESULTS_BYTES_MAX: u64 = 10 << 10;
 
 /// What tells libFuzzer which code an input reaches: what `cargo fuzz` sets, which works with the
 /// pinned stable compiler too.
@@ -139,6 +145,10 @@ fn run_all(workspace: &Workspace, home: &Path, plan: &Plan) -> Vec<String> {
     failures.into_inner().expect("no thread panics with it")
 }
 
+fn input_bytes_max(target: &str) -> u64 {
+    if target == RESULTS_FILE { RESULTS_BYTES_MAX } else { INPUT_BYTES_MAX }
+}
+
 /// One target and where its things are.
 struct Target<'a> {
     name: &'static str,
@@ -193,7 +203,7 @@ impl Target<'_> {
         command.current_dir(self.directory("empty")?).arg(prefix).args([
             format!("-max_total_time={seconds}"),
             format!("-timeout={INPUT_SECONDS_MAX}"),
-            format!("-max_len={INPUT_BYTES_MAX}"),
+            format!("-max_len={}", input_bytes_max(self.name)),
             "-print_final_stats=1".to_owned(),
         ]);
         if seconds <= SMOKE_SECONDS {

@@ -51,6 +51,11 @@ fn kept_headers_are_understood_or_refused() {
 }
 
 #[test]
+fn kept_results_are_rendered_or_refused() {
+    check("results_file", fuzz::results_file);
+}
+
+#[test]
 fn the_planted_bug_is_not_in_reach_of_its_first_input() {
     check("must_fail", fuzz::must_fail);
 }
