@@ -11,6 +11,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::calendar::{Date, time_of_day};
+use crate::plan::Purpose;
+use crate::results::Run;
 use crate::stats;
 
 /// A change of more than 5 % is flagged; less matters to nobody.
@@ -58,8 +60,14 @@ pub(crate) struct Flag {
 }
 
 impl Drift {
+    /// What the sentinels among all runs say; `None` for fewer than two with a figure.
+    pub(crate) fn in_runs(runs: &[Run]) -> Option<Self> {
+        let sentinels = runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
+        Self::of(&sentinels.map(|run| (run.started_unix_s, run.iops())).collect::<Vec<_>>())
+    }
+
     /// From `(started_unix_s, iops)` of each sentinel; `None` for fewer than two with a figure.
-    pub(crate) fn of(sentinels: &[(u64, f64)]) -> Option<Self> {
+    fn of(sentinels: &[(u64, f64)]) -> Option<Self> {
         let mut runs = sentinels.to_vec();
         runs.retain(|(_, iops)| iops.is_finite() && *iops > 0.0);
         runs.sort_by_key(|&(started, _)| started);

@@ -69,12 +69,11 @@ pub(super) fn all(part: Part, findings: &Findings<'_>, cells: &[CellSummary]) ->
 
 /// With what is not in the table of a cell: what the sentinel and the notes say of its runs.
 fn bent(findings: &Findings<'_>, answer: &Answer) -> Bent {
-    let (sentinels, others): (Vec<&Run>, Vec<&Run>) =
-        findings.runs.iter().partition(|run| run.key.purpose == Purpose::Sentinel);
-    let figures: Vec<_> = sentinels.iter().map(|run| (run.started_unix_s, run.iops())).collect();
-    let flags = Drift::of(&figures).map_or_else(Vec::new, |drift| drift.flags);
-    let own = others.iter().filter(|run| run.key.contender.subject() == answer.subject);
-    let mut times = own.map(|run| run.started_unix_s);
+    let flags = Drift::in_runs(findings.runs).map_or_else(Vec::new, |drift| drift.flags);
+    let is_own = |run: &&Run| {
+        run.key.purpose != Purpose::Sentinel && run.key.contender.subject() == answer.subject
+    };
+    let mut times = findings.runs.iter().filter(is_own).map(|run| run.started_unix_s);
     Bent {
         drifted: times.any(|time| flags.iter().any(|flag| flag.covers(time))),
         holes: findings.notes.iter().any(|note| note.ends_with(HOLES)),

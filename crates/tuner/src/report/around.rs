@@ -95,14 +95,12 @@ fn apart(runs: &[Run]) -> Option<String> {
 
 /// Where the sentinel changed, and which runs are in doubt by that.
 fn drift(runs: &[Run]) -> Vec<String> {
-    let (sentinels, others): (Vec<&Run>, Vec<&Run>) =
-        runs.iter().partition(|run| run.key.purpose == Purpose::Sentinel);
-    let figures: Vec<_> = sentinels.iter().map(|run| (run.started_unix_s, run.iops())).collect();
-    let Some(drift) = Drift::of(&figures) else { return Vec::new() };
+    let Some(drift) = Drift::in_runs(runs) else { return Vec::new() };
+    let others = || runs.iter().filter(|run| run.key.purpose != Purpose::Sentinel);
     let flagged = drift.flags.iter().zip(drift.sentences());
     flagged
         .map(|(flag, sentence)| {
-            let covered = others.iter().filter(|run| flag.covers(run.started_unix_s));
+            let covered = others().filter(|run| flag.covers(run.started_unix_s));
             let names: Vec<String> = covered.map(|run| run_name(&run.key)).collect();
             let doubt = doubt(&names);
             format!("Warning: {sentence}{doubt}.")

@@ -8,7 +8,6 @@ use super::session::{SUBJECT, Session, asked, vm};
 use crate::answer::answer;
 use crate::contender::Contender;
 use crate::drift::Drift;
-use crate::plan::Purpose;
 use crate::results::Run;
 use crate::stats::Estimate;
 use crate::steady::Steady;
@@ -167,9 +166,7 @@ impl Score {
 }
 
 fn drifts(runs: &[Run]) -> bool {
-    let sentinels = runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
-    let figures: Vec<(u64, f64)> = sentinels.map(|run| (run.started_unix_s, run.iops())).collect();
-    Drift::of(&figures).is_some_and(|drift| !drift.flags.is_empty())
+    Drift::in_runs(runs).is_some_and(|drift| !drift.flags.is_empty())
 }
 
 fn mostly_unsteady<'a>(runs: impl Iterator<Item = &'a Run>) -> bool {
