@@ -209,6 +209,7 @@ fn what_holds_no_results_is_refused() -> Result<()> {
     rig.refuse(&["empty.jsonl"], &["empty.jsonl", "it is empty"])?;
     rig.refuse(&["text.jsonl"], &["nothing of it can be used", "line 1 (expected value"])?;
     rig.refuse(&["a"], &["a has no results.jsonl"])?;
+    rig.refuse(&["/dev/zero"], &["read /dev/zero: it is a device"])?;
     rig.refuse(&["old"], &["of format 1, which this version of ringloom does not read"])?;
     rig.refuse(&[], &["<DIR>", "Usage: ringloom report"])?;
     // The name of one of the files that would be written.

@@ -14,6 +14,7 @@ use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::ops::RangeInclusive;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -60,10 +61,15 @@ impl Lenient {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, is empty, or has not one line that can be used; then with what is wrong with it.
+    /// If it cannot be read, is a device, is empty, or has not one line that can be used; then with what is wrong with it.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let file = File::open(path).with_context(|| format!("open {name}"))?;
+        let kind = file.metadata().with_context(|| format!("open {name}"))?.file_type();
+        // It may have no end.
+        if kind.is_char_device() || kind.is_block_device() {
+            bail!("read {name}: it is a device, results are in a file or a pipe");
+        }
         let mut reader = Reader::default();
         reader.read(BufReader::new(file)).with_context(|| format!("read {name}"))?;
         reader.end().with_context(|| format!("read {name}"))
