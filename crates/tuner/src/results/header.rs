@@ -167,22 +167,8 @@ impl Header {
     /// What forbids to append runs under `self` to a file that began with `old`.
     pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
         let mut differences = self.settings.differences(&old.settings);
-        let mut compare = |name: &str, new: &str, old: &str| {
-            if new != old {
-                differences.push(format!("{name} is {new}, was {old}"));
-            }
-        };
-        let programs = |header: &Self| {
-            let Programs { daemon, guest_kernel, accelerator, .. } = header.programs.clone();
-            let known = [Some(daemon), guest_kernel, accelerator];
-            known.map(|program| program.unwrap_or_else(|| "not used".to_owned()))
-        };
-        let names = ["daemon", "kernel of the guests", "accelerator"];
-        for ((name, new), old) in names.into_iter().zip(programs(self)).zip(programs(old)) {
-            compare(name, &new, &old);
-        }
-        compare("disk", &self.disk.name(), &old.disk.name());
-        compare("size of the disk", &self.disk.bytes.to_string(), &old.disk.bytes.to_string());
+        differences.extend(self.programs.differences(&old.programs));
+        differences.extend(self.disk.differences(&old.disk));
         if let (Some(given), Some(old)) = (&self.given, &old.given) {
             differences.extend(given.differences(old));
         }
@@ -191,7 +177,40 @@ impl Header {
     }
 }
 
+impl Programs {
+    /// What of them forbids to mix runs; versions are compared with the environment.
+    pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
+        let compared = |Self { daemon, guest_kernel, accelerator, .. }: &Self| {
+            let known = [Some(daemon.clone()), guest_kernel.clone(), accelerator.clone()];
+            known.map(|program| program.unwrap_or_else(|| "not used".to_owned()))
+        };
+        differences(
+            ["daemon", "kernel of the guests", "accelerator"],
+            compared(self),
+            compared(old),
+        )
+    }
+}
+
+/// What is not as it was, by name.
+fn differences<const N: usize>(
+    names: [&str; N],
+    new: [String; N],
+    old: [String; N],
+) -> Vec<String> {
+    let differ = |(name, (new, old)): (&str, (String, String))| {
+        (new != old).then(|| format!("{name} is {new}, was {old}"))
+    };
+    names.into_iter().zip(new.into_iter().zip(old)).filter_map(differ).collect()
+}
+
 impl Disk {
+    /// What of it forbids to mix runs.
+    pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
+        let compared = |disk: &Self| [disk.name(), disk.bytes.to_string()];
+        differences(["disk", "size of the disk"], compared(self), compared(old))
+    }
+
     /// The path, but for a scratch file, whose name changes, its directory.
     fn name(&self) -> String {
         match self.origin {

@@ -106,7 +106,11 @@ impl Prepared {
             size: args.size,
         };
         prepared.check_room(interrupt)?;
-        prepared.with_fleet(args, out, interrupt)
+        let prepared = prepared.with_fleet(args, out, interrupt)?;
+        if let Some(stored) = stored {
+            check_same(out, &prepared.differences(&stored.header))?;
+        }
+        Ok(prepared)
     }
 
     fn check_room(&self, interrupt: &Interrupt) -> Result<()> {

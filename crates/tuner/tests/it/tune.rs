@@ -146,6 +146,23 @@ pub(crate) fn wait_until(condition: &dyn Fn() -> bool) {
 }
 
 #[test]
+fn another_machine_is_told_before_anything_is_filled() {
+    let Some(bed) = Bed::with_qemu() else { return };
+    let options = format!("{QUICK} --size 16M --subject client --op randread --bs 4k");
+    bed.run(&options).expect_success();
+    let results = bed.path().join("ringloom-report/results.jsonl");
+    let text = std::fs::read_to_string(&results).unwrap();
+    let kernel = |line: &serde_json::Value| line["environment"]["kernel"]["release"].clone();
+    let here = kernel(&bed.results("ringloom-report")[0]);
+    let there = format!("\"release\":{here}");
+    assert!(text.contains(&there), "{text}");
+    std::fs::write(&results, text.replace(&there, "\"release\":\"2.6.32\"")).unwrap();
+    let refused = bed.run(&format!("{options} --resume"));
+    refused.expect_refusal(&["cannot resume ringloom-report", "kernel is", "was 2.6.32"]);
+    assert!(!refused.stderr.contains("About "), "{}", refused.stderr);
+}
+
+#[test]
 fn a_second_tune_does_not_touch_the_first() {
     let Some(bed) = Bed::with_qemu() else { return };
     let once = QUICK.replace("--repeats 2", "--repeats 1");

@@ -26,11 +26,7 @@ impl Prepared {
         storages: &Storages,
         interrupt: &Interrupt,
     ) -> Result<Header> {
-        let path = self.target.as_ref().map_or(&self.directory, |target| &target.path);
-        let Programs { qemu, fio, .. } = self.programs.clone();
-        let ringloom = Some(env!("CARGO_PKG_VERSION").to_owned());
-        let programs = environment::Programs { ringloom, qemu, fio };
-        let environment = Environment::read(path, programs);
+        let environment = self.environment();
         for warning in environment.warnings() {
             say(&format!("Note: {warning}."));
         }
@@ -46,38 +42,56 @@ impl Prepared {
         Ok(header.with_given(given).with_known(self.known()))
     }
 
+    /// What forbids to go on with these results, as far as it is known before anything is filled.
+    pub(super) fn differences(&self, old: &Header) -> Vec<String> {
+        let mut differences = self.programs.differences(&old.programs);
+        differences.extend(self.disk_there().iter().flat_map(|disk| disk.differences(&old.disk)));
+        differences.extend(self.environment().differences(&old.environment));
+        differences
+    }
+
+    fn environment(&self) -> Environment {
+        let path = self.target.as_ref().map_or(&self.directory, |target| &target.path);
+        let Programs { qemu, fio, .. } = self.programs.clone();
+        let ringloom = Some(env!("CARGO_PKG_VERSION").to_owned());
+        Environment::read(path, environment::Programs { ringloom, qemu, fio })
+    }
+
     fn known(&self) -> Known {
         let Matrix { skipped, pruned, .. } = &self.matrix;
         Known { notes: self.notes.clone(), left_out: pruned.clone(), skipped: skipped.clone() }
     }
 
-    fn disk(&self, storages: &Storages) -> Result<Disk> {
+    /// The disk, unless it is one that is made.
+    fn disk_there(&self) -> Option<Disk> {
         if let Some(target) = &self.target {
-            let (path, bytes) = (target.path.clone(), target.bytes);
-            return Ok(Disk {
+            return Some(Disk {
                 origin: Origin::User,
-                path,
-                bytes,
+                path: target.path.clone(),
+                bytes: target.bytes,
                 description: target.description(),
                 opened: Some(Opened::new(target.kind, target.cache)),
                 looks_like: target.looks_like.map(str::to_owned),
             });
         }
+        let given = self.given.as_ref().filter(|_| !self.has_storage())?;
+        let disk = &given.guest.disk;
+        Some(Disk {
+            origin: Origin::Guest,
+            path: PathBuf::from(&disk.path),
+            bytes: disk.bytes,
+            description: disk.description(),
+            opened: None,
+            looks_like: None,
+        })
+    }
+
+    fn disk(&self, storages: &Storages) -> Result<Disk> {
+        if let Some(disk) = self.disk_there() {
+            return Ok(disk);
+        }
         let variants = self.variants();
-        let Some(first) = variants.first() else {
-            let given = self.given.as_ref().context("a matrix has a variant")?;
-            let disk = &given.guest.disk;
-            let (path, description) = (PathBuf::from(&disk.path), disk.description());
-            return Ok(Disk {
-                origin: Origin::Guest,
-                path,
-                bytes: disk.bytes,
-                description,
-                opened: None,
-                looks_like: None,
-            });
-        };
-        let disks = storages.disks(first);
+        let disks = storages.disks(variants.first().context("a matrix has a variant")?);
         let disk = disks.first().context("a variant has a disk")?;
         let description = format!(
             "{} on {}, {}",
