@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::cell::tests::client;
     use crate::contender::{Contender, Iothreads};
-    use crate::meter::HostCpu;
+    use crate::results::tests::host_cpu;
     use crate::summary::probe_tests::went;
     use crate::summary::probes;
 
@@ -132,14 +132,7 @@ mod tests {
         }
         for run in &mut runs {
             run.emulated = run.key.contender == qemu;
-            run.cost.host = Some(HostCpu {
-                cpus_in_use: 1.5,
-                of: 2,
-                cpus_stolen: 0.0,
-                cpus_in_kernel: 0.3,
-                per_cpu_busy: vec![0.75; 2],
-                context_switches_per_s: 1e3,
-            });
+            run.cost.host = Some(host_cpu(1.5, 2));
         }
         let expected = "
 vm:qemu 1 †: randread 4k, 4 → 40 → 4 jobs × iodepth 1

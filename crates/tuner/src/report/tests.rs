@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::cell::tests::{cell, client};
 use crate::contender::Contender;
-use crate::meter::HostCpu;
-use crate::results::tests::{header, run};
+use crate::results::tests::{header, host_cpu, run};
 
 /// Findings without anything but runs.
 pub(super) fn findings<'a>(header: &'a Header, runs: &'a [Run]) -> Findings<'a> {
@@ -24,14 +23,7 @@ fn runs() -> Vec<Run> {
         runs.push(run(writes, Contender::Host, repeat, 800));
         runs.push(run(writes, client(0), repeat, 400));
     }
-    let host = HostCpu {
-        cpus_in_use: 1.94,
-        of: 3,
-        cpus_stolen: 0.0,
-        cpus_in_kernel: 0.3,
-        per_cpu_busy: vec![0.5; 3],
-        context_switches_per_s: 1e3,
-    };
+    let host = host_cpu(1.94, 3);
     for run in &mut runs {
         run.cost.host = Some(host.clone());
         run.cost.groups[0].voluntary = run.operations / 4;

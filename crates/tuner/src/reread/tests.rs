@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::cell::tests::{cell, client};
 use crate::contender::{Contender, Iothreads};
-use crate::meter::{HostCpu, Role, ThreadCost};
+use crate::meter::{Role, ThreadCost};
 use crate::plan::Purpose;
-use crate::results::tests::{header, run};
+use crate::results::tests::{header, host_cpu, run};
 use crate::results::{self, Failure, Line, Run};
 use crate::target::Origin;
 
@@ -40,14 +40,7 @@ fn lines() -> Vec<String> {
     let (name, role) = ("CPU 0/KVM".to_owned(), Role::Vcpu);
     for run in &mut runs {
         run.per_second = vec![(1_000_000_000, run.operations)];
-        run.cost.host = Some(HostCpu {
-            cpus_in_use: 1.5,
-            of: 2,
-            cpus_stolen: 0.0,
-            cpus_in_kernel: 0.3,
-            per_cpu_busy: vec![0.5, 1.0],
-            context_switches_per_s: 1e3,
-        });
+        run.cost.host = Some(host_cpu(1.5, 2));
         let thread =
             ThreadCost { name: name.clone(), role, cpu_ns: 1, voluntary: 1, involuntary: 0 };
         run.cost.groups[0].threads = vec![thread];

@@ -8,13 +8,13 @@ use clap::Args as _;
 use load::Sample;
 use serde_json::Value;
 
-use super::tests::{header, run};
+use super::tests::{header, host_cpu, run};
 use super::*;
 use crate::args::TuneArgs;
 use crate::cell::tests::{cell, client};
 use crate::given::{GivenDisk, GivenGuest};
 use crate::host_load::{HostLoad, User};
-use crate::meter::{HostCpu, Role, ThreadCost};
+use crate::meter::{Role, ThreadCost};
 
 const DOCUMENT: &str = include_str!("../../../../docs/results.md");
 const OPTIONS: &str = include_str!("../../../../docs/tune.md");
@@ -73,14 +73,7 @@ fn full_run() -> Run {
     };
     run.parts.push(Part::new(1, &sample));
     run.windows = vec![(1, 1); 5];
-    run.cost.host = Some(HostCpu {
-        cpus_in_use: 1.5,
-        of: 2,
-        cpus_stolen: 0.0,
-        cpus_in_kernel: 0.3,
-        per_cpu_busy: vec![0.5, 1.0],
-        context_switches_per_s: 1e3,
-    });
+    run.cost.host = Some(host_cpu(1.5, 2));
     let (name, role) = ("IO iothread0".to_owned(), Role::Iothread);
     run.cost.groups[0].threads =
         vec![ThreadCost { name, role, cpu_ns: 1, voluntary: 1, involuntary: 0 }];

@@ -9,7 +9,7 @@ use crate::cell::tests::{cell, client};
 use crate::contender::Contender;
 use crate::environment::Environment;
 use crate::machine::Machine;
-use crate::meter::{Cost, GroupCost, GroupName};
+use crate::meter::{Cost, GroupCost, GroupName, HostCpu};
 use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::settings::tests::settings;
 use crate::target::Origin;
@@ -67,6 +67,18 @@ pub(crate) fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64
         cost: Cost { covered_ns: 1_000_000_000, host: None, groups: vec![group] },
         job_files: Vec::new(),
         verified_bytes: None,
+    }
+}
+
+/// A host on which so many of its CPUs were in use.
+pub(crate) fn host_cpu(cpus_in_use: f64, of: usize) -> HostCpu {
+    HostCpu {
+        cpus_in_use,
+        of,
+        cpus_stolen: 0.0,
+        cpus_in_kernel: 0.3,
+        per_cpu_busy: vec![0.5; of],
+        context_switches_per_s: 1e3,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Medians, ratios, percentiles, and which runs they come from.
 
 use super::*;
+use crate::cell::Cell;
 use crate::cell::tests::{cell, client};
 use crate::results::tests::run;
 
@@ -56,14 +57,17 @@ fn cells_keep_their_order() {
     assert!(summarise(&runs, 2).iter().all(|summary| summary.verdicts.is_empty()));
 }
 
+/// A run of those that are measured again.
+fn again(cell: Cell, contender: Contender, repeat: u16, operations: u64) -> Run {
+    let mut run = run(cell, contender, repeat, operations);
+    run.key.purpose = Purpose::Confirm;
+    run
+}
+
 #[test]
 fn one_that_was_measured_again_has_its_figures_from_those_runs_alone() {
     let cell = cell("randread", 4096, 2, 16);
-    let again = |contender, repeat, operations| {
-        let mut run = run(cell, contender, repeat, operations);
-        run.key.purpose = Purpose::Confirm;
-        run
-    };
+    let again = |contender, repeat, operations| again(cell, contender, repeat, operations);
     let mut runs: Vec<Run> = [(0, 50), (1, 120), (2, 100), (4, 60)]
         .map(|(n, iops)| run(cell, client(n), 0, iops))
         .into();
@@ -84,11 +88,7 @@ fn one_that_was_measured_again_has_its_figures_from_those_runs_alone() {
 #[test]
 fn of_two_explored_runs_the_better_counts() {
     let cell = cell("randread", 4096, 2, 16);
-    let again = |contender, repeat, operations| {
-        let mut run = run(cell, contender, repeat, operations);
-        run.key.purpose = Purpose::Confirm;
-        run
-    };
+    let again = |contender, repeat, operations| again(cell, contender, repeat, operations);
     let mut runs = vec![run(cell, client(1), 0, 1000), run(cell, client(1), 1, 400)];
     runs.extend([0, 1, 2].map(|repeat| again(client(1), repeat, 900)));
     assert_eq!(summarise(&runs, 2)[0].rows[0].explored, Some(1000.0));

@@ -6,11 +6,10 @@ use super::*;
 use crate::cell::tests::{cell, client};
 use crate::compare::Comparison;
 use crate::contender::Iothreads;
-use crate::meter::HostCpu;
 use crate::published::PublishedSweep;
 use crate::report::tests::findings;
 use crate::report::{Compared, Findings, Side};
-use crate::results::tests::{header, run};
+use crate::results::tests::{header, host_cpu, run};
 use crate::results::{Failure, Run};
 use crate::summary::curve_tests::measured;
 use crate::summary::probe_tests::went;
@@ -29,14 +28,10 @@ fn likely(cell: Cell, contender: Contender, repeat: u16, operations: u64) -> Run
         (mean_ns * 3, operations * 48 / 1000),
         (mean_ns * 9, operations / 500),
     ];
-    run.cost.host = Some(HostCpu {
-        cpus_in_use: 1.0 + f64::from(contender.iothreads().map_or(0, Iothreads::count)) * 0.4,
-        of: 16,
-        cpus_stolen: 0.0,
-        cpus_in_kernel: 0.3,
-        per_cpu_busy: vec![0.5; 16],
-        context_switches_per_s: 1e3,
-    });
+    run.cost.host = Some(host_cpu(
+        1.0 + f64::from(contender.iothreads().map_or(0, Iothreads::count)) * 0.4,
+        16,
+    ));
     run
 }
 
