@@ -35,6 +35,12 @@ const RUNS_MAX: usize = 200_000;
 /// Stands for a header that is missing, and for the fields that one lacks.
 const UNKNOWN_HEADER: &str = include_str!("lenient/unknown-header.json");
 
+/// What stands in a header and nowhere else.
+const HEADER_MARK: &[u8] = br#""kind":"header""#;
+/// How runs whose header cannot be read differ from the first group.
+const UNKNOWN: &str = "machine, disk, programs and settings are not known";
+const FIRST_UNKNOWN: &str = "those of number 1 are not known";
+
 /// What could be read of a file.
 #[derive(Debug)]
 pub(crate) struct Lenient {
@@ -96,10 +102,8 @@ struct Versioned {
 #[derive(Default)]
 struct Reader {
     groups: Vec<Group>,
-    /// The group of the last header.
-    current: usize,
-    /// Runs and failures before any header, with their line numbers.
-    early: Vec<(u64, Line)>,
+    /// The group of the last header; none before the first, and after one that cannot be read.
+    current: Option<usize>,
     runs: usize,
     lines: u64,
     formats: Vec<u64>,
@@ -119,6 +123,7 @@ impl Reader {
             let ended = line.ends_with(b"\n");
             if !ended && u64::try_from(length).unwrap_or(u64::MAX) == LINE_BYTES_MAX {
                 self.troubles.add(Kind::TooLong, self.lines, "");
+                self.lose_header(&line);
                 skip_line(&mut input)?;
                 continue;
             }
@@ -135,9 +140,13 @@ impl Reader {
         let versioned: Versioned = match serde_json::from_slice(line) {
             Ok(versioned) => versioned,
             Err(_) if !ended => return self.troubles.add(Kind::Torn, number, ""),
-            Err(error) => return self.troubles.add(Kind::Unreadable, number, &reason(&error)),
+            Err(error) => {
+                self.lose_header(line);
+                return self.troubles.add(Kind::Unreadable, number, &reason(&error));
+            }
         };
         if !FORMATS.contains(&versioned.format) {
+            self.lose_header(line);
             return self.troubles.add(Kind::Format(versioned.format), number, "");
         }
         match versioned.kind.as_str() {
@@ -158,23 +167,37 @@ impl Reader {
                 }
                 self.begin(header);
             }
-            Err(error) => self.troubles.add(Kind::Unreadable, self.lines, &reason(&error)),
+            Err(error) => {
+                self.current = None;
+                self.troubles.add(Kind::Unreadable, self.lines, &reason(&error));
+            }
+        }
+    }
+
+    /// What follows a header that cannot be read does not belong to the header before it.
+    fn lose_header(&mut self, line: &[u8]) {
+        if line.windows(HEADER_MARK.len()).any(|part| part == HEADER_MARK) {
+            self.current = None;
         }
     }
 
     /// Goes on with the group that this header belongs to, or a new one.
     fn begin(&mut self, header: Header) {
-        let place = self.groups.iter().position(|it| header.differences(&it.header).is_empty());
-        self.current = place.unwrap_or(self.groups.len());
-        if place.is_none() {
-            let first = self.groups.first();
-            let differences = first.map_or_else(Vec::new, |it| header.differences(&it.header));
-            self.groups.push(Group::new(header, differences));
-            for (number, line) in std::mem::take(&mut self.early) {
-                self.troubles.add(Kind::BeforeHeader, number, "");
-                self.keep(number, line);
-            }
-        }
+        let is_same =
+            |it: &Group| !it.header.is_unknown() && header.differences(&it.header).is_empty();
+        let place = self.groups.iter().position(is_same);
+        self.current = Some(place.unwrap_or_else(|| self.add(header)));
+    }
+
+    fn add(&mut self, header: Header) -> usize {
+        let differences = match self.groups.first() {
+            None => Vec::new(),
+            Some(_) if header.is_unknown() => vec![UNKNOWN.to_owned()],
+            Some(first) if first.header.is_unknown() => vec![FIRST_UNKNOWN.to_owned()],
+            Some(first) => header.differences(&first.header),
+        };
+        self.groups.push(Group::new(header, differences));
+        self.groups.len() - 1
     }
 
     fn measured(&mut self, line: Line, format: u64) {
@@ -201,15 +224,14 @@ impl Reader {
         if !self.formats.contains(&format) {
             self.formats.push(format);
         }
-        if self.groups.is_empty() {
-            self.early.push((number, line));
-        } else {
-            self.keep(number, line);
+        let current = self.current.unwrap_or_else(|| {
+            self.add(serde_json::from_str(UNKNOWN_HEADER).expect("the stand-in is a header"))
+        });
+        self.current = Some(current);
+        let group = &mut self.groups[current];
+        if group.header.is_unknown() {
+            self.troubles.add(Kind::NoHeader, number, "");
         }
-    }
-
-    fn keep(&mut self, number: u64, line: Line) {
-        let group = &mut self.groups[self.current];
         if let Some(again) = group.add(line) {
             self.troubles.add(Kind::Again, number, &run_name(&again));
         }
@@ -219,14 +241,11 @@ impl Reader {
         if self.lines == 0 {
             bail!("it is empty: the command ended before anything was written");
         }
-        if self.groups.is_empty() {
-            let header = serde_json::from_str(UNKNOWN_HEADER).expect("the stand-in is a header");
-            if self.early.is_empty() {
-                self.troubles.no_header();
-                bail!("nothing of it can be used: {}", self.troubles.sentences().join("; "));
-            }
-            self.begin(header);
+        if self.groups.iter().all(|group| group.header.is_unknown()) {
             self.troubles.no_header();
+        }
+        if self.groups.is_empty() {
+            bail!("nothing of it can be used: {}", self.troubles.sentences().join("; "));
         }
         let mut problems = self.troubles.sentences();
         if self.formats.len() > 1 {

@@ -281,12 +281,40 @@ fn a_header_that_is_missing_or_lacks_something_is_told() {
         9,
         &["the header lacks 1 field, shown as unknown: line 1 (settings.seed)"],
     );
-    check(
-        &(lines[1..4].concat() + &lines[0] + &lines[4..].concat()),
-        9,
-        &["3 lines are before the header: line 1; line 2; line 3"],
-    );
     check(&lines[0], 0, &["nothing was measured"]);
+}
+
+#[test]
+fn runs_whose_header_cannot_be_read_are_nobody_elses() {
+    let lines = file();
+    let (first, second) = (&lines[1..4], lines[4..].concat());
+    let mut other = header("");
+    other.disk.bytes = 1;
+    let other = text(&other);
+    let broken = other.replacen("\"kind\":\"header\"", "\"kind\":\"header\",", 1);
+    let mistyped = other.replacen("\"seed\":42", "\"seed\":\"x\"", 1);
+    let newer = other.replacen("\"format\":3", "\"format\":4", 1);
+    assert!(![&broken, &mistyped, &newer].contains(&&other));
+    let told = "lines have no header that can be read: line ";
+    for damaged in [broken, mistyped, newer] {
+        for (begin, then, unknown) in [(&lines[0], &damaged, 1), (&damaged, &lines[0], 0)] {
+            let found = read(&(begin.clone() + &first.concat() + then + &second));
+            let of = |group: &Group| (group.header.is_unknown(), group.runs.len());
+            let expected = if unknown == 0 {
+                ([(true, 3), (false, 6)], FIRST_UNKNOWN)
+            } else {
+                ([(false, 3), (true, 6)], UNKNOWN)
+            };
+            assert_eq!(found.groups.iter().map(of).collect::<Vec<_>>(), expected.0);
+            assert_eq!(found.groups[1].differences, [expected.1]);
+            assert!(found.problems.iter().any(|it| it.contains(told)), "{:?}", found.problems);
+        }
+    }
+    // And those before any.
+    let found = read(&(first.concat() + &lines[0] + &second));
+    assert_eq!(found.problems, ["3 lines have no header that can be read: line 1; line 2; line 3"]);
+    let sizes: Vec<_> = found.groups.iter().map(|group| group.runs.len()).collect();
+    assert_eq!(sizes, [3, 6]);
 }
 
 #[test]

@@ -12,8 +12,8 @@ const NAMED_MAX: usize = 5;
 pub(super) enum Kind {
     /// A header without these fields.
     HeaderLacks,
-    /// A run or failure before any header.
-    BeforeHeader,
+    /// A run or failure of which no header can be read.
+    NoHeader,
     /// Of a format that is not read.
     Format(u64),
     /// Neither header, run nor failure.
@@ -64,7 +64,7 @@ impl Troubles {
     /// Notes that nothing says what was measured where.
     pub(super) fn no_header(&mut self) {
         self.no_header = true;
-        self.found.remove(&Kind::BeforeHeader);
+        self.found.remove(&Kind::NoHeader);
     }
 
     /// A sentence for each kind, without its full stop.
@@ -90,7 +90,7 @@ impl Kind {
             Self::HeaderLacks => {
                 format!("the header lacks {}, shown as unknown", counted(count, "field"))
             }
-            Self::BeforeHeader => format!("{lines} {is} before the header"),
+            Self::NoHeader => format!("{lines} {has} no header that can be read"),
             Self::Format(format) => format!(
                 "{lines} {is} of format {format}, which this version of ringloom does not read, \
                  and left out"
