@@ -66,6 +66,11 @@ impl Wanted {
         }
     }
 
+    /// The arguments of `qemu.args` in one line for a shell.
+    pub fn qemu_line(&self) -> String {
+        qemu::line(self)
+    }
+
     /// What the targets ignore, forbid or need, one sentence each.
     pub fn warnings(&self) -> Vec<String> {
         warnings::of(self)

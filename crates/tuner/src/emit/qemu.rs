@@ -33,10 +33,31 @@ type Argument = (&'static str, String);
 /// `qemu.args`.
 pub(super) fn args(wanted: &Wanted) -> String {
     let mut lines = wanted.head();
+    lines.push(ADD.to_owned());
+    if wanted.by == Backend::Ringloom {
+        let (reconnect, other) = if wanted.reconnects_in_seconds() {
+            (RECONNECT_OLD, format!("QEMU 9.2 and newer says {RECONNECT} instead of"))
+        } else {
+            (RECONNECT, format!("QEMU before 9.2 says {RECONNECT_OLD} instead of"))
+        };
+        lines.extend([
+            "serve.sh must run before. -m and size are the guest's memory, which must be shared;"
+                .to_owned(),
+            format!("{other} {reconnect}."),
+        ]);
+    }
+    format!("{}{}\n", quote::hash_comment(&lines), written(&arguments(wanted)).join(" \\\n"))
+}
+
+/// The same arguments in one line, without a word on them.
+pub(super) fn line(wanted: &Wanted) -> String {
+    written(&arguments(wanted)).join(" ")
+}
+
+fn arguments(wanted: &Wanted) -> Vec<Argument> {
     let mut arguments = memory(wanted);
     match wanted.by {
         Backend::QemuIothreads => {
-            lines.push(ADD.to_owned());
             arguments.extend((0..wanted.mapped()).map(iothread));
             let mut node = wanted.disk_files().qemu_blockdev(wanted.aio, false);
             node["node-name"] = NODE.into();
@@ -44,17 +65,7 @@ pub(super) fn args(wanted: &Wanted) -> String {
             arguments.extend(devices(wanted).iter().map(device));
         }
         Backend::Ringloom => {
-            let (reconnect, other) = if wanted.reconnects_in_seconds() {
-                (RECONNECT_OLD, format!("QEMU 9.2 and newer says {RECONNECT} instead of"))
-            } else {
-                (RECONNECT, format!("QEMU before 9.2 says {RECONNECT_OLD} instead of"))
-            };
-            lines.extend([
-                ADD.to_owned(),
-                "serve.sh must run before. -m and size are the guest's memory, which must be shared;"
-                    .to_owned(),
-                format!("{other} {reconnect}."),
-            ]);
+            let reconnect = if wanted.reconnects_in_seconds() { RECONNECT_OLD } else { RECONNECT };
             let socket = quote::keyval(&wanted.socket.to_string_lossy());
             let [id, chardev] = SERVED;
             let socket = format!("socket,id={chardev},path={socket},{reconnect}");
@@ -65,7 +76,7 @@ pub(super) fn args(wanted: &Wanted) -> String {
             })));
         }
     }
-    format!("{}{}\n", quote::hash_comment(&lines), written(&arguments).join(" \\\n"))
+    arguments
 }
 
 /// The ids of `qemu.args`, which must be free in the guest that takes them.

@@ -14,7 +14,7 @@ use crate::plan::Purpose;
 use crate::quote::shell;
 use crate::results::{Header, Run};
 use crate::summary::{CellSummary, compared, failed};
-use crate::target::{HOLES, Origin};
+use crate::target::Origin;
 use crate::variant::{Aio, Image, Variant};
 
 /// The most iothreads that the short form of `ringloom serve` makes.
@@ -67,16 +67,21 @@ pub(super) fn all(part: Part, findings: &Findings<'_>, cells: &[CellSummary]) ->
     all
 }
 
-/// With what is not in the table of a cell: what the sentinel and the notes say of its runs.
+/// With what is not in the table of a cell: what the sentinel says of its runs, and holes of its disk.
 fn bent(findings: &Findings<'_>, answer: &Answer) -> Bent {
     let flags = Drift::in_runs(findings.runs).map_or_else(Vec::new, |drift| drift.flags);
     let is_own = |run: &&Run| {
         run.key.purpose != Purpose::Sentinel && run.key.contender.subject() == answer.subject
     };
     let mut times = findings.runs.iter().filter(is_own).map(|run| run.started_unix_s);
+    let Header { disk, given, .. } = findings.header;
+    let holes = match answer.subject {
+        Subject::VmGiven => given.as_ref().is_some_and(|given| given.disk.holes),
+        Subject::Host | Subject::Client | Subject::VmQemu | Subject::VmRingloom => disk.holes,
+    };
     Bent {
         drifted: times.any(|time| flags.iter().any(|flag| flag.covers(time))),
-        holes: findings.notes.iter().any(|note| note.ends_with(HOLES)),
+        holes,
         ..answer.bent
     }
 }
@@ -99,25 +104,15 @@ fn pasted(header: &Header, answer: &Answer, variant: &Variant, serve: &str) -> O
     let trusted = answer.doubts.is_empty() && !emit::destroys(header, variant);
     match answer.subject {
         Subject::VmGiven | Subject::Host => None,
-        Subject::VmQemu => trusted.then(|| qemu(header, answer, variant)).flatten(),
+        Subject::VmQemu => {
+            let wanted = Wanted::of(header, answer.subject, variant, answer.iothreads)?;
+            trusted.then(|| wanted.qemu_line())
+        }
         Subject::Client | Subject::VmRingloom => {
             let wanted = Wanted::of(header, answer.subject, variant, answer.iothreads)?;
             trusted.then(|| command(header, &wanted).unwrap_or_else(|| serve.to_owned()))
         }
     }
-}
-
-/// The arguments of QEMU that make the disk and its iothreads, in one line.
-fn qemu(header: &Header, answer: &Answer, variant: &Variant) -> Option<String> {
-    let files = emit::files(header, answer.subject, variant, answer.iothreads);
-    let file = files.into_iter().find(|file| file.name.ends_with("/qemu.args"))?;
-    let is_argument = |line: &&str| {
-        ["-object iothread", "-object '{\"qom-type\":\"iothread", "-blockdev", "-device"]
-            .iter()
-            .any(|start| line.starts_with(start))
-    };
-    let lines = file.content.lines().map(|line| line.trim_end_matches('\\').trim());
-    Some(lines.filter(is_argument).collect::<Vec<_>>().join(" "))
 }
 
 fn text(style: Style, advice: &Advice) -> String {
@@ -196,6 +191,11 @@ mod tests {
             assert!(line.contains(part), "{part} is missing in {line}");
         }
         assert!(!line.contains('#') && !line.contains('\\'), "{line}");
+        assert!(!line.contains("memory"), "{line}");
+        let header = self::header("--subject vm:qemu --numa-node 0");
+        let found = all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8));
+        let bound = found[0].command.clone().unwrap();
+        assert!(bound.contains("host-nodes\":[0]") && bound.ends_with(&line), "{bound}");
     }
 
     #[test]
@@ -281,9 +281,10 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_carries_what_its_notes_say_of_all_figures() {
-        let header = header("");
-        let sentence = |times: [u64; 2], notes: &[String]| {
+    fn an_answer_carries_what_bends_all_figures() {
+        let sentence = |times: [u64; 2], holes: bool| {
+            let mut header = header("");
+            header.disk.holes = holes;
             let mut runs = Vec::new();
             for (repeat, (count, iops)) in (0..3).flat_map(|it| [(it, (0, 100)), (it, (2, 200))]) {
                 runs.push(run(cell("randread", 4096, 2, 16), client(count), repeat, iops));
@@ -295,15 +296,13 @@ mod tests {
                 sentinel.started_unix_s = start + time - 60;
                 runs.push(sentinel);
             }
-            let findings = Findings { notes, ..findings(&header, &runs) };
-            all(Part::FIRST, &findings, &summarise(&runs, 8)).remove(0).sentence
+            all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8)).remove(0).sentence
         };
-        let holes = [format!("the file has holes: {HOLES}")];
-        let calm = sentence([0, 30], &[]);
+        let calm = sentence([0, 30], false);
         assert!(calm.ends_with("of resamplings agree."), "{calm}");
-        let drifted = sentence([0, 120], &[]);
+        let drifted = sentence([0, 120], false);
         assert!(drifted.ends_with("agree, but the machine drifted meanwhile."), "{drifted}");
-        let holed = sentence([0, 30], &holes);
+        let holed = sentence([0, 30], true);
         assert!(holed.ends_with(", but the file has holes, which look too fast."), "{holed}");
     }
 
