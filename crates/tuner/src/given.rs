@@ -67,6 +67,9 @@ pub(crate) struct GivenDisk {
     pub(crate) rotational: Option<bool>,
     /// Whether its page cache is gone past.
     pub(crate) direct: bool,
+    /// A file with holes, which look too fast.
+    #[serde(default)]
+    pub(crate) holes: bool,
 }
 
 /// What is wanted of the guest.

@@ -20,7 +20,7 @@ use crate::matrix::Writes;
 use crate::storage::{disk_bytes, in_use};
 use crate::units::Bytes;
 
-/// How a note on a file with holes ends.
+/// Why a file with holes is no disk to measure.
 pub(crate) const HOLES: &str = "reading them does not touch the disk and looks too fast";
 
 /// Less than this is no disk.
@@ -60,6 +60,8 @@ pub(crate) struct Target {
     pub(crate) file_system: String,
     /// The image format as whose images the bytes begin.
     pub(crate) looks_like: Option<&'static str>,
+    /// Less of it is stored than it is long.
+    pub(crate) holes: bool,
     /// What the user should know before trusting the numbers.
     pub(crate) notes: Vec<String>,
 }
@@ -100,7 +102,7 @@ impl Target {
             Kind::BlockDevice => "block device".to_owned(),
         };
         let stored = metadata.blocks().saturating_mul(METADATA_BLOCK_BYTES);
-        let holes = kind == Kind::File && stored < bytes / 10 * 9;
+        let holes = kind == Kind::File && has_holes(bytes, stored);
         let mut notes = notes(cache, &file_system, holes);
         notes.extend(uses);
         let looks_like = formats::of_head(path).with_context(|| format!("disk {name}"))?;
@@ -108,7 +110,7 @@ impl Target {
             notes.push(image_note(path, format)?);
         }
         let path = path.to_path_buf();
-        Ok(Self { path, kind, bytes, cache, writes, file_system, looks_like, notes })
+        Ok(Self { path, kind, bytes, cache, writes, file_system, looks_like, holes, notes })
     }
 
     /// `64M on ext4, O_DIRECT`.
@@ -116,6 +118,11 @@ impl Target {
         let cache = cache_name(self.cache);
         format!("{} on {}, {cache}", Bytes(self.bytes), self.file_system)
     }
+}
+
+/// Whether a file with so much stored of its length has more holes than file systems make by themselves.
+pub(crate) fn has_holes(bytes: u64, stored: u64) -> bool {
+    stored < bytes / 10 * 9
 }
 
 /// How the disk is opened, in words.

@@ -10,7 +10,7 @@ use load::fio::FioVersion;
 use super::{GivenDisk, GivenGuest};
 use crate::storage::in_use::tables::{device_number, mounts, swaps};
 use crate::storage::in_use::{Access, Use};
-use crate::target::HOLES;
+use crate::target::{HOLES, has_holes};
 
 const SECTOR_BYTES: u64 = 512;
 const MOUNTS: &str = "\n@mounts\n";
@@ -132,14 +132,18 @@ impl Survey {
                  memory as far as it reaches"
             ));
         }
+        if self.has_holes(kind, bytes) {
+            notes.push(format!("the file in your guest has holes: {HOLES}"));
+        }
+        notes
+    }
+
+    fn has_holes(&self, kind: Kind, bytes: u64) -> bool {
         let stored = self.value("stored").and_then(|stored| {
             let (blocks, unit) = stored.split_once(' ')?;
             blocks.parse::<u64>().ok()?.checked_mul(unit.parse().ok()?)
         });
-        if kind == Kind::File && stored.is_some_and(|stored| stored < bytes / 10 * 9) {
-            notes.push(format!("the file in your guest has holes: {HOLES}"));
-        }
-        notes
+        kind == Kind::File && stored.is_some_and(|stored| has_holes(bytes, stored))
     }
 
     /// Whether the kernel lets nobody have an io_uring. A level of 1 leaves it to root and a group.
@@ -148,6 +152,7 @@ impl Survey {
     }
 
     pub(super) fn guest(&self, path: &str, kind: Kind, bytes: u64, fio: FioVersion) -> GivenGuest {
+        let holes = self.has_holes(kind, bytes);
         let kind = match kind {
             Kind::Block => "block device".to_owned(),
             Kind::File => self.text("file_system").unwrap_or_else(|| "a file".to_owned()),
@@ -161,6 +166,7 @@ impl Survey {
             scheduler: self.value("scheduler").map(chosen),
             rotational: self.value("rotational").map(|value| value == "1"),
             direct: self.value("direct").is_some(),
+            holes,
         };
         GivenGuest {
             host: self.text("host").unwrap_or_default(),

@@ -47,6 +47,7 @@ fn given() -> GivenGuest {
         scheduler: None,
         rotational: None,
         direct: true,
+        holes: false,
     };
     GivenGuest {
         host: "vm1".to_owned(),

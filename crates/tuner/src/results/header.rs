@@ -30,6 +30,9 @@ pub(crate) struct Disk {
     /// The image format as whose images the bytes begin: then the raw file is no disk to give to a guest.
     #[serde(default, alias = "looks_like_qcow2", deserialize_with = "format_or_flag")]
     pub(crate) looks_like: Option<String>,
+    /// The file has holes, which look too fast.
+    #[serde(default)]
+    pub(crate) holes: bool,
 }
 
 /// A format, where earlier files say only whether it is qcow2.

@@ -29,6 +29,7 @@ pub(crate) fn header(line: &str) -> Header {
         description: "1G on ext4, O_DIRECT".to_owned(),
         opened: Some(Opened { block_device: false, direct: true }),
         looks_like: None,
+        holes: false,
     };
     let programs = Programs { daemon: "daemon 1.0".to_owned(), ..Programs::default() };
     let mut environment = Environment::default();

@@ -72,6 +72,7 @@ impl Prepared {
                 description: target.description(),
                 opened: Some(Opened::new(target.kind, target.cache)),
                 looks_like: target.looks_like.map(str::to_owned),
+                holes: target.holes,
             });
         }
         let given = self.given.as_ref().filter(|_| !self.has_storage())?;
@@ -83,6 +84,7 @@ impl Prepared {
             description: disk.description(),
             opened: None,
             looks_like: None,
+            holes: disk.holes,
         })
     }
 
@@ -107,6 +109,7 @@ impl Prepared {
             description,
             opened: Some(Opened::new(disk.kind, disk.cache)),
             looks_like: None,
+            holes: false,
         })
     }
 }
