@@ -46,6 +46,9 @@ impl Prepared {
     pub(super) fn differences(&self, old: &Header) -> Vec<String> {
         let mut differences = self.programs.differences(&old.programs);
         differences.extend(self.disk_there().iter().flat_map(|disk| disk.differences(&old.disk)));
+        if let (Some(given), Some(old)) = (&self.given, &old.given) {
+            differences.extend(given.guest.differences(old));
+        }
         differences.extend(self.environment().differences(&old.environment));
         differences
     }
