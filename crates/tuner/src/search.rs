@@ -84,6 +84,9 @@ impl<'a> Search<'a> {
     /// A run failed; it is not tried again.
     pub(crate) fn failed(&mut self, key: &RunKey) {
         self.tried.insert(key.clone());
+        if let Some(place) = self.places.iter_mut().find(|place| place.is_of(key)) {
+            place.failed(key);
+        }
     }
 
     /// The next block; `fits` says whether there is time for it, and is asked only when all was explored.
@@ -126,7 +129,7 @@ impl<'a> Search<'a> {
         for repeat in 0..repeats {
             self.settle(repeat);
             for (index, place) in self.places.iter().enumerate() {
-                let open = place.open(repeat, self.terms.least, INTERVAL_FROM);
+                let open = place.open(repeat, self.terms.least);
                 runs.extend(self.block(Purpose::Confirm, repeat, index, &open));
             }
         }
@@ -155,9 +158,10 @@ impl<'a> Search<'a> {
         INTERVAL_FROM.clamp(self.terms.least, self.terms.most)
     }
 
+    /// How often each number is explored: once if all of them are measured again anyway.
     fn explored(&self, place: &Place<'_>) -> u16 {
         match (self.terms.full, place.is_whole()) {
-            (true, _) if place.entry.contenders.len() > place::AGAIN_MAX => self.terms.least,
+            (true, _) if !place.has_few_numbers() => self.terms.least,
             (true, _) | (false, true) => 1,
             (false, false) => EXPLORED,
         }
@@ -213,7 +217,7 @@ impl<'a> Search<'a> {
     fn all_again(&self) -> Vec<PlannedRun> {
         let mut all = Vec::new();
         for (index, place) in self.places.iter().enumerate() {
-            let open = place.open(0, self.terms.least, INTERVAL_FROM);
+            let open = place.open(0, self.terms.least);
             for repeat in 0..self.wanted() {
                 all.extend(self.block(Purpose::Confirm, repeat, index, &open));
             }
@@ -234,7 +238,7 @@ impl<'a> Search<'a> {
         for repeat in self.settled.unwrap_or(0)..self.terms.most {
             self.settle(repeat);
             for (index, place) in self.places.iter().enumerate() {
-                let open = place.open(repeat, self.terms.least, INTERVAL_FROM);
+                let open = place.open(repeat, self.terms.least);
                 let block = self.block(Purpose::Confirm, repeat, index, &open);
                 if !block.is_empty() {
                     return Some(block);

@@ -3,7 +3,7 @@
 //! Invariants: only blocks before the one that is asked for decide, so what a resumed search asks for is the same.
 //! Not here: repeats, order and time (`search`), what suits all places at once (`overall`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::overall::Overall;
 use crate::contender::{Contender, Iothreads, Subject};
@@ -16,7 +16,7 @@ use crate::summary::{Blocks, ENOUGH, Reached, Shares, best, explored, n90};
 /// Numbers far apart, explored first; the highest of a place is, too.
 const FAR_APART: [u16; 5] = [0, 1, 4, 8, 16];
 /// How many numbers of a subject are measured again, as a rule.
-pub(super) const AGAIN_MAX: usize = 5;
+const AGAIN_MAX: usize = 5;
 /// How much longer runs take where shorter ones were not steady.
 pub(super) const STRETCH: u32 = 2;
 /// What reached less of the best in every block is given up.
@@ -35,6 +35,8 @@ pub(super) struct Place<'a> {
     explored: BTreeMap<Contender, Explored>,
     /// IOPS by repeat.
     again: BTreeMap<Contender, BTreeMap<u16, f64>>,
+    /// Repeats that failed.
+    failed: BTreeMap<Contender, BTreeSet<u16>>,
     /// What is measured again, and from which repeat on.
     chosen: BTreeMap<Contender, u16>,
 }
@@ -59,6 +61,7 @@ impl<'a> Place<'a> {
             first: entry.contenders.iter().copied().filter(is_first).collect(),
             explored: BTreeMap::new(),
             again: BTreeMap::new(),
+            failed: BTreeMap::new(),
             chosen: BTreeMap::new(),
         }
     }
@@ -81,9 +84,20 @@ impl<'a> Place<'a> {
         }
     }
 
+    pub(super) fn failed(&mut self, key: &RunKey) {
+        if key.purpose == Purpose::Confirm {
+            self.failed.entry(key.contender).or_default().insert(key.repeat);
+        }
+    }
+
     /// Whether nothing is left out at first.
     pub(super) fn is_whole(&self) -> bool {
         self.first.len() == self.entry.contenders.len()
+    }
+
+    /// Whether no subject has more numbers than are measured again.
+    pub(super) fn has_few_numbers(&self) -> bool {
+        self.subjects().into_iter().all(|it| counts(self.entry, it).len() <= AGAIN_MAX)
     }
 
     /// Whether something was measured again already.
@@ -171,19 +185,25 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Who takes part in this repeat, told from those before it: up to `least` all, then those that are not beaten; from
-    /// `interval_from` on only while one of them is not known well enough.
-    pub(super) fn open(&self, repeat: u16, least: u16, interval_from: u16) -> Vec<Contender> {
+    /// Who takes part in this repeat, told from those before it: up to `least` all, then those that are not beaten and did not
+    /// always fail; as soon as there are intervals only while one of them is not known well enough.
+    pub(super) fn open(&self, repeat: u16, least: u16) -> Vec<Contender> {
         let here = self.chosen.iter().filter(|(_, from)| **from <= repeat);
         let is_open = |&(contender, from): &(&Contender, &u16)| {
-            repeat < from + least || !self.is_beaten(*contender, repeat)
+            let given_up =
+                || self.is_beaten(*contender, repeat) || self.fails(*contender, repeat, least);
+            repeat < from + least || !given_up()
         };
         let open: Vec<Contender> = here.filter(is_open).map(|(contender, _)| *contender).collect();
         let known = |contender: &Contender| {
             let before = self.before(*contender, repeat).map(|(_, iops)| iops);
             Estimate::of(before).is_some_and(|estimate| estimate.is_narrow())
         };
-        if repeat >= interval_from && open.iter().all(known) { Vec::new() } else { open }
+        if repeat >= least.max(super::INTERVAL_FROM) && open.iter().all(known) {
+            Vec::new()
+        } else {
+            open
+        }
     }
 
     /// What is explored at first, and what the look closer will probably add.
@@ -242,6 +262,18 @@ impl<'a> Place<'a> {
     fn before(&self, contender: Contender, repeat: u16) -> impl Iterator<Item = (u16, f64)> {
         let runs = self.again.get(&contender).into_iter().flatten();
         runs.map(|(repeat, iops)| (*repeat, *iops)).filter(move |(other, _)| *other < repeat)
+    }
+
+    /// Whether it was tried `least` times and did no request in any of them.
+    fn fails(&self, contender: Contender, repeat: u16, least: u16) -> bool {
+        let failed = self.failed.get(&contender).into_iter().flatten();
+        let failed = failed.filter(|other| **other < repeat).count();
+        let (mut tried, mut works) = (failed, false);
+        for (_, iops) in self.before(contender, repeat) {
+            tried += 1;
+            works |= iops > 0.0;
+        }
+        !works && tried >= usize::from(least)
     }
 
     /// Whether it stayed far below the best in all blocks; the baseline never is.

@@ -85,6 +85,44 @@ fn what_is_known_is_repeated_six_times_and_what_is_not_twelve_times() {
     let noisy =
         blocks(ONE_CELL, 2, |key| curve(key, &points) * (1000 + 100 * u64::from(key.repeat % 3)));
     assert_eq!(again(&noisy), 12);
+    let more = format!("{ONE_CELL} --repeats 8-12");
+    assert_eq!(again(&blocks(&more, 2, |key| curve(key, &points) * 1000)), 8);
+}
+
+#[test]
+fn what_always_fails_is_given_up_after_the_least_and_keeps_nobody() {
+    for fails in [client(1), Contender::Host] {
+        let (settings, matrix) = matrix(&ONE_CELL.replace("client", "client,host"), 2);
+        let mut search = Search::new(&matrix, &settings);
+        let mut asked: Vec<RunKey> = Vec::new();
+        while let Some(block) = search.next(&|_| true) {
+            for planned in block {
+                asked.push(planned.key.clone());
+                if planned.key.contender == fails {
+                    search.failed(&planned.key);
+                } else {
+                    let mut run = run(planned.key.cell, planned.key.contender, 0, 1000);
+                    run.key = planned.key;
+                    search.measured(&run);
+                }
+            }
+        }
+        let times = |contender| {
+            let own = |key: &&RunKey| key.purpose == Purpose::Confirm && key.contender == contender;
+            asked.iter().filter(own).count()
+        };
+        assert_eq!([times(fails), times(client(2))], [3, 6], "{fails}");
+    }
+}
+
+#[test]
+fn numbers_that_are_all_measured_again_are_explored_once() {
+    let explored = |line: &str| {
+        let found = blocks(&(ONE_CELL.replace("client", "client,host") + line), 16, |_| 1000);
+        found.iter().flatten().filter(|key| key.purpose == Purpose::Sweep).count()
+    };
+    assert_eq!(explored(" --iothreads none,1,2,4,8"), 6);
+    assert_eq!(explored(" --iothreads none,1,2,4,8,16"), 3 * 7);
 }
 
 #[test]
