@@ -45,7 +45,7 @@ pub(crate) struct Row {
     pub(crate) iops: Estimate,
     /// The IOPS of each repeat.
     pub(crate) by_repeat: Vec<(u16, f64)>,
-    /// The IOPS that it counts with where it was only explored.
+    /// The best IOPS of its runs of purpose `Sweep`: where others were measured again, what it counts with.
     pub(crate) explored: Option<f64>,
     pub(crate) bytes_per_second: f64,
     pub(crate) p50: Option<Duration>,
@@ -116,7 +116,7 @@ impl CellSummary {
             Some(Reached {
                 iothreads: row.iothreads()?,
                 blocks: if counts { row.by_repeat.clone() } else { Vec::new() },
-                explored: row.explored,
+                explored: row.explored.filter(|_| again),
             })
         };
         Blocks::of(self.rows_of(subject).filter_map(reached).collect())

@@ -57,6 +57,21 @@ fn cells_keep_their_order() {
     assert!(summarise(&runs, 2).iter().all(|summary| summary.verdicts.is_empty()));
 }
 
+#[test]
+fn of_a_listed_number_its_few_blocks_count_not_its_best_run() {
+    // The machine doubles its speed when 2 was measured.
+    let cell = cell("randread", 4096, 2, 16);
+    let mut runs = Vec::new();
+    for (repeat, speed) in [(0, 1), (1, 1), (2, 2), (3, 2), (4, 2), (5, 2)] {
+        runs.extend(
+            [(0, 50), (1, 100)].map(|(n, iops)| run(cell, client(n), repeat, iops * speed)),
+        );
+    }
+    runs.extend([0, 1].map(|repeat| run(cell, client(2), repeat, 90)));
+    let blocks = summarise(&runs, 2)[0].blocks(Subject::Client);
+    assert_eq!(blocks.other_shares(), [(Iothreads::new(2), 0.9)]);
+}
+
 /// A run of those that are measured again.
 fn again(cell: Cell, contender: Contender, repeat: u16, operations: u64) -> Run {
     let mut run = run(cell, contender, repeat, operations);
