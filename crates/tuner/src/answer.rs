@@ -44,7 +44,7 @@ pub(crate) struct Answer {
     pub(crate) worst: Spot,
     /// Cells that were compared.
     pub(crate) cells: usize,
-    /// The share of resamplings in which it is within 5 % of the best; missing with too few repeats.
+    /// The share of resamplings in which it is within 5 % of the best; of few repeats they agree too easily.
     pub(crate) sure: Option<f64>,
     /// Of the number, in the cell where it has fewest; 0 where it was not measured again.
     pub(crate) repeats: usize,
@@ -68,6 +68,8 @@ pub(crate) struct Bent {
     pub(crate) drifted: bool,
     /// The file that was read has holes.
     pub(crate) holes: bool,
+    /// So many cells that count have no figures, since all their runs failed.
+    pub(crate) failed_cells: usize,
 }
 
 /// Why no number is recommended.
@@ -210,16 +212,15 @@ pub(crate) fn answer(
     let left = measured.clone().without(failed_numbers(&counted, failed));
     let numbers = [&measured, &left].map(|ratings| ratings.numbers().len());
     let ratings = if numbers[1] == 0 { &measured } else { &left };
+    let failed_cells = failed_cells(&counted, weights, failed);
     let answer = best(&counted, ratings)?;
+    let bent = Bent { failed_cells, ..answer.bent };
     let doubts = match numbers {
         [0 | 1, _] => vec![apart(&counted).unwrap_or(Doubt::OneNumber)],
         [_, left @ (0 | 1)] => vec![Doubt::NumbersFailed(left)],
-        [_, _] => {
-            let failed = failed_cells(&counted, weights, failed);
-            doubts(&answer, &counted, ratings, failed)
-        }
+        [_, _] => doubts(&answer, &counted, ratings, failed_cells),
     };
-    Some(Answer { doubts, ..answer })
+    Some(Answer { doubts, bent, ..answer })
 }
 
 /// What did best, as if there were no doubts.

@@ -3,8 +3,7 @@
 use super::{Answer, Bent, Change, Cheaper, Condition, Doubt, Gain, Price};
 use crate::contender::Iothreads;
 use crate::repeats::Repeats;
-use crate::report::percent_gain;
-use crate::units::counted;
+use crate::units::{counted, percent_gain};
 use crate::weights::{Goal, Weight};
 
 /// Other answers that are named.
@@ -198,15 +197,19 @@ fn surely(sure: f64, answer: &Answer) -> String {
 }
 
 /// What resamplings do not see.
-fn but(Bent { unsteady, drifted, holes }: Bent) -> String {
-    let reasons: Vec<&str> = [
+fn but(Bent { unsteady, drifted, holes, failed_cells }: Bent) -> String {
+    let mut reasons: Vec<String> = [
         (unsteady, "most runs were not steady"),
         (drifted, "the machine drifted meanwhile"),
         (holes, "the file has holes, which look too fast"),
     ]
     .into_iter()
-    .filter_map(|(holds, reason)| holds.then_some(reason))
+    .filter(|(holds, _)| *holds)
+    .map(|(_, reason)| reason.to_owned())
     .collect();
+    if failed_cells > 0 {
+        reasons.push(format!("every run of {} failed", counted(failed_cells, "other cell")));
+    }
     if reasons.is_empty() { String::new() } else { format!(", but {}", reasons.join(", and ")) }
 }
 

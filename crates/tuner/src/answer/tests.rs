@@ -471,7 +471,14 @@ fn only_failures_of_the_subject_in_cells_that_count_are_a_doubt() {
         let weights: Vec<Weight> = weights.split(',').map(|it| it.parse().unwrap()).collect();
         let text = text(contender, &weights);
         assert!(text.starts_with(expected), "{contender}: {text}");
+        assert!(!text.contains("failed") || expected != use_1, "{contender}: {text}");
     }
+    let one = &failures(client(1))[..1];
+    let found = answer(Subject::Client, &summaries, &[], one).unwrap();
+    assert_eq!((&found.doubts[..], found.bent.failed_cells), (&[][..], 1));
+    let text = sentence(&found);
+    assert!(text.contains("; likely, 100 %"), "{text}");
+    assert!(text.ends_with("agree, but every run of 1 other cell failed."), "{text}");
 }
 
 #[test]
