@@ -105,7 +105,7 @@ impl Bench<'_> {
         rate: Option<f64>,
         left: Duration,
     ) -> Result<Run> {
-        let name = run_name(&planned.key);
+        let name = planned.key.to_string();
         let begun = clock::now();
         self.progress.begin(&name, self.pace.expected(planned), left);
         let measured = match planned.key.contender {
@@ -216,16 +216,4 @@ impl Planned<'_> {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric());
         words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
     }
-}
-
-/// `randread 4k jobs=2 iodepth=16, client 2`, with the variant and the purpose where they are not the usual ones.
-pub(crate) fn run_name(key: &RunKey) -> String {
-    let mut parts = vec![key.cell.to_string()];
-    let variant = key.variant.to_string();
-    if !variant.is_empty() {
-        parts.push(variant);
-    }
-    parts.push(key.contender.to_string());
-    parts.extend(key.purpose_name());
-    parts.join(", ")
 }

@@ -6,6 +6,8 @@
 //! Invariants: seed and matrix alone decide the plan, so a resumed run continues the same one; all runs of a block have
 //! the same offsets; no two runs of a plan have the same key.
 
+use std::fmt;
+
 use load::{Random, Timing};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +42,13 @@ pub(crate) enum Purpose {
     Curve,
 }
 
+impl Purpose {
+    /// Whether contenders are compared by such runs.
+    pub(crate) fn is_compared(self) -> bool {
+        matches!(self, Self::Sweep | Self::Confirm)
+    }
+}
+
 /// What tells one run of a plan from all others.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct RunKey {
@@ -52,6 +61,19 @@ pub(crate) struct RunKey {
     pub(crate) variant: Variant,
     #[serde(flatten)]
     pub(crate) cell: Cell,
+}
+
+/// `randread 4k jobs=2 iodepth=16, client 2`, with the variant and the purpose where they are not the usual ones.
+impl fmt::Display for RunKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.cell)?;
+        let variant = self.variant.to_string();
+        if !variant.is_empty() {
+            write!(f, ", {variant}")?;
+        }
+        write!(f, ", {}", self.contender)?;
+        self.purpose_name().map_or(Ok(()), |name| write!(f, ", {name}"))
+    }
 }
 
 impl RunKey {

@@ -34,7 +34,6 @@ use crate::units::{counted, printable};
 pub(crate) use compare::{Compared, Side, render as render_comparison};
 pub(crate) use html::{comparison as comparison_page, published_sweep as published_page};
 pub(crate) use published::render as render_published;
-pub(crate) use text::percent_gain;
 use text::{one_line, wrapped};
 
 /// What every guest figure says where KVM does not work.

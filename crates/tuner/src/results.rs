@@ -24,7 +24,6 @@ pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs};
 pub(crate) use self::lenient::{Group, Lenient};
 pub(crate) use self::line::{Failure, Line, Measured, OWN_LOAD, Part, Run, nanoseconds};
 pub(crate) use self::recorded::Recorded;
-use crate::measure::run_name;
 
 const FORMAT: u32 = 3;
 pub(crate) const FILE_NAME: &str = "results.jsonl";
@@ -87,7 +86,7 @@ fn check_figures(line: &Line) -> Result<()> {
     match found {
         Ok(()) | Err(sane::Fault::NoTime) => Ok(()),
         Err(sane::Fault::Absurd(what)) => {
-            bail!("{}: {what}, which cannot be", run_name(line.key()))
+            bail!("{}: {what}, which cannot be", line.key())
         }
     }
 }

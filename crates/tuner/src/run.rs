@@ -19,7 +19,7 @@ use crate::course::Course;
 use crate::interrupt::Interrupt;
 use crate::kept;
 use crate::matrix::Matrix;
-use crate::measure::{Bench, Guests, run_name};
+use crate::measure::{Bench, Guests};
 use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose};
 use crate::progress::{Left, Progress, say};
 use crate::report::{Findings, Report, Style, configuration_names};
@@ -200,7 +200,7 @@ fn rate(planned: &PlannedRun, results: &Results) -> Result<Option<f64>> {
         (Purpose::Probe, step) => (step - 1, "the phase before it"),
     };
     let before = results.recorded().before(key, step);
-    let before = before.with_context(|| format!("{}: {needed} failed", run_name(key)))?;
+    let before = before.with_context(|| format!("{key}: {needed} failed"))?;
     let share = f64::from(key.step) / f64::from(CURVE_MAXIMUM);
     Ok((key.purpose == Purpose::Curve).then(|| before.iops() * share))
 }

@@ -12,13 +12,14 @@ mod failed;
 mod probe;
 pub(crate) mod published;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use load::Latency;
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
-use crate::plan::Purpose;
+use crate::plan::{Purpose, RunKey};
 use crate::results::{Part, Run};
 use crate::stats::{self, Estimate};
 use crate::variant::Variant;
@@ -64,9 +65,7 @@ pub(crate) struct Row {
     pub(crate) to_host: Option<Estimate>,
     /// More busy threads than cores: the machine limits, not the number of iothreads.
     pub(crate) cpu_bound: bool,
-    /// Most of its runs were not steady.
-    pub(crate) unsteady: bool,
-    /// How many of its runs were not.
+    /// How many of its runs were not steady.
     pub(crate) unsteady_runs: usize,
     /// The guest's CPUs were emulated.
     pub(crate) emulated: bool,
@@ -89,6 +88,11 @@ impl Row {
     /// The number of iothreads, where numbers are compared.
     pub(crate) fn iothreads(&self) -> Option<Iothreads> {
         self.contender.iothreads()
+    }
+
+    /// Whether most of its runs were not steady.
+    pub(crate) fn is_unsteady(&self) -> bool {
+        self.unsteady_runs * 2 > self.by_repeat.len()
     }
 
     /// Whether it was measured again after the exploration.
@@ -136,14 +140,16 @@ impl CellSummary {
 
 /// Summarises all cells of a sweep, in the order in which they first appear.
 pub(crate) fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
-    let mut places: Vec<(Variant, Cell)> = Vec::new();
-    for run in runs.iter().filter(|run| compares(run)) {
-        let place = (run.key.variant, run.key.cell);
-        if !places.contains(&place) {
-            places.push(place);
+    let mut places: HashMap<(Variant, Cell), usize> = HashMap::new();
+    let mut cells: Vec<Vec<&Run>> = Vec::new();
+    for run in runs.iter().filter(|run| run.key.purpose.is_compared()) {
+        let place = *places.entry((run.key.variant, run.key.cell)).or_insert(cells.len());
+        if place == cells.len() {
+            cells.push(Vec::new());
         }
+        cells[place].push(run);
     }
-    places.into_iter().map(|(variant, cell)| cell_summary(variant, cell, runs, cores)).collect()
+    cells.iter().filter_map(|runs| cell_summary(runs, cores)).collect()
 }
 
 /// The subjects whose numbers of iothreads are compared in these cells.
@@ -155,25 +161,20 @@ pub(crate) fn compared(cells: &[CellSummary]) -> Vec<Subject> {
     subjects
 }
 
-/// Whether a run is one of those that contenders are compared by.
-pub(crate) fn compares(run: &Run) -> bool {
-    matches!(run.key.purpose, Purpose::Sweep | Purpose::Confirm)
-}
-
-fn cell_summary(variant: Variant, cell: Cell, runs: &[Run], cores: usize) -> CellSummary {
-    let here = |run: &&Run| compares(run) && run.key.variant == variant && run.key.cell == cell;
-    let runs: Vec<&Run> = runs.iter().filter(here).collect();
+/// Of the runs of one cell on one variant.
+fn cell_summary(runs: &[&Run], cores: usize) -> Option<CellSummary> {
+    let RunKey { variant, cell, .. } = runs.first()?.key;
     let mut contenders: Vec<Contender> = runs.iter().map(|run| run.key.contender).collect();
     contenders.sort_unstable();
     contenders.dedup();
     let rows: Vec<Row> =
-        contenders.iter().filter_map(|&contender| row(contender, &runs, cores)).collect();
+        contenders.iter().filter_map(|&contender| row(contender, runs, cores)).collect();
     let mut subjects: Vec<Subject> = contenders.iter().map(|it| it.subject()).collect();
     subjects.dedup();
     let mut summary = CellSummary { variant, cell, rows, verdicts: Vec::new() };
     let verdict = |subject| Some((subject, Verdict::of(&summary.blocks(subject))?));
     summary.verdicts = subjects.into_iter().filter_map(verdict).collect();
-    summary
+    Some(summary)
 }
 
 fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
@@ -187,7 +188,6 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
     let first = own.first()?;
     let latency = merged(own.iter().map(|run| run.latency()));
     let none = Contender::new(contender.subject(), Iothreads::NONE);
-    let unsteady_runs = own.iter().filter(|run| run.is_unsteady()).count();
     Some(Row {
         contender,
         purpose: first.key.purpose,
@@ -206,8 +206,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         to_host: ratio(&own, runs, Contender::Host),
         cpu_bound: contender.busy_threads(&first.key.variant, &first.key.cell, first.queues)
             > cores,
-        unsteady: unsteady_runs * 2 > own.len(),
-        unsteady_runs,
+        unsteady_runs: own.iter().filter(|run| run.is_unsteady()).count(),
         emulated: own.iter().any(|run| run.emulated),
         queues: first.queues,
     })

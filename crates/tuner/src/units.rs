@@ -154,9 +154,30 @@ pub(crate) fn counted(number: usize, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
+/// `+12 %`, `−3 %`, `±0 %`.
+pub(crate) fn percent_gain(ratio: f64) -> String {
+    let percent = (ratio - 1.0) * 100.0;
+    if percent.round() == 0.0 {
+        "±0 %".to_owned()
+    } else if percent > 0.0 {
+        format!("+{percent:.0} %")
+    } else {
+        format!("−{:.0} %", -percent)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gains_print_with_their_sign() {
+        for (ratio, text) in
+            [(1.0, "±0 %"), (0.9999, "±0 %"), (1.117, "+12 %"), (0.9, "−10 %"), (3.0, "+200 %")]
+        {
+            assert_eq!(percent_gain(ratio), text);
+        }
+    }
 
     #[test]
     fn spans_have_a_unit_or_are_seconds() {

@@ -63,15 +63,12 @@ impl<'a> Ratings<'a> {
     pub(super) fn new(places: &[Place<'_>], weights: &'a [Weight]) -> Self {
         let sheet = |place: &Place<'_>| {
             let blocks = place.summary.blocks(place.subject);
-            let shares = blocks.shares();
-            let mut known = [shares.clone(), blocks.other_shares()].concat();
-            known.sort_by_key(|(count, _)| *count);
             Sheet {
                 spot: place.spot,
                 weight: weight_of(&place.summary.cell, weights),
+                shares: blocks.shares(),
+                known: blocks.all_shares(),
                 blocks: Rc::new(blocks),
-                shares,
-                known,
                 useful: place.useful,
             }
         };

@@ -4,7 +4,6 @@ use super::text::listed;
 use super::{Findings, Style, steadiness};
 use crate::cell::Cell;
 use crate::drift::Drift;
-use crate::measure::run_name;
 use crate::plan::Purpose;
 use crate::results::{Failure, Header, Programs, Run};
 use crate::units::counted;
@@ -101,7 +100,7 @@ fn drift(runs: &[Run]) -> Vec<String> {
     flagged
         .map(|(flag, sentence)| {
             let covered = others().filter(|run| flag.covers(run.started_unix_s));
-            let names: Vec<String> = covered.map(|run| run_name(&run.key)).collect();
+            let names: Vec<String> = covered.map(|run| run.key.to_string()).collect();
             let doubt = doubt(&names);
             format!("Warning: {sentence}{doubt}.")
         })

@@ -3,14 +3,14 @@
 
 use super::text::{
     TABLE_WIDTH, cpu_us, cpus, interval, legend as legend_of, megabytes, microseconds, or_missing,
-    percent_gain, place, section, short,
+    place, section, short,
 };
 use super::{EMULATED, Style};
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::results::Header;
 use crate::summary::{CellSummary, PartRow, Row, Verdict};
 use crate::table::Table;
-use crate::units::counted;
+use crate::units::{counted, percent_gain};
 
 pub(super) const COLUMNS: [&str; 12] = [
     "subject", "IOPS", "interval", "MB/s", "p50", "p99", "p99.9", "CPU", "ctx", "CPUs", "gain",
@@ -78,7 +78,7 @@ pub(super) fn mark(cell: &CellSummary, row: &Row) -> String {
     let marks: String = [
         (row.emulated, '†'),
         (row.cpu_bound && !row.emulated, '*'),
-        (row.unsteady, '~'),
+        (row.is_unsteady(), '~'),
         (cell.is_given_up(row), '°'),
     ]
     .into_iter()
@@ -162,7 +162,7 @@ pub(super) fn legend(
     if rows().any(|row| row.emulated) {
         lines.push(format!("† {EMULATED}."));
     }
-    if rows().any(|row| row.unsteady) {
+    if rows().any(|row| row.is_unsteady()) {
         lines.push("~ not steady: most runs rose, fell or varied within themselves.".to_owned());
     }
     if cells.iter().any(|cell| cell.rows.iter().any(|row| cell.is_given_up(row))) {

@@ -1,11 +1,10 @@
 //! Latency at fixed rates: a table per contender and cell. Pure functions.
 
-use super::text::{
-    cpu_us, cpus, legend, microseconds, or_missing, percent_gain, place, section, short, who,
-};
+use super::text::{cpu_us, cpus, legend, microseconds, or_missing, place, section, short, who};
 use super::{EMULATED, Style};
 use crate::summary::{Curve, Point};
 use crate::table::Table;
+use crate::units::percent_gain;
 
 pub(super) const COLUMNS: [&str; 9] =
     ["asked", "rate", "reached", "mean", "p50", "p99", "p99.9", "CPU", "CPUs"];

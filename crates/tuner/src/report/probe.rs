@@ -1,13 +1,13 @@
 //! The hysteresis probe: a table per contender, and whether it remembers the high load. Pure functions.
 
 use super::text::{
-    cpus, legend, microseconds, on, operation, or_missing, percent_gain, range, section, short, who,
+    cpus, legend, microseconds, on, operation, or_missing, range, section, short, who,
 };
 use super::{EMULATED, Style};
 use crate::stats::Estimate;
 use crate::summary::{Memory, Phase, Probe, REMEMBERS_FROM};
 use crate::table::Table;
-use crate::units::counted;
+use crate::units::{counted, percent_gain};
 
 pub(super) const COLUMNS: [&str; 9] =
     ["load", "in flight", "IOPS", "spread", "mean", "p99", "Little", "off", "CPUs"];

@@ -1,7 +1,6 @@
 //! What the report says of runs that were not steady. Pure functions.
 
 use super::around::named;
-use crate::measure::run_name;
 use crate::results::{Header, Run};
 use crate::steady::Steady;
 use crate::units::counted;
@@ -45,7 +44,7 @@ pub(super) fn sentences(runs: &[Run], header: &Header) -> Vec<String> {
 
 fn name(run: &Run) -> String {
     let twice = if run.stretched { " (twice as long)" } else { "" };
-    format!("{}{twice}", run_name(&run.key))
+    format!("{}{twice}", run.key)
 }
 
 /// `3 of 20 runs`.

@@ -110,18 +110,6 @@ pub(super) fn on(place: String, variant: &Variant) -> String {
     if variant.is_empty() { place } else { format!("{place}; {variant}") }
 }
 
-/// `+12 %`, `−3 %`, `±0 %`.
-pub(crate) fn percent_gain(ratio: f64) -> String {
-    let percent = (ratio - 1.0) * 100.0;
-    if percent.round() == 0.0 {
-        "±0 %".to_owned()
-    } else if percent > 0.0 {
-        format!("+{percent:.0} %")
-    } else {
-        format!("−{:.0} %", -percent)
-    }
-}
-
 pub(super) fn or_missing(text: Option<String>) -> String {
     text.unwrap_or_else(|| MISSING.to_owned())
 }
@@ -190,15 +178,6 @@ mod tests {
             (12_345_678.0, "12.3M"),
         ] {
             assert_eq!(short(number), text);
-        }
-    }
-
-    #[test]
-    fn gains_print_with_their_sign() {
-        for (ratio, text) in
-            [(1.0, "±0 %"), (0.9999, "±0 %"), (1.117, "+12 %"), (0.9, "−10 %"), (3.0, "+200 %")]
-        {
-            assert_eq!(percent_gain(ratio), text);
         }
     }
 

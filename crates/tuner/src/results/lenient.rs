@@ -23,7 +23,6 @@ use serde_json::Value;
 
 use self::trouble::{Kind, Troubles};
 use super::{Failure, Header, Line, Run, sane};
-use crate::measure::run_name;
 use crate::plan::RunKey;
 
 /// The formats that can be read.
@@ -205,7 +204,7 @@ impl Reader {
         if self.runs == RUNS_MAX {
             return self.troubles.add(Kind::TooMany, number, "");
         }
-        let name = run_name(line.key());
+        let name = line.key().to_string();
         let found = match &line {
             Line::Run(run) => sane::check(run),
             Line::Failure(failure) => sane::check_key(&failure.key),
@@ -233,7 +232,7 @@ impl Reader {
             self.troubles.add(Kind::NoHeader, number, "");
         }
         if let Some(again) = group.add(line) {
-            self.troubles.add(Kind::Again, number, &run_name(&again));
+            self.troubles.add(Kind::Again, number, &again.to_string());
         }
     }
 

@@ -252,11 +252,7 @@ impl<'a> Place<'a> {
                 one.blocks = one.explored.into_iter().map(|iops| (0, iops)).collect();
             }
         }
-        let blocks = Blocks::of(reached);
-        let mut shares = blocks.shares();
-        shares.extend(blocks.other_shares());
-        shares.sort_by_key(|(count, _)| *count);
-        shares
+        Blocks::of(reached).all_shares()
     }
 
     fn before(&self, contender: Contender, repeat: u16) -> impl Iterator<Item = (u16, f64)> {

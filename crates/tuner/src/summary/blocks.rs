@@ -113,6 +113,13 @@ impl Blocks {
         }
     }
 
+    /// The shares of all counts, compared or not, in ascending order.
+    pub(crate) fn all_shares(&self) -> Shares {
+        let mut all = [self.shares(), self.other_shares()].concat();
+        all.sort_by_key(|(count, _)| *count);
+        all
+    }
+
     /// The shares of the counts that are compared.
     pub(crate) fn shares(&self) -> Shares {
         self.shares_in(&self.blocks.iter().collect::<Vec<_>>())

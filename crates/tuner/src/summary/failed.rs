@@ -2,8 +2,6 @@
 
 use crate::cell::Cell;
 use crate::contender::Contender;
-use crate::measure::run_name;
-use crate::plan::Purpose;
 use crate::results::Failure;
 use crate::variant::Variant;
 
@@ -29,8 +27,7 @@ pub(crate) struct FailedContender {
 /// All cells of a sweep with failures, in the order in which they first failed.
 pub(crate) fn failed(failures: &[Failure]) -> Vec<FailedCell> {
     let mut cells: Vec<FailedCell> = Vec::new();
-    let compared = |it: &&Failure| matches!(it.key.purpose, Purpose::Sweep | Purpose::Confirm);
-    for failure in failures.iter().filter(compared) {
+    for failure in failures.iter().filter(|it| it.key.purpose.is_compared()) {
         let (variant, cell) = (failure.key.variant, failure.key.cell);
         let place = cells.iter().position(|it| (it.variant, it.cell) == (variant, cell));
         let place = place.unwrap_or_else(|| {
@@ -46,7 +43,7 @@ impl FailedCell {
     fn add(&mut self, failure: &Failure) {
         let contender = failure.key.contender;
         // The error of a run begins with its name, which is told already.
-        let name = format!("{}: ", run_name(&failure.key));
+        let name = format!("{}: ", failure.key);
         let first = failure.error.lines().next().unwrap_or_default();
         let error = first.strip_prefix(&name).unwrap_or(first).trim_end_matches(':').to_owned();
         match self.contenders.iter_mut().find(|it| it.contender == contender) {
@@ -63,6 +60,7 @@ impl FailedCell {
 mod tests {
     use super::*;
     use crate::cell::tests::{cell, client};
+    use crate::plan::Purpose;
     use crate::results::tests::run;
 
     #[test]

@@ -8,7 +8,7 @@ use crate::contender::{Contender, Subject};
 use crate::report::cells::{COLUMNS, line, part_line, verdicts};
 use crate::report::text::place;
 use crate::results::Run;
-use crate::summary::{CellSummary, FailedCell, Row, compares};
+use crate::summary::{CellSummary, FailedCell, Row};
 use crate::units::counted;
 use crate::variant::Variant;
 
@@ -36,8 +36,12 @@ pub(super) fn render(view: &View<'_>) -> Markup {
 fn card(view: &View<'_>, cell: &CellSummary) -> Markup {
     let verdicts = verdicts(cell);
     let doubtful = doubtful(view, cell);
-    let unsteady: Vec<String> =
-        cell.rows.iter().filter(|row| row.unsteady).map(|row| row.contender.to_string()).collect();
+    let unsteady: Vec<String> = cell
+        .rows
+        .iter()
+        .filter(|row| row.is_unsteady())
+        .map(|row| row.contender.to_string())
+        .collect();
     let inside = html! {
         @if !verdicts.is_empty() { p class="best" { (verdicts.join(" · ")) } }
         @if !unsteady.is_empty() { p class="best" { "~ not steady: " (unsteady.join(", ")) } }
@@ -76,8 +80,10 @@ fn doubtful(view: &View<'_>, cell: &CellSummary) -> Vec<String> {
         let row = cell.rows.iter().find(|row| row.contender == contender);
         row.is_some_and(|row| row.iops.median > 0.0)
     };
-    let here =
-        |run: &&Run| compares(run) && (run.key.variant, run.key.cell) == (cell.variant, cell.cell);
+    let here = |run: &&Run| {
+        run.key.purpose.is_compared()
+            && (run.key.variant, run.key.cell) == (cell.variant, cell.cell)
+    };
     let mut doubtful: Vec<Contender> =
         view.report.findings.runs.iter().filter(here).map(|run| run.key.contender).collect();
     doubtful.sort_unstable();

@@ -8,11 +8,11 @@ use super::{View, files};
 use crate::calendar::{Date, time_of_day};
 use crate::contender::Subject;
 use crate::report::advice::Advice;
-use crate::report::{around, facts, percent_gain};
+use crate::report::{around, facts};
 use crate::results::Header;
 use crate::summary::published::{PublishedForm, gains, ratios};
 use crate::summary::{CellSummary, compared};
-use crate::units::counted;
+use crate::units::{counted, percent_gain};
 
 /// What was measured.
 pub(super) fn title(header: &Header) -> String {

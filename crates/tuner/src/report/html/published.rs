@@ -8,11 +8,10 @@ use super::plot::{Mark, Plot, Scale, Series};
 use super::{around, charts, document, figure, filters, grids, plot};
 use crate::cell::Cell;
 use crate::published::{PublishedSweep, PublishedTable};
-use crate::report::percent_gain;
 use crate::report::published::{GAINS, PUBLISHED_N90S, notes, totals, what_follows};
 use crate::report::text::place;
 use crate::summary::published::FormRow;
-use crate::units::{Bytes, counted};
+use crate::units::{Bytes, counted, percent_gain};
 use crate::variant::Variant;
 
 /// Of numbers of jobs, in their order; more than these have no curve of their own.
