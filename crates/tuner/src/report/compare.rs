@@ -3,7 +3,7 @@
 //! Not here: which rows changed (`crate::compare`).
 
 use super::text::{legend, listed, or_missing, place, section, short, who, wrapped};
-use super::{Findings, Part, Style, advice, around as notes_of, facts};
+use super::{Findings, Part, Style, advice, around as notes_of, facts, without_html};
 use crate::answer::Answer;
 use crate::calendar::{Date, time_of_day};
 use crate::cell::Cell;
@@ -48,14 +48,15 @@ pub(crate) fn render(style: Style, compared: &Compared<'_>) -> String {
         }
         section(style, &place(cell.cell, &cell.variant), &table, &[])
     });
-    [
+    let text = [
         head(style, compared),
         sections.collect(),
         in_short(style, compared),
         around(style, compared),
         explained(style, comparison),
     ]
-    .concat()
+    .concat();
+    without_html(style, &text)
 }
 
 impl Side<'_> {
@@ -298,6 +299,8 @@ pub(super) fn meanings(comparison: &Comparison) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::cell::tests::{cell, client};
     use crate::host_load::{HostLoad, User};
@@ -305,6 +308,7 @@ mod tests {
     use crate::results::tests::{header, run};
     use crate::results::{Failure, Header, Run};
     use crate::summary::summarise;
+    use crate::target::Origin;
 
     fn runs(rates: [u64; 3]) -> Vec<Run> {
         let contenders = [Contender::Host, client(0), client(1)];
@@ -373,6 +377,28 @@ cannot tell: fewer than 3 repeats in A or B, or one that did nothing.
         ] {
             assert!(text.contains(part), "{part}\nis missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_disk_that_looks_like_html_is_no_html_in_markdown() {
+        let runs = runs([5, 5, 5]);
+        let cells = summarise(&runs, 16);
+        let mut header = header("");
+        header.disk.origin = Origin::User;
+        header.disk.path = PathBuf::from("/d/<img src=x onerror=alert(1)>");
+        let side = Side { name: "<i>", findings: findings(&header, &runs), cells: &cells };
+        let (differences, comparison) = (["<b>".to_owned()], Comparison::new(&cells, &cells));
+        let compared =
+            Compared { a: side, b: side, differences: &differences, comparison: &comparison };
+        let text = render(Style::Markdown, &compared);
+        assert!(!text.contains('<'), "{text}");
+        for part in ["- A: &lt;i>, ", " UTC: /d/&lt;img src=x ", "changed: &lt;b>."] {
+            assert!(text.contains(part), "{part}\nis missing in\n{text}");
+        }
+        assert!(
+            render(Style::Plain, &compared).contains("/d/<img src=x "),
+            "a terminal has no HTML"
+        );
     }
 
     #[test]

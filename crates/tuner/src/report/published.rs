@@ -4,8 +4,8 @@ mod kinds;
 
 use self::kinds::HALF;
 pub(super) use self::kinds::{GAINS, KINDS, Kind, PUBLISHED_N90S};
-use super::Style;
 use super::text::{listed, or_missing, section, wrapped};
+use super::{Style, without_html};
 use crate::cell::Cell;
 use crate::published::{PublishedSweep, PublishedTable};
 use crate::stats::median;
@@ -45,7 +45,7 @@ pub(crate) fn render(style: Style, name: &str, sweep: &PublishedSweep) -> String
         Style::Plain => "",
         Style::Markdown => "\n## What follows\n",
     };
-    format!("{text}{heading}\n{}", listed(style, &sentences))
+    without_html(style, &format!("{text}{heading}\n{}", listed(style, &sentences)))
 }
 
 /// What the tables say, a sentence each.

@@ -42,6 +42,22 @@ fn the_published_sweep_is_rendered_in_its_form() {
 }
 
 #[test]
+fn a_name_that_looks_like_html_is_no_html_in_markdown() {
+    let sweep = PublishedSweep {
+        gains: None,
+        n90s: None,
+        problems: vec!["improvement.csv: <b> is no number".to_owned()],
+    };
+    let name = "/d/<img src=x onerror=alert(1)>";
+    let text = render(Style::Markdown, name, &sweep);
+    assert!(!text.contains('<'), "{text}");
+    for part in ["# /d/&lt;img src=x ", "csv: &lt;b> is"] {
+        assert!(text.contains(part), "{part}\nis missing in\n{text}");
+    }
+    assert!(render(Style::Plain, name, &sweep).contains(name), "a terminal has no HTML");
+}
+
+#[test]
 fn a_broken_rule_and_cells_without_a_partner_are_told() {
     let directory = tempfile::tempdir().unwrap();
     let header = "size,op,jobs,iodepth,value\n";
