@@ -2,6 +2,8 @@
 //!
 //! Not here: which rows changed (`crate::compare`).
 
+use std::collections::HashSet;
+
 use super::text::{legend, listed, or_missing, place, section, short, who, wrapped};
 use super::{Findings, Part, Style, advice, around as notes_of, facts, without_html};
 use crate::answer::Answer;
@@ -9,6 +11,8 @@ use crate::calendar::{Date, time_of_day};
 use crate::cell::Cell;
 use crate::compare::{ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN, Ratio, Verdict};
 use crate::contender::{Contender, Iothreads};
+use crate::plan::RunKey;
+use crate::results::Run;
 use crate::summary::CellSummary;
 use crate::table::Table;
 use crate::units::counted;
@@ -221,24 +225,39 @@ fn of_side(findings: &Findings<'_>) -> Vec<String> {
 
 /// Whether the two were measured at once on what seems to be the same machine.
 fn overlap(a: &Findings<'_>, b: &Findings<'_>) -> Option<String> {
-    let span = |findings: &Findings<'_>| {
-        let started = || findings.runs.iter().map(|run| run.started_unix_s);
-        Some((started().min()?, started().max()?))
-    };
-    let ((from_a, to_a), (from_b, to_b)) = (span(a)?, span(b)?);
     let known = !a.header.is_unknown() && !b.header.is_unknown();
-    let is_same = (from_a, to_a) == (from_b, to_b) && a.runs == b.runs;
-    let (from, to) = (from_a.max(from_b), to_a.min(to_b));
-    (known && !is_same && a.header.machine == b.header.machine && from < to).then(|| {
-        format!(
-            "Warning: A and B were measured at the same time, {} {} to {} {} UTC, on machines that are alike: if it \
-             is one, each was a load for the other.",
-            Date::of(from),
-            time_of_day(from),
-            Date::of(to),
-            time_of_day(to)
-        )
+    if !known || a.header.machine != b.header.machine {
+        return None;
+    }
+    let first = first_at_once(a.runs, b.runs)?;
+    Some(format!(
+        "Warning: A and B were measured at the same time, first at {} {} UTC, on machines that are alike: if it \
+         is one, each was a load for the other.",
+        Date::of(first),
+        time_of_day(first)
+    ))
+}
+
+/// The first second in which a run of one was measured during a run of the other. A run that both have is one run.
+fn first_at_once(a: &[Run], b: &[Run]) -> Option<u64> {
+    let [known_a, known_b] = [a, b].map(|runs| runs.iter().map(identity).collect::<HashSet<_>>());
+    let mut spans = Vec::new();
+    for (side, runs, others) in [(0, a, known_b), (1, b, known_a)] {
+        let own = runs.iter().filter(|run| !others.contains(&identity(run)));
+        spans.extend(own.map(|run| (run.started_unix_s, run.ended_unix_s(), side)));
+    }
+    spans.sort_unstable();
+    // When the last of the runs ends that have started so far, of each side.
+    let mut ends = [0; 2];
+    spans.into_iter().find_map(|(started, ended, side)| {
+        ends[side] = ended.max(ends[side]);
+        (ends[1 - side] > started).then_some(started)
     })
+}
+
+/// What two lines have in common only if they are of one run.
+fn identity(run: &Run) -> (&RunKey, [u64; 3]) {
+    (&run.key, [run.started_unix_s, run.elapsed_ns, run.operations])
 }
 
 fn around(style: Style, compared: &Compared<'_>) -> String {
@@ -306,7 +325,7 @@ mod tests {
     use crate::host_load::{HostLoad, User};
     use crate::report::tests::findings;
     use crate::results::tests::{header, run};
-    use crate::results::{Failure, Header, Run};
+    use crate::results::{Failure, Header};
     use crate::summary::summarise;
     use crate::target::Origin;
 
@@ -325,6 +344,7 @@ mod tests {
         let (a, mut b) = (runs([50_000, 20_000, 30_000]), runs([50_300, 26_000, 21_000]));
         b.push(run(cell("read", 4096, 1, 1), Contender::Host, 0, 5));
         b.retain(|run| run.key.contender != Contender::Host || run.key.repeat < 2);
+        b.iter_mut().for_each(|run| run.started_unix_s += 60);
         let (cells_a, cells_b) = (summarise(&a, 16), summarise(&b, 16));
         let comparison = Comparison::new(&cells_a, &cells_b);
         let (header, notes) = (header(""), ["the last line is cut off".to_owned()]);
@@ -435,8 +455,8 @@ cannot tell: fewer than 3 repeats in A or B, or one that did nothing.
         assert_eq!(
             told((&loud, &first), (&quiet, &second)),
             [
-                "Warning: A and B were measured at the same time, 2026-11-22 14:10 to 2026-11-22 14:17 UTC, on \
-                 machines that are alike: if it is one, each was a load for the other.",
+                "Warning: A and B were measured at the same time, first at 2026-11-22 14:10 UTC, on machines \
+                 that are alike: if it is one, each was a load for the other.",
                 "A and B: Note: SMT is on: 8 CPUs are 4 cores, and two busy CPUs of a core are slower \
                  than two cores.",
                 "A: Warning: the host is busy: 1.3 of 2 CPUs are used before the start (cargo 1.3); \
@@ -450,6 +470,55 @@ cannot tell: fewer than 3 repeats in A or B, or one that did nothing.
         let mut other = header("");
         other.machine.cpu = "Another CPU".to_owned();
         assert_eq!(told((&plain, &first), (&other, &second)), [""; 0], "two machines");
+    }
+
+    /// Runs of A and of B, each with when it started and how many seconds it took.
+    #[track_caller]
+    fn check_overlap(a: &[(u64, u64)], b: &[(u64, u64)], expected: Option<&str>) {
+        const MIDNIGHT: u64 = 1_795_305_600;
+        let measured = |spans: &[(u64, u64)], iops| -> Vec<Run> {
+            let one = |(repeat, &(start, seconds)): (u16, &(u64, u64))| Run {
+                started_unix_s: MIDNIGHT + start,
+                elapsed_ns: seconds * 1_000_000_000,
+                ..run(cell("randread", 4096, 2, 16), client(1), repeat, iops)
+            };
+            (0..).zip(spans).map(one).collect()
+        };
+        let (a, b) = (measured(a, 1), measured(b, 2));
+        let header = header("");
+        let (a, b) = (findings(&header, &a), findings(&header, &b));
+        let told = overlap(&a, &b);
+        assert_eq!(told, overlap(&b, &a), "it does not matter which is which");
+        let time = told.map(|it| it.split("first at ").nth(1).unwrap()[..20].to_owned());
+        assert_eq!(time.as_deref(), expected);
+    }
+
+    #[test]
+    fn two_overlap_where_a_run_of_one_does_with_a_run_of_the_other() {
+        const HOUR: u64 = 3600;
+        let resumed = [(8 * HOUR, 5), (8 * HOUR + 10, 5), (22 * HOUR, 5)];
+        check_overlap(&resumed, &[(12 * HOUR, 5), (12 * HOUR + 10, 5)], None);
+        check_overlap(&resumed, &[(8 * HOUR + 5, 5)], None);
+        check_overlap(&resumed, &[(8 * HOUR + 4, 5)], Some("2026-11-22 08:00 UTC"));
+        check_overlap(
+            &resumed,
+            &[(12 * HOUR, 5), (22 * HOUR - 2, 5)],
+            Some("2026-11-22 22:00 UTC"),
+        );
+        check_overlap(&[(HOUR, 2 * HOUR)], &[(0, 5), (2 * HOUR, 5)], Some("2026-11-22 02:00 UTC"));
+        check_overlap(&[], &[(0, 5)], None);
+    }
+
+    #[test]
+    fn runs_that_both_have_do_not_overlap() {
+        let header = header("");
+        let own = runs([5, 5, 5]);
+        let told = |a: &[Run], b: &[Run]| overlap(&findings(&header, a), &findings(&header, b));
+        assert_eq!(told(&own, &own), None);
+        assert_eq!(told(&own[..9], &own), None, "B goes on with a copy of A");
+        let mut other = own.clone();
+        other[0].elapsed_ns += 1;
+        assert!(told(&own, &other).is_some());
     }
 
     #[test]

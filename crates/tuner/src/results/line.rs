@@ -159,6 +159,11 @@ impl Run {
         }
     }
 
+    /// The first second in which it was not measured any more.
+    pub(crate) fn ended_unix_s(&self) -> u64 {
+        self.started_unix_s + self.elapsed_ns.div_ceil(1_000_000_000)
+    }
+
     pub(crate) fn iops(&self) -> f64 {
         if self.parts.is_empty() {
             return per_second(self.operations, self.elapsed_ns);
