@@ -1,5 +1,6 @@
 //! Words, numbers and tables as the report writes them. Pure functions.
 
+use std::borrow::Borrow;
 use std::time::Duration;
 
 use super::Style;
@@ -78,6 +79,15 @@ pub(super) fn listed(style: Style, lines: &[String]) -> String {
         (Style::Markdown, line) => format!("- {line}\n"),
     };
     lines.iter().map(line).collect()
+}
+
+/// `QEMU, libvirt and KubeVirt`.
+pub(super) fn enumerated(words: &[impl Borrow<str>]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.borrow().to_owned(),
+        [some @ .., last] => format!("{} and {}", some.join(", "), last.borrow()),
+    }
 }
 
 fn indented(text: &str) -> String {

@@ -4,6 +4,7 @@ use maud::{Markup, html};
 
 use super::{View, around, head};
 use crate::report::configurations::Configurations;
+use crate::report::text::enumerated;
 
 /// A file name and what takes such a file.
 const TARGETS: [(&str, &str); 4] = [
@@ -17,11 +18,7 @@ const TARGETS: [(&str, &str); 4] = [
 pub(super) fn targets(files: &[(String, String)]) -> String {
     let is_there = |ending: &str| files.iter().any(|(name, _)| name.ends_with(ending));
     let names = TARGETS.iter().filter(|(ending, _)| is_there(ending)).map(|(_, target)| *target);
-    match names.collect::<Vec<_>>().as_slice() {
-        [] => String::new(),
-        [one] => (*one).to_owned(),
-        [some @ .., last] => format!("{} and {last}", some.join(", ")),
-    }
+    enumerated(&names.collect::<Vec<_>>())
 }
 
 /// Nothing where nothing is recommended.

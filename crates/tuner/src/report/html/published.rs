@@ -9,12 +9,12 @@ use super::{around, charts, document, figure, filters, grids, plot};
 use crate::cell::Cell;
 use crate::published::{PublishedSweep, PublishedTable};
 use crate::report::published::{GAINS, PUBLISHED_N90S, notes, totals, what_follows};
-use crate::report::text::place;
+use crate::report::text::{enumerated, place};
 use crate::summary::published::FormRow;
 use crate::units::{Bytes, counted, percent_gain};
 use crate::variant::Variant;
 
-/// Of numbers of jobs, in their order; more than these have no curve of their own.
+/// Of numbers of jobs, in their order; those beyond have no curve, and the page says so.
 const CLASSES: [&str; 4] = ["s-client", "s-qemu", "s-ringloom", "s-given"];
 
 /// Renders the page.
@@ -128,7 +128,7 @@ fn curves(sweep: &PublishedSweep) -> Markup {
     }
     jobs.sort_unstable();
     jobs.dedup();
-    jobs.truncate(CLASSES.len());
+    let without = jobs.split_off(jobs.len().min(CLASSES.len()));
     html! {
         section id="curves" {
             h2 { "By number of jobs" }
@@ -137,6 +137,7 @@ fn curves(sweep: &PublishedSweep) -> Markup {
                     li { (plot::swatch(class)) (counted((*jobs).into(), "job")) }
                 }
             }
+            @if !without.is_empty() { p class="warn" { (not_drawn(&without)) } }
             div class="charts two" {
                 @if let Some(n90s) = &sweep.n90s {
                     (figure("Cells for which so many iothreads are enough, %", enough(n90s, &jobs)))
@@ -147,6 +148,13 @@ fn curves(sweep: &PublishedSweep) -> Markup {
             }
         }
     }
+}
+
+/// The numbers of jobs that have no curve.
+fn not_drawn(jobs: &[u16]) -> String {
+    let jobs: Vec<String> = jobs.iter().map(ToString::to_string).collect();
+    let (jobs, room) = (enumerated(&jobs), CLASSES.len());
+    format!("No curve is drawn for {jobs} jobs: there is room for {room}.")
 }
 
 /// In how many of the cells with so many jobs each number of iothreads is enough.

@@ -313,6 +313,32 @@ fn the_pages_of_a_comparison_and_of_a_published_sweep_are_whole_and_take_no_text
 }
 
 #[test]
+fn numbers_of_jobs_without_a_curve_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let shown = |jobs: &[u16]| {
+        let line = |jobs: &u16| format!("4096,read,{jobs},1,50\n");
+        let lines: String = jobs.iter().map(line).collect();
+        let text = format!("size,op,jobs,iodepth,value\n{lines}");
+        std::fs::write(directory.path().join("improvement.csv"), text).unwrap();
+        let sweep = PublishedSweep::read(directory.path()).unwrap().unwrap();
+        published_sweep("x", &sweep)
+    };
+    for (jobs, sentence) in [
+        (&[1, 2, 4, 8, 16][..], "No curve is drawn for 16 jobs: there is room for 4."),
+        (&[1, 2, 4, 8, 16, 32], "No curve is drawn for 16 and 32 jobs: there is room for 4."),
+        (
+            &[32, 1, 2, 4, 8, 16, 48],
+            "No curve is drawn for 16, 32 and 48 jobs: there is room for 4.",
+        ),
+    ] {
+        let page = shown(jobs);
+        assert!(page.contains(sentence), "{sentence}\nis missing in\n{page}");
+        assert!(page.contains("</svg>8 jobs<") && !page.contains("</svg>16 jobs<"), "{page}");
+    }
+    assert!(!shown(&[1, 2, 4, 8]).contains("No curve is drawn"));
+}
+
+#[test]
 fn how_it_was_measured_is_in_words_and_without_guests_where_there_were_none() {
     let runs = swept_with(&[cell("randread", 4096, 4, 16)], &contenders());
     let with = |options: &str| {
