@@ -15,7 +15,7 @@ mod student;
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Subject};
-use crate::stats::{Estimate, Resampler, median, middle_95};
+use crate::stats::{Estimate, Resampler, factor, geometric_mean, median, middle_95};
 use crate::summary::{CellSummary, Row};
 use crate::variant::Variant;
 
@@ -250,8 +250,7 @@ fn verdict(ratio: Option<Ratio>, told: Option<bool>) -> Verdict {
     else {
         return Verdict::CannotTell;
     };
-    let change = ratio.max(1.0 / ratio);
-    if !told || (low <= 1.0 && high >= 1.0) || change <= floor {
+    if !told || (low <= 1.0 && high >= 1.0) || factor(ratio) <= floor {
         Verdict::Noise
     } else if ratio > 1.0 {
         Verdict::Faster
@@ -266,10 +265,10 @@ fn means(rows: &[ComparedRow]) -> Vec<(Subject, f64, usize)> {
     subjects.dedup();
     let mean = |subject| {
         let own = rows.iter().filter(|row| row.contender.subject() == subject);
-        let ratios = own.filter_map(|row| row.ratio).filter(|it| it.ratio > 0.0);
-        let logarithms: Vec<f64> = ratios.map(|it| it.ratio.ln()).collect();
-        let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
-        (!logarithms.is_empty()).then(|| (subject, mean.exp(), logarithms.len()))
+        let ratios = own.filter_map(|row| row.ratio).map(|it| it.ratio);
+        let ratios: Vec<f64> = ratios.filter(|ratio| *ratio > 0.0).collect();
+        let count = ratios.len();
+        Some((subject, geometric_mean(ratios)?, count))
     };
     subjects.into_iter().filter_map(mean).collect()
 }

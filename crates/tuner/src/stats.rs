@@ -63,6 +63,19 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     (!values.is_empty()).then(|| middle(values))
 }
 
+/// The geometric mean of those values that are positive and finite: the others have none. `None` without any.
+pub(crate) fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let positive = values.into_iter().filter(|value| value.is_finite() && *value > 0.0);
+    let logarithms: Vec<f64> = positive.map(f64::ln).collect();
+    let count = logarithms.len() as f64;
+    (count > 0.0).then(|| (logarithms.iter().sum::<f64>() / count).exp())
+}
+
+/// By how much a positive ratio is away from 1, up or down.
+pub(crate) fn factor(ratio: f64) -> f64 {
+    ratio.max(1.0 / ratio)
+}
+
 /// Of sorted values, at least one.
 fn middle(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
@@ -172,6 +185,20 @@ mod tests {
             (&[4.0, 1.0, f64::INFINITY, 2.0, 9.0], Some((3.0, 1.0, 9.0, 4))),
         ] {
             assert_eq!(of(values), expected, "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_geometric_mean_is_of_positive_numbers_only() {
+        assert_eq!(geometric_mean([]), None);
+        assert_eq!(geometric_mean([0.0, -1.0, f64::NAN, f64::INFINITY]), None);
+        assert!((geometric_mean([2.0, 0.0, 8.0, f64::INFINITY]).unwrap() - 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_factor_is_the_same_up_and_down() {
+        for (ratio, expected) in [(1.0, 1.0), (4.0, 4.0), (0.25, 4.0), (0.0, f64::INFINITY)] {
+            assert_eq!(factor(ratio), expected, "{ratio}");
         }
     }
 

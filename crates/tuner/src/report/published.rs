@@ -65,11 +65,11 @@ pub(super) fn notes(sweep: &PublishedSweep) -> Vec<String> {
 }
 
 /// Each once, in the order in which they first appear; the cells of one need not be neighbours.
-pub(super) fn variants(cells: &[CellSummary]) -> Vec<Variant> {
+pub(super) fn variants(of_cells: impl Iterator<Item = Variant>) -> Vec<Variant> {
     let mut variants = Vec::new();
-    for cell in cells {
-        if !variants.contains(&cell.variant) {
-            variants.push(cell.variant);
+    for variant in of_cells {
+        if !variants.contains(&variant) {
+            variants.push(variant);
         }
     }
     variants
@@ -78,7 +78,7 @@ pub(super) fn variants(cells: &[CellSummary]) -> Vec<Variant> {
 /// Our own sweep in this form, for each subject and variant that has several rows and columns.
 pub(super) fn own(style: Style, cells: &[CellSummary]) -> String {
     let mut text = String::new();
-    for variant in variants(cells) {
+    for variant in variants(cells.iter().map(|cell| cell.variant)) {
         let own: Vec<CellSummary> =
             cells.iter().filter(|cell| cell.variant == variant).cloned().collect();
         for subject in compared(&own) {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Subject};
+use crate::stats::geometric_mean;
 use crate::summary::{CellSummary, Row, Verdict};
 use crate::units::Bytes;
 
@@ -117,20 +118,14 @@ fn place(cell: Cell) -> (FormRow, FormColumn) {
 
 impl Mean {
     fn of(self, figures: impl Iterator<Item = f64>) -> Option<f64> {
-        let (mut sum, mut count) = (0.0, 0_u32);
-        for figure in figures {
-            match self {
-                Self::Arithmetic => sum += figure,
-                Self::Geometric if figure > 0.0 => sum += figure.ln(),
-                Self::Geometric => continue,
+        match self {
+            Self::Arithmetic => {
+                let figures: Vec<f64> = figures.collect();
+                let count = figures.len() as f64;
+                (count > 0.0).then(|| figures.iter().sum::<f64>() / count)
             }
-            count += 1;
+            Self::Geometric => geometric_mean(figures),
         }
-        let mean = sum / f64::from(count);
-        (count > 0).then_some(match self {
-            Self::Arithmetic => mean,
-            Self::Geometric => mean.exp(),
-        })
     }
 }
 

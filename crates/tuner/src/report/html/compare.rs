@@ -12,7 +12,9 @@ use crate::compare::{ComparedCell, ComparedRow, Comparison, Verdict};
 use crate::contender::Subject;
 use crate::report::compare::{COLUMNS, Compared, Side, line, meanings, notes, summary, word};
 use crate::report::facts;
+use crate::report::published::variants;
 use crate::report::text::place;
+use crate::stats::{factor, geometric_mean};
 use crate::summary::published::{FormColumn, FormRow, Mean, PublishedForm};
 use crate::units::counted;
 use crate::variant::Variant;
@@ -170,12 +172,7 @@ fn overview(comparison: &Comparison) -> Markup {
     if comparison.cells.len() < 2 {
         return Markup::default();
     }
-    let mut variants: Vec<Variant> = Vec::new();
-    for cell in &comparison.cells {
-        if !variants.contains(&cell.variant) {
-            variants.push(cell.variant);
-        }
-    }
+    let variants = variants(comparison.cells.iter().map(|cell| cell.variant));
     html! {
         section id="overview" {
             h2 { "All cells at a glance" }
@@ -203,9 +200,7 @@ fn grid(comparison: &Comparison, variant: Variant, subject: Subject) -> Markup {
     let cells = || comparison.cells.iter().filter(|cell| cell.variant == variant);
     let mean = |cell: &ComparedCell| {
         let ratios = own(cell).into_iter().filter_map(|row| row.ratio).map(|it| it.ratio);
-        let logarithms: Vec<f64> = ratios.filter(|it| *it > 0.0).map(f64::ln).collect();
-        let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
-        (!logarithms.is_empty()).then(|| (cell.cell, mean.exp()))
+        Some((cell.cell, geometric_mean(ratios)?))
     };
     let form = PublishedForm::new(Mean::Geometric, cells().filter_map(mean));
     if form.is_empty() {
@@ -221,8 +216,7 @@ fn grid(comparison: &Comparison, variant: Variant, subject: Subject) -> Markup {
         rows.any(|row| matches!(row.verdict, Verdict::Faster | Verdict::Slower))
     };
     let shade = |row: &FormRow, column: FormColumn, ratio: f64| {
-        let factor = ratio.max(1.0 / ratio);
-        let shade = SHADES.iter().filter(|limit| factor >= **limit).count();
+        let shade = SHADES.iter().filter(|limit| factor(ratio) >= **limit).count();
         match () {
             () if !changed(row, column) => "none".to_owned(),
             () if ratio > 1.0 => format!("f{shade}"),

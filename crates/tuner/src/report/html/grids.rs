@@ -23,7 +23,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
                  more; totals are of all cells, whatever the filters show."
             }
             @for subject in subjects {
-                @for variant in variants(&view.report.cells) { (tables(view, subject, variant)) }
+                @for variant in variants(view.report.cells.iter().map(|cell| cell.variant)) { (tables(view, subject, variant)) }
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::contender::Subject;
 use crate::report::advice::Advice;
 use crate::report::{around, facts};
 use crate::results::Header;
+use crate::stats::geometric_mean;
 use crate::summary::published::{PublishedForm, gains, ratios};
 use crate::summary::{CellSummary, compared};
 use crate::units::{counted, percent_gain};
@@ -149,13 +150,13 @@ fn of_subject(subject: Subject, cells: &[CellSummary]) -> Vec<Figure> {
         cells.iter().filter_map(of_one).collect::<Vec<f64>>()
     };
     let gains = figures(gains).into_iter().map(|percent| 1.0 + percent / 100.0).collect::<Vec<_>>();
-    if let Some(gain) = geometric(&gains) {
+    if let Some(gain) = geometric_mean(gains.iter().copied()) {
         let cells = counted(gains.len(), "cell");
         let meaning = format!("best number over none, geometric mean of {cells}");
         all.push((format!("{subject}: gain"), percent_gain(gain), meaning));
     }
     let shares = figures(ratios);
-    if let Some(share) = geometric(&shares) {
+    if let Some(share) = geometric_mean(shares.iter().copied()) {
         let cells = counted(shares.len(), "cell");
         let meaning =
             format!("IOPS of the best number to the bare file, geometric mean of {cells}");
@@ -169,24 +170,4 @@ fn of_subject(subject: Subject, cells: &[CellSummary]) -> Vec<Figure> {
         all.push((format!("{subject}: n90"), range, meaning));
     }
     all
-}
-
-/// The geometric mean of those that are positive and finite; `None` without any.
-fn geometric(values: &[f64]) -> Option<f64> {
-    let positive = values.iter().filter(|value| value.is_finite() && **value > 0.0);
-    let logarithms: Vec<f64> = positive.map(|value| value.ln()).collect();
-    let count = logarithms.len() as f64;
-    (count > 0.0).then(|| (logarithms.iter().sum::<f64>() / count).exp())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_geometric_mean_is_of_positive_numbers_only() {
-        assert_eq!(geometric(&[]), None);
-        assert_eq!(geometric(&[0.0, f64::NAN, f64::INFINITY]), None);
-        assert!((geometric(&[2.0, 0.0, 8.0]).unwrap() - 4.0).abs() < 1e-9);
-    }
 }

@@ -8,6 +8,7 @@ use maud::{Markup, html};
 
 use super::plot::px;
 use crate::compare::Ratio;
+use crate::stats::factor;
 
 /// In the strip's own units, of which only the height is that of the page.
 const WIDTH: f64 = 1000.0;
@@ -27,14 +28,13 @@ pub(super) struct Ruler {
 impl Ruler {
     /// That all of these fit on, if they can.
     pub(super) fn of(ratios: impl Iterator<Item = Ratio>) -> Self {
-        let both = |value: f64| value.max(1.0 / value);
         let furthest = ratios
             .flat_map(|Ratio { ratio, interval, floor }| {
                 let (low, high) = interval.unwrap_or((ratio, ratio));
                 [ratio, low, high, floor]
             })
             .filter(|value| value.is_finite() && *value > 0.0)
-            .map(both)
+            .map(factor)
             .fold(1.0, f64::max);
         let last = ENDS[ENDS.len() - 1];
         Self { end: ENDS.into_iter().find(|end| *end >= furthest).unwrap_or(last) }
