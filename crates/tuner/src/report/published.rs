@@ -8,7 +8,7 @@ use super::text::{listed, or_missing, section, wrapped};
 use super::{Style, without_html};
 use crate::cell::Cell;
 use crate::published::{PublishedSweep, PublishedTable};
-use crate::stats::median;
+use crate::stats::Estimate;
 use crate::summary::published::PublishedForm;
 use crate::summary::{CellSummary, compared};
 use crate::table::Table;
@@ -136,14 +136,13 @@ pub(super) fn totals(gains: &PublishedTable) -> String {
 }
 
 fn gain_sentence(gains: &PublishedTable) -> Option<String> {
-    let mut figures: Vec<f64> = gains.form.figures().collect();
-    let (mean, middle) = (gains.form.total?, median(&mut figures)?);
-    let (least, most) = (figures.first()?, figures.last()?);
+    let mean = gains.form.total?;
+    let Estimate { median, lowest, highest, .. } = Estimate::of(gains.form.figures())?;
     let (all, nothing) = gains.at_most(0.0);
-    let doubled = figures.iter().filter(|it| **it >= 100.0).count();
+    let doubled = gains.form.figures().filter(|it| *it >= 100.0).count();
     Some(format!(
-        "The best number of iothreads gains {least:.0} to {most:.0} % over none: {mean:.0} % on \
-         average, {middle:.1} % in half of the {}; {doubled} at least double, {nothing} gain nothing.",
+        "The best number of iothreads gains {lowest:.0} to {highest:.0} % over none: {mean:.0} % on \
+         average, {median:.1} % in half of the {}; {doubled} at least double, {nothing} gain nothing.",
         counted(all, "cell")
     ))
 }
