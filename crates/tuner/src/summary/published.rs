@@ -110,7 +110,8 @@ impl PublishedForm {
     }
 }
 
-fn place(cell: Cell) -> (FormRow, FormColumn) {
+/// Where the figure of a cell stands.
+pub(crate) fn place(cell: Cell) -> (FormRow, FormColumn) {
     let shape = cell.shape();
     let (size, op) = (Bytes(u64::from(shape.block().get())), shape.operation().to_string());
     (FormRow { size, op }, FormColumn { jobs: shape.jobs(), iodepth: shape.iodepth() })

@@ -15,7 +15,7 @@ use crate::report::facts;
 use crate::report::published::variants;
 use crate::report::text::place;
 use crate::stats::{factor, geometric_mean};
-use crate::summary::published::{FormColumn, FormRow, Mean, PublishedForm};
+use crate::summary::published::{self, FormColumn, FormRow, Mean, PublishedForm};
 use crate::units::counted;
 use crate::variant::Variant;
 
@@ -206,13 +206,9 @@ fn grid(comparison: &Comparison, variant: Variant, subject: Subject) -> Markup {
     if form.is_empty() {
         return Markup::default();
     }
-    let is_place = |cell: Cell, row: &FormRow, column: FormColumn| {
-        let shape = cell.shape();
-        (size(cell), operation(cell)) == (row.size.to_string(), row.op.clone())
-            && (shape.jobs(), shape.iodepth()) == (column.jobs, column.iodepth)
-    };
     let changed = |row: &FormRow, column: FormColumn| {
-        let mut rows = cells().filter(|it| is_place(it.cell, row, column)).flat_map(own);
+        let is_here = |it: &&ComparedCell| published::place(it.cell) == (row.clone(), column);
+        let mut rows = cells().filter(is_here).flat_map(own);
         rows.any(|row| matches!(row.verdict, Verdict::Faster | Verdict::Slower))
     };
     let shade = |row: &FormRow, column: FormColumn, ratio: f64| {

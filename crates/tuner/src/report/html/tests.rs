@@ -313,6 +313,29 @@ fn the_pages_of_a_comparison_and_of_a_published_sweep_are_whole_and_take_no_text
 }
 
 #[test]
+fn of_all_cells_at_a_glance_those_that_changed_are_coloured() {
+    let measured = |rates: [u64; 2]| {
+        let cells = [4096, 65_536].map(|bytes| cell("randread", bytes, 4, 16));
+        let of = |(cell, iops): (Cell, u64)| {
+            (0..6).map(move |repeat| run(cell, client(1), repeat, iops + u64::from(repeat)))
+        };
+        let runs: Vec<Run> = cells.into_iter().zip(rates).flat_map(of).collect();
+        (crate::summary::summarise(&runs, 16), runs)
+    };
+    let ((a, runs_a), (b, runs_b)) = (measured([1000, 1000]), measured([1000, 2000]));
+    let header = header("");
+    let page = comparison(&Compared {
+        a: Side { name: "a", findings: findings(&header, &runs_a), cells: &a },
+        b: Side { name: "b", findings: findings(&header, &runs_b), cells: &b },
+        differences: &[],
+        comparison: &Comparison::new(&a, &b),
+    });
+    for (piece, times) in [("<td class=\"f3\">2.00</td>", 1), ("<td class=\"none\">1.00</td>", 1)] {
+        assert_eq!(count(&page, piece), times, "{piece} in\n{page}");
+    }
+}
+
+#[test]
 fn numbers_of_jobs_without_a_curve_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let shown = |jobs: &[u16]| {
