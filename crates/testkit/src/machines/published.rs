@@ -1,7 +1,7 @@
 //! Throughput over the number of iothreads with the gains and minima of the published sweep, cell by cell.
 //!
 //! The sweep gives per cell what the best number gains over none, and the fewest iothreads for 90 % of the best. The
-//! curves between are made up from a seed, such that both come out.
+//! curves between are made up from a seed, such that both come out. Its tables are those of `docs/examples`.
 //!
 //! Limits: the sweep's 144 cells; other loads are not on this machine.
 
@@ -9,49 +9,11 @@ use super::chance::{between, one_of};
 use super::{COUNTS, Load, Op, Subject};
 use crate::rng::Rng;
 
-const SIZES: [u32; 4] = [2048, 4096, 32_768, 1_048_576];
 const OPS: [Op; 4] = [Op::RandomRead, Op::RandomWrite, Op::Read, Op::Write];
-/// Of jobs and of iodepth.
-const LEVELS: [u16; 3] = [1, 4, 16];
-/// What the best gains over none, in percent: rows are the sizes, in them the operations; columns are the jobs, in them the
-/// iodepths.
-const GAINS: [[u16; 9]; 16] = [
-    [18, 31, 30, 30, 103, 192, 151, 432, 494],
-    [81, 59, 24, 153, 199, 187, 458, 433, 353],
-    [67, 58, 25, 64, 71, 103, 252, 241, 287],
-    [103, 64, 0, 143, 99, 84, 410, 250, 203],
-    [18, 34, 28, 33, 101, 208, 156, 432, 492],
-    [95, 69, 20, 149, 200, 187, 471, 543, 481],
-    [26, 53, 27, 24, 46, 66, 142, 155, 165],
-    [103, 69, 0, 144, 86, 48, 438, 256, 161],
-    [16, 23, 26, 23, 71, 124, 99, 160, 129],
-    [75, 71, 28, 108, 132, 116, 203, 123, 115],
-    [21, 57, 25, 21, 42, 32, 77, 54, 32],
-    [79, 64, 26, 104, 59, 24, 195, 45, 27],
-    [5, 2, 0, 9, 0, 0, 17, 0, 0],
-    [10, 0, 1, 6, 0, 2, 9, 0, 2],
-    [12, 18, 0, 9, 0, 0, 16, 0, 0],
-    [19, 0, 0, 7, 0, 0, 9, 0, 0],
-];
-/// The fewest iothreads for 90 % of the best, 0 is none; laid out as `GAINS`.
-const MINIMA: [[u16; 9]; 16] = [
-    [1, 1, 1, 1, 4, 8, 3, 12, 12],
-    [1, 1, 1, 3, 16, 12, 8, 12, 12],
-    [1, 1, 1, 1, 4, 4, 4, 6, 8],
-    [1, 1, 0, 2, 12, 6, 8, 6, 6],
-    [1, 1, 1, 1, 4, 8, 3, 12, 12],
-    [1, 1, 1, 3, 16, 12, 8, 12, 12],
-    [1, 1, 1, 1, 2, 3, 3, 6, 8],
-    [1, 1, 0, 3, 12, 4, 8, 6, 4],
-    [1, 1, 1, 1, 3, 6, 2, 4, 3],
-    [1, 1, 1, 2, 12, 6, 4, 3, 3],
-    [1, 1, 1, 1, 2, 2, 2, 2, 2],
-    [1, 1, 1, 2, 6, 2, 4, 2, 1],
-    [0, 0, 0, 0, 0, 0, 1, 0, 0],
-    [0, 0, 0, 0, 0, 0, 0, 0, 0],
-    [1, 1, 0, 0, 0, 0, 1, 0, 0],
-    [1, 0, 0, 0, 0, 0, 0, 0, 0],
-];
+/// What the best gains over none, in percent.
+const GAINS: &str = include_str!("../../../../docs/examples/published-sweep/improvement.csv");
+/// The fewest iothreads for 90 % of the best, 0 is none.
+const MINIMA: &str = include_str!("../../../../docs/examples/published-sweep/min-iothreads.csv");
 const ENOUGH: f64 = 0.9;
 
 /// A cell of the published sweep.
@@ -67,16 +29,22 @@ pub struct PublishedCell {
 
 /// The 144 cells in the order in which they were published.
 pub fn published_cells() -> Vec<PublishedCell> {
-    let mut cells = Vec::new();
-    let rows = SIZES.iter().flat_map(|&bytes| OPS.map(|op| (bytes, op)));
-    for ((bytes, op), (gains, minima)) in rows.zip(GAINS.iter().zip(&MINIMA)) {
-        let columns = LEVELS.iter().flat_map(|&jobs| LEVELS.map(|iodepth| (jobs, iodepth)));
-        for ((jobs, iodepth), (&gain, &n90)) in columns.zip(gains.iter().zip(minima)) {
-            let load = Load { op, bytes, jobs, iodepth };
-            cells.push(PublishedCell { load, gain: f64::from(gain) / 100.0, n90 });
-        }
-    }
-    cells
+    let cell = |((load, gain), (other, n90)): ((Load, u16), (Load, u16))| {
+        assert_eq!(load, other, "both tables have the same cells");
+        PublishedCell { load, gain: f64::from(gain) / 100.0, n90 }
+    };
+    table(GAINS).into_iter().zip(table(MINIMA)).map(cell).collect()
+}
+
+/// The figures of a published table.
+fn table(text: &str) -> Vec<(Load, u16)> {
+    let mut lines = csv::Reader::from_reader(text.as_bytes());
+    let figure = |line: csv::Result<(u32, String, u16, u16, u16)>| {
+        let (bytes, op, jobs, iodepth, figure) = line.expect("a line of the published table");
+        let op = OPS.into_iter().find(|it| it.name() == op).expect("an operation of fio's");
+        (Load { op, bytes, jobs, iodepth }, figure)
+    };
+    lines.deserialize().map(figure).collect()
 }
 
 /// One curve per published cell.
