@@ -64,7 +64,8 @@ pub struct TuneArgs {
     pub(crate) subject: Vec<Subject>,
 
     /// Numbers of iothreads to compare; none is the disk without an iothread
-    /// [default: none,1,2,4,… as far as cores, jobs and queues go]
+    /// [default: none,1,2,3,4,6,8,12,16 up to cores, jobs and queues, searched in stages;
+    /// none,1,2,4,8,16 with a plain --repeats N; none with --probe and --curve]
     #[arg(long, value_delimiter = ',', value_name = "none,1,2,…")]
     pub(crate) iothreads: Vec<Iothreads>,
 

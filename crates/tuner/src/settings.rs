@@ -530,6 +530,26 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn the_default_numbers_of_iothreads_are_those_that_the_help_tells() {
+        let names = |counts: &[u16]| {
+            let names = counts.iter().map(|count| Iothreads::new(*count).to_string());
+            names.collect::<Vec<_>>().join(",")
+        };
+        for (line, counts, when) in [
+            ("", &SEARCHED[..], "up to cores, jobs and queues"),
+            ("--repeats 3", &DOUBLED, "with a plain --repeats N"),
+            ("--probe hysteresis", &[0], "with --probe and --curve"),
+            ("--curve", &[0], "with --probe and --curve"),
+        ] {
+            let told = format!(" {} {when}", names(counts));
+            assert!(help("iothreads").contains(&told), "{told}");
+            let taken = settings(&format!("{line} --jobs 16"), 16).iothreads;
+            let counts: Vec<_> = counts.iter().copied().map(Iothreads::new).collect();
+            assert_eq!(taken, counts, "{line}");
+        }
+    }
+
+    #[test]
     fn the_help_names_the_defaults_that_are_taken() {
         let [own, fio] = ["", "--load fio"].map(|line| settings(line, 2));
         for (option, own, fio) in
