@@ -29,6 +29,7 @@ mod machine;
 mod matrix;
 mod measure;
 mod meter;
+mod output;
 mod pace;
 mod pinning;
 mod plan;

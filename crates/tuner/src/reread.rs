@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use self::files::Written;
 use crate::args::ReportArgs;
+use crate::output::print;
 use crate::published::PublishedSweep;
 use crate::report::{
     Findings, Part, Report, Style, configuration_names, published_page, render_published,
@@ -50,9 +51,9 @@ pub fn report(args: ReportArgs) -> Result<()> {
 /// Prints what others published; writes it too, also as a page, if a directory is named.
 fn published(directory: &Path, sweep: &PublishedSweep, out: Option<&Path>) -> Result<()> {
     let name = directory.display().to_string();
-    files::print(&render_published(Style::Plain, &name, sweep))?;
-    let Some(out) = out else { return files::print(&unwritten("report.md")) };
-    files::print("\n")?;
+    print(&render_published(Style::Plain, &name, sweep))?;
+    let Some(out) = out else { return print(&unwritten("report.md")) };
+    print("\n")?;
     let files = [
         ("report.md".to_owned(), render_published(Style::Markdown, &name, sweep)),
         (PAGE.to_owned(), published_page(&name, sweep)),
@@ -79,7 +80,7 @@ fn single(source: &Source, out: &Path) -> Result<()> {
     let parts = lenient.groups.len();
     let mut all = Vec::new();
     for Rendered { text, files } in parts_of(&lenient) {
-        files::print(&format!("{text}\n"))?;
+        print(&format!("{text}\n"))?;
         all.extend(files);
     }
     let names = configuration_names();

@@ -5,7 +5,6 @@
 
 mod prepare;
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -20,6 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::kept;
 use crate::matrix::Matrix;
 use crate::measure::{Bench, Guests};
+use crate::output;
 use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose};
 use crate::progress::{Left, Progress, say};
 use crate::report::{Findings, Report, Style, configuration_names};
@@ -234,10 +234,7 @@ impl Material<'_> {
         );
         self.with(|report| {
             keep(report, out)?;
-            let mut stdout = io::stdout().lock();
-            writeln!(stdout, "\n{}", report.text(Style::Plain, &written))
-                .and_then(|()| stdout.flush())
-                .context("write the report to standard output")
+            output::print(&format!("\n{}\n", report.text(Style::Plain, &written)))
         })
     }
 

@@ -1,12 +1,11 @@
-//! What `ringloom report` writes: files beside or apart from the results, and text on standard output.
+//! The files that `ringloom report` writes, beside or apart from the results.
 
-use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use crate::kept;
-use crate::units::printable;
+use crate::output::print;
 
 /// What is written.
 pub(super) struct Written<'a> {
@@ -36,18 +35,6 @@ pub(super) fn write(out: &Path, sources: &[&Path], written: &Written<'_>) -> Res
         .with_context(|| format!("write to {} (--out names another directory)", out.display()))?;
     let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     print(&format!("Written: {}\n", names.join(", ")))
-}
-
-/// Prints to standard output. A reader that has gone away is no error.
-pub(super) fn print(text: &str) -> Result<()> {
-    let clean = printable(text);
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(clean.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("write the report to standard output")
-        }
-        Ok(()) | Err(_) => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::files::{self, Written};
 use super::{PAGE, Source, findings, refuse_results, unwritten};
 use crate::compare::Comparison;
+use crate::output::print;
 use crate::report::{Compared, Side, Style, comparison_page, render_comparison};
 use crate::results::{Group, Header, Lenient};
 use crate::summary::{CellSummary, summarise};
@@ -20,9 +21,9 @@ const FILE: &str = "compare.md";
 pub(super) fn report(a: &Source, b: &Source, out: Option<&Path>) -> Result<()> {
     let (read_a, read_b) = (Lenient::read(&a.path)?, Lenient::read(&b.path)?);
     let [plain, markdown, page] = rendered((&a.name, &read_a), (&b.name, &read_b));
-    files::print(&plain)?;
-    let Some(out) = out else { return files::print(&unwritten(FILE)) };
-    files::print("\n")?;
+    print(&plain)?;
+    let Some(out) = out else { return print(&unwritten(FILE)) };
+    print("\n")?;
     refuse_results(out)?;
     let files = [(FILE.to_owned(), markdown), (PAGE.to_owned(), page)];
     files::write(out, &[&a.path, &b.path], &Written { files: &files, stale: &[] })
