@@ -10,7 +10,6 @@
 mod trouble;
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::ops::RangeInclusive;
@@ -59,7 +58,16 @@ pub(crate) struct Group {
     pub(crate) failures: Vec<Failure>,
     /// Why they do not compare with those of the first group.
     pub(crate) differences: Vec<String>,
-    places: HashMap<RunKey, usize>,
+    places: HashMap<RunKey, Place>,
+}
+
+/// Where the last line with a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Among the runs, also if it failed after that.
+    Run(usize),
+    /// Among the failures.
+    Failure(usize),
 }
 
 impl Lenient {
@@ -258,7 +266,8 @@ impl Reader {
         if self.runs == 0 {
             problems.push("nothing was measured".to_owned());
         }
-        Ok(Lenient { groups: self.groups, problems })
+        let groups = self.groups.into_iter().map(Group::settled).collect();
+        Ok(Lenient { groups, problems })
     }
 }
 
@@ -270,28 +279,35 @@ impl Group {
 
     /// Adds a line; a run that is there already is replaced, and told.
     fn add(&mut self, line: Line) -> Option<RunKey> {
-        match line {
-            Line::Run(run) => {
-                self.failures.retain(|failure| failure.key != run.key);
-                match self.places.entry(run.key.clone()) {
-                    Entry::Occupied(place) => {
-                        self.runs[*place.get()] = *run;
-                        return Some(place.key().clone());
-                    }
-                    Entry::Vacant(place) => {
-                        place.insert(self.runs.len());
-                        self.runs.push(*run);
-                    }
-                }
+        let place = self.places.get(line.key()).copied();
+        match (line, place) {
+            (Line::Run(run), Some(Place::Run(place))) => {
+                let key = run.key.clone();
+                self.runs[place] = *run;
+                return Some(key);
             }
-            Line::Failure(failure) => {
-                self.failures.retain(|other| other.key != failure.key);
-                if !self.places.contains_key(&failure.key) {
-                    self.failures.push(failure);
-                }
+            (Line::Run(run), Some(Place::Failure(_)) | None) => {
+                self.places.insert(run.key.clone(), Place::Run(self.runs.len()));
+                self.runs.push(*run);
+            }
+            (Line::Failure(_), Some(Place::Run(_))) => {}
+            (Line::Failure(failure), Some(Place::Failure(_)) | None) => {
+                self.places.insert(failure.key.clone(), Place::Failure(self.failures.len()));
+                self.failures.push(failure);
             }
         }
         None
+    }
+
+    /// When all lines are there: without the failures that a later line has made void.
+    fn settled(mut self) -> Self {
+        let mut place = 0..;
+        let places = &self.places;
+        self.failures.retain(|failure| {
+            let last = places.get(&failure.key).copied();
+            last == place.next().map(Place::Failure)
+        });
+        self
     }
 }
 

@@ -241,6 +241,25 @@ fn a_failure_counts_until_its_run_is_measured() {
 }
 
 #[test]
+fn failures_stand_in_the_order_in_which_they_came_last() {
+    // Which run each line is of, and whether it failed.
+    let lines = [(0, true), (1, true), (2, true), (1, false), (0, true), (3, true), (1, true)];
+    let lines = lines.into_iter().chain([(2, false), (4, true), (3, false), (5, false)]);
+    let (all, mut file) = (runs(), file().remove(0));
+    for (number, (which, failed)) in lines.enumerate() {
+        let run = all[which].clone();
+        let error = anyhow::anyhow!("{number}");
+        let failure = Failure::new(run.key.clone(), &error);
+        file += &if failed { text(&Line::Failure(failure)) } else { line(run) };
+    }
+    let group = read(&file).groups.remove(0);
+    let failures = group.failures.iter().map(|it| (&it.key, it.error.as_str()));
+    assert_eq!(failures.collect::<Vec<_>>(), [(&all[0].key, "4"), (&all[4].key, "8")]);
+    let runs = [1, 2, 3, 5].map(|which| all[which].clone());
+    assert_eq!(group.runs, runs);
+}
+
+#[test]
 fn runs_of_other_machines_settings_and_programs_are_kept_apart() {
     let changes: [Change<Header>; 4] = [
         (|it| it.environment.kernel.release = Some("7.1".to_owned()), "kernel is 7.1, was unknown"),
