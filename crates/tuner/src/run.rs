@@ -5,6 +5,7 @@
 
 mod prepare;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -251,7 +252,7 @@ fn keep(report: &Report<'_>, out: &Path) -> Result<()> {
     kept::write(out, &report.files(), &configuration_names())
 }
 
-/// Takes the directory named, or the first free of the default names; to resume, the newest that exists.
+/// Takes the directory named, or the first free of the default names; to resume, the one written last.
 fn place(args: &TuneArgs, parent: &Path) -> Result<(PathBuf, Place)> {
     let out = match &args.out {
         Some(out) if out.exists() && !out.is_dir() => {
@@ -269,15 +270,23 @@ fn place(args: &TuneArgs, parent: &Path) -> Result<(PathBuf, Place)> {
     Ok((out, place))
 }
 
-fn default_directories(parent: &Path) -> impl Iterator<Item = PathBuf> + '_ {
-    (1..=OUT_NUMBER_MAX).map(|number| {
-        let suffix = if number == 1 { String::new() } else { format!("-{number}") };
-        parent.join(format!("{OUT_NAME}{suffix}"))
-    })
+fn default_name(number: u32) -> String {
+    let suffix = if number == 1 { String::new() } else { format!("-{number}") };
+    format!("{OUT_NAME}{suffix}")
+}
+
+/// Which of the default names it is.
+fn default_number(name: &OsStr) -> Option<u32> {
+    let name = name.to_str()?;
+    let number = match name.strip_prefix(OUT_NAME)? {
+        "" => 1,
+        suffix => suffix.strip_prefix('-')?.parse().ok()?,
+    };
+    (default_name(number) == name).then_some(number)
 }
 
 fn first_free(parent: &Path) -> Result<(PathBuf, Claim)> {
-    for directory in default_directories(parent) {
+    for directory in (1..=OUT_NUMBER_MAX).map(|number| parent.join(default_name(number))) {
         if let Some(claim) = Claim::make(&directory)? {
             return Ok((directory, claim));
         }
@@ -285,13 +294,28 @@ fn first_free(parent: &Path) -> Result<(PathBuf, Claim)> {
     bail!("there are {OUT_NUMBER_MAX} directories {OUT_NAME}-… already: remove some or use --out")
 }
 
+/// The one whose results were written last; of several at the same time the one with the highest number.
 fn newest_directory(parent: &Path) -> Result<PathBuf> {
-    let there = default_directories(parent).take_while(|directory| directory.exists());
-    there.last().with_context(|| format!("there is no {OUT_NAME} to resume here"))
+    let here = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let listing = || format!("list {}", here.display());
+    let mut newest = None;
+    for entry in std::fs::read_dir(here).with_context(listing)? {
+        let name = entry.with_context(listing)?.file_name();
+        let Some(number) = default_number(&name) else { continue };
+        let directory = parent.join(name);
+        // Without results there is nothing to resume.
+        let Ok(results) = directory.join(FILE_NAME).metadata() else { continue };
+        let written = results.modified().with_context(listing)?;
+        newest = newest.max(Some((written, number, directory)));
+    }
+    let (.., newest) = newest.with_context(|| format!("there is no {OUT_NAME} to resume here"))?;
+    Ok(newest)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use super::*;
     use crate::args::tests::parse;
 
@@ -310,6 +334,31 @@ mod tests {
         }
         drop(claims);
         assert_eq!(first_free(parent.path()).unwrap().0, parent.path().join("ringloom-report"));
+    }
+
+    #[test]
+    fn the_newest_directory_is_the_one_written_last() {
+        let parent = tempfile::tempdir().unwrap();
+        let write = |name: &str, seconds: u64| {
+            let directory = parent.path().join(name);
+            std::fs::create_dir_all(&directory).unwrap();
+            let file = std::fs::File::create(directory.join(FILE_NAME)).unwrap();
+            file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        };
+        let newest = || newest_directory(parent.path()).unwrap();
+        for other in ["ringloom-report-x", "ringloom-report-02", "ringloom-reports", "other"] {
+            write(other, 9);
+        }
+        std::fs::create_dir(parent.path().join("ringloom-report-7")).unwrap();
+        assert!(newest_directory(parent.path()).is_err());
+        write("ringloom-report-3", 5);
+        assert_eq!(newest(), parent.path().join("ringloom-report-3"), "after a gap");
+        write("ringloom-report", 6);
+        assert_eq!(newest(), parent.path().join("ringloom-report"), "the free name was taken");
+        write("ringloom-report-2", 4);
+        assert_eq!(newest(), parent.path().join("ringloom-report"));
+        write("ringloom-report-3", 7);
+        assert_eq!(newest(), parent.path().join("ringloom-report-3"));
     }
 
     #[test]
