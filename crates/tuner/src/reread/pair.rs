@@ -64,7 +64,7 @@ fn differences(a: &Header, b: &Header) -> Vec<String> {
     if a.is_unknown() || b.is_unknown() {
         return vec!["of at least one of them nothing is known".to_owned()];
     }
-    let mut differences = b.differences(a);
-    differences.retain(|difference| !difference.starts_with("--seed "));
-    differences
+    let mut b = b.clone();
+    b.settings.seed = a.settings.seed;
+    b.differences(a)
 }

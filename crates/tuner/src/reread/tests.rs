@@ -274,3 +274,19 @@ fn without_a_header_there_is_no_configuration_and_no_line_to_paste() {
     assert!(!said.iter().any(|it| unknown.text.contains(it)), "{}", unknown.text);
     assert!(!has_files(&unknown));
 }
+
+#[test]
+fn two_runs_may_have_other_seeds_but_no_other_options() {
+    let compared = |options: &str| {
+        let [a, b] = ["--seed 1", options].map(|options| {
+            let lines = [serde_json::to_string(&header(options)).unwrap(), lines()[1..].join("\n")];
+            Lenient::parse(lines.join("\n").as_bytes()).unwrap()
+        });
+        pair::rendered(("a", &a), ("b", &b)).concat()
+    };
+    let warning = "the two were not measured alike";
+    assert!(!compared("--seed 2").contains(warning));
+    let differ = compared("--seed 2 --runtime 9");
+    assert!(differ.contains(warning) && differ.contains("--runtime is 9.0"), "{differ}");
+    assert!(!differ.contains("--seed is"), "{differ}");
+}
