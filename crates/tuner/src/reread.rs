@@ -50,6 +50,7 @@ pub fn report(args: ReportArgs) -> Result<()> {
 
 /// Prints what others published; writes it too, also as a page, if a directory is named.
 fn published(directory: &Path, sweep: &PublishedSweep, out: Option<&Path>) -> Result<()> {
+    refuse_results(out, None)?;
     let name = directory.display().to_string();
     print(&render_published(Style::Plain, &name, sweep))?;
     let Some(out) = out else { return print(&unwritten("report.md")) };
@@ -58,7 +59,6 @@ fn published(directory: &Path, sweep: &PublishedSweep, out: Option<&Path>) -> Re
         ("report.md".to_owned(), render_published(Style::Markdown, &name, sweep)),
         (PAGE.to_owned(), published_page(&name, sweep)),
     ];
-    refuse_results(out)?;
     files::write(out, &[], &Written { files: &files, stale: &[] })
 }
 
@@ -67,15 +67,18 @@ fn unwritten(name: &str) -> String {
     format!("\nNothing is written; --out DIR keeps this as {name} and as a page, {PAGE}.\n")
 }
 
-/// The page of results stands beside them, and no other takes its place.
-fn refuse_results(out: &Path) -> Result<()> {
-    if out.join(FILE_NAME).exists() {
+/// The page of results stands beside them, and no other takes its place; `own` are the results that it is of.
+fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
+    let Some(out) = out else { return Ok(()) };
+    let there = out.join(FILE_NAME);
+    if there.exists() && !own.is_some_and(|own| files::is_same(own, &there)) {
         bail!("{} has results, and so a {PAGE} of its own: name another --out", out.display());
     }
     Ok(())
 }
 
 fn single(source: &Source, out: &Path) -> Result<()> {
+    refuse_results(Some(out), Some(&source.path))?;
     let lenient = Lenient::read(&source.path)?;
     let parts = lenient.groups.len();
     let mut all = Vec::new();

@@ -1,5 +1,6 @@
 //! The files that `ringloom report` writes, beside or apart from the results.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -23,18 +24,21 @@ pub(super) fn write(out: &Path, sources: &[&Path], written: &Written<'_>) -> Res
     let Written { files, stale } = *written;
     std::fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
     let paths: Vec<PathBuf> = files.iter().map(|(name, _)| out.join(name)).collect();
-    for source in sources {
-        let source = source.canonicalize().with_context(|| format!("find {}", source.display()))?;
-        let is_source = |path: &&PathBuf| path.canonicalize().is_ok_and(|path| path == source);
-        let gone: Vec<PathBuf> = stale.iter().map(|name| out.join(name)).collect();
-        if let Some(path) = paths.iter().chain(&gone).find(is_source) {
-            bail!("{} holds the results: name another --out", path.display());
-        }
+    let gone: Vec<PathBuf> = stale.iter().map(|name| out.join(name)).collect();
+    let is_source = |path: &&PathBuf| sources.iter().any(|source| is_same(source, path));
+    if let Some(path) = paths.iter().chain(&gone).find(is_source) {
+        bail!("{} holds the results: name another --out", path.display());
     }
     kept::write(out, files, stale)
         .with_context(|| format!("write to {} (--out names another directory)", out.display()))?;
     let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     print(&format!("Written: {}\n", names.join(", ")))
+}
+
+/// Whether both are there and one file, whatever its names.
+pub(super) fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().ok().map(|it| (it.dev(), it.ino()));
+    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 #[cfg(test)]

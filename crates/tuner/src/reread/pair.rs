@@ -19,12 +19,12 @@ const FILE: &str = "compare.md";
 /// # Errors
 /// If nothing of one of the two can be used, or the comparison cannot be written.
 pub(super) fn report(a: &Source, b: &Source, out: Option<&Path>) -> Result<()> {
+    refuse_results(out, None)?;
     let (read_a, read_b) = (Lenient::read(&a.path)?, Lenient::read(&b.path)?);
     let [plain, markdown, page] = rendered((&a.name, &read_a), (&b.name, &read_b));
     print(&plain)?;
     let Some(out) = out else { return print(&unwritten(FILE)) };
     print("\n")?;
-    refuse_results(out)?;
     let files = [(FILE.to_owned(), markdown), (PAGE.to_owned(), page)];
     files::write(out, &[&a.path, &b.path], &Written { files: &files, stale: &[] })
 }

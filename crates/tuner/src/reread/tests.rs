@@ -290,3 +290,60 @@ fn two_runs_may_have_other_seeds_but_no_other_options() {
     assert!(differ.contains(warning) && differ.contains("--runtime is 9.0"), "{differ}");
     assert!(!differ.contains("--seed is"), "{differ}");
 }
+
+/// A results file with a part for each of these disks.
+fn results_of(disks: &[&str]) -> String {
+    let mut text = String::new();
+    for disk in disks {
+        let mut header = header("");
+        (header.disk.origin, header.disk.path) = (Origin::User, disk.into());
+        text += &format!("{}\n", serde_json::to_string(&header).unwrap());
+        for (repeat, count) in (0..3).flat_map(|it| [(it, 0), (it, 2)]) {
+            let iops = 100 + 50 * u64::from(count);
+            let run = run(cell("randread", 4096, 2, 16), client(count), repeat, iops);
+            text += &format!("{}\n", serde_json::to_string(&Line::Run(Box::new(run))).unwrap());
+        }
+    }
+    text
+}
+
+/// Writes results into a directory, which is made.
+fn stored(directory: &Path, name: &str, disks: &[&str]) -> PathBuf {
+    std::fs::create_dir_all(directory).unwrap();
+    let path = directory.join(name);
+    std::fs::write(&path, results_of(disks)).unwrap();
+    path
+}
+
+/// `ringloom report` of one of them.
+fn reported(results: &Path, out: Option<&Path>) -> Result<()> {
+    let out = out.map(Path::to_path_buf);
+    report(ReportArgs { results: results.to_path_buf(), other: None, out })
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn the_report_of_other_results_is_not_written_over() {
+    let parent = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| parent.path().join(name));
+    let copy = stored(&a, "before.jsonl", &["/disks/first"]);
+    let own = stored(&a, FILE_NAME, &["/disks/second"]);
+    stored(&b, FILE_NAME, &["/disks/third"]);
+    for (results, out) in [(&a, Some(&b)), (&own, Some(&b)), (&copy, Some(&a)), (&copy, None)] {
+        let error = reported(results, out.map(PathBuf::as_path)).unwrap_err().to_string();
+        assert!(error.contains("has results") && error.contains("name another --out"), "{error}");
+    }
+    assert_eq!(names(&b), [FILE_NAME]);
+    for out in [None, Some(&a)] {
+        reported(&a, out.map(PathBuf::as_path)).unwrap();
+        reported(&own, out.map(PathBuf::as_path)).unwrap();
+    }
+    assert!(a.join(PAGE).exists());
+}
