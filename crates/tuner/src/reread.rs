@@ -9,6 +9,7 @@
 mod files;
 mod pair;
 
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -44,7 +45,7 @@ pub fn report(args: ReportArgs) -> Result<()> {
     let source = Source::find(&args.results)?;
     match &args.other {
         Some(other) => pair::report(&source, &Source::find(other)?, out),
-        None => single(&source, out.unwrap_or_else(|| source.directory())),
+        None => single(&source, out.map_or_else(|| source.directory(), Ok)?),
     }
 }
 
@@ -149,11 +150,27 @@ impl Source {
         Ok(Self { name, path })
     }
 
-    fn directory(&self) -> &Path {
-        match self.path.parent() {
+    /// Where the report goes unless the user says otherwise.
+    ///
+    /// # Errors
+    /// For a pipe, and for a file that is named by a descriptor (`/dev/stdin`).
+    fn directory(&self) -> Result<&Path> {
+        let directory = match self.path.parent() {
             Some(directory) if !directory.as_os_str().is_empty() => directory,
             Some(_) | None => Path::new("."),
+        };
+        let kind = self.path.metadata().with_context(|| format!("results {}", self.name))?;
+        let is_of_descriptors = || {
+            let directory = directory.canonicalize();
+            directory.is_ok_and(|it| it == Path::new("/dev") || it.starts_with("/proc"))
+        };
+        if kind.file_type().is_fifo() || kind.is_file() && is_of_descriptors() {
+            bail!(
+                "{} is in no directory that the report could go to: name one with --out",
+                self.name
+            );
         }
+        Ok(directory)
     }
 }
 

@@ -1,5 +1,9 @@
 //! Whatever a results file says, a report of it is rendered.
 
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -346,4 +350,38 @@ fn the_report_of_other_results_is_not_written_over() {
         reported(&own, out.map(PathBuf::as_path)).unwrap();
     }
     assert!(a.join(PAGE).exists());
+}
+
+/// The path of a pipe that holds results.
+fn piped(disks: &[&str]) -> (io::PipeReader, PathBuf) {
+    let (reader, mut writer) = io::pipe().unwrap();
+    writer.write_all(results_of(disks).as_bytes()).unwrap();
+    let path = format!("/dev/fd/{}", reader.as_raw_fd()).into();
+    (reader, path)
+}
+
+#[test]
+fn results_may_come_through_a_pipe() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let (_reader, path) = piped(&["/disks/first"]);
+    reported(&path, Some(&out)).unwrap();
+    assert!(out.join(PAGE).exists() && out.join("config/ringloom/serve.sh").exists());
+    let [(_a, a), (_b, b)] = [piped(&["/disks/first"]), piped(&["/disks/second"])];
+    let out = directory.path().join("pair");
+    report(ReportArgs { results: a, other: Some(b), out: Some(out.clone()) }).unwrap();
+    assert_eq!(names(&out), ["compare.md", PAGE]);
+}
+
+#[test]
+fn what_has_no_directory_needs_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let (reader, path) = piped(&["/disks/first"]);
+    let file = File::open(stored(directory.path(), FILE_NAME, &["/disks/first"])).unwrap();
+    for path in [path, format!("/dev/fd/{}", file.as_raw_fd()).into()] {
+        let error = reported(&path, None).unwrap_err().to_string();
+        assert!(error.contains("/dev/fd/") && error.contains("name one with --out"), "{error}");
+    }
+    // Nothing was read of it.
+    assert_eq!(io::read_to_string(reader).unwrap(), results_of(&["/disks/first"]));
 }
