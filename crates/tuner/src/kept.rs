@@ -9,6 +9,22 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use crate::report::{Part, configuration_names};
+
+/// Names of files that earlier reports may have left there: the configurations of so many parts, and all files of further
+/// parts. A part has all its files of a report or a configuration: else a file called `report-2.html` is the user's.
+pub(crate) fn stale(out: &Path, parts: usize) -> Vec<String> {
+    let configurations = configuration_names();
+    let of = |part: Part| configurations.iter().map(move |name| part.named(name));
+    let is_file = |name: String| out.join(name).is_file();
+    let is_there = |part: &Part| part.reports().all(is_file) || of(*part).any(is_file);
+    let mut further: Vec<Part> = Part::after(parts).take_while(is_there).collect();
+    // From the last on: a command that is interrupted leaves no gap.
+    further.reverse();
+    let further = further.into_iter().flat_map(|part| of(part).chain(part.reports()));
+    Part::all(parts).flat_map(of).chain(further).collect()
+}
+
 /// Writes the files, by path below `out`; removes those of `stale` that are not among them.
 ///
 /// # Errors
@@ -49,7 +65,6 @@ fn remove(out: &Path, name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::configuration_names;
 
     fn named(names: &[&str]) -> Vec<(String, String)> {
         names.iter().map(|name| ((*name).to_owned(), String::new())).collect()
@@ -66,6 +81,26 @@ mod tests {
         assert!(is_there("config/warnings.txt") && !is_there("config/ringloom"));
         write(out, &named(&["report.md"]), &stale).unwrap();
         assert!(is_there("report.md") && !is_there("config"));
+    }
+
+    #[test]
+    fn parts_of_an_earlier_report_are_taken_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path();
+        let files = |part: Part| part.reports().chain([part.named("config/ringloom/serve.sh")]);
+        let three: Vec<String> = Part::all(3).flat_map(files).collect();
+        let three: Vec<&str> = three.iter().map(String::as_str).collect();
+        write(out, &named(&three), &[]).unwrap();
+        let stale = stale(out, 1);
+        let place = |wanted: &str| stale.iter().position(|name| name == wanted).unwrap();
+        assert!(place("report-3.jsonl") < place("report-2.md"), "{stale:?}");
+        write(out, &named(&three[..4]), &stale).unwrap();
+        let names = || std::fs::read_dir(out).unwrap().count();
+        assert!(Part::FIRST.reports().all(|name| out.join(name).exists()) && names() == 4);
+        // One that was not written whole.
+        write(out, &named(&["config-2/ringloom/serve.sh", "report-2.md"]), &[]).unwrap();
+        write(out, &[], &super::stale(out, 1)).unwrap();
+        assert_eq!(names(), 4);
     }
 
     #[test]

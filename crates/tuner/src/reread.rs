@@ -16,11 +16,10 @@ use anyhow::{Context, Result, bail};
 
 use self::files::Written;
 use crate::args::ReportArgs;
+use crate::kept;
 use crate::output::print;
 use crate::published::PublishedSweep;
-use crate::report::{
-    Findings, Part, Report, Style, configuration_names, published_page, render_published,
-};
+use crate::report::{Findings, Part, Report, Style, published_page, render_published};
 use crate::results::{FILE_NAME, Group, Lenient};
 
 const PAGE: &str = "report.html";
@@ -87,9 +86,7 @@ fn single(source: &Source, out: &Path) -> Result<()> {
         print(&format!("{text}\n"))?;
         all.extend(files);
     }
-    let names = configuration_names();
-    let stale: Vec<String> =
-        Part::all(parts).flat_map(|part| names.iter().map(move |name| part.named(name))).collect();
+    let stale = kept::stale(out, parts);
     files::write(out, &[&source.path], &Written { files: &all, stale: &stale })
 }
 

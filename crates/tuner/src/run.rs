@@ -23,7 +23,7 @@ use crate::measure::{Bench, Guests};
 use crate::output;
 use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose};
 use crate::progress::{Left, Progress, say};
-use crate::report::{Findings, Report, Style, configuration_names};
+use crate::report::{Findings, Report, Style};
 use crate::results::{Claim, FILE_NAME, Failure, Header, Line, Results, Stored};
 use crate::units::counted;
 
@@ -249,7 +249,7 @@ impl Material<'_> {
 }
 
 fn keep(report: &Report<'_>, out: &Path) -> Result<()> {
-    kept::write(out, &report.files(), &configuration_names())
+    kept::write(out, &report.files(), &kept::stale(out, 1))
 }
 
 /// Takes the directory named, or the first free of the default names; to resume, the one written last.

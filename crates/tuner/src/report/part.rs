@@ -2,6 +2,9 @@
 //!
 //! Invariants: the names of the first are those that `ringloom tune` writes; no two parts have a name in common.
 
+/// What each has, as the first calls it, besides configurations.
+const FILES: [&str; 4] = ["report.md", "report.html", "report.csv", "report.jsonl"];
+
 /// One of the reports of a results file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part(usize);
@@ -15,9 +18,19 @@ impl Part {
         (1..=parts).map(Self)
     }
 
+    /// Those that a file with so many does not have, without an end.
+    pub(crate) fn after(parts: usize) -> impl Iterator<Item = Self> {
+        (parts + 1..).map(Self)
+    }
+
     /// From 1.
     pub(crate) fn number(self) -> usize {
         self.0
+    }
+
+    /// The files that it has whatever it says.
+    pub(crate) fn reports(self) -> impl Iterator<Item = String> {
+        FILES.into_iter().map(move |name| self.named(name))
     }
 
     /// What this part calls a file, of a path as the first has it: `report-2.md`, `config-2/ringloom/serve.sh`.

@@ -385,3 +385,26 @@ fn what_has_no_directory_needs_one() {
     // Nothing was read of it.
     assert_eq!(io::read_to_string(reader).unwrap(), results_of(&["/disks/first"]));
 }
+
+#[test]
+fn parts_that_are_no_more_leave_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path();
+    let disks = ["/disks/first", "/disks/second", "/disks/third"];
+    let source = stored(out, FILE_NAME, &disks[..1]);
+    reported(&source, None).unwrap();
+    let of_one = names(out);
+    stored(out, FILE_NAME, &disks);
+    reported(&source, None).unwrap();
+    assert!(out.join("config-3/ringloom/serve.sh").exists() && out.join("report-3.csv").exists());
+    // What the user put there stays.
+    std::fs::write(out.join("config-2/mine"), "").unwrap();
+    std::fs::write(out.join("report-4.html"), "").unwrap();
+    stored(out, FILE_NAME, &disks[..1]);
+    reported(&source, None).unwrap();
+    assert_eq!(names(&out.join("config-2")), ["mine"]);
+    let mut expected = of_one;
+    expected.extend(["config-2", "report-4.html"].map(str::to_owned));
+    expected.sort_unstable();
+    assert_eq!(names(out), expected);
+}
