@@ -50,10 +50,12 @@ fn remove(out: &Path, name: &str) -> Result<()> {
     }
     std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     let is_below = |directory: &&Path| *directory != out;
+    let is_of_user = |kind| matches!(kind, ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory);
     for directory in path.ancestors().skip(1).take_while(is_below) {
         match std::fs::remove_dir(directory) {
             Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => break,
+            // The user's: something else is in it, or it is a link to a directory elsewhere.
+            Err(error) if is_of_user(error.kind()) => break,
             Err(error) => {
                 return Err(error).with_context(|| format!("remove {}", directory.display()));
             }
@@ -116,5 +118,18 @@ mod tests {
         for name in own.iter().chain(&["config/qemu-iothreads/qemu.args"]) {
             assert!(out.join(name).exists(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_directory_elsewhere_is_emptied_and_its_link_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let (out, elsewhere) = (directory.path().join("out"), directory.path().join("elsewhere"));
+        std::fs::create_dir_all(&out).unwrap();
+        std::fs::create_dir_all(&elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, out.join("config")).unwrap();
+        write(&out, &named(&["config/warnings.txt"]), &[]).unwrap();
+        write(&out, &named(&["report.md"]), &configuration_names()).unwrap();
+        assert!(!elsewhere.join("warnings.txt").exists());
+        assert!(out.join("config").is_symlink() && elsewhere.exists());
     }
 }
