@@ -2,14 +2,17 @@
 //!
 //! The run and `ringloom report` call it.
 //!
-//! Invariants: only files with the names given are written or removed; a directory goes only when that left it empty.
+//! Invariants: only files with the names given are written or removed; a directory goes only when that left it empty. Only
+//! configurations, which are below directories, may have control characters.
 
+use std::borrow::Cow;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use crate::report::{Part, configuration_names};
+use crate::units::printable;
 
 /// Names of files that earlier reports may have left there: the configurations of so many parts, and all files of further
 /// parts. A part has all its files of a report or a configuration: else a file called `report-2.html` is the user's.
@@ -35,10 +38,17 @@ pub(crate) fn write(out: &Path, files: &[(String, String)], stale: &[String]) ->
         let directory = path.parent().unwrap_or(out);
         std::fs::create_dir_all(directory)
             .with_context(|| format!("create {}", directory.display()))?;
-        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        std::fs::write(&path, content(name, text).as_bytes())
+            .with_context(|| format!("write {}", path.display()))?;
     }
     let is_written = |name: &&String| files.iter().any(|(written, _)| written == *name);
     stale.iter().filter(|name| !is_written(name)).try_for_each(|name| remove(out, name))
+}
+
+/// What is written. A configuration is byte for byte what it says, as the names of files may have any; all else is for a
+/// reader, whose terminal may obey them.
+fn content<'a>(name: &str, text: &'a str) -> Cow<'a, str> {
+    if name.contains('/') { text.into() } else { printable(text).into() }
 }
 
 /// Removes a file, and the directories below `out` that are empty then.

@@ -3,8 +3,8 @@
 //! Reads with `results::Lenient`, summarises and renders as `run` does after measuring. What is wrong with the file
 //! stands among the notes of the report.
 //!
-//! Invariants: the results are only read; a file of theirs is never written over. What is printed has no control
-//! characters, whatever the results say.
+//! Invariants: the results are only read; a file of theirs is never written over. What is printed
+//! (`output`) or written beside `config/` (`kept`) has no control characters, whatever the results say.
 
 mod files;
 mod pair;

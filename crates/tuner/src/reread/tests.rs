@@ -408,3 +408,42 @@ fn parts_that_are_no_more_leave_nothing() {
     expected.sort_unstable();
     assert_eq!(names(out), expected);
 }
+
+/// Nothing that a terminal obeys.
+#[track_caller]
+fn assert_clean(directory: &Path, expected: &[&str]) {
+    assert_eq!(names(directory), expected);
+    for name in expected {
+        let text = std::fs::read_to_string(directory.join(name)).unwrap();
+        assert!(text.contains("[2J"), "what it should not obey is not in {name}");
+        let control = text.chars().find(|it| it.is_control() && *it != '\n');
+        assert_eq!(control, None, "{name}");
+    }
+}
+
+#[test]
+fn nothing_that_is_written_has_control_characters() {
+    let parent = tempfile::tempdir().unwrap();
+    let out = |name: &str| parent.path().join(name);
+    let [a, b, published] = ["a", "b", "c"].map(|it| out(&format!("{it}\u{1b}[2J")));
+    stored(&a, FILE_NAME, &["/disks/\u{1b}[2J"]);
+    let path = stored(&b, FILE_NAME, &["/disks/first"]);
+    let noted = std::fs::read_to_string(&path).unwrap().replacen("x86_64", "\\u001b[2J\\t\\r", 1);
+    std::fs::write(&path, noted).unwrap();
+    report(ReportArgs { results: a, other: Some(b), out: Some(out("pair")) }).unwrap();
+    assert_clean(&out("pair"), &["compare.md", PAGE]);
+    std::fs::create_dir(&published).unwrap();
+    let table = "size,op,jobs,iodepth,value\n4096,randread,1,1,18\n";
+    std::fs::write(published.join("improvement.csv"), table).unwrap();
+    reported(&published, Some(&out("sweep"))).unwrap();
+    assert_clean(&out("sweep"), &[PAGE, "report.md"]);
+}
+
+#[test]
+fn a_configuration_names_its_disk_byte_for_byte() {
+    let directory = tempfile::tempdir().unwrap();
+    reported(&stored(directory.path(), FILE_NAME, &["/disks/a\tb"]), None).unwrap();
+    let served = directory.path().join("config/ringloom/serve.sh");
+    let text = std::fs::read_to_string(served).unwrap();
+    assert!(text.contains("/disks/a\tb"), "{text}");
+}
