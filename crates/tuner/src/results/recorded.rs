@@ -1,5 +1,7 @@
 //! The runs and failures of a results file, in the order in which they were written.
 //!
+//! Invariants: of several lines with one key the last counts, be it a run or a failure; a phase of a probe that was
+//! measured is done again where the probe was cut, and may fail then.
 //! Not here: reading and writing them (`results`), and what may be summarised together (`lenient`).
 
 use std::collections::HashMap;
@@ -34,21 +36,22 @@ impl Recorded {
         self.lines.push(line);
     }
 
-    /// All measured runs; of one that was done again the last.
+    /// All measured runs that did not fail since; of one that was done again the last.
     pub(crate) fn runs(&self) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<Option<&Run>> = Vec::new();
         let mut places: HashMap<&RunKey, usize> = HashMap::new();
         for line in &self.lines {
-            let Line::Run(run) = line else { continue };
-            match places.entry(&run.key) {
-                Entry::Occupied(place) => runs[*place.get()] = Run::clone(run),
-                Entry::Vacant(place) => {
+            match (line, places.entry(line.key())) {
+                (Line::Run(run), Entry::Occupied(place)) => runs[*place.get()] = Some(run),
+                (Line::Run(run), Entry::Vacant(place)) => {
                     place.insert(runs.len());
-                    runs.push(Run::clone(run));
+                    runs.push(Some(run));
                 }
+                (Line::Failure(_), Entry::Occupied(place)) => runs[*place.get()] = None,
+                (Line::Failure(_), Entry::Vacant(_)) => {}
             }
         }
-        runs
+        runs.into_iter().flatten().cloned().collect()
     }
 
     /// The runs that failed and were not measured since.
@@ -83,15 +86,53 @@ impl Recorded {
         self.last(wanted)
     }
 
-    /// The measured run that was written last of those whose keys are wanted.
+    /// The run in the last of the lines whose keys are wanted, unless that is a failure.
     fn last(&self, wanted: impl Fn(&RunKey) -> bool) -> Option<&Run> {
-        self.lines.iter().rev().find_map(|line| match line {
-            Line::Run(run) if wanted(&run.key) => Some(&**run),
-            Line::Run(_) | Line::Failure(_) => None,
-        })
+        match self.lines.iter().rev().find(|line| wanted(line.key()))? {
+            Line::Run(run) => Some(run),
+            Line::Failure(_) => None,
+        }
     }
 
     pub(crate) fn has(&self, planned: &PlannedRun) -> bool {
         self.run(&planned.key).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::{cell, client};
+    use crate::plan::Purpose;
+    use crate::results::tests::run;
+
+    /// Phase `step` of the probe of one repeat.
+    fn phase(step: u32) -> Run {
+        let jobs = if step == 1 { 8 } else { 2 };
+        let mut run = run(cell("randread", 4096, jobs, 1), client(1), 0, 100);
+        (run.key.purpose, run.key.step) = (Purpose::Probe, step);
+        run
+    }
+
+    fn measured(run: &Run) -> Line {
+        Line::Run(Box::new(run.clone()))
+    }
+
+    fn failure(run: &Run) -> Line {
+        Line::Failure(Failure::new(run.key.clone(), &anyhow::anyhow!("it hangs")))
+    }
+
+    #[test]
+    fn a_run_that_failed_when_it_was_done_again_is_not_measured() {
+        let (low, high) = (phase(0), phase(1));
+        let mut recorded = Recorded::from(vec![measured(&low), failure(&high)]);
+        assert_eq!(recorded.before(&high.key, 0), Some(&low));
+        recorded.push(failure(&low));
+        assert_eq!((recorded.before(&high.key, 0), recorded.run(&low.key)), (None, None));
+        let failed: Vec<RunKey> = recorded.failures().into_iter().map(|it| it.key).collect();
+        assert_eq!((recorded.runs(), failed), (vec![], vec![high.key.clone(), low.key.clone()]));
+        recorded.push(measured(&low));
+        assert_eq!(recorded.before(&high.key, 0), Some(&low));
+        assert_eq!((recorded.runs(), recorded.failures().len()), (vec![low], 1));
     }
 }

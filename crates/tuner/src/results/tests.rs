@@ -370,3 +370,51 @@ fn a_failure_is_kept_until_its_run_is_measured() {
     assert!(results.recorded().has(&planned) && results.recorded().failures().is_empty());
     assert_eq!(results.recorded().runs(), [run]);
 }
+
+/// A measured run of the key, so many requests, or the failure with this sentence.
+fn became(key: &RunKey, what: Result<u64, &str>) -> Line {
+    match what {
+        Ok(operations) => {
+            let mut run = run(key.cell, key.contender, key.repeat, operations);
+            run.key = key.clone();
+            measured(&run)
+        }
+        Err(error) => {
+            let error = anyhow::anyhow!(error.to_owned());
+            Line::Failure(Failure::new(key.clone(), &error))
+        }
+    }
+}
+
+#[test]
+fn the_last_line_of_a_key_counts_whoever_reads_it() {
+    type Read = (Vec<u64>, Vec<String>);
+    let cell = cell("randread", 4096, 4, 16);
+    let keys = [client(0), client(1)].map(|contender| run(cell, contender, 0, 1).key);
+    let read = |runs: &[Run], failures: &[Failure]| -> Read {
+        let runs = runs.iter().map(|run| run.operations).collect();
+        (runs, failures.iter().map(|failure| failure.error.clone()).collect())
+    };
+    // What became of the first key and of the second, in the order of the lines.
+    type Told = (usize, Result<u64, &'static str>);
+    let cases: [(&[Told], &[u64], &[&str]); 4] = [
+        (&[(0, Ok(5)), (1, Ok(6)), (0, Ok(7))], &[7, 6], &[]),
+        (&[(0, Err("it hangs")), (1, Ok(6)), (0, Ok(7))], &[6, 7], &[]),
+        (&[(0, Err("it hangs")), (1, Err("no")), (0, Err("again"))], &[], &["no", "again"]),
+        (&[(0, Err("it hangs")), (0, Ok(7)), (0, Ok(8)), (1, Ok(6))], &[8, 6], &[]),
+    ];
+    for (told, runs, failures) in cases {
+        let expected: Read =
+            (runs.to_vec(), failures.iter().map(|error| (*error).to_owned()).collect());
+        let lines: Vec<Line> = told.iter().map(|(key, what)| became(&keys[*key], *what)).collect();
+        let text = |line: &Line| serde_json::to_string(line).unwrap() + "\n";
+        let header = serde_json::to_string(&header("")).unwrap() + "\n";
+        let lenient =
+            Lenient::parse((header + &lines.iter().map(text).collect::<String>()).as_bytes());
+        let group = lenient.unwrap().groups.swap_remove(0);
+        assert_eq!(read(&group.runs, &group.failures), expected, "report: {told:?}");
+        let recorded = Recorded::from(lines);
+        let found = read(&recorded.runs(), &recorded.failures());
+        assert_eq!(found, expected, "--resume: {told:?}");
+    }
+}
