@@ -51,7 +51,7 @@ impl<'a> Course<'a> {
     /// The course of a command that goes on with what is recorded.
     pub(crate) fn new(matrix: &'a Matrix, settings: &Settings, recorded: &Recorded) -> Self {
         if !settings.adapts() {
-            return Self::Listed(left(&listed(matrix, settings), recorded));
+            return Self::Listed(left(&listed(matrix, settings), &settings.jobs, recorded));
         }
         let mut course = Searched::new(matrix, settings);
         for run in recorded.runs() {
@@ -188,11 +188,11 @@ fn listed(matrix: &Matrix, settings: &Settings) -> Vec<PlannedRun> {
     plan(matrix, settings.mode, repeats, settings.seed, settings.sentinel)
 }
 
-/// What has not been measured yet.
-fn left(all: &[PlannedRun], recorded: &Recorded) -> Vec<PlannedRun> {
+/// What has not been measured yet; `jobs` are those of the settings.
+fn left(all: &[PlannedRun], jobs: &[u16], recorded: &Recorded) -> Vec<PlannedRun> {
     let cut = |run: &PlannedRun| {
         run.key.purpose == Purpose::Probe
-            && all.iter().any(|it| it.key.is_same_probe(&run.key) && !recorded.has(it))
+            && all.iter().any(|it| it.key.is_same_probe(&run.key, jobs) && !recorded.has(it))
     };
     all.iter().filter(|run| !recorded.has(run) || cut(run)).cloned().collect()
 }
@@ -230,6 +230,28 @@ mod tests {
             }
         }
         asked
+    }
+
+    #[test]
+    fn only_a_probe_that_was_cut_begins_anew() {
+        let line = "--probe hysteresis --jobs 2,8,4,16 --subject host --repeats 2";
+        let settings = settings(line, 2);
+        let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+        let left = |done: &[usize]| -> Vec<RunKey> {
+            let all = Course::new(&matrix, &settings, &Recorded::default()).outlook(None);
+            let measured = |place: &usize| {
+                let key = all[*place].key.clone();
+                Line::Run(Box::new(Run { key, ..run(all[0].key.cell, Contender::Host, 0, 1000) }))
+            };
+            let recorded = Recorded::from(done.iter().map(measured).collect::<Vec<_>>());
+            let left = Course::new(&matrix, &settings, &recorded).outlook(None);
+            left.into_iter().map(|run| run.key).collect()
+        };
+        let all = left(&[]);
+        assert_eq!(all.len(), 12);
+        // The first pair is done, the second one got as far as its high phase.
+        assert_eq!(left(&[0, 1, 2, 3, 4]), all[3..]);
+        assert_eq!(left(&[3, 4, 5, 6, 7]), [&all[..3], &all[6..]].concat());
     }
 
     fn sentinels(keys: &[RunKey]) -> Vec<u32> {

@@ -66,9 +66,9 @@ pub(crate) struct Held<T> {
 }
 
 impl<T> Held<T> {
-    /// What the phase before `key` left. Anything else that is held is dropped, which stops it.
-    fn take(held: &mut Option<Self>, key: &RunKey) -> Option<T> {
-        held.take().filter(|held| key.follows(&held.key)).map(|held| held.what)
+    /// What the phase before `key` left; `jobs` are those of the settings. Anything else that is held is dropped, which stops it.
+    fn take(held: &mut Option<Self>, key: &RunKey, jobs: &[u16]) -> Option<T> {
+        held.take().filter(|held| key.follows(&held.key, jobs)).map(|held| held.what)
     }
 
     /// Keeps it for the phase after `key`; gives it back if there is none.

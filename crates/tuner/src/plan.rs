@@ -82,16 +82,17 @@ impl RunKey {
         self.purpose == Purpose::Probe && self.step < PROBE_PHASES - 1
     }
 
-    /// Whether it is the phase after `before`.
-    pub(crate) fn follows(&self, before: &Self) -> bool {
-        before.keeps_disk() && self.step == before.step + 1 && self.is_same_probe(before)
+    /// Whether it is the phase after `before`; `jobs` are those of the settings.
+    pub(crate) fn follows(&self, before: &Self, jobs: &[u16]) -> bool {
+        before.keeps_disk() && self.step == before.step + 1 && self.is_same_probe(before, jobs)
     }
 
-    /// Whether both are phases of one probe.
-    pub(crate) fn is_same_probe(&self, other: &Self) -> bool {
+    /// Whether both are phases of one probe; `jobs` are those of the settings.
+    pub(crate) fn is_same_probe(&self, other: &Self, jobs: &[u16]) -> bool {
         (self.purpose, self.repeat) == (other.purpose, other.repeat)
             && (self.contender, self.variant) == (other.contender, other.variant)
             && self.cell.is_alike(&other.cell)
+            && pair_of(&self.cell, jobs) == pair_of(&other.cell, jobs)
     }
 
     /// Which run of its kind it is, where that is not the plain sweep.
@@ -130,6 +131,12 @@ impl PlannedRun {
             runtime: runtime.duration().saturating_mul(self.stretch),
         }
     }
+}
+
+/// Which pair of a probe a cell belongs to, of the numbers of jobs of the settings: low, high, low, high. No number is in two
+/// pairs (`Settings::check`).
+pub(crate) fn pair_of(cell: &Cell, jobs: &[u16]) -> Option<usize> {
+    jobs.chunks(2).position(|pair| pair.contains(&cell.shape().jobs()))
 }
 
 /// All runs in their order. `sentinel` is after how many runs of a sweep the baseline is repeated; 0 is never.
@@ -289,7 +296,9 @@ mod tests {
 
     #[test]
     fn no_two_runs_have_the_same_key() {
-        for line in ["--repeats 4", "--probe hysteresis --jobs 2,8", "--curve --iothreads none,1"] {
+        for line in
+            ["--repeats 4", "--probe hysteresis --jobs 2,8,4,16", "--curve --iothreads none,1"]
+        {
             let (_, runs) = planned(line, 3);
             let keys: HashSet<_> = runs.iter().map(|run| run.key.clone()).collect();
             assert_eq!(keys.len(), runs.len(), "{line}");
@@ -318,8 +327,24 @@ mod tests {
         assert_eq!(jobs, [2, 8, 2]);
         assert!(runs.iter().all(|run| run.jobs_max == 8));
         let keys: Vec<_> = runs.iter().map(|run| &run.key).collect();
-        assert!(keys[1].follows(keys[0]) && keys[2].follows(keys[1]));
-        assert!(!keys[2].follows(keys[0]) && !keys[0].follows(keys[2]) && !keys[2].keeps_disk());
+        let follows = |key: usize, before: usize| keys[key].follows(keys[before], &[2, 8]);
+        assert!(follows(1, 0) && follows(2, 1));
+        assert!(!follows(2, 0) && !follows(0, 2) && !keys[2].keeps_disk());
+    }
+
+    #[test]
+    fn phases_of_two_pairs_do_not_follow_each_other() {
+        let jobs = [2, 8, 4, 16];
+        let (_, runs) = planned("--probe hysteresis --jobs 2,8,4,16 --repeats 1 --subject host", 1);
+        let own: Vec<_> = runs.iter().map(|run| run.key.cell.shape().jobs()).collect();
+        assert_eq!(own, [2, 8, 2, 4, 16, 4]);
+        for (place, run) in runs.iter().enumerate() {
+            for (other, before) in runs.iter().enumerate() {
+                let (a, b) = (&run.key, &before.key);
+                assert_eq!(a.is_same_probe(b, &jobs), place / 3 == other / 3, "{place} {other}");
+                assert_eq!(a.follows(b, &jobs), place % 3 > 0 && place == other + 1);
+            }
+        }
     }
 
     #[test]
@@ -329,7 +354,7 @@ mod tests {
         key.step = u32::MAX;
         for purpose in [Purpose::Sweep, Purpose::Confirm, Purpose::Sentinel, Purpose::Probe] {
             key.purpose = purpose;
-            assert!(!key.keeps_disk() && !runs[0].key.follows(&key));
+            assert!(!key.keeps_disk() && !runs[0].key.follows(&key, &[2, 8]));
             assert_eq!(key.purpose_name().is_none(), purpose == Purpose::Sweep);
         }
     }

@@ -21,10 +21,10 @@ use crate::kept;
 use crate::matrix::Matrix;
 use crate::measure::{Bench, Guests};
 use crate::output;
-use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose};
+use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
 use crate::progress::{Left, Progress, say};
 use crate::report::{Findings, Report, Style};
-use crate::results::{Claim, FILE_NAME, Failure, Header, Line, Results, Stored};
+use crate::results::{Claim, FILE_NAME, Failure, Header, Line, Recorded, Results, Stored};
 use crate::units::counted;
 
 const OUT_NAME: &str = "ringloom-report";
@@ -163,7 +163,7 @@ fn measure_each(
         let Some(block) = course.next(&fits) else { break };
         for (index, planned) in block.iter().enumerate() {
             let left = bench.pace.total(&block[index..]);
-            let rate = rate(planned, results);
+            let rate = rate(&planned.key, &bench.settings.jobs, results.recorded());
             // What cannot be begun because another run failed is no failure of its own.
             let of_its_own = rate.is_ok();
             match rate.and_then(|rate| bench.measure(planned, rate, left)) {
@@ -191,19 +191,23 @@ fn measure_each(
 }
 
 /// What a run needs of those before it: a point of a curve its share of the maximum, a phase of a probe that the one before
-/// was measured. Returns the rate, if there is one.
-fn rate(planned: &PlannedRun, results: &Results) -> Result<Option<f64>> {
-    let key = &planned.key;
-    let (step, needed) = match (key.purpose, key.step) {
-        (Purpose::Curve, CURVE_MAXIMUM) | (Purpose::Probe, 0) => return Ok(None),
-        (Purpose::Sweep | Purpose::Confirm | Purpose::Sentinel, _) => return Ok(None),
-        (Purpose::Curve, _) => (CURVE_MAXIMUM, "the maximum, which it is a share of,"),
-        (Purpose::Probe, step) => (step - 1, "the phase before it"),
-    };
-    let before = results.recorded().before(key, step);
-    let before = before.with_context(|| format!("{key}: {needed} failed"))?;
-    let share = f64::from(key.step) / f64::from(CURVE_MAXIMUM);
-    Ok((key.purpose == Purpose::Curve).then(|| before.iops() * share))
+/// was measured. Returns the rate, if there is one. `jobs` are those of the settings.
+fn rate(key: &RunKey, jobs: &[u16], recorded: &Recorded) -> Result<Option<f64>> {
+    let failed = |needed: &str| format!("{key}: {needed} failed");
+    match (key.purpose, key.step) {
+        (Purpose::Sweep | Purpose::Confirm | Purpose::Sentinel, _) => Ok(None),
+        (Purpose::Curve, CURVE_MAXIMUM) | (Purpose::Probe, 0) => Ok(None),
+        (Purpose::Curve, percent) => {
+            let maximum = recorded.run(&RunKey { step: CURVE_MAXIMUM, ..key.clone() });
+            let maximum =
+                maximum.with_context(|| failed("the maximum, which it is a share of,"))?;
+            Ok(Some(maximum.iops() * f64::from(percent) / f64::from(CURVE_MAXIMUM)))
+        }
+        (Purpose::Probe, _) => {
+            let before = recorded.last(|other| key.follows(other, jobs));
+            before.map(|_| None).with_context(|| failed("the phase before it"))
+        }
+    }
 }
 
 fn say_how_to_go_on(out: &Path, results: &Results) {
@@ -318,6 +322,9 @@ mod tests {
 
     use super::*;
     use crate::args::tests::parse;
+    use crate::cell::tests::{cell, client};
+    use crate::results::Run;
+    use crate::results::tests::run;
 
     #[test]
     fn the_default_directory_is_the_first_free_one() {
@@ -377,6 +384,56 @@ mod tests {
             let error = refused(options, &file);
             assert!(error.ends_with("results.jsonl: it is no directory"), "{error}");
         }
+    }
+
+    /// The key of a step, with so many jobs.
+    fn key(purpose: Purpose, step: u32, jobs: u16) -> RunKey {
+        let cell = cell("randread", 4096, jobs, 1);
+        RunKey { purpose, step, ..run(cell, client(1), 0, 0).key }
+    }
+
+    fn measured(key: &RunKey, iops: u64) -> Line {
+        let key = key.clone();
+        Line::Run(Box::new(Run { key: key.clone(), ..run(key.cell, key.contender, 0, iops) }))
+    }
+
+    fn failed(key: &RunKey) -> Line {
+        Line::Failure(Failure::new(key.clone(), &anyhow::anyhow!("it hangs")))
+    }
+
+    #[test]
+    fn a_phase_needs_the_one_before_it_in_its_own_probe() {
+        let jobs = [2, 8, 4, 16];
+        let phase = |step, jobs| key(Purpose::Probe, step, jobs);
+        let (low, high, again) = (phase(0, 4), phase(1, 16), phase(2, 4));
+        let mut recorded = Recorded::default();
+        assert_eq!(rate(&low, &jobs, &recorded).unwrap(), None);
+        for step in 0..3 {
+            recorded.push(measured(&phase(step, if step == 1 { 8 } else { 2 }), 100));
+        }
+        for key in [&high, &again] {
+            let error = rate(key, &jobs, &recorded).unwrap_err().to_string();
+            assert!(error.ends_with(": the phase before it failed"), "{error}");
+        }
+        recorded.push(measured(&low, 100));
+        assert_eq!(rate(&high, &jobs, &recorded).unwrap(), None);
+        recorded.push(measured(&high, 100));
+        assert_eq!(rate(&again, &jobs, &recorded).unwrap(), None);
+        // It was cut off, is done again, and the low one fails this time.
+        recorded.push(failed(&low));
+        assert!(rate(&high, &jobs, &recorded).is_err());
+    }
+
+    #[test]
+    fn a_rate_is_a_share_of_the_maximum_of_the_same_cell() {
+        let point = |step, jobs| key(Purpose::Curve, step, jobs);
+        let recorded = Recorded::from(vec![
+            measured(&point(CURVE_MAXIMUM, 2), 1000),
+            failed(&point(CURVE_MAXIMUM, 4)),
+        ]);
+        let rate = |percent, jobs| rate(&point(percent, jobs), &[2, 4], &recorded);
+        assert_eq!(rate(50, 2).unwrap(), Some(500.0));
+        assert!(rate(50, 4).unwrap_err().to_string().contains("the maximum"));
     }
 
     #[test]

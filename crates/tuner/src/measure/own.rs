@@ -52,7 +52,7 @@ pub(super) fn client(
         queues: planned.run.jobs_max,
         writable: key.cell.writes(),
     };
-    let mut running = match Held::take(held, key) {
+    let mut running = match Held::take(held, key, &bench.settings.jobs) {
         Some(running) => running,
         None => Running::start(&bench.daemon, &service, &bench.daemon_log())?,
     };

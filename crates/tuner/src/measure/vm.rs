@@ -64,7 +64,7 @@ impl Guests {
         let (emulated, io_uring) = (fleet.is_emulated(), fleet.qemu_has_io_uring());
         let pins = fleet.pins().clone();
         let guests = fleet.take(key.variant.vms, bench.interrupt)?;
-        let mut attached = match Held::take(held, key) {
+        let mut attached = match Held::take(held, key, &bench.settings.jobs) {
             Some(attached) => attached,
             None => attach_all(bench, planned, guests, io_uring)?,
         };

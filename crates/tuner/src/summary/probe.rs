@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{cpus, median, merged};
 use crate::cell::Cell;
 use crate::contender::Contender;
-use crate::plan::{PROBE_PHASES, Purpose};
+use crate::plan::{PROBE_PHASES, Purpose, pair_of};
 use crate::results::Run;
 use crate::stats::Estimate;
 use crate::variant::Variant;
@@ -82,8 +82,7 @@ pub(crate) fn probes(runs: &[Run], jobs: &[u16]) -> Vec<Probe> {
 fn same(a: &Run, b: &Run, jobs: &[u16]) -> bool {
     let place = |run: &Run| {
         let shape = run.key.cell.shape();
-        let pair = jobs.chunks(2).position(|pair| pair.contains(&shape.jobs()));
-        (shape.operation(), shape.block().get(), shape.iodepth(), pair)
+        (shape.operation(), shape.block().get(), shape.iodepth(), pair_of(&run.key.cell, jobs))
     };
     a.key.variant == b.key.variant && a.key.contender == b.key.contender && place(a) == place(b)
 }
