@@ -74,7 +74,7 @@ impl Matrix {
         let mut pruned = Vec::new();
         let mut entries = Vec::new();
         for variant in &settings.variants {
-            for cells in groups(settings.mode, &cells)? {
+            for cells in groups(settings.mode, &cells) {
                 let place = Place { variant, layers: &layers(variant), writes };
                 let contenders = contenders(settings, &place, &cells, &mut pruned);
                 if !contenders.is_empty() {
@@ -129,20 +129,13 @@ fn cells(settings: &Settings) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// What is measured together: a cell, or the two levels of a probe.
-fn groups(mode: Mode, cells: &[Cell]) -> Result<Vec<Vec<Cell>>> {
-    match mode {
-        Mode::Sweep | Mode::Curve => Ok(cells.iter().map(|cell| vec![*cell]).collect()),
-        Mode::Hysteresis => cells
-            .chunks(2)
-            .map(|levels| match levels {
-                [low, high] if low.shape().jobs() < high.shape().jobs() => Ok(levels.to_vec()),
-                _ => bail!(
-                    "--probe hysteresis needs two numbers of jobs, the low one first: --jobs 48,480"
-                ),
-            })
-            .collect(),
-    }
+/// What is measured together: a cell, or the two levels of a probe, whose jobs are pairs (`Settings::check`).
+fn groups(mode: Mode, cells: &[Cell]) -> Vec<Vec<Cell>> {
+    let size = match mode {
+        Mode::Sweep | Mode::Curve => 1,
+        Mode::Hysteresis => 2,
+    };
+    cells.chunks(size).map(<[Cell]>::to_vec).collect()
 }
 
 /// What decides who can be measured on a variant.
@@ -351,12 +344,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_probe_needs_two_levels() {
-        for jobs in ["4", "8,4", "1,2,3"] {
-            let line = format!("--probe hysteresis --subject host --jobs {jobs}");
-            let error = matrix(&line, Writes::Allowed).unwrap_err().to_string();
-            assert!(error.contains("the low one first"), "{error}");
-        }
+    fn a_probe_has_no_more_jobs_than_the_client() {
         let line = "--probe hysteresis --subject client --jobs 48,480";
         let error = matrix(line, Writes::Allowed).unwrap_err().to_string();
         assert!(error.contains("at most 256 jobs, not 480"), "{error}");

@@ -192,6 +192,7 @@ impl Settings {
         if self.engine == GuestEngine::Psync && self.iodepth.iter().any(|&iodepth| iodepth > 1) {
             bail!("--engine psync: blocking calls keep one request in flight: --iodepth 1");
         }
+        self.check_pairs()?;
         self.check_guest()?;
         self.check_repeats()?;
         if self.mode != Mode::Sweep && !self.weights.is_empty() {
@@ -201,6 +202,25 @@ impl Settings {
         let unused = self.weights.iter().find(|it| !cells().any(|(op, bs)| it.is_of(op, bs)));
         if let Some(weight) = unused {
             bail!("--weights {weight}: no such cell is measured; --op and --bs name them");
+        }
+        Ok(())
+    }
+
+    /// A probe has pairs of jobs. A number in two pairs would leave it open of which of them a run is.
+    fn check_pairs(&self) -> Result<()> {
+        if self.mode != Mode::Hysteresis {
+            return Ok(());
+        }
+        let is_pair = |pair: &[u16]| matches!(pair, [low, high] if low < high);
+        if !self.jobs.chunks(2).all(is_pair) {
+            bail!("--probe hysteresis needs two numbers of jobs, the low one first: --jobs 48,480");
+        }
+        let is_twice = |jobs: &&u16| self.jobs.iter().filter(|other| other == jobs).count() > 1;
+        if let Some(twice) = self.jobs.iter().find(is_twice) {
+            bail!(
+                "--probe hysteresis: {twice} jobs are in two pairs, whose runs could not be told \
+                 apart: measure one of these in a command of its own"
+            );
         }
         Ok(())
     }
@@ -296,7 +316,9 @@ fn jobs(args: &TuneArgs, mode: Mode, cores: usize) -> Vec<u16> {
         ([], Mode::Sweep | Mode::Curve) => {
             vec![u16::try_from(cores.clamp(2, 4)).expect("at most 4")]
         }
-        (given, _) => unique(given),
+        // Pairs, not a list.
+        (given, Mode::Hysteresis) => given.to_vec(),
+        (given, Mode::Sweep | Mode::Curve) => unique(given),
     }
 }
 
@@ -581,6 +603,23 @@ pub(crate) mod tests {
         let settings = settings("--probe hysteresis --subject host", 2);
         assert_eq!((settings.jobs, settings.iodepth), (vec![48, 480], vec![1]));
         assert_eq!(settings.mode, Mode::Hysteresis);
+    }
+
+    #[test]
+    fn a_probe_needs_pairs_of_jobs_that_share_no_number() {
+        let check = |jobs: &str| {
+            let settings = settings(&format!("--probe hysteresis --subject host --jobs {jobs}"), 2);
+            settings.check().map(|()| settings.jobs).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("2,8,4,16"), Ok(vec![2, 8, 4, 16]));
+        for jobs in ["4", "8,4", "4,4", "1,2,3", "2,8,16,4"] {
+            let error = check(jobs).unwrap_err();
+            assert!(error.contains("the low one first"), "{jobs}: {error}");
+        }
+        for (jobs, twice) in [("2,8,4,8", 8), ("2,8,2,16", 2), ("2,8,2,8", 2), ("2,4,4,8", 4)] {
+            let error = check(jobs).unwrap_err();
+            assert!(error.contains(&format!("{twice} jobs are in two pairs")), "{jobs}: {error}");
+        }
     }
 
     #[test]
