@@ -344,6 +344,21 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_weight_of_0_is_harmless_and_others_are_of_cells_that_are_measured() {
+        let of = |weights: &str| {
+            let settings = settings(&format!("--op randread --weights {weights}"), 2);
+            settings.check()?;
+            Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).map(drop)
+        };
+        of("randread=1,randwrite=0").unwrap();
+        of("randread=1,randread:8k=0").unwrap();
+        for weight in ["randwrite=1", "randread:8k=1"] {
+            let error = of(&format!("randread=1,{weight}")).unwrap_err().to_string();
+            assert!(error.contains(&format!("--weights {weight}: no such cell is")), "{error}");
+        }
+    }
+
+    #[test]
     fn a_probe_has_no_more_jobs_than_the_client() {
         let line = "--probe hysteresis --subject client --jobs 48,480";
         let error = matrix(line, Writes::Allowed).unwrap_err().to_string();

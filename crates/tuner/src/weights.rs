@@ -25,12 +25,6 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
-    /// Whether it is for cells of this operation and block size in bytes.
-    pub(crate) fn is_of(&self, operation: &str, bytes: u32) -> bool {
-        self.operation.to_string() == operation
-            && self.block.is_none_or(|block| block.get() == bytes)
-    }
-
     fn is_for(&self, cell: &Cell) -> bool {
         let shape = cell.shape();
         shape.operation() == self.operation
@@ -47,7 +41,8 @@ pub(crate) fn weight_of(cell: &Cell, weights: &[Weight]) -> Option<f64> {
     Some(own.map_or(0.0, |weight| weight.weight))
 }
 
-/// Checks weights against the cells that are measured, and those that are skipped because they write.
+/// Checks weights against the cells that are measured, and those that are skipped because they write. A weight of 0 may be
+/// for cells that are not.
 ///
 /// # Errors
 /// The weight that counts for nothing.
@@ -60,7 +55,9 @@ pub(crate) fn check(weights: &[Weight], measured: &[Cell], skipped: &[Cell]) -> 
                 "--weights {weight}: these cells write and are skipped; allow that with \
                  --destructive (all data is lost), or leave the weight out"
             ),
-            (false, false) => bail!("--weights {weight}: no such cell is left to measure"),
+            (false, false) => bail!(
+                "--weights {weight}: no such cell is left to measure; --op and --bs name them"
+            ),
         }
     }
     let counts = |cell: &Cell| weight_of(cell, weights) != Some(0.0);
