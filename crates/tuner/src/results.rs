@@ -6,6 +6,7 @@
 
 mod claim;
 mod header;
+mod latest;
 mod lenient;
 mod line;
 mod recorded;

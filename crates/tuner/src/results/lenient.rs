@@ -9,7 +9,6 @@
 
 mod trouble;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::ops::RangeInclusive;
@@ -21,6 +20,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::trouble::{Kind, Troubles};
+use super::latest::Latest;
 use super::{Failure, Header, Line, Run, sane};
 use crate::plan::RunKey;
 
@@ -58,16 +58,8 @@ pub(crate) struct Group {
     pub(crate) failures: Vec<Failure>,
     /// Why they do not compare with those of the first group.
     pub(crate) differences: Vec<String>,
-    places: HashMap<RunKey, Place>,
-}
-
-/// Where the last line with a key is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Among the runs, also if it failed after that.
-    Run(usize),
-    /// Among the failures.
-    Failure(usize),
+    /// Until all lines are there.
+    latest: Latest<Line>,
 }
 
 impl Lenient {
@@ -273,40 +265,28 @@ impl Reader {
 
 impl Group {
     fn new(header: Header, differences: Vec<String>) -> Self {
-        let (runs, failures, places) = (Vec::new(), Vec::new(), HashMap::new());
-        Self { header, runs, failures, differences, places }
+        let (runs, failures, latest) = (Vec::new(), Vec::new(), Latest::new());
+        Self { header, runs, failures, differences, latest }
     }
 
-    /// Adds a line; a run that is there already is replaced, and told.
+    /// Adds a line; the key of a run that is there already and is replaced by another, which is to be told.
     fn add(&mut self, line: Line) -> Option<RunKey> {
-        let place = self.places.get(line.key()).copied();
-        match (line, place) {
-            (Line::Run(run), Some(Place::Run(place))) => {
-                let key = run.key.clone();
-                self.runs[place] = *run;
-                return Some(key);
-            }
-            (Line::Run(run), Some(Place::Failure(_)) | None) => {
-                self.places.insert(run.key.clone(), Place::Run(self.runs.len()));
-                self.runs.push(*run);
-            }
-            (Line::Failure(_), Some(Place::Run(_))) => {}
-            (Line::Failure(failure), Some(Place::Failure(_)) | None) => {
-                self.places.insert(failure.key.clone(), Place::Failure(self.failures.len()));
-                self.failures.push(failure);
+        let is_run = matches!(line, Line::Run(_));
+        match self.latest.add(line)? {
+            Line::Run(run) if is_run => Some(run.key),
+            Line::Run(_) | Line::Failure(_) => None,
+        }
+    }
+
+    /// When all lines are there.
+    fn settled(mut self) -> Self {
+        let latest = std::mem::replace(&mut self.latest, Latest::new());
+        for line in latest.into_lines() {
+            match line {
+                Line::Run(run) => self.runs.push(*run),
+                Line::Failure(failure) => self.failures.push(failure),
             }
         }
-        None
-    }
-
-    /// When all lines are there: without the failures that a later line has made void.
-    fn settled(mut self) -> Self {
-        let mut place = 0..;
-        let places = &self.places;
-        self.failures.retain(|failure| {
-            let last = places.get(&failure.key).copied();
-            last == place.next().map(Place::Failure)
-        });
         self
     }
 }

@@ -4,9 +4,7 @@
 //! measured is done again where the probe was cut, and may fail then.
 //! Not here: reading and writing them (`results`), and what may be summarised together (`lenient`).
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-
+use super::latest::Latest;
 use super::{Failure, Line, Run};
 use crate::plan::{PlannedRun, RunKey};
 
@@ -38,20 +36,12 @@ impl Recorded {
 
     /// All measured runs that did not fail since; of one that was done again the last.
     pub(crate) fn runs(&self) -> Vec<Run> {
-        let mut runs: Vec<Option<&Run>> = Vec::new();
-        let mut places: HashMap<&RunKey, usize> = HashMap::new();
-        for line in &self.lines {
-            match (line, places.entry(line.key())) {
-                (Line::Run(run), Entry::Occupied(place)) => runs[*place.get()] = Some(run),
-                (Line::Run(run), Entry::Vacant(place)) => {
-                    place.insert(runs.len());
-                    runs.push(Some(run));
-                }
-                (Line::Failure(_), Entry::Occupied(place)) => runs[*place.get()] = None,
-                (Line::Failure(_), Entry::Vacant(_)) => {}
-            }
-        }
-        runs.into_iter().flatten().cloned().collect()
+        let latest: Latest<&Line> = self.lines.iter().collect();
+        let run = |line: &Line| match line {
+            Line::Run(run) => Some(Run::clone(run)),
+            Line::Failure(_) => None,
+        };
+        latest.into_lines().into_iter().filter_map(run).collect()
     }
 
     /// The runs that failed and were not measured since.
@@ -61,14 +51,12 @@ impl Recorded {
 
     /// Those of the lines from this one on.
     pub(super) fn failures_from(&self, first: usize) -> Vec<Failure> {
-        let mut failures: Vec<Failure> = Vec::new();
-        for line in self.lines.iter().skip(first) {
-            failures.retain(|failure| failure.key != *line.key());
-            if let Line::Failure(failure) = line {
-                failures.push(failure.clone());
-            }
-        }
-        failures
+        let latest: Latest<&Line> = self.lines.iter().skip(first).collect();
+        let failure = |line: &Line| match line {
+            Line::Run(_) => None,
+            Line::Failure(failure) => Some(failure.clone()),
+        };
+        latest.into_lines().into_iter().filter_map(failure).collect()
     }
 
     /// The measured run with this key.
@@ -122,7 +110,7 @@ mod tests {
         recorded.push(failure(&low));
         assert_eq!((before(&recorded), recorded.run(&low.key)), (None, None));
         let failed: Vec<RunKey> = recorded.failures().into_iter().map(|it| it.key).collect();
-        assert_eq!((recorded.runs(), failed), (vec![], vec![high.key.clone(), low.key.clone()]));
+        assert_eq!((recorded.runs(), failed), (vec![], vec![low.key.clone(), high.key.clone()]));
         recorded.push(measured(&low));
         assert_eq!(before(&recorded), Some(low.clone()));
         assert_eq!((recorded.runs(), recorded.failures().len()), (vec![low], 1));

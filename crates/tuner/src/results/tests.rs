@@ -397,11 +397,12 @@ fn the_last_line_of_a_key_counts_whoever_reads_it() {
     };
     // What became of the first key and of the second, in the order of the lines.
     type Told = (usize, Result<u64, &'static str>);
-    let cases: [(&[Told], &[u64], &[&str]); 4] = [
+    let cases: [(&[Told], &[u64], &[&str]); 5] = [
         (&[(0, Ok(5)), (1, Ok(6)), (0, Ok(7))], &[7, 6], &[]),
-        (&[(0, Err("it hangs")), (1, Ok(6)), (0, Ok(7))], &[6, 7], &[]),
-        (&[(0, Err("it hangs")), (1, Err("no")), (0, Err("again"))], &[], &["no", "again"]),
+        (&[(0, Err("it hangs")), (1, Ok(6)), (0, Ok(7))], &[7, 6], &[]),
+        (&[(0, Err("it hangs")), (1, Err("no")), (0, Err("again"))], &[], &["again", "no"]),
         (&[(0, Err("it hangs")), (0, Ok(7)), (0, Ok(8)), (1, Ok(6))], &[8, 6], &[]),
+        (&[(0, Ok(5)), (0, Ok(7)), (1, Ok(6)), (0, Err("it hangs"))], &[6], &["it hangs"]),
     ];
     for (told, runs, failures) in cases {
         let expected: Read =

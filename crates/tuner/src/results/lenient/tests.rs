@@ -225,7 +225,7 @@ fn of_a_run_that_is_there_twice_the_last_counts() {
 }
 
 #[test]
-fn a_failure_counts_until_its_run_is_measured() {
+fn a_failure_counts_until_its_run_is_measured_and_a_run_until_it_fails() {
     let failure = |run: &Run| {
         text(&Line::Failure(Failure::new(run.key.clone(), &anyhow::anyhow!("the guest hangs"))))
     };
@@ -233,30 +233,12 @@ fn a_failure_counts_until_its_run_is_measured() {
     let before = format!("{}{}{}", lines[0], failure(&all[0]), lines[1]);
     assert_eq!(read(&before).groups[0].failures.len(), 0);
     let after = format!("{}{}{}", lines[0], lines[1], failure(&all[0]));
-    assert_eq!(read(&after).groups[0].failures.len(), 0);
+    let group = &read(&after).groups[0];
+    assert_eq!((group.runs.len(), group.failures.len()), (0, 1));
     let only = format!("{}{}{}", lines[0], failure(&all[0]), failure(&all[0]));
     let found = read(&only);
     assert_eq!((found.groups[0].runs.len(), found.groups[0].failures.len()), (0, 1));
     assert_eq!(found.problems, [""; 0]);
-}
-
-#[test]
-fn failures_stand_in_the_order_in_which_they_came_last() {
-    // Which run each line is of, and whether it failed.
-    let lines = [(0, true), (1, true), (2, true), (1, false), (0, true), (3, true), (1, true)];
-    let lines = lines.into_iter().chain([(2, false), (4, true), (3, false), (5, false)]);
-    let (all, mut file) = (runs(), file().remove(0));
-    for (number, (which, failed)) in lines.enumerate() {
-        let run = all[which].clone();
-        let error = anyhow::anyhow!("{number}");
-        let failure = Failure::new(run.key.clone(), &error);
-        file += &if failed { text(&Line::Failure(failure)) } else { line(run) };
-    }
-    let group = read(&file).groups.remove(0);
-    let failures = group.failures.iter().map(|it| (&it.key, it.error.as_str()));
-    assert_eq!(failures.collect::<Vec<_>>(), [(&all[0].key, "4"), (&all[4].key, "8")]);
-    let runs = [1, 2, 3, 5].map(|which| all[which].clone());
-    assert_eq!(group.runs, runs);
 }
 
 #[test]
