@@ -139,7 +139,7 @@ impl Pace {
 
     /// What runs that were measured by an earlier command should have taken.
     pub(crate) fn spent(&self, runs: &[Run]) -> Duration {
-        self.sum(runs.iter().map(|run| (&run.key, if run.stretched { 2 } else { 1 })))
+        self.sum(runs.iter().map(|run| (&run.key, run.stretch())))
     }
 
     /// Making the storage and looking at the host, before the first run. `rate`: bytes per second that were measured.

@@ -23,6 +23,8 @@ pub(crate) const CURVE_PERCENT: [u32; 3] = [50, 70, 90];
 pub(crate) const CURVE_MAXIMUM: u32 = 100;
 /// The phases of the hysteresis probe: low, high, low again.
 pub(crate) const PROBE_PHASES: u32 = 3;
+/// How much longer runs take where shorter ones were not steady.
+pub(crate) const STRETCH: u32 = 2;
 /// The stream of the sentinels' seed, apart from those of the blocks.
 const SENTINEL_STREAM: u64 = u64::MAX;
 
@@ -118,7 +120,8 @@ pub(crate) struct PlannedRun {
     pub(crate) jobs_max: u16,
     /// The seed of the offsets, the same for all of a block.
     pub(crate) seed: u64,
-    /// How many times as long as the settings say the ramp and the measured time are: 1, or 2 where a cell was not steady.
+    /// How many times as long as the settings say the ramp and the measured time are: 1, or `STRETCH` where a cell was not
+    /// steady.
     pub(crate) stretch: u32,
 }
 

@@ -20,7 +20,7 @@ use self::overall::Overall;
 use self::place::Place;
 use crate::contender::Contender;
 use crate::matrix::Matrix;
-use crate::plan::{PlannedRun, Purpose, RunKey};
+use crate::plan::{PlannedRun, Purpose, RunKey, STRETCH};
 use crate::repeats::Repeats;
 use crate::results::Run;
 use crate::settings::{Settings, Thoroughness};
@@ -206,7 +206,7 @@ impl<'a> Search<'a> {
         candidates.retain(|(share, _)| *share > UNSTEADY);
         candidates.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         for (_, index) in candidates {
-            self.places[index].stretch = place::STRETCH;
+            self.places[index].stretch = STRETCH;
             if !fits(&self.all_again()) {
                 self.places[index].stretch = 1;
             }

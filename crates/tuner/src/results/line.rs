@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::FORMAT;
 use crate::clock;
 use crate::meter::Cost;
-use crate::plan::{PlannedRun, RunKey};
+use crate::plan::{PlannedRun, RunKey, STRETCH};
 use crate::steady::{Steady, judge, windows};
 
 /// The name of the tuner's own load.
@@ -162,6 +162,11 @@ impl Run {
     /// The first second in which it was not measured any more.
     pub(crate) fn ended_unix_s(&self) -> u64 {
         self.started_unix_s + self.elapsed_ns.div_ceil(1_000_000_000)
+    }
+
+    /// How many times as long as the settings say it was.
+    pub(crate) fn stretch(&self) -> u32 {
+        if self.stretched { STRETCH } else { 1 }
     }
 
     pub(crate) fn iops(&self) -> f64 {

@@ -17,8 +17,6 @@ use crate::summary::{Blocks, ENOUGH, Reached, Shares, best, explored, n90};
 const FAR_APART: [u16; 5] = [0, 1, 4, 8, 16];
 /// How many numbers of a subject are measured again, as a rule.
 const AGAIN_MAX: usize = 5;
-/// How much longer runs take where shorter ones were not steady.
-pub(super) const STRETCH: u32 = 2;
 /// What reached less of the best in every block is given up.
 const BEATEN: f64 = 0.85;
 /// Explored numbers below this share of the best cannot be those of the 90 % line.
@@ -80,7 +78,7 @@ impl<'a> Place<'a> {
         } else if run.key.purpose == Purpose::Confirm {
             self.again.entry(contender).or_default().insert(run.key.repeat, iops);
             // A resumed search measures on as it began.
-            self.stretch = if run.stretched { STRETCH } else { 1 };
+            self.stretch = run.stretch();
         }
     }
 
