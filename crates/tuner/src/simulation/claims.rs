@@ -239,6 +239,10 @@ fn cells_that_do_not_settle_in_time_are_unsteady_and_others_are_not() {
 #[test]
 #[expect(clippy::print_stdout, reason = "the table is for a reader")]
 fn the_table_is_printed() {
+    // It asserts nothing: who wants the table asks for seeds.
+    if std::env::var_os("RINGLOOM_SEEDS").is_none() {
+        return;
+    }
     println!(
         "| machine | answer | told | right if told | 95 % lose at most | runs | IOPS | gain | to host | n90 | its spread | drift | unsteady |"
     );
