@@ -6,6 +6,7 @@
 //! configurations, which are below directories, may have control characters.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -41,8 +42,9 @@ pub(crate) fn write(out: &Path, files: &[(String, String)], stale: &[String]) ->
         std::fs::write(&path, content(name, text).as_bytes())
             .with_context(|| format!("write {}", path.display()))?;
     }
-    let is_written = |name: &&String| files.iter().any(|(written, _)| written == *name);
-    stale.iter().filter(|name| !is_written(name)).try_for_each(|name| remove(out, name))
+    // A file may have many parts.
+    let written: HashSet<&String> = files.iter().map(|(name, _)| name).collect();
+    stale.iter().filter(|name| !written.contains(name)).try_for_each(|name| remove(out, name))
 }
 
 /// What is written. A configuration is byte for byte what it says, as the names of files may have any; all else is for a
