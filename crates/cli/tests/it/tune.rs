@@ -28,6 +28,8 @@ mod trouble;
 const LIMIT: Duration = Duration::from_secs(300);
 /// How soon a command that was interrupted has ended.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(10);
+/// Guests alike on every host: by default they have as many CPUs as it has, and disks as many queues.
+const TWO_CPUS: &str = "--vcpus 2 --queues 2";
 /// The directory of the results unless a test names another.
 const OUT: &str = "ringloom-report";
 /// One small cell, briefly.

@@ -6,7 +6,9 @@ use anyhow::{Result, ensure};
 use serde_json::Value;
 use testkit::report::skipped;
 
-use super::{BRIEF, OUT, Rig, check_sound, contender, emulated, names, number, text, with_guest};
+use super::{
+    BRIEF, OUT, Rig, TWO_CPUS, check_sound, contender, emulated, names, number, text, with_guest,
+};
 use crate::support::is_root;
 
 /// Measures, and compares what was measured: contender, and this field.
@@ -28,7 +30,8 @@ fn check_rows(rig: &Rig, line: &str, field: &[&str], expected: &[&str]) -> Resul
 #[test]
 fn every_device_is_plugged_found_and_measured() {
     with_guest(|rig| {
-        let line = "--subject vm:qemu --device virtio-blk,virtio-scsi,nvme,ide --iothreads none,1";
+        let devices = "--subject vm:qemu --device virtio-blk,virtio-scsi,nvme,ide";
+        let line = format!("{devices} --iothreads none,1 {TWO_CPUS}");
         let expected = [
             "vm:qemu 1 virtio-blk",
             "vm:qemu 1 virtio-scsi",
@@ -37,7 +40,7 @@ fn every_device_is_plugged_found_and_measured() {
             "vm:qemu none virtio-blk",
             "vm:qemu none virtio-scsi",
         ];
-        let lines = check_rows(rig, line, &["device"], &expected)?;
+        let lines = check_rows(rig, &line, &["device"], &expected)?;
         for line in &lines {
             let queues = if line["device"] == "ide" { 1.0 } else { 2.0 };
             ensure!(number(line, "queues")? == queues, "{queues} queues: {line}");

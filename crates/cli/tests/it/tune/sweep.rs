@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{
-    BRIEF, OUT, Rig, check_sound, contender, emulated, list, names, number, text, with_guest,
-    with_rig,
+    BRIEF, OUT, Rig, TWO_CPUS, check_sound, contender, emulated, list, names, number, text,
+    with_guest, with_rig,
 };
 
 /// All that `--subject host,vm:qemu,vm:ringloom --iothreads none,1,2` measures.
@@ -80,7 +80,7 @@ fn one_guest_is_measured_with_every_number_of_iothreads() {
     with_guest(|rig| {
         let line = "--subject host,vm:qemu,vm:ringloom --iothreads none,1,2 --op randread --bs 4k \
                     --size 64M --repeats 1 --runtime 2 --ramp 0.3 --seed 1";
-        let ran = rig.measure(&format!("{line} {}", emulated()))?;
+        let ran = rig.measure(&format!("{line} {TWO_CPUS} {}", emulated()))?;
         let header = rig.header()?;
         ensure!(header["programs"]["accelerator"] == "tcg", "{header}");
         let lines = rig.lines()?;
