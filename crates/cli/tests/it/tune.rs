@@ -26,8 +26,12 @@ mod trouble;
 
 /// No command of these tests takes a quarter of it on a quiet machine.
 const LIMIT: Duration = Duration::from_secs(300);
-/// How soon a command that was interrupted has ended.
+/// How soon a command that was interrupted has ended, but for what holds it up.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(10);
+/// How long it waits for a daemon to stop: `STOP_LIMIT` of its `daemon`.
+const DAEMON_LIMIT: Duration = Duration::from_secs(20);
+/// How long it waits for a file system that is in use: `BUSY_LIMIT` of its `storage::undo`.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(10);
 /// Guests alike on every host: by default they have as many CPUs as it has, and disks as many queues.
 const TWO_CPUS: &str = "--vcpus 2 --queues 2";
 /// The directory of the results unless a test names another.
@@ -159,10 +163,10 @@ impl Tuning {
         Ok(Ran { status, stdout, stderr })
     }
 
-    /// Interrupts it as Ctrl-C does; it must end in time and say so.
-    fn interrupt(self) -> Result<Ran> {
+    /// Interrupts it as Ctrl-C does; it must end in time and say so. What may hold it up is named, each with its limit.
+    fn interrupt(self, held_up: &[Duration]) -> Result<Ran> {
         self.server.signal(Signal::INT)?;
-        let ran = self.end(INTERRUPT_LIMIT)?;
+        let ran = self.end(INTERRUPT_LIMIT + held_up.iter().sum())?;
         ensure!(ran.status.code() == Some(130), "{ran:?}");
         Ok(ran)
     }

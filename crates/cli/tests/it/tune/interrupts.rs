@@ -5,7 +5,9 @@
 use anyhow::{Context, Result, ensure};
 use testkit::report::skipped;
 
-use super::{BRIEF, OUT, Ran, Rig, emulated, names, with_guest, with_kernel, with_rig};
+use super::{
+    BRIEF, OUT, Ran, Rig, UNMOUNT_LIMIT, emulated, names, with_guest, with_kernel, with_rig,
+};
 use crate::support::is_root;
 
 /// What an interrupted command keeps; it has said how to go on.
@@ -31,7 +33,7 @@ fn a_fill_is_interrupted() {
         let line = BRIEF.replace("16M", "3G");
         let mut tuning = rig.start(&format!("{line} --subject host --load fio"))?;
         tuning.wait_until("a scratch file", || filling(rig))?;
-        check_kept(rig, &tuning.interrupt()?)
+        check_kept(rig, &tuning.interrupt(&[])?)
     });
 }
 
@@ -49,7 +51,7 @@ fn a_file_system_in_the_making_is_interrupted() {
             let mounts = std::fs::read_to_string("/proc/self/mounts").context("mounts")?;
             Ok(mounts.contains(&here).then_some(()))
         })?;
-        check_kept(rig, &tuning.interrupt()?)
+        check_kept(rig, &tuning.interrupt(&[UNMOUNT_LIMIT; 2])?)
     });
 }
 
@@ -65,7 +67,7 @@ fn a_boot_is_interrupted() {
             }
             let mut tuning = rig.start(&format!("{line} {options} --out {OUT}-{name}"))?;
             tuning.wait_for_child("qemu", name, None)?;
-            let ran = tuning.interrupt()?;
+            let ran = tuning.interrupt(&[])?;
             ensure!(ran.stderr.contains("interrupted"), "{ran:?}");
         }
         rig.check_nothing_left(&[&format!("{OUT}-kvm-trial"), &format!("{OUT}-guest-1")])

@@ -58,6 +58,19 @@ fn check_cost(line: &Value) -> Result<()> {
     Ok(())
 }
 
+/// Its seconds are all of the measured time. On a busy machine that is longer than asked for, and cut elsewhere.
+fn check_seconds(line: &Value) -> Result<()> {
+    let seconds = list(line, "per_second")?;
+    let sum = |place: usize| seconds.iter().map(|it| it[place].as_f64()).sum::<Option<f64>>();
+    let elapsed = number(line, "elapsed_ns")?;
+    ensure!(elapsed >= 1.9e9, "{elapsed} of 2e9 ns: {line}");
+    let (told, requests) = (sum(0).context("lengths")?, sum(1).context("requests")?);
+    ensure!((told - elapsed).abs() <= 1e6, "{told} ns in {seconds:?}, {elapsed} ns in all");
+    let operations = number(line, "operations")?;
+    ensure!(requests == operations, "{requests} in {seconds:?}, {operations} in all");
+    Ok(())
+}
+
 /// The job files of a run are there, and fio understands them.
 fn check_job_files(rig: &Rig, line: &Value, count: usize) -> Result<()> {
     let files = list(line, "job_files")?;
@@ -74,12 +87,12 @@ fn check_job_files(rig: &Rig, line: &Value, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// About 35 s.
+/// About 40 s.
 #[test]
 fn one_guest_is_measured_with_every_number_of_iothreads() {
     with_guest(|rig| {
         let line = "--subject host,vm:qemu,vm:ringloom --iothreads none,1,2 --op randread --bs 4k \
-                    --size 64M --repeats 1 --runtime 2 --ramp 0.3 --seed 1";
+                    --size 64M --repeats 1 --runtime 2 --ramp 1 --seed 1";
         let ran = rig.measure(&format!("{line} {TWO_CPUS} {}", emulated()))?;
         let header = rig.header()?;
         ensure!(header["programs"]["accelerator"] == "tcg", "{header}");
@@ -93,13 +106,14 @@ fn one_guest_is_measured_with_every_number_of_iothreads() {
             ensure!(line["emulated"] == is_guest, "{line}");
             ensure!(number(line, "queues")? == if is_guest { 2.0 } else { 0.0 }, "{line}");
             ensure!(text(line, "load")?.starts_with("fio-"), "{line}");
-            let seconds = list(line, "per_second")?;
-            ensure!(seconds.len() == 2, "{seconds:?}, {} ns", line["elapsed_ns"]);
-            let elapsed = number(line, "elapsed_ns")? / 1e9;
-            ensure!((1.9..3.0).contains(&elapsed), "{elapsed} s: the ramp does not count");
+            check_seconds(line)?;
             check_cost(line)?;
             check_job_files(rig, line, 1)?;
         }
+        // A busy machine makes single runs longer, but not all of them by as much as the ramp.
+        let elapsed = lines.iter().map(|line| number(line, "elapsed_ns"));
+        let elapsed = elapsed.collect::<Result<Vec<_>>>()?;
+        ensure!(elapsed.iter().any(|it| *it < 2.9e9), "{elapsed:?} ns: the ramp does not count");
         for report in [rig.report()?, ran.stdout] {
             ensure!(report.contains("emulated"), "{report}");
             ensure!(report.contains("vm:ringloom 2"), "{report}");
@@ -162,14 +176,18 @@ impl Drop for Busy {
 #[test]
 fn a_busy_host_is_told_and_recorded() {
     with_rig(|rig| {
-        let busy = [Busy::start()?, Busy::start()?];
+        // Beyond the tenth of the CPUs from which on a host is busy.
+        let count = std::thread::available_parallelism()?.get().div_ceil(5).max(2);
+        let busy = (0..count).map(|_| Busy::start()).collect::<Result<Vec<_>>>()?;
         let ran = rig.measure(&format!("{BRIEF} --subject host --load fio"))?;
         drop(busy);
         ensure!(ran.stderr.contains("Warning: the host is busy"), "{}", ran.stderr);
         let before = &rig.header()?["load_before"];
         ensure!(number(before, "cpus_in_use")? > 0.5, "{before}");
         let users = list(before, "users")?;
-        ensure!(users.iter().any(|it| it["comm"] == "sh"), "{before}");
+        // Beside other tests three may be busier, and no more are named.
+        let is_named = users.iter().any(|it| it["comm"] == "sh");
+        ensure!(is_named || users.len() == 3, "{before}");
         ensure!(rig.report()?.contains("busy"), "{}", rig.report()?);
         Ok(())
     });

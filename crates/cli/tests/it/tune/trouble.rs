@@ -8,8 +8,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{
-    BRIEF, LIMIT, OUT, Rig, Tuning, check_sound, contender, emulated, names, of_kind, text,
-    with_guest, with_kernel,
+    BRIEF, DAEMON_LIMIT, LIMIT, OUT, Rig, Tuning, check_sound, contender, emulated, names, of_kind,
+    text, with_guest, with_kernel,
 };
 
 /// `host`, `vm:qemu none` and `vm:qemu 1` are measured in an order with the host in the middle.
@@ -62,7 +62,7 @@ fn runs_whose_guests_die_hang_or_are_interrupted_are_made_up_for() {
         signal(second, Signal::STOP)?;
         tuning.wait_for_child("qemu", "guest-3", None)?;
         wait_for_jobs(rig, &mut tuning, 3)?;
-        let ran = tuning.interrupt()?;
+        let ran = tuning.interrupt(&[DAEMON_LIMIT])?;
         rig.check_nothing_left(&[OUT])?;
         let lines = rig.lines()?;
         let failures = failures(&lines)?;
@@ -82,7 +82,7 @@ fn runs_whose_guests_die_hang_or_are_interrupted_are_made_up_for() {
         let resumed = format!("{line} --resume");
         let mut tuning = rig.start(&resumed)?;
         tuning.wait_until("a run", || Ok((rig.lines()?.len() == 3).then_some(())))?;
-        tuning.interrupt()?;
+        tuning.interrupt(&[DAEMON_LIMIT])?;
         rig.check_nothing_left(&[OUT])?;
 
         let ran = rig.measure(&resumed)?;
@@ -98,11 +98,13 @@ fn runs_whose_guests_die_hang_or_are_interrupted_are_made_up_for() {
     });
 }
 
-/// KVM is tried, not assumed; and a guest that died while nobody needed it costs no run. About 35 s.
+/// KVM is tried, not assumed; and a guest that died while nobody needed it costs no run. About 50 s.
 #[test]
 fn kvm_is_tried_and_a_guest_that_died_at_rest_is_replaced() {
     with_guest(|rig| {
-        let line = BRIEF.replace("--seed 1", HOST_IN_THE_MIDDLE);
+        // Long enough that the guest is killed within the host's run on a busy machine too.
+        let line =
+            BRIEF.replace("--seed 1", HOST_IN_THE_MIDDLE).replace("--runtime 0.5", "--runtime 5");
         let mut tuning = rig.start(&format!(
             "{line} --subject host,vm:qemu --iothreads none,1 {}",
             with_kernel()
