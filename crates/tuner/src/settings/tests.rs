@@ -1,0 +1,215 @@
+//! Defaults, what is refused, and what forbids to go on with older results.
+
+use super::*;
+use crate::args::tests::{help, parse};
+
+pub(crate) fn settings(line: &str, cores: usize) -> Settings {
+    Settings::new(&parse(line).unwrap(), cores, 42)
+}
+
+#[test]
+fn defaults_are_bounded_by_the_cores() {
+    for (cores, jobs, iothreads) in [
+        (1, 2, "none,1"),
+        (2, 2, "none,1,2"),
+        (3, 3, "none,1,2,3"),
+        (4, 4, "none,1,2,3,4"),
+        (64, 4, "none,1,2,3,4"),
+    ] {
+        let settings = settings("", cores);
+        let counts: Vec<_> = settings.iothreads.iter().map(ToString::to_string).collect();
+        assert_eq!((settings.jobs, counts.join(",").as_str()), (vec![jobs], iothreads));
+    }
+}
+
+#[test]
+fn a_plain_number_of_repeats_compares_doubled_numbers() {
+    let settings = settings("--repeats 2 --jobs 16", 16);
+    let counts: Vec<_> = settings.iothreads.iter().map(|n| n.count()).collect();
+    assert_eq!((counts, settings.search), (vec![0, 1, 2, 4, 8, 16], Thoroughness::Listed));
+}
+
+#[test]
+fn full_is_the_published_matrix() {
+    let settings = settings("--full --subject host,vm:qemu --queues 16", 2);
+    let cells =
+        settings.op.len() * settings.bs.len() * settings.jobs.len() * settings.iodepth.len();
+    assert_eq!((cells, settings.iothreads.len(), settings.search), (144, 9, Thoroughness::Full));
+    assert_eq!(settings.bs, [2048, 4096, 32_768, 1 << 20]);
+}
+
+#[test]
+fn repeats_and_the_time_fit_what_is_asked() {
+    let check = |line: &str| settings(line, 2).check().map_err(|error| error.to_string());
+    assert!(check("--budget 10m").is_ok() && check("--curve --subject host").is_ok());
+    assert!(check("--budget 10m --repeats 3").unwrap_err().contains("--repeats 3-12"));
+    assert!(check("--weights randread=1,randwrite:64k=2").is_ok());
+    for line in ["--curve --subject host", "--probe hysteresis --subject host"] {
+        let error = check(&format!("{line} --weights randread=1")).unwrap_err();
+        assert!(error.contains("--weights is for the answer of a sweep"), "{error}");
+    }
+    let error = check("--curve --subject host --repeats 3-5").unwrap_err();
+    assert!(error.contains("plain number"), "{error}");
+}
+
+#[test]
+fn what_is_of_guests_needs_one() {
+    let check = |line: &str| settings(line, 2).check().map_err(|error| error.to_string());
+    for (option, expected) in [
+        ("--pin-iothreads 0", "--pin-iothreads pins those of guests: add --subject vm:qemu"),
+        ("--pin-vcpus 0", "--pin-vcpus pins those of guests: add --subject vm:qemu"),
+        ("--numa-node 0", "--numa-node is for the memory of guests: add --subject vm:qemu"),
+    ] {
+        for subject in ["client,host", "host", "vm:given --guest ssh://a/dev/vdb"] {
+            let error = check(&format!("{option} --subject {subject}")).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        check(&format!("{option} --subject client,vm:ringloom")).unwrap();
+    }
+}
+
+#[test]
+fn a_guest_has_memory_enough_to_boot() {
+    let check = |line: &str| settings(line, 2).check().map_err(|error| error.to_string());
+    let error = check("--subject vm:qemu --memory 383M").unwrap_err();
+    assert_eq!(error, "--memory: a guest with 383M does not boot: 384M or more");
+    check("--subject vm:qemu --memory 384M").unwrap();
+    check("--memory 1M").unwrap();
+}
+
+#[test]
+fn blocking_calls_have_an_iodepth_of_1() {
+    for subject in ["host --load fio", "client", "vm:qemu"] {
+        let check = |iodepth: &str| {
+            let line = format!("--engine psync --subject {subject} --iodepth {iodepth}");
+            settings(&line, 2).check()
+        };
+        check("1").unwrap();
+        let error = check("1,2").unwrap_err().to_string();
+        assert!(error.starts_with("--engine psync: ") && error.contains("--iodepth 1"), "{error}");
+    }
+}
+
+#[test]
+fn guests_have_a_queue_per_cpu_and_iothreads_up_to_the_queues() {
+    let settings = settings("--subject host,vm:qemu --jobs 1", 64);
+    assert_eq!((settings.guest.vcpus, settings.guest.queues), (16, 16));
+    let counts: Vec<_> = settings.iothreads.iter().map(|n| n.count()).collect();
+    assert_eq!(counts, [0, 1, 2, 3, 4, 6, 8, 12, 16]);
+}
+
+#[test]
+fn the_host_has_the_load_of_what_it_is_compared_with() {
+    for (line, load, runtime) in [
+        ("", LoadKind::Own, 1.0),
+        ("--subject host", LoadKind::Fio, 5.0),
+        ("--subject host,vm:qemu", LoadKind::Fio, 5.0),
+        ("--subject host,client,vm:ringloom", LoadKind::Fio, 5.0),
+        ("--subject host --load own --runtime 2", LoadKind::Own, 2.0),
+    ] {
+        let settings = settings(line, 2);
+        assert_eq!((settings.load, settings.runtime), (load, Seconds::new(runtime)), "{line}");
+    }
+}
+
+#[test]
+fn the_default_numbers_of_iothreads_are_those_that_the_help_tells() {
+    let names = |counts: &[u16]| {
+        let names = counts.iter().map(|count| Iothreads::new(*count).to_string());
+        names.collect::<Vec<_>>().join(",")
+    };
+    for (line, counts, when) in [
+        ("", &SEARCHED[..], "up to cores, jobs and queues"),
+        ("--repeats 3", &DOUBLED, "with a plain --repeats N"),
+        ("--probe hysteresis", &[0], "with --probe and --curve"),
+        ("--curve", &[0], "with --probe and --curve"),
+    ] {
+        let told = format!(" {} {when}", names(counts));
+        assert!(help("iothreads").contains(&told), "{told}");
+        let taken = settings(&format!("{line} --jobs 16"), 16).iothreads;
+        let counts: Vec<_> = counts.iter().copied().map(Iothreads::new).collect();
+        assert_eq!(taken, counts, "{line}");
+    }
+}
+
+#[test]
+fn the_help_names_the_defaults_that_are_taken() {
+    let [own, fio] = ["", "--load fio"].map(|line| settings(line, 2));
+    for (option, own, fio) in [("runtime", own.runtime, fio.runtime), ("ramp", own.ramp, fio.ramp)]
+    {
+        let [own, fio] = [own, fio].map(|it| it.duration().as_secs_f64());
+        let (help, told) = (help(option), format!("[default: {own}; {fio} with fio]"));
+        assert!(help.ends_with(&told), "{help}: {told}");
+    }
+    let repeats = settings("", 2).repeats;
+    let [probe, curve] = ["--probe hysteresis", "--curve"].map(|it| settings(it, 2).repeats);
+    let told = format!("[default: {repeats}; --probe: {probe}; --curve: {curve}]");
+    assert!(help("repeats").contains(&told), "{told}");
+}
+
+#[test]
+fn all_combinations_are_variants() {
+    let settings = settings("--device virtio-blk,nvme,nvme --vms 1,2 --image raw", 2);
+    let names: Vec<_> = settings
+        .variants
+        .iter()
+        .map(|variant| format!("{} {}", variant.device, variant.vms))
+        .collect();
+    assert_eq!(names, ["virtio-blk 1", "virtio-blk 2", "nvme 1", "nvme 2"]);
+}
+
+#[test]
+fn a_probe_has_its_own_defaults() {
+    let settings = settings("--probe hysteresis --subject host", 2);
+    assert_eq!((settings.jobs, settings.iodepth), (vec![48, 480], vec![1]));
+    assert_eq!(settings.mode, Mode::Hysteresis);
+}
+
+#[test]
+fn a_probe_needs_pairs_of_jobs_that_share_no_number() {
+    let check = |jobs: &str| {
+        let settings = settings(&format!("--probe hysteresis --subject host --jobs {jobs}"), 2);
+        settings.check().map(|()| settings.jobs).map_err(|error| error.to_string())
+    };
+    assert_eq!(check("2,8,4,16"), Ok(vec![2, 8, 4, 16]));
+    for jobs in ["4", "8,4", "4,4", "1,2,3", "2,8,16,4"] {
+        let error = check(jobs).unwrap_err();
+        assert!(error.contains("the low one first"), "{jobs}: {error}");
+    }
+    for (jobs, twice) in [("2,8,4,8", 8), ("2,8,2,16", 2), ("2,8,2,8", 2), ("2,4,4,8", 4)] {
+        let error = check(jobs).unwrap_err();
+        assert!(error.contains(&format!("{twice} jobs are in two pairs")), "{jobs}: {error}");
+    }
+}
+
+#[test]
+fn lists_are_split_sorted_and_freed_of_repetitions() {
+    let settings = settings("--iothreads 4,none,2,4 --op read,80/20 --bs 1M,4k,4096 --jobs 8", 2);
+    let counts: Vec<_> = settings.iothreads.iter().map(|n| n.count()).collect();
+    assert_eq!(counts, [0, 2, 4]);
+    assert_eq!(settings.op, ["read", "80/20"]);
+    assert_eq!(settings.bs, [1 << 20, 4096]);
+    assert_eq!(settings.jobs, [8]);
+}
+
+#[test]
+fn more_jobs_allow_more_default_iothreads() {
+    let counts: Vec<_> = settings("--jobs 1,16", 8).iothreads.iter().map(|n| n.count()).collect();
+    assert_eq!(counts, [0, 1, 2, 3, 4, 6, 8]);
+}
+
+#[test]
+fn differences_name_the_options() {
+    let old = settings("--jobs 2 --seed 1", 2);
+    let new = settings("--jobs 3 --runtime 9 --vcpus 7 --queues 2", 2);
+    let expected = [
+        "--jobs is [3], was [2]",
+        "--runtime is 9.0, was 1.0",
+        "--seed is 42, was 1",
+        "--vcpus is 7, was 2",
+    ];
+    let mut differences = new.differences(&old);
+    differences.sort_unstable();
+    assert_eq!(differences, expected);
+    assert!(old.differences(&old).is_empty());
+}
