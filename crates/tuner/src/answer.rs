@@ -33,10 +33,12 @@ const CHEAPER_BY: f64 = 0.5;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) subject: Subject,
-    /// What did best; a recommendation only without `doubts`.
+    /// What did best; a recommendation only if `recommends`.
     pub(crate) iothreads: Iothreads,
     /// Why the machine cannot tell.
     pub(crate) doubts: Vec<Doubt>,
+    /// Why there is nothing to tell; then there are no doubts.
+    pub(crate) nothing: Option<Nothing>,
     pub(crate) goal: Goal,
     /// What the number lacks: 0 is nothing, 1 everything; by `goal`.
     pub(crate) shortfall: f64,
@@ -59,6 +61,13 @@ pub(crate) struct Answer {
     pub(crate) bent: Bent,
 }
 
+impl Answer {
+    /// Whether the number is recommended.
+    pub(crate) fn recommends(&self) -> bool {
+        self.nothing.is_none() && self.doubts.is_empty()
+    }
+}
+
 /// What makes all figures doubtful, whatever resamplings of them say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bent {
@@ -72,17 +81,22 @@ pub(crate) struct Bent {
     pub(crate) failed_cells: usize,
 }
 
-/// Why no number is recommended.
+/// Why there is no answer, however often it is measured.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Doubt {
+pub(crate) enum Nothing {
     /// There is nothing to compare.
     OneNumber,
     /// These numbers, each in so many repeats, are in too few of the same ones.
     Apart(Vec<(Iothreads, usize)>),
     /// By these weights no cell counts that was measured.
-    NothingCounts(Vec<Weight>),
+    Counts(Vec<Weight>),
     /// So many numbers, fewer than two, are left of which no run failed.
     NumbersFailed(usize),
+}
+
+/// Why the machine cannot tell.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Doubt {
     /// Guests whose CPUs were emulated.
     Emulated,
     /// So few repeats in some cell.
@@ -205,8 +219,8 @@ pub(crate) fn answer(
     let counts = |place: &Place<'_>| weight_of(&place.summary.cell, weights) != Some(0.0);
     let counted: Vec<Place<'_>> = all.iter().copied().filter(counts).collect();
     if counted.is_empty() {
-        let doubts = vec![Doubt::NothingCounts(weights.to_vec())];
-        return Some(Answer { doubts, ..best(&all, &Ratings::new(&all, &[]))? });
+        let nothing = Some(Nothing::Counts(weights.to_vec()));
+        return Some(Answer { nothing, ..best(&all, &Ratings::new(&all, &[]))? });
     }
     let measured = Ratings::new(&counted, weights);
     let left = measured.clone().without(failed_numbers(&counted, failed));
@@ -215,12 +229,16 @@ pub(crate) fn answer(
     let failed_cells = failed_cells(&counted, weights, failed);
     let answer = best(&counted, ratings)?;
     let bent = Bent { failed_cells, ..answer.bent };
-    let doubts = match numbers {
-        [0 | 1, _] => vec![apart(&counted).unwrap_or(Doubt::OneNumber)],
-        [_, left @ (0 | 1)] => vec![Doubt::NumbersFailed(left)],
-        [_, _] => doubts(&answer, &counted, ratings, failed_cells),
+    let nothing = match numbers {
+        [0 | 1, _] => Some(apart(&counted).unwrap_or(Nothing::OneNumber)),
+        [_, left @ (0 | 1)] => Some(Nothing::NumbersFailed(left)),
+        [_, _] => None,
     };
-    Some(Answer { doubts, bent, ..answer })
+    let doubts = match nothing {
+        None => doubts(&answer, &counted, ratings, failed_cells),
+        Some(_) => Vec::new(),
+    };
+    Some(Answer { doubts, nothing, bent, ..answer })
 }
 
 /// What did best, as if there were no doubts.
@@ -233,6 +251,7 @@ fn best(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
         subject,
         iothreads,
         doubts: Vec::new(),
+        nothing: None,
         goal: ratings.goal(),
         shortfall,
         worst,
@@ -260,7 +279,7 @@ fn mostly_unsteady(places: &[Place<'_>]) -> bool {
 }
 
 /// The numbers that were measured without being compared, if there are several.
-fn apart(places: &[Place<'_>]) -> Option<Doubt> {
+fn apart(places: &[Place<'_>]) -> Option<Nothing> {
     let mut numbers: Vec<(Iothreads, usize)> = Vec::new();
     for place in places {
         for row in place.summary.rows_of(place.subject) {
@@ -273,7 +292,7 @@ fn apart(places: &[Place<'_>]) -> Option<Doubt> {
         }
     }
     numbers.sort_unstable();
-    (numbers.len() > 1).then_some(Doubt::Apart(numbers))
+    (numbers.len() > 1).then_some(Nothing::Apart(numbers))
 }
 
 /// The cells in which numbers of a subject are compared.

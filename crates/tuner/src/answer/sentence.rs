@@ -1,6 +1,6 @@
 //! The answer in words. Pure functions.
 
-use super::{Answer, Bent, Change, Cheaper, Condition, Doubt, Gain, Price};
+use super::{Answer, Bent, Change, Cheaper, Condition, Doubt, Gain, Nothing, Price};
 use crate::contender::Iothreads;
 use crate::repeats::Repeats;
 use crate::units::{counted, percent_gain};
@@ -14,8 +14,8 @@ const SURE_REPEATS: usize = 6;
 /// The one sentence.
 pub(crate) fn sentence(answer: &Answer) -> String {
     let threads = threads(answer.iothreads);
-    if let Some(why) = nothing(answer) {
-        return why;
+    if let Some(why) = &answer.nothing {
+        return nothing(why, answer.iothreads);
     }
     if !answer.doubts.is_empty() {
         let reasons: Vec<String> = answer.doubts.iter().map(doubt).collect();
@@ -65,10 +65,10 @@ pub(crate) fn details(answer: &Answer, repeats: Repeats) -> Vec<String> {
         };
         details.push(format!("{how}; a longer --runtime makes each repeat steadier."));
     }
-    if answer.doubts.iter().any(|it| matches!(it, Doubt::NumbersFailed(_))) {
+    if matches!(answer.nothing, Some(Nothing::NumbersFailed(_))) {
         details.push("The same command with --resume tries the failed runs again.".to_owned());
     }
-    if !answer.doubts.is_empty() {
+    if !answer.recommends() {
         return details;
     }
     details.extend(answer.cheaper.map(cheaper));
@@ -84,47 +84,41 @@ pub(crate) fn details(answer: &Answer, repeats: Repeats) -> Vec<String> {
 }
 
 /// Where there is nothing to recommend, however often it is measured.
-fn nothing(answer: &Answer) -> Option<String> {
-    match &answer.doubts[..] {
-        [Doubt::OneNumber] => Some(format!(
-            "Only one number of iothreads was measured ({}), so there is nothing to compare.",
-            answer.iothreads
-        )),
-        [Doubt::Apart(numbers)] => {
+fn nothing(why: &Nothing, iothreads: Iothreads) -> String {
+    match why {
+        Nothing::OneNumber => format!(
+            "Only one number of iothreads was measured ({iothreads}), so there is nothing to compare."
+        ),
+        Nothing::Apart(numbers) => {
             let name = |(iothreads, repeats): &(Iothreads, usize)| {
                 format!("{} in {}", threads(*iothreads), counted(*repeats, "repeat"))
             };
-            Some(format!(
+            format!(
                 "No two numbers of iothreads were measured in enough of the same repeats ({}), so \
                  there is nothing to compare.",
                 numbers.iter().map(name).collect::<Vec<_>>().join(", ")
-            ))
+            )
         }
-        [Doubt::NothingCounts(weights)] => {
+        Nothing::Counts(weights) => {
             let weights: Vec<String> = weights.iter().map(Weight::to_string).collect();
-            Some(format!(
+            format!(
                 "No cell that was measured counts by --weights {}, so no number of iothreads is \
                  recommended.",
                 weights.join(",")
-            ))
+            )
         }
-        [Doubt::NumbersFailed(0)] => {
-            Some("Every number of iothreads failed in some run, so none is recommended.".to_owned())
+        Nothing::NumbersFailed(0) => {
+            "Every number of iothreads failed in some run, so none is recommended.".to_owned()
         }
-        [Doubt::NumbersFailed(_)] => Some(
+        Nothing::NumbersFailed(_) => {
             "All numbers of iothreads but one failed in some run, so there is nothing to compare."
-                .to_owned(),
-        ),
-        _ => None,
+                .to_owned()
+        }
     }
 }
 
 fn doubt(doubt: &Doubt) -> String {
     match doubt {
-        Doubt::OneNumber => "one number is nothing to compare".to_owned(),
-        Doubt::Apart(_) => "numbers were not measured in the same repeats".to_owned(),
-        Doubt::NothingCounts(_) => "no cell that was measured counts".to_owned(),
-        Doubt::NumbersFailed(_) => "numbers failed in some run".to_owned(),
         Doubt::Emulated => {
             "its guests are emulated, and what helps them does not help real ones".to_owned()
         }

@@ -90,7 +90,7 @@ fn bent(findings: &Findings<'_>, answer: &Answer) -> Bent {
 fn one_serves(all: &mut [Advice], serve: &str) {
     let is_of = |advice: &&mut Advice, subject| advice.answer.subject == subject;
     let guest = all.iter_mut().find(|it| is_of(it, Subject::VmRingloom));
-    if guest.is_none_or(|guest| !guest.answer.doubts.is_empty()) {
+    if guest.is_none_or(|guest| !guest.answer.recommends()) {
         return;
     }
     let client = all.iter_mut().find(|it| is_of(it, Subject::Client));
@@ -101,7 +101,7 @@ fn one_serves(all: &mut [Advice], serve: &str) {
 
 /// Nothing to paste where nothing is recommended.
 fn pasted(header: &Header, answer: &Answer, variant: &Variant, serve: &str) -> Option<String> {
-    let trusted = answer.doubts.is_empty() && !emit::destroys(header, variant);
+    let trusted = answer.recommends() && !emit::destroys(header, variant);
     match answer.subject {
         Subject::VmGiven | Subject::Host => None,
         Subject::VmQemu => {

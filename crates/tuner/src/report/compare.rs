@@ -167,7 +167,7 @@ fn answers(a: &Side<'_>, b: &Side<'_>) -> Vec<String> {
 
 /// What is recommended, if anything is.
 fn said(answer: &Answer) -> Option<Iothreads> {
-    answer.doubts.is_empty().then_some(answer.iothreads)
+    answer.recommends().then_some(answer.iothreads)
 }
 
 fn answer(a: Option<Iothreads>, b: Option<Iothreads>) -> String {

@@ -60,7 +60,7 @@ impl Configurations {
         let directory = part.named(DIRECTORY);
         let mut answers: Vec<OfAnswer> = Vec::new();
         for answer in advice.iter().map(|advice| &advice.answer) {
-            let Some(variant) = variant(answer, cells).filter(|_| answer.doubts.is_empty()) else {
+            let Some(variant) = variant(answer, cells).filter(|_| answer.recommends()) else {
                 continue;
             };
             let (header, iothreads) = (findings.header, answer.iothreads);

@@ -127,8 +127,8 @@ impl Score {
         let found = answer(SUBJECT, cells, &[], &[]).unwrap();
         let loss = machine.shortfall(found.iothreads.count(), &loads) - machine.best(&loads).1;
         self.answer.note(loss <= LOSS_MAX);
-        self.told.note(found.doubts.is_empty());
-        if found.doubts.is_empty() {
+        self.told.note(found.recommends());
+        if found.recommends() {
             self.told_answer.note(loss <= LOSS_MAX);
         }
         self.losses.push(loss);
