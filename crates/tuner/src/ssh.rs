@@ -59,6 +59,8 @@ pub(crate) struct Connection {
     near: TempDir,
     /// How many commands were started, for the names of their files.
     commands: u32,
+    /// A command has noticed that it is lost, perhaps before the master does.
+    lost: bool,
 }
 
 impl Connection {
@@ -80,7 +82,7 @@ impl Connection {
         let mut master = Master { child, files, obeys: false };
         let far = master.hello(address, config, check)?;
         let (address, config) = (address.clone(), config.map(Path::to_path_buf));
-        Ok(Self { address, config, master, far, near, commands: 0 })
+        Ok(Self { address, config, master, far, near, commands: 0, lost: false })
     }
 
     pub(crate) fn address(&self) -> &Address {
@@ -89,7 +91,7 @@ impl Connection {
 
     /// Whether it still is there, as far as ssh knows.
     pub(crate) fn is_open(&mut self) -> Result<bool> {
-        Ok(self.master.child.try_wait().context("look after ssh")?.is_none())
+        Ok(!self.lost && self.master.child.try_wait().context("look after ssh")?.is_none())
     }
 
     /// Runs a script of sh in the guest and returns what it printed.
@@ -120,8 +122,9 @@ impl Connection {
         Ok(Remote::new(child, files))
     }
 
-    /// What to say of a command that ended with ssh's own status.
+    /// Notes that a command ended with ssh's own status; what to say of it.
     pub(crate) fn lost(&mut self, said: &str) -> anyhow::Error {
+        self.lost = true;
         let own = self.master.files.said();
         let said = [own.as_str(), said].into_iter().find(|it| !it.trim().is_empty());
         trouble::lost(&self.address, said.unwrap_or_default())

@@ -16,8 +16,8 @@ const BOOTSTRAP_SEED: u64 = 90;
 
 /// The fewest blocks that say something of a number or of its spread.
 pub(crate) const BLOCKS_MIN: usize = 3;
-/// Shares closer than this are equal: a few repeats cannot tell them apart.
-pub(crate) const TIE: f64 = 0.02;
+/// Shares closer than this are equal: less is not worth another iothread.
+pub(crate) const TIE: f64 = 0.01;
 /// Who lacks at most so much more than the best is as good.
 pub(crate) const AS_GOOD: f64 = 0.05;
 

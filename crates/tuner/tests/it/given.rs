@@ -195,7 +195,7 @@ fn a_connection_that_is_cut_costs_its_run_and_is_opened_again() {
     let expected = format!("the connection to guest 127.0.0.1:{} is lost: ", server.port());
     assert!(ran.stderr.contains(&expected), "{}", ran.stderr);
     let kinds: Vec<_> = bed.results("out").iter().map(|line| line["kind"].clone()).collect();
-    assert_eq!(kinds, ["header", "failure", "run"]);
+    assert_eq!(kinds, ["header", "failure", "run"], "{}", ran.stderr);
     wait_until(&|| server.is_clean());
 }
 
