@@ -2,12 +2,14 @@
 //!
 //! The run and `ringloom report` call it.
 //!
-//! Invariants: only files with the names given are written or removed; a directory goes only when that left it empty. Only
-//! configurations, which are below directories, may have control characters.
+//! Invariants: only files with the names given are written or removed, and removed only if ringloom wrote them (`MARK`); a
+//! directory goes only when that left it empty. Only configurations, which are below directories, may have control
+//! characters.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -15,18 +17,36 @@ use anyhow::{Context, Result};
 use crate::report::{Part, configuration_names};
 use crate::units::printable;
 
+/// What the beginning of each file says that may be removed.
+const MARK: &[u8] = b"ringloom tune";
+/// How far it may be from there.
+const MARK_WITHIN: u64 = 4096;
+
 /// Names of files that earlier reports may have left there: the configurations of so many parts, and all files of further
-/// parts. A part has all its files of a report or a configuration: else a file called `report-2.html` is the user's.
+/// parts. A part has all its files of a report, or a configuration: else a file called `report-2.html` is the user's.
 pub(crate) fn stale(out: &Path, parts: usize) -> Vec<String> {
     let configurations = configuration_names();
     let of = |part: Part| configurations.iter().map(move |name| part.named(name));
     let is_file = |name: String| out.join(name).is_file();
-    let is_there = |part: &Part| part.reports().all(is_file) || of(*part).any(is_file);
+    let is_ours = |name: String| is_marked(&out.join(name));
+    let is_whole = |part: Part| part.reports().all(is_file) && part.reports().any(is_ours);
+    let is_there = |part: &Part| is_whole(*part) || of(*part).any(is_ours);
     let mut further: Vec<Part> = Part::after(parts).take_while(is_there).collect();
     // From the last on: a command that is interrupted leaves no gap.
     further.reverse();
-    let further = further.into_iter().flat_map(|part| of(part).chain(part.reports()));
-    Part::all(parts).flat_map(of).chain(further).collect()
+    let reports = |part: Part| {
+        part.reports().filter(move |name| is_whole(part) || is_marked(&out.join(name)))
+    };
+    let ours = |part: Part| of(part).filter(|name| is_marked(&out.join(name)));
+    let further = further.into_iter().flat_map(|part| ours(part).chain(reports(part)));
+    Part::all(parts).flat_map(ours).chain(further).collect()
+}
+
+/// Whether it says at its beginning that ringloom wrote it.
+fn is_marked(path: &Path) -> bool {
+    let mut begin = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MARK_WITHIN).read_to_end(&mut begin));
+    read.is_ok() && begin.windows(MARK.len()).any(|part| part == MARK)
 }
 
 /// Writes the files, by path below `out`; removes those of `stale` that are not among them.
@@ -81,7 +101,7 @@ mod tests {
     use super::*;
 
     fn named(names: &[&str]) -> Vec<(String, String)> {
-        names.iter().map(|name| ((*name).to_owned(), String::new())).collect()
+        names.iter().map(|name| ((*name).to_owned(), "by ringloom tune".to_owned())).collect()
     }
 
     #[test]
@@ -128,6 +148,16 @@ mod tests {
         write(out, &[], &configuration_names()).unwrap();
         assert!(!out.join("config/ringloom/serve.sh").exists());
         for name in own.iter().chain(&["config/qemu-iothreads/qemu.args"]) {
+            assert!(out.join(name).exists(), "{name}");
+        }
+        // Of names that ringloom gives, too.
+        let namesakes = ["config/warnings.txt", "config-2/ringloom/serve.sh", "report-2.md"];
+        let reports: Vec<String> = Part::after(1).next().unwrap().reports().collect();
+        let all = namesakes.iter().map(|name| (*name).to_owned()).chain(reports);
+        let all: Vec<(String, String)> = all.map(|name| (name, "mine".to_owned())).collect();
+        write(out, &all, &[]).unwrap();
+        write(out, &[], &stale(out, 1)).unwrap();
+        for (name, _) in &all {
             assert!(out.join(name).exists(), "{name}");
         }
     }

@@ -145,7 +145,7 @@ fn without_html(style: Style, text: &str) -> String {
 }
 
 fn head(style: Style, header: &Header) -> String {
-    let facts = facts(header);
+    let facts = facts(header).map(|(name, fact)| (name, one_line(&fact)));
     match style {
         Style::Plain => facts.iter().map(|(_, fact)| wrapped(style, fact)).collect(),
         Style::Markdown => {

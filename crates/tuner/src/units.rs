@@ -144,8 +144,14 @@ pub(crate) fn human_time(duration: Duration) -> String {
 /// The text without control characters but the end of a line: names of files and processes may have any, and a terminal
 /// obeys them.
 pub(crate) fn printable(text: &str) -> String {
-    let shown = |it: char| if it.is_control() && it != '\n' { '\u{fffd}' } else { it };
+    let is_obeyed = |it: char| it.is_control() && it != '\n' || turns(it);
+    let shown = |it: char| if is_obeyed(it) { '\u{fffd}' } else { it };
     text.chars().map(shown).collect()
+}
+
+/// Whether it changes the direction of the text behind it (Unicode Standard Annex 9).
+fn turns(letter: char) -> bool {
+    matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `2 jobs`, `1 job`.
@@ -177,6 +183,13 @@ mod tests {
         {
             assert_eq!(percent_gain(ratio), text);
         }
+    }
+
+    #[test]
+    fn what_a_terminal_or_a_page_obeys_is_not_printed() {
+        let text = "a\u{1b}[2Jb\u{202e}c\u{2069}d\u{200f}\te\nf \u{5d0}";
+        let shown = "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}\u{fffd}e\nf \u{5d0}";
+        assert_eq!(printable(text), shown);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::variant::Variant;
 /// Where the files are, in the directory of the report.
 const DIRECTORY: &str = "config";
 const WARNINGS: &str = "warnings.txt";
+const WARNINGS_HEAD: &str = "Written by ringloom tune: what to know of these configurations.\n\n";
 
 /// All paths that the files can have: those that are not written now may be there from an earlier answer.
 pub(crate) fn names() -> Vec<String> {
@@ -88,7 +89,8 @@ impl Configurations {
             }
         }
         if !all.files.is_empty() {
-            let text: String = all.warnings.iter().map(|it| format!("- {it}\n")).collect();
+            let list: String = all.warnings.iter().map(|it| format!("- {it}\n")).collect();
+            let text = format!("{WARNINGS_HEAD}{list}");
             all.files.push((format!("{}/{WARNINGS}", all.directory), text));
         }
         all

@@ -37,7 +37,7 @@ const UNKNOWN_HEADER: &str = include_str!("lenient/unknown-header.json");
 const HEADER_MARK: &[u8] = br#""kind":"header""#;
 /// How runs whose header cannot be read differ from the first group.
 const UNKNOWN: &str = "machine, disk, programs and settings are not known";
-const FIRST_UNKNOWN: &str = "those of number 1 are not known";
+const FIRST_UNKNOWN: &str = "machine, disk, programs and settings of number 1 are not known";
 
 /// What could be read of a file.
 #[derive(Debug)]

@@ -9,6 +9,8 @@ use crate::results::Run;
 
 /// Twelve million requests per second for a day.
 const REQUESTS_MAX: u64 = 1_000_000_000_000;
+/// A thousand times what memory does.
+const IOPS_MAX: f64 = 1e11;
 /// 11 TB/s for a day.
 const BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 /// Eleven days.
@@ -58,10 +60,13 @@ pub(super) fn check(run: &Run) -> Result<(), Fault> {
     if let Some(rate) = run.rate_iops.filter(|rate| !(*rate > 0.0 && rate.is_finite())) {
         return Err(Fault::Absurd(format!("a rate of {rate} was asked for")));
     }
-    if run.iops().is_finite() && run.bytes_per_second().is_finite() {
-        return Ok(());
+    if !(run.iops().is_finite() && run.bytes_per_second().is_finite()) {
+        return Err(Fault::NoTime);
     }
-    Err(Fault::NoTime)
+    if run.iops() > IOPS_MAX {
+        return Err(Fault::Absurd(format!("{:.0e} IOPS", run.iops())));
+    }
+    Ok(())
 }
 
 /// Whether a run, measured or failed, can be one of a plan.

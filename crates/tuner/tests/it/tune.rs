@@ -160,6 +160,11 @@ fn another_machine_is_told_before_anything_is_filled() {
     let refused = bed.run(&format!("{options} --resume"));
     refused.expect_refusal(&["cannot resume ringloom-report", "kernel is", "was 2.6.32"]);
     assert!(!refused.stderr.contains("About "), "{}", refused.stderr);
+    std::fs::write(&results, text).unwrap();
+    let larger = bed.run(&format!("{} --resume", options.replace("--size 16M", "--size 32M")));
+    larger.expect_refusal(&["size of the disk is 33554432, was 16777216"]);
+    assert!(!larger.stderr.contains("About "), "{}", larger.stderr);
+    bed.run(&format!("{options} --resume")).expect_success();
 }
 
 #[test]

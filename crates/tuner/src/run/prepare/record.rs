@@ -45,7 +45,8 @@ impl Prepared {
     /// What forbids to go on with these results, as far as it is known before anything is filled.
     pub(super) fn differences(&self, old: &Header) -> Vec<String> {
         let mut differences = self.programs.differences(&old.programs);
-        differences.extend(self.disk_there().iter().flat_map(|disk| disk.differences(&old.disk)));
+        let disk = self.disk_there().unwrap_or_else(|| self.disk_to_be(&old.disk));
+        differences.extend(disk.differences(&old.disk));
         if let (Some(given), Some(old)) = (&self.given, &old.given) {
             differences.extend(given.guest.differences(old));
         }
@@ -63,6 +64,13 @@ impl Prepared {
     fn known(&self) -> Known {
         let Matrix { skipped, pruned, .. } = &self.matrix;
         Known { notes: self.notes.clone(), left_out: pruned.clone(), skipped: skipped.clone() }
+    }
+
+    /// As much of the disk that is made as is known before: below stripes its size is rounded.
+    fn disk_to_be(&self, old: &Disk) -> Disk {
+        let bytes = if self.storage_plan().is_plain() { self.size.0 } else { old.bytes };
+        let path = self.directory.join("scratch");
+        Disk { origin: Origin::Scratch, path, bytes, ..old.clone() }
     }
 
     /// The disk, unless it is one that is made.
