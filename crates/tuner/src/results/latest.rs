@@ -31,6 +31,14 @@ impl<L: Borrow<Line>> Latest<L> {
         }
     }
 
+    pub(super) fn get(&self, key: &RunKey) -> Option<&L> {
+        self.places.get(key).map(|place| &self.lines[*place])
+    }
+
+    pub(super) fn lines(&self) -> &[L] {
+        &self.lines
+    }
+
     pub(super) fn into_lines(self) -> Vec<L> {
         self.lines
     }

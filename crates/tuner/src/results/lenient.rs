@@ -35,6 +35,8 @@ const UNKNOWN_HEADER: &str = include_str!("lenient/unknown-header.json");
 
 /// What stands in a header and nowhere else.
 const HEADER_MARK: &[u8] = br#""kind":"header""#;
+/// What one of stands in every other line.
+const OTHER_MARKS: [&[u8]; 2] = [br#""kind":"run""#, br#""kind":"failure""#];
 /// How runs whose header cannot be read differ from the first group.
 const UNKNOWN: &str = "machine, disk, programs and settings are not known";
 const FIRST_UNKNOWN: &str = "machine, disk, programs and settings of number 1 are not known";
@@ -60,6 +62,8 @@ pub(crate) struct Group {
     pub(crate) differences: Vec<String>,
     /// Until all lines are there.
     latest: Latest<Line>,
+    /// The group whose header it may have: a line before it cannot be read.
+    perhaps_of: Option<usize>,
 }
 
 impl Lenient {
@@ -154,7 +158,10 @@ impl Reader {
                 Ok(line) => self.measured(line, versioned.format),
                 Err(error) => self.troubles.add(Kind::Unreadable, number, &reason(&error)),
             },
-            other => self.troubles.add(Kind::Unknown, number, &shortened(other)),
+            other => {
+                self.keep_apart();
+                self.troubles.add(Kind::Unknown, number, &shortened(other));
+            }
         }
     }
 
@@ -173,17 +180,57 @@ impl Reader {
         }
     }
 
-    /// What follows a header that cannot be read does not belong to the header before it.
+    /// What follows a header that cannot be read does not belong to the header before it; what follows a line of which not
+    /// even the kind can be read does so only if it has none of the runs again (`settle`).
     fn lose_header(&mut self, line: &[u8]) {
-        if line.windows(HEADER_MARK.len()).any(|part| part == HEADER_MARK) {
+        let has = |mark: &[u8]| line.windows(mark.len()).any(|part| part == mark);
+        if has(HEADER_MARK) {
             self.current = None;
+        } else if !OTHER_MARKS.iter().any(|mark| has(mark)) {
+            self.keep_apart();
         }
+    }
+
+    /// Keeps what follows apart until all is read.
+    fn keep_apart(&mut self) {
+        let Some(current) = self.current else { return };
+        let Group { header, differences, perhaps_of, .. } = &self.groups[current];
+        let apart = Group::new(header.clone(), differences.clone());
+        let perhaps_of = Some(perhaps_of.unwrap_or(current));
+        self.current = Some(self.groups.len());
+        self.groups.push(Group { perhaps_of, ..apart });
+    }
+
+    /// The groups, when all is read: what was kept apart joins the group whose header it may have, or has none.
+    fn settle(&mut self) -> Vec<Group> {
+        let mut settled: Vec<Group> = Vec::new();
+        // Where each group is now.
+        let mut places: Vec<usize> = Vec::new();
+        for group in std::mem::take(&mut self.groups) {
+            let home = group.perhaps_of.map(|index| places[index]);
+            match home.filter(|place| !group.repeats(&settled[*place])) {
+                Some(place) => {
+                    places.push(place);
+                    for line in group.latest.into_lines() {
+                        settled[place].add(line);
+                    }
+                }
+                None => {
+                    places.push(settled.len());
+                    settled.push(if home.is_some() { group.without_header() } else { group });
+                }
+            }
+        }
+        settled.into_iter().map(Group::settled).collect()
     }
 
     /// Goes on with the group that this header belongs to, or a new one.
     fn begin(&mut self, header: Header) {
-        let is_same =
-            |it: &Group| !it.header.is_unknown() && header.differences(&it.header).is_empty();
+        let is_same = |it: &Group| {
+            it.perhaps_of.is_none()
+                && !it.header.is_unknown()
+                && header.differences(&it.header).is_empty()
+        };
         let place = self.groups.iter().position(is_same);
         self.current = Some(place.unwrap_or_else(|| self.add(header)));
     }
@@ -223,9 +270,7 @@ impl Reader {
         if !self.formats.contains(&format) {
             self.formats.push(format);
         }
-        let current = self.current.unwrap_or_else(|| {
-            self.add(serde_json::from_str(UNKNOWN_HEADER).expect("the stand-in is a header"))
-        });
+        let current = self.current.unwrap_or_else(|| self.add(unknown_header()));
         self.current = Some(current);
         let group = &mut self.groups[current];
         if group.header.is_unknown() {
@@ -258,15 +303,24 @@ impl Reader {
         if self.runs == 0 {
             problems.push("nothing was measured".to_owned());
         }
-        let groups = self.groups.into_iter().map(Group::settled).collect();
-        Ok(Lenient { groups, problems })
+        Ok(Lenient { groups: self.settle(), problems })
     }
 }
 
 impl Group {
     fn new(header: Header, differences: Vec<String>) -> Self {
         let (runs, failures, latest) = (Vec::new(), Vec::new(), Latest::new());
-        Self { header, runs, failures, differences, latest }
+        Self { header, runs, failures, differences, latest, perhaps_of: None }
+    }
+
+    /// Whether it has a measured run of another again; one that failed is tried again.
+    fn repeats(&self, other: &Self) -> bool {
+        let is_run = |line: &Line| matches!(other.latest.get(line.key()), Some(Line::Run(_)));
+        self.latest.lines().iter().any(is_run)
+    }
+
+    fn without_header(self) -> Self {
+        Self { header: unknown_header(), differences: vec![UNKNOWN.to_owned()], ..self }
     }
 
     /// Adds a line; the key of a run that is there already and is replaced by another, which is to be told.
@@ -289,6 +343,10 @@ impl Group {
         }
         self
     }
+}
+
+fn unknown_header() -> Header {
+    serde_json::from_str(UNKNOWN_HEADER).expect("the stand-in is a header")
 }
 
 /// Reads to the end of a line without keeping it.

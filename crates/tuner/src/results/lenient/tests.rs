@@ -320,6 +320,22 @@ fn runs_whose_header_cannot_be_read_are_nobody_elses() {
 }
 
 #[test]
+fn runs_that_come_again_behind_a_line_of_no_kind_are_nobody_elses() {
+    let lines = file();
+    let one = lines[1..].concat();
+    let garbled = "{\"format\":3,\"kind\":\"heaer\"}\n";
+    for lost in ["{\"kind\":\"hea\n", "\0\0\0\n", garbled] {
+        let found = read(&(lines[0].clone() + &one + lost + &one));
+        let of = |group: &Group| (group.header.is_unknown(), group.runs.len());
+        assert_eq!(found.groups.iter().map(of).collect::<Vec<_>>(), [(false, 9), (true, 9)]);
+        assert_eq!(found.groups[1].differences, [UNKNOWN]);
+        // Without them it is a damaged line of one file.
+        let found = read(&(lines[..4].concat() + lost + &lines[4..].concat()));
+        assert_eq!((found.groups.len(), &found.groups[0].runs), (1, &runs()));
+    }
+}
+
+#[test]
 fn a_file_without_anything_to_use_is_an_error_that_says_why() {
     refuse(b"", "it is empty");
     refuse(b"\n\n", "nothing of it can be used: there is no header");
