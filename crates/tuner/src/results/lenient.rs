@@ -9,6 +9,7 @@
 
 mod trouble;
 
+use std::borrow::Borrow;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::ops::RangeInclusive;
@@ -61,9 +62,22 @@ pub(crate) struct Group {
     /// Why they do not compare with those of the first group.
     pub(crate) differences: Vec<String>,
     /// Until all lines are there.
-    latest: Latest<Line>,
+    latest: Latest<Numbered>,
     /// The group whose header it may have: a line before it cannot be read.
     perhaps_of: Option<usize>,
+}
+
+/// A line with its number in the file.
+#[derive(Clone, Debug)]
+struct Numbered {
+    number: u64,
+    line: Line,
+}
+
+impl Borrow<Line> for Numbered {
+    fn borrow(&self) -> &Line {
+        &self.line
+    }
 }
 
 impl Lenient {
@@ -212,7 +226,10 @@ impl Reader {
                 Some(place) => {
                     places.push(place);
                     for line in group.latest.into_lines() {
-                        settled[place].add(line);
+                        let number = line.number;
+                        if let Some(again) = settled[place].add(line) {
+                            self.troubles.add(Kind::Again, number, &again.to_string());
+                        }
                     }
                 }
                 None => {
@@ -276,19 +293,20 @@ impl Reader {
         if group.header.is_unknown() {
             self.troubles.add(Kind::NoHeader, number, "");
         }
-        if let Some(again) = group.add(line) {
+        if let Some(again) = group.add(Numbered { number, line }) {
             self.troubles.add(Kind::Again, number, &again.to_string());
         }
     }
 
     fn end(mut self) -> Result<Lenient> {
+        let groups = self.settle();
         if self.lines == 0 {
             bail!("it is empty: the command ended before anything was written");
         }
-        if self.groups.iter().all(|group| group.header.is_unknown()) {
+        if groups.iter().all(|group| group.header.is_unknown()) {
             self.troubles.no_header();
         }
-        if self.groups.is_empty() {
+        if groups.is_empty() {
             bail!("nothing of it can be used: {}", self.troubles.sentences().join("; "));
         }
         let mut problems = self.troubles.sentences();
@@ -303,7 +321,7 @@ impl Reader {
         if self.runs == 0 {
             problems.push("nothing was measured".to_owned());
         }
-        Ok(Lenient { groups: self.settle(), problems })
+        Ok(Lenient { groups, problems })
     }
 }
 
@@ -313,10 +331,12 @@ impl Group {
         Self { header, runs, failures, differences, latest, perhaps_of: None }
     }
 
-    /// Whether it has a measured run of another again; one that failed is tried again.
+    /// Whether most of it are measured runs of another again, as of a second command; one that failed is tried again.
     fn repeats(&self, other: &Self) -> bool {
-        let is_run = |line: &Line| matches!(other.latest.get(line.key()), Some(Line::Run(_)));
-        self.latest.lines().iter().any(is_run)
+        let of = |it: &&Numbered| other.latest.get(it.line.key()).map(|it| &it.line);
+        let is_run = |it: &&Numbered| matches!(of(it), Some(Line::Run(_)));
+        let lines = self.latest.lines();
+        2 * lines.iter().filter(is_run).count() > lines.len()
     }
 
     fn without_header(self) -> Self {
@@ -324,9 +344,9 @@ impl Group {
     }
 
     /// Adds a line; the key of a run that is there already and is replaced by another, which is to be told.
-    fn add(&mut self, line: Line) -> Option<RunKey> {
-        let is_run = matches!(line, Line::Run(_));
-        match self.latest.add(line)? {
+    fn add(&mut self, line: Numbered) -> Option<RunKey> {
+        let is_run = matches!(line.line, Line::Run(_));
+        match self.latest.add(line)?.line {
             Line::Run(run) if is_run => Some(run.key),
             Line::Run(_) | Line::Failure(_) => None,
         }
@@ -335,7 +355,7 @@ impl Group {
     /// When all lines are there.
     fn settled(mut self) -> Self {
         let latest = std::mem::replace(&mut self.latest, Latest::new());
-        for line in latest.into_lines() {
+        for Numbered { line, .. } in latest.into_lines() {
             match line {
                 Line::Run(run) => self.runs.push(*run),
                 Line::Failure(failure) => self.failures.push(failure),
