@@ -4,7 +4,7 @@
 //! nothing else of the file is lost by it. Runs under headers that forbid to mix them are kept apart (`Group`).
 //!
 //! Invariants: the rate of every run that is handed on is a number, and no sum over its figures overflows (`sane`).
-//! Limits: `LINE_BYTES_MAX` for one line, `RUNS_MAX` runs; the file is read once and never held as a whole.
+//! Limits: `LINE_BYTES_MAX` for one line, `RUNS_MAX` runs, `APART_MAX` places of doubt; the file is read once and never held as a whole.
 //! Not here: the strict reading of a file that is to be continued (`Stored`).
 
 mod trouble;
@@ -31,6 +31,8 @@ const FORMATS: RangeInclusive<u64> = 2..=3;
 const LINE_BYTES_MAX: u64 = 8 << 20;
 /// Ten times the largest sweep: 1,440 points, 12 repeats each.
 const RUNS_MAX: usize = 200_000;
+/// So many groups at most are kept apart for a while: a file is damaged in a few places, or it is no file of ours.
+const APART_MAX: usize = 100;
 /// Stands for a header that is missing, and for the fields that one lacks.
 const UNKNOWN_HEADER: &str = include_str!("lenient/unknown-header.json");
 
@@ -195,7 +197,7 @@ impl Reader {
     }
 
     /// What follows a header that cannot be read does not belong to the header before it; what follows a line of which not
-    /// even the kind can be read does so only if it has none of the runs again (`settle`).
+    /// even the kind can be read does not if most of it is there again (`settle`).
     fn lose_header(&mut self, line: &[u8]) {
         let has = |mark: &[u8]| line.windows(mark.len()).any(|part| part == mark);
         if has(HEADER_MARK) {
@@ -205,10 +207,14 @@ impl Reader {
         }
     }
 
-    /// Keeps what follows apart until all is read.
+    /// Keeps what follows apart until all is read, unless that was done too often to be worth it.
     fn keep_apart(&mut self) {
         let Some(current) = self.current else { return };
-        let Group { header, differences, perhaps_of, .. } = &self.groups[current];
+        let Group { header, differences, perhaps_of, latest, .. } = &self.groups[current];
+        let is_begun = perhaps_of.is_some() && latest.lines().is_empty();
+        if is_begun || self.groups.len() >= APART_MAX {
+            return;
+        }
         let apart = Group::new(header.clone(), differences.clone());
         let perhaps_of = Some(perhaps_of.unwrap_or(current));
         self.current = Some(self.groups.len());

@@ -329,6 +329,11 @@ fn runs_that_come_again_behind_a_line_of_no_kind_are_nobody_elses() {
         let of = |group: &Group| (group.header.is_unknown(), group.runs.len());
         assert_eq!(found.groups.iter().map(of).collect::<Vec<_>>(), [(false, 9), (true, 9)]);
         assert_eq!(found.groups[1].differences, [UNKNOWN]);
+        // However much is lost there, and wherever else.
+        let found = read(&(lines[0].clone() + &one + &lost.repeat(1000) + &one));
+        assert_eq!(found.groups.len(), 2);
+        let everywhere: String = lines.iter().map(|line| line.clone() + lost).collect();
+        assert!(read(&everywhere.repeat(200)).groups.len() <= APART_MAX);
         // Without them it is a damaged line of one file.
         let found = read(&(lines[..4].concat() + lost + &lines[4..].concat()));
         assert_eq!((found.groups.len(), &found.groups[0].runs), (1, &runs()));
