@@ -58,7 +58,9 @@ impl Stored {
         // Only a line with its end is complete: the end is written together with the line.
         let complete_bytes = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let mut lines = (1_usize..).zip(bytes[..complete_bytes].split_inclusive(|it| *it == b'\n'));
-        let Some((_, first)) = lines.next() else { bail!("there is no header line") };
+        let Some((_, first)) = lines.next() else {
+            bail!("it has no whole line, so nothing to go on with: remove it or use another --out")
+        };
         let header = whole(first).context("line 1")?;
         let parse = |(number, line): (usize, &[u8])| {
             whole(line)

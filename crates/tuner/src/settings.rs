@@ -208,7 +208,9 @@ impl Settings {
         }
         let is_pair = |pair: &[u16]| matches!(pair, [low, high] if low < high);
         if !self.jobs.chunks(2).all(is_pair) {
-            bail!("--probe hysteresis needs two numbers of jobs, the low one first: --jobs 48,480");
+            bail!(
+                "--probe hysteresis needs pairs of numbers of jobs, the low one first: --jobs 48,480"
+            );
         }
         let is_twice = |jobs: &&u16| self.jobs.iter().filter(|other| other == jobs).count() > 1;
         if let Some(twice) = self.jobs.iter().find(is_twice) {

@@ -212,7 +212,7 @@ fn damage_elsewhere_is_an_error_with_its_line() {
     assert!(error.contains("format 9 was written by another version"), "{error}");
     std::fs::write(&path, "{\"format\":3").unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
-    assert!(error.contains("no header line"), "{error}");
+    assert!(error.contains("no whole line"), "{error}");
 }
 
 #[test]
