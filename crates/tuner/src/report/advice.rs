@@ -8,7 +8,7 @@ use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations, without_html};
 use crate::answer::{Answer, Bent, answer, details, sentence};
 use crate::contender::{Iothreads, Subject};
-use crate::drift::Drift;
+use crate::drift::{Drift, Flag};
 use crate::emit::{self, Wanted};
 use crate::plan::Purpose;
 use crate::quote::shell;
@@ -50,9 +50,10 @@ pub(super) fn all(part: Part, findings: &Findings<'_>, cells: &[CellSummary]) ->
     let subjects = compared(cells);
     let alone = subjects.len() == 1;
     let failed = failed(findings.failures);
+    let flags = Drift::in_runs(findings.runs).map_or_else(Vec::new, |drift| drift.flags);
     let advice = |subject| {
         let answer = answer(subject, cells, &header.settings.weights, &failed)?;
-        let answer = Answer { bent: bent(findings, &answer), ..answer };
+        let answer = Answer { bent: bent(findings, &flags, &answer), ..answer };
         let who = if alone { String::new() } else { format!("{subject}: ") };
         Some(Advice {
             sentence: format!("{who}{}", sentence(&answer)),
@@ -68,8 +69,7 @@ pub(super) fn all(part: Part, findings: &Findings<'_>, cells: &[CellSummary]) ->
 }
 
 /// With what is not in the table of a cell: what the sentinel says of its runs, and holes of its disk.
-fn bent(findings: &Findings<'_>, answer: &Answer) -> Bent {
-    let flags = Drift::in_runs(findings.runs).map_or_else(Vec::new, |drift| drift.flags);
+fn bent(findings: &Findings<'_>, flags: &[Flag], answer: &Answer) -> Bent {
     let is_own = |run: &&Run| {
         run.key.purpose != Purpose::Sentinel && run.key.contender.subject() == answer.subject
     };

@@ -10,7 +10,6 @@ use crate::contender::Contender;
 use crate::drift::Drift;
 use crate::results::Run;
 use crate::stats::Estimate;
-use crate::steady::Steady;
 use crate::summary::{CellSummary, Row, summarise};
 
 /// As good as the best: what may be lost to it.
@@ -172,7 +171,7 @@ fn drifts(runs: &[Run]) -> bool {
 fn mostly_unsteady<'a>(runs: impl Iterator<Item = &'a Run>) -> bool {
     let (mut unsteady, mut of) = (0_usize, 0_usize);
     for run in runs {
-        unsteady += usize::from(matches!(run.steadiness(), Steady::Unsteady { .. }));
+        unsteady += usize::from(run.is_unsteady());
         of += 1;
     }
     2 * unsteady > of
