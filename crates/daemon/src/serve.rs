@@ -381,10 +381,7 @@ impl Leave {
     fn prepare() -> io::Result<Self> {
         let impatient = Arc::new(AtomicBool::new(true));
         for signal in [SIGTERM, SIGINT, SIGHUP] {
-            // In the handler, in this order: leave if impatient, otherwise become it.
-            let flag = Arc::clone(&impatient);
-            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag)?;
-            signal_hook::flag::register(signal, Arc::clone(&impatient))?;
+            kernel_io::leave_if_impatient(signal, &impatient)?;
         }
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         // After those: a signal that is seen here is pending there.

@@ -32,6 +32,7 @@ mod queue_limits;
 mod ranges;
 mod reactor;
 mod ringer;
+mod signals;
 mod space;
 mod sync_turns;
 mod uring;
@@ -61,5 +62,6 @@ pub use process::{
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
+pub use signals::leave_if_impatient;
 pub use space::{Allocation, whole_blocks};
 pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};
