@@ -311,9 +311,8 @@ fn what_was_not_said_is_counted_when_the_daemon_ends() {
     with(&RIGS[0].program(), |_program| {
         let mut bed = Bed::new(RIGS[0], "")?;
         fail_reads(&bed, 12)?;
-        let status = bed.server.terminate()?;
+        bed.server.stop()?;
         let log = bed.server.log();
-        ensure!(status.code() == Some(0), "{status}");
         ensure!(log.contains("2 more failed requests were not logged"), "log: {log}");
         Ok(())
     });

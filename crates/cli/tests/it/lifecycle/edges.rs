@@ -43,7 +43,7 @@ fn a_second_signal_right_behind_the_first_leaves_at_once() {
         let line = words(&["disk.img", "--socket", "s"]);
         let mut server = program.start(&line, &[bench.path("s")])?;
         server.wait_for_log("listening", STOP_LIMIT)?;
-        server.signal(Signal::STOP)?;
+        server.freeze()?;
         server.signal(Signal::TERM)?;
         server.signal(Signal::INT)?;
         server.signal(Signal::CONT)?;

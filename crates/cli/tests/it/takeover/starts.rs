@@ -41,7 +41,7 @@ impl<'a> Halfway<'a> {
         let mut client = Survivor::connect(&taken.socket(), RingLayout::Split, QUEUES)?;
         let mut rng = Rng::new(17);
         work(&mut client, &mut rng, 3)?;
-        old.signal(Signal::STOP)?;
+        old.freeze()?;
         let new = program.spawn(&[line(&taken), fresh.arguments()].concat())?;
         poll_until("the fresh export's socket", LIMIT, || {
             Ok(is_listening(&fresh.socket())?.then_some(()))
@@ -163,7 +163,7 @@ fn a_new_process_whose_starter_is_gone_serves_all_the_same() {
         let mut client = Survivor::connect(&disk.socket(), RingLayout::Split, QUEUES)?;
         let mut rng = Rng::new(23);
         work(&mut client, &mut rng, 3)?;
-        old.signal(Signal::STOP)?;
+        old.freeze()?;
         let more = ["--daemonize".to_owned(), "--pidfile".to_owned(), bench.text("pid")];
         let starter = program.spawn(&[&line(&disk)[..], &more].concat())?;
         let children = format!("/proc/{0}/task/{0}/children", starter.pid());
