@@ -1,8 +1,8 @@
 //! `cargo xtask test`: everything a change must pass; CI runs this and nothing of its own.
 //!
-//! Installs what the tests need, runs `check`, then every test of the workspace, the daemon that kills
-//! itself, the loom models and every fuzz target for a short time. A test that cannot run prints `skipped: <reason>`; the skips are counted and told at
-//! the end.
+//! Installs what the tests need, runs what `check` runs before its unit tests, then every test of the workspace,
+//! the daemon that kills itself, the loom models and every fuzz target for a short time. A test that cannot run
+//! prints `skipped: <reason>`; the skips are counted and told at the end.
 //!
 //! Invariants: as root a skip that `ALLOWED_SKIPS` does not name fails the command, since root
 //! can install whatever is missing; for others it is a warning.
@@ -29,7 +29,7 @@ const LOOM_CRATES: &[&str] = &["layers", "request_path"];
 /// Installs, checks, tests; the first step that fails ends it.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let user = install::run(workspace)?;
-    check::run(workspace)?;
+    check::read(workspace)?;
 
     // The tests start `ringloom` as a process. Cargo builds it only for the tests of its own
     // package, so it is built here for all; compiler output stays out of the log of the tests.
