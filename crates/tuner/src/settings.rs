@@ -209,14 +209,23 @@ impl Settings {
         let is_pair = |pair: &[u16]| matches!(pair, [low, high] if low < high);
         if !self.jobs.chunks(2).all(is_pair) {
             bail!(
-                "--probe hysteresis needs pairs of numbers of jobs, the low one first: --jobs 48,480"
+                "--probe hysteresis needs pairs of numbers of jobs, the low one first; each comes \
+                 down again by itself: --jobs 48,480 runs 48, 480 and 48"
             );
         }
-        let is_twice = |jobs: &&u16| self.jobs.iter().filter(|other| other == jobs).count() > 1;
-        if let Some(twice) = self.jobs.iter().find(is_twice) {
+        let pairs: Vec<&[u16]> = self.jobs.chunks(2).collect();
+        for (index, pair) in pairs.iter().enumerate() {
+            let shared = |other: &&[u16]| pair.iter().find(|jobs| other.contains(jobs)).copied();
+            let twice = pairs[..index].iter().find_map(|other| Some((*other, shared(other)?)));
+            let Some((other, jobs)) = twice else { continue };
+            let [other, pair] = [other, pair].map(|it| format!("{},{}", it[0], it[1]));
+            if other == pair {
+                bail!("--probe hysteresis: the pair {pair} is there twice: --repeats repeats it");
+            }
             bail!(
-                "--probe hysteresis: {twice} jobs are in two pairs, whose runs could not be told \
-                 apart: measure one of these in a command of its own"
+                "--probe hysteresis: {jobs} jobs are in two pairs, {other} and {pair}, whose runs \
+                 could not be told apart: leave one out here, and measure it with --jobs {pair} in \
+                 a command of its own"
             );
         }
         Ok(())

@@ -172,14 +172,25 @@ fn a_probe_needs_pairs_of_jobs_that_share_no_number() {
         settings.check().map(|()| settings.jobs).map_err(|error| error.to_string())
     };
     assert_eq!(check("2,8,4,16"), Ok(vec![2, 8, 4, 16]));
-    for jobs in ["4", "8,4", "4,4", "1,2,3", "2,8,16,4"] {
+    for jobs in ["4", "8,4", "4,4", "1,2,3", "2,8,2", "2,8,16,4"] {
         let error = check(jobs).unwrap_err();
         assert!(error.contains("the low one first"), "{jobs}: {error}");
+        assert!(error.ends_with("--jobs 48,480 runs 48, 480 and 48"), "{jobs}: {error}");
     }
-    for (jobs, twice) in [("2,8,4,8", 8), ("2,8,2,16", 2), ("2,8,2,8", 2), ("2,4,4,8", 4)] {
+    for (jobs, shared, pair) in [
+        ("2,8,4,8", "8 jobs are in two pairs, 2,8 and 4,8", "4,8"),
+        ("2,8,2,16", "2 jobs are in two pairs, 2,8 and 2,16", "2,16"),
+        ("2,4,4,8", "4 jobs are in two pairs, 2,4 and 4,8", "4,8"),
+        ("1,3,2,8,2,16", "2 jobs are in two pairs, 2,8 and 2,16", "2,16"),
+    ] {
         let error = check(jobs).unwrap_err();
-        assert!(error.contains(&format!("{twice} jobs are in two pairs")), "{jobs}: {error}");
+        assert!(error.contains(shared), "{jobs}: {error}");
+        let instead = format!("with --jobs {pair} in a command of its own");
+        assert!(error.ends_with(&instead), "{jobs}: {error}");
+        assert!(check(pair).is_ok(), "{jobs}");
     }
+    let error = check("2,8,2,8").unwrap_err();
+    assert!(error.ends_with("the pair 2,8 is there twice: --repeats repeats it"), "{error}");
 }
 
 #[test]
