@@ -66,15 +66,13 @@ impl Environment {
 
     /// What forbids to mix runs of `self` with older ones, one sentence each.
     pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
-        let mut differences = Vec::new();
-        let mut compare = |name: &str, new: String, old: String| {
-            if new != old {
-                differences.push(format!("{name} is {new}, was {old}"));
-            }
+        let differ = |(name, told): &(&str, Told)| {
+            let (new, old) = (told(self), told(old));
+            (new != old).then(|| format!("{name} is {new}, was {old}"))
         };
-        for (name, told) in COMPARED {
-            compare(name, told(self), told(old));
-        }
+        let mut differences: Vec<String> = COMPARED.iter().filter_map(differ).collect();
+        differences.extend(memory_differs(self.memory_kib, old.memory_kib));
+        differences.extend(self.cpu.protection_differs(&old.cpu));
         differences
     }
 
@@ -86,19 +84,45 @@ impl Environment {
 
 /// What must be the same, and how it is told.
 type Told = fn(&Environment) -> String;
-const COMPARED: [(&str, Told); 11] = [
+const COMPARED: [(&str, Told); 20] = [
     ("CPU", |it| told(it.cpu.model.as_ref())),
+    ("number of cores", |it| told(it.cpu.cores.as_ref())),
     ("number of CPUs", |it| told(it.cpu.threads.as_ref())),
     ("number of usable CPUs", |it| told(it.cpu.allowed.as_ref())),
     ("CPU frequency governor", |it| listed(&it.cpu.governors)),
+    ("CPU frequency driver", |it| told(it.cpu.frequency_driver.as_ref())),
+    ("turbo", |it| told(it.cpu.turbo.map(on_or_off).as_ref())),
+    ("CPU idle driver", |it| told(it.cpu.idle_driver.as_ref())),
+    ("CPU idle governor", |it| told(it.cpu.idle_governor.as_ref())),
+    ("list of NUMA nodes", |it| listed(&it.numa)),
     ("kernel", |it| told(it.kernel.release.as_ref())),
     ("list of kernel flags", |it| listed(&it.kernel.flags)),
+    ("transparent huge pages", |it| told(it.kernel.transparent_hugepages.as_ref())),
+    ("clock source", |it| told(it.kernel.clock_source.as_ref())),
+    ("io_uring_disabled", |it| told(it.kernel.io_uring_disabled.as_ref())),
     ("ringloom", |it| told(it.programs.ringloom.as_ref())),
     ("QEMU", |it| told(it.programs.qemu.as_ref())),
     ("fio", |it| told(it.programs.fio.as_ref())),
     ("file system", |it| it.disk.mounted_on.as_ref().map_or_else(unknown, ToString::to_string)),
     ("storage", |it| listed(&it.disk.devices)),
 ];
+
+/// A kernel keeps a few percent for itself, which are not the same after each boot.
+const MEMORY_SHARE: u64 = 32;
+
+/// Another machine, or the same with another memory.
+fn memory_differs(new: Option<u64>, old: Option<u64>) -> Option<String> {
+    let is_same = match (new, old) {
+        (Some(new), Some(old)) => new.abs_diff(old) <= new.max(old) / MEMORY_SHARE,
+        (new, old) => new == old,
+    };
+    let told = |kib: Option<u64>| kib.map_or_else(unknown, |kib| format!("{} MiB", kib >> 10));
+    (!is_same).then(|| format!("memory is {}, was {}", told(new), told(old)))
+}
+
+fn on_or_off(is_on: bool) -> &'static str {
+    if is_on { "on" } else { "off" }
+}
 
 fn told<T: ToString>(value: Option<&T>) -> String {
     value.map_or_else(unknown, T::to_string)

@@ -1,6 +1,7 @@
 //! The CPUs of a host: how many, how fast they may run, what protects them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,8 @@ use crate::pinning::CpuList;
 
 const CPUS: &str = "sys/devices/system/cpu";
 const NODES: &str = "sys/devices/system/node";
+/// What the kernel says of it changes when the module kvm is loaded; it bends no figure without that.
+const OF_KVM: &str = "itlb_multihit";
 
 /// All CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +68,23 @@ impl Cpu {
             vulnerabilities: vulnerabilities(tree),
         }
     }
+
+    /// Which mitigations are not as they were, one sentence each: they cost time in every system call.
+    pub(super) fn protection_differs(&self, old: &Self) -> Vec<String> {
+        let names: BTreeSet<&String> =
+            self.vulnerabilities.keys().chain(old.vulnerabilities.keys()).collect();
+        let differ = |name: &String| {
+            let [new, old] = [self, old].map(|cpu| cpu.protection(name));
+            (new != old).then(|| format!("{name} is {new}, was {old}"))
+        };
+        names.into_iter().filter(|name| *name != OF_KVM).filter_map(differ).collect()
+    }
+
+    /// `Mitigation: IBRS`, without the details that follow and may change while the host runs.
+    fn protection(&self, name: &str) -> &str {
+        let text = self.vulnerabilities.get(name).map_or("unknown", String::as_str);
+        text.split_once(';').map_or(text, |(what, _)| what)
+    }
 }
 
 /// `1` or `0`.
@@ -111,6 +131,14 @@ pub(crate) struct NumaNode {
     /// Missing for a node with memory only.
     pub(crate) cpus: Option<CpuList>,
     pub(crate) memory_kib: Option<u64>,
+}
+
+impl fmt::Display for NumaNode {
+    /// Without its memory, of which the kernel takes some for itself.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.node)?;
+        self.cpus.as_ref().map_or(Ok(()), |cpus| write!(f, " (CPUs {cpus})"))
+    }
 }
 
 impl NumaNode {

@@ -66,13 +66,20 @@ impl fmt::Display for MountedOn {
 }
 
 impl fmt::Display for BlockDevice {
-    /// Without the name, which changes when a loop device is made again.
+    /// Without the name, which changes when a loop device is made again, and without the depth of a SCSI device, which the
+    /// kernel lowers and raises while it is used.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = self.model.as_ref().or(self.layer.as_ref()).unwrap_or(&self.name);
         let scheduler = told(self.scheduler.as_ref());
         let cache = told(self.write_cache.as_ref());
         let requests = told(self.nr_requests.as_ref());
-        write!(f, "{label} (scheduler {scheduler}, {requests} requests, write cache {cache})")
+        let queues = told(self.hardware_queues.as_ref());
+        let bytes = told(self.logical_block_bytes.as_ref());
+        write!(
+            f,
+            "{label} (scheduler {scheduler}, {requests} requests, {queues} queues, blocks of {bytes} bytes, write \
+             cache {cache})"
+        )
     }
 }
 

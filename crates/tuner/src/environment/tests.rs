@@ -302,9 +302,89 @@ fn each_difference_is_named() {
         "list of kernel flags is mitigations=off, was mitigations=off, isolcpus=1",
         "fio is 3.33, was unknown",
         "file system is ext4 (rw,noatime,discard), was unknown",
-        "storage is loop (scheduler none, unknown requests, write cache unknown), was unknown",
+        "storage is loop (scheduler none, unknown requests, unknown queues, blocks of unknown bytes, write cache \
+         unknown), was unknown",
     ];
     assert_eq!(new.differences(&old), expected);
+}
+
+#[track_caller]
+fn check_difference(change: impl FnOnce(&mut Environment), expected: &[&str]) {
+    let old = tower().read(&Place::Path("/mnt/disk".into()));
+    let old = Environment { disk: old.disk, ..server().read(&Place::Nowhere) };
+    let mut new = old.clone();
+    change(&mut new);
+    let found = new.differences(&old);
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.contains(expected), "'{found}' lacks '{expected}'");
+    }
+}
+
+#[test]
+fn whatever_bends_figures_must_be_the_same() {
+    check_difference(|it| it.memory_kib = Some(32_768), &["memory is 32 MiB, was 64 MiB"]);
+    check_difference(|it| it.memory_kib = None, &["memory is unknown, was 64 MiB"]);
+    let nodes =
+        "list of NUMA nodes is 0 (CPUs 0-3), 1 (CPUs 4-7), was 0 (CPUs 0-3), 1 (CPUs 4-7), 2";
+    check_difference(|it| it.numa.truncate(2), &[nodes]);
+    check_difference(|it| it.cpu.cores = Some(8), &["number of cores is 8, was 4"]);
+    check_difference(|it| it.cpu.turbo = Some(false), &["turbo is off, was on"]);
+    check_difference(
+        |it| it.cpu.frequency_driver = Some("acpi-cpufreq".to_owned()),
+        &["CPU frequency driver is acpi-cpufreq, was intel_pstate"],
+    );
+    check_difference(
+        |it| (it.cpu.idle_driver, it.cpu.idle_governor) = (None, Some("haltpoll".to_owned())),
+        &["CPU idle driver is unknown, was intel_idle", "CPU idle governor is haltpoll, was menu"],
+    );
+    check_difference(
+        |it| it.kernel.transparent_hugepages = Some("never".to_owned()),
+        &["transparent huge pages is never, was madvise"],
+    );
+    check_difference(
+        |it| it.kernel.clock_source = Some("hpet".to_owned()),
+        &["clock source is hpet, was tsc"],
+    );
+    check_difference(
+        |it| it.kernel.io_uring_disabled = Some(0),
+        &["io_uring_disabled is 0, was 2"],
+    );
+    check_difference(
+        |it| it.disk.devices[3].hardware_queues = Some(1),
+        &["Fast SSD (scheduler kyber, 1023 requests, 1 queues"],
+    );
+    check_difference(
+        |it| it.disk.devices[3].logical_block_bytes = Some(4096),
+        &["blocks of 4096 bytes"],
+    );
+}
+
+#[test]
+fn mitigations_are_compared_by_what_they_are() {
+    let set = |name: &'static str, text: &'static str| {
+        move |it: &mut Environment| {
+            it.cpu.vulnerabilities.insert(name.to_owned(), text.to_owned());
+        }
+    };
+    let vulnerable = "spectre_v2 is Vulnerable, was Mitigation: IBRS";
+    check_difference(set("spectre_v2", "Vulnerable; STIBP: disabled"), &[vulnerable]);
+    check_difference(set("spectre_v2", "Mitigation: IBRS; PBRSB-eIBRS: Not affected"), &[]);
+    check_difference(set("mds", "Vulnerable"), &["mds is Vulnerable, was unknown"]);
+    check_difference(
+        |it| drop(it.cpu.vulnerabilities.remove("meltdown")),
+        &["meltdown is unknown, was Not affected"],
+    );
+    // Changes when the module kvm is loaded.
+    check_difference(set("itlb_multihit", "KVM: Mitigation: Split huge pages"), &[]);
+}
+
+#[test]
+fn what_the_kernel_takes_of_the_memory_makes_no_difference() {
+    check_difference(|it| it.memory_kib = Some(65_536 - 1000), &[]);
+    check_difference(|it| it.kernel.locked_memory = Some("unlimited".to_owned()), &[]);
+    check_difference(|it| it.numa[0].memory_kib = Some(32_000), &[]);
+    check_difference(|it| it.disk.devices[4].queue_depth = Some(31), &[]);
 }
 
 #[test]

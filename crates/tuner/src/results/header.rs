@@ -183,12 +183,14 @@ impl Header {
 impl Programs {
     /// What of them forbids to mix runs; versions are compared with the environment.
     pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
-        let compared = |Self { daemon, guest_kernel, accelerator, .. }: &Self| {
-            let known = [Some(daemon.clone()), guest_kernel.clone(), accelerator.clone()];
+        let compared = |Self { daemon, guest_kernel, accelerator, qemu_io_uring, .. }: &Self| {
+            let io_uring = qemu_io_uring.map(|it| if it { "usable" } else { "not usable" });
+            let io_uring = io_uring.map(str::to_owned);
+            let known = [Some(daemon.clone()), guest_kernel.clone(), accelerator.clone(), io_uring];
             known.map(|program| program.unwrap_or_else(|| "not used".to_owned()))
         };
         differences(
-            ["daemon", "kernel of the guests", "accelerator"],
+            ["daemon", "kernel of the guests", "accelerator", "io_uring of QEMU"],
             compared(self),
             compared(old),
         )

@@ -298,6 +298,11 @@ fn runs_that_do_not_compare_are_not_mixed() {
         "accelerator is kvm, was not used",
     );
     check_mismatch(
+        |h| h.programs.qemu_io_uring = Some(false),
+        "io_uring of QEMU is not usable, was not used",
+    );
+    check_mismatch(|h| h.environment.memory_kib = Some(1 << 20), "memory is 1024 MiB, was unknown");
+    check_mismatch(
         |h| h.programs.daemon = "daemon 2".to_owned(),
         "daemon is daemon 2, was daemon 1.0",
     );
