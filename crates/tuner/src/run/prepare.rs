@@ -14,6 +14,7 @@ use crate::args::{LoadKind, TuneArgs};
 use crate::clock;
 use crate::contender::{Contender, Subject};
 use crate::daemon::Daemon;
+use crate::environment::Environment;
 use crate::fleet::Fleet;
 use crate::given::{Given, Terms};
 use crate::interrupt::Interrupt;
@@ -42,6 +43,7 @@ pub(super) struct Prepared {
     settings: Settings,
     machine: Machine,
     programs: Programs,
+    environment: Environment,
     mapper: Mapper,
     /// The disk of the user, if one was named.
     target: Option<Target>,
@@ -100,13 +102,14 @@ impl Prepared {
             settings,
             machine,
             programs,
+            environment: Environment::default(),
             mapper,
             target,
             directory,
             size: args.size,
         };
         prepared.check_room(interrupt)?;
-        let prepared = prepared.with_fleet(args, out, interrupt)?;
+        let prepared = prepared.with_fleet(args, out, interrupt)?.with_environment();
         if let Some(stored) = stored {
             check_same(out, &prepared.differences(&stored.header))?;
         }

@@ -26,16 +26,18 @@ impl Prepared {
         storages: &Storages,
         interrupt: &Interrupt,
     ) -> Result<Header> {
-        let environment = self.environment();
-        for warning in environment.warnings() {
+        for warning in self.environment.warnings() {
             say(&format!("Note: {warning}."));
         }
         let load_before = HostLoad::before(&mut || Ok(interrupt.check()?))?;
         if let Some(sentence) = load_before.sentence() {
             say(&format!("Warning: {sentence}."));
         }
-        let host =
-            Host { machine: self.machine.clone(), environment, load_before: Some(load_before) };
+        let host = Host {
+            machine: self.machine.clone(),
+            environment: self.environment.clone(),
+            load_before: Some(load_before),
+        };
         let disk = self.disk(storages)?;
         let header = Header::new(self.programs.clone(), host, disk, self.settings.clone());
         let given = self.given.as_ref().map(|given| given.guest.clone());
@@ -50,15 +52,17 @@ impl Prepared {
         if let (Some(given), Some(old)) = (&self.given, &old.given) {
             differences.extend(given.guest.differences(old));
         }
-        differences.extend(self.environment().differences(&old.environment));
+        differences.extend(self.environment.differences(&old.environment));
         differences
     }
 
-    fn environment(&self) -> Environment {
+    /// Reads the host, once all programs are known.
+    pub(super) fn with_environment(mut self) -> Self {
         let path = self.target.as_ref().map_or(&self.directory, |target| &target.path);
         let Programs { qemu, fio, .. } = self.programs.clone();
         let ringloom = Some(env!("CARGO_PKG_VERSION").to_owned());
-        Environment::read(path, environment::Programs { ringloom, qemu, fio })
+        self.environment = Environment::read(path, environment::Programs { ringloom, qemu, fio });
+        self
     }
 
     fn known(&self) -> Known {
