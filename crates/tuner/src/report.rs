@@ -12,6 +12,7 @@ mod configurations;
 mod curve;
 mod failed;
 mod html;
+mod least;
 mod part;
 mod probe;
 mod published;

@@ -25,6 +25,7 @@ use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
 use crate::progress::{Left, Progress, say};
 use crate::report::{Findings, Report, Style};
 use crate::results::{Claim, FILE_NAME, Failure, Header, Line, Recorded, Results, Stored};
+use crate::settings::Settings;
 use crate::units::counted;
 
 const OUT_NAME: &str = "ringloom-report";
@@ -158,9 +159,13 @@ fn measure_each(
 ) -> Result<()> {
     let few = FAILURES_MAX.min(course.outlook(None).len()).max(1);
     let mut in_a_row = 0;
+    let mut late = late(bench.settings);
     loop {
         let fits = |block: &[PlannedRun]| clock::now() + bench.pace.total(block) <= deadline;
         let Some(block) = course.next(&fits) else { break };
+        if let Some(sentence) = late.take_if(|_| !fits(&block)) {
+            say(&sentence);
+        }
         for (index, planned) in block.iter().enumerate() {
             let left = bench.pace.total(&block[index..]);
             let rate = rate(&planned.key, &bench.settings.jobs, results.recorded());
@@ -188,6 +193,17 @@ fn measure_each(
         }
     }
     Ok(())
+}
+
+/// What is said when a search goes on though its time is up.
+fn late(settings: &Settings) -> Option<String> {
+    let missing = match settings.budget {
+        Some(_) => "explored".to_owned(),
+        None => format!("explored and repeated as often as --repeats {} says", settings.repeats),
+    };
+    let sentence =
+        format!("Note: the time is up, but not all was {missing} at least: that is done first.");
+    settings.adapts().then_some(sentence)
 }
 
 /// What a run needs of those before it: a point of a curve its share of the maximum, a phase of a probe that the one before

@@ -3,7 +3,8 @@
 //! `course` asks for one block after the other and reports every run. First the numbers of iothreads far apart are explored,
 //! then the neighbours of the best and of the 90 % line (`place`). What may be the answer is then measured again, from
 //! scratch, until it is known well enough, `most` times or until the time is up: the best of nine explored numbers is
-//! partly the luckiest, so no figure that counts comes from the exploration.
+//! partly the luckiest, so no figure that counts comes from the exploration. Unless the user gave the time, all places are
+//! measured again `least` times, however long that takes.
 //!
 //! Invariants: the seed and the recorded runs alone decide the next block, but for the time; so a resumed search goes on
 //! as it would have. No run is asked for twice, also if it failed. All places have the same number of repeats, plus or
@@ -41,6 +42,8 @@ struct Terms {
     /// Repeats of what may be the answer.
     least: u16,
     most: u16,
+    /// Repeats that are measured whatever the time: the least, unless the user gave the time too.
+    kept: u16,
     seed: u64,
 }
 
@@ -62,7 +65,8 @@ impl<'a> Search<'a> {
             Repeats::Until { least, most } => (least, most),
         };
         let full = settings.search != Thoroughness::Stages;
-        let terms = Terms { full, least, most, seed: settings.seed };
+        let kept = if settings.budget.is_none() { least } else { 0 };
+        let terms = Terms { full, least, most, kept, seed: settings.seed };
         let places = matrix.entries.iter().map(|entry| Place::new(entry, full)).collect();
         Self {
             terms,
@@ -89,7 +93,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The next block; `fits` says whether there is time for it, and is asked only when all was explored.
+    /// The next block; `fits` says whether there is time for it. It is asked only when all was explored, and is not heard in
+    /// repeats that are kept.
     pub(crate) fn next(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) -> Option<Vec<PlannedRun>> {
         if self.settled.is_none() {
             if let Some(block) = self.explore() {
@@ -98,7 +103,8 @@ impl<'a> Search<'a> {
             self.choose(fits);
         }
         let block = self.confirm()?;
-        fits(&block).then_some(block)
+        let is_kept = block.iter().any(|run| run.key.repeat < self.terms.kept);
+        (is_kept || fits(&block)).then_some(block)
     }
 
     /// Everything that a search surely does and has not done: all that is explored at first, and `repeats` of what may be the

@@ -1,7 +1,7 @@
 //! What the report says around its tables: what bends the numbers, what failed, what was left out. Pure functions.
 
 use super::text::listed;
-use super::{Findings, Style, steadiness};
+use super::{Findings, Style, least, steadiness};
 use crate::cell::Cell;
 use crate::drift::Drift;
 use crate::plan::Purpose;
@@ -16,6 +16,7 @@ const TOGETHER: f64 = 0.9;
 /// What bends the numbers, what failed and what was left out, a sentence each.
 pub(super) fn sentences(findings: &Findings<'_>) -> Vec<String> {
     let mut sentences = bending(findings);
+    sentences.extend(least::sentence(findings));
     sentences.extend(failed(findings));
     sentences.extend(findings.pruned.iter().map(|what| format!("Left out: {what}.")));
     sentences.extend(skipped(findings.skipped));
@@ -171,7 +172,7 @@ mod tests {
 
     #[test]
     fn what_bends_the_numbers_is_told() {
-        let mut header = header("");
+        let mut header = header("--repeats 3");
         header.programs.accelerator = Some("tcg".to_owned());
         header.programs.emulated_because = Some("a guest with KVM hung".to_owned());
         let cell = cell("randread", 4096, 2, 16);
@@ -214,7 +215,7 @@ Skipped, they write (--destructive allows it): randread 4k jobs=2 iodepth=16.
 
     #[test]
     fn a_busy_host_and_what_bends_its_figures_are_told() {
-        let mut header = header("");
+        let mut header = header("--repeats 3");
         header.environment.cpu.smt = Some(true);
         (header.environment.cpu.threads, header.environment.cpu.cores) = (Some(8), Some(4));
         let user = |comm: &str, cpus| User { pid: 1, comm: comm.to_owned(), cpus };
@@ -262,13 +263,13 @@ Warning: the sentinel fell by 12 % between 14:02 and 14:40 (UTC); 2 runs of that
   time are in doubt: randread 4k jobs=2 iodepth=16, client 1; randread 4k jobs=2
   iodepth=16, client 2.
 ";
-        assert_eq!(render(Style::Plain, &findings(&header(""), &runs)), expected);
+        assert_eq!(render(Style::Plain, &findings(&header("--repeats 3"), &runs)), expected);
     }
 
     #[test]
     fn a_steady_sentinel_is_not_mentioned() {
         let runs = sentinels(&[(0, 1000), (2, 1010), (40, 990)]);
-        assert_eq!(render(Style::Plain, &findings(&header(""), &runs)), "");
+        assert_eq!(render(Style::Plain, &findings(&header("--repeats 3"), &runs)), "");
     }
 
     #[test]
@@ -288,7 +289,7 @@ Warning: the sentinel fell by 12 % between 14:02 and 14:40 (UTC); 2 runs of that
 
     #[test]
     fn where_nothing_is_to_be_told_nothing_is() {
-        let mut header = header("");
+        let mut header = header("--repeats 3");
         header.programs.emulated_because = Some("KVM is not there".to_owned());
         let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
         for style in [Style::Plain, Style::Markdown] {

@@ -301,20 +301,41 @@ fn the_outlook_is_of_what_is_left() {
     assert!(done > 50, "{done}");
 }
 
-#[test]
-fn the_time_ends_the_repeats_but_not_the_exploration() {
-    let (settings, matrix) = matrix(ONE_CELL, 4);
+/// The repeats of a search that has no time for any block.
+fn without_time(line: &str) -> Vec<u16> {
+    let (settings, matrix) = matrix(&format!("{ONE_CELL} {line}"), 4);
     let mut search = Search::new(&matrix, &settings);
+    let mut repeats = Vec::new();
     let mut explored = 0;
     while let Some(block) = search.next(&|_| false) {
-        for planned in block {
-            let key = planned.key;
-            assert_eq!(key.purpose, Purpose::Sweep);
-            search.measured(&run(key.cell, key.contender, key.repeat, 1000));
-            explored += 1;
+        let key = &block[0].key;
+        match key.purpose {
+            Purpose::Sweep => explored += block.len(),
+            Purpose::Confirm => repeats.push(key.repeat),
+            Purpose::Sentinel | Purpose::Probe | Purpose::Curve => {
+                panic!("{key} is no run of a search")
+            }
+        }
+        for PlannedRun { key, .. } in block {
+            let mut run = run(key.cell, key.contender, key.repeat, 1000);
+            run.key = key;
+            search.measured(&run);
         }
     }
-    assert!(explored > 3);
+    assert!(explored > 3, "{line}");
+    repeats
+}
+
+#[test]
+fn the_time_that_the_user_gave_ends_the_repeats_but_not_the_exploration() {
+    assert!(without_time("--budget 1m").is_empty());
+    assert!(without_time("--budget 1m --repeats 8-12").is_empty());
+}
+
+#[test]
+fn the_least_is_measured_if_the_user_gave_no_time() {
+    assert_eq!(without_time(""), [0, 1, 2]);
+    assert_eq!(without_time("--repeats 8-12"), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
 #[test]

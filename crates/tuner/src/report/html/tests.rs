@@ -268,7 +268,7 @@ fn configurations_are_named_after_what_there_are_files_for() {
             let contender = contender(Iothreads::new(count));
             runs.push(run(reads, contender, repeat, 100 + 50 * u64::from(count)));
         }
-        page(&findings(&header("--subject vm:qemu"), &runs))
+        page(&findings(&header("--subject vm:qemu --repeats 3"), &runs))
     };
     let qemu = shown(|iothreads| Contender::VmQemu { iothreads });
     let ringloom = shown(|iothreads| Contender::VmRingloom { iothreads });
