@@ -84,7 +84,9 @@ impl Place {
 fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) -> Result<()> {
     let started = clock::now();
     let prepared = Prepared::new(args, place.stored(), out, interrupt)?;
-    let time = prepared.announce(place.stored(), interrupt)?;
+    let Some(time) = prepared.announce(place.stored(), interrupt)? else {
+        return report_again(&prepared, place, out);
+    };
     let announced = clock::now();
     let storages = prepared.storages(interrupt)?;
     for note in &prepared.notes {
@@ -134,19 +136,17 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
         drop(findings.keep(out));
         return Err(error);
     }
-    findings.print(out)?;
-    let (failed, all) = (results.failed_now(), results.recorded().failures().len());
-    if all > failed {
-        let before = counted(all - failed, "run");
-        say(&format!(
-            "Note: {before} that failed in an earlier command: not tried again, for lack of time or because no answer \
-             rests on it; the report names what failed."
-        ));
-    }
-    match failed {
-        0 => Ok(()),
-        failed => bail!("{}; the report names them", counted(failed, "failed run")),
-    }
+    findings.conclude(out)
+}
+
+/// Writes the report of a command that has nothing left to measure: its runs are those of the header that they were measured
+/// under.
+fn report_again(prepared: &Prepared, place: Place, out: &Path) -> Result<()> {
+    let Place::Stored(stored) = place else { bail!("there is nothing to measure") };
+    let header = Header { settings: prepared.settings.clone(), ..stored.header.clone() };
+    let results = Results::resume(out, *stored, &header)?;
+    let Prepared { matrix, notes, .. } = prepared;
+    Material { header: &header, matrix, notes, results: &results }.conclude(out)
 }
 
 /// A run that fails is recorded and told, and the next one is tried: one cell may ask too much of a disk, a guest may hang
@@ -257,6 +257,23 @@ impl Material<'_> {
             keep(report, out)?;
             output::print(&format!("\n{}\n", report.text(Style::Plain, &written)))
         })
+    }
+
+    /// Prints the report and says what failed.
+    fn conclude(&self, out: &Path) -> Result<()> {
+        self.print(out)?;
+        let (failed, all) = (self.results.failed_now(), self.results.recorded().failures().len());
+        if all > failed {
+            let before = counted(all - failed, "run");
+            say(&format!(
+                "Note: {before} that failed in an earlier command: not tried again, for lack of time or because no answer \
+                 rests on it; the report names what failed."
+            ));
+        }
+        match failed {
+            0 => Ok(()),
+            failed => bail!("{}; the report names them", counted(failed, "failed run")),
+        }
     }
 
     fn with<T>(&self, render: impl Fn(&Report<'_>) -> T) -> T {

@@ -40,7 +40,7 @@ pub(super) struct Prepared {
     pub(super) given: Option<Given>,
     /// What bends the numbers.
     pub(super) notes: Vec<String>,
-    settings: Settings,
+    pub(super) settings: Settings,
     machine: Machine,
     programs: Programs,
     environment: Environment,
@@ -108,7 +108,9 @@ impl Prepared {
             directory,
             size: args.size,
         };
-        prepared.check_room(interrupt)?;
+        if !prepared.is_done(stored) {
+            prepared.check_room(interrupt)?;
+        }
         let prepared = prepared.with_fleet(args, out, interrupt)?.with_environment();
         if let Some(stored) = stored {
             check_same(out, &prepared.differences(&stored.header))?;

@@ -168,6 +168,26 @@ fn another_machine_is_told_before_anything_is_filled() {
 }
 
 #[test]
+fn a_command_that_is_done_writes_its_report_again_and_no_scratch_file() {
+    let Some(bed) = Bed::with_qemu() else { return };
+    let options = format!("{QUICK} --size 16M --subject client --op randread --bs 4k");
+    let first = bed.run(&options).expect_success();
+    let out = bed.path().join("ringloom-report");
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    let (report, results) = (read("report.md"), read("results.jsonl"));
+    std::fs::remove_file(out.join("report.md")).unwrap();
+    // Whatever is made in it, even if it goes again, changes its time.
+    let touched = || std::fs::metadata(bed.path()).unwrap().modified().unwrap();
+    let before = touched();
+    let again = bed.run(&format!("{options} --resume")).expect_success();
+    assert_eq!(touched(), before, "{}", again.stderr);
+    assert!(again.stderr.contains("Nothing is left to be measured."), "{}", again.stderr);
+    assert!(!again.stderr.contains("About "), "{}", again.stderr);
+    assert_eq!((read("report.md"), read("results.jsonl")), (report, results));
+    assert_eq!(again.stdout, first.stdout);
+}
+
+#[test]
 fn a_second_tune_does_not_touch_the_first() {
     let Some(bed) = Bed::with_qemu() else { return };
     let once = QUICK.replace("--repeats 2", "--repeats 1");

@@ -10,6 +10,7 @@ use crate::fleet::Fleet;
 use crate::interrupt::Interrupt;
 use crate::matrix::Matrix;
 use crate::pace::Pace;
+use crate::plan::PlannedRun;
 use crate::progress::say;
 use crate::results::{Recorded, Stored};
 use crate::scratch::{TRIAL_BYTES, fill_rate};
@@ -26,8 +27,14 @@ impl Prepared {
         Pace::new(&self.settings, emulated)
     }
 
-    /// Says what will be done, what will not, and how long it takes, which it returns; of a command that goes on with stored
-    /// runs what is left.
+    /// Whether everything was measured that these settings ask for.
+    pub(super) fn is_done(&self, stored: Option<&Stored>) -> bool {
+        let mut course = stored.map(|it| Course::new(&self.matrix, &self.settings, &it.recorded));
+        course.as_mut().is_some_and(|course| course.next(&|_| true).is_none())
+    }
+
+    /// Says what will be done, what will not, and how long it takes; of a command that goes on with stored runs what is left.
+    /// Returns how long it may take: nothing if all is done, or no time is left for more.
     ///
     /// # Errors
     /// If the user gave less time than the least takes.
@@ -35,8 +42,12 @@ impl Prepared {
         &self,
         stored: Option<&Stored>,
         interrupt: &Interrupt,
-    ) -> Result<Duration> {
+    ) -> Result<Option<Duration>> {
         let Self { settings, matrix, .. } = self;
+        if self.is_done(stored) {
+            say("Nothing is left to be measured.");
+            return Ok(None);
+        }
         let fill = self.fill_bytes();
         // Whatever it stumbles over, filling does so too, and says it.
         let tried = fill >= TRIAL_SHARE * TRIAL_BYTES;
@@ -50,14 +61,24 @@ impl Prepared {
         };
         let nothing = Recorded::default();
         let recorded = stored.map_or(&nothing, |stored| &stored.recorded);
-        let ahead = Ahead::new(matrix, settings, &self.pace(), recorded);
-        let time = ahead.time(settings.budget, Pace::before_runs(fill, rate))?;
+        let pace = self.pace();
+        let ahead = Ahead::new(matrix, settings, &pace, recorded);
+        let before = Pace::before_runs(fill, rate);
+        let time = ahead.time(before)?;
+        let limit = ahead.limit(time);
+        if !ahead.goes_on(Course::new(matrix, settings, recorded), limit, before) {
+            let spent = human_time(ahead.spent);
+            say(&format!(
+                "No time is left to measure more, earlier commands spent {spent}: a longer --budget goes on."
+            ));
+            return Ok(None);
+        }
         let some = if settings.adapts() { "some " } else { "" };
         let left = if stored.is_some() { " left" } else { "" };
         say(&format!(
             "About {}: {some}{}{left} ({}, {}){filling}. Seed {}.",
             human_time(time),
-            counted(ahead.runs, "run"),
+            counted(ahead.runs(time, before), "run"),
             counted(matrix.entries.len(), "cell"),
             crate::report::repeats(settings.repeats),
             settings.seed
@@ -71,15 +92,21 @@ impl Prepared {
         for cell in &matrix.skipped {
             say(&format!("Skipped: {cell}, it writes (--destructive allows it)."));
         }
-        Ok(time)
+        Ok(Some(limit))
     }
 }
 
 /// What a command has ahead of it, apart from its storage.
 #[derive(Debug)]
-struct Ahead {
-    runs: usize,
-    /// What it may take.
+struct Ahead<'a> {
+    pace: &'a Pace,
+    /// The time that the user gave, for all commands.
+    budget: Option<Duration>,
+    /// What it should have time for.
+    wanted: Vec<PlannedRun>,
+    /// All that it may measure.
+    most: Vec<PlannedRun>,
+    /// What its runs should take; with the time of the user at most.
     time: Duration,
     /// To look at everything once and to repeat what matters; `None` if that is done.
     least: Option<Duration>,
@@ -87,27 +114,54 @@ struct Ahead {
     spent: Duration,
 }
 
-impl Ahead {
-    fn new(matrix: &Matrix, settings: &Settings, pace: &Pace, recorded: &Recorded) -> Self {
+impl<'a> Ahead<'a> {
+    fn new(matrix: &Matrix, settings: &Settings, pace: &'a Pace, recorded: &Recorded) -> Self {
         let course = Course::new(matrix, settings, recorded);
-        let (wanted, least) = (course.outlook(None), course.outlook(Some(0)));
+        let outlook = |repeats| course.outlook(repeats);
+        let (wanted, least, most) = (outlook(None), outlook(Some(0)), outlook(Some(u16::MAX)));
         let spent = pace.spent(&recorded.runs());
         let least = (!least.is_empty()).then(|| pace.total(&least));
-        if !settings.adapts() {
-            return Self { runs: wanted.len(), time: pace.total(&wanted), least, spent };
+        let budget = settings.budget.map(Span::duration);
+        let time = if budget.is_some() {
+            pace.total(&most)
+        } else if settings.adapts() {
+            // What is known early leaves its time to what is not: but for no more than is ever measured. The least is measured
+            // even if earlier runs spent its time.
+            let whole = Course::new(matrix, settings, &Recorded::default()).outlook(None);
+            let left = pace.total(&whole).saturating_sub(spent);
+            left.max(least.unwrap_or_default()).min(pace.total(&most))
+        } else {
+            pace.total(&wanted)
+        };
+        Self { pace, budget, wanted, most, time, least, spent }
+    }
+
+    /// How many runs are measured in that time, of which `before` is for the storage: with the time of the user all that fit,
+    /// else those that the time is made for.
+    fn runs(&self, time: Duration, before: Duration) -> usize {
+        if self.budget.is_none() && !self.wanted.is_empty() {
+            return self.wanted.len();
         }
-        // What is known early leaves its time to what is not: but for no more than is ever measured.
-        let most = course.outlook(Some(u16::MAX));
-        let whole = Course::new(matrix, settings, &Recorded::default()).outlook(None);
-        let time = pace.total(&whole).saturating_sub(spent).min(pace.total(&most));
-        let runs = if wanted.is_empty() { most.len() } else { wanted.len() };
-        Self { runs, time, least, spent }
+        let time = time.saturating_sub(before);
+        let counts: Vec<usize> = (1..=self.most.len()).collect();
+        counts.partition_point(|&count| self.pace.total(&self.most[..count]) <= time)
+    }
+
+    /// When a command that should take `time` ends at the latest.
+    fn limit(&self, time: Duration) -> Duration {
+        self.budget.map_or(time, |budget| budget.saturating_sub(self.spent))
+    }
+
+    /// Whether anything is measured in that time.
+    fn goes_on(&self, mut course: Course<'_>, time: Duration, before: Duration) -> bool {
+        let fits = |block: &[PlannedRun]| before.saturating_add(self.pace.total(block)) <= time;
+        course.next(&fits).is_some()
     }
 
     /// How long the command takes, which spends `before` on its storage. A time that the user gave is for the earlier commands,
     /// too.
-    fn time(&self, budget: Option<Span>, before: Duration) -> Result<Duration> {
-        let Some(budget) = budget.map(Span::duration) else {
+    fn time(&self, before: Duration) -> Result<Duration> {
+        let Some(budget) = self.budget else {
             return Ok(before.saturating_add(self.time));
         };
         let (left, given) = (budget.saturating_sub(self.spent), human_time(budget));
@@ -134,64 +188,172 @@ impl Ahead {
 mod tests {
     use super::*;
     use crate::matrix::Writes;
-    use crate::plan::PlannedRun;
+    use crate::plan::RunKey;
     use crate::results::Line;
     use crate::results::tests::run;
     use crate::settings::tests::settings;
     use crate::variant::Layers;
 
-    /// What is ahead of a command, of the one that goes on after each of its runs, and the last.
-    fn course(line: &str) -> (Vec<Ahead>, Pace) {
-        let settings = settings(line, 2);
-        let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
-        let pace = Pace::new(&settings, false);
-        let mut lines = Vec::new();
-        let mut course = Course::new(&matrix, &settings, &Recorded::default());
-        let mut all = vec![Ahead::new(&matrix, &settings, &pace, &Recorded::default())];
-        while let Some(block) = course.next(&|_| true) {
-            for PlannedRun { key, .. } in block {
-                let mut run = run(key.cell, key.contender, key.repeat, 1000);
-                run.key = key;
-                course.measured(&run);
-                lines.push(Line::Run(Box::new(run)));
-                let recorded = Recorded::from(lines.clone());
-                all.push(Ahead::new(&matrix, &settings, &pace, &recorded));
+    struct Command {
+        settings: Settings,
+        matrix: Matrix,
+        pace: Pace,
+        lines: Vec<Line>,
+    }
+
+    impl Command {
+        fn new(line: &str) -> Self {
+            let settings = settings(line, 2);
+            let matrix =
+                Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+            let pace = Pace::new(&settings, false);
+            Self { settings, matrix, pace, lines: Vec::new() }
+        }
+
+        /// The same command with `--resume`.
+        fn resumed(self, line: &str) -> Self {
+            Self { lines: self.lines, ..Self::new(line) }
+        }
+
+        fn recorded(&self) -> Recorded {
+            Recorded::from(self.lines.clone())
+        }
+
+        fn course(&self) -> Course<'_> {
+            Course::new(&self.matrix, &self.settings, &self.recorded())
+        }
+
+        fn ahead(&self) -> Ahead<'_> {
+            Ahead::new(&self.matrix, &self.settings, &self.pace, &self.recorded())
+        }
+
+        /// Measures on while there is time, on a machine that reaches `iops`; how many runs that are.
+        fn measure(&mut self, time: Duration, iops: impl Fn(&RunKey) -> u64) -> usize {
+            let Self { settings, matrix, pace, lines } = self;
+            let mut course = Course::new(matrix, settings, &Recorded::from(lines.clone()));
+            let (before, mut took) = (lines.len(), Duration::ZERO);
+            loop {
+                let fits = |block: &[PlannedRun]| took + pace.total(block) <= time;
+                let Some(block) = course.next(&fits) else { return lines.len() - before };
+                for planned in block {
+                    let PlannedRun { key, .. } = &planned;
+                    let mut run = run(key.cell, key.contender, key.repeat, iops(key));
+                    run.key = key.clone();
+                    took += pace.expected(&planned);
+                    course.measured(&run);
+                    lines.push(Line::Run(Box::new(run)));
+                }
             }
         }
-        (all, pace)
     }
+
+    fn noisy(key: &RunKey) -> u64 {
+        1000 + u64::from(key.repeat * 7 % 5) * 130
+    }
+
+    const ONE_CELL: &str = "--op randread --bs 4k";
+    const STORAGE: Duration = Duration::from_secs(5);
 
     #[test]
     fn a_resumed_command_takes_what_is_left() {
-        for line in ["--op randread --bs 4k", "--op randread --bs 4k --repeats 4"] {
-            let (all, _) = course(line);
-            let (first, last) = (&all[0], all.last().unwrap());
-            assert!(first.runs > 15 && first.spent.is_zero(), "{line}: {first:?}");
-            assert_eq!((last.runs, last.time, last.least), (0, Duration::ZERO, None), "{line}");
-            assert!(all.is_sorted_by(|a, b| a.time >= b.time && a.runs >= b.runs), "{line}");
-            let half = &all[all.len() / 2];
-            let share = half.time.as_secs_f64() / first.time.as_secs_f64();
+        for line in [ONE_CELL, "--op randread --bs 4k --repeats 4"] {
+            let mut whole = Command::new(line);
+            let runs = whole.measure(Duration::MAX, |_| 1000);
+            let mut all = Vec::new();
+            for done in 0..=runs {
+                let lines = whole.lines[..done].to_vec();
+                let command = Command { lines, ..Command::new(line) };
+                let ahead = command.ahead();
+                let time = ahead.time(Duration::ZERO).unwrap();
+                all.push((time, ahead.runs(time, Duration::ZERO), ahead.least, ahead.spent));
+            }
+            let (first, half, last) = (&all[0], &all[all.len() / 2], all.last().unwrap());
+            assert!(first.1 > 15 && first.3.is_zero(), "{line}: {first:?}");
+            assert_eq!((last.0, last.1, last.2), (Duration::ZERO, 0, None), "{line}");
+            assert!(all.is_sorted_by(|a, b| a.0 >= b.0 && a.1 >= b.1), "{line}");
+            let share = half.0.as_secs_f64() / first.0.as_secs_f64();
             assert!((0.3..0.7).contains(&share), "{line}: {share}");
         }
     }
 
     #[test]
     fn a_budget_is_for_all_commands_and_must_be_enough_for_the_rest() {
-        let (all, pace) = course("--op randread --bs 4k --budget 1h");
-        let before = Duration::from_secs(5);
-        let budget = |seconds: u64| Some(format!("{seconds}s").parse::<Span>().unwrap());
-        let half = &all[all.len() / 4];
-        let (spent, least) = (half.spent.as_secs(), half.least.unwrap().as_secs());
-        let enough = spent + least + 5 + 2;
-        let left = half.time(budget(enough), before).unwrap();
-        assert_eq!(left, Duration::from_secs(enough) - half.spent);
-        let error = half.time(budget(enough - 4), before).unwrap_err().to_string();
-        assert!(error.contains("of which earlier commands spent"), "{error}");
-        let error = all[0].time(budget(5), before).unwrap_err().to_string();
-        assert!(!error.contains("earlier") && error.contains("--budget 5 s"), "{error}");
+        let line = |seconds: u64| format!("{ONE_CELL} --budget {seconds}s");
+        let mut begun = Command::new(&line(3600));
+        begun.measure(Duration::MAX, |_| 1000);
+        let done = begun.ahead();
         // Whatever was spent, what is done takes no more.
-        let done = all.last().unwrap().time(budget(3600), before).unwrap();
-        assert_eq!(done, before);
-        assert!(pace.spent(&[]).is_zero());
+        assert_eq!(done.time(STORAGE).unwrap(), STORAGE);
+        begun.lines.truncate(begun.lines.len() / 4);
+        let (spent, least) = (begun.ahead().spent, begun.ahead().least.unwrap());
+        let enough = spent.as_secs() + least.as_secs() + 5 + 2;
+        let begun = begun.resumed(&line(enough));
+        let left = begun.ahead().time(STORAGE).unwrap();
+        assert_eq!(left, Duration::from_secs(enough) - spent);
+        let begun = begun.resumed(&line(enough - 4));
+        let error = begun.ahead().time(STORAGE).unwrap_err().to_string();
+        assert!(error.contains("of which earlier commands spent"), "{error}");
+        let error = Command::new(&line(5)).ahead().time(STORAGE).unwrap_err().to_string();
+        assert!(!error.contains("earlier") && error.contains("--budget 5 s"), "{error}");
+        assert!(begun.pace.spent(&[]).is_zero());
+    }
+
+    /// How many runs a command tells, and how many it does.
+    fn told_and_done(command: &mut Command) -> (usize, usize) {
+        let ahead = command.ahead();
+        let time = ahead.time(STORAGE).unwrap();
+        let (told, limit) = (ahead.runs(time, STORAGE), ahead.limit(time));
+        (told, command.measure(limit - STORAGE, noisy))
+    }
+
+    #[test]
+    fn as_many_runs_are_announced_as_there_is_time_for() {
+        let two = "--op randread,read --bs 4k";
+        let short = format!("{two} --budget 60s");
+        for (first, longer) in
+            [(&*short, "--budget 100s"), (&*short, "--budget 2h"), (two, "--budget 2h")]
+        {
+            let mut command = Command::new(first);
+            let begun = told_and_done(&mut command);
+            let mut command = command.resumed(&format!("{two} {longer}"));
+            let resumed = told_and_done(&mut command);
+            for (told, done) in [begun, resumed] {
+                let ratio = told as f64 / done as f64;
+                assert!((0.8..1.2).contains(&ratio), "{first}, {longer}: {told} told, {done} done");
+            }
+            assert_eq!(command.course().next(&|_| true).is_none(), longer == "--budget 2h");
+        }
+    }
+
+    #[test]
+    fn a_command_without_time_for_more_does_not_begin() {
+        let goes_on = |command: &Command| {
+            let ahead = command.ahead();
+            let limit = ahead.limit(ahead.time(STORAGE).unwrap());
+            ahead.goes_on(command.course(), limit, STORAGE)
+        };
+        let mut command = Command::new(ONE_CELL);
+        assert!(goes_on(&command));
+        told_and_done(&mut command);
+        assert!(!goes_on(&command));
+        assert_eq!(told_and_done(&mut command), (0, 0));
+        assert!(goes_on(&command.resumed(&format!("{ONE_CELL} --budget 2h"))));
+    }
+
+    #[test]
+    fn the_least_has_its_time_whatever_was_spent() {
+        let mut command = Command::new("--op randread --bs 4k --repeats 8-12");
+        let first = command.ahead();
+        assert_eq!(first.least, Some(first.time), "it is announced");
+        command.measure(Duration::MAX, |_| 1000);
+        // The first repeats took twice as long.
+        command.lines.truncate(command.lines.len() / 2);
+        for line in &mut command.lines {
+            if let Line::Run(run) = line {
+                run.stretched = true;
+            }
+        }
+        let ahead = command.ahead();
+        assert_eq!(ahead.time, ahead.least.unwrap());
     }
 }
