@@ -28,6 +28,9 @@ pub(crate) use self::recorded::Recorded;
 
 const FORMAT: u32 = 3;
 pub(crate) const FILE_NAME: &str = "results.jsonl";
+/// What to do with a file that has a line that cannot be read.
+const DAMAGED: &str = "nothing can go on with it, but ringloom report shows what can be read, and another --out \
+                       begins anew";
 
 /// What an existing file holds.
 #[derive(Debug)]
@@ -51,24 +54,41 @@ impl Stored {
         let mut file = claim::open(OpenOptions::new().read(true).append(true), &path)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).with_context(|| format!("read {name}"))?;
-        Self::parse(&bytes, file).with_context(|| format!("read {name}"))
+        let Parsed { header, recorded, complete_bytes } =
+            Parsed::of(&bytes).with_context(|| format!("read {name}"))?;
+        Ok(Self { header, recorded, complete_bytes, file })
     }
+}
 
-    fn parse(bytes: &[u8], file: File) -> Result<Self> {
+/// What the complete lines of a file say.
+#[derive(Debug)]
+struct Parsed {
+    header: Header,
+    recorded: Recorded,
+    complete_bytes: usize,
+}
+
+impl Parsed {
+    /// All lines.
+    ///
+    /// # Errors
+    /// Why nothing can go on with them, and what to do.
+    fn of(bytes: &[u8]) -> Result<Self> {
         // Only a line with its end is complete: the end is written together with the line.
         let complete_bytes = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let mut lines = (1_usize..).zip(bytes[..complete_bytes].split_inclusive(|it| *it == b'\n'));
         let Some((_, first)) = lines.next() else {
             bail!("it has no whole line, so nothing to go on with: remove it or use another --out")
         };
-        let header = whole(first).context("line 1")?;
+        let header = whole(first).context("line 1").context(DAMAGED)?;
         let parse = |(number, line): (usize, &[u8])| {
             whole(line)
                 .and_then(|line| check_figures(&line).map(|()| line))
                 .with_context(|| format!("line {number}"))
+                .context(DAMAGED)
         };
         let recorded = Recorded::from(lines.map(parse).collect::<Result<Vec<_>>>()?);
-        Ok(Self { header, recorded, complete_bytes, file })
+        Ok(Self { header, recorded, complete_bytes })
     }
 }
 
@@ -102,8 +122,7 @@ fn check_format(line: &str) -> Result<()> {
     let Versioned { format } = serde_json::from_str(line)?;
     if format != FORMAT {
         bail!(
-            "format {format} was written by another version of ringloom, this one reads {FORMAT}: \
-             use another --out"
+            "format {format} was written by another version of ringloom, this one reads {FORMAT}"
         );
     }
     Ok(())

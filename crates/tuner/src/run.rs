@@ -357,7 +357,7 @@ mod tests {
     use crate::args::tests::parse;
     use crate::cell::tests::{cell, client};
     use crate::results::Run;
-    use crate::results::tests::run;
+    use crate::results::tests::{header, run};
 
     #[test]
     fn the_default_directory_is_the_first_free_one() {
@@ -409,10 +409,11 @@ mod tests {
             let args = parse(&format!("--out {} {options}", out.display())).unwrap();
             place(&args, parent.path()).unwrap_err().to_string()
         };
-        std::fs::write(&file, "{}\n").unwrap();
+        let results = serde_json::to_string(&header("")).unwrap() + "\n";
+        std::fs::write(&file, &results).unwrap();
         let error = refused("", parent.path());
         assert!(error.contains("--resume") && error.contains("--out"), "{error}");
-        assert_eq!(std::fs::read(&file).unwrap(), b"{}\n");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), results);
         for options in ["", "--resume"] {
             let error = refused(options, &file);
             assert!(error.ends_with("results.jsonl: it is no directory"), "{error}");

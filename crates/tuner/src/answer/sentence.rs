@@ -40,8 +40,9 @@ pub(crate) fn sentence(answer: &Answer) -> String {
     text
 }
 
-/// What else to know, a sentence each: what the price buys, what would change the answer, how to find out more.
-pub(crate) fn details(answer: &Answer, repeats: Repeats) -> Vec<String> {
+/// What else to know, a sentence each: what the price buys, what would change the answer, how to find out more. `repeats` are
+/// missing where no header says what to go on with.
+pub(crate) fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> {
     let mut details = Vec::new();
     let emulated = answer.doubts.contains(&Doubt::Emulated);
     if emulated {
@@ -55,8 +56,8 @@ pub(crate) fn details(answer: &Answer, repeats: Repeats) -> Vec<String> {
     };
     if !emulated && answer.doubts.iter().any(more_would_tell) {
         let goes_on = match repeats {
-            Repeats::Until { most, .. } => answer.repeats_of_cell < usize::from(most),
-            Repeats::Fixed(_) => false,
+            Some(Repeats::Until { most, .. }) => answer.repeats_of_cell < usize::from(most),
+            Some(Repeats::Fixed(_)) | None => false,
         };
         let how = if goes_on {
             "The same command with --resume and a longer --budget goes on measuring"
@@ -65,7 +66,7 @@ pub(crate) fn details(answer: &Answer, repeats: Repeats) -> Vec<String> {
         };
         details.push(format!("{how}; a longer --runtime makes each repeat steadier."));
     }
-    if matches!(answer.nothing, Some(Nothing::NumbersFailed(_))) {
+    if matches!(answer.nothing, Some(Nothing::NumbersFailed(_))) && repeats.is_some() {
         details.push("The same command with --resume tries the failed runs again.".to_owned());
     }
     if !answer.recommends() {

@@ -55,7 +55,7 @@ fn the_smallest_worst_shortfall_wins() {
          +43 % to +80 % over none; sure, 100 % of resamplings agree.",
     );
     assert_eq!(
-        details(&answer, Repeats::DEFAULT),
+        details(&answer, Some(Repeats::DEFAULT)),
         ["What would change the answer: for randread alone: 2 iothreads."]
     );
 }
@@ -106,7 +106,7 @@ fn noise_that_hides_the_differences_is_no_answer() {
     assert!(sure < 0.8);
     let text = sentence(&answer);
     assert!(text.starts_with("Your machine cannot tell how many iothreads are best: "), "{text}");
-    assert!(details(&answer, Repeats::DEFAULT)[0].contains("--resume and a longer --budget"));
+    assert!(details(&answer, Some(Repeats::DEFAULT))[0].contains("--resume and a longer --budget"));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn emulated_guests_are_not_told_to_repeat() {
     emulated[0].rows[1].emulated = true;
     let found = answer(Subject::Client, &emulated, &[], &[]).unwrap();
     assert_eq!(found.doubts, [Doubt::Emulated, Doubt::FewRepeats(2)]);
-    assert_eq!(details(&found, Repeats::DEFAULT), ["A host with KVM would tell."]);
+    assert_eq!(details(&found, Some(Repeats::DEFAULT)), ["A host with KVM would tell."]);
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn the_price_is_told_and_what_is_nearly_as_good_for_less() {
          most; sure, 100 % of resamplings agree."
     );
     assert_eq!(
-        details(&answer, Repeats::DEFAULT),
+        details(&answer, Some(Repeats::DEFAULT)),
         ["1 iothread would lack 4 % and cost 7.0 CPUs less."]
     );
 }
@@ -283,9 +283,15 @@ fn what_would_tell_more_can_be_done() {
     for (repeats, expected) in
         [("3-12", "--resume"), ("3-6", "--repeats 6-40"), ("6", "--repeats 6-40")]
     {
-        let text = &details(&answer, repeats.parse().unwrap())[0];
+        let text = &details(&answer, Some(repeats.parse().unwrap()))[0];
         assert!(text.contains(expected), "{repeats}: {text}");
     }
+    // Without a header there is nothing to go on with.
+    assert!(details(&answer, None)[0].contains("--repeats 6-40"));
+    let failed = Answer { nothing: Some(Nothing::NumbersFailed(1)), doubts: Vec::new(), ..answer };
+    let again = "The same command with --resume tries the failed runs again.";
+    assert_eq!(details(&failed, Some(Repeats::DEFAULT)), [again]);
+    assert!(details(&failed, None).is_empty());
 }
 
 #[test]
@@ -445,7 +451,7 @@ fn weights_of_cells_that_were_not_measured_are_named() {
         "No cell that was measured counts by --weights randwrite=1,randread=0, so no number of \
          iothreads is recommended."
     );
-    assert!(details(&found, Repeats::DEFAULT).is_empty());
+    assert!(details(&found, Some(Repeats::DEFAULT)).is_empty());
 }
 
 #[test]
@@ -528,7 +534,7 @@ fn of_several_variants_the_one_that_decides_is_named() {
     let expected = "Use 4 iothreads: at most 5 % below the best of each cell (randread 4k jobs=8 \
                     iodepth=1, qcow2), ";
     assert!(text.starts_with(expected), "{text}");
-    let changes = details(&answer, Repeats::DEFAULT);
+    let changes = details(&answer, Some(Repeats::DEFAULT));
     let expected = "What would change the answer: for randread alone: 1 iothread; without randwrite \
                     4k jobs=8 iodepth=1, the usual variant: 1 iothread.";
     assert_eq!(changes[0], expected);

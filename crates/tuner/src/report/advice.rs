@@ -57,7 +57,7 @@ pub(super) fn all(part: Part, findings: &Findings<'_>, cells: &[CellSummary]) ->
         let who = if alone { String::new() } else { format!("{subject}: ") };
         Some(Advice {
             sentence: format!("{who}{}", sentence(&answer)),
-            details: details(&answer, header.settings.repeats),
+            details: details(&answer, (!header.is_unknown()).then_some(header.settings.repeats)),
             command: configurations::variant(&answer, cells)
                 .and_then(|it| pasted(header, &answer, it, serve)),
             answer,

@@ -141,12 +141,14 @@ pub(super) fn named(names: &[String]) -> String {
 
 /// How many runs failed, and each with the first line of its error, which names the run.
 fn failed(findings: &Findings<'_>) -> Vec<String> {
-    let Findings { failures, runs, .. } = *findings;
+    let Findings { header, failures, runs, .. } = *findings;
     if failures.is_empty() {
         return Vec::new();
     }
     let all = counted(failures.len() + runs.len(), "run");
-    let title = format!("{} of {all} failed: --resume tries them again.", failures.len());
+    // Without a header nothing can go on.
+    let again = if header.is_unknown() { "" } else { ": --resume tries them again" };
+    let title = format!("{} of {all} failed{again}.", failures.len());
     std::iter::once(title).chain(failures.iter().map(error)).collect()
 }
 
@@ -211,6 +213,19 @@ Skipped, they write (--destructive allows it): randread 4k jobs=2 iodepth=16.
         let markdown = render(Style::Markdown, &findings);
         assert!(markdown.starts_with("\n## Notes\n\n- The CPUs of the guests"), "{markdown}");
         assert!(markdown.contains("\n- Note: tmpfs is memory.\n"), "{markdown}");
+    }
+
+    #[test]
+    fn nobody_is_told_to_go_on_without_a_header() {
+        let mut header = header("--repeats 3");
+        let key = run(cell("read", 4096, 1, 1), client(1), 0, 5).key;
+        let failures = [Failure::new(key, &anyhow::anyhow!("it hangs"))];
+        let told = |header: &Header| {
+            sentences(&Findings { failures: &failures, ..findings(header, &[]) })[0].clone()
+        };
+        assert_eq!(told(&header), "1 of 1 run failed: --resume tries them again.");
+        header.ringloom.clear();
+        assert_eq!(told(&header), "1 of 1 run failed.");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::FILE_NAME;
+use super::{FILE_NAME, Parsed};
 use crate::clock;
 
 /// Consoles of guests, which a refused command may leave a directory for.
@@ -64,6 +64,8 @@ impl Claim {
         let file = open(OpenOptions::new().append(true).create(true), &path)?;
         // Empty is what a command leaves that was killed before its first run.
         if file.metadata().with_context(|| path.display().to_string())?.len() > 0 {
+            let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+            Parsed::of(&bytes).with_context(|| format!("{} is there already", path.display()))?;
             bail!(
                 "{} has results already: --resume goes on with them, another --out keeps them",
                 directory.display()

@@ -376,6 +376,44 @@ fn a_failure_is_kept_until_its_run_is_measured() {
     assert_eq!(results.recorded().runs(), [run]);
 }
 
+#[test]
+fn only_results_that_can_be_gone_on_with_are_said_to_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let (header, _) = filled(directory.path());
+    let path = directory.path().join(FILE_NAME);
+    let whole = std::fs::read_to_string(&path).unwrap();
+    let (head, runs) = whole.split_once('\n').unwrap();
+    let cut = &head[..head.len() / 2];
+    let anew = "another --out begins anew: line 1: ";
+    for (text, expected) in [
+        (cut.to_owned(), "it has no whole line, so nothing to go on with: remove it"),
+        (format!("{cut}\n{runs}"), anew),
+        (format!("{}\n{runs}", &head[head.len() / 2..]), anew),
+        (runs.to_owned(), anew),
+        (format!("{cut}{runs}"), anew),
+        (
+            whole.replacen("\"format\":3", "\"format\":2", 1),
+            "format 2 was written by another version",
+        ),
+    ] {
+        std::fs::write(&path, &text).unwrap();
+        let claimed = format!("{:#}", Claim::take(directory.path()).unwrap_err());
+        let resumed = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+        for error in [claimed, resumed] {
+            assert!(error.contains(expected), "'{expected}' is missing in: {error}");
+            assert!(error.contains("another --out") && !error.contains("--resume"), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+    // What was said to be possible is.
+    let torn = &whole[..whole.len() - 1];
+    std::fs::write(&path, torn).unwrap();
+    let error = format!("{:#}", Claim::take(directory.path()).unwrap_err());
+    assert!(error.contains("--resume goes on with them"), "{error}");
+    let stored = Stored::read(directory.path()).unwrap();
+    Results::resume(directory.path(), stored, &header).unwrap();
+}
+
 /// A measured run of the key, so many requests, or the failure with this sentence.
 fn became(key: &RunKey, what: Result<u64, &str>) -> Line {
     match what {
