@@ -23,6 +23,7 @@ use crate::measure::{Bench, Guests};
 use crate::output;
 use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
 use crate::progress::{Left, Progress, say};
+use crate::repeats::Repeats;
 use crate::report::{Findings, Report, Style};
 use crate::results::{Claim, FILE_NAME, Failure, Header, Line, Recorded, Results, Stored};
 use crate::settings::Settings;
@@ -197,13 +198,14 @@ fn measure_each(
 
 /// What is said when a search goes on though its time is up.
 fn late(settings: &Settings) -> Option<String> {
-    let missing = match settings.budget {
-        Some(_) => "explored".to_owned(),
-        None => format!("explored and repeated as often as --repeats {} says", settings.repeats),
+    let missing = match (settings.repeats, settings.budget) {
+        (Repeats::Fixed(_), _) => return None,
+        (Repeats::Until { .. }, Some(_)) => "explored".to_owned(),
+        (Repeats::Until { least, .. }, None) => {
+            format!("explored and given {}", counted(usize::from(least), "repeat"))
+        }
     };
-    let sentence =
-        format!("Note: the time is up, but not all was {missing} at least: that is done first.");
-    settings.adapts().then_some(sentence)
+    Some(format!("Note: the time is up, but not all was {missing}: that is done first."))
 }
 
 /// What a run needs of those before it: a point of a curve its share of the maximum, a phase of a probe that the one before
@@ -358,6 +360,7 @@ mod tests {
     use crate::cell::tests::{cell, client};
     use crate::results::Run;
     use crate::results::tests::{header, run};
+    use crate::settings::tests::settings;
 
     #[test]
     fn the_default_directory_is_the_first_free_one() {
@@ -468,6 +471,16 @@ mod tests {
         let rate = |percent, jobs| rate(&point(percent, jobs), &[2, 4], &recorded);
         assert_eq!(rate(50, 2).unwrap(), Some(500.0));
         assert!(rate(50, 4).unwrap_err().to_string().contains("the maximum"));
+    }
+
+    #[test]
+    fn a_search_that_goes_on_after_its_time_says_why() {
+        let late = |line: &str| late(&settings(line, 2));
+        let told = "Note: the time is up, but not all was explored and given 8 repeats: that is done first.";
+        assert_eq!(late("--repeats 8-12").as_deref(), Some(told));
+        let told = "Note: the time is up, but not all was explored: that is done first.";
+        assert_eq!(late("--repeats 8-12 --budget 1m").as_deref(), Some(told));
+        assert_eq!(late("--repeats 8"), None);
     }
 
     #[test]
