@@ -6,6 +6,7 @@
 //! Not here: waiting for the socket, which `measure` does by connecting.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -246,20 +247,20 @@ impl Running {
     /// Stops the daemon, whose run is over, and checks that it left in order.
     ///
     /// qemu-storage-daemon may crash now: version 10.0.2 does so in one of some thousand stops right after a client has
-    /// left. That is no fault of what was measured, and only told.
+    /// left. That is no fault of what was measured, so it is told, and returned for the results.
     ///
     /// # Errors
     /// If it has ended before, ended with an error now, or had to be killed.
-    pub(crate) fn stop(mut self) -> Result<()> {
+    pub(crate) fn stop(mut self) -> Result<Option<Crash>> {
         self.check_alive()?;
         match self.end()? {
-            Ended::ByItself(status) if status.success() => Ok(()),
+            Ended::ByItself(status) if status.success() => Ok(None),
             Ended::ByItself(status) if self.is_peer && status.signal().is_some() => {
                 say(&format!(
                     "Note: qemu-storage-daemon crashed ({status}) after SIGTERM; its run was over and counts{}",
                     self.tail()
                 ));
-                Ok(())
+                Ok(Some(Crash(status)))
             }
             Ended::ByItself(status) => {
                 bail!("the daemon ended with {status} after SIGTERM{}", self.tail())
@@ -296,6 +297,16 @@ impl Running {
             return format!("; it wrote nothing to {}", self.log.display());
         }
         format!("; the end of {}:\n  {}", self.log.display(), last.join("\n  "))
+    }
+}
+
+/// How qemu-storage-daemon crashed after its run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Crash(ExitStatus);
+
+impl fmt::Display for Crash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -332,6 +332,7 @@ impl Outcome {
             cost,
             job_files,
             verified_bytes,
+            crashes: Vec::new(),
         }
     }
 }

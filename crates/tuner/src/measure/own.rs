@@ -60,9 +60,9 @@ pub(super) fn client(
     let mut watch = RunWatch::new(bench, planned.name, group, Some(&mut running));
     let timing = planned.run.timing(bench.settings);
     let result = watch.connect(planned.workload).and_then(|it| it.run(timing, &mut watch));
-    let measured = watch.conclude(planned.workload.shape().jobs(), result)?;
+    let mut measured = watch.conclude(planned.workload.shape().jobs(), result)?;
     if let Some(running) = Held::keep(held, key, running) {
-        running.stop()?;
+        measured.crashes.extend(running.stop()?.map(|crash| crash.to_string()));
     }
     Ok(measured)
 }
@@ -138,6 +138,7 @@ impl<'a> RunWatch<'a> {
                 cost: self.cost,
                 job_files: Vec::new(),
                 verified_bytes: None,
+                crashes: Vec::new(),
             }),
             Err(error) => {
                 // A request may fail because the daemon died a moment ago.

@@ -11,7 +11,7 @@ use super::fio::{self, GuestPlace, Means, Serving, Station, Work};
 use super::{Bench, Held, Planned};
 use crate::args::GuestEngine;
 use crate::contender::{Contender, Iothreads};
-use crate::daemon::{Running, Service};
+use crate::daemon::{Crash, Running, Service};
 use crate::fleet::Fleet;
 use crate::meter::{Group, GroupName, Role};
 use crate::results::Measured;
@@ -71,12 +71,13 @@ impl Guests {
         let groups = groups(guests, &attached, &pins)?;
         let measured = load(bench, planned, guests, &mut attached, &groups)?;
         let queues = attached.first().map_or(0, |it| it.queues);
+        let mut crashes = Vec::new();
         if let Some(attached) = Held::keep(held, key, attached) {
             for (guest, attached) in guests.iter_mut().zip(attached) {
-                detach(bench, guest, attached)?;
+                crashes.extend(detach(bench, guest, attached)?.map(|crash| crash.to_string()));
             }
         }
-        Ok(Measured { queues, emulated, ..measured })
+        Ok(Measured { queues, emulated, crashes, ..measured })
     }
 
     /// Disks that cannot be plugged come with guests of their own.
@@ -269,12 +270,12 @@ fn iothreads_of(pid: u32) -> Vec<u32> {
     threads.into_iter().filter(|(_, role)| *role == Role::Iothread).map(|(tid, _)| tid).collect()
 }
 
-fn detach(bench: &Bench<'_>, guest: &mut Guest, attached: Attached) -> Result<()> {
+fn detach(bench: &Bench<'_>, guest: &mut Guest, attached: Attached) -> Result<Option<Crash>> {
     for plugged in attached.plugged {
         guest.unplug(plugged, &mut || Ok(bench.interrupt.check()?))?;
     }
     match attached.daemon {
         Some(daemon) => daemon.stop(),
-        None => Ok(()),
+        None => Ok(None),
     }
 }

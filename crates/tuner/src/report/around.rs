@@ -18,6 +18,7 @@ pub(super) fn sentences(findings: &Findings<'_>) -> Vec<String> {
     let mut sentences = bending(findings);
     sentences.extend(least::sentence(findings));
     sentences.extend(failed(findings));
+    sentences.extend(crashed(findings.runs));
     sentences.extend(findings.pruned.iter().map(|what| format!("Left out: {what}.")));
     sentences.extend(skipped(findings.skipped));
     sentences
@@ -152,6 +153,22 @@ fn failed(findings: &Findings<'_>) -> Vec<String> {
     std::iter::once(title).chain(failures.iter().map(error)).collect()
 }
 
+/// How often the daemon that is compared with crashed when its run was over, and after which runs.
+fn crashed(runs: &[Run]) -> Option<String> {
+    let each = || runs.iter().flat_map(|run| run.crashes.iter().map(move |how| (run, how)));
+    let ways: Vec<String> = each().map(|(_, how)| how.clone()).collect();
+    let runs: Vec<String> = each().map(|(run, _)| run.key.to_string()).collect();
+    let times = counted(ways.len(), "time");
+    (!ways.is_empty()).then(|| {
+        format!(
+            "Warning: qemu-storage-daemon crashed {times} ({}) when it was stopped after a run, which counts all the \
+             same: {}.",
+            named(&ways),
+            named(&runs)
+        )
+    })
+}
+
 fn error(failure: &Failure) -> String {
     let first = failure.error.lines().next().unwrap_or_default();
     format!("Failed: {}", first.trim_end_matches(':'))
@@ -226,6 +243,21 @@ Skipped, they write (--destructive allows it): randread 4k jobs=2 iodepth=16.
         assert_eq!(told(&header), "1 of 1 run failed: --resume tries them again.");
         header.ringloom.clear();
         assert_eq!(told(&header), "1 of 1 run failed.");
+    }
+
+    #[test]
+    fn crashes_after_runs_are_told() {
+        let cell = cell("randread", 4096, 2, 16);
+        let mut runs = [0, 1, 2].map(|count| run(cell, client(count), 0, 5));
+        for run in &mut runs[1..] {
+            run.crashes = vec!["signal: 11 (SIGSEGV)".to_owned()];
+        }
+        let expected = "
+Warning: qemu-storage-daemon crashed 2 times (signal: 11 (SIGSEGV) ×2) when it
+  was stopped after a run, which counts all the same: randread 4k jobs=2
+  iodepth=16, client 1; randread 4k jobs=2 iodepth=16, client 2.
+";
+        assert_eq!(render(Style::Plain, &findings(&header(""), &runs)), expected);
     }
 
     #[test]

@@ -89,6 +89,9 @@ pub(crate) struct Run {
     pub(crate) job_files: Vec<String>,
     /// Bytes that were written, read back and compared before the run.
     pub(crate) verified_bytes: Option<u64>,
+    /// How qemu-storage-daemon ended, if it crashed when it was stopped after the run; of several guests each.
+    #[serde(default)]
+    pub(crate) crashes: Vec<String>,
 }
 
 /// One of several guests that ran at once.
@@ -116,6 +119,7 @@ pub(crate) struct Measured {
     pub(crate) cost: Cost,
     pub(crate) job_files: Vec<String>,
     pub(crate) verified_bytes: Option<u64>,
+    pub(crate) crashes: Vec<String>,
 }
 
 impl Part {
@@ -156,6 +160,7 @@ impl Run {
             cost: measured.cost,
             job_files: measured.job_files,
             verified_bytes: measured.verified_bytes,
+            crashes: measured.crashes,
         }
     }
 

@@ -68,6 +68,7 @@ pub(crate) fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64
         cost: Cost { covered_ns: 1_000_000_000, host: None, groups: vec![group] },
         job_files: Vec::new(),
         verified_bytes: None,
+        crashes: Vec::new(),
     }
 }
 
@@ -124,7 +125,7 @@ fn a_run_has_the_documented_fields() {
         r#""operations":3,"bytes":1536,"elapsed_ns":1000000000,"rate_iops":null,"latency_ns":[[100000,3]],"#,
         r#""per_second":[],"windows":[],"parts":[],"#,
         r#""cost":{"covered_ns":1000000000,"host":null,"groups":[{"name":"daemon","cpu_ns":30000,"voluntary":0,"involuntary":0,"threads":[]}]},"#,
-        r#""job_files":[],"verified_bytes":null}"#
+        r#""job_files":[],"verified_bytes":null,"crashes":[]}"#
     );
     assert_eq!(line, expected);
 }
@@ -151,6 +152,7 @@ fn a_run_is_stretched_if_it_was_planned_so() {
             cost: Cost::default(),
             job_files: Vec::new(),
             verified_bytes: None,
+            crashes: Vec::new(),
         };
         let run = Run::new(&planned, measured);
         assert_eq!((run.key, run.stretched, run.windows), (key, stretched, vec![(1, 2)]));

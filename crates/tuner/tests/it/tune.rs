@@ -252,7 +252,19 @@ fn runs_count_though_the_peer_crashes_when_they_are_over() {
     let told = ran.stderr.matches("Note: qemu-storage-daemon crashed (signal: 11").count();
     assert_eq!(told, 2, "{}", ran.stderr);
     let runs = bed.results("ringloom-report");
-    assert_eq!(runs.iter().filter(|line| line["kind"] == "run").count(), 2, "{runs:?}");
+    let crashes: Vec<String> = runs
+        .iter()
+        .filter(|line| line["kind"] == "run")
+        .map(|line| line["crashes"].to_string())
+        .collect();
+    assert!(crashes.len() == 2 && crashes.iter().all(|it| it.starts_with("[\"signal: 11")));
+    let told = ran.stdout.replace("\n  ", " ");
+    let warning = "Warning: qemu-storage-daemon crashed 2 times (signal: 11";
+    assert!(told.contains(warning), "{told}");
+    for file in ["report.md", "report.html"] {
+        let text = std::fs::read_to_string(bed.path().join("ringloom-report").join(file)).unwrap();
+        assert!(text.contains(warning), "{file}");
+    }
     assert!(bed.scratch_files().is_empty());
 }
 
