@@ -26,6 +26,7 @@ mod interrupt;
 mod intervals;
 mod kept;
 mod machine;
+mod markdown;
 mod matrix;
 mod measure;
 mod meter;

@@ -25,6 +25,7 @@ use self::configurations::Configurations;
 pub(crate) use self::configurations::names as configuration_names;
 pub(crate) use self::part::Part;
 use crate::cell::Cell;
+use crate::markdown::escaped;
 use crate::repeats::Repeats;
 use crate::results::{Failure, Header, Programs, Run};
 use crate::summary::{
@@ -117,7 +118,7 @@ impl<'a> Report<'a> {
             written,
         ]
         .concat();
-        printable(&(without_html(style, &text) + &advice::render(style, &self.advice)))
+        printable(&(text + &advice::render(style, &self.advice)))
     }
 
     /// The files of the report, by name: Markdown, the page, the rows as CSV and as lines of JSON, and the configurations.
@@ -137,21 +138,13 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Names of disks and guests may look like HTML, which Markdown takes as such, but not in a fenced block.
-fn without_html(style: Style, text: &str) -> String {
-    match style {
-        Style::Plain => text.to_owned(),
-        Style::Markdown => text.replace('<', "&lt;"),
-    }
-}
-
 fn head(style: Style, header: &Header) -> String {
     let facts = facts(header).map(|(name, fact)| (name, one_line(&fact)));
     match style {
         Style::Plain => facts.iter().map(|(_, fact)| wrapped(style, fact)).collect(),
         Style::Markdown => {
-            let facts: String =
-                facts.iter().map(|(name, fact)| format!("- {name}: {fact}\n")).collect();
+            let fact = |(name, fact): &(&str, String)| format!("- {name}: {}\n", escaped(fact));
+            let facts: String = facts.iter().map(fact).collect();
             format!("# ringloom tune\n\n{facts}")
         }
     }

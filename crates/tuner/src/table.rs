@@ -3,6 +3,8 @@
 //! Invariants: every row has as many cells as the header; the first column is aligned to the left,
 //! all others to the right.
 
+use crate::markdown::escaped;
+
 /// Header and rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
@@ -55,11 +57,14 @@ impl Table {
     }
 
     pub(crate) fn markdown(&self) -> String {
-        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let line = |cells: &[String]| {
+            let cells: Vec<String> = cells.iter().map(|cell| escaped(cell)).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
         let alignment = |column| if column == 0 { ":---" } else { "---:" };
         let rule: Vec<_> = (0..self.header.len()).map(|c| alignment(c).to_owned()).collect();
-        let mut text = line(&self.header) + &line(&rule);
-        text.extend(self.rows.iter().map(|row| line(row).replace('*', "\\*")));
+        let mut text = format!("{}| {} |\n", line(&self.header), rule.join(" | "));
+        text.extend(self.rows.iter().map(|row| line(row)));
         text
     }
 
@@ -87,6 +92,14 @@ mod tests {
         table.push(vec!["none *".to_owned(), "7".to_owned()]);
         table.push(vec!["2".to_owned(), "1,234".to_owned()]);
         table
+    }
+
+    #[test]
+    fn a_cell_of_markdown_ends_no_cell() {
+        let mut table = Table::new(&["a|b", "c"]);
+        table.push(vec!["d | e".to_owned(), "[f](g)".to_owned()]);
+        let expected = "| a\\|b | c |\n| :--- | ---: |\n| d \\| e | \\[f\\](g) |\n";
+        assert_eq!(table.markdown(), expected);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use load::probe::CacheMode;
 
 use super::text::{listed, wrapped};
-use super::{Findings, Part, Style, configurations, without_html};
+use super::{Findings, Part, Style, configurations};
 use crate::answer::{Answer, Bent, answer, details, sentence};
 use crate::contender::{Iothreads, Subject};
 use crate::drift::{Drift, Flag};
@@ -118,9 +118,9 @@ fn pasted(header: &Header, answer: &Answer, variant: &Variant, serve: &str) -> O
 fn text(style: Style, advice: &Advice) -> String {
     let details = match advice.details.as_slice() {
         [] => String::new(),
-        details => without_html(style, &format!("\n{}", listed(style, details))),
+        details => format!("\n{}", listed(style, details)),
     };
-    let sentence = without_html(style, &wrapped(style, &advice.sentence));
+    let sentence = wrapped(style, &advice.sentence);
     let last = match (style, &advice.command) {
         (Style::Plain, Some(command)) => format!("\n{sentence}\n    {command}\n"),
         (Style::Markdown, Some(command)) => format!("\n{sentence}\n```sh\n{command}\n```\n"),

@@ -38,8 +38,7 @@ pub(super) fn render(style: Style, header: &Header, cells: &[CellSummary]) -> St
         };
         section(style, &place(cell.cell, &cell.variant), table, &below)
     });
-    let star = if style == Style::Markdown { "\\*" } else { "*" };
-    sections.collect::<String>() + &legend_of(style, &legend(header, cells, spare, star))
+    sections.collect::<String>() + &legend_of(style, &legend(header, cells, spare))
 }
 
 fn table(cell: &CellSummary) -> Table {
@@ -121,13 +120,8 @@ pub(super) fn verdicts(cell: &CellSummary) -> Vec<String> {
     cell.verdicts.iter().map(sentence).collect()
 }
 
-/// What the words and marks of the tables mean; `star` is how the style writes the mark of the CPU-bound.
-pub(super) fn legend(
-    header: &Header,
-    cells: &[CellSummary],
-    spare: bool,
-    star: &str,
-) -> Vec<String> {
+/// What the words and marks of the tables mean.
+pub(super) fn legend(header: &Header, cells: &[CellSummary], spare: bool) -> Vec<String> {
     let rows = || cells.iter().flat_map(|cell| &cell.rows);
     let guests = rows().any(|row| row.contender.subject().is_vm());
     let serving =
@@ -174,7 +168,7 @@ pub(super) fn legend(
     if rows().any(|row| row.cpu_bound && !row.emulated) {
         let cores = counted(header.machine.cores, "core");
         lines.push(format!(
-            "{star} CPU-bound on this machine: jobs and iothreads are more than its {cores}, so \
+            "* CPU-bound on this machine: jobs and iothreads are more than its {cores}, so \
              these rows say little about a machine with more."
         ));
     }

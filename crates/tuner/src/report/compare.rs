@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use super::text::{legend, listed, or_missing, place, section, short, who, wrapped};
-use super::{Findings, Part, Style, advice, around as notes_of, facts, without_html};
+use super::{Findings, Part, Style, advice, around as notes_of, facts};
 use crate::answer::Answer;
 use crate::calendar::{Date, time_of_day};
 use crate::cell::Cell;
@@ -52,15 +52,14 @@ pub(crate) fn render(style: Style, compared: &Compared<'_>) -> String {
         }
         section(style, &place(cell.cell, &cell.variant), &table, &[])
     });
-    let text = [
+    [
         head(style, compared),
         sections.collect(),
         in_short(style, compared),
         around(style, compared),
         explained(style, comparison),
     ]
-    .concat();
-    without_html(style, &text)
+    .concat()
 }
 
 impl Side<'_> {

@@ -25,7 +25,8 @@ fn section(style: Style, failed: &FailedCell) -> String {
             format!("\n{}  nothing was measured:\n{body}", wrapped(style, &title))
         }
         Style::Markdown => {
-            format!("\n## {title}\n\nNothing was measured:\n\n{}", listed(style, &lines))
+            let title = wrapped(style, &title);
+            format!("\n## {title}\nNothing was measured:\n\n{}", listed(style, &lines))
         }
     }
 }

@@ -4,8 +4,8 @@ mod kinds;
 
 use self::kinds::HALF;
 pub(super) use self::kinds::{GAINS, KINDS, Kind, PUBLISHED_N90S};
-use super::text::{listed, or_missing, section, wrapped};
-use super::{Style, without_html};
+use super::Style;
+use super::text::{listed, one_line, or_missing, section, wrapped};
 use crate::cell::Cell;
 use crate::published::{PublishedSweep, PublishedTable};
 use crate::stats::Estimate;
@@ -24,11 +24,11 @@ const NAMED_MAX: usize = 8;
 
 /// Renders what others published.
 pub(crate) fn render(style: Style, name: &str, sweep: &PublishedSweep) -> String {
-    let title = match style {
-        Style::Plain => wrapped(style, &format!("{name}: a published sweep")),
-        Style::Markdown => format!("# {name}: a published sweep\n"),
+    let title = wrapped(style, &format!("{}: a published sweep", one_line(name)));
+    let mut text = match style {
+        Style::Plain => title,
+        Style::Markdown => format!("# {title}"),
     };
-    let mut text = title;
     if let Some(gains) = &sweep.gains {
         let below = [totals(gains)];
         text +=
@@ -45,7 +45,7 @@ pub(crate) fn render(style: Style, name: &str, sweep: &PublishedSweep) -> String
         Style::Plain => "",
         Style::Markdown => "\n## What follows\n",
     };
-    without_html(style, &format!("{text}{heading}\n{}", listed(style, &sentences)))
+    format!("{text}{heading}\n{}", listed(style, &sentences))
 }
 
 /// What the tables say, a sentence each.

@@ -127,6 +127,44 @@ fn only_the_line_to_paste_keeps_what_looks_like_html() {
     assert_eq!(text.matches('<').count(), 1, "{text}");
 }
 
+/// Every text of a results file that the Markdown shows.
+#[test]
+fn what_looks_like_markup_is_text_in_markdown() {
+    const HOSTILE: &str = "[a](u) <i> `b` *c* _d_ e|f ~~g~~ &amp; \\[h\\](v)";
+    const SHOWN: &str = r"\[a\](u) &lt;i> \`b\` \*c\* \_d\_ e\|f \~\~g\~\~ &amp;amp; \\\[h\\\](v)";
+    let hostile = || HOSTILE.to_owned();
+    let mut header = header("--seed 7 --repeats 3");
+    header.disk.origin = Origin::User;
+    header.disk.path = PathBuf::from(HOSTILE);
+    header.disk.description = hostile();
+    (header.machine.cpu, header.machine.kernel) = (hostile(), hostile());
+    let programs = &mut header.programs;
+    programs.daemon = hostile();
+    for program in [&mut programs.fio, &mut programs.qemu, &mut programs.guest_kernel] {
+        *program = Some(hostile());
+    }
+    programs.accelerator = Some(hostile());
+    let mut runs = runs();
+    runs[0].crashes.push(hostile());
+    let failed = run(cell("read", 512, 1, 1), client(1), 0, 1).key;
+    let failures = [Failure::new(failed, &anyhow::anyhow!(hostile()))];
+    let (notes, pruned) = ([hostile()], [hostile()]);
+    let findings = Findings {
+        notes: &notes,
+        pruned: &pruned,
+        failures: &failures,
+        ..findings(&header, &runs)
+    };
+    let text = Report::new(&findings).text(Style::Markdown, "");
+    // The line to paste is in a fenced block.
+    let (text, pasted) = text.split_once("```sh\n").unwrap();
+    assert!(pasted.contains(HOSTILE), "{pasted}");
+    let without = text.replace(SHOWN, "");
+    assert_eq!(text.matches(SHOWN).count(), 14, "{text}");
+    let links = without.matches("[config/").count();
+    assert_eq!(without.matches(['[', '`', '<', '~']).count(), links, "{without}");
+}
+
 #[test]
 fn a_path_with_line_breaks_stays_on_its_line() {
     let mut header = header("--seed 7 --repeats 3");

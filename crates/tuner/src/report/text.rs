@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Style;
 use crate::cell::Cell;
 use crate::contender::Contender;
+use crate::markdown::escaped;
 use crate::stats::{Estimate, Interval};
 use crate::table::Table;
 use crate::units::{Bytes, counted, grouped};
@@ -17,13 +18,17 @@ const TEXT_WIDTH: usize = 80;
 pub(super) const TABLE_WIDTH: usize = 100;
 const MISSING: &str = "–";
 
-/// Breaks a text into lines for a terminal; a number stays with its `%`. Markdown needs no breaks.
+/// Breaks a text into lines for a terminal; a number stays with its `%`. Markdown needs no breaks, and takes nothing of it
+/// as markup.
 pub(super) fn wrapped(style: Style, text: &str) -> String {
+    if style == Style::Markdown {
+        return format!("{}\n", escaped(text));
+    }
     let mut lines = String::new();
     let mut width = 0;
     for word in text.replace(" %", "\u{a0}%").split(' ') {
         let length = word.chars().count();
-        if style == Style::Plain && width > 0 && width + 1 + length > TEXT_WIDTH {
+        if width > 0 && width + 1 + length > TEXT_WIDTH {
             lines.push('\n');
             width = 0;
         }
@@ -46,8 +51,8 @@ pub(super) fn section(style: Style, title: &str, table: &Table, below: &[String]
             format!("\n{}{}{below}", wrapped(style, title), table.plain())
         }
         Style::Markdown => {
-            let below: String = below.iter().map(|line| format!("\n{line}\n")).collect();
-            format!("\n## {title}\n\n{}{below}", table.markdown())
+            let below: String = below.iter().map(|line| format!("\n{}\n", escaped(line))).collect();
+            format!("\n## {}\n\n{}{below}", escaped(title), table.markdown())
         }
     }
 }
@@ -76,7 +81,7 @@ pub(super) fn listed(style: Style, lines: &[String]) -> String {
         (Style::Plain, line) => {
             format!("{}\n", wrapped(style, &line).trim_end().replace('\n', "\n  "))
         }
-        (Style::Markdown, line) => format!("- {line}\n"),
+        (Style::Markdown, line) => format!("- {}\n", escaped(&line)),
     };
     lines.iter().map(line).collect()
 }

@@ -21,7 +21,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
     let legend = if view.report.cells.is_empty() {
         Vec::new()
     } else {
-        legend(header, &view.report.cells, true, "*")
+        legend(header, &view.report.cells, true)
     };
     html! {
         section id="notes" {
