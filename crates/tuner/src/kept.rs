@@ -2,7 +2,8 @@
 //!
 //! The run and `ringloom report` call it.
 //!
-//! Invariants: only files with the names given are written or removed, and removed only if ringloom wrote them (`MARK`); a
+//! Invariants: afterwards the directory has the files of one report, whatever kind the one before was. Only files with the
+//! names of a report are removed, and only if they say that ringloom wrote them (`is_ours`), which `remove` asks; a
 //! directory goes only when that left it empty. Only configurations, which are below directories, may have control
 //! characters.
 
@@ -10,6 +11,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -17,43 +19,61 @@ use anyhow::{Context, Result};
 use crate::report::{Part, configuration_names};
 use crate::units::printable;
 
-/// What the beginning of each file says that may be removed.
-const MARK: &[u8] = b"ringloom tune";
+/// The comparison of two results, beside its page.
+pub(crate) const COMPARISON: &str = "compare.md";
+/// What the beginning of each file says that may be removed, if it is no table and no lines of JSON.
+const MARKS: [&[u8]; 2] = [b"ringloom tune", b"ringloom report"];
 /// How far it may be from there.
 const MARK_WITHIN: u64 = 4096;
+/// How a table of rows begins, as every version writes it.
+const TABLE_BEGINS: &[u8] =
+    b"device,image,aio,fs,stripe,delay,vms,disks,op,bs,jobs,iodepth,subject,";
+/// How a row as JSON begins.
+const ROW_BEGINS: &[u8] = b"{\"device\":\"";
 
-/// Names of files that earlier reports may have left there: the configurations of so many parts, and all files of further
-/// parts. A part has all its files of a report, or a configuration: else a file called `report-2.html` is the user's.
-pub(crate) fn stale(out: &Path, parts: usize) -> Vec<String> {
+/// All names that an earlier report may have left there: of the first part and the comparison, and of further parts. A
+/// further part has all its files of a report, or a configuration: else a file called `report-2.html` is the user's.
+fn earlier(out: &Path) -> Vec<String> {
     let configurations = configuration_names();
     let of = |part: Part| configurations.iter().map(move |name| part.named(name));
     let is_file = |name: String| out.join(name).is_file();
-    let is_ours = |name: String| is_marked(&out.join(name));
-    let is_whole = |part: Part| part.reports().all(is_file) && part.reports().any(is_ours);
-    let is_there = |part: &Part| is_whole(*part) || of(*part).any(is_ours);
-    let mut further: Vec<Part> = Part::after(parts).take_while(is_there).collect();
+    let is_there = |part: &Part| part.reports().all(is_file) || of(*part).any(is_file);
+    let mut further: Vec<Part> = Part::after(1).take_while(is_there).collect();
     // From the last on: a command that is interrupted leaves no gap.
     further.reverse();
-    let reports = |part: Part| {
-        part.reports().filter(move |name| is_whole(part) || is_marked(&out.join(name)))
-    };
-    let ours = |part: Part| of(part).filter(|name| is_marked(&out.join(name)));
-    let further = further.into_iter().flat_map(|part| ours(part).chain(reports(part)));
-    Part::all(parts).flat_map(ours).chain(further).collect()
+    let parts = further.into_iter().chain([Part::FIRST]);
+    parts.flat_map(|part| of(part).chain(part.reports())).chain([COMPARISON.to_owned()]).collect()
 }
 
-/// Whether it says at its beginning that ringloom wrote it.
-fn is_marked(path: &Path) -> bool {
+/// Whether it says at its beginning that ringloom wrote it. Rows have no place for that: they begin as no others do, or
+/// there is none.
+fn is_ours(path: &Path) -> bool {
+    // A pipe would have to be waited for.
+    if !path.is_file() {
+        return false;
+    }
     let mut begin = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MARK_WITHIN).read_to_end(&mut begin));
-    read.is_ok() && begin.windows(MARK.len()).any(|part| part == MARK)
+    let says = |mark: &[u8]| begin.windows(mark.len()).any(|part| part == mark);
+    read.is_ok()
+        && match path.extension().and_then(|it| it.to_str()) {
+            Some("csv") => begin.starts_with(TABLE_BEGINS),
+            Some("jsonl") => begin.is_empty() || begin.starts_with(ROW_BEGINS),
+            Some(_) | None => MARKS.into_iter().any(says),
+        }
 }
 
-/// Writes the files, by path below `out`; removes those of `stale` that are not among them.
+/// Whether both are there and one file, whatever its names.
+pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().ok().map(|it| (it.dev(), it.ino()));
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
+
+/// Writes the files, by path below `out`; removes those of an earlier report that are not among them.
 ///
 /// # Errors
 /// The file that cannot be written or removed.
-pub(crate) fn write(out: &Path, files: &[(String, String)], stale: &[String]) -> Result<()> {
+pub(crate) fn write(out: &Path, files: &[(String, String)]) -> Result<()> {
     for (name, text) in files {
         let path = out.join(name);
         let directory = path.parent().unwrap_or(out);
@@ -64,7 +84,8 @@ pub(crate) fn write(out: &Path, files: &[(String, String)], stale: &[String]) ->
     }
     // A file may have many parts.
     let written: HashSet<&String> = files.iter().map(|(name, _)| name).collect();
-    stale.iter().filter(|name| !written.contains(name)).try_for_each(|name| remove(out, name))
+    let stale = |name: &&String| !written.contains(name);
+    earlier(out).iter().filter(stale).try_for_each(|name| remove(out, name))
 }
 
 /// What is written. A configuration is byte for byte what it says, as the names of files may have any; all else is for a
@@ -73,11 +94,10 @@ fn content<'a>(name: &str, text: &'a str) -> Cow<'a, str> {
     if name.contains('/') { text.into() } else { printable(text).into() }
 }
 
-/// Removes a file, and the directories below `out` that are empty then.
+/// Removes a file that ringloom wrote, and the directories below `out` that are empty then.
 fn remove(out: &Path, name: &str) -> Result<()> {
     let path = out.join(name);
-    // A directory of that name is not of a report.
-    if !path.symlink_metadata().is_ok_and(|found| !found.is_dir()) {
+    if !is_ours(&path) {
         return Ok(());
     }
     std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
@@ -100,20 +120,26 @@ fn remove(out: &Path, name: &str) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// As ringloom writes them.
     fn named(names: &[&str]) -> Vec<(String, String)> {
-        names.iter().map(|name| ((*name).to_owned(), "by ringloom tune".to_owned())).collect()
+        let content = |name: &str| match Path::new(name).extension().and_then(|it| it.to_str()) {
+            Some("csv") => TABLE_BEGINS,
+            Some("jsonl") => ROW_BEGINS,
+            Some(_) | None => b"by ringloom tune",
+        };
+        let text = |name| String::from_utf8(content(name).to_vec()).unwrap();
+        names.iter().map(|name| ((*name).to_owned(), text(name))).collect()
     }
 
     #[test]
     fn configurations_of_an_earlier_answer_are_taken_away() {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path();
-        let stale = configuration_names();
         let is_there = |name: &str| out.join(name).exists();
-        write(out, &named(&["config/ringloom/serve.sh", "config/warnings.txt"]), &stale).unwrap();
-        write(out, &named(&["report.md", "config/warnings.txt"]), &stale).unwrap();
+        write(out, &named(&["config/ringloom/serve.sh", "config/warnings.txt"])).unwrap();
+        write(out, &named(&["report.md", "config/warnings.txt"])).unwrap();
         assert!(is_there("config/warnings.txt") && !is_there("config/ringloom"));
-        write(out, &named(&["report.md"]), &stale).unwrap();
+        write(out, &named(&["report.md"])).unwrap();
         assert!(is_there("report.md") && !is_there("config"));
     }
 
@@ -124,16 +150,19 @@ mod tests {
         let files = |part: Part| part.reports().chain([part.named("config/ringloom/serve.sh")]);
         let three: Vec<String> = Part::all(3).flat_map(files).collect();
         let three: Vec<&str> = three.iter().map(String::as_str).collect();
-        write(out, &named(&three), &[]).unwrap();
-        let stale = stale(out, 1);
-        let place = |wanted: &str| stale.iter().position(|name| name == wanted).unwrap();
-        assert!(place("report-3.jsonl") < place("report-2.md"), "{stale:?}");
-        write(out, &named(&three[..4]), &stale).unwrap();
+        write(out, &named(&three)).unwrap();
+        let earlier = earlier(out);
+        let place = |wanted: &str| earlier.iter().position(|name| name == wanted).unwrap();
+        assert!(place("report-3.jsonl") < place("report-2.md"), "{earlier:?}");
+        write(out, &named(&three[..4])).unwrap();
         let names = || std::fs::read_dir(out).unwrap().count();
         assert!(Part::FIRST.reports().all(|name| out.join(name).exists()) && names() == 4);
         // One that was not written whole.
-        write(out, &named(&["config-2/ringloom/serve.sh", "report-2.md"]), &[]).unwrap();
-        write(out, &[], &super::stale(out, 1)).unwrap();
+        std::fs::create_dir_all(out.join("config-2/ringloom")).unwrap();
+        for name in ["config-2/ringloom/serve.sh", "report-2.md"] {
+            std::fs::write(out.join(name), "by ringloom tune").unwrap();
+        }
+        write(out, &named(&three[..4])).unwrap();
         assert_eq!(names(), 4);
     }
 
@@ -141,22 +170,22 @@ mod tests {
     fn what_the_user_put_beside_them_stays() {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path();
-        let own = ["config/ringloom/serve-mine.sh", "config/qemu.args", "serve.sh"];
-        write(out, &named(&own), &[]).unwrap();
-        write(out, &named(&["config/ringloom/serve.sh"]), &[]).unwrap();
+        let own = ["config/ringloom/serve-mine.sh", "config/qemu.args", "serve.sh", "report-2.md"];
+        write(out, &named(&own)).unwrap();
+        write(out, &named(&["config/ringloom/serve.sh"])).unwrap();
         std::fs::create_dir_all(out.join("config/qemu-iothreads/qemu.args")).unwrap();
-        write(out, &[], &configuration_names()).unwrap();
+        write(out, &[]).unwrap();
         assert!(!out.join("config/ringloom/serve.sh").exists());
         for name in own.iter().chain(&["config/qemu-iothreads/qemu.args"]) {
             assert!(out.join(name).exists(), "{name}");
         }
         // Of names that ringloom gives, too.
-        let namesakes = ["config/warnings.txt", "config-2/ringloom/serve.sh", "report-2.md"];
-        let reports: Vec<String> = Part::after(1).next().unwrap().reports().collect();
+        let namesakes = ["config/warnings.txt", "config-2/ringloom/serve.sh", COMPARISON];
+        let reports: Vec<String> = Part::all(2).flat_map(Part::reports).collect();
         let all = namesakes.iter().map(|name| (*name).to_owned()).chain(reports);
         let all: Vec<(String, String)> = all.map(|name| (name, "mine".to_owned())).collect();
-        write(out, &all, &[]).unwrap();
-        write(out, &[], &stale(out, 1)).unwrap();
+        write(out, &all).unwrap();
+        write(out, &[]).unwrap();
         for (name, _) in &all {
             assert!(out.join(name).exists(), "{name}");
         }
@@ -169,8 +198,8 @@ mod tests {
         std::fs::create_dir_all(&out).unwrap();
         std::fs::create_dir_all(&elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, out.join("config")).unwrap();
-        write(&out, &named(&["config/warnings.txt"]), &[]).unwrap();
-        write(&out, &named(&["report.md"]), &configuration_names()).unwrap();
+        write(&out, &named(&["config/warnings.txt"])).unwrap();
+        write(&out, &named(&["report.md"])).unwrap();
         assert!(!elsewhere.join("warnings.txt").exists());
         assert!(out.join("config").is_symlink() && elsewhere.exists());
     }

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use self::files::Written;
 use crate::args::ReportArgs;
 use crate::kept;
 use crate::output::print;
@@ -59,7 +58,7 @@ fn published(directory: &Path, sweep: &PublishedSweep, out: Option<&Path>) -> Re
         ("report.md".to_owned(), render_published(Style::Markdown, &name, sweep)),
         (PAGE.to_owned(), published_page(&name, sweep)),
     ];
-    files::write(out, &[], &Written { files: &files, stale: &[] })
+    files::write(out, &[], &files)
 }
 
 /// What is said where no directory is named.
@@ -71,7 +70,7 @@ fn unwritten(name: &str) -> String {
 fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
     let Some(out) = out else { return Ok(()) };
     let there = out.join(FILE_NAME);
-    if there.exists() && !own.is_some_and(|own| files::is_same(own, &there)) {
+    if there.exists() && !own.is_some_and(|own| kept::is_same(own, &there)) {
         bail!("{} has results, and so a {PAGE} of its own: name another --out", out.display());
     }
     Ok(())
@@ -80,14 +79,12 @@ fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
 fn single(source: &Source, out: &Path) -> Result<()> {
     refuse_results(Some(out), Some(&source.path))?;
     let lenient = Lenient::read(&source.path)?;
-    let parts = lenient.groups.len();
     let mut all = Vec::new();
     for Rendered { text, files } in parts_of(&lenient) {
         print(&format!("{text}\n"))?;
         all.extend(files);
     }
-    let stale = kept::stale(out, parts);
-    files::write(out, &[&source.path], &Written { files: &all, stale: &stale })
+    files::write(out, &[&source.path], &all)
 }
 
 /// A report in all its forms.

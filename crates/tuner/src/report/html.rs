@@ -86,6 +86,8 @@ fn document(title: &str, body: &Markup) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
+                // So that it is known as one before it is removed (`kept`), whatever its title is.
+                meta name="generator" content="ringloom report";
                 title { (title) }
                 style { (PreEscaped(STYLE)) }
                 script { (PreEscaped(MARK_SCRIPT)) }

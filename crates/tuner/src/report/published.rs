@@ -27,7 +27,7 @@ pub(crate) fn render(style: Style, name: &str, sweep: &PublishedSweep) -> String
     let title = wrapped(style, &format!("{}: a published sweep", one_line(name)));
     let mut text = match style {
         Style::Plain => title,
-        Style::Markdown => format!("# {title}"),
+        Style::Markdown => format!("# ringloom report\n\n{title}"),
     };
     if let Some(gains) = &sweep.gains {
         let below = [totals(gains)];

@@ -4,15 +4,13 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::files::{self, Written};
-use super::{PAGE, Source, findings, refuse_results, unwritten};
+use super::{PAGE, Source, files, findings, refuse_results, unwritten};
 use crate::compare::Comparison;
+use crate::kept::COMPARISON;
 use crate::output::print;
 use crate::report::{Compared, Side, Style, comparison_page, render_comparison};
 use crate::results::{Group, Header, Lenient};
 use crate::summary::{CellSummary, summarise};
-
-const FILE: &str = "compare.md";
 
 /// Prints the comparison; writes it too, also as a page, if a directory is named.
 ///
@@ -23,10 +21,10 @@ pub(super) fn report(a: &Source, b: &Source, out: Option<&Path>) -> Result<()> {
     let (read_a, read_b) = (Lenient::read(&a.path)?, Lenient::read(&b.path)?);
     let [plain, markdown, page] = rendered((&a.name, &read_a), (&b.name, &read_b));
     print(&plain)?;
-    let Some(out) = out else { return print(&unwritten(FILE)) };
+    let Some(out) = out else { return print(&unwritten(COMPARISON)) };
     print("\n")?;
-    let files = [(FILE.to_owned(), markdown), (PAGE.to_owned(), page)];
-    files::write(out, &[&a.path, &b.path], &Written { files: &files, stale: &[] })
+    let files = [(COMPARISON.to_owned(), markdown), (PAGE.to_owned(), page)];
+    files::write(out, &[&a.path, &b.path], &files)
 }
 
 /// As text, as Markdown and as a page. A file has at least one group; the first is compared.

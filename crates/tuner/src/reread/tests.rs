@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cell::tests::{cell, client};
 use crate::contender::{Contender, Iothreads};
+use crate::kept::COMPARISON;
 use crate::meter::{Role, ThreadCost};
 use crate::plan::Purpose;
 use crate::results::tests::{header, host_cpu, run};
@@ -407,6 +408,38 @@ fn parts_that_are_no_more_leave_nothing() {
     expected.extend(["config-2", "report-4.html"].map(str::to_owned));
     expected.sort_unstable();
     assert_eq!(names(out), expected);
+}
+
+#[test]
+fn a_directory_has_the_files_of_one_report() {
+    let parent = tempfile::tempdir().unwrap();
+    let [a, b, published, out] = ["a", "b", "c", "out"].map(|name| parent.path().join(name));
+    stored(&a, FILE_NAME, &["/disks/first"]);
+    stored(&b, FILE_NAME, &["/disks/second", "/disks/third"]);
+    std::fs::create_dir(&published).unwrap();
+    let table = "size,op,jobs,iodepth,value\n4096,randread,1,1,18\n";
+    std::fs::write(published.join("improvement.csv"), table).unwrap();
+    let of = |results: &Path, other: Option<&PathBuf>| {
+        let (results, out) = (results.to_path_buf(), Some(out.clone()));
+        report(ReportArgs { results, other: other.cloned(), out }).unwrap();
+        names(&parent.path().join("out"))
+    };
+    let of_one = ["config", "report.csv", "report.html", "report.jsonl", "report.md"];
+    let of_two = [COMPARISON, PAGE];
+    let of_sweep = [PAGE, "report.md"];
+    assert_eq!(of(&b, None).len(), 10);
+    assert_eq!(of(&a, Some(&b)), of_two);
+    assert_eq!(of(&a, None), of_one);
+    assert_eq!(of(&published, None), of_sweep);
+    assert_eq!(of(&a, Some(&b)), of_two);
+    assert_eq!(of(&published, None), of_sweep);
+    assert_eq!(of(&a, None), of_one);
+    // What the user wrote stays, whatever its name.
+    for name in ["report.csv", "report.jsonl", "report.md"] {
+        std::fs::write(out.join(name), "mine").unwrap();
+    }
+    let own = [COMPARISON, "report.csv", PAGE, "report.jsonl", "report.md"];
+    assert_eq!(of(&a, Some(&b)), own);
 }
 
 /// Nothing that a terminal obeys.

@@ -34,9 +34,11 @@ fn the_published_sweep_is_rendered_in_its_form() {
     }
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     let text = example(Style::Markdown);
-    for part in
-        ["# example: a published sweep\n", "\n| 2k randread | 18 | 31 |", "\n## What follows\n"]
-    {
+    for part in [
+        "# ringloom report\n\nexample: a published sweep\n",
+        "\n| 2k randread | 18 | 31 |",
+        "\n## What follows\n",
+    ] {
         assert!(text.contains(part), "{part}\nis missing in\n{text}");
     }
 }
@@ -51,7 +53,7 @@ fn a_name_that_looks_like_html_is_no_html_in_markdown() {
     let name = "/d/<img src=x onerror=alert(1)>";
     let text = render(Style::Markdown, name, &sweep);
     assert!(!text.contains('<'), "{text}");
-    for part in ["# /d/&lt;img src=x ", "csv: &lt;b> is"] {
+    for part in ["\n/d/&lt;img src=x ", "csv: &lt;b> is"] {
         assert!(text.contains(part), "{part}\nis missing in\n{text}");
     }
     assert!(render(Style::Plain, name, &sweep).contains(name), "a terminal has no HTML");
