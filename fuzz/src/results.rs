@@ -24,12 +24,11 @@ pub fn results_file(data: &[u8]) {
 }
 
 fn check(report: &Rendered) {
-    assert_clean("the text", &report.text);
     for (name, text) in &report.files {
         let inside = |part: Component<'_>| matches!(part, Component::Normal(_));
         assert!(Path::new(name).components().all(inside), "{name} leads elsewhere");
-        // It names the disk byte for byte.
-        if !name.ends_with("/serve.sh") {
+        // What a terminal obeys is taken from all others when they are written; serve.sh names the disk byte for byte.
+        if name.contains('/') && !name.ends_with("/serve.sh") {
             assert_clean(name, text);
         }
     }

@@ -30,7 +30,7 @@ mod markdown;
 mod matrix;
 mod measure;
 mod meter;
-mod output;
+pub mod output;
 mod pace;
 mod pinning;
 mod plan;

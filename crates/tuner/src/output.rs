@@ -1,7 +1,7 @@
-//! What goes to standard output: the report of a run and those of results.
+//! What goes to the terminal: reports, and for `progress` and the command line what else is said.
 //!
 //! Invariants: what is printed has no control characters, whatever it says.
-//! Not here: what is said beside it, on standard error (`progress`).
+//! Not here: what is written to files (`kept`), and the bar of `progress`, which has nothing of others in it.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -14,11 +14,17 @@ use crate::units::printable;
 /// # Errors
 /// If it cannot be written, as on a full disk.
 pub(crate) fn print(text: &str) -> Result<()> {
-    write(&mut io::stdout().lock(), &printable(text)).context("write the report to standard output")
+    write(&mut io::stdout().lock(), text).context("write the report to standard output")
 }
 
-fn write(stream: &mut impl Write, text: &str) -> io::Result<()> {
-    match stream.write_all(text.as_bytes()).and_then(|()| stream.flush()) {
+/// Writes all of a text to a terminal, without the control characters that it would obey. A reader that has gone away
+/// (`ringloom --help | head -1`) is no error; a full disk is.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write(stream: &mut impl Write, text: &str) -> io::Result<()> {
+    let written = stream.write_all(printable(text).as_bytes());
+    match written.and_then(|()| stream.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         other => other,
     }
@@ -39,6 +45,13 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Err(self.0.into())
         }
+    }
+
+    #[test]
+    fn a_terminal_obeys_nothing_that_is_written() {
+        let mut written = Vec::new();
+        write(&mut written, "a\u{1b}[2J\nb\u{202e}\n").unwrap();
+        assert_eq!(String::from_utf8(written).unwrap(), "a\u{fffd}[2J\nb\u{fffd}\n");
     }
 
     #[test]

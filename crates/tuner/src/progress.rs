@@ -3,7 +3,7 @@
 //! Standard output is left to the report.
 
 use std::cell::{Cell as Shared, RefCell};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,7 +11,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::clock;
 use crate::intervals::{Interval, Intervals};
 use crate::meter::Meter;
-use crate::units::{Bytes, grouped, human_time, printable};
+use crate::output;
+use crate::units::{Bytes, grouped, human_time};
 
 /// Steps of the bar per run, so that it moves inside a run too.
 const STEPS_PER_RUN: u64 = 100;
@@ -230,7 +231,7 @@ fn style(template: &str) -> ProgressStyle {
 
 /// A line on standard error. Nobody can be told when that fails.
 pub(crate) fn say(line: &str) {
-    writeln!(io::stderr().lock(), "{}", printable(line)).unwrap_or_default();
+    output::write(&mut io::stderr().lock(), &format!("{line}\n")).unwrap_or_default();
 }
 
 #[cfg(test)]

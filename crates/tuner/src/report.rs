@@ -32,7 +32,7 @@ use crate::summary::{
     CellSummary, Curve, FailedCell, Probe, curves, failed as failed_cells, probes, summarise,
 };
 use crate::target::Origin;
-use crate::units::{counted, printable};
+use crate::units::counted;
 pub(crate) use compare::{Compared, Side, render as render_comparison};
 pub(crate) use html::{comparison as comparison_page, published_sweep as published_page};
 pub(crate) use published::render as render_published;
@@ -118,7 +118,7 @@ impl<'a> Report<'a> {
             written,
         ]
         .concat();
-        printable(&(text + &advice::render(style, &self.advice)))
+        text + &advice::render(style, &self.advice)
     }
 
     /// The files of the report, by name: Markdown, the page, the rows as CSV and as lines of JSON, and the configurations.
@@ -132,7 +132,7 @@ impl<'a> Report<'a> {
                 ("report.csv", rows::csv(&rows)),
                 ("report.jsonl", rows::lines(&rows)),
             ]
-            .map(|(name, text)| (self.part.named(name), printable(&text))),
+            .map(|(name, text)| (self.part.named(name), text)),
         );
         files
     }

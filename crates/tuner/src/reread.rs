@@ -87,10 +87,10 @@ fn single(source: &Source, out: &Path) -> Result<()> {
     files::write(out, &[&source.path], &all)
 }
 
-/// A report in all its forms.
+/// A report in all its forms, before `output` and `kept` take from it what a terminal obeys.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rendered {
-    /// As `ringloom report` prints it.
+    /// What `ringloom report` prints.
     pub text: String,
     /// By name, which is a path below the directory of the report.
     pub files: Vec<(String, String)>,

@@ -463,6 +463,12 @@ fn nothing_that_is_written_has_control_characters() {
     let path = stored(&b, FILE_NAME, &["/disks/first"]);
     let noted = std::fs::read_to_string(&path).unwrap().replacen("x86_64", "\\u001b[2J\\t\\r", 1);
     std::fs::write(&path, noted).unwrap();
+    reported(&a, Some(&out("single"))).unwrap();
+    std::fs::remove_dir_all(out("single/config")).unwrap();
+    for name in ["single/report.csv", "single/report.jsonl"] {
+        std::fs::remove_file(out(name)).unwrap();
+    }
+    assert_clean(&out("single"), &[PAGE, "report.md"]);
     report(ReportArgs { results: a, other: Some(b), out: Some(out("pair")) }).unwrap();
     assert_clean(&out("pair"), &["compare.md", PAGE]);
     std::fs::create_dir(&published).unwrap();
