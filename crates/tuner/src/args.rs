@@ -170,8 +170,9 @@ pub struct TuneArgs {
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
-    /// Daemon to start instead of this program
-    #[arg(long, hide = true, value_name = "PROGRAM")]
+    /// Daemon to start instead of this program: one that takes the options of ringloom serve, or
+    /// qemu-storage-daemon
+    #[arg(long, value_name = "PROGRAM")]
     pub(crate) daemon: Option<PathBuf>,
 }
 

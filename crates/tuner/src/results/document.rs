@@ -1,5 +1,5 @@
-//! docs/results.md names exactly the fields that are written, docs/tune.md exactly the options that can be given: their
-//! tables are compared with lines that have everything, and with the command line.
+//! docs/results.md names exactly the fields that are written, docs/tune.md and docs/report.md exactly the options that can
+//! be given: their tables are compared with lines that have everything, and with the command line.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,14 +10,15 @@ use serde_json::Value;
 
 use super::tests::{header, host_cpu, run};
 use super::*;
-use crate::args::TuneArgs;
+use crate::args::{ReportArgs, TuneArgs};
 use crate::cell::tests::{cell, client};
 use crate::given::{GivenDisk, GivenGuest};
 use crate::host_load::{HostLoad, User};
 use crate::meter::{Role, ThreadCost};
 
 const DOCUMENT: &str = include_str!("../../../../docs/results.md");
-const OPTIONS: &str = include_str!("../../../../docs/tune.md");
+const TUNE: &str = include_str!("../../../../docs/tune.md");
+const REPORT: &str = include_str!("../../../../docs/report.md");
 /// The sections with the fields of each kind of line.
 const HEADER: &[&str] = &["The header"];
 const RUN: &[&str] = &["Which run it is", "A run"];
@@ -154,12 +155,27 @@ fn the_example_is_a_line_of_this_format() {
     assert_eq!(lines.next(), None);
 }
 
+/// `--out` of an option, hidden ones too, `PATH` of what has no name.
+#[track_caller]
+fn check_options(command: &clap::Command, document: &str) {
+    let name = |option: &clap::Arg| match (option.get_long(), option.get_value_names()) {
+        (Some(long), _) => format!("--{long}"),
+        (None, Some([name, ..])) => name.to_string(),
+        (None, _) => option.get_id().as_str().to_uppercase(),
+    };
+    let names: BTreeSet<String> = command.get_arguments().map(name).collect();
+    let rows = document.lines().filter_map(|line| line.strip_prefix("| `"));
+    let first = rows.filter_map(|row| row.split(['`', ' ']).next());
+    let is_operand = |name: &str| name.chars().all(|it| it.is_ascii_uppercase() || it.is_numeric());
+    let documented: BTreeSet<String> = first
+        .filter(|it| it.starts_with("--") || it.starts_with(char::is_uppercase) && is_operand(it))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(documented, names);
+}
+
 #[test]
 fn every_option_is_documented() {
-    let command = TuneArgs::augment_args(clap::Command::new("tune"));
-    let visible = command.get_arguments().filter(|option| !option.is_hide_set());
-    let names: BTreeSet<&str> = visible.filter_map(clap::Arg::get_long).collect();
-    let rows = OPTIONS.lines().filter_map(|line| line.strip_prefix("| `--"));
-    let documented: BTreeSet<&str> = rows.filter_map(|row| row.split(['`', ' ']).next()).collect();
-    assert_eq!(documented, names);
+    check_options(&TuneArgs::augment_args(clap::Command::new("tune")), TUNE);
+    check_options(&ReportArgs::augment_args(clap::Command::new("report")), REPORT);
 }
