@@ -1,12 +1,16 @@
 //! What the user sees while it runs, on standard error: a bar on a terminal, plain lines elsewhere.
 //!
 //! Standard output is left to the report.
+//!
+//! Invariants: a bar is one line, cut where the terminal ends, so that what is said while it is shown (`say`) stands above
+//! it whole. Other lines are broken by the terminal.
 
 use std::cell::{Cell as Shared, RefCell};
 use std::io::{self, IsTerminal};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 
 use crate::clock;
 use crate::intervals::{Interval, Intervals};
@@ -18,6 +22,12 @@ use crate::units::{Bytes, grouped, human_time};
 const STEPS_PER_RUN: u64 = 100;
 /// Steps of the bar where only the time is known.
 const STEPS: u64 = 1000;
+const RUNS: &str = "{prefix} [{bar:10}] {percent:>3} %  {wide_msg}";
+/// Narrower than 60 columns.
+const FILLING: &str = "filling [{bar:10}] {percent:>3} %  {bytes_per_sec}, {eta} left";
+
+/// The bar that was made last, if it is still there.
+static SHOWN: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,9 +99,7 @@ impl Progress {
                 Left::Runs(runs) => u64::try_from(runs).unwrap_or(0) * STEPS_PER_RUN,
                 Left::Until(_) => STEPS,
             };
-            let bar = ProgressBar::new(steps);
-            bar.set_style(style("{prefix} [{bar:24}] {percent:>3} %  {msg}"));
-            bar
+            shown(steps, RUNS)
         });
         let started = Shared::new(clock::now());
         let (expected, left) = (Shared::default(), Shared::default());
@@ -180,8 +188,9 @@ impl Progress {
         }
     }
 
+    /// The name is last, as a narrow terminal cuts the end.
     fn message(&self, name: &str) -> String {
-        format!("{name}, {} left", human_time(self.left()))
+        format!("{} left: {name}", human_time(self.left()))
     }
 
     /// A run that takes longer than it should does not shorten those after it.
@@ -202,11 +211,7 @@ pub(crate) struct FillProgress(Option<ProgressBar>);
 
 impl FillProgress {
     pub(crate) fn new(size: Bytes) -> Self {
-        Self(io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(size.0);
-            bar.set_style(style("filling [{bar:24}] {percent:>3} %  {bytes_per_sec}, {eta} left"));
-            bar
-        }))
+        Self(io::stderr().is_terminal().then(|| shown(size.0, FILLING)))
     }
 
     pub(crate) fn written(&self, bytes: u64) {
@@ -224,18 +229,42 @@ impl Drop for FillProgress {
     }
 }
 
+/// A bar of so many steps, which is known to `say`.
+fn shown(steps: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::new(steps);
+    bar.set_style(style(template));
+    *shown_now() = Some(bar.downgrade());
+    bar
+}
+
+fn shown_now() -> MutexGuard<'static, Option<WeakProgressBar>> {
+    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn style(template: &str) -> ProgressStyle {
     let style = ProgressStyle::with_template(template).expect("the template is valid");
     style.progress_chars("#>-")
 }
 
-/// A line on standard error. Nobody can be told when that fails.
+/// A line on standard error, above the bar if there is one. Nobody can be told when that fails.
 pub(crate) fn say(line: &str) {
+    let bar = shown_now().as_ref().and_then(WeakProgressBar::upgrade);
+    match bar {
+        Some(bar) => bar.suspend(|| print(line)),
+        None => print(line),
+    }
+}
+
+fn print(line: &str) {
     output::write(&mut io::stderr().lock(), &format!("{line}\n")).unwrap_or_default();
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use indicatif::{ProgressDrawTarget, TermLike};
+
     use super::*;
 
     #[test]
@@ -260,9 +289,69 @@ mod tests {
         assert!((3000..=4000).contains(&progress.left().as_secs()));
     }
 
+    /// A terminal of one line with 60 columns.
+    #[derive(Clone, Debug, Default)]
+    struct Narrow(Arc<Mutex<String>>);
+
+    impl TermLike for Narrow {
+        fn width(&self) -> u16 {
+            60
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(&format!("{text}\n"))
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.0.lock().unwrap().clear();
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What a bar at half of its way looks like, with the longest texts it may have.
+    fn drawn(template: &str) -> String {
+        let terminal = Narrow::default();
+        let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));
+        let bar = ProgressBar::with_draw_target(Some(2 << 30), target);
+        bar.set_style(style(template));
+        bar.set_position(1 << 30);
+        bar.set_prefix("100/480");
+        bar.set_message("23 h 59 min left: randread 64k jobs=16 iodepth=16, vm:ringloom none");
+        bar.tick();
+        terminal.0.lock().unwrap().trim_end().to_owned()
+    }
+
     #[test]
-    fn the_templates_are_valid() {
-        drop(style("{prefix} [{bar:24}] {percent:>3} %  {msg}"));
-        drop(style("filling [{bar:24}] {percent:>3} %  {bytes_per_sec}, {eta} left"));
+    fn a_bar_fits_a_narrow_terminal_and_shows_the_time_left() {
+        let expected = "100/480 [#####>----]  50 %  23 h 59 min left: randread 64k j";
+        assert_eq!((drawn(RUNS).as_str(), expected.len()), (expected, 60));
+        let filling = drawn(FILLING);
+        assert!(filling.starts_with("filling [#####>----]  50 %  "), "{filling}");
+        assert!(filling.ends_with(" left") && filling.chars().count() < 60, "{filling}");
     }
 }
