@@ -69,11 +69,12 @@ pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
-/// Writes the files, by path below `out`; removes those of an earlier report that are not among them.
+/// Writes the files, by path below `out`; removes those of an earlier report that are not among them, and never these
+/// results, which may have the name of one and look like it.
 ///
 /// # Errors
 /// The file that cannot be written or removed.
-pub(crate) fn write(out: &Path, files: &[(String, String)]) -> Result<()> {
+pub(crate) fn write(out: &Path, results: &[&Path], files: &[(String, String)]) -> Result<()> {
     for (name, text) in files {
         let path = out.join(name);
         let directory = path.parent().unwrap_or(out);
@@ -84,7 +85,8 @@ pub(crate) fn write(out: &Path, files: &[(String, String)]) -> Result<()> {
     }
     // A file may have many parts.
     let written: HashSet<&String> = files.iter().map(|(name, _)| name).collect();
-    let stale = |name: &&String| !written.contains(name);
+    let is_result = |name: &String| results.iter().any(|it| is_same(it, &out.join(name)));
+    let stale = |name: &&String| !written.contains(name) && !is_result(name);
     earlier(out).iter().filter(stale).try_for_each(|name| remove(out, name))
 }
 
@@ -136,10 +138,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path();
         let is_there = |name: &str| out.join(name).exists();
-        write(out, &named(&["config/ringloom/serve.sh", "config/warnings.txt"])).unwrap();
-        write(out, &named(&["report.md", "config/warnings.txt"])).unwrap();
+        write(out, &[], &named(&["config/ringloom/serve.sh", "config/warnings.txt"])).unwrap();
+        write(out, &[], &named(&["report.md", "config/warnings.txt"])).unwrap();
         assert!(is_there("config/warnings.txt") && !is_there("config/ringloom"));
-        write(out, &named(&["report.md"])).unwrap();
+        write(out, &[], &named(&["report.md"])).unwrap();
         assert!(is_there("report.md") && !is_there("config"));
     }
 
@@ -150,11 +152,11 @@ mod tests {
         let files = |part: Part| part.reports().chain([part.named("config/ringloom/serve.sh")]);
         let three: Vec<String> = Part::all(3).flat_map(files).collect();
         let three: Vec<&str> = three.iter().map(String::as_str).collect();
-        write(out, &named(&three)).unwrap();
+        write(out, &[], &named(&three)).unwrap();
         let earlier = earlier(out);
         let place = |wanted: &str| earlier.iter().position(|name| name == wanted).unwrap();
         assert!(place("report-3.jsonl") < place("report-2.md"), "{earlier:?}");
-        write(out, &named(&three[..4])).unwrap();
+        write(out, &[], &named(&three[..4])).unwrap();
         let names = || std::fs::read_dir(out).unwrap().count();
         assert!(Part::FIRST.reports().all(|name| out.join(name).exists()) && names() == 4);
         // One that was not written whole.
@@ -162,7 +164,7 @@ mod tests {
         for name in ["config-2/ringloom/serve.sh", "report-2.md"] {
             std::fs::write(out.join(name), "by ringloom tune").unwrap();
         }
-        write(out, &named(&three[..4])).unwrap();
+        write(out, &[], &named(&three[..4])).unwrap();
         assert_eq!(names(), 4);
     }
 
@@ -171,10 +173,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path();
         let own = ["config/ringloom/serve-mine.sh", "config/qemu.args", "serve.sh", "report-2.md"];
-        write(out, &named(&own)).unwrap();
-        write(out, &named(&["config/ringloom/serve.sh"])).unwrap();
+        write(out, &[], &named(&own)).unwrap();
+        write(out, &[], &named(&["config/ringloom/serve.sh"])).unwrap();
         std::fs::create_dir_all(out.join("config/qemu-iothreads/qemu.args")).unwrap();
-        write(out, &[]).unwrap();
+        write(out, &[], &[]).unwrap();
         assert!(!out.join("config/ringloom/serve.sh").exists());
         for name in own.iter().chain(&["config/qemu-iothreads/qemu.args"]) {
             assert!(out.join(name).exists(), "{name}");
@@ -184,8 +186,8 @@ mod tests {
         let reports: Vec<String> = Part::all(2).flat_map(Part::reports).collect();
         let all = namesakes.iter().map(|name| (*name).to_owned()).chain(reports);
         let all: Vec<(String, String)> = all.map(|name| (name, "mine".to_owned())).collect();
-        write(out, &all).unwrap();
-        write(out, &[]).unwrap();
+        write(out, &[], &all).unwrap();
+        write(out, &[], &[]).unwrap();
         for (name, _) in &all {
             assert!(out.join(name).exists(), "{name}");
         }
@@ -198,8 +200,8 @@ mod tests {
         std::fs::create_dir_all(&out).unwrap();
         std::fs::create_dir_all(&elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, out.join("config")).unwrap();
-        write(&out, &named(&["config/warnings.txt"])).unwrap();
-        write(&out, &named(&["report.md"])).unwrap();
+        write(&out, &[], &named(&["config/warnings.txt"])).unwrap();
+        write(&out, &[], &named(&["report.md"])).unwrap();
         assert!(!elsewhere.join("warnings.txt").exists());
         assert!(out.join("config").is_symlink() && elsewhere.exists());
     }

@@ -288,7 +288,7 @@ impl Material<'_> {
 }
 
 fn keep(report: &Report<'_>, out: &Path) -> Result<()> {
-    kept::write(out, &report.files())
+    kept::write(out, &[], &report.files())
 }
 
 /// Takes the directory named, or the first free of the default names; to resume, the one written last.

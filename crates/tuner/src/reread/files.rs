@@ -18,7 +18,7 @@ pub(super) fn write(out: &Path, sources: &[&Path], files: &[(String, String)]) -
     if let Some(path) = paths.iter().find(is_source) {
         bail!("{} holds the results: name another --out", path.display());
     }
-    kept::write(out, files)
+    kept::write(out, sources, files)
         .with_context(|| format!("write to {} (--out names another directory)", out.display()))?;
     let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     print(&format!("Written: {}\n", names.join(", ")))
@@ -32,7 +32,8 @@ mod tests {
     fn the_results_are_never_written_over() {
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("report.jsonl");
-        let results = "{\"kind\":\"header\"}\n";
+        // As rows begin, too.
+        let results = "{\"device\":\"raw\"}\n";
         std::fs::write(&source, results).unwrap();
         let files = ["report.md", "report.jsonl"].map(|name| (name.to_owned(), String::new()));
         let error = write(directory.path(), &[&source], &files).unwrap_err().to_string();
