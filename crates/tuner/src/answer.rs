@@ -15,6 +15,7 @@ use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::matrix::is_worth_few;
 use crate::stats::Estimate;
+use crate::steady::UnsteadyRuns;
 use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row};
 use crate::variant::{Layers, Variant};
 use crate::weights::{Goal, Weight, weight_of};
@@ -267,15 +268,13 @@ fn best(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
         cheaper: price.and_then(|price| cheaper(places, ratings, (iothreads, shortfall), price)),
         changes: changes(ratings, iothreads),
         cpu_bound: places.iter().any(|place| place.row(iothreads).is_some_and(|row| row.cpu_bound)),
-        bent: Bent { unsteady: mostly_unsteady(places), ..Bent::default() },
+        bent: Bent { unsteady: unsteady_runs(places).are_most(), ..Bent::default() },
     })
 }
 
-fn mostly_unsteady(places: &[Place<'_>]) -> bool {
+fn unsteady_runs(places: &[Place<'_>]) -> UnsteadyRuns {
     let rows = places.iter().flat_map(|place| place.summary.rows_of(place.subject));
-    let of = rows.map(|row| (row.unsteady_runs, row.by_repeat.len()));
-    let (unsteady, all) = of.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
-    unsteady * 2 > all
+    rows.map(|row| row.unsteady_runs).sum()
 }
 
 /// The numbers that were measured without being compared, if there are several.

@@ -25,14 +25,13 @@ use crate::plan::{PlannedRun, Purpose, RunKey, STRETCH};
 use crate::repeats::Repeats;
 use crate::results::Run;
 use crate::settings::{Settings, Thoroughness};
+use crate::steady::UnsteadyRuns;
 use crate::weights::Weight;
 
 /// How often each number is explored where some are left out at first.
 const EXPLORED: u16 = 2;
 /// Repeats that have an interval.
 const INTERVAL_FROM: u16 = 6;
-/// A place is not steady if more than this share of its explored runs was not.
-const UNSTEADY: f64 = 0.5;
 
 /// How thorough the search is.
 #[derive(Clone, Copy, Debug)]
@@ -207,10 +206,10 @@ impl<'a> Search<'a> {
         }
         self.settled = Some(0);
         let candidates = self.places.iter().enumerate().filter(|(_, place)| !place.is_begun());
-        let mut candidates: Vec<(f64, usize)> =
-            candidates.map(|(index, place)| (place.unsteady_share(), index)).collect();
-        candidates.retain(|(share, _)| *share > UNSTEADY);
-        candidates.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let mut candidates: Vec<(UnsteadyRuns, usize)> =
+            candidates.map(|(index, place)| (place.unsteady_runs(), index)).collect();
+        candidates.retain(|(runs, _)| runs.are_most());
+        candidates.sort_by(|(a, _), (b, _)| b.share().total_cmp(&a.share()));
         for (_, index) in candidates {
             self.places[index].stretch = STRETCH;
             if !fits(&self.all_again()) {

@@ -1,6 +1,6 @@
 //! Whether a run was steady: the two conditions of SNIA's Performance Test Specification, on five equal windows. Pure.
 //!
-//! `measure` records the windows, `Run::steadiness` judges them.
+//! `measure` records the windows, `Run::steadiness` judges them; `UnsteadyRuns` says of several whether most were not.
 //!
 //! A run is steady if the rates of its windows differ by no more than a fifth of their mean, and the straight line through
 //! them (least squares) rises or falls by no more than a tenth of the mean (SSS PTS 2.0.1, definition of steady state; there
@@ -8,6 +8,8 @@
 //!
 //! Invariants: every figure of a judgement is finite. Limits: windows of few requests differ by chance; nothing corrects for
 //! that, so a slow disk needs a longer runtime.
+
+use std::iter::Sum;
 
 use load::FIFTHS;
 
@@ -35,6 +37,48 @@ pub(crate) enum Steady {
         /// Whether only the first window stands out: the ramp was too short.
         still_warming: bool,
     },
+}
+
+/// How many of several runs were not steady.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnsteadyRuns {
+    unsteady: usize,
+    all: usize,
+}
+
+impl UnsteadyRuns {
+    /// Takes in a run. One of which it is unknown is not unsteady.
+    pub(crate) fn note(&mut self, steady: Steady) {
+        self.unsteady += usize::from(matches!(steady, Steady::Unsteady { .. }));
+        self.all += 1;
+    }
+
+    /// Whether most of the runs were not steady.
+    pub(crate) fn are_most(self) -> bool {
+        self.unsteady * 2 > self.all
+    }
+
+    /// 0 of no runs.
+    pub(crate) fn share(self) -> f64 {
+        self.unsteady as f64 / self.all.max(1) as f64
+    }
+}
+
+impl FromIterator<Steady> for UnsteadyRuns {
+    fn from_iter<T: IntoIterator<Item = Steady>>(runs: T) -> Self {
+        let mut counted = Self::default();
+        runs.into_iter().for_each(|steady| counted.note(steady));
+        counted
+    }
+}
+
+impl Sum for UnsteadyRuns {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, it| Self {
+            unsteady: sum.unsteady + it.unsteady,
+            all: sum.all + it.all,
+        })
+    }
 }
 
 /// Judges the windows of a run: length in ns and requests of each.
@@ -194,6 +238,24 @@ mod tests {
             panic!("{found:?}")
         };
         assert!((range - 0.5).abs() < 1e-9 && (rise + 0.5).abs() < 1e-9, "{range} {rise}");
+    }
+
+    #[test]
+    fn most_runs_are_not_steady_if_more_than_half_are_not() {
+        let (steady, not) = (Steady::Steady, judge(&of(&[100, 100, 0, 100, 100])));
+        for (runs, most) in [
+            (&[][..], false),
+            (&[steady][..], false),
+            (&[not], true),
+            (&[not, steady], false),
+            (&[not, Steady::Unknown, not], true),
+            (&[Steady::Unknown, Steady::Unknown, not], false),
+        ] {
+            let counted: UnsteadyRuns = runs.iter().copied().collect();
+            assert_eq!(counted.are_most(), most, "{runs:?}");
+            assert_eq!(counted.share() > 0.5, most, "{runs:?}");
+            assert_eq!([counted; 3].into_iter().sum::<UnsteadyRuns>().are_most(), most);
+        }
     }
 
     #[test]

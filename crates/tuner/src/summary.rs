@@ -22,6 +22,7 @@ use crate::contender::{Contender, Iothreads, Subject};
 use crate::plan::{Purpose, RunKey};
 use crate::results::{Part, Run};
 use crate::stats::{self, Estimate};
+use crate::steady::UnsteadyRuns;
 use crate::variant::Variant;
 
 pub(crate) use self::blocks::{
@@ -65,8 +66,7 @@ pub(crate) struct Row {
     pub(crate) to_host: Option<Estimate>,
     /// More busy threads than cores: the machine limits, not the number of iothreads.
     pub(crate) cpu_bound: bool,
-    /// How many of its runs were not steady.
-    pub(crate) unsteady_runs: usize,
+    pub(crate) unsteady_runs: UnsteadyRuns,
     /// The guest's CPUs were emulated.
     pub(crate) emulated: bool,
     /// Queues of each disk.
@@ -88,11 +88,6 @@ impl Row {
     /// The number of iothreads, where numbers are compared.
     pub(crate) fn iothreads(&self) -> Option<Iothreads> {
         self.contender.iothreads()
-    }
-
-    /// Whether most of its runs were not steady.
-    pub(crate) fn is_unsteady(&self) -> bool {
-        self.unsteady_runs * 2 > self.by_repeat.len()
     }
 
     /// Whether it was measured again after the exploration.
@@ -206,7 +201,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         to_host: ratio(&own, runs, Contender::Host),
         cpu_bound: contender.busy_threads(&first.key.variant, &first.key.cell, first.queues)
             > cores,
-        unsteady_runs: own.iter().filter(|run| run.is_unsteady()).count(),
+        unsteady_runs: own.iter().map(|run| run.steadiness()).collect(),
         emulated: own.iter().any(|run| run.emulated),
         queues: first.queues,
     })

@@ -77,7 +77,7 @@ pub(super) fn mark(cell: &CellSummary, row: &Row) -> String {
     let marks: String = [
         (row.emulated, '†'),
         (row.cpu_bound && !row.emulated, '*'),
-        (row.is_unsteady(), '~'),
+        (row.unsteady_runs.are_most(), '~'),
         (cell.is_given_up(row), '°'),
     ]
     .into_iter()
@@ -156,7 +156,7 @@ pub(super) fn legend(header: &Header, cells: &[CellSummary], spare: bool) -> Vec
     if rows().any(|row| row.emulated) {
         lines.push(format!("† {EMULATED}."));
     }
-    if rows().any(|row| row.is_unsteady()) {
+    if rows().any(|row| row.unsteady_runs.are_most()) {
         lines.push("~ not steady: most runs rose, fell or varied within themselves.".to_owned());
     }
     if cells.iter().any(|cell| cell.rows.iter().any(|row| cell.is_given_up(row))) {

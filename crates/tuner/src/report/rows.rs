@@ -150,7 +150,7 @@ impl Record {
             to_host_high: high(share),
             cpu_bound: row.cpu_bound,
             emulated: row.emulated,
-            unsteady: row.is_unsteady(),
+            unsteady: row.unsteady_runs.are_most(),
             given_up: cell.is_given_up(row),
             best: is(verdict.map(|verdict| verdict.best)),
             n90: is(verdict.map(|verdict| verdict.n90)),

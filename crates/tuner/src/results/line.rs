@@ -225,11 +225,6 @@ impl Run {
         self.load == OWN_LOAD
     }
 
-    /// Whether it rose, fell or varied within itself.
-    pub(crate) fn is_unsteady(&self) -> bool {
-        matches!(self.steadiness(), Steady::Unsteady { .. })
-    }
-
     pub(crate) fn latency(&self) -> Latency {
         Latency::from_buckets(&self.latency_ns)
     }

@@ -11,6 +11,7 @@ use crate::matrix::Entry;
 use crate::plan::{Purpose, RunKey};
 use crate::results::Run;
 use crate::stats::Estimate;
+use crate::steady::UnsteadyRuns;
 use crate::summary::{Blocks, ENOUGH, Reached, Shares, best, explored, n90};
 
 /// Numbers far apart, explored first; the highest of a place is, too.
@@ -41,8 +42,7 @@ pub(super) struct Place<'a> {
 
 #[derive(Clone, Debug, Default)]
 struct Explored {
-    runs: usize,
-    unsteady: usize,
+    runs: UnsteadyRuns,
     iops: Option<f64>,
 }
 
@@ -72,8 +72,7 @@ impl<'a> Place<'a> {
         }
         if run.key.purpose == Purpose::Sweep {
             let explored = self.explored.entry(contender).or_default();
-            explored.runs += 1;
-            explored.unsteady += usize::from(run.is_unsteady());
+            explored.runs.note(run.steadiness());
             explored.iops = self::explored(explored.iops.into_iter().chain([iops]));
         } else if run.key.purpose == Purpose::Confirm {
             self.again.entry(contender).or_default().insert(run.key.repeat, iops);
@@ -103,11 +102,9 @@ impl<'a> Place<'a> {
         !self.again.is_empty()
     }
 
-    /// The share of the explored runs that were not steady; 0 of none.
-    pub(super) fn unsteady_share(&self) -> f64 {
-        let all = self.explored.values();
-        let (runs, unsteady) = all.fold((0, 0), |sum, it| (sum.0 + it.runs, sum.1 + it.unsteady));
-        unsteady as f64 / runs.max(1) as f64
+    /// Which of the explored runs were not steady.
+    pub(super) fn unsteady_runs(&self) -> UnsteadyRuns {
+        self.explored.values().map(|explored| explored.runs).sum()
     }
 
     /// Whether a run with this key is one of this place.

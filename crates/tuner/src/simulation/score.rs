@@ -10,6 +10,7 @@ use crate::contender::Contender;
 use crate::drift::Drift;
 use crate::results::Run;
 use crate::stats::Estimate;
+use crate::steady::UnsteadyRuns;
 use crate::summary::{CellSummary, Row, summarise};
 
 /// As good as the best: what may be lost to it.
@@ -69,7 +70,7 @@ pub(super) struct Score {
     pub(super) n90_spread: Tally,
     /// Sessions whose drift was flagged.
     pub(super) flagged: Tally,
-    /// Cells with an unsteady run in most repeats.
+    /// Cells of which most runs are unsteady.
     pub(super) unsteady: Tally,
     runs: usize,
 }
@@ -87,7 +88,8 @@ impl Score {
             }
             score.rate_n90(machine, *load, summary);
             let own = session.runs.iter().filter(|run| run.key.cell == summary.cell);
-            score.unsteady.note(mostly_unsteady(own));
+            let unsteady: UnsteadyRuns = own.map(Run::steadiness).collect();
+            score.unsteady.note(unsteady.are_most());
         }
         score.flagged.note(drifts(&session.runs));
         score
@@ -166,13 +168,4 @@ impl Score {
 
 fn drifts(runs: &[Run]) -> bool {
     Drift::in_runs(runs).is_some_and(|drift| !drift.flags.is_empty())
-}
-
-fn mostly_unsteady<'a>(runs: impl Iterator<Item = &'a Run>) -> bool {
-    let (mut unsteady, mut of) = (0_usize, 0_usize);
-    for run in runs {
-        unsteady += usize::from(run.is_unsteady());
-        of += 1;
-    }
-    2 * unsteady > of
 }

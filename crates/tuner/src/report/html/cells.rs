@@ -39,7 +39,7 @@ fn card(view: &View<'_>, cell: &CellSummary) -> Markup {
     let unsteady: Vec<String> = cell
         .rows
         .iter()
-        .filter(|row| row.is_unsteady())
+        .filter(|row| row.unsteady_runs.are_most())
         .map(|row| row.contender.to_string())
         .collect();
     let inside = html! {
