@@ -2,16 +2,10 @@
 //!
 //! Where it stands in the life of a request: it calls each source's turn after a kick, a finished
 //! request or a ring of the bell. When none has anything to do it looks for a while, if that is
-//! worth it and takes CPU from nobody (`looker`), and then asks for kicks and sleeps.
+//! worth it and takes CPU from nobody, and then asks for kicks and sleeps (`pause`). What control threads ask for, a
+//! hand-over among it, is in `commands`.
 //!
-//! A hand-over from A to B: the control thread has had a lane prepared on B; A stops popping and
-//! cancels the kick poll, waits until the kernel says that it is cancelled, makes B the owner of
-//! the mailbox and sends the source; B arms the poll and gives the source one turn
-//! unconditionally, because a kick may have been consumed by A. What A has in flight stays there
-//! and its outcomes are posted to the mailbox.
-//!
-//! Invariants: a source is in exactly one loop or in one inbox. A source that stops is given back
-//! only when its poll is cancelled and nothing of it is in flight on any thread.
+//! Invariants: who is in which list of sources is kept true here and in the children, which no one else calls.
 //! What layers hold (a throttle, a delay) goes on when it is due, which ends a sleep (`timer`); at once
 //! if its source stops.
 //! Threads: this is the iothread. It sleeps only in the kernel's wait.
@@ -21,7 +15,10 @@
 //! [`INLINE_STEP`], as soon as one of those others has something new (`neighbours`). So a request of
 //! a ring that had nothing waits for at most one step of each other ring, and rings that always have
 //! more get turns of the same length.
-//! Long because who is in which list of sources is kept true in one place.
+
+mod commands;
+mod pause;
+mod served;
 
 use std::io;
 use std::ops::ControlFlow;
@@ -30,15 +27,14 @@ use std::time::{Duration, Instant};
 
 use block::{ByteCount, Clock};
 use kernel_io::{InlineShare, Wait};
-use request_path::{
-    Appetite, Engine, Fault, LaneIndex, Rest, Share, Signal, Source, SourceKey, Step, Turn,
-};
+use request_path::{Appetite, Engine, Fault, LaneIndex, Share, Signal, SourceKey, Step, Turn};
 
-use crate::command::{Cargo, Command, Inbox, SourceId};
+use self::served::Life;
+pub(crate) use self::served::Served;
+use crate::command::Inbox;
 use crate::looker::Looker;
 use crate::neighbours::{Glance, Neighbours};
-use crate::polling::{Adaptive, IDLE_AFTER, LookedFor};
-use crate::timer::{Nap, Timer};
+use crate::timer::Timer;
 
 /// The most new requests a source may bring in one turn while no other source is awake.
 const TURN_REQUESTS_ALONE: u32 = 64;
@@ -56,60 +52,6 @@ const INLINE_STEP: Step = Step { requests: 2, bytes: ByteCount(8 << 10) };
 
 /// How many rounds without a pause there are between two looks for sources that fell silent.
 const ROUNDS_PER_CLOCK: u32 = 64;
-
-/// How often to look between two looks at the clock, which cost about as much as ten of them.
-const LOOKS_PER_CLOCK: u32 = 16;
-
-/// What the iothread does with a source.
-#[derive(Debug)]
-enum Life {
-    /// Serves it.
-    Serving,
-    /// Does not take anything from it: its guest broke the rules.
-    Broken,
-    /// Hands it over once its poll is cancelled.
-    Departing { to: Arc<Inbox>, lane: LaneIndex, reply: mpsc::Sender<()> },
-    /// Gives it back once its poll is cancelled and nothing is in flight.
-    Stopping { reply: mpsc::Sender<Box<dyn Source>> },
-}
-
-impl Life {
-    fn is_serving(&self) -> bool {
-        matches!(self, Self::Serving)
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Watch {
-    On,
-    Ending,
-    Off,
-}
-
-#[derive(Debug)]
-pub(crate) struct Served {
-    cargo: Cargo,
-    lane: LaneIndex,
-    life: Life,
-    watch: Watch,
-    /// It is in `ready` already.
-    called: bool,
-    /// It is in `full`: it has more to do, and there was no room for it.
-    full: bool,
-    /// It is in `awake`: new requests may come without a kick.
-    awake: bool,
-    /// How long it is worth looking for.
-    adaptive: Adaptive,
-    /// When it last had something new, as far as the loop has looked at the clock.
-    last_new: Instant,
-}
-
-impl Served {
-    /// Whether it has something new that it was not called for yet.
-    pub(crate) fn has_new(&self) -> bool {
-        !self.called && !self.full && self.life.is_serving() && self.cargo.source.has_new()
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct EventLoop {
@@ -216,122 +158,6 @@ impl EventLoop {
         }
     }
 
-    /// Looks for work, and sleeps until there is some or something is due, if none was found. Returns
-    /// how long there has been nothing to do if it slept.
-    fn find_work(&mut self) -> io::Result<Option<Duration>> {
-        self.now = self.clock.now();
-        if self.engine.has_own_work() {
-            // No time to sleep, so no reason to ask for kicks.
-            self.call_new();
-            return Ok(None);
-        }
-        let start = *self.resting_since.get_or_insert(self.now);
-        if self.look() {
-            return Ok(None);
-        }
-        let wait = match self.engine.due() {
-            None => Wait::Block,
-            Some(due) => {
-                self.now = self.clock.now();
-                match self.timer.nap(due.at.saturating_duration_since(self.now), due.slack) {
-                    Nap::Sleep(limit) => Wait::AtMost(limit),
-                    Nap::Look => {
-                        self.look_until(due.at);
-                        return Ok(None);
-                    }
-                }
-            }
-        };
-        if self.let_all_rest() {
-            return Ok(None);
-        }
-        self.looker.sleep();
-        self.engine.wait(wait)?;
-        let asleep = self.now;
-        self.now = self.clock.now();
-        if let Wait::AtMost(limit) = wait {
-            self.timer.woke(limit, self.now.saturating_duration_since(asleep));
-        }
-        Ok(Some(self.now.saturating_duration_since(start)))
-    }
-
-    /// Looks for something new until then: something is due, and too soon for a sleep.
-    fn look_until(&mut self, due: Instant) {
-        while self.now < due && !self.call_new() && !self.engine.has_news() {
-            std::hint::spin_loop();
-            self.now = self.clock.now();
-        }
-    }
-
-    /// Looks for something new as long as the sources are worth it; whether there was any.
-    fn look(&mut self) -> bool {
-        let budget = self.budget();
-        if budget.is_zero() || !self.looker.may_look(self.now) {
-            return false;
-        }
-        self.let_idle_rest();
-        let start = self.now;
-        loop {
-            for _ in 0..LOOKS_PER_CLOCK {
-                if self.call_new() {
-                    self.requests_found(start);
-                    return true;
-                }
-                if self.engine.has_news() {
-                    self.completions_found(start);
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            self.now = self.clock.now();
-            if self.engine.due().is_some_and(|due| due.at <= self.now) {
-                return true;
-            }
-            if self.now.saturating_duration_since(start) >= budget {
-                return false;
-            }
-        }
-    }
-
-    /// Tells the called sources that are on trial how long the look took.
-    fn requests_found(&mut self, start: Instant) {
-        let settings = *self.looker.settings();
-        let mut waited = None;
-        for key in &self.ready {
-            if let Some(served) = &mut self.sources[key.0 as usize]
-                && served.adaptive.is_on_trial()
-            {
-                let now = &mut self.now;
-                let waited = *waited.get_or_insert_with(|| {
-                    *now = self.clock.now();
-                    now.saturating_duration_since(start)
-                });
-                served.adaptive.found_after(waited, &settings);
-            }
-        }
-    }
-
-    /// The kernel has something; while requests are being carried out that is almost always their
-    /// completions.
-    fn completions_found(&mut self, start: Instant) {
-        if self.looker.is_trying_completions() && self.engine.is_busy() {
-            self.now = self.clock.now();
-            self.looker.completion_found(self.now.saturating_duration_since(start));
-        }
-    }
-
-    /// How long it is worth looking now: as long as for the source that is worth most.
-    fn budget(&self) -> Duration {
-        let of_source = |key: &SourceKey| {
-            let served = self.sources[key.0 as usize].as_ref();
-            served.map_or(Duration::ZERO, |served| served.adaptive.budget())
-        };
-        let sources = self.awake.iter().map(of_source).max().unwrap_or_default();
-        let busy = self.engine.is_busy();
-        let completions = if busy { self.looker.completions_budget() } else { Duration::ZERO };
-        sources.max(completions)
-    }
-
     /// Calls sources that have something new while others keep the thread from looking: their
     /// kicks are off.
     fn glance(&mut self) {
@@ -394,40 +220,6 @@ impl EventLoop {
         first.append(&mut self.ready);
         // Keeps the room of both lists.
         self.next_ready = std::mem::replace(&mut self.ready, first);
-    }
-
-    /// Asks all sources for kicks; whether one has something new for which no kick may come.
-    fn let_all_rest(&mut self) -> bool {
-        while let Some(key) = self.awake.pop() {
-            self.let_rest(key);
-        }
-        !self.ready.is_empty()
-    }
-
-    /// Asks the sources for kicks that have been silent for long: looking at them would cost those
-    /// that are not.
-    fn let_idle_rest(&mut self) {
-        let now = self.now;
-        let mut place = 0;
-        while let Some(&key) = self.awake.get(place) {
-            let idle = self.sources[key.0 as usize]
-                .as_ref()
-                .is_none_or(|served| now.saturating_duration_since(served.last_new) > IDLE_AFTER);
-            if idle {
-                self.awake.swap_remove(place);
-                self.let_rest(key);
-            } else {
-                place += 1;
-            }
-        }
-    }
-
-    fn let_rest(&mut self, key: SourceKey) {
-        let Some(served) = &mut self.sources[key.0 as usize] else { return };
-        served.awake = false;
-        if served.life.is_serving() && served.cargo.source.rest() == Rest::More && !served.full {
-            self.call(key);
-        }
     }
 
     /// Works off what the kernel has brought; `slept` is how long that took if the loop slept.
@@ -502,18 +294,6 @@ impl EventLoop {
         }
     }
 
-    fn served(&mut self, key: SourceKey) -> &mut Served {
-        let place = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut);
-        place.expect("the source of this key is served here")
-    }
-
-    fn find(&self, id: SourceId) -> SourceKey {
-        let known = |served: &Option<Served>| served.as_ref().is_some_and(|s| s.cargo.id == id);
-        let place = self.sources.iter().position(known);
-        let place = place.expect("a source is asked for where its controller placed it");
-        SourceKey(u32::try_from(place).expect("fewer sources than descriptors"))
-    }
-
     fn turn(&mut self, key: SourceKey) {
         let Self { sources, awake, glance, engine, .. } = self;
         let Some((before, [place, after @ ..])) = sources.split_at_mut_checked(key.0 as usize)
@@ -565,144 +345,6 @@ impl EventLoop {
         served.cargo.watcher.broken(fault);
         // What was popped before the fault is still carried out; its outcomes need a turn.
         self.call(key);
-    }
-
-    fn answer_bell(&mut self) {
-        for command in self.inbox.take() {
-            self.obey(command);
-        }
-        for place in 0..self.sources.len() {
-            let mail = self.sources[place]
-                .as_ref()
-                .is_some_and(|served| !served.cargo.source.mailbox().is_empty());
-            if mail {
-                self.call(SourceKey(u32::try_from(place).expect("fewer sources than descriptors")));
-            }
-        }
-    }
-
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Prepare { node, reply } => answer(&reply, self.engine.open_lane(&node)),
-            Command::Arrive { cargo, lane, reply } => {
-                self.arrive(cargo, lane);
-                answer(&reply, ());
-            }
-            Command::Depart { id, to, lane, reply } => {
-                self.leave_when_unwatched(id, Life::Departing { to, lane, reply });
-            }
-            Command::Stop { id, reply } => self.leave_when_unwatched(id, Life::Stopping { reply }),
-            Command::SetCall { id, call } => {
-                let key = self.find(id);
-                let served = self.sources[key.0 as usize].as_mut().expect("it was found");
-                served.cargo.source.set_call(&mut self.engine, call);
-            }
-            Command::SetLog { id, log, reply } => {
-                let key = self.find(id);
-                let served = self.sources[key.0 as usize].as_mut().expect("it was found");
-                served.cargo.source.set_log(&mut self.engine, log);
-                answer(&reply, ());
-            }
-            Command::Release { node } => self.engine.release_on(&node),
-            Command::Drain { node, reply } => {
-                let lane = self.engine.drain(&node);
-                self.draining.push((lane, reply));
-            }
-            Command::Reopen { node, reply } => answer(&reply, self.engine.prepare_lane(&node)),
-            Command::Withdraw { node, reply } => {
-                self.engine.withdraw_lane(&node);
-                answer(&reply, ());
-            }
-            Command::Admit { node } => self.engine.admit(&node),
-            Command::Quit => self.quit = true,
-        }
-    }
-
-    fn arrive(&mut self, cargo: Cargo, lane: LaneIndex) {
-        let place = self.sources.iter().position(Option::is_none).unwrap_or(self.sources.len());
-        if place == self.sources.len() {
-            self.sources.push(None);
-        }
-        let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
-        let (life, watch) = (Life::Serving, Watch::On);
-        let served = self.sources[place].insert(Served {
-            cargo,
-            lane,
-            life,
-            watch,
-            called: false,
-            full: false,
-            awake: false,
-            adaptive: Adaptive::new(LookedFor::Requests),
-            last_new: self.now,
-        });
-        served.cargo.source.arrive(&mut self.engine, lane, key);
-        self.engine.watch(served.cargo.source.kick(), key);
-        self.call(key);
-    }
-
-    /// Stops popping, cancels the poll and leaves the rest to [`EventLoop::unwatched`].
-    fn leave_when_unwatched(&mut self, id: SourceId, life: Life) {
-        let key = self.find(id);
-        let served = self.served(key);
-        assert!(served.watch == Watch::On, "a source leaves once");
-        served.life = life;
-        served.watch = Watch::Ending;
-        self.engine.unwatch(key);
-        self.release_if_stopping(key);
-    }
-
-    /// Who stops is waited for: nothing of it is held any longer, however it got there.
-    fn release_if_stopping(&mut self, key: SourceKey) {
-        if let Some(served) = &self.sources[key.0 as usize]
-            && let Life::Stopping { .. } = served.life
-        {
-            self.engine.release(served.lane);
-        }
-    }
-
-    fn unwatched(&mut self, key: SourceKey) {
-        let served = self.served(key);
-        served.watch = Watch::Off;
-        match served.life {
-            Life::Departing { .. } => self.hand_over(key),
-            Life::Stopping { .. } => self.call(key),
-            Life::Serving | Life::Broken => panic!("nobody asked to end this poll"),
-        }
-    }
-
-    fn hand_over(&mut self, key: SourceKey) {
-        let served = self.sources[key.0 as usize].take().expect("an unwatched source is here");
-        let Served { mut cargo, lane: own_lane, life: Life::Departing { to, lane, reply }, .. } =
-            served
-        else {
-            panic!("only a departing source is handed over")
-        };
-        cargo.source.depart(&mut self.engine);
-        self.awake.retain(|awake| *awake != key);
-        self.engine.close_lane(own_lane);
-        cargo.source.mailbox().set_owner(Arc::clone(to.bell()) as Arc<dyn request_path::Wake>);
-        to.send(Command::Arrive { cargo, lane, reply });
-    }
-
-    fn finish_stop(&mut self, key: SourceKey) {
-        let place = &mut self.sources[key.0 as usize];
-        let over = place.as_ref().is_some_and(|served| {
-            matches!(served.life, Life::Stopping { .. })
-                && served.watch == Watch::Off
-                && served.cargo.source.in_flight() == 0
-        });
-        if !over {
-            return;
-        }
-        if let Some(Served { mut cargo, lane, life: Life::Stopping { reply }, .. }) = place.take() {
-            // Whoever serves the ring next may rely on kicks; what came meanwhile is theirs.
-            let _more = cargo.source.rest();
-            cargo.source.depart(&mut self.engine);
-            self.awake.retain(|awake| *awake != key);
-            self.engine.close_lane(lane);
-            answer(&reply, cargo.source);
-        }
     }
 }
 

@@ -1,0 +1,172 @@
+//! What control threads ask of a loop: its sources come and go, and lanes are opened, drained and exchanged.
+//!
+//! A hand-over from A to B: the control thread has had a lane prepared on B; A stops popping and
+//! cancels the kick poll, waits until the kernel says that it is cancelled, makes B the owner of
+//! the mailbox and sends the source; B arms the poll and gives the source one turn
+//! unconditionally, because a kick may have been consumed by A. What A has in flight stays there
+//! and its outcomes are posted to the mailbox.
+//!
+//! Invariants: a source is in exactly one loop or in one inbox. A source that stops is given back
+//! only when its poll is cancelled and nothing of it is in flight on any thread. One that has left is in no list of
+//! sources that are looked at; the other lists skip it.
+
+use std::sync::Arc;
+
+use request_path::{LaneIndex, SourceKey};
+
+use super::served::{Life, Served, Watch};
+use super::{EventLoop, answer};
+use crate::command::{Cargo, Command, SourceId};
+use crate::polling::{Adaptive, LookedFor};
+
+impl EventLoop {
+    pub(super) fn answer_bell(&mut self) {
+        for command in self.inbox.take() {
+            self.obey(command);
+        }
+        for place in 0..self.sources.len() {
+            let mail = self.sources[place]
+                .as_ref()
+                .is_some_and(|served| !served.cargo.source.mailbox().is_empty());
+            if mail {
+                self.call(SourceKey(u32::try_from(place).expect("fewer sources than descriptors")));
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Prepare { node, reply } => answer(&reply, self.engine.open_lane(&node)),
+            Command::Arrive { cargo, lane, reply } => {
+                self.arrive(cargo, lane);
+                answer(&reply, ());
+            }
+            Command::Depart { id, to, lane, reply } => {
+                self.leave_when_unwatched(id, Life::Departing { to, lane, reply });
+            }
+            Command::Stop { id, reply } => self.leave_when_unwatched(id, Life::Stopping { reply }),
+            Command::SetCall { id, call } => {
+                let key = self.find(id);
+                let served = self.sources[key.0 as usize].as_mut().expect("it was found");
+                served.cargo.source.set_call(&mut self.engine, call);
+            }
+            Command::SetLog { id, log, reply } => {
+                let key = self.find(id);
+                let served = self.sources[key.0 as usize].as_mut().expect("it was found");
+                served.cargo.source.set_log(&mut self.engine, log);
+                answer(&reply, ());
+            }
+            Command::Release { node } => self.engine.release_on(&node),
+            Command::Drain { node, reply } => {
+                let lane = self.engine.drain(&node);
+                self.draining.push((lane, reply));
+            }
+            Command::Reopen { node, reply } => answer(&reply, self.engine.prepare_lane(&node)),
+            Command::Withdraw { node, reply } => {
+                self.engine.withdraw_lane(&node);
+                answer(&reply, ());
+            }
+            Command::Admit { node } => self.engine.admit(&node),
+            Command::Quit => self.quit = true,
+        }
+    }
+
+    fn arrive(&mut self, cargo: Cargo, lane: LaneIndex) {
+        let place = self.sources.iter().position(Option::is_none).unwrap_or(self.sources.len());
+        if place == self.sources.len() {
+            self.sources.push(None);
+        }
+        let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
+        let (life, watch) = (Life::Serving, Watch::On);
+        let served = self.sources[place].insert(Served {
+            cargo,
+            lane,
+            life,
+            watch,
+            called: false,
+            full: false,
+            awake: false,
+            adaptive: Adaptive::new(LookedFor::Requests),
+            last_new: self.now,
+        });
+        served.cargo.source.arrive(&mut self.engine, lane, key);
+        self.engine.watch(served.cargo.source.kick(), key);
+        self.call(key);
+    }
+
+    /// Stops popping, cancels the poll and leaves the rest to [`EventLoop::unwatched`].
+    fn leave_when_unwatched(&mut self, id: SourceId, life: Life) {
+        let key = self.find(id);
+        let served = self.served(key);
+        assert!(served.watch == Watch::On, "a source leaves once");
+        served.life = life;
+        served.watch = Watch::Ending;
+        self.engine.unwatch(key);
+        self.release_if_stopping(key);
+    }
+
+    /// Who stops is waited for: nothing of it is held any longer, however it got there.
+    pub(super) fn release_if_stopping(&mut self, key: SourceKey) {
+        if let Some(served) = &self.sources[key.0 as usize]
+            && let Life::Stopping { .. } = served.life
+        {
+            self.engine.release(served.lane);
+        }
+    }
+
+    pub(super) fn unwatched(&mut self, key: SourceKey) {
+        let served = self.served(key);
+        served.watch = Watch::Off;
+        match served.life {
+            Life::Departing { .. } => self.hand_over(key),
+            Life::Stopping { .. } => self.call(key),
+            Life::Serving | Life::Broken => panic!("nobody asked to end this poll"),
+        }
+    }
+
+    fn hand_over(&mut self, key: SourceKey) {
+        let served = self.sources[key.0 as usize].take().expect("an unwatched source is here");
+        let Served { mut cargo, lane: own_lane, life: Life::Departing { to, lane, reply }, .. } =
+            served
+        else {
+            panic!("only a departing source is handed over")
+        };
+        cargo.source.depart(&mut self.engine);
+        self.awake.retain(|awake| *awake != key);
+        self.engine.close_lane(own_lane);
+        cargo.source.mailbox().set_owner(Arc::clone(to.bell()) as Arc<dyn request_path::Wake>);
+        to.send(Command::Arrive { cargo, lane, reply });
+    }
+
+    pub(super) fn finish_stop(&mut self, key: SourceKey) {
+        let place = &mut self.sources[key.0 as usize];
+        let over = place.as_ref().is_some_and(|served| {
+            matches!(served.life, Life::Stopping { .. })
+                && served.watch == Watch::Off
+                && served.cargo.source.in_flight() == 0
+        });
+        if !over {
+            return;
+        }
+        if let Some(Served { mut cargo, lane, life: Life::Stopping { reply }, .. }) = place.take() {
+            // Whoever serves the ring next may rely on kicks; what came meanwhile is theirs.
+            let _more = cargo.source.rest();
+            cargo.source.depart(&mut self.engine);
+            self.awake.retain(|awake| *awake != key);
+            self.engine.close_lane(lane);
+            answer(&reply, cargo.source);
+        }
+    }
+
+    fn served(&mut self, key: SourceKey) -> &mut Served {
+        let place = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut);
+        place.expect("the source of this key is served here")
+    }
+
+    fn find(&self, id: SourceId) -> SourceKey {
+        let known = |served: &Option<Served>| served.as_ref().is_some_and(|s| s.cargo.id == id);
+        let place = self.sources.iter().position(known);
+        let place = place.expect("a source is asked for where its controller placed it");
+        SourceKey(u32::try_from(place).expect("fewer sources than descriptors"))
+    }
+}

@@ -1,0 +1,65 @@
+//! A source as its loop sees it: what is done with it, and which of the loop's lists it is in.
+//!
+//! Invariants: a life never goes back to `Serving`, and one that departs or stops does so to its end.
+//! Not here: what a turn does (`Source::turn`), when it gets one (the loop).
+
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use request_path::{LaneIndex, Source};
+
+use crate::command::{Cargo, Inbox};
+use crate::polling::Adaptive;
+
+/// What the iothread does with a source.
+#[derive(Debug)]
+pub(super) enum Life {
+    /// Serves it.
+    Serving,
+    /// Does not take anything from it: its guest broke the rules.
+    Broken,
+    /// Hands it over once its poll is cancelled.
+    Departing { to: Arc<Inbox>, lane: LaneIndex, reply: mpsc::Sender<()> },
+    /// Gives it back once its poll is cancelled and nothing is in flight.
+    Stopping { reply: mpsc::Sender<Box<dyn Source>> },
+}
+
+impl Life {
+    pub(super) fn is_serving(&self) -> bool {
+        matches!(self, Self::Serving)
+    }
+}
+
+/// Whether the kernel watches the kick of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watch {
+    On,
+    Ending,
+    Off,
+}
+
+/// A source with what the loop knows of it.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(super) cargo: Cargo,
+    pub(super) lane: LaneIndex,
+    pub(super) life: Life,
+    pub(super) watch: Watch,
+    /// It is in `ready` already.
+    pub(super) called: bool,
+    /// It is in `full`: it has more to do, and there was no room for it.
+    pub(super) full: bool,
+    /// It is in `awake`: new requests may come without a kick.
+    pub(super) awake: bool,
+    /// How long it is worth looking for.
+    pub(super) adaptive: Adaptive,
+    /// When it last had something new, as far as the loop has looked at the clock.
+    pub(super) last_new: Instant,
+}
+
+impl Served {
+    /// Whether it has something new that it was not called for yet.
+    pub(crate) fn has_new(&self) -> bool {
+        !self.called && !self.full && self.life.is_serving() && self.cargo.source.has_new()
+    }
+}
