@@ -8,34 +8,33 @@
 //! thread that made it (SINGLE_ISSUER); only [`Kernel::wait`] blocks.
 //! Limits: the caller bounds the operations in flight.
 //! Files that live in memory are read and written inline (`inline`), which bounds each turn.
-//! Long because each operation passes through all of it: started, done inline or handed to an engine, judged.
+//! Not here: which engine a file is given (`ways`), descriptors that are watched (`polls`).
 
 #![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
+
+mod polls;
+mod ways;
 
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use rustix::io::Errno;
 
+use self::ways::{Opened, Way};
 use crate::calls::{iovecs, perform};
 use crate::inline::{self, InlineShare, InlineTurn};
 use crate::judgement::{Judgement, judge};
 use crate::native::Native;
-use crate::parked::{
-    Content, InFlight, Parked, PollOwner, PollPhase, PollState, Progress, SlotIndex, Work,
-};
+use crate::parked::{Content, InFlight, Parked, Progress, SlotIndex, Work};
 use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
 use crate::space::{Space, Step};
-use crate::uring::{FilePlace, Uring};
+use crate::uring::Uring;
 use crate::workers::Workers;
-use crate::{
-    Aio, Allocation, BOUNCE_BYTES, BounceBuffer, Caching, FileTable, IoFailure, OpenFile,
-    Residence, Tag, Wait,
-};
+use crate::{Allocation, BOUNCE_BYTES, BounceBuffer, FileTable, IoFailure, OpenFile, Tag, Wait};
 
 /// Something that has happened.
 #[derive(Debug)]
@@ -70,23 +69,6 @@ pub enum KernelError {
     /// Not even epoll.
     #[error("epoll is not available")]
     Epoll(#[source] io::Error),
-}
-
-/// How this iothread does I/O on a file.
-#[derive(Debug, Clone, Copy)]
-enum Way {
-    Uring(FilePlace),
-    Native,
-    Workers,
-}
-
-/// A file as this iothread uses it.
-#[derive(Debug)]
-struct Opened {
-    file: Arc<OpenFile>,
-    way: Way,
-    /// Whether what is short is done at once instead.
-    inline: bool,
 }
 
 /// One iothread's way to the kernel.
@@ -133,52 +115,6 @@ impl Kernel {
     /// The file behind an id.
     pub fn file(&mut self, id: FileId) -> &Arc<OpenFile> {
         &self.opened(id).file
-    }
-
-    fn opened(&mut self, id: FileId) -> &Opened {
-        let number = id.0 as usize;
-        if number >= self.files.len() {
-            self.files.resize_with(number + 1, || None);
-        }
-        if self.files[number].is_none() {
-            let file = self.table.get(id);
-            let way = self.way(id, &file);
-            let inline = file.residence() == Residence::Memory && file.aio() != Aio::Threads;
-            self.files[number] = Some(Opened { file, way, inline });
-        }
-        self.files[number].as_ref().expect("just opened")
-    }
-
-    fn way(&mut self, id: FileId, file: &OpenFile) -> Way {
-        match (file.aio(), &mut *self.reactor) {
-            (Aio::Automatic | Aio::IoUring, Reactor::Uring(uring)) => {
-                Way::Uring(uring.place(id, file.as_fd()))
-            }
-            (Aio::Automatic | Aio::IoUring, Reactor::Epoll(_)) => match file.caching() {
-                Caching::Direct => self.native_or_workers(),
-                Caching::Buffered => Way::Workers,
-            },
-            (Aio::Native, _) => self.native_or_workers(),
-            (Aio::Threads, _) => Way::Workers,
-        }
-    }
-
-    fn native_or_workers(&mut self) -> Way {
-        if self.native.is_some() {
-            return Way::Native;
-        }
-        match Native::new() {
-            Ok(native) => {
-                let bell = native.bell().as_raw_fd();
-                self.watch(bell, PollOwner::Native);
-                self.native = Some(native);
-                Way::Native
-            }
-            Err(error) => {
-                tracing::warn!("no Linux AIO (see fs.aio-max-nr), so threads are used: {error}");
-                Way::Workers
-            }
-        }
     }
 
     /// Reads from the file into the memory.
@@ -260,34 +196,6 @@ impl Kernel {
         }
     }
 
-    /// Watches a descriptor until [`Kernel::cancel_poll`]. The kernel keeps the descriptor's file
-    /// alive meanwhile. Neither its counter nor its flags are touched: the front end shares them.
-    pub fn poll(&mut self, fd: BorrowedFd<'_>, tag: Tag) {
-        self.watch(fd.as_raw_fd(), PollOwner::Caller(tag));
-    }
-
-    fn watch(&mut self, fd: RawFd, owner: PollOwner) {
-        let poll = PollState { owner, fd, phase: PollPhase::Armed };
-        let index = self.in_flight.park_poll(poll);
-        self.reactor.watch(index, fd);
-    }
-
-    /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
-    pub fn cancel_poll(&mut self, tag: Tag) {
-        let index = self.in_flight.find_poll(tag).expect("only a running poll is cancelled");
-        let Some(Content::Poll(poll)) = self.in_flight.get(index) else {
-            panic!("slot {} was found to be a poll", index.0)
-        };
-        let fd = poll.fd;
-        match std::mem::replace(&mut poll.phase, PollPhase::Cancelled) {
-            PollPhase::Deaf => {
-                self.in_flight.forget_poll(index);
-                self.events.push_back(Event::PollEnded { tag });
-            }
-            PollPhase::Armed | PollPhase::Cancelled => self.reactor.unwatch(index, fd),
-        }
-    }
-
     /// How much may be done inline from the next turn on.
     pub fn share_inline(&mut self, share: InlineShare) {
         self.inline.share(share);
@@ -334,23 +242,6 @@ impl Kernel {
             native.submit(&mut refused);
             self.conclude_all(refused);
         }
-    }
-
-    /// Somebody rang one of the engines' bells.
-    fn answer_bell(&mut self, owner: PollOwner) -> io::Result<()> {
-        let mut done = std::mem::take(&mut self.done);
-        match owner {
-            PollOwner::Native => {
-                let native = self.native.as_mut().expect("its bell rang");
-                native.take_done(&mut done)?;
-            }
-            PollOwner::Workers => {
-                done = self.workers.as_ref().expect("their bell rang").take_done();
-            }
-            PollOwner::Caller(tag) => self.events.push_back(Event::Readable { tag }),
-        }
-        self.conclude_all(done);
-        Ok(())
     }
 
     fn conclude_all(&mut self, mut done: Vec<Completion>) {
@@ -486,16 +377,6 @@ impl Kernel {
         }
     }
 
-    fn workers(&mut self) -> &Workers {
-        if self.workers.is_none() {
-            let workers = Workers::new().expect("an eventfd for the workers");
-            let bell = workers.bell().as_raw_fd();
-            self.watch(bell, PollOwner::Workers);
-            self.workers = Some(workers);
-        }
-        self.workers.as_ref().expect("just made")
-    }
-
     fn complete(&mut self, completion: Completion) -> io::Result<()> {
         let index = completion.index;
         match self.in_flight.get(index) {
@@ -509,32 +390,6 @@ impl Kernel {
                 }
             }
             None => panic!("the kernel completed slot {} twice", index.0),
-        }
-        Ok(())
-    }
-
-    fn complete_poll(&mut self, poll: PollState, completion: Completion) -> io::Result<()> {
-        let Completion { index, result, more } = completion;
-        let armed = poll.phase == PollPhase::Armed;
-        if result >= 0 && armed {
-            self.answer_bell(poll.owner)?;
-        }
-        if more {
-            return Ok(());
-        }
-        if armed && result >= 0 {
-            self.reactor.watch(index, poll.fd);
-        } else if armed {
-            let errno = Errno::from_raw_os_error(-result);
-            tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);
-            if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
-                poll.phase = PollPhase::Deaf;
-            }
-        } else {
-            self.in_flight.forget_poll(index);
-            if let PollOwner::Caller(tag) = poll.owner {
-                self.events.push_back(Event::PollEnded { tag });
-            }
         }
         Ok(())
     }

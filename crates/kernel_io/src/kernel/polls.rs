@@ -1,0 +1,93 @@
+//! Descriptors that are watched: those of the caller, and the bells of the engines.
+//!
+//! Where it stands in the life of a request: a kick becomes [`Event::Readable`]; an engine's bell brings its completions.
+//!
+//! Invariants: after [`Event::PollEnded`] nothing of a poll comes any more. One that the kernel refuses is told and stays,
+//! deaf, until it is cancelled.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use rustix::io::Errno;
+
+use super::{Event, Kernel};
+use crate::Tag;
+use crate::parked::{Content, PollOwner, PollPhase, PollState};
+use crate::reactor::Completion;
+
+impl Kernel {
+    /// Watches a descriptor until [`Kernel::cancel_poll`]. The kernel keeps the descriptor's file
+    /// alive meanwhile. Neither its counter nor its flags are touched: the front end shares them.
+    pub fn poll(&mut self, fd: BorrowedFd<'_>, tag: Tag) {
+        self.watch(fd.as_raw_fd(), PollOwner::Caller(tag));
+    }
+
+    pub(super) fn watch(&mut self, fd: RawFd, owner: PollOwner) {
+        let poll = PollState { owner, fd, phase: PollPhase::Armed };
+        let index = self.in_flight.park_poll(poll);
+        self.reactor.watch(index, fd);
+    }
+
+    /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
+    pub fn cancel_poll(&mut self, tag: Tag) {
+        let index = self.in_flight.find_poll(tag).expect("only a running poll is cancelled");
+        let Some(Content::Poll(poll)) = self.in_flight.get(index) else {
+            panic!("slot {} was found to be a poll", index.0)
+        };
+        let fd = poll.fd;
+        match std::mem::replace(&mut poll.phase, PollPhase::Cancelled) {
+            PollPhase::Deaf => {
+                self.in_flight.forget_poll(index);
+                self.events.push_back(Event::PollEnded { tag });
+            }
+            PollPhase::Armed | PollPhase::Cancelled => self.reactor.unwatch(index, fd),
+        }
+    }
+
+    /// Somebody rang one of the engines' bells.
+    pub(super) fn answer_bell(&mut self, owner: PollOwner) -> io::Result<()> {
+        let mut done = std::mem::take(&mut self.done);
+        match owner {
+            PollOwner::Native => {
+                let native = self.native.as_mut().expect("its bell rang");
+                native.take_done(&mut done)?;
+            }
+            PollOwner::Workers => {
+                done = self.workers.as_ref().expect("their bell rang").take_done();
+            }
+            PollOwner::Caller(tag) => self.events.push_back(Event::Readable { tag }),
+        }
+        self.conclude_all(done);
+        Ok(())
+    }
+
+    pub(super) fn complete_poll(
+        &mut self,
+        poll: PollState,
+        completion: Completion,
+    ) -> io::Result<()> {
+        let Completion { index, result, more } = completion;
+        let armed = poll.phase == PollPhase::Armed;
+        if result >= 0 && armed {
+            self.answer_bell(poll.owner)?;
+        }
+        if more {
+            return Ok(());
+        }
+        if armed && result >= 0 {
+            self.reactor.watch(index, poll.fd);
+        } else if armed {
+            let errno = Errno::from_raw_os_error(-result);
+            tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);
+            if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
+                poll.phase = PollPhase::Deaf;
+            }
+        } else {
+            self.in_flight.forget_poll(index);
+            if let PollOwner::Caller(tag) = poll.owner {
+                self.events.push_back(Event::PollEnded { tag });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! Which engine does the I/O of a file on this iothread; engines are made when one first needs them.
+//!
+//! Where it stands in the life of a request: `Kernel` asks for the way of an operation's file when it submits it.
+//!
+//! Invariants: a file keeps its way, and stays open as long as the thread has a kernel.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use block::FileId;
+
+use super::Kernel;
+use crate::native::Native;
+use crate::parked::PollOwner;
+use crate::reactor::Reactor;
+use crate::uring::FilePlace;
+use crate::workers::Workers;
+use crate::{Aio, Caching, OpenFile, Residence};
+
+/// How this iothread does I/O on a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Way {
+    Uring(FilePlace),
+    Native,
+    Workers,
+}
+
+/// A file as this iothread uses it.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) file: Arc<OpenFile>,
+    pub(super) way: Way,
+    /// Whether what is short is done at once instead.
+    pub(super) inline: bool,
+}
+
+impl Kernel {
+    pub(super) fn opened(&mut self, id: FileId) -> &Opened {
+        let number = id.0 as usize;
+        if number >= self.files.len() {
+            self.files.resize_with(number + 1, || None);
+        }
+        if self.files[number].is_none() {
+            let file = self.table.get(id);
+            let way = self.way(id, &file);
+            let inline = file.residence() == Residence::Memory && file.aio() != Aio::Threads;
+            self.files[number] = Some(Opened { file, way, inline });
+        }
+        self.files[number].as_ref().expect("just opened")
+    }
+
+    fn way(&mut self, id: FileId, file: &OpenFile) -> Way {
+        match (file.aio(), &mut *self.reactor) {
+            (Aio::Automatic | Aio::IoUring, Reactor::Uring(uring)) => {
+                Way::Uring(uring.place(id, file.as_fd()))
+            }
+            (Aio::Automatic | Aio::IoUring, Reactor::Epoll(_)) => match file.caching() {
+                Caching::Direct => self.native_or_workers(),
+                Caching::Buffered => Way::Workers,
+            },
+            (Aio::Native, _) => self.native_or_workers(),
+            (Aio::Threads, _) => Way::Workers,
+        }
+    }
+
+    fn native_or_workers(&mut self) -> Way {
+        if self.native.is_some() {
+            return Way::Native;
+        }
+        match Native::new() {
+            Ok(native) => {
+                let bell = native.bell().as_raw_fd();
+                self.watch(bell, PollOwner::Native);
+                self.native = Some(native);
+                Way::Native
+            }
+            Err(error) => {
+                tracing::warn!("no Linux AIO (see fs.aio-max-nr), so threads are used: {error}");
+                Way::Workers
+            }
+        }
+    }
+
+    pub(super) fn workers(&mut self) -> &Workers {
+        if self.workers.is_none() {
+            let workers = Workers::new().expect("an eventfd for the workers");
+            let bell = workers.bell().as_raw_fd();
+            self.watch(bell, PollOwner::Workers);
+            self.workers = Some(workers);
+        }
+        self.workers.as_ref().expect("just made")
+    }
+}
