@@ -8,8 +8,6 @@
 //! Invariants: spans are in the order of time and every change above the threshold, which is at least `CHANGE_MAX`, is in
 //! one: a jump between neighbours, or what all jumps leave unexplained between the extremes.
 
-use serde::{Deserialize, Serialize};
-
 use crate::calendar::{Date, time_of_day};
 use crate::plan::Purpose;
 use crate::results::Run;
@@ -38,20 +36,8 @@ const QUIET_DEVIATIONS_OF_FEW: [f64; 10] =
 /// How unlikely neighbours are by chance as alike as they are: 5 %, in standard deviations.
 const ALIKE: f64 = -1.645;
 
-/// How the sentinel went, in requests per second.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Drift {
-    pub(crate) first: f64,
-    pub(crate) last: f64,
-    pub(crate) lowest: f64,
-    pub(crate) highest: f64,
-    /// The highest relative to the lowest, less one: 0.1 is 10 %.
-    pub(crate) span: f64,
-    pub(crate) flags: Vec<Flag>,
-}
-
 /// A time in which the sentinel changed too much.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Flag {
     pub(crate) from_unix_s: u64,
     pub(crate) to_unix_s: u64,
@@ -59,34 +45,18 @@ pub(crate) struct Flag {
     pub(crate) change: f64,
 }
 
-impl Drift {
-    /// What the sentinels among all runs say; `None` for fewer than two with a figure.
-    pub(crate) fn in_runs(runs: &[Run]) -> Option<Self> {
-        let sentinels = runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
-        Self::of(&sentinels.map(|run| (run.started_unix_s, run.iops())).collect::<Vec<_>>())
-    }
+/// What the sentinels among all runs say; nothing if fewer than two have a figure.
+pub(crate) fn flagged(runs: &[Run]) -> Vec<Flag> {
+    let sentinels = runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
+    flagged_of(&sentinels.map(|run| (run.started_unix_s, run.iops())).collect::<Vec<_>>())
+}
 
-    /// From `(started_unix_s, iops)` of each sentinel; `None` for fewer than two with a figure.
-    fn of(sentinels: &[(u64, f64)]) -> Option<Self> {
-        let mut runs = sentinels.to_vec();
-        runs.retain(|(_, iops)| iops.is_finite() && *iops > 0.0);
-        runs.sort_by_key(|&(started, _)| started);
-        let [(_, first), .., (_, last)] = runs.as_slice() else { return None };
-        let (lowest, highest) = (extreme(&runs, |a, b| a < b)?.1, extreme(&runs, |a, b| a > b)?.1);
-        Some(Self {
-            first: *first,
-            last: *last,
-            lowest,
-            highest,
-            span: highest / lowest - 1.0,
-            flags: changes(&runs)?,
-        })
-    }
-
-    /// One sentence for each flag, without its full stop.
-    pub(crate) fn sentences(&self) -> Vec<String> {
-        self.flags.iter().map(Flag::sentence).collect()
-    }
+/// From `(started_unix_s, iops)` of each sentinel.
+fn flagged_of(sentinels: &[(u64, f64)]) -> Vec<Flag> {
+    let mut runs = sentinels.to_vec();
+    runs.retain(|(_, iops)| iops.is_finite() && *iops > 0.0);
+    runs.sort_by_key(|&(started, _)| started);
+    changes(&runs).unwrap_or_default()
 }
 
 /// The first run with the extreme figure.
@@ -170,7 +140,8 @@ impl Flag {
         (self.from_unix_s..=self.to_unix_s).contains(&started_unix_s)
     }
 
-    fn sentence(&self) -> String {
+    /// Without its full stop.
+    pub(crate) fn sentence(&self) -> String {
         let verb = if self.change < 0.0 { "fell" } else { "rose" };
         let percent = self.change.abs() * 100.0;
         let (from, to) = self.times();
@@ -202,15 +173,19 @@ mod tests {
     /// 2026-11-22 14:00:00 UTC.
     const START: u64 = 1_795_356_000;
 
-    fn drift(figures: &[(u64, f64)]) -> Drift {
+    fn drift(figures: &[(u64, f64)]) -> Vec<Flag> {
         let runs: Vec<_> =
             figures.iter().map(|&(minute, iops)| (START + 60 * minute, iops)).collect();
-        Drift::of(&runs).unwrap()
+        flagged_of(&runs)
+    }
+
+    fn sentences(flags: &[Flag]) -> Vec<String> {
+        flags.iter().map(Flag::sentence).collect()
     }
 
     #[track_caller]
     fn check(figures: &[(u64, f64)], expected: &[&str]) {
-        assert_eq!(drift(figures).sentences(), expected);
+        assert_eq!(sentences(&drift(figures)), expected);
     }
 
     #[test]
@@ -279,12 +254,12 @@ mod tests {
     #[test]
     fn a_step_and_a_slow_drift_are_told_from_noise() {
         let step = drift(&noisy(|place| if place < 6 { 1.0 } else { 0.8 }));
-        let [flag] = &step.flags[..] else { panic!("{:?}", step.flags) };
+        let [flag] = &step[..] else { panic!("{step:?}") };
         assert!((flag.change + 0.2).abs() < 0.03 && flag.to_unix_s - flag.from_unix_s <= 3600);
         let slow = drift(&noisy(|place| 1.0 - 0.01 * place as f64));
-        assert!(slow.flags.iter().any(|flag| flag.change < -0.08), "{:?}", slow.flags);
+        assert!(slow.iter().any(|flag| flag.change < -0.08), "{slow:?}");
         let wave = drift(&noisy(|place| 1.0 + 0.1 * (place as f64 * 0.9).sin()));
-        assert!(!wave.flags.is_empty());
+        assert!(!wave.is_empty());
     }
 
     #[test]
@@ -298,7 +273,7 @@ mod tests {
                 let iops = |place| if place < count / 2 { 100.0 } else { 80.0 };
                 let iops = |place| if place == stalled { 0.4 * iops(place) } else { iops(place) };
                 let runs: Vec<(u64, f64)> = (0..).zip((0..count).map(iops)).collect();
-                assert!(!drift(&runs).flags.is_empty(), "{stalled} of {count}");
+                assert!(!drift(&runs).is_empty(), "{stalled} of {count}");
             }
         }
     }
@@ -319,7 +294,7 @@ mod tests {
                 let mut one = |minute| (minute, 100.0 * noise_of(deviation, &mut random).exp());
                 let mut command = |_: &u32| {
                     let runs: Vec<(u64, f64)> = (0..count).map(&mut one).collect();
-                    Drift::of(&runs).is_some_and(|drift| !drift.flags.is_empty())
+                    !flagged_of(&runs).is_empty()
                 };
                 let flagged = (0..TRIALS).filter(&mut command).count();
                 let percent = 100.0 * flagged as f64 / f64::from(TRIALS);
@@ -346,23 +321,25 @@ mod tests {
     fn within_a_minute_seconds_are_told() {
         let runs = [(START + 5, 100.0), (START + 59, 90.0)];
         assert_eq!(
-            Drift::of(&runs).unwrap().sentences(),
+            sentences(&flagged_of(&runs)),
             ["the sentinel fell by 10 % between 14:00:05 and 14:00:59 (UTC)"]
         );
     }
 
     #[test]
-    fn the_figures_are_those_of_the_runs_in_order() {
-        let drift = drift(&[(3, 90.0), (0, 100.0), (1, 80.0), (2, 120.0), (4, f64::NAN), (5, 0.0)]);
-        assert_eq!((drift.first, drift.last), (100.0, 90.0));
-        assert_eq!((drift.lowest, drift.highest, drift.span), (80.0, 120.0, 0.5));
-        let text = serde_json::to_string(&drift).unwrap();
-        assert_eq!(serde_json::from_str::<Drift>(&text).unwrap(), drift);
+    fn sentinels_count_in_the_order_of_time_and_with_a_figure() {
+        check(
+            &[(20, 92.0), (0, 100.0), (10, 80.0), (30, f64::NAN), (40, 0.0), (50, f64::INFINITY)],
+            &[
+                "the sentinel fell by 20 % between 14:00 and 14:10 (UTC)",
+                "the sentinel rose by 15 % between 14:10 and 14:20 (UTC)",
+            ],
+        );
     }
 
     #[test]
     fn one_sentinel_tells_nothing() {
-        assert_eq!(Drift::of(&[]), None);
-        assert_eq!(Drift::of(&[(1, 5.0), (2, 0.0)]), None);
+        assert_eq!(flagged_of(&[]), []);
+        assert_eq!(flagged_of(&[(1, 5.0), (2, 0.0)]), []);
     }
 }

@@ -25,6 +25,7 @@ use self::configurations::Configurations;
 pub(crate) use self::configurations::names as configuration_names;
 pub(crate) use self::part::Part;
 use crate::cell::Cell;
+use crate::drift::flagged;
 use crate::markdown::escaped;
 use crate::repeats::Repeats;
 use crate::results::{Failure, Header, Programs, Run};
@@ -73,6 +74,8 @@ pub(crate) struct Report<'a> {
     failed: Vec<FailedCell>,
     probes: Vec<Probe>,
     curves: Vec<Curve>,
+    /// What bends the numbers, what failed and what was left out, a sentence each.
+    notes: Vec<String>,
     /// What to use, for each subject that compares numbers of iothreads.
     advice: Vec<Advice>,
     configurations: Configurations,
@@ -88,13 +91,15 @@ impl<'a> Report<'a> {
     pub(crate) fn of_part(part: Part, findings: &'a Findings<'a>) -> Self {
         let Findings { header, runs, failures, .. } = *findings;
         let cells = summarise(runs, header.machine.cores);
-        let advice = advice::all(part, findings, &cells);
+        let drift = flagged(runs);
+        let advice = advice::all(part, findings, &drift, &cells);
         Self {
             part,
             findings,
             failed: failed_cells(failures),
             probes: probes(runs, &header.settings.jobs),
             curves: curves(runs),
+            notes: around::sentences(findings, &drift),
             configurations: Configurations::of(part, findings, &cells, &advice),
             advice,
             cells,
@@ -114,7 +119,7 @@ impl<'a> Report<'a> {
             if style == Style::Markdown { published::own(style, cells) } else { String::new() },
             probe::render(style, &self.probes),
             curve::render(style, &self.curves),
-            around::render(style, findings),
+            around::render(style, &self.notes),
             written,
         ]
         .concat();

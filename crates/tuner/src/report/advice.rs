@@ -8,7 +8,7 @@ use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations};
 use crate::answer::{Answer, Bent, answer, details, sentence};
 use crate::contender::{Iothreads, Subject};
-use crate::drift::{Drift, Flag};
+use crate::drift::Flag;
 use crate::emit::{self, Wanted};
 use crate::plan::Purpose;
 use crate::quote::shell;
@@ -42,18 +42,22 @@ pub(super) fn render(style: Style, all: &[Advice]) -> String {
     std::iter::once(heading.to_owned()).chain(texts).collect()
 }
 
-/// The same, advice by advice.
-pub(super) fn all(part: Part, findings: &Findings<'_>, cells: &[CellSummary]) -> Vec<Advice> {
+/// The same, advice by advice; `drift` is what is flagged of these runs.
+pub(super) fn all(
+    part: Part,
+    findings: &Findings<'_>,
+    drift: &[Flag],
+    cells: &[CellSummary],
+) -> Vec<Advice> {
     // For what the short form of `ringloom serve` cannot say.
     let serve = &configurations::serve(part);
     let header = findings.header;
     let subjects = compared(cells);
     let alone = subjects.len() == 1;
     let failed = failed(findings.failures);
-    let flags = Drift::in_runs(findings.runs).map_or_else(Vec::new, |drift| drift.flags);
     let advice = |subject| {
         let answer = answer(subject, cells, &header.settings.weights, &failed)?;
-        let answer = Answer { bent: bent(findings, &flags, &answer), ..answer };
+        let answer = Answer { bent: bent(findings, drift, &answer), ..answer };
         let who = if alone { String::new() } else { format!("{subject}: ") };
         Some(Advice {
             sentence: format!("{who}{}", sentence(&answer)),
@@ -69,7 +73,7 @@ pub(super) fn all(part: Part, findings: &Findings<'_>, cells: &[CellSummary]) ->
 }
 
 /// With what is not in the table of a cell: what the sentinel says of its runs, and holes of its disk.
-fn bent(findings: &Findings<'_>, flags: &[Flag], answer: &Answer) -> Bent {
+fn bent(findings: &Findings<'_>, drift: &[Flag], answer: &Answer) -> Bent {
     let is_own = |run: &&Run| {
         run.key.purpose != Purpose::Sentinel && run.key.contender.subject() == answer.subject
     };
@@ -80,7 +84,7 @@ fn bent(findings: &Findings<'_>, flags: &[Flag], answer: &Answer) -> Bent {
         Subject::Host | Subject::Client | Subject::VmQemu | Subject::VmRingloom => disk.holes,
     };
     Bent {
-        drifted: times.any(|time| flags.iter().any(|flag| flag.covers(time))),
+        drifted: times.any(|time| drift.iter().any(|flag| flag.covers(time))),
         holes,
         ..answer.bent
     }
@@ -172,9 +176,14 @@ mod tests {
     use super::*;
     use crate::cell::tests::{cell, client};
     use crate::contender::Contender;
+    use crate::drift::flagged;
     use crate::report::tests::findings;
     use crate::results::tests::{header, run};
     use crate::summary::summarise;
+
+    fn advised(header: &Header, runs: &[Run]) -> Vec<Advice> {
+        all(Part::FIRST, &findings(header, runs), &flagged(runs), &summarise(runs, 8))
+    }
 
     #[test]
     fn the_line_for_qemu_has_its_iothreads_and_the_disk() {
@@ -184,7 +193,7 @@ mod tests {
             let contender = Contender::VmQemu { iothreads: Iothreads::new(count) };
             runs.push(run(cell("randread", 4096, 2, 16), contender, repeat, iops));
         }
-        let found = all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8));
+        let found = advised(&header, &runs);
         let line = found[0].command.clone().unwrap();
         assert_eq!(line.lines().count(), 1);
         for part in ["iothread0", "iothread1", "-blockdev ", "-device ", "iothread-vq-mapping"] {
@@ -193,7 +202,7 @@ mod tests {
         assert!(!line.contains('#') && !line.contains('\\'), "{line}");
         assert!(!line.contains("memory"), "{line}");
         let header = self::header("--subject vm:qemu --numa-node 0");
-        let found = all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8));
+        let found = advised(&header, &runs);
         let bound = found[0].command.clone().unwrap();
         assert!(bound.contains("host-nodes\":[0]") && bound.ends_with(&line), "{bound}");
     }
@@ -260,7 +269,7 @@ mod tests {
                 run.key.variant.aio = aio.parse().unwrap();
                 runs.push(run);
             }
-            let found = all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8));
+            let found = advised(&header, &runs);
             assert_eq!(found[0].command.as_ref(), Some(&expected), "{image} {aio}");
         }
     }
@@ -296,7 +305,7 @@ mod tests {
                 sentinel.started_unix_s = start + time - 60;
                 runs.push(sentinel);
             }
-            all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8)).remove(0).sentence
+            advised(&header, &runs).remove(0).sentence
         };
         let calm = sentence([0, 30], false);
         assert!(calm.ends_with("of resamplings agree."), "{calm}");
@@ -318,7 +327,7 @@ mod tests {
                 runs.push(run);
             }
         }
-        let found = all(Part::FIRST, &findings(&header, &runs), &summarise(&runs, 8));
+        let found = advised(&header, &runs);
         let commands: Vec<_> = found.iter().map(|it| it.command.as_deref()).collect();
         assert_eq!(commands, [None, Some(configurations::serve(Part::FIRST).as_str())]);
     }

@@ -3,7 +3,7 @@
 use super::text::listed;
 use super::{Findings, Style, least, steadiness};
 use crate::cell::Cell;
-use crate::drift::Drift;
+use crate::drift::Flag;
 use crate::plan::Purpose;
 use crate::results::{Failure, Header, Programs, Run};
 use crate::units::counted;
@@ -13,9 +13,9 @@ const NAMED_MAX: usize = 5;
 /// Less of the measured time than this is not at once.
 const TOGETHER: f64 = 0.9;
 
-/// What bends the numbers, what failed and what was left out, a sentence each.
-pub(super) fn sentences(findings: &Findings<'_>) -> Vec<String> {
-    let mut sentences = bending(findings);
+/// What bends the numbers, what failed and what was left out, a sentence each; `drift` is what is flagged of these runs.
+pub(super) fn sentences(findings: &Findings<'_>, drift: &[Flag]) -> Vec<String> {
+    let mut sentences = bending(findings, drift);
     sentences.extend(least::sentence(findings));
     sentences.extend(failed(findings));
     sentences.extend(crashed(findings.runs));
@@ -25,12 +25,12 @@ pub(super) fn sentences(findings: &Findings<'_>) -> Vec<String> {
 }
 
 /// What bends the numbers alone.
-pub(super) fn bending(findings: &Findings<'_>) -> Vec<String> {
+pub(super) fn bending(findings: &Findings<'_>, drift: &[Flag]) -> Vec<String> {
     let header = findings.header;
     let mut sentences: Vec<String> = Vec::new();
     sentences.extend(emulated(findings));
     sentences.extend(busy(header));
-    sentences.extend(drift(findings.runs));
+    sentences.extend(in_doubt(findings.runs, drift));
     sentences.extend(apart(findings.runs));
     sentences.extend(steadiness::sentences(findings.runs, header));
     sentences.extend(findings.notes.iter().map(|note| format!("Note: {note}.")));
@@ -39,8 +39,7 @@ pub(super) fn bending(findings: &Findings<'_>) -> Vec<String> {
 }
 
 /// All sentences; nothing where there is nothing to say.
-pub(super) fn render(style: Style, findings: &Findings<'_>) -> String {
-    let sentences = sentences(findings);
+pub(super) fn render(style: Style, sentences: &[String]) -> String {
     let heading = match style {
         Style::Plain => "",
         Style::Markdown => "\n## Notes\n",
@@ -48,7 +47,7 @@ pub(super) fn render(style: Style, findings: &Findings<'_>) -> String {
     if sentences.is_empty() {
         return String::new();
     }
-    format!("{heading}\n{}", listed(style, &sentences))
+    format!("{heading}\n{}", listed(style, sentences))
 }
 
 /// Only if such a guest was measured.
@@ -95,18 +94,14 @@ fn apart(runs: &[Run]) -> Option<String> {
 }
 
 /// Where the sentinel changed, and which runs are in doubt by that.
-fn drift(runs: &[Run]) -> Vec<String> {
-    let Some(drift) = Drift::in_runs(runs) else { return Vec::new() };
+fn in_doubt(runs: &[Run], drift: &[Flag]) -> Vec<String> {
     let others = || runs.iter().filter(|run| run.key.purpose != Purpose::Sentinel);
-    let flagged = drift.flags.iter().zip(drift.sentences());
-    flagged
-        .map(|(flag, sentence)| {
-            let covered = others().filter(|run| flag.covers(run.started_unix_s));
-            let names: Vec<String> = covered.map(|run| run.key.to_string()).collect();
-            let doubt = doubt(&names);
-            format!("Warning: {sentence}{doubt}.")
-        })
-        .collect()
+    let warning = |flag: &Flag| {
+        let covered = others().filter(|run| flag.covers(run.started_unix_s));
+        let names: Vec<String> = covered.map(|run| run.key.to_string()).collect();
+        format!("Warning: {}{}.", flag.sentence(), doubt(&names))
+    };
+    drift.iter().map(warning).collect()
 }
 
 /// `; 20 runs of that time are in doubt: a ×3; b; c; and 4 more`.
@@ -185,9 +180,14 @@ mod tests {
     use super::*;
     use crate::cell::tests::{cell, client};
     use crate::contender::{Contender, Iothreads};
+    use crate::drift::flagged;
     use crate::host_load::{HostLoad, User};
     use crate::report::tests::findings;
     use crate::results::tests::{header, run};
+
+    fn rendered(style: Style, findings: &Findings<'_>) -> String {
+        render(style, &sentences(findings, &flagged(findings.runs)))
+    }
 
     #[test]
     fn what_bends_the_numbers_is_told() {
@@ -226,8 +226,8 @@ Failed: randread 4k jobs=2 iodepth=16, client 2: no memory
 Left out: client with 8 iothreads: it has 4 queues.
 Skipped, they write (--destructive allows it): randread 4k jobs=2 iodepth=16.
 ";
-        assert_eq!(render(Style::Plain, &findings), expected);
-        let markdown = render(Style::Markdown, &findings);
+        assert_eq!(rendered(Style::Plain, &findings), expected);
+        let markdown = rendered(Style::Markdown, &findings);
         assert!(markdown.starts_with("\n## Notes\n\n- The CPUs of the guests"), "{markdown}");
         assert!(markdown.contains("\n- Note: tmpfs is memory.\n"), "{markdown}");
     }
@@ -238,7 +238,7 @@ Skipped, they write (--destructive allows it): randread 4k jobs=2 iodepth=16.
         let key = run(cell("read", 4096, 1, 1), client(1), 0, 5).key;
         let failures = [Failure::new(key, &anyhow::anyhow!("it hangs"))];
         let told = |header: &Header| {
-            sentences(&Findings { failures: &failures, ..findings(header, &[]) })[0].clone()
+            sentences(&Findings { failures: &failures, ..findings(header, &[]) }, &[])[0].clone()
         };
         assert_eq!(told(&header), "1 of 1 run failed: --resume tries them again.");
         header.ringloom.clear();
@@ -257,7 +257,7 @@ Warning: qemu-storage-daemon crashed 2 times (signal: 11 (SIGSEGV) ×2) when it
   was stopped after a run, which counts all the same: randread 4k jobs=2
   iodepth=16, client 1; randread 4k jobs=2 iodepth=16, client 2.
 ";
-        assert_eq!(render(Style::Plain, &findings(&header(""), &runs)), expected);
+        assert_eq!(rendered(Style::Plain, &findings(&header("--repeats 3"), &runs)), expected);
     }
 
     #[test]
@@ -280,9 +280,9 @@ Warning: the host is busy: 1.3 of 2 CPUs are used before the start (cargo 0.8,
 Note: SMT is on: 8 CPUs are 4 cores, and two busy CPUs of a core are slower than
   two cores.
 ";
-        assert_eq!(render(Style::Plain, &findings), expected);
+        assert_eq!(rendered(Style::Plain, &findings), expected);
         let notes = header.environment.warnings();
-        let twice = render(Style::Plain, &Findings { notes: &notes, ..findings });
+        let twice = rendered(Style::Plain, &Findings { notes: &notes, ..findings });
         assert_eq!(twice, expected, "what a note says is not said again");
     }
 
@@ -310,13 +310,13 @@ Warning: the sentinel fell by 12 % between 14:02 and 14:40 (UTC); 2 runs of that
   time are in doubt: randread 4k jobs=2 iodepth=16, client 1; randread 4k jobs=2
   iodepth=16, client 2.
 ";
-        assert_eq!(render(Style::Plain, &findings(&header("--repeats 3"), &runs)), expected);
+        assert_eq!(rendered(Style::Plain, &findings(&header("--repeats 3"), &runs)), expected);
     }
 
     #[test]
     fn a_steady_sentinel_is_not_mentioned() {
         let runs = sentinels(&[(0, 1000), (2, 1010), (40, 990)]);
-        assert_eq!(render(Style::Plain, &findings(&header("--repeats 3"), &runs)), "");
+        assert_eq!(rendered(Style::Plain, &findings(&header("--repeats 3"), &runs)), "");
     }
 
     #[test]
@@ -340,7 +340,7 @@ Warning: the sentinel fell by 12 % between 14:02 and 14:40 (UTC); 2 runs of that
         header.programs.emulated_because = Some("KVM is not there".to_owned());
         let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
         for style in [Style::Plain, Style::Markdown] {
-            assert_eq!(render(style, &findings(&header, &runs)), "");
+            assert_eq!(rendered(style, &findings(&header, &runs)), "");
         }
     }
 }

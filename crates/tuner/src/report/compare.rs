@@ -11,6 +11,7 @@ use crate::calendar::{Date, time_of_day};
 use crate::cell::Cell;
 use crate::compare::{ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN, Ratio, Verdict};
 use crate::contender::{Contender, Iothreads};
+use crate::drift::flagged;
 use crate::plan::RunKey;
 use crate::results::Run;
 use crate::summary::CellSummary;
@@ -155,7 +156,10 @@ fn counts(comparison: &Comparison) -> String {
 
 /// What each recommends, for the subjects whose numbers of iothreads both compare.
 fn answers(a: &Side<'_>, b: &Side<'_>) -> Vec<String> {
-    let all = |side: &Side<'_>| advice::all(Part::FIRST, &side.findings, side.cells);
+    let all = |side: &Side<'_>| {
+        let drift = flagged(side.findings.runs);
+        advice::all(Part::FIRST, &side.findings, &drift, side.cells)
+    };
     let b = all(b);
     let sentence = |a: &Answer| {
         let b = b.iter().map(|advice| &advice.answer).find(|b| b.subject == a.subject)?;
@@ -214,7 +218,7 @@ pub(super) fn notes(compared: &Compared<'_>) -> Vec<String> {
 
 /// What bends the figures of one of the two, as its own report tells it.
 fn of_side(findings: &Findings<'_>) -> Vec<String> {
-    let mut lines = notes_of::bending(findings);
+    let mut lines = notes_of::bending(findings, &flagged(findings.runs));
     if !findings.failures.is_empty() {
         let failures = counted(findings.failures.len(), "run");
         lines.push(format!("Note: {failures} failed; its own report names them."));

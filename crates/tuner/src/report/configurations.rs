@@ -173,7 +173,7 @@ mod tests {
     fn made(header: &Header, runs: &[Run]) -> Configurations {
         let cells = summarise(runs, 8);
         let findings = findings(header, runs);
-        let advice = advice::all(Part::FIRST, &findings, &cells);
+        let advice = advice::all(Part::FIRST, &findings, &[], &cells);
         Configurations::of(Part::FIRST, &findings, &cells, &advice)
     }
 
@@ -272,7 +272,7 @@ mod tests {
         let cells = summarise(&runs, 8);
         assert_eq!(cells[0].variant.device, Device::Ide);
         let findings = findings(&header, &runs);
-        let advice = advice::all(Part::FIRST, &findings, &cells);
+        let advice = advice::all(Part::FIRST, &findings, &[], &cells);
         let made = Configurations::of(Part::FIRST, &findings, &cells, &advice);
         assert!(made.files[0].1.contains("virtio-blk-pci"), "{}", made.files[0].1);
         let expected = "the files are for the first in which their number was compared: with none";
@@ -308,7 +308,7 @@ mod tests {
             }
             let cells = summarise(&runs, 8);
             let findings = findings(&header, &runs);
-            let advice = advice::all(Part::FIRST, &findings, &cells);
+            let advice = advice::all(Part::FIRST, &findings, &[], &cells);
             let made = Configurations::of(Part::FIRST, &findings, &cells, &advice);
             assert_eq!(advice.len(), 3);
             assert_eq!(advice.iter().all(|it| it.command.is_some()), is_written, "{advice:?}");

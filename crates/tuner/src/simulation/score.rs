@@ -7,7 +7,7 @@ use testkit::machines::{Load, Machine};
 use super::session::{SUBJECT, Session, asked, vm};
 use crate::answer::answer;
 use crate::contender::Contender;
-use crate::drift::Drift;
+use crate::drift::flagged;
 use crate::results::Run;
 use crate::stats::Estimate;
 use crate::steady::UnsteadyRuns;
@@ -91,7 +91,7 @@ impl Score {
             let unsteady: UnsteadyRuns = own.map(Run::steadiness).collect();
             score.unsteady.note(unsteady.are_most());
         }
-        score.flagged.note(drifts(&session.runs));
+        score.flagged.note(!flagged(&session.runs).is_empty());
         score
     }
 
@@ -164,8 +164,4 @@ impl Score {
             }
         }
     }
-}
-
-fn drifts(runs: &[Run]) -> bool {
-    Drift::in_runs(runs).is_some_and(|drift| !drift.flags.is_empty())
 }

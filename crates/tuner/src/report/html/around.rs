@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::View;
 use crate::host_load::{HostLoad, User};
 use crate::report::cells::legend;
-use crate::report::{around, facts, repeats};
+use crate::report::{facts, repeats};
 use crate::results::Header;
 use crate::units::Bytes;
 
@@ -15,9 +15,8 @@ use crate::units::Bytes;
 const DEPTH_MAX: usize = 4;
 
 pub(super) fn render(view: &View<'_>) -> Markup {
-    let findings = view.report.findings;
-    let header = findings.header;
-    let notes = around::sentences(findings);
+    let header = view.report.findings.header;
+    let notes = &view.report.notes;
     let legend = if view.report.cells.is_empty() {
         Vec::new()
     } else {
@@ -27,7 +26,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
         section id="notes" {
             h2 { "Notes" }
             @if notes.is_empty() { p { "Nothing that bends these figures was seen." } }
-            (list(&notes))
+            (list(notes))
         }
         @if !legend.is_empty() {
             section id="legend" { h2 { "What the words mean" } (list(&legend)) }

@@ -8,7 +8,7 @@ use super::{View, files};
 use crate::calendar::{Date, time_of_day};
 use crate::contender::Subject;
 use crate::report::advice::Advice;
-use crate::report::{around, facts};
+use crate::report::facts;
 use crate::results::Header;
 use crate::stats::geometric_mean;
 use crate::summary::published::{PublishedForm, gains, ratios};
@@ -46,7 +46,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
 /// What to use, in a sentence and a line to paste for each subject.
 fn verdict(view: &View<'_>) -> Markup {
     let advice = &view.report.advice;
-    let notes = around::sentences(view.report.findings).len();
+    let notes = view.report.notes.len();
     html! {
         div class="verdict" id="verdict" {
             @if advice.is_empty() {
