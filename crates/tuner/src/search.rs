@@ -1,15 +1,17 @@
 //! What to measure next, told from what was measured so far: explore, look closer, measure again.
 //!
-//! `course` asks for one block after the other and reports every run. First the numbers of iothreads far apart are explored,
-//! then the neighbours of the best and of the 90 % line (`place`). What may be the answer is then measured again, from
-//! scratch, until it is known well enough, `most` times or until the time is up: the best of nine explored numbers is
-//! partly the luckiest, so no figure that counts comes from the exploration. Unless the user gave the time, all places are
-//! measured again `least` times, however long that takes.
+//! `course` asks for one block after the other and reports every run. The stages are those of docs/statistics.md: first the
+//! numbers of iothreads far apart are explored (`explore`), then the neighbours of the best and of the 90 % line
+//! (`look_closer`). What may be the answer is then measured again, from scratch, until it is known well enough, `most` times
+//! or until the time is up (`measure_again`): the best of nine explored numbers is partly the luckiest, so no figure that
+//! counts comes from the exploration. Which numbers each stage takes in a place, `place` says. Unless the user gave the time, all places
+//! are measured again `least` times, however long that takes.
 //!
 //! Invariants: the seed and the recorded runs alone decide the next block, but for the time; so a resumed search goes on
 //! as it would have. No run is asked for twice, also if it failed. All places have the same number of repeats, plus or
 //! minus one, until only some need more.
 
+mod outlook;
 mod overall;
 mod place;
 
@@ -96,71 +98,14 @@ impl<'a> Search<'a> {
     /// repeats that are kept.
     pub(crate) fn next(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) -> Option<Vec<PlannedRun>> {
         if self.settled.is_none() {
-            if let Some(block) = self.explore() {
+            if let Some(block) = self.sweep() {
                 return Some(block);
             }
-            self.choose(fits);
+            self.settle_again(fits);
         }
-        let block = self.confirm()?;
+        let block = self.measure_again()?;
         let is_kept = block.iter().any(|run| run.key.repeat < self.terms.kept);
         (is_kept || fits(&block)).then_some(block)
-    }
-
-    /// Everything that a search surely does and has not done: all that is explored at first, and `repeats` of what may be the
-    /// answer.
-    pub(crate) fn outlook(&self, repeats: u16) -> Vec<PlannedRun> {
-        let repeats = repeats.clamp(self.terms.least, self.terms.most);
-        if self.explore().is_none() {
-            return self.clone().rest(repeats);
-        }
-        let mut runs = Vec::new();
-        for (index, place) in self.places.iter().enumerate() {
-            for repeat in 0..self.explored(place) {
-                runs.extend(self.left(Purpose::Sweep, repeat, index, &place.outlook_explored()));
-            }
-            for repeat in 0..repeats {
-                runs.extend(self.left(Purpose::Confirm, repeat, index, &place.outlook_again()));
-            }
-        }
-        runs
-    }
-
-    /// What is missing of so many repeats, by what was found so far.
-    fn rest(mut self, repeats: u16) -> Vec<PlannedRun> {
-        if self.settled.is_none() {
-            self.choose(&|_| false);
-        }
-        let mut runs = Vec::new();
-        for repeat in 0..repeats {
-            self.settle(repeat);
-            for (index, place) in self.places.iter().enumerate() {
-                let open = place.open(repeat, self.terms.least);
-                runs.extend(self.block(Purpose::Confirm, repeat, index, &open));
-            }
-        }
-        runs
-    }
-
-    /// What a block that will probably have these contenders lacks: others may have been measured in it.
-    fn left(
-        &self,
-        purpose: Purpose,
-        repeat: u16,
-        place: usize,
-        contenders: &[Contender],
-    ) -> Vec<PlannedRun> {
-        let own = |key: &&RunKey| {
-            (key.purpose, key.repeat) == (purpose, repeat) && self.places[place].is_of(key)
-        };
-        let done = self.tried.iter().filter(own).count();
-        let mut runs = self.block(purpose, repeat, place, contenders);
-        runs.truncate(contenders.len().saturating_sub(done));
-        runs
-    }
-
-    /// The repeats that a search should have time for: those that have an interval.
-    pub(crate) fn wanted(&self) -> u16 {
-        INTERVAL_FROM.clamp(self.terms.least, self.terms.most)
     }
 
     /// How often each number is explored: once if all of them are measured again anyway.
@@ -172,21 +117,33 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// The exploration: both stages whose figures only decide what is measured again.
+    fn sweep(&self) -> Option<Vec<PlannedRun>> {
+        self.explore().or_else(|| self.look_closer())
+    }
+
+    /// The first stage: numbers far apart, or all.
     fn explore(&self) -> Option<Vec<PlannedRun>> {
-        let most = self.places.iter().map(|place| self.explored(place)).max().unwrap_or(0);
+        self.swept(|place| place.first.clone())
+    }
+
+    /// The second stage: beside what did best.
+    fn look_closer(&self) -> Option<Vec<PlannedRun>> {
         let overall = Overall::of(&self.places, 0, &self.weights);
-        for stage in [Place::first, Place::closer] {
-            for repeat in 0..most {
-                for (index, place) in self.places.iter().enumerate() {
-                    let asked = if repeat < self.explored(place) {
-                        stage(place, &overall)
-                    } else {
-                        Vec::new()
-                    };
-                    let block = self.block(Purpose::Sweep, repeat, index, &asked);
-                    if !block.is_empty() {
-                        return Some(block);
-                    }
+        self.swept(|place| place.closer(&overall))
+    }
+
+    /// The first block that is missing of exploring these contenders of each place.
+    fn swept(&self, of: impl Fn(&Place<'_>) -> Vec<Contender>) -> Option<Vec<PlannedRun>> {
+        let most = self.places.iter().map(|place| self.explored(place)).max()?;
+        for repeat in 0..most {
+            for (index, place) in self.places.iter().enumerate() {
+                if repeat >= self.explored(place) {
+                    continue;
+                }
+                let block = self.block(Purpose::Sweep, repeat, index, &of(place));
+                if !block.is_empty() {
+                    return Some(block);
                 }
             }
         }
@@ -199,7 +156,7 @@ impl<'a> Search<'a> {
     /// A place that was begun by an earlier command stays as it is. Which of the others are stretched is the same for a
     /// resumed search that has as much time left: their order rests on the exploration, and what was stretched before them in
     /// it, or not, is so again.
-    fn choose(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) {
+    fn settle_again(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) {
         let overall = Overall::of(&self.places, 0, &self.weights);
         for place in &mut self.places {
             place.choose(&overall);
@@ -218,20 +175,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What is left of measuring everything again as often as it takes, if nothing is given up or added.
-    fn all_again(&self) -> Vec<PlannedRun> {
-        let mut all = Vec::new();
-        for (index, place) in self.places.iter().enumerate() {
-            let open = place.open(0, self.terms.least);
-            for repeat in 0..self.wanted() {
-                all.extend(self.block(Purpose::Confirm, repeat, index, &open));
-            }
-        }
-        all
-    }
-
     /// Adds to what is measured again what the blocks before this repeat show to matter.
-    fn settle(&mut self, repeat: u16) {
+    fn add_again(&mut self, repeat: u16) {
         if self.settled < Some(repeat) {
             let overall = Overall::of(&self.places, repeat, &self.weights);
             self.places.iter_mut().for_each(|place| place.grow(&overall, repeat));
@@ -239,9 +184,10 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn confirm(&mut self) -> Option<Vec<PlannedRun>> {
+    /// The third stage: what may matter, from scratch.
+    fn measure_again(&mut self) -> Option<Vec<PlannedRun>> {
         for repeat in self.settled.unwrap_or(0)..self.terms.most {
-            self.settle(repeat);
+            self.add_again(repeat);
             for (index, place) in self.places.iter().enumerate() {
                 let open = place.open(repeat, self.terms.least);
                 let block = self.block(Purpose::Confirm, repeat, index, &open);

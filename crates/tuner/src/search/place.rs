@@ -30,7 +30,7 @@ pub(super) struct Place<'a> {
     /// Ramp and runtime are so many times the usual ones where the explored runs were not steady.
     pub(super) stretch: u32,
     /// What is explored first.
-    first: Vec<Contender>,
+    pub(super) first: Vec<Contender>,
     explored: BTreeMap<Contender, Explored>,
     /// IOPS by repeat.
     again: BTreeMap<Contender, BTreeMap<u16, f64>>,
@@ -110,10 +110,6 @@ impl<'a> Place<'a> {
     /// Whether a run with this key is one of this place.
     pub(super) fn is_of(&self, key: &RunKey) -> bool {
         self.entry.variant == key.variant && self.entry.cells[0] == key.cell
-    }
-
-    pub(super) fn first(&self, _: &Overall) -> Vec<Contender> {
-        self.first.clone()
     }
 
     /// Neighbours of the best, of the 90 % line and of what suits all places, that were not explored first.
