@@ -3,9 +3,13 @@
 use std::collections::HashSet;
 use std::path::{Component, Path};
 
-use tuner::Rendered;
+use tuner::{Rendered, RenderedPair};
 
-/// The input is a file `results.jsonl`; it becomes the report in all its forms, or a sentence.
+/// So many digits of a line are changed.
+const DIGITS: usize = 3;
+
+/// The input is a file `results.jsonl`; it becomes the report in all its forms, or a sentence. It is compared with itself,
+/// and with itself after some lines were changed.
 pub fn results_file(data: &[u8]) {
     let said = tuner::rendered(data).map_err(|error| format!("{error:#}"));
     match &said {
@@ -21,6 +25,58 @@ pub fn results_file(data: &[u8]) {
     }
     let again = tuner::rendered(data).map_err(|error| format!("{error:#}"));
     assert!(said == again, "the same results make the same report");
+    if said.is_ok() {
+        compare(data);
+    }
+}
+
+fn compare(data: &[u8]) {
+    let own = tuner::rendered_pair(data, data).expect("it was rendered alone");
+    assert_eq!((own.changed, own.alone), (0, 0), "it differs from itself: {}", own.text);
+    check_pair(&own);
+    match tuner::rendered_pair(data, &changed(data)) {
+        Ok(pair) => check_pair(&pair),
+        Err(error) => assert!(!format!("{error:#}").is_empty(), "it says nothing"),
+    }
+}
+
+fn check_pair(pair: &RenderedPair) {
+    let RenderedPair { markdown, page, .. } = pair;
+    assert!(page.ends_with("</html>"), "the page is not whole");
+    let title = "# ringloom report: two runs\n";
+    assert!(markdown.starts_with(title), "the Markdown has no title");
+}
+
+/// The same results without some lines, with others twice, and with other figures: what becomes of a line, its own bytes
+/// decide.
+fn changed(data: &[u8]) -> Vec<u8> {
+    let mut changed = Vec::new();
+    for line in data.split_inclusive(|byte| *byte == b'\n') {
+        let mut state = line
+            .iter()
+            .fold(1_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(*byte)));
+        let mut number = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 16
+        };
+        match number() % 8 {
+            0 => {}
+            1 => changed.extend([line, line].concat()),
+            2 | 3 => changed.extend(line),
+            4.. => {
+                let mut line = line.to_vec();
+                let digits: Vec<usize> =
+                    (0..line.len()).filter(|place| line[*place].is_ascii_digit()).collect();
+                for _ in 0..DIGITS {
+                    let place = digits.get(number() as usize % digits.len().max(1));
+                    let Some(place) = place else { break };
+                    line[*place] = b"0123456789"[number() as usize % 10];
+                }
+                changed.extend(line);
+            }
+        }
+    }
+    changed
 }
 
 fn check(report: &Rendered) {

@@ -61,5 +61,5 @@ mod weights;
 pub use args::{ReportArgs, TuneArgs};
 pub use daemon::Daemon;
 pub use interrupt::Interrupted;
-pub use reread::{Rendered, rendered, report};
+pub use reread::{Rendered, RenderedPair, rendered, rendered_pair, report};
 pub use run::{exit_code, run};

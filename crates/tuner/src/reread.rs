@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+pub use self::pair::{RenderedPair, rendered_pair};
 use crate::args::ReportArgs;
 use crate::kept;
 use crate::output::print;

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::{PAGE, Source, files, findings, refuse_results, unwritten};
-use crate::compare::Comparison;
+use crate::compare::{Comparison, Verdict};
 use crate::kept::COMPARISON;
 use crate::output::print;
 use crate::report::{Compared, Side, Style, comparison_page, render_comparison};
@@ -19,30 +19,61 @@ use crate::summary::{CellSummary, summarise};
 pub(super) fn report(a: &Source, b: &Source, out: Option<&Path>) -> Result<()> {
     refuse_results(out, None)?;
     let (read_a, read_b) = (Lenient::read(&a.path)?, Lenient::read(&b.path)?);
-    let [plain, markdown, page] = rendered((&a.name, &read_a), (&b.name, &read_b));
-    print(&plain)?;
+    let RenderedPair { text, markdown, page, .. } =
+        rendered((&a.name, &read_a), (&b.name, &read_b));
+    print(&text)?;
     let Some(out) = out else { return print(&unwritten(COMPARISON)) };
     print("\n")?;
     let files = [(COMPARISON.to_owned(), markdown), (PAGE.to_owned(), page)];
     files::write(out, &[&a.path, &b.path], &files)
 }
 
-/// As text, as Markdown and as a page. A file has at least one group; the first is compared.
-pub(super) fn rendered(a: (&str, &Lenient), b: (&str, &Lenient)) -> [String; 3] {
+/// A comparison of two results files in all its forms.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct RenderedPair {
+    /// As `ringloom report` prints it.
+    pub text: String,
+    /// The content of `compare.md`.
+    pub markdown: String,
+    /// The content of `report.html`.
+    pub page: String,
+    /// How many rows are called faster or slower.
+    pub changed: usize,
+    /// How many rows only one of the two has.
+    pub alone: usize,
+}
+
+/// What `ringloom report A B` makes of the contents of two results files. Pure, and whatever the bytes are; so the fuzz
+/// target `results_file` calls it.
+///
+/// # Errors
+/// If nothing of one of the two can be used.
+pub fn rendered_pair(a: &[u8], b: &[u8]) -> Result<RenderedPair> {
+    let (a, b) = (Lenient::parse(a)?, Lenient::parse(b)?);
+    Ok(rendered(("a", &a), ("b", &b)))
+}
+
+/// A file has at least one group; the first is compared.
+pub(super) fn rendered(a: (&str, &Lenient), b: (&str, &Lenient)) -> RenderedPair {
     let (Some(first), Some(second)) = (a.1.groups.first(), b.1.groups.first()) else {
-        return Default::default();
+        return RenderedPair::default();
     };
     let (cells_a, cells_b) = (cells(first), cells(second));
     let (notes_a, notes_b) = (problems(a.1), problems(b.1));
+    let comparison = Comparison::new(&cells_a, &cells_b);
     let compared = Compared {
         a: Side { name: a.0, findings: findings(first, &notes_a), cells: &cells_a },
         b: Side { name: b.0, findings: findings(second, &notes_b), cells: &cells_b },
         differences: &differences(&first.header, &second.header),
-        comparison: &Comparison::new(&cells_a, &cells_b),
+        comparison: &comparison,
     };
-    let [plain, markdown] =
-        [Style::Plain, Style::Markdown].map(|style| render_comparison(style, &compared));
-    [plain, markdown, comparison_page(&compared)]
+    RenderedPair {
+        text: render_comparison(Style::Plain, &compared),
+        markdown: render_comparison(Style::Markdown, &compared),
+        page: comparison_page(&compared),
+        changed: comparison.count(Verdict::Faster) + comparison.count(Verdict::Slower),
+        alone: comparison.only_a.len() + comparison.only_b.len(),
+    }
 }
 
 fn cells(group: &Group) -> Vec<CellSummary> {

@@ -66,11 +66,17 @@ fn lines() -> Vec<String> {
         .collect()
 }
 
+/// All forms of a comparison.
+fn compared(a: &Lenient, b: &Lenient) -> String {
+    let RenderedPair { text, markdown, page, .. } = pair::rendered(("a", a), ("b", b));
+    [text, markdown, page].concat()
+}
+
 /// Renders all that is rendered of a file; `None` if nothing of it can be used.
 fn everything(bytes: &[u8]) -> Option<String> {
     let read = Lenient::parse(bytes).ok()?;
     let sound = Lenient::parse(lines().join("\n").as_bytes()).unwrap();
-    let mut all = pair::rendered(("a", &read), ("b", &sound)).concat();
+    let mut all = compared(&read, &sound);
     let Lenient { groups, problems } = read;
     for (part, group) in Part::all(groups.len()).zip(&groups) {
         let notes = notes(group, &problems, part.number(), groups.len());
@@ -282,18 +288,30 @@ fn without_a_header_there_is_no_configuration_and_no_line_to_paste() {
 
 #[test]
 fn two_runs_may_have_other_seeds_but_no_other_options() {
-    let compared = |options: &str| {
+    let with = |options: &str| {
         let [a, b] = ["--seed 1", options].map(|options| {
             let lines = [serde_json::to_string(&header(options)).unwrap(), lines()[1..].join("\n")];
             Lenient::parse(lines.join("\n").as_bytes()).unwrap()
         });
-        pair::rendered(("a", &a), ("b", &b)).concat()
+        compared(&a, &b)
     };
     let warning = "the two were not measured alike";
-    assert!(!compared("--seed 2").contains(warning));
-    let differ = compared("--seed 2 --runtime 9");
+    assert!(!with("--seed 2").contains(warning));
+    let differ = with("--seed 2 --runtime 9");
     assert!(differ.contains(warning) && differ.contains("--runtime is 9.0"), "{differ}");
     assert!(!differ.contains("--seed is"), "{differ}");
+}
+
+#[test]
+fn a_file_compared_with_itself_has_nothing_that_changed() {
+    let own = lines().join("\n");
+    let pair = rendered_pair(own.as_bytes(), own.as_bytes()).unwrap();
+    assert_eq!((pair.changed, pair.alone), (0, 0), "{}", pair.text);
+    let without: Vec<String> =
+        lines().into_iter().filter(|line| !line.contains("\"emulated\":true")).collect();
+    let pair = rendered_pair(own.as_bytes(), without.join("\n").as_bytes()).unwrap();
+    assert_eq!(pair.alone, 1, "{}", pair.text);
+    assert!(rendered_pair(own.as_bytes(), b"").is_err());
 }
 
 /// A results file with a part for each of these disks.
