@@ -8,7 +8,9 @@ use crate::weights::{Goal, Weight};
 
 /// Other answers that are named.
 const CHANGES_MAX: usize = 3;
-/// The fewest repeats of a number in every cell that let an answer be called sure.
+/// The share of resamplings that lets an answer be called sure if they agree.
+const SURE_FROM: f64 = 0.95;
+/// The fewest repeats of a number in every cell that let it be called so.
 const SURE_REPEATS: usize = 6;
 
 /// The one sentence.
@@ -186,7 +188,8 @@ fn costs(Price { cpus, none, .. }: Price) -> String {
 fn surely(sure: f64, answer: &Answer) -> String {
     let percent = (sure * 100.0).floor();
     // Resamplings of few repeats agree too easily: what they do not contain, they cannot show.
-    let is_sure = sure >= 0.95 && answer.repeats >= SURE_REPEATS && answer.bent == Bent::default();
+    let is_sure =
+        sure >= SURE_FROM && answer.repeats >= SURE_REPEATS && answer.bent == Bent::default();
     let word = if is_sure { "sure" } else { "likely" };
     format!("{word}, {percent:.0} % of resamplings agree")
 }
