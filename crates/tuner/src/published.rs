@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use load::{BlockBytes, Shape};
 
 use crate::cell::Cell;
-use crate::summary::published::{Mean, PublishedForm};
+use crate::summary::form::{Mean, PublishedForm};
 use crate::units::counted;
 
 const HEADER: &str = "size,op,jobs,iodepth,value";

@@ -11,6 +11,7 @@ mod compare;
 mod configurations;
 mod curve;
 mod failed;
+mod form;
 mod html;
 mod least;
 mod part;
@@ -116,7 +117,7 @@ impl<'a> Report<'a> {
             cells::render(style, findings.header, cells),
             failed::render(style, &self.failed, cells),
             // A terminal is too narrow for it.
-            if style == Style::Markdown { published::own(style, cells) } else { String::new() },
+            if style == Style::Markdown { form::render(style, cells) } else { String::new() },
             probe::render(style, &self.probes),
             curve::render(style, &self.curves),
             around::render(style, &self.notes),

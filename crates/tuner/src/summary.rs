@@ -9,8 +9,8 @@
 mod blocks;
 mod curve;
 mod failed;
+pub(crate) mod form;
 mod probe;
-pub(crate) mod published;
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,19 +1,14 @@
-//! The form in which sweeps of iothreads are published: of imported tables, and in Markdown of our own. Pure functions.
+//! A sweep that others published: its tables, and what follows from them. Pure functions.
+//!
+//! Not here: the form of the tables (`form`), the page (`html::published`).
 
-mod kinds;
-
-use self::kinds::HALF;
-pub(super) use self::kinds::{GAINS, KINDS, Kind, PUBLISHED_N90S};
 use super::Style;
-use super::text::{listed, one_line, or_missing, section, wrapped};
+use super::form::{GAINS, HALF, PUBLISHED_N90S, table};
+use super::text::{listed, one_line, section, wrapped};
 use crate::cell::Cell;
 use crate::published::{PublishedSweep, PublishedTable};
 use crate::stats::Estimate;
-use crate::summary::published::PublishedForm;
-use crate::summary::{CellSummary, compared};
-use crate::table::Table;
 use crate::units::counted;
-use crate::variant::Variant;
 
 /// Up to this gain in percent, none reaches 90 % of the best.
 const NONE_IS_ENOUGH: f64 = 100.0 / 9.0;
@@ -62,64 +57,6 @@ pub(super) fn notes(sweep: &PublishedSweep) -> Vec<String> {
     let unmatched = both.and_then(|(gains, n90s)| unmatched(gains, n90s));
     let problems = sweep.problems.iter().map(|problem| format!("Note: {problem}."));
     unmatched.into_iter().chain(problems).collect()
-}
-
-/// Each once, in the order in which they first appear; the cells of one need not be neighbours.
-pub(super) fn variants(of_cells: impl Iterator<Item = Variant>) -> Vec<Variant> {
-    let mut variants = Vec::new();
-    for variant in of_cells {
-        if !variants.contains(&variant) {
-            variants.push(variant);
-        }
-    }
-    variants
-}
-
-/// Our own sweep in this form, for each subject and variant that has several rows and columns.
-pub(super) fn own(style: Style, cells: &[CellSummary]) -> String {
-    let mut text = String::new();
-    for variant in variants(cells.iter().map(|cell| cell.variant)) {
-        let own: Vec<CellSummary> =
-            cells.iter().filter(|cell| cell.variant == variant).cloned().collect();
-        for subject in compared(&own) {
-            let on = super::text::on(subject.to_string(), &variant);
-            for kind in &KINDS {
-                let form = (kind.form)(subject, &own);
-                if form.rows.len() > 1 && form.columns.len() > 1 {
-                    let title = format!("{}: {on}", kind.title);
-                    text += &section(style, &title, &table(kind, &form), &[]);
-                }
-            }
-        }
-    }
-    text
-}
-
-/// Rows of size and operation with their totals, columns of jobs and iodepth.
-fn table(kind: &Kind, form: &PublishedForm) -> Table {
-    let columns = form.columns.iter().map(|it| format!("{} × {}", it.jobs, it.iodepth));
-    let header: Vec<String> = ["jobs × iodepth".to_owned()]
-        .into_iter()
-        .chain(columns)
-        .chain(["all".to_owned()])
-        .collect();
-    let mut table = Table::new(&header.iter().map(String::as_str).collect::<Vec<_>>());
-    let figure = |value: &Option<f64>| or_missing(value.map(|value| kind.figure(value)));
-    let mean = |value: &Option<f64>| or_missing(value.map(|value| kind.total(value)));
-    let totals = |name: String, totals: &[Option<f64>], all: Option<f64>| {
-        [name].into_iter().chain(totals.iter().chain([&all]).map(mean)).collect::<Vec<String>>()
-    };
-    for (size, of_size) in &form.size_totals {
-        let own = || form.rows.iter().zip(&form.cells).zip(&form.row_totals);
-        let own = own().filter(|((row, _), _)| row.size == *size);
-        for ((row, cells), total) in own {
-            let figures = cells.iter().map(figure).chain([mean(total)]);
-            table.push([format!("{size} {}", row.op)].into_iter().chain(figures).collect());
-        }
-        table.push(totals(format!("{size} total"), of_size, form.size_total(kind.mean, *size)));
-    }
-    table.push(totals("total".to_owned(), &form.column_totals, form.total));
-    table
 }
 
 /// How far the totals are to be trusted.

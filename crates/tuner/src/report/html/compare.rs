@@ -12,10 +12,10 @@ use crate::compare::{ComparedCell, ComparedRow, Comparison, Verdict};
 use crate::contender::Subject;
 use crate::report::compare::{COLUMNS, Compared, Side, line, meanings, notes, summary, word};
 use crate::report::facts;
-use crate::report::published::variants;
+use crate::report::form::variants;
 use crate::report::text::place;
 use crate::stats::{factor, geometric_mean};
-use crate::summary::published::{self, FormColumn, FormRow, Mean, PublishedForm};
+use crate::summary::form::{self, FormColumn, FormRow, Mean, PublishedForm};
 use crate::units::counted;
 use crate::variant::Variant;
 
@@ -207,7 +207,7 @@ fn grid(comparison: &Comparison, variant: Variant, subject: Subject) -> Markup {
         return Markup::default();
     }
     let changed = |row: &FormRow, column: FormColumn| {
-        let is_here = |it: &&ComparedCell| published::place(it.cell) == (row.clone(), column);
+        let is_here = |it: &&ComparedCell| form::place(it.cell) == (row.clone(), column);
         let mut rows = cells().filter(is_here).flat_map(own);
         rows.any(|row| matches!(row.verdict, Verdict::Faster | Verdict::Slower))
     };

@@ -4,8 +4,8 @@ use maud::{Markup, html};
 
 use super::View;
 use crate::contender::Subject;
-use crate::report::published::{KINDS, Kind, variants};
-use crate::summary::published::{FormColumn, FormRow, Mean, PublishedForm};
+use crate::report::form::{KINDS, Kind, variants};
+use crate::summary::form::{FormColumn, FormRow, Mean, PublishedForm};
 use crate::summary::{CellSummary, compared};
 use crate::variant::Variant;
 

@@ -11,7 +11,7 @@ use crate::report::advice::Advice;
 use crate::report::facts;
 use crate::results::Header;
 use crate::stats::geometric_mean;
-use crate::summary::published::{PublishedForm, gains, ratios};
+use crate::summary::form::{PublishedForm, gains, ratios};
 use crate::summary::{CellSummary, compared};
 use crate::units::{counted, percent_gain};
 

@@ -8,9 +8,10 @@ use super::plot::{Mark, Plot, Scale, Series};
 use super::{around, charts, document, figure, filters, grids, plot};
 use crate::cell::Cell;
 use crate::published::{PublishedSweep, PublishedTable};
-use crate::report::published::{GAINS, PUBLISHED_N90S, notes, totals, what_follows};
+use crate::report::form::{GAINS, PUBLISHED_N90S};
+use crate::report::published::{notes, totals, what_follows};
 use crate::report::text::{enumerated, place};
-use crate::summary::published::FormRow;
+use crate::summary::form::FormRow;
 use crate::units::{Bytes, counted, percent_gain};
 use crate::variant::Variant;
 

@@ -1,14 +1,14 @@
 //! The tables of the published form: what each shows and how its figures are written, in Markdown and on the page alike.
 //! Pure functions.
 //!
-//! Not here: the figures (`summary::published`).
+//! Not here: the figures (`summary::form`).
 
 use crate::contender::Subject;
 use crate::summary::CellSummary;
-use crate::summary::published::{Mean, PublishedForm, gains, n90s, ratios};
+use crate::summary::form::{Mean, PublishedForm, gains, n90s, ratios};
 
 /// What rounding to whole numbers may change.
-pub(super) const HALF: f64 = 0.5;
+pub(in crate::report) const HALF: f64 = 0.5;
 
 /// One of the tables.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //!
 //! Invariants: every row has as many cells as there are columns; a figure that is not finite is missing; totals are means
 //! of the figures that are there, never of rounded ones.
-//! Not here: the figures of an imported table (`published`), the rendering (`report::published`).
+//! Not here: the figures of an imported table (`published`), the rendering (`report::form`).
 
 use std::collections::BTreeMap;
 
