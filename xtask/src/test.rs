@@ -103,8 +103,17 @@ fn fault_points(workspace: &Workspace, log: &Path) -> Result<Tally> {
 fn loom(workspace: &Workspace, name: &str, log: &Path) -> Result<Tally> {
     let target_dir = workspace.target_dir().join("loom");
     let target_dir = target_dir.to_string_lossy();
-    let arguments =
-        ["test", "--package", name, "--release", "--lib", "--target-dir", &target_dir, "loom_"];
+    let arguments = [
+        "test",
+        "--package",
+        name,
+        "--profile",
+        "loom",
+        "--lib",
+        "--target-dir",
+        &target_dir,
+        "loom_",
+    ];
     let mut tally = Tally::default();
     step("loom models", &format!("RUSTFLAGS='--cfg loom' cargo {}", arguments.join(" ")), || {
         let mut command = workspace.cargo(&arguments);
