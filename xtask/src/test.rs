@@ -32,9 +32,10 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     check::read(workspace)?;
 
     // The tests start `ringloom` as a process. Cargo builds it only for the tests of its own
-    // package, so it is built here for all; compiler output stays out of the log of the tests.
-    cargo_step(workspace, "binaries", &["build", "--quiet", "--workspace", "--bins"], &[])?;
-    cargo_step(workspace, "build tests", &["test", "--quiet", "--workspace", "--no-run"], &[])?;
+    // package, so it is built for all; compiler output stays out of the log of the tests. In one
+    // step, since whoever links last would leave processors idle in each.
+    let build = ["build", "--quiet", "--workspace", "--bins", "--tests"];
+    cargo_step(workspace, "binaries and tests", &build, &[])?;
 
     let mut tally = Tally::default();
     let result = run_tests(workspace, &mut tally);
