@@ -17,14 +17,20 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::report::{Part, configuration_names};
+use crate::results::FILE_NAME;
 use crate::units::printable;
 
 /// The comparison of two results, beside its page.
 pub(crate) const COMPARISON: &str = "compare.md";
-/// What the beginning of each file says that may be removed, if it is no table and no lines of JSON.
-const MARKS: [&[u8]; 2] = [b"ringloom tune", b"ringloom report"];
-/// How far it may be from there.
-const MARK_WITHIN: u64 = 4096;
+/// What the beginning of a configuration says.
+const CONFIGURATION_SAYS: &[u8] = b"ringloom tune";
+/// What the beginning of a page says.
+const PAGE_SAYS: &[u8] = b"<meta name=\"generator\" content=\"ringloom report\">";
+/// How far that may be from there.
+const SAID_WITHIN: u64 = 4096;
+/// How a text begins.
+const TEXT_BEGINS: [&[u8]; 3] =
+    [b"# ringloom tune\n", b"# ringloom report\n", b"# ringloom report: two runs\n"];
 /// How a table of rows begins, as every version writes it.
 const TABLE_BEGINS: &[u8] =
     b"device,image,aio,fs,stripe,delay,vms,disks,op,bs,jobs,iodepth,subject,";
@@ -42,24 +48,27 @@ fn earlier(out: &Path) -> Vec<String> {
     // From the last on: a command that is interrupted leaves no gap.
     further.reverse();
     let parts = further.into_iter().chain([Part::FIRST]);
-    parts.flat_map(|part| of(part).chain(part.reports())).chain([COMPARISON.to_owned()]).collect()
+    // Nobody compares into a directory of results: what is there, somebody has put there.
+    let comparison = (!out.join(FILE_NAME).exists()).then(|| COMPARISON.to_owned());
+    parts.flat_map(|part| of(part).chain(part.reports())).chain(comparison).collect()
 }
 
-/// Whether it says at its beginning that ringloom wrote it. Rows have no place for that: they begin as no others do, or
-/// there is none.
+/// Whether ringloom wrote it, by how it begins: a text of the user may well speak of `ringloom tune`. There may be no row.
 fn is_ours(path: &Path) -> bool {
     // A pipe would have to be waited for.
     if !path.is_file() {
         return false;
     }
     let mut begin = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MARK_WITHIN).read_to_end(&mut begin));
+    let read = File::open(path).and_then(|file| file.take(SAID_WITHIN).read_to_end(&mut begin));
     let says = |mark: &[u8]| begin.windows(mark.len()).any(|part| part == mark);
     read.is_ok()
         && match path.extension().and_then(|it| it.to_str()) {
             Some("csv") => begin.starts_with(TABLE_BEGINS),
             Some("jsonl") => begin.is_empty() || begin.starts_with(ROW_BEGINS),
-            Some(_) | None => MARKS.into_iter().any(says),
+            Some("html") => says(PAGE_SAYS),
+            Some("md") => TEXT_BEGINS.into_iter().any(|it| begin.starts_with(it)),
+            Some(_) | None => says(CONFIGURATION_SAYS),
         }
 }
 
@@ -127,6 +136,8 @@ mod tests {
         let content = |name: &str| match Path::new(name).extension().and_then(|it| it.to_str()) {
             Some("csv") => TABLE_BEGINS,
             Some("jsonl") => ROW_BEGINS,
+            Some("html") => PAGE_SAYS,
+            Some("md") => TEXT_BEGINS[0],
             Some(_) | None => b"by ringloom tune",
         };
         let text = |name| String::from_utf8(content(name).to_vec()).unwrap();
@@ -161,8 +172,8 @@ mod tests {
         assert!(Part::FIRST.reports().all(|name| out.join(name).exists()) && names() == 4);
         // One that was not written whole.
         std::fs::create_dir_all(out.join("config-2/ringloom")).unwrap();
-        for name in ["config-2/ringloom/serve.sh", "report-2.md"] {
-            std::fs::write(out.join(name), "by ringloom tune").unwrap();
+        for (name, text) in named(&["config-2/ringloom/serve.sh", "report-2.md"]) {
+            std::fs::write(out.join(name), text).unwrap();
         }
         write(out, &[], &named(&three[..4])).unwrap();
         assert_eq!(names(), 4);
@@ -185,12 +196,24 @@ mod tests {
         let namesakes = ["config/warnings.txt", "config-2/ringloom/serve.sh", COMPARISON];
         let reports: Vec<String> = Part::all(2).flat_map(Part::reports).collect();
         let all = namesakes.iter().map(|name| (*name).to_owned()).chain(reports);
-        let all: Vec<(String, String)> = all.map(|name| (name, "mine".to_owned())).collect();
-        write(out, &[], &all).unwrap();
-        write(out, &[], &[]).unwrap();
-        for (name, _) in &all {
-            assert!(out.join(name).exists(), "{name}");
+        let names: Vec<String> = all.collect();
+        for text in ["mine", "# Disks\n\nmeasured by `ringloom tune` and ringloom report\n"] {
+            let is_mine = |name: &&String| text == "mine" || !name.contains('/');
+            let all: Vec<(String, String)> =
+                names.iter().filter(is_mine).map(|name| (name.clone(), text.to_owned())).collect();
+            write(out, &[], &all).unwrap();
+            write(out, &[], &[]).unwrap();
+            for (name, _) in &all {
+                assert!(out.join(name).exists(), "{name}: {text}");
+            }
         }
+        // And a comparison that was put beside results.
+        write(out, &[], &named(&[COMPARISON, FILE_NAME])).unwrap();
+        write(out, &[], &[]).unwrap();
+        assert!(out.join(COMPARISON).exists());
+        std::fs::remove_file(out.join(FILE_NAME)).unwrap();
+        write(out, &[], &[]).unwrap();
+        assert!(!out.join(COMPARISON).exists());
     }
 
     #[test]
