@@ -132,7 +132,9 @@ impl<'a> Searched<'a> {
             }
             // One after everything.
             (None, Some(1..)) => Some(vec![sentinel.next()]),
-            (None, _) => sentinel.next_owed().map(|run| vec![run]),
+            (None, _) => {
+                sentinel.next_owed(&|run| fits(std::slice::from_ref(run))).map(|run| vec![run])
+            }
         }
     }
 
@@ -163,10 +165,10 @@ impl Sentinels<'_> {
         self.ask(missing.expect("fewer sentinels than numbers were measured"))
     }
 
-    /// One that failed in an earlier command and was not asked for by this one.
-    fn next_owed(&mut self) -> Option<PlannedRun> {
+    /// One that failed in an earlier command and was not asked for by this one, if there is time for it.
+    fn next_owed(&mut self, fits: &dyn Fn(&PlannedRun) -> bool) -> Option<PlannedRun> {
         let step = self.owed.difference(&self.tried).next().copied()?;
-        Some(self.ask(step))
+        fits(&self.of_step(step)).then(|| self.ask(step))
     }
 
     fn ask(&mut self, step: u32) -> PlannedRun {
@@ -286,6 +288,10 @@ mod tests {
         assert_eq!(steps.iter().filter(|step| [1, 3].contains(step)).count(), 2, "once each");
         // One fails again.
         assert_eq!(sentinels(&command(&mut lines, |key| !is_one_of(key, &[1]))), [1, 3]);
+        let settings = settings("--op randread --bs 4k --sentinel 5", 2);
+        let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+        let mut course = Course::new(&matrix, &settings, &Recorded::from(lines.clone()));
+        assert!(course.next(&|_| false).is_none(), "without time for it");
         assert_eq!(sentinels(&command(&mut lines, |_| true)), [1]);
         assert_eq!(command(&mut lines, |_| true), []);
         // The runs end early: what is missing comes first.

@@ -108,7 +108,7 @@ impl Prepared {
             directory,
             size: args.size,
         };
-        if !prepared.is_done(stored) {
+        if prepared.may_go_on(stored) {
             prepared.check_room(interrupt)?;
         }
         let prepared = prepared.with_fleet(args, out, interrupt)?.with_environment();

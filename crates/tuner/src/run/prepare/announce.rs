@@ -28,9 +28,18 @@ impl Prepared {
     }
 
     /// Whether everything was measured that these settings ask for.
-    pub(super) fn is_done(&self, stored: Option<&Stored>) -> bool {
+    fn is_done(&self, stored: Option<&Stored>) -> bool {
         let mut course = stored.map(|it| Course::new(&self.matrix, &self.settings, &it.recorded));
         course.as_mut().is_some_and(|course| course.next(&|_| true).is_none())
+    }
+
+    /// Whether a command has anything to measure that there is time for, if its storage took none.
+    pub(super) fn may_go_on(&self, stored: Option<&Stored>) -> bool {
+        stored.is_none_or(|stored| {
+            let (pace, recorded) = (self.pace(), &stored.recorded);
+            let course = Course::new(&self.matrix, &self.settings, recorded);
+            Ahead::new(&self.matrix, &self.settings, &pace, recorded).may_go_on(course)
+        })
     }
 
     /// Says what will be done, what will not, and how long it takes; of a command that goes on with stored runs what is left.
@@ -48,6 +57,20 @@ impl Prepared {
             say("Nothing is left to be measured.");
             return Ok(None);
         }
+        let nothing = Recorded::default();
+        let recorded = stored.map_or(&nothing, |stored| &stored.recorded);
+        let pace = self.pace();
+        let ahead = Ahead::new(matrix, settings, &pace, recorded);
+        let no_time = || {
+            say(&format!(
+                "No time is left to measure more, earlier commands spent {}: a longer --budget goes on.",
+                human_time(ahead.spent)
+            ));
+            Ok(None)
+        };
+        if !self.may_go_on(stored) {
+            return no_time();
+        }
         let fill = self.fill_bytes();
         // Whatever it stumbles over, filling does so too, and says it.
         let tried = fill >= TRIAL_SHARE * TRIAL_BYTES;
@@ -59,19 +82,11 @@ impl Prepared {
             (None, true) => format!(", after filling {size} of scratch file"),
             (None, false) => format!(", after filling {size} of scratch files"),
         };
-        let nothing = Recorded::default();
-        let recorded = stored.map_or(&nothing, |stored| &stored.recorded);
-        let pace = self.pace();
-        let ahead = Ahead::new(matrix, settings, &pace, recorded);
         let before = Pace::before_runs(fill, rate);
         let time = ahead.time(before)?;
         let limit = ahead.limit(time);
         if !ahead.goes_on(Course::new(matrix, settings, recorded), limit, before) {
-            let spent = human_time(ahead.spent);
-            say(&format!(
-                "No time is left to measure more, earlier commands spent {spent}: a longer --budget goes on."
-            ));
-            return Ok(None);
+            return no_time();
         }
         let some = if settings.adapts() { "some " } else { "" };
         let left = if stored.is_some() { " left" } else { "" };
@@ -150,6 +165,13 @@ impl<'a> Ahead<'a> {
     /// When a command that should take `time` ends at the latest.
     fn limit(&self, time: Duration) -> Duration {
         self.budget.map_or(time, |budget| budget.saturating_sub(self.spent))
+    }
+
+    /// Whether anything would be measured without time for storage. Too short a budget is for `time` to refuse, which knows
+    /// what the storage takes.
+    fn may_go_on(&self, course: Course<'_>) -> bool {
+        let time = self.time(Duration::ZERO);
+        time.map_or(true, |time| self.goes_on(course, self.limit(time), Duration::ZERO))
     }
 
     /// Whether anything is measured in that time.
@@ -336,6 +358,7 @@ mod tests {
         assert!(goes_on(&command));
         told_and_done(&mut command);
         assert!(!goes_on(&command));
+        assert!(!command.ahead().may_go_on(command.course()), "before its disk is tried");
         assert_eq!(told_and_done(&mut command), (0, 0));
         assert!(goes_on(&command.resumed(&format!("{ONE_CELL} --budget 2h"))));
     }
