@@ -4,8 +4,8 @@
 //! numbers of iothreads far apart are explored (`explore`), then the neighbours of the best and of the 90 % line
 //! (`look_closer`). What may be the answer is then measured again, from scratch, until it is known well enough, `most` times
 //! or until the time is up (`measure_again`): the best of nine explored numbers is partly the luckiest, so no figure that
-//! counts comes from the exploration. Which numbers each stage takes in a place, `place` says. Unless the user gave the time, all places
-//! are measured again `least` times, however long that takes.
+//! counts comes from the exploration. Which numbers each stage takes in a place, `place` says. Unless the user gave the time,
+//! all places are measured again `least` times, however long that takes.
 //!
 //! Invariants: the seed and the recorded runs alone decide the next block, but for the time; so a resumed search goes on
 //! as it would have. No run is asked for twice, also if it failed. All places have the same number of repeats, plus or
@@ -188,15 +188,20 @@ impl<'a> Search<'a> {
     fn measure_again(&mut self) -> Option<Vec<PlannedRun>> {
         for repeat in self.settled.unwrap_or(0)..self.terms.most {
             self.add_again(repeat);
-            for (index, place) in self.places.iter().enumerate() {
-                let open = place.open(repeat, self.terms.least);
-                let block = self.block(Purpose::Confirm, repeat, index, &open);
-                if !block.is_empty() {
-                    return Some(block);
-                }
+            let block = self.blocks_again(repeat).find(|block| !block.is_empty());
+            if block.is_some() {
+                return block;
             }
         }
         None
+    }
+
+    /// What each place lacks of this repeat of the third stage, as far as is known by now.
+    fn blocks_again(&self, repeat: u16) -> impl Iterator<Item = Vec<PlannedRun>> {
+        self.places.iter().enumerate().map(move |(index, place)| {
+            let open = place.open(repeat, self.terms.least);
+            self.block(Purpose::Confirm, repeat, index, &open)
+        })
     }
 
     /// The runs of a block that were not tried yet, in the order that the seed gives to all of them.

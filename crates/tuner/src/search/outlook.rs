@@ -39,10 +39,7 @@ impl Search<'_> {
         let mut runs = Vec::new();
         for repeat in 0..repeats {
             self.add_again(repeat);
-            for (index, place) in self.places.iter().enumerate() {
-                let open = place.open(repeat, self.terms.least);
-                runs.extend(self.block(Purpose::Confirm, repeat, index, &open));
-            }
+            runs.extend(self.blocks_again(repeat).flatten());
         }
         runs
     }
