@@ -61,6 +61,7 @@ impl Prepared {
         let recorded = stored.map_or(&nothing, |stored| &stored.recorded);
         let pace = self.pace();
         let ahead = Ahead::new(matrix, settings, &pace, recorded);
+        let course = || Course::new(matrix, settings, recorded);
         let no_time = || {
             say(&format!(
                 "No time is left to measure more, earlier commands spent {}: a longer --budget goes on.",
@@ -68,7 +69,7 @@ impl Prepared {
             ));
             Ok(None)
         };
-        if !self.may_go_on(stored) {
+        if !ahead.may_go_on(course()) {
             return no_time();
         }
         let fill = self.fill_bytes();
@@ -85,7 +86,7 @@ impl Prepared {
         let before = Pace::before_runs(fill, rate);
         let time = ahead.time(before)?;
         let limit = ahead.limit(time);
-        if !ahead.goes_on(Course::new(matrix, settings, recorded), limit, before) {
+        if !ahead.goes_on(course(), limit, before) {
             return no_time();
         }
         let some = if settings.adapts() { "some " } else { "" };
