@@ -93,3 +93,18 @@ pub fn open_by_handle() -> io::Result<()> {
     };
     check(file)
 }
+
+/// Sends a signal to another process by a descriptor of it (pidfd_send_signal(2)).
+pub fn signal_by_descriptor(process: u32, signal: i32) -> io::Result<()> {
+    // SAFETY: the call takes no addresses.
+    let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    check(pidfd)?;
+    // SAFETY: no information goes with the signal, which a null pointer says.
+    check(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, null_mut::<u8>(), 0) })
+}
+
+/// Sends a signal to another process by its number.
+pub fn signal(process: u32, signal: i32) -> io::Result<()> {
+    // SAFETY: the call takes no addresses.
+    check(unsafe { libc::syscall(libc::SYS_kill, process, signal) })
+}

@@ -366,6 +366,10 @@ fn sometimes(process: u32, rules: &mut Rules) -> Result<(), seccompiler::Backend
     rules.insert(libc::SYS_clone, when(0, SeccompCmpOp::MaskedEq(looked_at), thread)?);
     // A panic's end, of this process only.
     rules.insert(libc::SYS_tgkill, when(0, SeccompCmpOp::Eq, process.into())?);
+    // A process that takes over and hangs is watched and ended by this one, which then goes on.
+    rules.insert(libc::SYS_pidfd_open, when(1, SeccompCmpOp::Eq, 0)?);
+    let end = [libc::SIGKILL, 0].map(i32::unsigned_abs).map(end_by_descriptor);
+    rules.insert(libc::SYS_pidfd_send_signal, end.into_iter().collect::<Result<_, _>>()?);
     let name = u64::from(libc::PR_SET_NAME.unsigned_abs());
     rules.insert(libc::SYS_prctl, when(0, SeccompCmpOp::Eq, name)?);
     let fcntl = FCNTL.iter().map(|command| u64::from(command.unsigned_abs()));
@@ -377,6 +381,15 @@ fn sometimes(process: u32, rules: &mut Rules) -> Result<(), seccompiler::Backend
     let none = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![own, none])?]);
     Ok(())
+}
+
+/// The signal goes to one process, not to its group, and carries nothing.
+fn end_by_descriptor(signal: u32) -> Result<SeccompRule, seccompiler::BackendError> {
+    SeccompRule::new(vec![
+        condition(1, SeccompCmpOp::Eq, signal.into())?,
+        SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?,
+        condition(3, SeccompCmpOp::Eq, 0)?,
+    ])
 }
 
 fn condition(

@@ -1,4 +1,4 @@
-//! The fence around files, TCP and other processes: landlock.
+//! The fence around files, TCP and abstract sockets: landlock.
 //!
 //! Invariants: what a kernel does not know yet is left out; the first version of landlock, which
 //! fences opening, is enough to count as a fence.
@@ -46,7 +46,9 @@ impl FilesFence {
         let mut ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(NEWEST))?
             .handle_access(AccessNet::from_all(NEWEST))?
-            .scope(Scope::from_all(NEWEST))?
+            // Not signals: a process that takes over is outside, and can be ended if it hangs. The
+            // filter of system calls lets that one signal through and no other.
+            .scope(Scope::AbstractUnixSocket)?
             .create()?;
         for grant in reach.grants() {
             // What is not there cannot be opened, and whoever needs it says so.

@@ -10,7 +10,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 
 use testkit::trespass;
@@ -233,17 +233,19 @@ fn attempt(name: &str, sandbox: &str) -> End {
 fn the_attempt() {
     let Ok(name) = std::env::var(ATTEMPT) else { return };
     let root = PathBuf::from(std::env::var(ROOT).unwrap());
+    // Somebody else, who ends with this process.
+    let other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     if let Some(sandbox) = prepare(&root, &std::env::var(SANDBOX).unwrap()) {
         sandbox.close().unwrap();
     }
-    let code = match carry_out(&name, &root) {
+    let code = match carry_out(&name, &root, &other) {
         Ok(()) => 0,
         Err(error) => REFUSED + error.raw_os_error().unwrap(),
     };
     std::process::exit(code);
 }
 
-fn carry_out(name: &str, root: &Path) -> io::Result<()> {
+fn carry_out(name: &str, root: &Path, other: &Child) -> io::Result<()> {
     match name {
         // Only returns if it fails.
         "execute" => Err(Command::new("/bin/true").exec()),
@@ -263,6 +265,9 @@ fn carry_out(name: &str, root: &Path) -> io::Result<()> {
         "handle" => trespass::open_by_handle(),
         "limit" => kernel_io::raise_open_files_limit().map(drop),
         "other thread" => std::thread::spawn(trespass::make_ring).join().unwrap(),
+        "signal another" => trespass::signal(other.id(), libc::SIGKILL),
+        "tell another to end" => trespass::signal_by_descriptor(other.id(), libc::SIGTERM),
+        "end another" => trespass::signal_by_descriptor(other.id(), libc::SIGKILL),
         "abort" => std::process::abort(),
         "serve" => serve_a_little(root),
         other => panic!("no attempt is called {other}"),
@@ -311,10 +316,18 @@ fn everything_that_is_not_needed_is_refused() {
         "ring",
         "limit",
         "other thread",
+        "signal another",
+        "tell another to end",
     ];
     for name in names {
         check(name, End::Refused(libc::EPERM));
     }
+}
+
+/// One that takes over and hangs.
+#[test]
+fn another_process_can_be_ended() {
+    assert_eq!(attempt("end another", "on"), End::Succeeded);
 }
 
 #[test]
