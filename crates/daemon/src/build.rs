@@ -149,11 +149,7 @@ impl Built {
             exports: Vec::new(),
             claims: Vec::new(),
             iothreads: HashMap::new(),
-            graph: Graph::new(
-                Arc::clone(files),
-                Arc::clone(clock) as Arc<dyn Clock>,
-                sandbox.cloned(),
-            ),
+            graph: Graph::new(Arc::clone(files), Arc::clone(clock) as Arc<dyn Clock>),
             files: Arc::clone(files),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             polling: Polling::of_process().map(Arc::new).map_err(BuildError::Cpus)?,

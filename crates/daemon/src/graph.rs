@@ -24,7 +24,6 @@ use crate::options::{Activity, Blockdev, Child, Discard, Driver, ExportOptions, 
 #[cfg(test)]
 use crate::permissions::PassesOn;
 use crate::permissions::{Conflict, Edge, IMAGE, Permissions, ROOT, User, Uses};
-use crate::sandbox::{Outside, Sandbox};
 pub use change::ChangeFault;
 pub use named::{NamedFault, What};
 use root::RootNode;
@@ -45,7 +44,6 @@ pub(crate) struct Graph {
     throttle_groups: HashMap<String, Arc<ThrottleGroup>>,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
-    sandbox: Option<Arc<Sandbox>>,
 }
 
 /// A node and what it stands on.
@@ -76,15 +74,6 @@ pub enum GraphError {
         /// Why.
         #[source]
         source: OpenError,
-    },
-    /// Its file is fenced off.
-    #[error("node {node}")]
-    Outside {
-        /// The node-name.
-        node: String,
-        /// Why.
-        #[source]
-        source: Outside,
     },
     /// There is no node of this name.
     #[error("there is no node '{name}'")]
@@ -169,28 +158,12 @@ pub enum GraphError {
 }
 
 impl Graph {
-    /// An empty graph whose files go into that table, and come from inside the sandbox. Nodes that hold
-    /// requests go by that clock.
-    pub(crate) fn new(
-        files: Arc<FileTable>,
-        clock: Arc<dyn Clock>,
-        sandbox: Option<Arc<Sandbox>>,
-    ) -> Self {
+    /// An empty graph whose files go into that table. Nodes that hold requests go by that clock.
+    pub(crate) fn new(files: Arc<FileTable>, clock: Arc<dyn Clock>) -> Self {
         let (vertices, roots) = (HashMap::new(), HashMap::new());
         let (uses, delays, throttle_groups) = (Uses::default(), HashMap::new(), HashMap::new());
         let (opened, naming) = (Vec::new(), Vec::new());
-        Self {
-            vertices,
-            roots,
-            uses,
-            delays,
-            opened,
-            naming,
-            throttle_groups,
-            files,
-            clock,
-            sandbox,
-        }
+        Self { vertices, roots, uses, delays, opened, naming, throttle_groups, files, clock }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.

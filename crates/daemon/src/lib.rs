@@ -32,6 +32,6 @@ pub use export::ExportError;
 pub use graph::{ChangeFault, GraphError, NamedFault, What};
 pub use permissions::Conflict;
 pub use pidfile::PidfileError;
-pub use sandbox::{CallsError, FilesError, Outside, SandboxError};
+pub use sandbox::{CallsError, FilesError, SandboxError};
 pub use socket::SocketError;
 pub use takeover::TakeoverError;

@@ -17,28 +17,23 @@ mod reach;
 mod tests;
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::Access;
 use iothread::Confine;
 
 pub use calls::CallsError;
 pub use files::FilesError;
-pub use reach::Outside;
 
 use crate::chain::chain_of;
 use crate::options::{Plan, Sandboxing};
 use calls::CallsFence;
 use files::FilesFence;
-use reach::Reach;
 
 /// The fences of a process.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     required: Required,
-    reach: Reach,
     /// With landlock's version.
     files: Option<(FilesFence, i32)>,
     privileges: Option<Privileges>,
@@ -64,7 +59,7 @@ enum Required {
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// Around files.
-    #[error("cannot confine the daemon to the files named")]
+    #[error("cannot confine the daemon to the files that are open")]
     Files(#[source] FilesError),
     /// Around privileges.
     #[error("cannot give privileges up")]
@@ -95,8 +90,7 @@ impl Sandbox {
             Sandboxing::Possible => Required::No,
             Sandboxing::Required => Required::Yes,
         };
-        let reach = Reach::of(plan);
-        let files = FilesFence::new(&reach).and_then(|fence| {
+        let files = FilesFence::new(&reach::of(plan)).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
             version.map_err(FilesError::Share)?.map(|version| (fence, version))
         });
@@ -104,7 +98,6 @@ impl Sandbox {
         let files = required.judge(files.map_err(SandboxError::Files))?;
         Ok(Some(Arc::new(Self {
             required,
-            reach,
             files,
             privileges: required
                 .judge(privileges.map(|()| Privileges).map_err(SandboxError::Privileges))?,
@@ -142,22 +135,13 @@ impl Sandbox {
         let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
         self.closed.store(true, Ordering::Relaxed);
         let files = match &self.files {
-            None => "all files".to_owned(),
-            Some((_, version)) => format!("only files below what was named (landlock {version})"),
+            None => "all files can be opened".to_owned(),
+            Some((_, version)) => format!("no file can be opened (landlock {version})"),
         };
         let privileges = if self.privileges.is_some() { "no" } else { "all" };
         let calls = if filtered.flatten().is_some() { "filtered" } else { "unfiltered" };
         tracing::info!("sandbox: {files}, {privileges} capabilities, system calls {calls}");
         Ok(())
-    }
-
-    /// Whether and why opening this file for a disk fails once the fences are up. Whoever gets
-    /// EACCES asks, to say what the operator can do about it.
-    pub(crate) fn judge(&self, path: &Path, access: Access) -> Result<(), Outside> {
-        if self.files.is_none() {
-            return Ok(());
-        }
-        self.reach.judge(path, access)
     }
 }
 

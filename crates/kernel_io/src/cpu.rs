@@ -1,6 +1,8 @@
 //! CPU time: what this process used, and what nobody used.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -14,11 +16,16 @@ pub fn process_cpu_time() -> Duration {
 }
 
 /// The CPUs that the process may use.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Cpus {
     numbers: Vec<usize>,
     tick: Duration,
+    /// `/proc/stat`, opened once: a daemon behind its fences opens nothing.
+    stat: Option<File>,
 }
+
+/// What is read of `/proc/stat` at once.
+const STAT_BYTES: usize = 16 << 10;
 
 impl Cpus {
     /// Asks the kernel.
@@ -27,7 +34,7 @@ impl Cpus {
         let numbers = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
         let ticks = rustix::param::clock_ticks_per_second().max(1);
         let tick = Duration::from_secs(1) / u32::try_from(ticks).unwrap_or(100);
-        Ok(Self { numbers, tick })
+        Ok(Self { numbers, tick, stat: File::open("/proc/stat").ok() })
     }
 
     /// How many there are.
@@ -37,11 +44,24 @@ impl Cpus {
 
     /// How long they were idle since the host was started; `None` if the kernel does not say.
     pub fn idle_time(&self) -> Option<Duration> {
-        let stat = std::fs::read_to_string("/proc/stat").ok()?;
-        Some(
-            self.tick
-                * u32::try_from(idle_ticks(&stat, &self.numbers) % u64::from(u32::MAX)).ok()?,
-        )
+        let stat = read_whole(self.stat.as_ref()?).ok()?;
+        let ticks = idle_ticks(str::from_utf8(&stat).ok()?, &self.numbers);
+        Some(self.tick * u32::try_from(ticks % u64::from(u32::MAX)).ok()?)
+    }
+}
+
+/// What the file says now. The kernel writes it anew for whoever begins at the beginning.
+fn read_whole(file: &File) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    loop {
+        let place = content.len();
+        content.resize(place + STAT_BYTES, 0);
+        let offset = u64::try_from(place).expect("64-bit host");
+        let count = file.read_at(&mut content[place..], offset)?;
+        content.truncate(place + count);
+        if count == 0 {
+            return Ok(content);
+        }
     }
 }
 
@@ -76,6 +96,8 @@ mod tests {
     fn the_host_says_how_idle_it_is() {
         let cpus = Cpus::of_process().unwrap();
         assert!(cpus.count() > 0);
-        assert!(cpus.idle_time().is_some());
+        let before = cpus.idle_time().unwrap();
+        assert!(before > Duration::ZERO);
+        assert!(cpus.idle_time().unwrap() >= before);
     }
 }

@@ -46,6 +46,8 @@ pub enum Verdict {
 #[must_use = "the parent waits until it is told"]
 pub struct Readiness {
     pipe: File,
+    /// What the standard streams become; opened before the daemon is confined.
+    null: OwnedFd,
 }
 
 /// Going to the background failed.
@@ -81,6 +83,7 @@ pub fn daemonize() -> Result<Daemonized, DaemonizeError> {
     if threads != 1 {
         return Err(DaemonizeError::Threads { threads });
     }
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     // SAFETY: the process has one thread, as just checked, so the child may do anything.
     match unsafe { libc::fork() } {
@@ -88,7 +91,7 @@ pub fn daemonize() -> Result<Daemonized, DaemonizeError> {
         0 => {
             drop(reader);
             rustix::process::setsid()?;
-            Ok(Daemonized::Child(Readiness { pipe: File::from(writer) }))
+            Ok(Daemonized::Child(Readiness { pipe: File::from(writer), null }))
         }
         child => {
             drop(writer);
@@ -120,10 +123,9 @@ impl Readiness {
     /// hears.
     pub fn leave_terminal(&self) -> Result<(), DaemonizeError> {
         rustix::process::chdir("/")?;
-        let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        rustix::stdio::dup2_stdin(&null)?;
-        rustix::stdio::dup2_stdout(&null)?;
-        rustix::stdio::dup2_stderr(&null)?;
+        rustix::stdio::dup2_stdin(&self.null)?;
+        rustix::stdio::dup2_stdout(&self.null)?;
+        rustix::stdio::dup2_stderr(&self.null)?;
         Ok(())
     }
 }

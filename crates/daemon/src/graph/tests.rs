@@ -21,7 +21,7 @@ fn images() -> TempDir {
 }
 
 fn graph() -> Graph {
-    Graph::new(Arc::default(), Arc::new(SystemClock), None)
+    Graph::new(Arc::default(), Arc::new(SystemClock))
 }
 
 /// Adds nodes, up to the first that cannot be made; says what is wrong with it.

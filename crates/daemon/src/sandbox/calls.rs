@@ -180,10 +180,6 @@ const ENDING: &[c_long] = &[
 const HOSTILE: &[c_long] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_fork,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_vfork,
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,

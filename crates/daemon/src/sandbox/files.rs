@@ -10,9 +10,7 @@ use landlock::{
     RulesetStatus, Scope,
 };
 
-use block::Access;
-
-use super::reach::{Reach, Use};
+use super::reach::{Grant, Use};
 
 /// The newest version of landlock that is asked for.
 const NEWEST: ABI = ABI::V9;
@@ -42,7 +40,7 @@ pub enum FilesError {
 
 impl FilesFence {
     /// Makes the rules; nothing is fenced yet.
-    pub(super) fn new(reach: &Reach) -> Result<Self, FilesError> {
+    pub(super) fn new(grants: &[Grant]) -> Result<Self, FilesError> {
         let mut ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(NEWEST))?
             .handle_access(AccessNet::from_all(NEWEST))?
@@ -50,8 +48,8 @@ impl FilesFence {
             // filter of system calls lets that one signal through and no other.
             .scope(Scope::AbstractUnixSocket)?
             .create()?;
-        for grant in reach.grants() {
-            // What is not there cannot be opened, and whoever needs it says so.
+        for grant in grants {
+            // In what is not there nothing can be made, and whoever needs it says so.
             if let Ok(place) = PathFd::new(&grant.path) {
                 ruleset = ruleset.add_rule(PathBeneath::new(place, rights(grant.for_what)))?;
             }
@@ -78,18 +76,7 @@ impl FilesFence {
 }
 
 fn rights(for_what: Use) -> BitFlags<AccessFs> {
-    let read = AccessFs::ReadFile | AccessFs::ReadDir;
-    let write = AccessFs::WriteFile | AccessFs::Truncate;
     match for_what {
-        Use::Images(Access::ReadOnly) => read,
-        Use::Images(Access::ReadWrite) => read | write,
-        Use::Device(Access::ReadOnly) => AccessFs::ReadFile | AccessFs::IoctlDev,
-        Use::Device(Access::ReadWrite) => {
-            AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev
-        }
-        Use::Sockets => AccessFs::ReadDir | AccessFs::MakeSock | AccessFs::RemoveFile,
-        Use::Pidfile => AccessFs::RemoveFile.into(),
-        Use::Statistics => AccessFs::ReadFile.into(),
-        Use::Null => AccessFs::ReadFile | AccessFs::WriteFile,
+        Use::Removal => AccessFs::RemoveFile.into(),
     }
 }

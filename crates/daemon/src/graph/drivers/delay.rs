@@ -47,7 +47,7 @@ mod tests {
         let Command::Serve(Plan { steps, .. }) = parse(line.map(Into::into)).unwrap() else {
             panic!("{blockdevs:?} is no plan")
         };
-        let mut graph = Graph::new(Arc::default(), Arc::new(SystemClock), None);
+        let mut graph = Graph::new(Arc::default(), Arc::new(SystemClock));
         for step in &steps {
             let Step::Blockdev(blockdev) = step else { panic!("{step:?} is no node") };
             graph.add(blockdev).unwrap();

@@ -5,10 +5,7 @@ use std::sync::Arc;
 
 use block::Node;
 use disk::FileNode;
-use kernel_io::{
-    Aio, Caching, FileKind, Flushes, LockOptions, Locking, OpenError, OpenOptions, Sharing,
-};
-use rustix::io::Errno;
+use kernel_io::{Aio, Caching, FileKind, Flushes, LockOptions, Locking, OpenOptions, Sharing};
 
 use crate::graph::{Graph, GraphError, access, policy};
 use crate::options::{self, AioEngine, Blockdev};
@@ -23,7 +20,7 @@ impl Graph {
     ) -> Result<Arc<dyn Node>, GraphError> {
         let discard = policy(blockdev.discard);
         let node = FileNode::open(name, options, discard, &self.files)
-            .map_err(|source| self.explain(name, options, source))?;
+            .map_err(|source| GraphError::Open { node: name.to_owned(), source })?;
         if self.naming.contains(&node.file().identity()) {
             let (node, path) = (name.to_owned(), options.path.clone());
             return Err(GraphError::StandsOnItself { node, path });
@@ -45,18 +42,6 @@ impl Graph {
             }
         }
         Ok(())
-    }
-
-    /// Says what the operator can do about it where the sandbox is in the way.
-    fn explain(&self, node: &str, options: &OpenOptions, error: OpenError) -> GraphError {
-        let node = node.to_owned();
-        if let OpenError::Open { source: Errno::ACCESS, .. } = error
-            && let Some(sandbox) = &self.sandbox
-            && let Err(source) = sandbox.judge(&options.path, options.access)
-        {
-            return GraphError::Outside { node, source };
-        }
-        GraphError::Open { node, source: error }
     }
 }
 

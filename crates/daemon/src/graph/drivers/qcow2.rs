@@ -121,7 +121,7 @@ mod tests {
             panic!("a node")
         };
         let files: Arc<kernel_io::FileTable> = Arc::default();
-        let mut graph = Graph::new(Arc::clone(&files), Arc::new(block::SystemClock), None);
+        let mut graph = Graph::new(Arc::clone(&files), Arc::new(block::SystemClock));
         graph.add(file).unwrap();
         let runner = files as Arc<dyn ErrandRunner>;
         qcow2::read_header(graph.node("n").unwrap(), &runner).unwrap()

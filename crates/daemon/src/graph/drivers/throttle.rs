@@ -56,7 +56,7 @@ mod tests {
         let Command::Serve(Plan { steps, .. }) = parse([group.into(), node.into()]).unwrap() else {
             panic!("{limits} is no plan")
         };
-        let mut graph = Graph::new(Arc::default(), Arc::new(SystemClock), None);
+        let mut graph = Graph::new(Arc::default(), Arc::new(SystemClock));
         for step in &steps {
             match step {
                 Step::Object(Object::ThrottleGroup(group)) => graph.add_throttle_group(group),
