@@ -44,7 +44,8 @@ pub use cpu::{Cpus, process_cpu_time};
 pub use exchange::exchange_socket;
 pub use failure::IoFailure;
 pub use file::{
-    Aio, Caching, FileKind, Flushes, Identity, OpenError, OpenFile, OpenOptions, Residence,
+    Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,
+    Residence,
 };
 pub use files::FileTable;
 pub use filter::{FilterError, Refusals, filter_system_calls};
