@@ -25,6 +25,7 @@ use crate::build::{BuildError, Built};
 use crate::chain::chain_of;
 use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait};
 use crate::device_news::DeviceNews;
+use crate::inherited;
 use crate::options::{Daemonize, Plan, Takeover};
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::sandbox::{Sandbox, SandboxError};
@@ -75,6 +76,9 @@ pub enum ServeError {
 #[expect(clippy::needless_pass_by_value, reason = "a plan is carried out once")]
 pub fn serve(plan: Plan) -> Result<(), ServeError> {
     let failed = |action| move |source| ServeError::Process { action, source };
+    // Before anything of its own is opened.
+    kernel_io::close_descriptors_but(&inherited::meant(&plan))
+        .map_err(failed("close the descriptors that it was started with"))?;
     let directory = std::env::current_dir().map_err(failed("find the current directory"))?;
     let readiness = match leave_terminal(&plan)? {
         Side::Parent => return Ok(()),

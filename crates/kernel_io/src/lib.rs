@@ -58,7 +58,8 @@ pub use notifier::Notifier;
 pub use parked::Tag;
 pub use peer::{Peer, peer_of};
 pub use process::{
-    DaemonizeError, Daemonized, Readiness, Verdict, daemonize, raise_open_files_limit,
+    DaemonizeError, Daemonized, Readiness, Verdict, close_descriptors_but, daemonize,
+    raise_open_files_limit,
 };
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, Wait, WaitsWith};
