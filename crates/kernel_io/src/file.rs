@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use block::Owner;
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -387,7 +388,8 @@ impl OpenFile {
             )));
         }
         self.measure()?;
-        if self.caching == Caching::Buffered {
+        // Another process that owns the description has the same page cache.
+        if self.caching == Caching::Buffered && self.owner() == Owner::This {
             // What is dirty cannot be dropped.
             self.sync_all()?;
             rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed)?;
