@@ -1,7 +1,7 @@
 //! Aligned memory of our own, for requests whose memory or place direct I/O cannot take.
 //!
-//! Limits: a pool lends at most [`BUFFERS_MAX`] buffers of [`BOUNCE_BYTES`]; whoever gets none
-//! waits for one to come back. Buffers are allocated when first needed and kept.
+//! Limits: whoever takes from a pool bounds how many it lends (`request_path::engine`). Buffers are allocated when
+//! first needed; at most [`BUFFERS_KEPT`] that nobody uses are kept.
 
 #![expect(unsafe_code, reason = "aligned memory that the kernel may write has to be raw")]
 
@@ -13,8 +13,8 @@ use block::{Buffers, Segment};
 /// The size of a bounce buffer: large enough that cutting a request costs little.
 pub const BOUNCE_BYTES: usize = 256 << 10;
 
-/// The most buffers one iothread lends: 4 MiB.
-const BUFFERS_MAX: usize = 16;
+/// The most buffers that one iothread keeps for later: 4 MiB.
+const BUFFERS_KEPT: usize = 16;
 
 /// What a buffer is aligned to; files that want more are not opened for direct I/O.
 pub(crate) const BOUNCE_ALIGNMENT: usize = 4096;
@@ -28,23 +28,19 @@ const LAYOUT: Layout = match Layout::from_size_align(BOUNCE_BYTES, BOUNCE_ALIGNM
 #[derive(Debug, Default)]
 pub struct BouncePool {
     free: Vec<BounceBuffer>,
-    lent: usize,
 }
 
 impl BouncePool {
-    /// Lends a buffer, or `None` if all are lent. Give it back with [`BouncePool::put`].
-    pub fn take(&mut self) -> Option<BounceBuffer> {
-        if self.lent == BUFFERS_MAX {
-            return None;
-        }
-        self.lent += 1;
-        Some(self.free.pop().unwrap_or_else(BounceBuffer::new))
+    /// Lends a buffer. Give it back with [`BouncePool::put`].
+    pub fn take(&mut self) -> BounceBuffer {
+        self.free.pop().unwrap_or_else(BounceBuffer::new)
     }
 
     /// Takes a buffer back.
     pub fn put(&mut self, buffer: BounceBuffer) {
-        self.lent -= 1;
-        self.free.push(buffer);
+        if self.free.len() < BUFFERS_KEPT {
+            self.free.push(buffer);
+        }
     }
 }
 
@@ -113,13 +109,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_lends_a_bounded_number_of_buffers_and_takes_them_back() {
+    fn a_pool_lends_what_it_took_back_and_keeps_few() {
         let mut pool = BouncePool::default();
-        let lent: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
-        assert_eq!(lent.len(), BUFFERS_MAX);
+        let lent: Vec<_> = (0..3 * BUFFERS_KEPT).map(|_| pool.take()).collect();
+        let places: Vec<_> = lent.iter().map(|buffer| buffer.base).collect();
         for buffer in lent {
             pool.put(buffer);
         }
-        assert!(pool.take().is_some());
+        assert_eq!(pool.free.len(), BUFFERS_KEPT);
+        assert!(places.contains(&pool.take().base));
     }
 }

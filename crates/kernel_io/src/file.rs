@@ -264,6 +264,12 @@ impl OpenFile {
         }
     }
 
+    /// The same file, on which places and lengths must be multiples of so many bytes, a power of two.
+    #[must_use]
+    pub fn with_alignment(self, bytes: u32) -> Self {
+        Self { offset_alignment: bytes, ..self }
+    }
+
     /// Where it was opened.
     pub fn path(&self) -> &Path {
         &self.path

@@ -366,13 +366,13 @@ impl Kernel {
                 let file = self.files[id.0 as usize].as_ref().expect("the file is open");
                 let native = self.native.as_mut().expect("made with the file");
                 // SAFETY: see above.
-                unsafe { native.push(index, work, &file.file, offset, memory) };
+                unsafe { native.push(index, work, (id, &file.file), offset, memory) };
             }
             (Way::Workers, _) => {
                 let file = Arc::clone(self.file(id));
                 let workers = self.workers();
                 // SAFETY: see above.
-                unsafe { workers.push(index, work, file, offset, memory) };
+                unsafe { workers.push(index, work, (id, file), offset, memory) };
             }
         }
     }

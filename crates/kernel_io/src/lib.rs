@@ -10,6 +10,7 @@
 
 mod alarm;
 mod bounce;
+mod budget;
 mod calls;
 mod cpu;
 mod epoll;
@@ -40,6 +41,7 @@ mod workers;
 
 pub use alarm::Alarm;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
+pub use budget::{Budget, FairQueue};
 pub use cpu::{Cpus, process_cpu_time};
 pub use exchange::exchange_socket;
 pub use failure::IoFailure;

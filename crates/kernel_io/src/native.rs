@@ -5,7 +5,8 @@
 //! those out when it rings.
 //!
 //! Limits: [`EVENTS_MAX`] operations at once per iothread, as in QEMU; `fs.aio-max-nr` bounds
-//! them over all processes. What is more waits, in order. It cannot do fallocate.
+//! them over all processes. What is more than its file may have of them ([`OPERATIONS`]) waits, in order. It cannot do
+//! fallocate.
 
 #![expect(unsafe_code, reason = "Linux AIO has no safe form")]
 
@@ -13,16 +14,19 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use block::ByteOffset;
+use block::{ByteOffset, FileId};
 use rustix::io::Errno;
 
 use crate::calls::{Iovecs, write_flags};
 use crate::parked::{SlotIndex, Work};
 use crate::reactor::Completion;
-use crate::{Notifier, OpenFile};
+use crate::{Budget, FairQueue, Notifier, OpenFile};
 
 /// The most operations in flight.
 const EVENTS_MAX: u32 = 1024;
+
+/// Those of the files: each may have one while fewer than [`EVENTS_MAX`] files hang.
+const OPERATIONS: Budget = Budget::new(EVENTS_MAX as usize / 2, 1);
 
 /// Completions taken with one call.
 const BATCH: usize = 128;
@@ -143,6 +147,9 @@ impl Drop for Context {
 pub(crate) struct Native {
     context: Context,
     bell: Notifier,
+    /// Those for which their files have no room, by file.
+    waiting: FairQueue<ControlBlock>,
+    /// Those that the kernel gets next.
     queue: VecDeque<ControlBlock>,
     flying: usize,
     /// Whether the kernel had no room, and nothing has been completed since.
@@ -156,7 +163,8 @@ impl Native {
         let bell = Notifier::new()?;
         let context = Context::new(EVENTS_MAX)?;
         let events = vec![IoEvent::default(); BATCH];
-        Ok(Self { context, bell, queue: VecDeque::new(), flying: 0, no_room: false, events })
+        let (waiting, queue) = (FairQueue::new(OPERATIONS), VecDeque::new());
+        Ok(Self { context, bell, waiting, queue, flying: 0, no_room: false, events })
     }
 
     /// Whether the host has Linux AIO.
@@ -196,7 +204,7 @@ impl Native {
         &mut self,
         index: SlotIndex,
         work: Work,
-        file: &OpenFile,
+        (id, file): (FileId, &OpenFile),
         offset: ByteOffset,
         (iovecs, segments): Iovecs,
     ) {
@@ -207,7 +215,7 @@ impl Native {
             Work::Space(_) => panic!("Linux AIO has no fallocate"),
         };
         let mut block = ControlBlock {
-            data: u64::from(index.0),
+            data: u64::from(index.0) | u64::from(id.0) << 32,
             flags,
             opcode,
             fd: file.as_fd().as_raw_fd().cast_unsigned(),
@@ -220,7 +228,21 @@ impl Native {
             // What does not fit is refused by the kernel as negative.
             block.offset = offset.0.cast_signed();
         }
-        self.queue.push_back(block);
+        self.waiting.push(id.0 as usize, block);
+        self.queue_next();
+    }
+
+    /// Queues what its file has room for.
+    fn queue_next(&mut self) {
+        self.queue.extend(std::iter::from_fn(|| self.waiting.take()).map(|(_, block)| block));
+    }
+
+    /// An operation is over.
+    fn over(&mut self, data: u64, result: i32) -> Completion {
+        let file = usize::try_from(data >> 32).expect("the upper half");
+        self.waiting.done(file);
+        let index = u32::try_from(data & u64::from(u32::MAX)).expect("masked to 32 bits");
+        Completion { index: SlotIndex(index), result, more: false }
     }
 
     /// Hands what is queued to the kernel, as far as there is room. What the kernel refuses is
@@ -253,7 +275,8 @@ impl Native {
             }
             // The first one is what the kernel did not like.
             let block = self.queue.pop_front().expect("a batch is not empty");
-            refused.push(completion(block.data, -errno.raw_os_error()));
+            refused.push(self.over(block.data, -errno.raw_os_error()));
+            self.queue_next();
             if errno == Errno::AGAIN {
                 return;
             }
@@ -266,20 +289,16 @@ impl Native {
             let taken = self.context.take(&mut self.events)?;
             self.flying -= taken;
             self.no_room &= taken == 0;
-            for event in &self.events[..taken] {
-                let result = i32::try_from(event.result).unwrap_or(i32::MAX);
-                done.push(completion(event.data, result));
+            for place in 0..taken {
+                let IoEvent { data, result, .. } = self.events[place];
+                done.push(self.over(data, i32::try_from(result).unwrap_or(i32::MAX)));
             }
             if taken < BATCH {
+                self.queue_next();
                 return Ok(());
             }
         }
     }
-}
-
-fn completion(data: u64, result: i32) -> Completion {
-    let index = u32::try_from(data).expect("the data of a block is a slot's number");
-    Completion { index: SlotIndex(index), result, more: false }
 }
 
 #[cfg(test)]
@@ -305,5 +324,29 @@ mod tests {
         assert!(!native.can_submit());
         native.queue.clear();
         native.flying = 0;
+    }
+
+    #[test]
+    fn files_that_hang_leave_another_one_its_operations() {
+        let Ok(mut native) = Native::new() else { return };
+        let block = |file: u64| ControlBlock { data: file << 32, ..ControlBlock::default() };
+        let healthy = 100;
+        for file in 0..healthy {
+            (0..4000).for_each(|_| native.waiting.push(file, block(file as u64)));
+        }
+        native.queue_next();
+        // They are with the kernel, and none of them ever comes back.
+        native.flying = native.queue.drain(..).count();
+        native.waiting.push(healthy, block(healthy as u64));
+        native.queue_next();
+        assert_eq!(native.queue.len(), 1);
+        assert!(native.can_submit(), "{} operations fly", native.flying);
+        // What is over makes room again.
+        for _ in 0..3 {
+            let over = native.over(block(7).data, 0);
+            assert_eq!(over, Completion { index: SlotIndex(0), result: 0, more: false });
+        }
+        native.queue_next();
+        assert!(native.queue.len() > 1);
     }
 }

@@ -6,7 +6,8 @@
 //! Threads: the list of tasks and the list of completions are each behind a lock that is never
 //! held across a call. Workers are started when there is more work than idle workers, and end
 //! after [`IDLE_MAX`] without work, or with their [`Workers`].
-//! Limits: [`WORKERS_MAX`] workers per iothread; tasks beyond that wait, in order.
+//! Limits: as many workers as calls may be made at once ([`CALLS`]): a file that hangs keeps some, and leaves each other
+//! file one at least. Tasks beyond that wait, in order.
 
 #![expect(unsafe_code, reason = "a task names memory that its slot keeps")]
 
@@ -16,15 +17,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use block::ByteOffset;
+use block::{ByteOffset, FileId};
 
 use crate::calls::{Iovecs, perform};
 use crate::parked::{SlotIndex, Work};
 use crate::reactor::Completion;
-use crate::{Notifier, OpenFile};
+use crate::{Budget, FairQueue, Notifier, OpenFile};
 
-/// The most workers of one iothread.
-const WORKERS_MAX: usize = 16;
+/// What the workers of one iothread do at once: for one file 16 calls, if it is alone.
+const CALLS: Budget = Budget::new(16, 1);
 
 /// How long a worker waits for work before it ends, as in QEMU.
 const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -46,8 +47,11 @@ struct Shared {
     bell: Notifier,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    /// Those for which their files have no room.
+    waiting: FairQueue<Task>,
+    /// Those that workers take next.
     tasks: VecDeque<Task>,
     idle: usize,
     workers: usize,
@@ -59,6 +63,7 @@ struct State {
 struct Task {
     index: SlotIndex,
     work: Work,
+    id: FileId,
     file: Arc<OpenFile>,
     offset: ByteOffset,
     memory: Iovecs,
@@ -71,8 +76,9 @@ unsafe impl Send for Task {}
 impl Workers {
     /// No workers yet.
     pub(crate) fn new() -> io::Result<Self> {
+        let (waiting, tasks) = (FairQueue::new(CALLS), VecDeque::new());
         let shared = Shared {
-            state: Mutex::default(),
+            state: Mutex::new(State { waiting, tasks, idle: 0, workers: 0, over: false }),
             work: Condvar::new(),
             ended: Condvar::new(),
             done: Mutex::default(),
@@ -95,39 +101,26 @@ impl Workers {
         &self,
         index: SlotIndex,
         work: Work,
-        file: Arc<OpenFile>,
+        (id, file): (FileId, Arc<OpenFile>),
         offset: ByteOffset,
         memory: Iovecs,
     ) {
         let mut state = self.shared.lock();
-        state.tasks.push_back(Task { index, work, file, offset, memory });
-        if state.tasks.len() > state.idle && state.workers < WORKERS_MAX {
-            match self.spawn() {
-                Ok(()) => state.workers += 1,
-                Err(error) if state.workers == 0 => {
-                    tracing::warn!("no thread for aio=threads, so the iothread waits: {error}");
-                    let task = state.tasks.pop_back().expect("the task just pushed");
-                    drop(state);
-                    return self.shared.carry_out(task);
-                }
-                // Those that run will come to it.
-                Err(error) => tracing::debug!("no further thread for aio=threads: {error}"),
-            }
-        }
+        state.waiting.push(id.0 as usize, Task { index, work, id, file, offset, memory });
+        self.shared.staff(&mut state, 0);
+        // Nobody hangs there if nobody is.
+        let stranded = if state.workers == 0 { state.tasks.pop_front() } else { None };
         drop(state);
-        self.shared.work.notify_one();
+        if let Some(task) = stranded {
+            tracing::warn!("no thread for aio=threads, so the iothread waits");
+            self.shared.carry_out(task);
+            self.shared.lock().waiting.done(id.0 as usize);
+        }
     }
 
     /// Takes the completions there are, in the order in which they came.
     pub(crate) fn take_done(&self) -> Vec<Completion> {
         std::mem::take(&mut *self.shared.done())
-    }
-
-    fn spawn(&self) -> io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        // Nobody joins it: `drop` waits until it has given up its share.
-        let worker = std::thread::Builder::new().name("IO worker".to_owned());
-        worker.spawn(move || shared.serve()).map(drop)
     }
 }
 
@@ -140,14 +133,42 @@ impl Shared {
         self.done.lock().expect("no holder of this lock panics")
     }
 
+    /// Sees to it that there is a worker for each task that its file has room for; so many, which are not idle, will take
+    /// one next.
+    fn staff(self: &Arc<Self>, state: &mut State, takers: usize) {
+        let before = state.tasks.len();
+        while let Some((_, task)) = state.waiting.take() {
+            state.tasks.push_back(task);
+        }
+        let new = state.tasks.len() - before;
+        (takers..new).for_each(|_| self.work.notify_one());
+        for _ in state.idle + takers..state.tasks.len() {
+            match self.spawn() {
+                Ok(()) => state.workers += 1,
+                // Those that run will come to it, or the next one that looks here will get a thread.
+                Err(error) => return tracing::debug!("no thread for aio=threads: {error}"),
+            }
+        }
+    }
+
+    fn spawn(self: &Arc<Self>) -> io::Result<()> {
+        let shared = Arc::clone(self);
+        // Nobody joins it: `drop` waits until it has given up its share.
+        let worker = std::thread::Builder::new().name("IO worker".to_owned());
+        worker.spawn(move || shared.serve()).map(drop)
+    }
+
     /// A worker's life.
-    fn serve(&self) {
+    fn serve(self: &Arc<Self>) {
         let mut state = self.lock();
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 drop(state);
+                let file = task.id.0 as usize;
                 self.carry_out(task);
                 state = self.lock();
+                state.waiting.done(file);
+                self.staff(&mut state, 1);
             } else if state.over {
                 break;
             } else {
@@ -167,7 +188,7 @@ impl Shared {
     }
 
     fn carry_out(&self, task: Task) {
-        let Task { index, work, file, offset, memory } = task;
+        let Task { index, work, file, offset, memory, .. } = task;
         // SAFETY: whoever pushed the task keeps its memory until the completion has been taken.
         let result = unsafe { perform(work, file.as_fd(), offset, memory) };
         drop(file);

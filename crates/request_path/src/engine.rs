@@ -6,8 +6,8 @@
 //! the source's seat.
 //!
 //! Threads: belongs to one iothread. Only [`Engine::wait`] blocks.
-//! Limits: [`REQUESTS_MAX`] requests in flight, [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides, and pieces as
-//! [`PIECES_OPEN_MAX`] says; sources ask [`Engine::room`] first.
+//! Limits: what all lanes may have in flight, and each of them, so that a disk that hangs stops no other one: `lanes`
+//! (sources ask [`Engine::room`] first), and [`BUFFERS`].
 
 mod errands;
 mod failures;
@@ -25,8 +25,8 @@ use block::{
     PieceList, Target,
 };
 use kernel_io::{
-    Alarm, BounceBuffer, BouncePool, Event, FileTable, InlineShare, IoFailure, Kernel, KernelError,
-    Notifier, Reactors, Ringer, Wait, WaitsWith,
+    Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineShare, IoFailure,
+    Kernel, KernelError, Notifier, Reactors, Ringer, Wait, WaitsWith,
 };
 use virtio::Head;
 
@@ -39,19 +39,8 @@ use crate::submit::{Run, must_sync, submit_run};
 use crate::{Mailbox, SourceKey};
 use syncs::Syncs;
 
-/// The most requests one iothread has in flight: sixteen full rings of 256.
-const REQUESTS_MAX: usize = 4096;
-
-/// The most requests one lane holds: who waits for a throttle takes no room from the others.
-const HELD_MAX: usize = 4096;
-
-/// With so many bytes nothing new is taken for the lane that holds them: all of it may go on at once, and in
-/// small chunks.
-const HELD_BYTES_MAX: usize = 1 << 30;
-
-/// With so many pieces nothing new is taken. Together with what one batch may add it bounds the memory
-/// that requests take which are spread over many small chunks.
-const PIECES_OPEN_MAX: usize = 1 << 20;
+/// The bounce buffers of the lanes: 4 MiB of one that is alone. A request keeps its buffer until all of it is through.
+const BUFFERS: Budget = Budget::new(16, 1);
 
 /// The most calls in one round of lanes that can go on: what goes on by itself, without end, does not
 /// keep its iothread from the rings. A lane goes on with all of its requests in one call.
@@ -90,8 +79,8 @@ pub struct Engine {
     seats: Seats,
     jobs: Jobs,
     bounce: BouncePool,
-    /// Jobs that wait for a bounce buffer, in order.
-    want_buffer: VecDeque<JobIndex>,
+    /// Jobs that wait for a bounce buffer, by lane.
+    want_buffer: FairQueue<JobIndex>,
     /// Jobs that wait for a range somebody else is changing.
     want_range: VecDeque<JobIndex>,
     /// Which ranges a job needs now; kept for its room.
@@ -134,7 +123,7 @@ impl Engine {
             seats: Seats::default(),
             jobs: Jobs::default(),
             bounce: BouncePool::default(),
-            want_buffer: VecDeque::new(),
+            want_buffer: FairQueue::new(BUFFERS),
             want_range: VecDeque::new(),
             wanted: Wanted::default(),
             syncs: Syncs::default(),
@@ -233,15 +222,7 @@ impl Engine {
 
     /// How many more requests may be added now for that lane.
     pub fn room(&self, lane: LaneIndex) -> usize {
-        if self.pieces_open >= PIECES_OPEN_MAX || !self.lanes.admits(lane) {
-            return 0;
-        }
-        let carried_out = self.jobs.open() - self.held;
-        if self.lanes.bytes_held_by(lane) >= HELD_BYTES_MAX {
-            return 0;
-        }
-        let held = self.lanes.held_by(lane);
-        REQUESTS_MAX.saturating_sub(carried_out).min(HELD_MAX.saturating_sub(held))
+        self.lanes.room(lane, self.jobs.open() - self.held, self.pieces_open)
     }
 
     /// Takes a request on. Its memory is swapped out of `memory`. It starts with the batch.
@@ -255,6 +236,7 @@ impl Engine {
     ) {
         let ticket = self.seats.open(seat, head);
         let index = self.jobs.add(ticket, lane, operation, memory);
+        self.lanes.add(lane);
         self.mappings.push(Mapping::new(index.token(), operation));
     }
 
@@ -299,6 +281,7 @@ impl Engine {
                     job.pieces.extend_from_slice(pieces);
                     job.phase = Phase::Start;
                     self.pieces_open += pieces.len();
+                    self.lanes.opened_pieces(job.lane, pieces.len());
                     self.start(index);
                 }
             }
@@ -498,15 +481,9 @@ impl Engine {
             return;
         }
         if job.failure.is_none() {
-            if let Some(staged) = job.staged.last_mut() {
-                match self.bounce.take() {
-                    Some(buffer) => {
-                        let next = staged.begin();
-                        self.staged_next(index, next, buffer);
-                    }
-                    None => self.want_buffer.push_back(index),
-                }
-                return;
+            if !job.staged.is_empty() {
+                self.want_buffer.push(job.lane.place(), index);
+                return self.hand_out_buffers();
             }
             if must_sync(job, &mut self.kernel) {
                 job.phase = Phase::Sync;
@@ -543,12 +520,12 @@ impl Engine {
 
     fn answer(&mut self, index: JobIndex, outcome: Outcome) {
         let job = self.jobs.get(index);
-        let lane = job.lane;
-        self.pieces_open -= job.pieces.len();
+        let (lane, pieces) = (job.lane, job.pieces.len());
+        self.pieces_open -= pieces;
         match self.jobs.remove(index) {
             Owner::Ring(ticket) => self.seats.complete(ticket, outcome),
             Owner::Lane(errand) => errand.finish(outcome),
         }
-        self.lanes.over(lane);
+        self.lanes.over(lane, pieces);
     }
 }

@@ -3,6 +3,7 @@
 //! Invariants: a lane stays open as long as a ring uses it or a request of it is not over, which a ring
 //! that has moved away may have left behind. While the graph below a node is changed, no lane is open on
 //! it, nothing of it is in flight here, and rings that use it, or come meanwhile, bring nothing new.
+//! Limits: [`REQUESTS`] in flight and [`PIECES`] of them; [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,10 +13,25 @@ use block::{
     Answer, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Operation, Outcome,
     PieceList, Token, Told,
 };
-use kernel_io::Notifier;
+use kernel_io::{Budget, Notifier};
 
 use crate::called::{Called, Calls};
 use crate::job::{Job, JobIndex};
+
+/// The requests and errands that are carried out: of a lane that is alone sixteen full rings of 256. A disk that hangs
+/// keeps what it has for ever.
+const REQUESTS: Budget = Budget::new(4096, 64);
+
+/// Their pieces: who has that many gets nothing new. Together with what one batch may add it bounds the memory that
+/// requests take which are spread over many small chunks.
+const PIECES: Budget = Budget::new(1 << 20, 1 << 12);
+
+/// The most requests one lane holds: who waits for a throttle takes no room from the others.
+const HELD_MAX: usize = 4096;
+
+/// With so many bytes nothing new is taken for the lane that holds them: all of it may go on at once, and in
+/// small chunks.
+const HELD_BYTES_MAX: usize = 1 << 30;
 
 /// Names an open lane of one [`crate::Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +39,11 @@ use crate::job::{Job, JobIndex};
 pub struct LaneIndex(usize);
 
 impl LaneIndex {
+    /// Its number among the lanes of its engine.
+    pub(crate) fn place(self) -> usize {
+        self.0
+    }
+
     /// Behind it.
     pub(crate) fn next(self) -> usize {
         self.0 + 1
@@ -50,6 +71,8 @@ struct OpenLane {
     users: usize,
     /// Its requests and errands that are not over.
     requests: usize,
+    /// The pieces of those.
+    pieces: usize,
     /// Those of them that it holds.
     held: usize,
     /// The memory of those, in bytes.
@@ -182,17 +205,37 @@ impl Lanes {
         self.close_if_over(index);
     }
 
-    /// Asks the lane about a whole batch of new requests.
-    pub(crate) fn map(&mut self, index: LaneIndex, batch: &mut [Mapping], pieces: &mut PieceList) {
-        let open = self.get(index);
-        open.requests += batch.len();
-        open.lane().map(batch, pieces);
+    /// How many more requests may be brought now; all lanes together carry out so many, which have so many pieces.
+    pub(crate) fn room(&self, index: LaneIndex, requests: usize, pieces: usize) -> usize {
+        let Some(open) = &self.places[index.0] else { return 0 };
+        if !matches!(open.state, State::Open(_))
+            || open.held_bytes >= HELD_BYTES_MAX
+            || PIECES.room(pieces, open.pieces) == 0
+        {
+            return 0;
+        }
+        let carried_out = open.requests - open.held;
+        REQUESTS.room(requests, carried_out).min(HELD_MAX.saturating_sub(open.held))
     }
 
-    /// Whether new requests may be brought.
-    pub(crate) fn admits(&self, index: LaneIndex) -> bool {
-        let open = self.places[index.0].as_ref();
-        open.is_some_and(|open| matches!(open.state, State::Open(_)))
+    /// A request was brought.
+    pub(crate) fn add(&mut self, index: LaneIndex) {
+        self.get(index).requests += 1;
+    }
+
+    /// Asks the lane about a whole batch of new requests.
+    pub(crate) fn map(&mut self, index: LaneIndex, batch: &mut [Mapping], pieces: &mut PieceList) {
+        self.get(index).lane().map(batch, pieces);
+    }
+
+    /// An answer of so many pieces is carried out from now on.
+    pub(crate) fn opened_pieces(&mut self, index: LaneIndex, pieces: usize) {
+        self.get(index).pieces += pieces;
+    }
+
+    /// It was carried out, and its request is not over.
+    pub(crate) fn closed_pieces(&mut self, index: LaneIndex, pieces: usize) {
+        self.get(index).pieces -= pieces;
     }
 
     /// So many requests of a batch that the lane was asked about are held, with so many bytes of memory.
@@ -202,16 +245,6 @@ impl Lanes {
         open.held += count;
         open.held_bytes += bytes;
         self.look_at_due(index);
-    }
-
-    /// How many requests the lane holds.
-    pub(crate) fn held_by(&self, index: LaneIndex) -> usize {
-        self.places[index.0].as_ref().map_or(0, |open| open.held)
-    }
-
-    /// How many bytes of memory they name together.
-    pub(crate) fn bytes_held_by(&self, index: LaneIndex) -> usize {
-        self.places[index.0].as_ref().map_or(0, |open| open.held_bytes)
     }
 
     /// So many bytes belonged to what the lane has just let go.
@@ -361,9 +394,10 @@ impl Lanes {
         self.places[index.0].as_ref()?.ordered.front().copied()
     }
 
-    /// A request is over.
-    pub(crate) fn over(&mut self, index: LaneIndex) {
+    /// A request is over, whose last answer had so many pieces.
+    pub(crate) fn over(&mut self, index: LaneIndex, pieces: usize) {
         let open = self.get(index);
+        open.pieces -= pieces;
         open.requests -= 1;
         if open.requests > 0 {
             return;
@@ -418,6 +452,7 @@ impl OpenLane {
             state: State::Drained,
             users: 0,
             requests: 0,
+            pieces: 0,
             held: 0,
             held_bytes: 0,
             released: 0,

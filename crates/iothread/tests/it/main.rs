@@ -13,6 +13,7 @@ mod fairness;
 mod full;
 mod guest;
 mod holding;
+mod hung;
 mod inflight;
 mod moves;
 mod open_requests;

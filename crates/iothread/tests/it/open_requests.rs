@@ -19,9 +19,11 @@ use crate::setup::{iothreads, on_both, place};
 
 /// A disk whose reads last until the test writes to the pipe. It tells of each read.
 #[derive(Debug, Clone)]
-struct PipeNode {
-    file: FileId,
-    begun: mpsc::Sender<()>,
+pub(crate) struct PipeNode {
+    pub(crate) file: FileId,
+    pub(crate) begun: mpsc::Sender<()>,
+    /// How many pieces each answer has besides.
+    pub(crate) others: usize,
 }
 
 #[derive(Debug)]
@@ -72,7 +74,11 @@ impl Lane for PipeLane {
             };
             let target = Target::File { file: self.0.file, offset: ByteOffset(0) };
             let count = extent.count();
-            mapping.answer = Answer::Now(pieces.one(Piece { skip: 0, count, target }));
+            let mark = pieces.end();
+            pieces.push(Piece { skip: 0, count, target });
+            let nothing = Piece { skip: 0, count: ByteCount(0), target: Target::Nothing };
+            (0..self.0.others).for_each(|_| pieces.push(nothing));
+            mapping.answer = Answer::Now(pieces.since(mark));
             // Not every test listens.
             let _heard = self.0.begun.send(());
         }
@@ -85,7 +91,7 @@ pub(crate) fn pipe_node(files: &FileTable) -> (Arc<dyn Node>, std::fs::File, mps
     let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
     let file = OpenFile::adopt(reader, "pipe".into(), 1 << 20, Aio::Automatic);
     let file = files.insert(Arc::new(file));
-    (Arc::new(PipeNode { file, begun }), writer.into(), beginnings)
+    (Arc::new(PipeNode { file, begun, others: 0 }), writer.into(), beginnings)
 }
 
 #[test]

@@ -59,6 +59,7 @@ impl Engine {
                 let job = self.jobs.get(index);
                 job.phase = Phase::Start;
                 self.pieces_open += job.pieces.len();
+                self.lanes.opened_pieces(lane, job.pieces.len());
                 self.start(index);
             }
             self.errands = errands;
@@ -76,6 +77,7 @@ impl Engine {
             Told::Kept => {
                 let job = self.jobs.get(index);
                 self.pieces_open -= job.pieces.len();
+                self.lanes.closed_pieces(lane, job.pieces.len());
                 job.forget_answer();
                 job.failure = None;
                 job.phase = Phase::Held;

@@ -37,7 +37,7 @@ impl Engine {
                 self.kernel.file(file).remember_failed_sync();
             }
             self.fail(index, file, Trouble::Failure(failure));
-            self.give_back(buffer);
+            self.give_back(index, buffer);
             return self.settle(index);
         }
         if staged.kind == StagedKind::Read && staged.step == Step::Reading {
@@ -70,16 +70,25 @@ impl Engine {
             }
             Next::Finished => {
                 job.staged.pop();
-                self.give_back(buffer);
+                self.give_back(index, buffer);
                 self.settle(index);
             }
         }
     }
 
-    fn give_back(&mut self, buffer: BounceBuffer) {
-        self.bounce.put(buffer);
-        if let Some(index) = self.want_buffer.pop_front() {
-            self.settle(index);
+    /// Goes on with those that wait for a buffer, as far as their lanes may have one.
+    pub(super) fn hand_out_buffers(&mut self) {
+        while let Some((_, index)) = self.want_buffer.take() {
+            let buffer = self.bounce.take();
+            let staged = self.jobs.get(index).staged.last_mut();
+            let next = staged.expect("it waits for a buffer for that").begin();
+            self.staged_next(index, next, buffer);
         }
+    }
+
+    fn give_back(&mut self, index: JobIndex, buffer: BounceBuffer) {
+        self.bounce.put(buffer);
+        self.want_buffer.done(self.jobs.get(index).lane.place());
+        self.hand_out_buffers();
     }
 }
