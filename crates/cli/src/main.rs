@@ -13,11 +13,14 @@ use std::env;
 use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use arguments::{Called, Subcommand};
 use clap::Parser;
+use daemon::help;
+use daemon::log::Log;
 use daemon::options::{self, Command};
-use daemon::{help, serve};
+use daemon::serve::{self, ServeError};
 
 fn main() -> ExitCode {
     let called = match arguments::read(env::args_os()) {
@@ -41,10 +44,19 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Ok(Command::Serve(plan)) => plan,
         Err(error) => return output::fail(program, &error),
     };
-    log::start();
-    match serve::serve(plan) {
+    let log = match Log::of(&plan) {
+        Ok(log) => Arc::new(log),
+        Err(error) => return output::fail(program, &error),
+    };
+    log::start(&log, plan.log_file.as_deref());
+    match serve::serve(plan, &log) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => output::fail(program, &error),
+        // The process that did not start has said why.
+        Err(error @ ServeError::ChildFailed) => output::fail(program, &error),
+        Err(error) => {
+            log::keep_error(&log, &error);
+            output::fail(program, &error)
+        }
     }
 }
 
@@ -67,7 +79,7 @@ struct Report {
 fn run_tune(arguments: Vec<OsString>) -> ExitCode {
     match parsed::<Tune>("ringloom tune", arguments) {
         Ok(tune) => {
-            log::start();
+            log::start(&Arc::new(Log::on_stderr()), None);
             end(tuner::run(tune.arguments))
         }
         Err(code) => code,

@@ -26,9 +26,13 @@ pub(crate) fn fail(program: &str, error: &(dyn Error + 'static)) -> ExitCode {
 }
 
 fn message(program: &str, error: &(dyn Error + 'static)) -> String {
+    format!("{program}: {}\n", sentence(error))
+}
+
+/// An error with its causes.
+pub(crate) fn sentence(error: &(dyn Error + 'static)) -> String {
     let causes = iter::successors(Some(error), |&error| error.source());
-    let sentence = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    format!("{program}: {sentence}\n")
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

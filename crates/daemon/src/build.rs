@@ -285,6 +285,11 @@ impl Built {
         }
     }
 
+    /// What all exports offer, with their sizes.
+    pub(crate) fn offers(&self) -> Vec<Arc<Offer>> {
+        self.exports.iter().map(Export::share_offer).collect()
+    }
+
     /// Makes all exports stop, without waiting for it.
     pub(crate) fn begin_stop(&self) {
         for export in &self.exports {

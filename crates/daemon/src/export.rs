@@ -158,6 +158,11 @@ impl Export {
         &self.shared.offer
     }
 
+    /// The same for another thread.
+    pub(crate) fn share_offer(&self) -> Arc<Offer> {
+        Arc::clone(&self.shared.offer)
+    }
+
     /// Which socket it listens on.
     pub(crate) fn socket(&self) -> Identity {
         self.socket

@@ -134,12 +134,16 @@ Always:
                          none, which is the default
   --daemonize            go to the background once everything is set up
   --pidfile PATH         write the process id here once everything is set up
+  --log-file PATH        append the log to this file, with the time; default: stderr, with
+                         --daemonize the host's journal or syslog. SIGHUP opens it anew
   --takeover             take the place of the ringloom or qemu-storage-daemon that serves these
                          sockets now; guests go on without a lost request
   -h, --help             print this help and leave; --object help and the like print a part
   -V, --version          print the version and leave
-SIGTERM and SIGINT finish the open requests, flush and leave; a second one leaves at once.
-RINGLOOM_LOG=error|warn|info|debug|trace sets what is logged to stderr; default: info.
+SIGTERM and SIGINT finish the open requests, flush and leave; one that comes half a second later
+leaves at once. SIGHUP does so too, unless there is --daemonize or --log-file: there it opens the
+log file anew and has the sizes of all files looked at.
+RINGLOOM_LOG=error|warn|info|debug|trace sets what is logged; default: info.
 ";
 
 const EXAMPLES: &str = "\

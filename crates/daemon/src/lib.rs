@@ -16,14 +16,15 @@ mod export;
 mod graph;
 pub mod help;
 mod holding;
-mod inherited;
 mod ledger;
+pub mod log;
 pub mod options;
 mod permissions;
 mod pidfile;
 mod resize;
 mod sandbox;
 pub mod serve;
+mod signals;
 mod socket;
 mod takeover;
 

@@ -17,6 +17,7 @@ mod reach;
 mod tests;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,6 +30,7 @@ use crate::chain::chain_of;
 use crate::options::{Plan, Sandboxing};
 use calls::CallsFence;
 use files::FilesFence;
+use reach::Use;
 
 /// The fences of a process.
 #[derive(Debug)]
@@ -36,6 +38,8 @@ pub(crate) struct Sandbox {
     required: Required,
     /// With landlock's version.
     files: Option<(FilesFence, i32)>,
+    /// Where a log file may be made anew.
+    logs: Option<PathBuf>,
     privileges: Option<Privileges>,
     calls: Option<CallsFence>,
     /// Whether they are up for all threads, now and later.
@@ -90,7 +94,8 @@ impl Sandbox {
             Sandboxing::Possible => Required::No,
             Sandboxing::Required => Required::Yes,
         };
-        let files = FilesFence::new(&reach::of(plan)).and_then(|fence| {
+        let grants = reach::of(plan);
+        let files = FilesFence::new(&grants).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
             version.map_err(FilesError::Share)?.map(|version| (fence, version))
         });
@@ -99,6 +104,7 @@ impl Sandbox {
         Ok(Some(Arc::new(Self {
             required,
             files,
+            logs: grants.into_iter().find(|it| it.for_what == Use::Logs).map(|it| it.path),
             privileges: required
                 .judge(privileges.map(|()| Privileges).map_err(SandboxError::Privileges))?,
             calls: required.judge(CallsFence::new().map_err(SandboxError::Calls))?,
@@ -134,9 +140,12 @@ impl Sandbox {
         let filtered = self.calls.as_ref().map(CallsFence::put_up).transpose();
         let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
         self.closed.store(true, Ordering::Relaxed);
-        let files = match &self.files {
-            None => "all files can be opened".to_owned(),
-            Some((_, version)) => format!("no file can be opened (landlock {version})"),
+        let files = match (&self.files, &self.logs) {
+            (None, _) => "all files can be opened".to_owned(),
+            (Some((_, version)), None) => format!("no file can be opened (landlock {version})"),
+            (Some((_, version)), Some(logs)) => {
+                format!("no file can be opened but in {} (landlock {version})", logs.display())
+            }
         };
         let privileges = if self.privileges.is_some() { "no" } else { "all" };
         let calls = if filtered.flatten().is_some() { "filtered" } else { "unfiltered" };

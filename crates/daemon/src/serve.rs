@@ -7,33 +7,32 @@
 //! removed on every way out but a second signal; before there are any, the first leaves at once.
 //! Threads: this is the process's first thread; it waits for signals.
 
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::thread::JoinHandle;
 
 use block::{SentenceRate, SystemClock};
 use kernel_io::{DaemonizeError, Daemonized, FileKind, FileTable, Readiness, Verdict};
-use rustix::event::{PollFd, PollFlags};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::attach;
 use crate::build::{BuildError, Built};
 use crate::chain::chain_of;
-use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait};
+use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience};
 use crate::device_news::DeviceNews;
-use crate::inherited;
+use crate::log::Log;
 use crate::options::{Daemonize, Plan, Takeover};
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::sandbox::{Sandbox, SandboxError};
+use crate::signals::{Attention, Heard};
 use crate::takeover::{Answer, Doorbell, Predecessor, Taken, TakeoverError, answer, take_over};
 
 /// Why serving did not begin or did not end well.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
+    /// The plan has no export.
+    #[error("nothing to serve: no --export offers what the line makes to a guest; see --help")]
+    NothingExported,
     /// The process could not go to the background.
     #[error(transparent)]
     Daemonize(#[from] DaemonizeError),
@@ -74,17 +73,23 @@ pub enum ServeError {
 
 /// Sets up what the plan asks for and serves it until a signal says stop.
 #[expect(clippy::needless_pass_by_value, reason = "a plan is carried out once")]
-pub fn serve(plan: Plan) -> Result<(), ServeError> {
+pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
+    if plan.exports().next().is_none() {
+        return Err(ServeError::NothingExported);
+    }
     let failed = |action| move |source| ServeError::Process { action, source };
-    // Before anything of its own is opened.
-    kernel_io::close_descriptors_but(&inherited::meant(&plan))
-        .map_err(failed("close the descriptors that it was started with"))?;
     let directory = std::env::current_dir().map_err(failed("find the current directory"))?;
-    let readiness = match leave_terminal(&plan)? {
+    let readiness = match fork(&plan)? {
         Side::Parent => return Ok(()),
         Side::Daemon(readiness) => readiness,
     };
-    let mut leave = Leave::prepare().map_err(failed("catch signals"))?;
+    if plan.daemonize == Daemonize::Background && !log.has_place() {
+        tracing::warn!(
+            "this host has no journal and no syslog: what the daemon says once it is in the background is \
+             lost; see --log-file"
+        );
+    }
+    let mut attention = Attention::of(&plan).map_err(failed("catch signals"))?;
     raise_limits();
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
@@ -92,7 +97,7 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
     let mut built = Built::nothing(&files, &Arc::new(SystemClock), sandbox.as_ref())?;
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let doorbell = Doorbell::open();
-    let Taken { listening, predecessor } = match start(&plan, &mut built, &mut leave) {
+    let Taken { listening, predecessor } = match start(&plan, &mut built, &mut attention) {
         Ok(taken) => taken,
         Err(error) => return abandon(built, &files, error),
     };
@@ -114,7 +119,7 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
         for (prepared, socket) in listening {
             guests.bear(built.start(prepared, socket, None).map_err(ServeError::from))?;
         }
-        readiness.map_or(Ok(()), |readiness| guests.hear_of(readiness))?;
+        readiness.map_or(Ok(()), |readiness| guests.hear_of(readiness, log))?;
         Ok(pidfile)
     };
     let pidfile = match finish() {
@@ -122,8 +127,11 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
         // Clients that were taken over may have written.
         Err(error) => return abandon(built, &files, error),
     };
-    let lost = match wait(&mut leave, doorbell.as_ref(), news.as_ref(), &mut built) {
-        Reason::Signal => None,
+    let lost = match wait(&mut attention, log, doorbell.as_ref(), news.as_ref(), &mut built) {
+        Reason::Signal(name) => {
+            tracing::info!("{name}: stopping; a second signal leaves at once");
+            None
+        }
         Reason::GivenAway { process } => {
             tracing::info!("process {process} has taken over");
             // It has what was written in its page cache, and flushes when it leaves.
@@ -131,9 +139,11 @@ pub fn serve(plan: Plan) -> Result<(), ServeError> {
             drop(pidfile);
             return Ok(());
         }
-        Reason::Lost(error) => Some(error),
+        Reason::Lost(error) => {
+            tracing::info!("stopping; a signal leaves at once");
+            Some(error)
+        }
     };
-    tracing::info!("stopping; a second signal leaves at once");
     let flushed = take_down(built, &files, pidfile);
     flushed.and_then(|()| lost.map_or(Ok(()), |error| Err(BuildError::Claim(error).into())))
 }
@@ -145,22 +155,22 @@ fn raise_limits() {
 }
 
 /// Carries the plan out up to where clients can connect, and wait to be accepted.
-fn start(plan: &Plan, built: &mut Built, leave: &mut Leave) -> Result<Taken, ServeError> {
+fn start(plan: &Plan, built: &mut Built, attention: &mut Attention) -> Result<Taken, ServeError> {
     let rate = &mut SentenceRate::default();
     match plan.takeover {
         Takeover::Never => {
-            let patience = &mut Patience { limit: LOCK_PATIENCE, wait: leave, rate };
+            let patience = &mut Patience { limit: LOCK_PATIENCE, wait: attention, rate };
             let prepared = built.carry_out(plan, patience)?;
             // Whoever sees a socket may count on an end in good order.
-            leave.be_patient();
+            attention.be_patient();
             let listen = |prepared| Built::listen(&prepared).map(|socket| (prepared, socket));
             let listening = prepared.into_iter().map(listen).collect::<Result<_, _>>()?;
             Ok(Taken { listening, predecessor: None })
         }
         Takeover::WhereServed => {
             let prepared = built.prepare(plan)?;
-            leave.be_patient();
-            let patience = &mut Patience { limit: LOCK_PATIENCE, wait: leave, rate };
+            attention.be_patient();
+            let patience = &mut Patience { limit: LOCK_PATIENCE, wait: attention, rate };
             Ok(take_over(prepared, plan.pidfile.as_deref(), built, patience)?)
         }
     }
@@ -186,20 +196,26 @@ impl Guests {
     }
 
     /// Lets whoever started the daemon hear of it, and leaves the terminal.
-    fn hear_of(self, mut readiness: Readiness) -> Result<(), ServeError> {
+    fn hear_of(self, mut readiness: Readiness, log: &Log) -> Result<(), ServeError> {
         match self {
             Self::None => {
-                readiness.leave_terminal()?;
+                leave_terminal(&readiness, log)?;
                 readiness.tell()?;
             }
             Self::Served => {
                 // In this order, so that it can be said.
                 self.bear(readiness.tell().map_err(ServeError::from))?;
-                self.bear(readiness.leave_terminal().map_err(ServeError::from))?;
+                self.bear(leave_terminal(&readiness, log))?;
             }
         }
         Ok(())
     }
+}
+
+fn leave_terminal(readiness: &Readiness, log: &Log) -> Result<(), ServeError> {
+    readiness.leave_terminal()?;
+    let action = "lead stderr to the log";
+    log.leave_stderr().map_err(|source| ServeError::Process { action, source })
 }
 
 /// Drains the exports, makes everything durable, and removes sockets and pidfile.
@@ -217,18 +233,18 @@ fn take_down(
 
 /// Why serving ends.
 enum Reason {
-    Signal,
+    /// By this name.
+    Signal(&'static str),
     /// Another process goes on.
-    GivenAway {
-        process: u32,
-    },
+    GivenAway { process: u32 },
     /// Another process wanted to go on and could not, and now has the image.
     Lost(ClaimFailure),
 }
 
 /// Serves until there is a reason to end.
 fn wait(
-    leave: &mut Leave,
+    attention: &mut Attention,
+    log: &Log,
     doorbell: Option<&Doorbell>,
     news: Option<&DeviceNews>,
     built: &mut Built,
@@ -236,9 +252,14 @@ fn wait(
     // What has changed since the files were opened.
     built.review_devices();
     let rate = &mut SentenceRate::default();
+    let mut review = None;
     loop {
-        let doorbell = match leave.wait(doorbell, news) {
-            Heard::Signal => return Reason::Signal,
+        let doorbell = match attention.wait(doorbell, news) {
+            Heard::End(name) => return Reason::Signal(name),
+            Heard::Look => {
+                look(log, built, &mut review);
+                continue;
+            }
             Heard::Doorbell(doorbell) => doorbell,
             Heard::News(news) => {
                 if news.take() {
@@ -247,11 +268,38 @@ fn wait(
                 continue;
             }
         };
-        let patience = &mut Patience { limit: LOCK_PATIENCE, wait: leave, rate };
+        let patience = &mut Patience { limit: LOCK_PATIENCE, wait: attention, rate };
         match answer(doorbell, built, &SystemClock, patience) {
             Answer::Kept => {}
             Answer::Given(process) => return Reason::GivenAway { process },
             Answer::Lost(error) => return Reason::Lost(error),
+        }
+    }
+}
+
+/// What SIGHUP asks for: the log file is opened anew, and all disks are measured.
+fn look(log: &Log, built: &Built, review: &mut Option<JoinHandle<()>>) {
+    match log.open_again() {
+        Ok(None) => tracing::info!("SIGHUP: files are measured again"),
+        Ok(Some(path)) => {
+            let path = path.display();
+            tracing::info!("SIGHUP: log file {path} is opened anew, and files are measured again");
+        }
+        Err(error) => tracing::error!(
+            "SIGHUP: {}; the log goes on in the file that was open. The sandbox lets a log file be made anew \
+             in a directory that holds nothing but files named *.log*",
+            chain_of(&error)
+        ),
+    }
+    // A file system may take its time; whoever is being measured is not measured once more.
+    if review.as_ref().is_none_or(JoinHandle::is_finished) {
+        let offers = built.offers();
+        let spawned = std::thread::Builder::new()
+            .name("review".to_owned())
+            .spawn(move || offers.iter().for_each(|offer| offer.size.review()));
+        match spawned {
+            Ok(thread) => *review = Some(thread),
+            Err(error) => tracing::error!("cannot measure files: {error}"),
         }
     }
 }
@@ -304,7 +352,7 @@ enum Side {
 }
 
 /// Forks if that was asked for.
-fn leave_terminal(plan: &Plan) -> Result<Side, ServeError> {
+fn fork(plan: &Plan) -> Result<Side, ServeError> {
     match plan.daemonize {
         Daemonize::Foreground => Ok(Side::Daemon(None)),
         Daemonize::Background => match kernel_io::daemonize()? {
@@ -351,113 +399,4 @@ fn device_news(files: &FileTable) -> Option<DeviceNews> {
         );
     })
     .ok()
-}
-
-/// What the first thread waits for.
-enum Heard<'a> {
-    Signal,
-    Doorbell(&'a Doorbell),
-    News(&'a DeviceNews),
-}
-
-/// The signals that end the daemon.
-struct Leave {
-    signals: Signals,
-    /// Readable after a signal.
-    pipe: UnixStream,
-    /// Whether the next signal ends the process at once.
-    impatient: Arc<AtomicBool>,
-    mood: Mood,
-}
-
-/// What the first signal does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mood {
-    /// It ends the process at once, but while [`Wait::pause`] waits.
-    Hasty,
-    /// It ends the process in good order.
-    Patient,
-}
-
-impl Leave {
-    /// Until [`Leave::be_patient`] every signal ends the process at once: there is nothing to
-    /// finish yet, and what is being set up may block.
-    fn prepare() -> io::Result<Self> {
-        let impatient = Arc::new(AtomicBool::new(true));
-        for signal in [SIGTERM, SIGINT, SIGHUP] {
-            kernel_io::leave_if_impatient(signal, &impatient)?;
-        }
-        let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-        // After those: a signal that is seen here is pending there.
-        let (pipe, writer) = UnixStream::pair()?;
-        pipe.set_nonblocking(true)?;
-        for signal in [SIGTERM, SIGINT, SIGHUP] {
-            signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
-        }
-        Ok(Self { signals, pipe, impatient, mood: Mood::Hasty })
-    }
-
-    /// From now on the first signal ends the process in good order, and the second one at once.
-    fn be_patient(&mut self) {
-        self.mood = Mood::Patient;
-        self.impatient.store(false, Ordering::SeqCst);
-    }
-
-    /// Whether every signal ends the process at once, while it is hasty.
-    fn haste(&self, impatient: bool) {
-        match self.mood {
-            Mood::Hasty => self.impatient.store(impatient, Ordering::SeqCst),
-            // Whatever it is, a signal has made it so.
-            Mood::Patient => {}
-        }
-    }
-
-    /// Waits until a signal came, somebody rang, or devices have changed; a signal goes first.
-    fn wait<'a>(
-        &mut self,
-        doorbell: Option<&'a Doorbell>,
-        news: Option<&'a DeviceNews>,
-    ) -> Heard<'a> {
-        loop {
-            let mut fds = vec![PollFd::new(&self.pipe, PollFlags::IN)];
-            fds.extend(doorbell.map(|doorbell| PollFd::new(doorbell, PollFlags::IN)));
-            fds.extend(news.map(|news| PollFd::new(news, PollFlags::IN)));
-            match rustix::event::poll(&mut fds, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => panic!("poll on descriptors of our own: {errno}"),
-            }
-            let mut others = fds[1..].iter().map(|fd| !fd.revents().is_empty());
-            let rung = doorbell.filter(|_| others.next() == Some(true));
-            let told = news.filter(|_| others.next() == Some(true));
-            if self.signals.pending().next().is_some() {
-                return Heard::Signal;
-            }
-            // What is left of a signal that was heard before.
-            let _nothing_there = self.pipe.read(&mut [0; 8]);
-            if let Some(doorbell) = rung {
-                return Heard::Doorbell(doorbell);
-            }
-            if let Some(news) = told {
-                return Heard::News(news);
-            }
-        }
-    }
-}
-
-/// While a starting daemon waits for a lock, the first signal ends it in good order too.
-impl Wait for Leave {
-    fn pause(&mut self, time: Duration) -> Told {
-        self.haste(false);
-        let time = rustix::event::Timespec::try_from(time).expect("a wait is short");
-        match rustix::event::poll(&mut [], Some(&time)) {
-            // A signal that comes elsewhere is seen a pause later.
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => panic!("poll on nothing: {errno}"),
-        }
-        if self.signals.pending().next().is_some() { Told::Stop } else { Told::GoOn }
-    }
-
-    fn done(&mut self) {
-        self.haste(true);
-    }
 }

@@ -46,8 +46,7 @@ pub use cpu::{Cpus, process_cpu_time};
 pub use exchange::exchange_socket;
 pub use failure::IoFailure;
 pub use file::{
-    Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,
-    Residence,
+    Aio, Caching, FileKind, Flushes, Identity, OpenError, OpenFile, OpenOptions, Residence,
 };
 pub use files::FileTable;
 pub use filter::{FilterError, Refusals, filter_system_calls};
@@ -60,12 +59,11 @@ pub use notifier::Notifier;
 pub use parked::Tag;
 pub use peer::{Peer, peer_of};
 pub use process::{
-    DaemonizeError, Daemonized, Readiness, Verdict, close_descriptors_but, daemonize,
-    raise_open_files_limit,
+    DaemonizeError, Daemonized, Readiness, Verdict, daemonize, raise_open_files_limit,
 };
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
-pub use signals::leave_if_impatient;
+pub use signals::{Impatience, is_ignored, leave_if_impatient};
 pub use space::{Allocation, whole_blocks};
 pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};

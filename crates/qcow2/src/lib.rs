@@ -17,7 +17,6 @@ mod claims;
 mod compressed;
 mod core;
 mod epoch;
-mod handover;
 mod header;
 mod image;
 mod lane;
@@ -37,7 +36,6 @@ mod storage;
 mod tables;
 mod task;
 
-pub use handover::{ForeignState, ImageState, StateError};
 pub use header::{Features, Header, HeaderError};
 pub use node::{Children, Qcow2Node, Settings};
 pub use open::{OpenError, make_writable, read_header};

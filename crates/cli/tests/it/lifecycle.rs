@@ -9,9 +9,10 @@ use testkit::client::{Client, Shape};
 
 mod background;
 mod clients;
-mod descriptors;
 mod edges;
 mod frozen;
+mod logs;
+mod meanings;
 mod signals;
 mod sockets;
 

@@ -50,6 +50,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
     Ok(Command::Serve(Plan {
         steps,
         pidfile: shared.pidfile,
+        log_file: shared.log_file,
         daemonize: shared.daemonize,
         takeover: shared.takeover,
         print: shared.print.or(hint),
@@ -89,6 +90,7 @@ fn form(words: &[Word]) -> Result<Form, LineFault> {
 #[derive(Debug)]
 struct Shared {
     pidfile: Option<PathBuf>,
+    log_file: Option<PathBuf>,
     daemonize: Daemonize,
     takeover: Takeover,
     print: Option<AttachFormat>,
@@ -102,6 +104,7 @@ impl Shared {
     fn read(words: &[Word]) -> Result<Self, OptionError> {
         let mut shared = Self {
             pidfile: None,
+            log_file: None,
             daemonize: Daemonize::Foreground,
             takeover: Takeover::Never,
             print: None,
@@ -124,11 +127,13 @@ impl Shared {
             text: text.to_owned(),
             fault: Box::new(fault),
         };
+        let path = |what| match word.argument.is_empty() {
+            true => Err(argument("", Fault::EmptyPath { what })),
+            false => Ok(PathBuf::from(&word.argument)),
+        };
         match name {
-            SharedName::Pidfile if word.argument.is_empty() => {
-                return Err(argument("", Fault::EmptyPath { what: "pidfile's path" }));
-            }
-            SharedName::Pidfile => self.pidfile = Some(PathBuf::from(&word.argument)),
+            SharedName::Pidfile => self.pidfile = Some(path("pidfile's path")?),
+            SharedName::LogFile => self.log_file = Some(path("log file's path")?),
             SharedName::Daemonize => self.daemonize = Daemonize::Background,
             SharedName::Takeover => self.takeover = Takeover::WhereServed,
             SharedName::Print => {

@@ -48,6 +48,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Where to write the process id once everything is set up.
     pub pidfile: Option<PathBuf>,
+    /// Where the log goes, if not to stderr, or in the background to the host's journal or syslog.
+    pub log_file: Option<PathBuf>,
     /// Whether the process leaves the terminal.
     pub daemonize: Daemonize,
     /// Whether it may take the place of the process that serves its sockets.

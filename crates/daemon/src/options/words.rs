@@ -40,6 +40,7 @@ pub(super) enum StepName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SharedName {
     Pidfile,
+    LogFile,
     Daemonize,
     Print,
     SocketMode,
@@ -70,6 +71,7 @@ impl Name {
             Self::Shared(SharedName::Pidfile | SharedName::Daemonize) => true,
             Self::Shared(
                 SharedName::Print
+                | SharedName::LogFile
                 | SharedName::SocketMode
                 | SharedName::SocketGroup
                 | SharedName::Sandbox
@@ -120,6 +122,7 @@ pub(super) const OPTIONS: &[Known] = &[
     known("--blockdev", Name::Step(StepName::Blockdev), Takes::Argument),
     known("--export", Name::Step(StepName::Export), Takes::Argument),
     known("--pidfile", Name::Shared(SharedName::Pidfile), Takes::Argument),
+    known("--log-file", Name::Shared(SharedName::LogFile), Takes::Argument),
     known("--daemonize", Name::Shared(SharedName::Daemonize), Takes::Nothing),
     known("--print", Name::Shared(SharedName::Print), Takes::Argument),
     known("--socket-mode", Name::Shared(SharedName::SocketMode), Takes::Argument),

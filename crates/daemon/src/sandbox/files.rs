@@ -78,5 +78,6 @@ impl FilesFence {
 fn rights(for_what: Use) -> BitFlags<AccessFs> {
     match for_what {
         Use::Removal => AccessFs::RemoveFile.into(),
+        Use::Logs => AccessFs::MakeReg | AccessFs::WriteFile,
     }
 }

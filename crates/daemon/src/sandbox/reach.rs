@@ -4,7 +4,8 @@
 //! ([`super::files`]) is built from it.
 //!
 //! Invariants: no file is granted, because everything that is served is open by then, and a
-//! descriptor needs no grant. Pure but for resolving links. A grant is a real path, without links.
+//! descriptor needs no grant. Only a log file that is moved away is made anew. Pure but for resolving links and looking
+//! into the log's directory. A grant is a real path, without links.
 //! Limits: landlock grants a directory with all that is below it, or a file; removing belongs to
 //! directories. What cannot be resolved now is left out.
 
@@ -17,6 +18,8 @@ use crate::options::{Plan, Step};
 pub(super) enum Use {
     /// A socket or the pidfile is removed from this directory at the end.
     Removal,
+    /// The log file is made anew in this directory, which holds nothing but logs.
+    Logs,
 }
 
 /// One place that is left.
@@ -40,7 +43,23 @@ pub(super) fn of(plan: &Plan) -> Vec<Grant> {
     if let Some(pidfile) = &plan.pidfile {
         add_parent(&mut grants, pidfile, Use::Removal);
     }
+    if let Some(log_file) = &plan.log_file
+        && real_parent(log_file).is_some_and(|directory| holds_only_logs(&directory))
+    {
+        add_parent(&mut grants, log_file, Use::Logs);
+    }
     grants
+}
+
+/// Whether all that a directory holds are files that are named as logs. Landlock knows no names: whoever may make one
+/// file in a directory and write it may write all that are there.
+fn holds_only_logs(directory: &Path) -> bool {
+    let is_log = |entry: std::fs::DirEntry| {
+        entry.file_name().to_string_lossy().contains(".log")
+            && entry.file_type().is_ok_and(|kind| kind.is_file())
+    };
+    std::fs::read_dir(directory)
+        .is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_log)))
 }
 
 fn add_parent(grants: &mut Vec<Grant>, path: &Path, for_what: Use) {
@@ -91,5 +110,27 @@ mod tests {
         };
         let granted = |name| Grant { path: root.join(name), for_what: Use::Removal };
         assert_eq!(of(&plan), [granted("run"), granted("pids")]);
+    }
+
+    #[test]
+    fn the_directory_of_the_log_is_granted_if_it_holds_nothing_but_logs() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let file = root.join("a.log").display().to_string();
+        let line = ["--blockdev=null-co,node-name=n", "--log-file", &file];
+        let Command::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
+            panic!("a line that serves")
+        };
+        let granted = [Grant { path: root.clone(), for_what: Use::Logs }];
+        assert_eq!(of(&plan), granted);
+        for name in ["a.log", "a.log.1.gz", "b.log"] {
+            std::fs::write(root.join(name), []).unwrap();
+        }
+        assert_eq!(of(&plan), granted);
+        std::fs::write(root.join("disk.img"), []).unwrap();
+        assert_eq!(of(&plan), []);
+        std::fs::remove_file(root.join("disk.img")).unwrap();
+        std::fs::create_dir(root.join("old.log")).unwrap();
+        assert_eq!(of(&plan), []);
     }
 }

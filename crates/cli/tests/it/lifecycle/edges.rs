@@ -1,11 +1,11 @@
-//! Paths and signals at the edge: what once lost a disk, a socket or a signal.
+//! Paths at the edge: what once lost a disk or a socket.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testkit::image;
-use testkit::process::{Bench, Program, STOP_LIMIT, Signal};
+use testkit::process::{Bench, Program};
 
 use crate::support::{ringloom, with};
 
@@ -31,24 +31,6 @@ fn a_relative_socket_works_in_a_deep_directory() {
         let server = program.spawn(&words(&["../disk.img", "--socket", "s"]))?;
         server.wait_for_log("listening", Duration::from_secs(10)).with_context(|| server.log())?;
         ensure!(deep.join("s").exists(), "no socket");
-        Ok(())
-    });
-}
-
-/// two signals that come before the first thread has run are two signals.
-#[test]
-fn a_second_signal_right_behind_the_first_leaves_at_once() {
-    with(&ringloom(), |program| {
-        let (bench, program) = place(program)?;
-        let line = words(&["disk.img", "--socket", "s"]);
-        let mut server = program.start(&line, &[bench.path("s")])?;
-        server.wait_for_log("listening", STOP_LIMIT)?;
-        server.freeze()?;
-        server.signal(Signal::TERM)?;
-        server.signal(Signal::INT)?;
-        server.signal(Signal::CONT)?;
-        let status = server.wait(STOP_LIMIT)?;
-        ensure!(status.code().is_some_and(|code| code > 128), "the second was swallowed: {status}");
         Ok(())
     });
 }
