@@ -38,6 +38,17 @@ impl Rights {
     }
 }
 
+/// Which process answers for what two processes have open while one takes the other's place: it alone writes,
+/// gives locks back and closes images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Owner {
+    /// This one.
+    #[default]
+    This,
+    /// The other one.
+    Other,
+}
+
 /// What others may do with a claimed node's storage: other processes, and other nodes of this one.
 /// Claims on one node never rule each other out: they share what it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

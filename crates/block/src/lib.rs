@@ -23,7 +23,7 @@ mod rate;
 
 pub use buffers::{Buffers, HostMemory, Segment};
 pub use child::Child;
-pub use claim::{Access, Claim, ClaimError, Held, Others, Outlook, Rights};
+pub use claim::{Access, Claim, ClaimError, Held, Others, Outlook, Owner, Rights};
 pub use clock::{Clock, SystemClock};
 pub use errand::{Errand, ErrandDone, ErrandRunner, LaneIo};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};

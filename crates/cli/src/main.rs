@@ -44,6 +44,9 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Ok(Command::Serve(plan)) => plan,
         Err(error) => return output::fail(program, &error),
     };
+    if let Err(error) = serve::close_inherited(&plan) {
+        return output::fail(program, &error);
+    }
     let log = match Log::of(&plan) {
         Ok(log) => Arc::new(log),
         Err(error) => return output::fail(program, &error),

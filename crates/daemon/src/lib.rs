@@ -16,6 +16,7 @@ mod export;
 mod graph;
 pub mod help;
 mod holding;
+mod inherited;
 mod ledger;
 pub mod log;
 pub mod options;

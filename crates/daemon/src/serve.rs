@@ -20,6 +20,7 @@ use crate::build::{BuildError, Built};
 use crate::chain::chain_of;
 use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience};
 use crate::device_news::DeviceNews;
+use crate::inherited;
 use crate::log::Log;
 use crate::options::{Daemonize, Plan, Takeover};
 use crate::pidfile::{Pidfile, PidfileError};
@@ -69,6 +70,14 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Closes the descriptors that the process was started with and nobody means. Call it before anything of its own is
+/// opened, its log included.
+pub fn close_inherited(plan: &Plan) -> Result<(), ServeError> {
+    let action = "close the descriptors that it was started with";
+    kernel_io::close_descriptors_but(&inherited::meant(plan))
+        .map_err(|source| ServeError::Process { action, source })
 }
 
 /// Sets up what the plan asks for and serves it until a signal says stop.

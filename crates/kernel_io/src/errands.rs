@@ -4,7 +4,8 @@
 //! when the call returns.
 //!
 //! Invariants: what is staged for alignment never loses the bytes of others: a change of a part of a block
-//! holds its range, as on iothreads. Behind the end of a file are zeroes.
+//! holds its range, as on iothreads. Behind the end of a file are zeroes. A file that another process owns
+//! is not changed.
 //! Threads: blocks, also while others sync or change the same range: for control threads.
 //! Limits: [`STAGE_BYTES`] of memory besides the errand's, [`RETRIES_MAX`] attempts after EINTR or EAGAIN.
 
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use block::{
     Buffers, ByteOffset, Durability, Errand, ErrandRunner, FailKind, FileId, HostMemory, Operation,
-    Outcome, Piece, Target, Unmap,
+    Outcome, Owner, Piece, Target, Unmap,
 };
 use rustix::io::Errno;
 
@@ -62,6 +63,11 @@ fn carry_out(
                     touched.push(file);
                 }
                 let open = table.get(file);
+                if operation.is_change() && open.owner() == Owner::Other {
+                    let (path, name) = (open.path().display(), operation.name());
+                    tracing::error!("disk {path}: {name} refused: another process owns the image");
+                    return Err(FailKind::Io);
+                }
                 let (skip, count) = (piece.skip, piece.count.0);
                 Part { file: &open, at: offset.0, skip, count }
                     .carry_out(operation, memory)

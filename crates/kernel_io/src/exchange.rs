@@ -1,12 +1,13 @@
-//! Puts another socket in the place of one that somebody else owns.
+//! Puts another description behind a descriptor that stays.
 //!
-//! Where it stands: a session that was handed over. The library that reads its messages keeps its
-//! socket to itself, and learns over another one what was negotiated.
+//! Where it stands: a session that was handed over, for which the library that reads its messages keeps its
+//! socket to itself, and learns over another one what was negotiated; and an image that was, whose locks and I/O
+//! belong to one description.
 
 #![expect(unsafe_code, reason = "a descriptor is changed by its number")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Makes the descriptor of that number, which must be of the same socket as `same`, a copy of `by`.
 /// Whoever owns it must keep it open meanwhile; another socket is refused.
@@ -25,6 +26,15 @@ pub fn exchange_socket(number: RawFd, same: BorrowedFd<'_>, by: BorrowedFd<'_>) 
     // SAFETY: dup3 touches no memory. It closes the descriptor `number`, which is of a socket that the
     // caller names and whose owner lets it be exchanged, and opens it again in the same step.
     let result = unsafe { libc::dup3(by.as_raw_fd(), number, libc::O_CLOEXEC) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Makes a descriptor of ours a copy of another one. Whoever has borrowed it sees the other description from now
+/// on; what the kernel has of the one before (operations in flight, registered files) keeps that.
+pub(crate) fn exchange_file(ours: &OwnedFd, by: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: dup3 touches no memory. It closes the descriptor of `ours`, which stays borrowed and is open
+    // again after the same step, so its number means a descriptor of its owner all the time.
+    let result = unsafe { libc::dup3(by.as_raw_fd(), ours.as_raw_fd(), libc::O_CLOEXEC) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -5,6 +5,8 @@
 //!
 //! Invariants: alignment is read once, at open; the size when somebody asks for that. Threads: shared by all iothreads.
 
+mod locks;
+
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,11 +14,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use block::Owner;
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
+pub use self::locks::InheritError;
+use self::locks::Locks;
 use crate::bounce::BOUNCE_ALIGNMENT;
-use crate::image_lock::{self, ImageLocks, LockError, LockOptions, Locking};
+use crate::image_lock::{LockOptions, Locking};
 use crate::native::Native;
 use crate::space::MissingWays;
 use crate::uring::Uring;
@@ -148,8 +153,8 @@ pub struct OpenFile {
     failed_sync: AtomicBool,
     identity: Identity,
     locking: Locking,
-    /// What this description has locked; held while that is changed.
-    locks: Mutex<ImageLocks>,
+    /// Held while what this description has locked is changed.
+    locks: Mutex<Locks>,
     /// Whether it was said that it cannot be locked.
     told_without_locks: AtomicBool,
 }
@@ -371,29 +376,10 @@ impl OpenFile {
         self.identity
     }
 
-    /// Whether it is to be locked.
-    pub(crate) fn locking(&self) -> Locking {
-        self.locking
-    }
-
-    /// What this description has locked.
-    pub(crate) fn locks(&self) -> ImageLocks {
-        *self.locks.lock().expect("no holder of this lock panics")
-    }
-
     /// Whether nobody was told yet that it cannot be locked; from now on somebody was.
     pub(crate) fn is_first_without_locks(&self) -> bool {
         // A lone flag: nothing else is published by it.
         !self.told_without_locks.swap(true, Ordering::Relaxed)
-    }
-
-    /// Goes over to other locks, or fails and keeps those it had. Does not wait; giving locks up
-    /// never fails.
-    pub(crate) fn set_locks(&self, wanted: ImageLocks) -> Result<(), LockError> {
-        let mut held = self.locks.lock().expect("no holder of this lock panics");
-        image_lock::change(self.fd.as_fd(), &self.path, *held, wanted)?;
-        *held = wanted;
-        Ok(())
     }
 
     /// Forgets what the page cache holds, because another host may have changed the file meanwhile, and
@@ -408,7 +394,8 @@ impl OpenFile {
             )));
         }
         self.measure()?;
-        if self.caching == Caching::Buffered {
+        // Another process that owns the description has the same page cache.
+        if self.caching == Caching::Buffered && self.owner() == Owner::This {
             // What is dirty cannot be dropped.
             self.sync_all()?;
             rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed)?;
@@ -425,8 +412,10 @@ impl OpenFile {
         }
     }
 
-    /// In its turn: the kernel tells each loss only once.
-    fn sync_all(&self) -> io::Result<()> {
+    /// Makes everything written so far durable, whatever becomes of flushes: another process, perhaps on another
+    /// host, goes on with the file. In its turn, since the kernel tells each loss only once. Blocks, as
+    /// [`OpenFile::sync`] does.
+    pub fn sync_all(&self) -> io::Result<()> {
         let bell = Arc::new(Notifier::new()?);
         let ticket = self.sync_turns.ticket();
         let turn = loop {

@@ -94,12 +94,25 @@ impl ImageLocks {
     /// No use, and nothing denied.
     pub const NONE: Self = Self { uses: Permissions::NONE, denies: Permissions::NONE };
 
+    /// As two numbers with a bit for each permission, in QEMU's order: what is used and what is denied.
+    pub fn bits(self) -> [u8; 2] {
+        [self.uses.0, self.denies.0]
+    }
+
+    /// The locks of these numbers, if there are no other bits in them.
+    pub fn from_bits([uses, denies]: [u8; 2]) -> Option<Self> {
+        let all = PERMISSIONS.into_iter().fold(Permissions::NONE, Permissions::and);
+        let locks = Self { uses: Permissions(uses), denies: Permissions(denies) };
+        locks.is_within(Self { uses: all, denies: all }).then_some(locks)
+    }
+
     /// Whether two users with these locks cannot be at once.
     pub fn conflicts_with(self, other: Self) -> bool {
         self.uses.meets(other.denies) || self.denies.meets(other.uses)
     }
 
-    fn is_within(self, other: Self) -> bool {
+    /// Whether the other ones have all of these.
+    pub(crate) fn is_within(self, other: Self) -> bool {
         self.uses.is_within(other.uses) && self.denies.is_within(other.denies)
     }
 }
@@ -176,6 +189,12 @@ pub enum LockError {
         /// Which image.
         path: PathBuf,
     },
+    /// The process whose place is taken has locked less than this one needs.
+    #[error("the image [{path}] was taken over with fewer locks than are needed here")]
+    NotInherited {
+        /// Which image.
+        path: PathBuf,
+    },
     /// The host, or the image's file system, has no such locks.
     #[error("this host cannot lock the image [{path}]; locking=off goes without")]
     Unsupported {
@@ -203,7 +222,10 @@ impl LockError {
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Denied { .. } | Self::Used { .. } | Self::Exclusive { .. } => true,
-            Self::OwnNode { .. } | Self::Unsupported { .. } | Self::Kernel { .. } => false,
+            Self::OwnNode { .. }
+            | Self::NotInherited { .. }
+            | Self::Unsupported { .. }
+            | Self::Kernel { .. } => false,
         }
     }
 }
@@ -440,6 +462,15 @@ mod tests {
             });
             assert!(winners.len() <= 1, "round {round}: both got the lock");
         }
+    }
+
+    #[test]
+    fn locks_are_the_same_after_a_journey_and_other_bits_are_refused() {
+        for locks in [ImageLocks::NONE, READS, WRITES] {
+            assert_eq!(ImageLocks::from_bits(locks.bits()), Some(locks));
+        }
+        assert_eq!(ImageLocks::from_bits([16, 0]), None);
+        assert_eq!(ImageLocks::from_bits([0, 255]), None);
     }
 
     #[test]

@@ -46,7 +46,8 @@ pub use cpu::{Cpus, process_cpu_time};
 pub use exchange::exchange_socket;
 pub use failure::IoFailure;
 pub use file::{
-    Aio, Caching, FileKind, Flushes, Identity, OpenError, OpenFile, OpenOptions, Residence,
+    Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,
+    Residence,
 };
 pub use files::FileTable;
 pub use filter::{FilterError, Refusals, filter_system_calls};
@@ -59,7 +60,8 @@ pub use notifier::Notifier;
 pub use parked::Tag;
 pub use peer::{Peer, peer_of};
 pub use process::{
-    DaemonizeError, Daemonized, Readiness, Verdict, daemonize, raise_open_files_limit,
+    DaemonizeError, Daemonized, Readiness, Verdict, close_descriptors_but, daemonize,
+    raise_open_files_limit,
 };
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, Wait, WaitsWith};

@@ -1,17 +1,70 @@
-//! What concerns the whole process: going to the background, and the limit of open files.
+//! What concerns the whole process: descriptors that it was started with, going to the background,
+//! and the limit of open files.
 //!
 //! Threads: [`daemonize`] must be called while the process has one thread and no io_uring, since
 //! neither survives a fork.
 
-#![expect(unsafe_code, reason = "fork has no safe form")]
+#![expect(unsafe_code, reason = "fork and descriptors of nobody have no safe form")]
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit, WaitOptions};
+
+/// The first descriptor that is no standard stream.
+const FIRST: u32 = 3;
+
+/// Closes every descriptor but the standard streams and these. Call it first of all: who has opened
+/// one by then loses it.
+pub fn close_descriptors_but(kept: &BTreeSet<RawFd>) -> io::Result<()> {
+    let kept: BTreeSet<u32> = kept.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
+    match close_gaps(&kept) {
+        Ok(()) => Ok(()),
+        // Kernels before 5.9, and filters of containers that do not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => close_listed(&kept),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Closes what is between those that are kept.
+fn close_gaps(kept: &BTreeSet<u32>) -> Result<(), Errno> {
+    let mut first = FIRST;
+    for kept in kept.range(FIRST..) {
+        if first < *kept {
+            close_range(first, kept - 1)?;
+        }
+        first = kept + 1;
+    }
+    close_range(first, u32::MAX)
+}
+
+fn close_range(first: u32, last: u32) -> Result<(), Errno> {
+    // SAFETY: the call takes no addresses. Nobody uses what it closes, as `close_descriptors_but`
+    // demands.
+    match unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+/// Closes what the kernel says to be open.
+fn close_listed(kept: &BTreeSet<u32>) -> io::Result<()> {
+    let mut open = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        open.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    for fd in open.into_iter().filter(|fd| *fd >= FIRST && !kept.contains(fd)) {
+        let fd = RawFd::try_from(fd).expect("the kernel numbers descriptors from 0 to RawFd::MAX");
+        // SAFETY: as in `close_range`. The list itself is among them, and closed by now (EBADF).
+        let _closed = unsafe { libc::close(fd) };
+    }
+    Ok(())
+}
 
 /// Lets the process open as many files as its hard limit allows: 256 rings need 512 descriptors
 /// for each export. Returns the new soft limit; `None` is no limit.
@@ -70,8 +123,8 @@ impl From<io::Error> for DaemonizeError {
     }
 }
 
-impl From<rustix::io::Errno> for DaemonizeError {
-    fn from(source: rustix::io::Errno) -> Self {
+impl From<Errno> for DaemonizeError {
+    fn from(source: Errno) -> Self {
         Self::Kernel(source.into())
     }
 }

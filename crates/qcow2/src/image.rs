@@ -256,6 +256,11 @@ impl Image {
         self.space.as_ref().ok_or(FailKind::ReadOnly)
     }
 
+    /// Whether any of these clusters of the file is metadata.
+    pub(crate) fn is_metadata(&self, clusters: Clusters) -> bool {
+        self.metadata.first_of(std::iter::once(clusters)).is_some()
+    }
+
     /// Whether requests are counted: clusters may be freed while they are under way.
     pub(crate) fn is_written(&self) -> bool {
         self.space.is_some()

@@ -17,6 +17,7 @@ mod claims;
 mod compressed;
 mod core;
 mod epoch;
+mod handover;
 mod header;
 mod image;
 mod lane;
@@ -36,6 +37,7 @@ mod storage;
 mod tables;
 mod task;
 
+pub use handover::{ForeignState, ImageState, StateError};
 pub use header::{Features, Header, HeaderError};
 pub use node::{Children, Qcow2Node, Settings};
 pub use open::{OpenError, make_writable, read_header};

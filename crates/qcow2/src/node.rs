@@ -4,8 +4,8 @@
 //! Where it stands: above the file with the image, and above the backing file's node if it has one.
 //!
 //! Invariants: all lanes share one [`Image`], which exists while the node is claimed: the files are
-//! locked before it is read, and it is closed before they are given back. A node that may be written
-//! changes its file also when its users only read.
+//! locked before it is read, and it is closed before they are given back, by the process that owns it. A node
+//! that may be written changes its file also when its users only read.
 //! Threads: control threads, but for [`Node::open_lane`].
 
 use std::io;
@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use block::{
     Access, ByteCount, Child, Claim, ClaimError, DiskSize, ErrandRunner, FailKind, Held,
-    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Others, Outlook, Rights,
+    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Others, Outlook, Owner, Rights,
 };
 
 use crate::core::{Backing, Core, Data, DataKind};
+use crate::handover::{ImageState, StateError};
 use crate::header::Header;
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
@@ -83,6 +84,10 @@ struct Shared {
 struct Used {
     claims: usize,
     image: Option<Arc<Image>>,
+    /// Who closes it.
+    owner: Owner,
+    /// What another process knew of it, until it is loaded.
+    inherited: Option<ImageState>,
 }
 
 impl Qcow2Node {
@@ -111,6 +116,41 @@ impl Qcow2Node {
     pub fn header(&self) -> &Header {
         &self.shared.header
     }
+
+    /// What another process needs to go on with the image beside its file; `None` if the image is not in use, or
+    /// not written. No request may be under way, and none may begin before it is known who goes on. Waits so long
+    /// for clusters that are being freed. Blocks.
+    pub fn state(&self, limit: Duration) -> Result<Option<ImageState>, StateError> {
+        let shared = &self.shared;
+        let used = shared.used();
+        let Some(image) = used.image.as_ref().filter(|image| image.is_written()) else {
+            return Ok(None);
+        };
+        if !image.wait_for_work(limit) {
+            return Err(StateError::Busy);
+        }
+        let control = Control::new(&shared.runner);
+        let storage = control.open(&shared.children.file.node());
+        let storage = storage.map_err(|_told| StateError::Doubtful)?;
+        control.run(&[&storage], image.state(&storage)).map(Some)
+    }
+
+    /// The next claim goes on with the image that another process has in use, who owns it until
+    /// [`Qcow2Node::own`]. Nobody has claimed it yet.
+    pub fn inherit(&self, state: ImageState) {
+        let mut used = self.shared.used();
+        (used.owner, used.inherited) = (Owner::Other, Some(state));
+    }
+
+    /// From now on this process owns the image: it closes it.
+    pub fn own(&self) {
+        self.shared.used().owner = Owner::This;
+    }
+
+    /// From now on another process owns the image: it is not touched here any more.
+    pub fn leave(&self) {
+        self.shared.used().owner = Owner::Other;
+    }
 }
 
 impl Shared {
@@ -118,12 +158,14 @@ impl Shared {
         self.state.lock().expect("nobody panics here")
     }
 
-    /// Loads the image, whose files are claimed.
-    fn load(&self) -> Result<Image, OpenError> {
+    /// Loads the image, whose files are claimed. One that another process owns is only read.
+    fn load(&self, inherited: Option<ImageState>) -> Result<Image, OpenError> {
         let file = self.children.file.node();
-        let header = match self.settings.access {
-            Access::ReadOnly => read_header(&file, &self.runner)?,
-            Access::ReadWrite => make_writable(&file, &self.runner)?,
+        let header = match (self.settings.access, &inherited) {
+            (Access::ReadWrite, None) => make_writable(&file, &self.runner)?,
+            (Access::ReadWrite, Some(_)) | (Access::ReadOnly, _) => {
+                read_header(&file, &self.runner)?
+            }
         };
         let identity = |header: &Header| {
             let Header { size, cluster_bits, features, .. } = *header;
@@ -147,8 +189,17 @@ impl Shared {
                 Some((self.settings.discards, metadata.map_err(damaged)?))
             }
         };
-        let image = control.run(&[&storage], self.load_with(&header, &storage, bytes, writing));
-        image.map_err(io)
+        let begin = match inherited {
+            None => BeginWriting::Here,
+            Some(_) => BeginWriting::Elsewhere,
+        };
+        let loaded = self.load_with(&header, &storage, bytes, writing, begin);
+        let image = control.run(&[&storage], loaded).map_err(io)?;
+        if let Some(state) = inherited {
+            let foreign = |source| OpenError::Foreign { node: self.name.clone(), source };
+            image.inherit(state).map_err(foreign)?;
+        }
+        Ok(image)
     }
 
     async fn load_with(
@@ -157,6 +208,7 @@ impl Shared {
         storage: &Storage,
         bytes: u64,
         writing: Option<(Discards, Metadata)>,
+        begin: BeginWriting,
     ) -> Result<Image, FailKind> {
         let Settings { l2_cache, refcount_cache, clean_after, .. } = self.settings;
         let clusters = header.size.div_ceil(1 << header.cluster_bits);
@@ -168,10 +220,10 @@ impl Shared {
             clean_after,
             blocks: count(refcount_cache.0 >> header.cluster_bits),
         };
-        let is_written = writing.is_some();
-        let bytes = if is_written { fill_up(header, storage, bytes).await } else { bytes };
+        let begins = writing.is_some() && begin == BeginWriting::Here;
+        let bytes = if begins { fill_up(header, storage, bytes).await } else { bytes };
         let image = Image::load(&self.name, header, storage, bytes, caches, writing).await?;
-        if is_written {
+        if begins {
             image.begin_writing(storage).await?;
         }
         Ok(image)
@@ -203,6 +255,14 @@ async fn fill_up(header: &Header, storage: &Storage, bytes: u64) -> u64 {
     end
 }
 
+/// Which process makes an image fit for being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BeginWriting {
+    Here,
+    /// Another one has.
+    Elsewhere,
+}
+
 /// A claim on an image.
 #[derive(Debug)]
 struct Use {
@@ -227,6 +287,7 @@ impl Drop for Use {
         used.claims -= 1;
         if used.claims == 0
             && let Some(image) = used.image.take()
+            && used.owner == Owner::This
             && let Err(error) = self.shared.close(&image)
         {
             tracing::warn!("closing the image, of which some clusters leak: {error}");
@@ -285,7 +346,8 @@ impl Node for Qcow2Node {
         let mut used = shared.used();
         if used.image.is_none() {
             below.refresh().map_err(|error| failed(error.into()))?;
-            let image = shared.load().map_err(|error| failed(error.into()))?;
+            let inherited = used.inherited.take();
+            let image = shared.load(inherited).map_err(|error| failed(error.into()))?;
             used.image = Some(Arc::new(image));
         }
         used.claims += 1;

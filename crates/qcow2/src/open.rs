@@ -7,6 +7,7 @@ use std::time::Duration;
 use block::{Clock, ErrandRunner, FailKind, LaneError, LaneIo, Node, SystemClock};
 
 use crate::bitmaps::mark_in_use;
+use crate::handover::ForeignState;
 use crate::header::{Header, HeaderError};
 use crate::repair::{Repaired, repair};
 use crate::storage::Storage;
@@ -68,6 +69,14 @@ pub enum OpenError {
     Changed {
         /// The node-name.
         node: String,
+    },
+    /// The process whose place is taken says of it what cannot be.
+    #[error("node {node}")]
+    Foreign {
+        /// The node-name.
+        node: String,
+        /// What.
+        source: ForeignState,
     },
     /// A child cannot be used.
     #[error(transparent)]

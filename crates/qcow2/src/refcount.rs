@@ -230,6 +230,11 @@ impl Refcounts {
         std::mem::take(&mut self.raised)
     }
 
+    /// What an error has kept from being handed out, and whether the header surely names this table.
+    pub(crate) fn raised(&self) -> (&[Clusters], bool) {
+        (&self.raised, !self.is_header_in_doubt)
+    }
+
     /// Takes these clusters, which are free. Some of them may become metadata.
     async fn take(
         &mut self,

@@ -379,6 +379,14 @@ impl SliceCache {
         }
     }
 
+    /// Whether of any slice the file may say something else than memory does.
+    pub(crate) fn has_doubtful(&self) -> bool {
+        let is_doubtful =
+            |cached: &Cached| matches!(cached, Cached::Here(slice) if slice.is_doubtful());
+        let mut shards = (0..SHARDS as u64).map(|number| self.shard(SliceNumber(number)));
+        shards.any(|shard| shard.slices.values().any(is_doubtful))
+    }
+
     /// Takes out what was not used since the last call and is not in use.
     pub(crate) fn clean(&self) {
         for number in 0..SHARDS as u64 {

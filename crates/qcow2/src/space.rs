@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use block::FailKind;
 
 use crate::epoch::{Epoch, Epochs};
+use crate::handover::ImageState;
 use crate::refcount::{Clusters, Refcounts, TablePlace};
 use crate::storage::Storage;
 use crate::task::{Turn, Turns};
@@ -285,6 +286,34 @@ impl Space {
             refcounts.lower(storage, clusters).await?;
         }
         refcounts.write_changed(storage).await
+    }
+
+    /// What the file does not say. Writes only refcounts whose write has failed before.
+    pub(crate) async fn state(&self, storage: &Storage) -> Result<ImageState, FailKind> {
+        let mut refcounts = self.refcounts.take().await;
+        refcounts.write_changed(storage).await?;
+        let (raised, is_table_named) = refcounts.raised();
+        if !is_table_named {
+            return Err(FailKind::Io);
+        }
+        let freed =
+            self.limbo().freed.iter().map(|freed| freed.clusters.clone()).collect::<Vec<_>>();
+        Ok(ImageState {
+            reserved: self.runs().clean.iter().cloned().collect(),
+            // Refcounts that may not be durable yet are lowered like those of what was freed.
+            freed: [freed.as_slice(), raised].concat(),
+            tables_durable: self.links_are_durable(),
+        })
+    }
+
+    /// Goes on from what another process knew. Nobody uses the image yet.
+    pub(crate) fn inherit(&self, state: ImageState) {
+        let ImageState { reserved, freed, tables_durable } = state;
+        self.runs().clean.extend(reserved);
+        freed.into_iter().for_each(|clusters| self.free(clusters));
+        if !tables_durable {
+            self.note_link();
+        }
     }
 
     /// Gives back all that was taken ahead or is in limbo, durably: nothing leaks. Nobody uses the image

@@ -118,6 +118,11 @@ impl Program {
         self.without(Denied::SECCOMP)
     }
 
+    /// The same, on a host that closes descriptors one by one only (seccomp, ENOSYS).
+    pub fn without_close_range(self) -> Self {
+        self.without(Denied::CLOSE_RANGE)
+    }
+
     fn without(mut self, denied: Denied) -> Self {
         self.denied.push(denied);
         self

@@ -29,6 +29,8 @@ impl Denied {
     pub(crate) const LANDLOCK: Self = Self::all(libc::SYS_landlock_create_ruleset, libc::ENOSYS);
     /// As a kernel that was built without.
     pub(crate) const SECCOMP: Self = Self::all(libc::SYS_seccomp, libc::ENOSYS);
+    /// As kernels before 5.9.
+    pub(crate) const CLOSE_RANGE: Self = Self::all(libc::SYS_close_range, libc::ENOSYS);
     /// As kernels before 3.15: no locks of open file descriptions.
     pub(crate) const LOCKS: Self = Self {
         commands: Some([libc::F_OFD_SETLK.unsigned_abs(), libc::F_OFD_GETLK.unsigned_abs()]),

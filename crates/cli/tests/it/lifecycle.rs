@@ -9,6 +9,7 @@ use testkit::client::{Client, Shape};
 
 mod background;
 mod clients;
+mod descriptors;
 mod edges;
 mod frozen;
 mod logs;

@@ -96,10 +96,12 @@ struct FileClaim {
 }
 
 impl Held for FileClaim {
+    /// Also without flushes (`cache.no-flush`): whoever claims the file next, perhaps on another host, finds what
+    /// was written.
     fn flush(&self) -> io::Result<()> {
         match self.rights.access {
             Access::ReadOnly => Ok(()),
-            Access::ReadWrite => self.claims.table.get(self.claims.file).sync(),
+            Access::ReadWrite => self.claims.table.get(self.claims.file).sync_all(),
         }
     }
 
@@ -122,6 +124,7 @@ impl Drop for FileClaim {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernel_io::{Aio, Caching, FileKind, Flushes, LockOptions, OpenFile, OpenOptions};
 
     const READER: Rights = Rights { access: Access::ReadOnly, others: Others::Anything };
     const WRITER: Rights = Rights { access: Access::ReadWrite, others: Others::Read };
@@ -132,6 +135,31 @@ mod tests {
         assert_eq!(counts.locks(sharing), ImageLocks { uses, denies });
         let none = claims.iter().fold(counts, |counts, it| counts.without(*it));
         assert_eq!(none.locks(sharing), ImageLocks::NONE);
+    }
+
+    /// A failed sync is remembered, which shows whether there was one.
+    #[test]
+    fn what_was_written_is_made_durable_before_it_is_given_back_whatever_becomes_of_flushes() {
+        for flushes in [Flushes::Obeyed, Flushes::Ignored] {
+            let image = tempfile::NamedTempFile::new().unwrap();
+            let options = OpenOptions {
+                path: image.path().to_path_buf(),
+                kind: FileKind::Regular,
+                access: Access::ReadWrite,
+                caching: Caching::Buffered,
+                aio: Aio::Automatic,
+                flushes,
+                lock: LockOptions::default(),
+            };
+            let table: Arc<FileTable> = Arc::default();
+            let file = Arc::new(OpenFile::open(&options).unwrap());
+            let id = table.insert(Arc::clone(&file));
+            let claims = Arc::new(FileClaims::new(Arc::clone(&table), id, Sharing::AsClaimed));
+            let claim = claims.claim(WRITER).unwrap();
+            claim.flush().unwrap();
+            file.remember_failed_sync();
+            claim.flush().unwrap_err();
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod bitmaps;
 mod compressed;
 mod damage;
 mod growth;
+mod handover;
 mod header;
 mod node;
 mod order;

@@ -11,11 +11,11 @@ use block::{
     SystemClock, Token, Told,
 };
 use disk::{DiscardPolicy, FileNode};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions};
+use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenFile, OpenOptions};
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 
 /// A file of the host as a node, for writing.
-pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<dyn Node>> {
+pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<FileNode>> {
     let options = OpenOptions {
         path: path.to_path_buf(),
         kind: FileKind::Regular,
@@ -26,6 +26,36 @@ pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<dyn Node>>
         lock: LockOptions::default(),
     };
     Ok(Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, table)?))
+}
+
+/// An image that nobody uses yet.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) node: Qcow2Node,
+    /// The file that it is in.
+    pub(crate) file: Arc<OpenFile>,
+    runner: Arc<dyn ErrandRunner>,
+}
+
+impl Image {
+    /// Opens an image for writing, without a backing file.
+    pub(crate) fn open(path: &Path, overlap_check: OverlapCheck) -> Result<Self> {
+        let table = Arc::new(FileTable::default());
+        let node = file(path, &table)?;
+        let file = Arc::clone(node.file());
+        let settings = Settings {
+            access: Access::ReadWrite,
+            discards: Discards::Passed,
+            l2_cache: ByteCount(1 << 20),
+            refcount_cache: ByteCount(1 << 20),
+            clean_after: None,
+            overlap_check,
+        };
+        let runner: Arc<dyn ErrandRunner> = table;
+        let children = Children { file: Child::new(node), backing: None, data_file: None };
+        let node = Qcow2Node::open("image", children, settings, Arc::clone(&runner))?;
+        Ok(Self { node, file, runner })
+    }
 }
 
 /// A guest's use of an image.
@@ -47,23 +77,17 @@ impl Guest {
 
     /// The same, with this held against metadata.
     pub(crate) fn open_with(path: &Path, overlap_check: OverlapCheck) -> Result<Self> {
-        let table = Arc::new(FileTable::default());
-        let file = Child::new(file(path, &table)?);
-        let settings = Settings {
-            access: Access::ReadWrite,
-            discards: Discards::Passed,
-            l2_cache: ByteCount(1 << 20),
-            refcount_cache: ByteCount(1 << 20),
-            clean_after: None,
-            overlap_check,
-        };
-        let runner: Arc<dyn ErrandRunner> = table;
-        let children = Children { file, backing: None, data_file: None };
-        let node = Qcow2Node::open("image", children, settings, Arc::clone(&runner))?;
+        Self::of(&Image::open(path, overlap_check)?)
+    }
+
+    /// Uses an image that was opened.
+    pub(crate) fn of(image: &Image) -> Result<Self> {
+        let node = &image.node;
         let claim = node.claim(Rights::of_user(Access::ReadWrite));
         let claim = claim.map_err(|error| anyhow::anyhow!("{}", sentence(&error)))?;
         let io = LaneIo::idle();
         let lane = node.open_lane(&io)?;
+        let runner = Arc::clone(&image.runner);
         Ok(Self { size: node.size(), lane, io, runner, _claim: claim })
     }
 
@@ -78,8 +102,29 @@ impl Guest {
         self.run(Operation::Read(extent), HostMemory::zeroed(count))
     }
 
+    pub(crate) fn discard(&mut self, at: u64, count: usize) -> Result<()> {
+        let operation = Operation::Discard(self.extent(at, count)?, Durability::Cached);
+        self.run(operation, HostMemory::zeroed(0)).map(drop)
+    }
+
     pub(crate) fn flush(&mut self) -> Result<()> {
-        self.run(Operation::Flush, HostMemory::zeroed(0)).map(drop)
+        self.run(Operation::Flush, HostMemory::zeroed(0))?;
+        self.finish()
+    }
+
+    /// Has the lane end what no request waits for, such as freeing clusters.
+    fn finish(&mut self) -> Result<()> {
+        loop {
+            let mut errands = Vec::new();
+            self.io.take_submitted(&mut errands);
+            if errands.is_empty() {
+                return Ok(());
+            }
+            errands.into_iter().for_each(|errand| self.runner.run(errand));
+            let mut late = Vec::new();
+            self.lane.resume(SystemClock.now(), &mut late, &mut PieceList::default());
+            anyhow::ensure!(late.is_empty(), "nothing is held");
+        }
     }
 
     fn extent(&self, at: u64, count: usize) -> Result<Extent> {
@@ -148,6 +193,7 @@ pub(crate) fn sentence(error: &dyn std::error::Error) -> String {
 pub(crate) fn make_writable(path: &Path) -> Result<qcow2::Header, String> {
     let table = Arc::new(FileTable::default());
     let file = file(path, &table).context("open the file").map_err(|error| format!("{error:#}"))?;
+    let file: Arc<dyn Node> = file;
     let runner: Arc<dyn ErrandRunner> = table;
     qcow2::make_writable(&file, &runner).map_err(|error| sentence(&error))
 }

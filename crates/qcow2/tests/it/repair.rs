@@ -127,7 +127,7 @@ fn a_repair_that_dies_after_any_write_is_finished_by_the_next() -> Result<()> {
         writes += if writes < 6 { 1 } else { 17 };
         std::fs::write(&image, &dirty)?;
         let table = Arc::new(FileTable::default());
-        let file = node::file(&image, &table)?;
+        let file: Arc<dyn block::Node> = node::file(&image, &table)?;
         let runner: Arc<dyn ErrandRunner> = Arc::new(Dying { table, left: AtomicU64::new(writes) });
         if qcow2::make_writable(&file, &runner).is_ok() {
             break;

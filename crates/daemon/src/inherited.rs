@@ -1,0 +1,128 @@
+//! The descriptors that whoever started the daemon has left open in it: which ones are meant.
+//!
+//! Where it stands: asked once, before anything is opened; all others are closed
+//! (`kernel_io::close_descriptors_but`), since a breached daemon could use them.
+//!
+//! Not here: the standard streams, which always stay.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::fd::RawFd;
+use std::path::Path;
+
+use crate::options::{Driver, Plan, Step};
+
+/// Where descriptors have names.
+const DIRECTORIES: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
+
+/// The first descriptor that a service manager passes (sd_listen_fds(3)).
+const LISTEN_FDS_START: RawFd = 3;
+
+/// More than any passes: a number in the environment is no measure of memory.
+const LISTEN_FDS_MAX: RawFd = 4096;
+
+/// The descriptors that a plan names, and those that a service manager passes to this process.
+pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
+    let Plan { steps, pidfile, log_file, daemonize: _, takeover: _, print: _, sandbox: _ } = plan;
+    let paths =
+        steps.iter().flat_map(paths_of).chain(pidfile.as_deref()).chain(log_file.as_deref());
+    let variable = |name: &str| std::env::var(name).ok();
+    let passed = passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id());
+    paths.filter_map(number_of).chain(passed).collect()
+}
+
+fn paths_of(step: &Step) -> Vec<&Path> {
+    match step {
+        Step::Object(_) => Vec::new(),
+        Step::Blockdev(blockdev) => {
+            blockdev.nodes().into_iter().filter_map(|node| filename(&node.driver)).collect()
+        }
+        Step::Export(export) => vec![&export.socket.path],
+    }
+}
+
+fn filename(driver: &Driver) -> Option<&Path> {
+    match driver {
+        Driver::File { filename, .. } | Driver::HostDevice { filename, .. } => Some(filename),
+        // The histograms of delays have been read.
+        Driver::Raw { .. }
+        | Driver::NullCo { .. }
+        | Driver::Throttle { .. }
+        | Driver::Delay { .. }
+        | Driver::Stripe { .. }
+        | Driver::Qcow2 { .. } => None,
+    }
+}
+
+/// The descriptor that a path names, or goes through.
+fn number_of(path: &Path) -> Option<RawFd> {
+    let below = DIRECTORIES.iter().find_map(|directory| path.strip_prefix(directory).ok())?;
+    below.iter().next().and_then(OsStr::to_str)?.parse().ok()
+}
+
+/// The descriptors passed by a service manager, if they are for this process.
+fn passed(for_process: Option<String>, count: Option<String>, own: u32) -> Vec<RawFd> {
+    let for_process: Option<u32> = for_process.and_then(|text| text.parse().ok());
+    let count: Option<RawFd> = count.and_then(|text| text.parse().ok());
+    match (for_process, count) {
+        (Some(process), Some(count)) if process == own => {
+            (LISTEN_FDS_START..LISTEN_FDS_START + count.clamp(0, LISTEN_FDS_MAX)).collect()
+        }
+        (_, _) => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{Command, parse};
+
+    #[track_caller]
+    fn check(path: &str, expected: Option<RawFd>) {
+        assert_eq!(number_of(Path::new(path)), expected, "{path}");
+    }
+
+    #[test]
+    fn a_path_names_a_descriptor_in_the_directories_of_descriptors() {
+        check("/dev/fd/7", Some(7));
+        check("/proc/self/fd/12", Some(12));
+        check("/dev/fd/9/run/a.sock", Some(9));
+        check("/dev/fd/", None);
+        check("/dev/fd/x", None);
+        check("/dev/fdset/7", None);
+        check("/tmp/dev/fd/7", None);
+    }
+
+    #[test]
+    fn a_service_manager_passes_descriptors_to_one_process() {
+        let check = |process: Option<&str>, count: &str, expected: &[RawFd]| {
+            let (process, count) = (process.map(str::to_owned), Some(count.to_owned()));
+            assert_eq!(passed(process, count, 17), expected);
+        };
+        check(Some("17"), "2", &[3, 4]);
+        check(Some("18"), "2", &[]);
+        check(None, "2", &[]);
+        check(Some("17"), "-2", &[]);
+        check(Some("17"), "x", &[]);
+    }
+
+    #[test]
+    fn each_place_of_the_line_can_name_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = tempfile::NamedTempFile::new_in(dir.path()).unwrap();
+        file.as_file().set_len(512).unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(file.as_file());
+        let line = [
+            "--blockdev",
+            &format!("raw,node-name=n,file.driver=file,file.filename=/dev/fd/{number}"),
+            "--export",
+            "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=/dev/fd/1001/s",
+            "--pidfile",
+            "/proc/self/fd/1002",
+        ];
+        let Command::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
+            panic!("a line that serves")
+        };
+        assert_eq!(meant(&plan), [number, 1001, 1002].into());
+    }
+}

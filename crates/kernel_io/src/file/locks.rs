@@ -1,0 +1,231 @@
+//! The image locks of an open file, and whose they are while one process takes another's place.
+//!
+//! Where it stands: `disk` says which locks the claims on a file add up to. During a takeover the old process
+//! sends its descriptor, and the new one goes on with the same description: the locks on it never lapse.
+//!
+//! Invariants: as long as the other process owns the description, nothing is locked or unlocked on it here, so
+//! what this process wants can only be what is locked already; [`OpenFile::own`] then gives back the rest.
+//! Threads: any; the state is changed under its mutex.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use block::Owner;
+use rustix::fs::OFlags;
+
+use super::{Identity, OpenFile};
+use crate::exchange::exchange_file;
+use crate::image_lock::{self, ImageLocks, LockError, Locking};
+
+/// What a description has locked.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    held: ImageLocks,
+    /// What is wanted: `held`, unless the other process owns the description.
+    wanted: ImageLocks,
+    owner: Owner,
+}
+
+/// A description of another process cannot be used in the place of this one's.
+#[derive(Debug, thiserror::Error)]
+pub enum InheritError {
+    /// It is of another file.
+    #[error("the descriptor is of another file than {path}", path = .0.display())]
+    OtherFile(std::path::PathBuf),
+    /// It was opened in another way.
+    #[error("{path} was opened in another way (flags {theirs:#o}, here {ours:#o})", path = .path.display())]
+    OtherFlags {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// How the other process has opened it: its access mode and O_DIRECT.
+        theirs: u32,
+        /// How this one has.
+        ours: u32,
+    },
+    /// Another export of this process has locked it already.
+    #[error("{path} is already in use here", path = .0.display())]
+    InUse(std::path::PathBuf),
+    /// The kernel refused.
+    #[error("the descriptor cannot be used for {path}", path = .path.display())]
+    Kernel {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl OpenFile {
+    /// Whether it is to be locked.
+    pub(crate) fn locking(&self) -> Locking {
+        self.locking
+    }
+
+    /// What this description has locked.
+    pub fn locks(&self) -> ImageLocks {
+        self.lock_state().held
+    }
+
+    /// Which process answers for the description.
+    pub fn owner(&self) -> Owner {
+        self.lock_state().owner
+    }
+
+    /// Goes over to other locks, or fails and keeps those it had. Does not wait; giving locks up
+    /// never fails. While another process owns the description nothing is changed on it.
+    pub(crate) fn set_locks(&self, wanted: ImageLocks) -> Result<(), LockError> {
+        let mut locks = self.lock_state();
+        match locks.owner {
+            Owner::This => {
+                image_lock::change(self.fd.as_fd(), &self.path, locks.held, wanted)?;
+                locks.held = wanted;
+            }
+            Owner::Other if self.locking == Locking::Off || wanted.is_within(locks.held) => {}
+            Owner::Other => return Err(LockError::NotInherited { path: self.path.clone() }),
+        }
+        locks.wanted = wanted;
+        Ok(())
+    }
+
+    /// Goes on with the description of another process, which has these locks and owns them until
+    /// [`OpenFile::own`]. Nothing may have used the file yet but for reading it.
+    pub fn inherit(&self, theirs: BorrowedFd<'_>, held: ImageLocks) -> Result<(), InheritError> {
+        let path = || self.path.clone();
+        let failed = |source: rustix::io::Errno| InheritError::Kernel {
+            path: path(),
+            source: source.into(),
+        };
+        let mut locks = self.lock_state();
+        if locks.owner == Owner::Other || locks.held != ImageLocks::NONE {
+            return Err(InheritError::InUse(path()));
+        }
+        let flags = |fd: BorrowedFd<'_>| {
+            let flags = rustix::fs::fcntl_getfl(fd).map_err(failed)?;
+            Ok((flags & (OFlags::RWMODE | OFlags::DIRECT | OFlags::APPEND | OFlags::PATH)).bits())
+        };
+        let (ours, other) = (flags(self.fd.as_fd())?, flags(theirs)?);
+        if ours != other {
+            return Err(InheritError::OtherFlags { path: path(), theirs: other, ours });
+        }
+        if Identity::of(&rustix::fs::fstat(theirs).map_err(failed)?) != self.identity {
+            return Err(InheritError::OtherFile(path()));
+        }
+        exchange_file(&self.fd, theirs)
+            .map_err(|source| InheritError::Kernel { path: path(), source })?;
+        *locks = Locks { held, wanted: ImageLocks::NONE, owner: Owner::Other };
+        Ok(())
+    }
+
+    /// From now on this process owns the description: what it does not want of the locks is given back.
+    pub fn own(&self) {
+        let mut locks = self.lock_state();
+        if locks.owner == Owner::This {
+            return;
+        }
+        if let Err(error) =
+            image_lock::change(self.fd.as_fd(), &self.path, locks.held, locks.wanted)
+        {
+            // Fewer locks are never refused.
+            tracing::warn!("{error}");
+        }
+        (locks.held, locks.owner) = (locks.wanted, Owner::This);
+    }
+
+    /// From now on the other process owns the description, and its locks are not touched here any more.
+    pub fn leave(&self) {
+        self.lock_state().owner = Owner::Other;
+    }
+
+    fn lock_state(&self) -> std::sync::MutexGuard<'_, Locks> {
+        self.locks.lock().expect("no holder of this lock panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Aio, Caching, FileKind, Flushes, LockOptions, OpenOptions};
+    use crate::{Permission, Permissions};
+    use block::Access;
+
+    const READS: ImageLocks = ImageLocks {
+        uses: Permissions::NONE.and(Permission::ConsistentRead),
+        denies: Permissions::NONE,
+    };
+    const WRITES: ImageLocks = ImageLocks {
+        uses: READS.uses.and(Permission::Write),
+        denies: Permissions::NONE.and(Permission::Write),
+    };
+
+    fn open(image: &tempfile::NamedTempFile, access: Access) -> OpenFile {
+        let options = OpenOptions {
+            path: image.path().to_path_buf(),
+            kind: FileKind::Regular,
+            access,
+            caching: Caching::Buffered,
+            aio: Aio::Automatic,
+            flushes: Flushes::Obeyed,
+            lock: LockOptions::default(),
+        };
+        OpenFile::open(&options).unwrap()
+    }
+
+    /// Two processes are two files here: what counts are the descriptions.
+    #[test]
+    fn the_locks_of_a_description_that_changes_hands_never_lapse() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let (old, new) = (open(&image, Access::ReadWrite), open(&image, Access::ReadWrite));
+        let third = open(&image, Access::ReadWrite);
+        old.set_locks(WRITES).unwrap();
+        new.inherit(old.as_fd(), old.locks()).unwrap();
+        let refused = |when| assert!(third.set_locks(WRITES).is_err(), "{when}");
+        refused("inherited");
+        new.set_locks(WRITES).unwrap();
+        new.set_locks(ImageLocks::NONE).unwrap();
+        refused("the new one has given up before it owned anything");
+        new.set_locks(READS).unwrap();
+        old.leave();
+        old.set_locks(ImageLocks::NONE).unwrap();
+        refused("the old one has left");
+        drop(old);
+        refused("the old one has closed it");
+        new.own();
+        assert_eq!(new.locks(), READS);
+        third.set_locks(WRITES).unwrap();
+        third.set_locks(ImageLocks::NONE).unwrap();
+        new.set_locks(WRITES).unwrap();
+        refused("and it locks as before");
+        new.set_locks(ImageLocks::NONE).unwrap();
+        third.set_locks(WRITES).unwrap();
+    }
+
+    #[test]
+    fn nothing_more_is_locked_while_the_other_process_owns_it() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let (old, new) = (open(&image, Access::ReadWrite), open(&image, Access::ReadWrite));
+        old.set_locks(READS).unwrap();
+        new.inherit(old.as_fd(), old.locks()).unwrap();
+        let error = new.set_locks(WRITES).unwrap_err();
+        assert!(matches!(error, LockError::NotInherited { .. }) && !error.may_pass(), "{error}");
+        new.own();
+        old.leave();
+        new.set_locks(WRITES).unwrap();
+    }
+
+    #[test]
+    fn a_description_of_something_else_is_refused() {
+        let images = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+        let (new, other) =
+            (open(&images[0], Access::ReadWrite), open(&images[1], Access::ReadWrite));
+        let error = new.inherit(other.as_fd(), WRITES).unwrap_err();
+        assert!(matches!(error, InheritError::OtherFile(_)), "{error}");
+        let reader = open(&images[0], Access::ReadOnly);
+        let error = new.inherit(reader.as_fd(), READS).unwrap_err();
+        assert!(matches!(error, InheritError::OtherFlags { .. }), "{error}");
+        new.set_locks(WRITES).unwrap();
+        let same = open(&images[0], Access::ReadWrite);
+        let error = new.inherit(same.as_fd(), WRITES).unwrap_err();
+        assert!(matches!(error, InheritError::InUse(_)), "{error}");
+    }
+}
