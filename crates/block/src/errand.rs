@@ -27,6 +27,14 @@ use crate::{
 pub struct LaneIo {
     shared: Rc<Shared>,
     waker: Waker,
+    stage: Stage,
+}
+
+/// Whether the nodes are claimed that lanes are opened on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Claimed,
+    Before,
 }
 
 #[derive(Debug, Default)]
@@ -38,7 +46,18 @@ struct Shared {
 impl LaneIo {
     /// Of an iothread that calls [`crate::Lane::resume`] after the waker was used.
     pub fn new(waker: Waker) -> Self {
-        Self { shared: Rc::default(), waker }
+        Self { shared: Rc::default(), waker, stage: Stage::Claimed }
+    }
+
+    /// Of a thread that owns no ring and looks at nodes before anybody claims them: it only reads, and
+    /// what it reads may change at any time. Opening a lane may block.
+    pub fn before_claim(waker: Waker) -> Self {
+        Self { stage: Stage::Before, ..Self::new(waker) }
+    }
+
+    /// Whether nodes may not be claimed.
+    pub fn is_before_claim(&self) -> bool {
+        self.stage == Stage::Before
     }
 
     /// For lanes that neither have errands nor wait for other threads.

@@ -61,7 +61,7 @@ pub struct PieceRange {
 }
 
 /// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any
-/// order; pieces that follow each other in one file go to the kernel together if they follow each other
+/// order; of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Pieces that follow each other in one file go to the kernel together if they follow each other
 /// here.
 #[derive(Debug, Default)]
 pub struct PieceList {

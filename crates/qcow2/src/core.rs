@@ -7,7 +7,6 @@
 //! Threads: belongs to one lane. Borrows of the state never last over an `await`.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
@@ -17,9 +16,10 @@ use block::{
 
 use crate::epoch::{Epoch, LaneEpochs};
 use crate::image::Image;
+use crate::parts::Parts;
 use crate::serve::Decoder;
 use crate::space::SyncMark;
-use crate::storage::{Storage, extent};
+use crate::storage::Storage;
 
 /// What a lane and its tasks share.
 #[derive(Debug)]
@@ -123,12 +123,20 @@ impl Core {
         self.note(token, epoch.map(Open::Mapped))
     }
 
+    /// What a flush covers that is asked for now. A damaged image frees nothing.
+    pub(crate) fn mark(&self) -> Option<SyncMark> {
+        self.image.space().ok().map(|space| space.mark())
+    }
+
     /// The request is a flush.
-    pub(crate) fn note_flush(&self, token: Token, epoch: Option<Epoch>) -> After {
-        let mark = self.image.space().ok().map(|space| space.mark());
+    pub(crate) fn note_flush(
+        &self,
+        token: Token,
+        epoch: Option<Epoch>,
+        mark: Option<SyncMark>,
+    ) -> After {
         let open = match (epoch, mark) {
             (Some(epoch), Some(mark)) => Some(Open::Flush(epoch, mark)),
-            // A damaged image frees nothing.
             (epoch, _) => epoch.map(Open::Mapped),
         };
         self.note(token, open)
@@ -175,18 +183,38 @@ impl Core {
         Told::Over(outcome)
     }
 
-    /// A task has an answer: its request is carried out on these pieces, and then over.
-    pub(crate) fn answer(&self, token: Token, operation: Operation, pieces: Vec<Piece>) {
+    /// A task has an answer: its request is carried out on these parts, and then over.
+    pub(crate) async fn answer(&self, token: Token, operation: Operation, mut parts: Parts) {
+        parts.settle().await;
+        if parts.is_to_be_told() || parts.result().is_err() {
+            let result = self.carry_out(token, operation, &mut parts).await;
+            return self.end(token, operation, result);
+        }
         let epoch = self.end_serving(token);
         let after = self.note_mapped(token, epoch);
-        self.reply(Reply { token, operation, result: Ok(pieces), after });
+        self.reply(Reply { token, operation, result: Ok(parts.take_pieces()), after });
     }
 
-    /// A task has a flush carried out on these pieces, and then it is over.
-    pub(crate) fn answer_flush(&self, token: Token, pieces: Vec<Piece>) {
+    /// A task has a flush carried out on these parts, and then it is over. It covers what is in front of
+    /// the mark.
+    pub(crate) async fn answer_flush(
+        &self,
+        token: Token,
+        mark: Option<SyncMark>,
+        mut parts: Parts,
+    ) {
+        parts.settle().await;
+        let operation = Operation::Flush;
+        if parts.is_to_be_told() || parts.result().is_err() {
+            let result = self.carry_out(token, operation, &mut parts).await;
+            if let (Ok(()), Some(mark), Ok(space)) = (result, mark, self.image.space()) {
+                space.is_durable(mark);
+            }
+            return self.end(token, operation, result);
+        }
         let epoch = self.end_serving(token);
-        let after = self.note_flush(token, epoch);
-        self.reply(Reply { token, operation: Operation::Flush, result: Ok(pieces), after });
+        let after = self.note_flush(token, epoch, mark);
+        self.reply(Reply { token, operation, result: Ok(parts.take_pieces()), after });
     }
 
     /// A task is done with its request.
@@ -197,15 +225,35 @@ impl Core {
         self.reply(Reply { token, operation, result, after: After::Over });
     }
 
-    /// A task has its request carried out on these pieces, and waits for that.
+    /// A task has its request carried out on these parts, and waits for that, in as many rounds as the
+    /// lanes below make of it.
     pub(crate) async fn carry_out(
         &self,
         token: Token,
         operation: Operation,
-        pieces: Vec<Piece>,
+        parts: &mut Parts,
     ) -> Result<(), FailKind> {
+        while !parts.is_over() {
+            parts.settle().await;
+            let pieces = parts.take_pieces();
+            let outcome = match parts.result() {
+                Err(kind) => Outcome::Failed(kind),
+                Ok(()) if pieces.is_empty() => Outcome::Done,
+                Ok(()) => self.carry_out_round(token, operation, pieces).await,
+            };
+            parts.tell(outcome);
+        }
+        parts.result()
+    }
+
+    async fn carry_out_round(
+        &self,
+        token: Token,
+        operation: Operation,
+        pieces: Vec<Piece>,
+    ) -> Outcome {
         self.reply(Reply { token, operation, result: Ok(pieces), after: After::Tell });
-        let outcome = std::future::poll_fn(|context| {
+        std::future::poll_fn(|context| {
             let state = &mut *self.state.borrow_mut();
             let Open::Served { told, waker, .. } = &mut state.open[token.0 as usize] else {
                 panic!("a task serves {token:?}")
@@ -217,11 +265,8 @@ impl Core {
                     Poll::Pending
                 }
             }
-        });
-        match outcome.await {
-            Outcome::Done => Ok(()),
-            Outcome::Failed(kind) => Err(kind),
-        }
+        })
+        .await
     }
 
     fn end_serving(&self, token: Token) -> Option<Epoch> {
@@ -274,28 +319,4 @@ impl Core {
         }
         self.image.sync(&self.file).await
     }
-
-    /// Where data of an image are, as pieces of an operation on the disk.
-    pub(crate) async fn place(
-        &self,
-        operation: Operation,
-        skip: u64,
-        host: Range<u64>,
-        into: &mut Vec<Piece>,
-    ) -> Result<(), FailKind> {
-        place(&self.data.storage, operation, skip, host, into).await
-    }
-}
-
-/// Asks a child where bytes of it are; adds the pieces, which begin at `skip` in the operation.
-pub(crate) async fn place(
-    storage: &Storage,
-    operation: Operation,
-    skip: u64,
-    bytes: Range<u64>,
-    into: &mut Vec<Piece>,
-) -> Result<(), FailKind> {
-    let (_, pieces) = storage.resolve(operation.on(extent(bytes)?)).await?;
-    into.extend(pieces.iter().map(|piece| Piece { skip: skip + piece.skip, ..*piece }));
-    Ok(())
 }

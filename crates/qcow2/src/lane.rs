@@ -18,11 +18,12 @@ use block::{
 
 use crate::core::Core;
 use crate::epoch::Epoch;
-use crate::questions::Questions;
+use crate::parts::Parts;
+use crate::questions::{Questions, is_over};
 use crate::seen::Seen;
 use crate::serve;
 use crate::shape::{Entry, Unit, bits_of};
-use crate::space::Discards;
+use crate::space::{Discards, SyncMark};
 use crate::storage::{Storage, extent};
 use crate::task::Tasks;
 
@@ -71,8 +72,8 @@ enum Plan {
     Answered,
     /// By those runs.
     Runs(Range<usize>, Option<Epoch>),
-    /// It is a flush; the number of the question to the file.
-    Flush(usize, Option<Epoch>),
+    /// It is a flush; the number of the question to the file, and what it covers.
+    Flush(usize, Option<Epoch>, Option<SyncMark>),
     /// By a task.
     Task(Option<Epoch>),
 }
@@ -108,7 +109,7 @@ impl Qcow2Lane {
             if self.core.has_data_file() {
                 return Plan::Task(epoch);
             }
-            return Plan::Flush(self.to_data.add(operation), epoch);
+            return Plan::Flush(self.to_data.add(operation), epoch, self.core.mark());
         };
         if bytes.bytes().end > self.core.image.size() {
             mapping.answer = Answer::Refused(FailKind::OutOfRange);
@@ -274,23 +275,25 @@ impl Qcow2Lane {
         match plan {
             Plan::Answered => {}
             Plan::Task(epoch) => self.serve(mapping, epoch, pieces),
-            Plan::Flush(number, epoch) => {
+            Plan::Flush(number, epoch, mark) => {
                 let question = *self.to_data.get(number);
+                if !is_over(&question) {
+                    let mut parts = Parts::new(self.core.file.io());
+                    parts.add(0, self.to_data.reply(number, pieces));
+                    let (core, token) = (Rc::clone(&self.core), mapping.token);
+                    self.core.note_served(token, epoch);
+                    return self.spawn(
+                        mapping,
+                        pieces,
+                        serve::flush_parts(core, token, mark, parts),
+                    );
+                }
+                mapping.answer = question.answer;
+                mapping.order = question.order;
                 match question.answer {
-                    Answer::Held => {
-                        let (core, token) = (Rc::clone(&self.core), mapping.token);
-                        self.core.note_served(token, epoch);
-                        self.spawn(mapping, pieces, serve::held_flush(core, token, question.token));
-                    }
-                    answer @ (Answer::Now(_) | Answer::Refused(_)) => {
-                        mapping.answer = answer;
-                        mapping.order = question.order;
-                        match answer {
-                            Answer::Refused(_) => self.core.leave(epoch),
-                            Answer::Now(_) | Answer::Held => {
-                                mapping.after = self.core.note_flush(mapping.token, epoch);
-                            }
-                        }
+                    Answer::Refused(_) => self.core.leave(epoch),
+                    Answer::Now(_) | Answer::Held => {
+                        mapping.after = self.core.note_flush(mapping.token, epoch, mark);
                     }
                 }
             }
@@ -307,19 +310,19 @@ impl Qcow2Lane {
     ) {
         mapping.behind_end = BehindEnd::Zeroes;
         let mut refused = None;
-        let mut is_held = false;
+        let mut is_over_at_once = true;
         for run in &self.runs[runs.clone()] {
             let question = self.question(run);
-            match question.map(|question| question.answer) {
-                Some(Answer::Held) => is_held = true,
-                Some(Answer::Refused(kind)) => refused = Some(kind),
-                Some(Answer::Now(_)) | None => {}
+            let Some(question) = question else { continue };
+            is_over_at_once &= is_over(question);
+            if let Answer::Refused(kind) = question.answer {
+                refused = Some(kind);
             }
-            if question.is_some_and(|question| question.order == Order::AsBegun) {
+            if question.order == Order::AsBegun {
                 mapping.order = Order::AsBegun;
             }
         }
-        if is_held {
+        if !is_over_at_once {
             return self.wait_for_runs(mapping, runs, epoch, pieces);
         }
         mapping.answer = match (refused, &self.runs[runs.clone()]) {
@@ -373,7 +376,7 @@ impl Qcow2Lane {
         }
     }
 
-    /// Has a task wait for what a lane below holds.
+    /// Has a task wait for what lanes below hold, or want to be told of.
     fn wait_for_runs(
         &mut self,
         mapping: &mut Mapping,
@@ -381,30 +384,22 @@ impl Qcow2Lane {
         epoch: Option<Epoch>,
         pieces: &mut PieceList,
     ) {
-        let parts = self.runs[runs].iter().map(|run| {
-            let storage = match run.place {
-                Where::Data(_) => Some(self.to_data.storage().clone()),
-                Where::Backing(_) => self.to_backing.as_ref().map(|asked| asked.storage().clone()),
-                Where::Zeroes => None,
+        let mut parts = Parts::new(self.core.file.io());
+        for run in &self.runs[runs] {
+            let Run { skip, count, place } = *run;
+            let (questions, number) = match place {
+                Where::Data(number) => (Some(&self.to_data), number),
+                Where::Backing(number) => (self.to_backing.as_ref(), number),
+                Where::Zeroes => (None, 0),
             };
-            let part = match self.question(run) {
+            match questions {
+                Some(questions) => parts.add(skip, questions.reply(number, pieces)),
                 None => {
-                    let count = ByteCount(run.count);
-                    let zeroes = Piece { skip: 0, count, target: Target::Zeroes };
-                    serve::Part::Known(Ok(vec![zeroes]))
+                    let count = ByteCount(count);
+                    parts.push(Piece { skip, count, target: Target::Zeroes });
                 }
-                Some(question) => match question.answer {
-                    Answer::Held => {
-                        let storage = storage.expect("a lane below holds it");
-                        serve::Part::Held(storage, question.token)
-                    }
-                    Answer::Now(range) => serve::Part::Known(Ok(pieces.get(range).to_vec())),
-                    Answer::Refused(kind) => serve::Part::Known(Err(kind)),
-                },
-            };
-            (run.skip, part)
-        });
-        let parts: Vec<_> = parts.collect();
+            }
+        }
         self.core.note_served(mapping.token, epoch);
         let task = serve::parts(Rc::clone(&self.core), mapping.token, mapping.operation, parts);
         self.spawn(mapping, pieces, task);
@@ -433,7 +428,10 @@ impl Qcow2Lane {
                 };
                 self.spawn(mapping, pieces, serve::zero(core, token, bytes, how, durability));
             }
-            Operation::Flush => self.spawn(mapping, pieces, serve::flush(core, token)),
+            Operation::Flush => {
+                let mark = self.core.mark();
+                self.spawn(mapping, pieces, serve::flush(core, token, mark));
+            }
         }
     }
 

@@ -24,6 +24,7 @@ mod lane;
 mod node;
 mod open;
 mod overlap;
+mod parts;
 mod questions;
 mod refcount;
 mod repair;

@@ -202,6 +202,18 @@ impl Shared {
         Ok(image)
     }
 
+    /// Loads the image for reading what is there now. Its files may not be claimed.
+    fn look(&self) -> Result<Image, OpenError> {
+        let file = self.children.file.node();
+        let header = read_header(&file, &self.runner)?;
+        let control = Control::before_claim(&self.runner);
+        let storage = control.open(&file)?;
+        let bytes = file.size().0.0;
+        let looking = self.load_with(&header, &storage, bytes, None, BeginWriting::Elsewhere);
+        let image = control.run(&[&storage], looking);
+        image.map_err(|kind| OpenError::Io { node: self.name.clone(), kind })
+    }
+
     async fn load_with(
         &self,
         header: &Header,
@@ -358,10 +370,17 @@ impl Node for Qcow2Node {
 
     fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let shared = &self.shared;
-        let image = shared.used().image.clone().ok_or_else(|| LaneError {
-            node: shared.name.clone(),
-            source: io::Error::other("the image is not claimed"),
-        })?;
+        let image = shared.used().image.clone();
+        let failed = |source| LaneError { node: shared.name.clone(), source };
+        let (image, access) = match image {
+            Some(image) => (image, shared.settings.access),
+            // What is in this image may be another one, of which only the header is of interest yet.
+            None if io.is_before_claim() => {
+                let image = shared.look().map_err(|error| failed(io::Error::other(error)))?;
+                (Arc::new(image), Access::ReadOnly)
+            }
+            None => return Err(failed(io::Error::other("the image is not claimed"))),
+        };
         let open = |node: &Arc<dyn Node>| {
             let alignment = node.limits().request_alignment.get();
             Ok::<_, LaneError>(Storage::new(node.open_lane(io)?, io, alignment.into()))
@@ -374,7 +393,7 @@ impl Node for Qcow2Node {
                 Some(Backing { storage: open(&node)?, size: node.size().0.0 })
             }
         };
-        let Settings { access, discards, .. } = shared.settings;
+        let discards = shared.settings.discards;
         let data = match &shared.children.data_file {
             None => Data { storage: file.clone(), kind: DataKind::Inside },
             Some(child) => {

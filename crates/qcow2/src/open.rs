@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use block::{Clock, ErrandRunner, FailKind, LaneError, LaneIo, Node, SystemClock};
@@ -83,12 +85,13 @@ pub enum OpenError {
     Lane(#[from] LaneError),
 }
 
-/// Reads the header of the image on a node, and proves that it is one that can be served. Blocks.
+/// Reads the header of the image on a node, and proves that it is one that can be served. Blocks. The
+/// node need not be claimed.
 pub fn read_header(
     file: &Arc<dyn Node>,
     runner: &Arc<dyn ErrandRunner>,
 ) -> Result<Header, OpenError> {
-    let control = Control::new(runner);
+    let control = Control::before_claim(runner);
     let storage = control.open(file)?;
     let bytes = file.size().0.0;
     let node = || file.name().to_owned();
@@ -136,12 +139,34 @@ pub fn make_writable(
 #[derive(Debug)]
 pub(crate) struct Control {
     io: LaneIo,
+    /// Whether lanes have something to do besides.
+    called: Arc<Called>,
     runner: Arc<dyn ErrandRunner>,
+}
+
+#[derive(Debug, Default)]
+struct Called(AtomicBool);
+
+impl Wake for Called {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 impl Control {
     pub(crate) fn new(runner: &Arc<dyn ErrandRunner>) -> Self {
-        Self { io: LaneIo::idle(), runner: Arc::clone(runner) }
+        Self::with(runner, LaneIo::new)
+    }
+
+    /// For nodes that may not be claimed yet.
+    pub(crate) fn before_claim(runner: &Arc<dyn ErrandRunner>) -> Self {
+        Self::with(runner, LaneIo::before_claim)
+    }
+
+    fn with(runner: &Arc<dyn ErrandRunner>, io: impl FnOnce(Waker) -> LaneIo) -> Self {
+        let called = Arc::new(Called::default());
+        let io = io(Waker::from(Arc::clone(&called)));
+        Self { io, called, runner: Arc::clone(runner) }
     }
 
     /// Opens a lane on a node, for this thread.
@@ -150,25 +175,33 @@ impl Control {
         Ok(Storage::new(node.open_lane(&self.io)?, &self.io, alignment.into()))
     }
 
-    /// Runs a future to its end. Those are the lanes that it uses.
+    /// Runs a future to its end, and what the lanes have begun meanwhile for themselves. Those are the
+    /// lanes that it uses.
     pub(crate) fn run<T>(&self, storages: &[&Storage], future: impl Future<Output = T>) -> T {
         let idle = Cell::new(false);
-        block_on(future, || {
-            let mut errands = Vec::new();
-            self.io.take_submitted(&mut errands);
-            let has_begun = !errands.is_empty();
-            for errand in errands {
-                self.runner.run(errand);
-            }
-            // Layers below may hold what they were asked.
-            let now = SystemClock.now();
-            storages.iter().for_each(|storage| storage.resume(now));
-            if !has_begun && idle.replace(true) {
+        let result = block_on(future, || {
+            if self.work(storages) {
+                idle.set(false);
+            } else if idle.replace(true) {
                 std::thread::park_timeout(PAUSE_MAX);
             }
-            if has_begun {
-                idle.set(false);
-            }
-        })
+        });
+        while self.work(storages) {}
+        result
+    }
+
+    /// Carries errands out and calls the lanes, which may hold what they were asked; whether there was
+    /// anything to do.
+    fn work(&self, storages: &[&Storage]) -> bool {
+        let was_called = self.called.0.swap(false, Ordering::Acquire);
+        let mut errands = Vec::new();
+        self.io.take_submitted(&mut errands);
+        let has_begun = !errands.is_empty();
+        for errand in errands {
+            self.runner.run(errand);
+        }
+        let now = SystemClock.now();
+        storages.iter().for_each(|storage| storage.resume(now));
+        was_called || has_begun
     }
 }

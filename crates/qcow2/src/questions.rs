@@ -1,11 +1,11 @@
 //! What a batch asks of a lane below.
 //!
 //! Where it stands in the life of a request: the fast path puts its questions here, and asks them with one
-//! call. Names are kept from batch to batch; only what is held takes one away.
+//! call. Names are kept from batch to batch; only what is not over with its answer takes one away.
 
-use block::{Answer, Mapping, Operation, PieceList, Token};
+use block::{After, Answer, FailKind, Mapping, Operation, PieceList, Token};
 
-use crate::storage::Storage;
+use crate::storage::{Found, Reply, Storage};
 
 /// The questions of a batch to one lane.
 #[derive(Debug)]
@@ -59,17 +59,35 @@ impl Questions {
         }
     }
 
-    /// Forgets the questions. Whoever waits for one that is held has its name.
+    /// The answer to a question, for a task. Of one that is not over it takes the name along, once.
+    pub(crate) fn reply(&self, number: usize, pieces: &PieceList) -> Result<Reply, FailKind> {
+        let question = &self.asked[number];
+        match question.answer {
+            _ if !is_over(question) => self.storage.reply(question, pieces),
+            Answer::Now(range) => {
+                let (operation, pieces) = (question.operation, pieces.get(range).to_vec());
+                Ok(Reply::Found(Found { operation, pieces, telling: None }))
+            }
+            Answer::Refused(kind) => Err(kind),
+            Answer::Held => panic!("what is held is not over"),
+        }
+    }
+
+    /// Forgets the questions. Whoever waits for more of one has its name.
     pub(crate) fn clear(&mut self) {
         for (question, name) in self.asked.drain(..).zip(&mut self.names) {
-            if question.answer == Answer::Held {
+            if !is_over(&question) {
                 *name = self.storage.name();
             }
         }
     }
+}
 
-    /// The lane that is asked.
-    pub(crate) fn storage(&self) -> &Storage {
-        &self.storage
+/// Whether nothing more comes of a question when its answer was carried out.
+pub(crate) fn is_over(question: &Mapping) -> bool {
+    match question.answer {
+        Answer::Held => false,
+        Answer::Now(_) => question.after == After::Over,
+        Answer::Refused(_) => true,
     }
 }

@@ -10,74 +10,38 @@ mod zero;
 
 use std::rc::Rc;
 
-use block::{FailKind, Operation, Piece, Token};
+use block::{Operation, Token};
 
 use crate::core::Core;
-use crate::storage::Storage;
+use crate::parts::Parts;
+use crate::space::SyncMark;
 
 pub(crate) use compressed::Decoder;
 pub(crate) use read::read;
 pub(crate) use write::write;
 pub(crate) use zero::{Zeroing, zero};
 
-/// A part of a request that was asked of a lane below.
-#[derive(Debug)]
-pub(crate) enum Part {
-    /// It is answered.
-    Known(Result<Vec<Piece>, FailKind>),
-    /// The lane below holds it, under that name.
-    Held(Storage, Token),
+/// Waits for what lanes below hold of a request, and for what they want to be told of.
+pub(crate) async fn parts(core: Rc<Core>, token: Token, operation: Operation, parts: Parts) {
+    core.answer(token, operation, parts).await;
 }
 
-/// Waits for the parts of a request that lanes below hold; each begins at its place in the request.
-pub(crate) async fn parts(
+/// The same for a flush.
+pub(crate) async fn flush_parts(
     core: Rc<Core>,
     token: Token,
-    operation: Operation,
-    parts: Vec<(u64, Part)>,
+    mark: Option<SyncMark>,
+    parts: Parts,
 ) {
-    let mut pieces = Vec::new();
-    let mut failed = None;
-    for (skip, part) in parts {
-        let answer = match part {
-            Part::Known(answer) => answer,
-            Part::Held(storage, token) => storage.answer(token).await.map(|(_, pieces)| pieces),
-        };
-        match answer {
-            Ok(part) => {
-                pieces.extend(part.iter().map(|piece| Piece { skip: skip + piece.skip, ..*piece }));
-            }
-            Err(kind) => failed = Some(kind),
-        }
-    }
-    match failed {
-        None => core.answer(token, operation, pieces),
-        Some(kind) => {
-            core.file.io().let_go(&pieces);
-            core.end(token, operation, Err(kind));
-        }
-    }
-}
-
-/// Waits for a flush that the lane below holds.
-pub(crate) async fn held_flush(core: Rc<Core>, token: Token, asked: Token) {
-    match core.data.storage.answer(asked).await {
-        Ok((_, pieces)) => core.answer_flush(token, pieces),
-        Err(kind) => core.end(token, Operation::Flush, Err(kind)),
-    }
+    core.answer_flush(token, mark, parts).await;
 }
 
 /// Has a flush cover the tables and the file with the data.
-pub(crate) async fn flush(core: Rc<Core>, token: Token) {
-    let data = core.data.storage.resolve(Operation::Flush).await;
-    let tables = core.file.resolve(Operation::Flush).await;
-    match (data, tables) {
-        (Ok((_, mut pieces)), Ok((_, tables))) => {
-            pieces.extend(tables);
-            core.answer_flush(token, pieces);
-        }
-        (Err(kind), _) | (_, Err(kind)) => core.end(token, Operation::Flush, Err(kind)),
-    }
+pub(crate) async fn flush(core: Rc<Core>, token: Token, mark: Option<SyncMark>) {
+    let mut parts = Parts::new(core.file.io());
+    parts.add(0, core.data.storage.ask(Operation::Flush));
+    parts.add(0, core.file.ask(Operation::Flush));
+    core.answer_flush(token, mark, parts).await;
 }
 
 /// Frees clusters that nobody can find any more.

@@ -1,19 +1,20 @@
 //! A child of the image as one lane's tasks use it: reads, writes and syncs that are waited for.
 //!
 //! Where it stands: between a task and the lane below, which says where the bytes are, at once or later;
-//! then an errand moves them.
+//! then an errand moves them, or the request that they are for ([`crate::parts`]).
 //!
-//! Limits: offsets below 2^63. Where the child ends is the child's affair.
+//! Invariants: a lane below that asks to be told of an answer is told once, also if nothing came of it, and
+//! what it holds again is waited for. Limits: offsets below 2^63. Where the child ends is the child's affair.
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use block::{
     After, Answer, ByteCount, ByteOffset, DiskSize, Due, Durability, Extent, FailKind, HostMemory,
-    Lane, LaneIo, Mapping, Operation, Piece, PieceList, Token, Unmap,
+    Lane, LaneIo, Mapping, Operation, Outcome, Piece, PieceList, Token, Told, Unmap,
 };
 
 /// One lane's handle on a child. Clones are the same.
@@ -40,12 +41,127 @@ struct State {
 /// What became of a question to the lane below.
 #[derive(Debug)]
 enum Asked {
-    /// Nobody asks under this name.
+    /// Nobody waits for an answer under this name.
     Nothing,
     /// It is held.
     Held(Option<Waker>),
+    /// It is held, and nobody wants the answer any more.
+    Abandoned,
     /// It is answered.
-    Answered(Operation, Result<Vec<Piece>, FailKind>),
+    Answered(Operation, Result<(Vec<Piece>, After), FailKind>),
+}
+
+/// The answer of the lane below: where the bytes of an operation are.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The operation as the lanes below leave it.
+    pub(crate) operation: Operation,
+    pub(crate) pieces: Vec<Piece>,
+    /// There if the lane below asked to be told.
+    pub(crate) telling: Option<Telling>,
+}
+
+/// What the lane below says to a question.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Found(Found),
+    Held(Waiting),
+}
+
+/// What becomes of a question when the lane below was told.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Over(Outcome),
+    Held(Waiting),
+}
+
+/// The lane below wants to be told what became of its answer. Dropped, it is told that nothing did: until
+/// it is told it may keep others waiting.
+#[derive(Debug)]
+pub(crate) struct Telling(Option<Question>);
+
+/// The lane below holds a question. Dropped, the answer is not used.
+#[derive(Debug)]
+pub(crate) struct Waiting(Option<Question>);
+
+/// A question under its name, which is given back when nothing more comes of it.
+#[derive(Debug)]
+struct Question {
+    storage: Storage,
+    token: Token,
+}
+
+impl Found {
+    /// Nothing of it is carried out.
+    pub(crate) fn abandon(self, io: &LaneIo) {
+        io.let_go(&self.pieces);
+    }
+}
+
+impl Telling {
+    /// Tells the lane below.
+    pub(crate) fn tell(mut self, outcome: Outcome) -> Next {
+        self.0.take().expect("told once").tell(outcome)
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        if let Some(question) = self.0.take() {
+            // What it holds again is abandoned.
+            let _next = question.tell(Outcome::Failed(FailKind::Io));
+        }
+    }
+}
+
+impl Waiting {
+    /// Takes the answer, if it is there.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Found, FailKind>> {
+        let question = self.0.take().expect("an answer is taken once");
+        let polled = question.storage.poll_answer(question.token, context);
+        if polled.is_pending() {
+            self.0 = Some(question);
+        }
+        polled
+    }
+
+    /// Waits for the answer.
+    pub(crate) async fn answer(mut self) -> Result<Found, FailKind> {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(Question { storage, token }) = self.0.take() {
+            storage.abandon(token);
+        }
+    }
+}
+
+impl Question {
+    fn tell(self, outcome: Outcome) -> Next {
+        let state = &mut *self.storage.0.state.borrow_mut();
+        match state.lane.carried_out(self.token, outcome) {
+            Told::Over(outcome) => {
+                state.give_back(self.token);
+                Next::Over(outcome)
+            }
+            Told::Kept => {
+                state.asked[self.token.0 as usize] = Asked::Held(None);
+                let Self { ref storage, token } = self;
+                Next::Held(Waiting(Some(Self { storage: storage.clone(), token })))
+            }
+        }
+    }
+}
+
+impl State {
+    fn give_back(&mut self, token: Token) {
+        let place = token.0 as usize;
+        self.asked[place] = Asked::Nothing;
+        self.free.push(place);
+    }
 }
 
 /// The extent of these bytes, on a disk that may grow.
@@ -75,21 +191,14 @@ impl Storage {
         self.0.alignment
     }
 
-    /// Asks the lane below about a batch, at once. What it holds is waited for by [`Storage::answer`].
+    /// Asks the lane below about a batch, at once. Whoever asked takes the answer of a question that is
+    /// not over with [`Storage::reply`].
     pub(crate) fn map(&self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let state = &mut *self.0.state.borrow_mut();
         state.lane.map(batch, pieces);
         for mapping in batch {
-            match mapping.answer {
-                Answer::Held => {
-                    state.asked[mapping.token.0 as usize] = Asked::Held(None);
-                }
-                Answer::Now(range) if mapping.after == After::Tell => {
-                    self.0.io.let_go(pieces.get(range));
-                    // A format below, which would have to be told.
-                    mapping.answer = Answer::Refused(FailKind::Unsupported);
-                }
-                Answer::Now(_) | Answer::Refused(_) => {}
+            if mapping.answer == Answer::Held {
+                state.asked[mapping.token.0 as usize] = Asked::Held(None);
             }
         }
     }
@@ -106,54 +215,97 @@ impl Storage {
 
     /// Gives it back.
     pub(crate) fn give_back(&self, token: Token) {
-        let state = &mut *self.0.state.borrow_mut();
-        let place = token.0 as usize;
-        state.asked[place] = Asked::Nothing;
-        state.free.push(place);
+        self.0.state.borrow_mut().give_back(token);
     }
 
-    /// Waits for the answer to a question that is held, and gives its name back.
-    pub(crate) async fn answer(&self, token: Token) -> Result<(Operation, Vec<Piece>), FailKind> {
-        let place = token.0 as usize;
-        let answered = std::future::poll_fn(|context| {
-            let asked = &mut self.0.state.borrow_mut().asked[place];
-            match std::mem::replace(asked, Asked::Nothing) {
-                Asked::Answered(operation, answer) => Poll::Ready((operation, answer)),
-                Asked::Held(_) => {
-                    *asked = Asked::Held(Some(context.waker().clone()));
-                    Poll::Pending
-                }
-                Asked::Nothing => panic!("nobody asked under the name {place}"),
+    /// The answer to a question of a batch. Takes its name along, and gives it back when it is over.
+    pub(crate) fn reply(&self, asked: &Mapping, pieces: &PieceList) -> Result<Reply, FailKind> {
+        let Mapping { token, operation, answer, after, .. } = *asked;
+        match answer {
+            Answer::Held => {
+                Ok(Reply::Held(Waiting(Some(Question { storage: self.clone(), token }))))
             }
-        });
-        let (operation, answer) = answered.await;
-        self.give_back(token);
-        Ok((operation, answer?))
+            Answer::Now(range) => {
+                let pieces = pieces.get(range).to_vec();
+                Ok(Reply::Found(self.found(token, operation, pieces, after)))
+            }
+            Answer::Refused(kind) => {
+                self.give_back(token);
+                Err(kind)
+            }
+        }
+    }
+
+    fn found(&self, token: Token, operation: Operation, pieces: Vec<Piece>, after: After) -> Found {
+        let telling = match after {
+            After::Tell => Some(Telling(Some(Question { storage: self.clone(), token }))),
+            After::Over => {
+                self.give_back(token);
+                None
+            }
+        };
+        Found { operation, pieces, telling }
+    }
+
+    fn poll_answer(
+        &self,
+        token: Token,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Found, FailKind>> {
+        let state = &mut *self.0.state.borrow_mut();
+        let asked = &mut state.asked[token.0 as usize];
+        match std::mem::replace(asked, Asked::Nothing) {
+            Asked::Held(_) => {
+                *asked = Asked::Held(Some(context.waker().clone()));
+                Poll::Pending
+            }
+            Asked::Answered(operation, Ok((pieces, After::Tell))) => {
+                let telling = Some(Telling(Some(Question { storage: self.clone(), token })));
+                Poll::Ready(Ok(Found { operation, pieces, telling }))
+            }
+            Asked::Answered(operation, answer) => {
+                state.give_back(token);
+                Poll::Ready(answer.map(|(pieces, _)| Found { operation, pieces, telling: None }))
+            }
+            Asked::Nothing | Asked::Abandoned => panic!("nobody asked under the name {token:?}"),
+        }
+    }
+
+    /// Nobody waits for the answer to a question any more.
+    fn abandon(&self, token: Token) {
+        let is_held = {
+            let asked = &mut self.0.state.borrow_mut().asked[token.0 as usize];
+            let is_held = matches!(asked, Asked::Held(_));
+            if is_held {
+                *asked = Asked::Abandoned;
+            }
+            is_held
+        };
+        if is_held {
+            return;
+        }
+        let polled = self.poll_answer(token, &mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(Ok(found)) = polled {
+            found.abandon(&self.0.io);
+        }
     }
 
     /// Asks where the bytes of an operation are.
-    pub(crate) async fn resolve(
-        &self,
-        operation: Operation,
-    ) -> Result<(Operation, Vec<Piece>), FailKind> {
-        let token = self.name();
-        let mut batch = [Mapping::new(token, operation)];
+    pub(crate) fn ask(&self, operation: Operation) -> Result<Reply, FailKind> {
+        let mut batch = [Mapping::new(self.name(), operation)];
         let mut pieces = std::mem::take(&mut self.0.state.borrow_mut().pieces);
         self.map(&mut batch, &mut pieces);
-        let [mapping] = batch;
-        let answer = match mapping.answer {
-            Answer::Held => None,
-            Answer::Refused(kind) => Some(Err(kind)),
-            Answer::Now(range) => Some(Ok((mapping.operation, pieces.get(range).to_vec()))),
-        };
+        let reply = self.reply(&batch[0], &pieces);
         pieces.clear();
         self.0.state.borrow_mut().pieces = pieces;
-        match answer {
-            None => self.answer(token).await,
-            Some(answer) => {
-                self.give_back(token);
-                answer
-            }
+        reply
+    }
+
+    /// Asks, and waits for the answer.
+    pub(crate) async fn resolve(&self, operation: Operation) -> Result<Found, FailKind> {
+        match self.ask(operation)? {
+            Reply::Found(found) => Ok(found),
+            Reply::Held(waiting) => waiting.answer().await,
         }
     }
 
@@ -161,10 +313,40 @@ impl Storage {
     pub(crate) async fn run(
         &self,
         operation: Operation,
-        memory: HostMemory,
+        mut memory: HostMemory,
     ) -> Result<HostMemory, FailKind> {
-        let (operation, pieces) = self.resolve(operation).await?;
-        self.0.io.submit(operation, &pieces, memory).await
+        let mut found = self.resolve(operation).await?;
+        loop {
+            let Found { operation, pieces, telling } = found;
+            let result = self.0.io.submit(operation, &pieces, memory).await;
+            let Some(telling) = telling else { return result };
+            let outcome = match &result {
+                Ok(_) => Outcome::Done,
+                Err(kind) => Outcome::Failed(*kind),
+            };
+            let waiting = match telling.tell(outcome) {
+                Next::Over(Outcome::Done) => return result,
+                Next::Over(Outcome::Failed(kind)) => return Err(kind),
+                Next::Held(waiting) => waiting,
+            };
+            found = waiting.answer().await?;
+            memory = match result {
+                Ok(memory) => memory,
+                Err(kind) => return self.give_up(found, kind).await,
+            };
+        }
+    }
+
+    /// Lets the lane below end what has failed.
+    async fn give_up<T>(&self, mut found: Found, kind: FailKind) -> Result<T, FailKind> {
+        loop {
+            self.0.io.let_go(&found.pieces);
+            let Some(telling) = found.telling else { return Err(kind) };
+            match telling.tell(Outcome::Failed(kind)) {
+                Next::Over(_) => return Err(kind),
+                Next::Held(waiting) => found = waiting.answer().await?,
+            }
+        }
     }
 
     pub(crate) async fn read(&self, bytes: Range<u64>) -> Result<HostMemory, FailKind> {
@@ -202,30 +384,30 @@ impl Storage {
 
     /// Takes what the lane below answers late.
     pub(crate) fn resume(&self, now: Instant) {
-        let mut wakers = Vec::new();
+        let (mut wakers, mut abandoned) = (Vec::new(), Vec::new());
         {
             let state = &mut *self.0.state.borrow_mut();
             let State { lane, pieces, late, asked, .. } = state;
             lane.resume(now, late, pieces);
-            for mapping in late.drain(..) {
-                let answer = match mapping.answer {
-                    Answer::Now(range) if mapping.after == After::Tell => {
-                        self.0.io.let_go(pieces.get(range));
-                        Err(FailKind::Unsupported)
-                    }
-                    Answer::Now(range) => Ok(pieces.get(range).to_vec()),
+            for Mapping { token, operation, answer, after, .. } in late.drain(..) {
+                let answer = match answer {
+                    Answer::Now(range) => Ok((pieces.get(range).to_vec(), after)),
                     Answer::Refused(kind) => Err(kind),
                     Answer::Held => panic!("a lane answers what it held, or does not mention it"),
                 };
-                let place = &mut asked[mapping.token.0 as usize];
-                let answered = Asked::Answered(mapping.operation, answer);
-                if let Asked::Held(Some(waker)) = std::mem::replace(place, answered) {
-                    wakers.push(waker);
+                let place = &mut asked[token.0 as usize];
+                match std::mem::replace(place, Asked::Answered(operation, answer)) {
+                    Asked::Held(waker) => wakers.extend(waker),
+                    Asked::Abandoned => abandoned.push(token),
+                    Asked::Nothing | Asked::Answered(..) => {
+                        panic!("the lane below answers {token:?}, which it does not hold")
+                    }
                 }
             }
             pieces.clear();
         }
         wakers.into_iter().for_each(Waker::wake);
+        abandoned.into_iter().for_each(|token| self.abandon(token));
     }
 
     /// Makes due at once what the lane below holds.

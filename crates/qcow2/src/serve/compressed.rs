@@ -116,14 +116,13 @@ pub(super) async fn cluster(
     Ok(decoded)
 }
 
-/// Adds a piece that names these bytes of a decoded cluster.
+/// A piece that names these bytes of a decoded cluster.
 pub(super) fn keep(
     core: &Core,
     cluster: &Rc<HostMemory>,
     skip: u64,
     within: Range<usize>,
-    into: &mut Vec<Piece>,
-) -> Result<(), FailKind> {
+) -> Result<Piece, FailKind> {
     let count = within.len();
     let (memory, offset) = if count * 2 >= cluster.len() {
         (Rc::clone(cluster), within.start as u64)
@@ -135,8 +134,7 @@ pub(super) fn keep(
         FailKind::Io
     })?;
     let target = Target::Kept { memory, offset };
-    into.push(Piece { skip, count: ByteCount(count as u64), target });
-    Ok(())
+    Ok(Piece { skip, count: ByteCount(count as u64), target })
 }
 
 /// The clusters of the file that a compressed cluster has a reference to each: those of its sectors.

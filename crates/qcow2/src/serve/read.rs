@@ -3,78 +3,99 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{ByteCount, Extent, FailKind, Operation, PIECES_MAX, Piece, Target, Token};
+use block::{ByteCount, Extent, FailKind, Operation, Piece, Target, Token};
 
 use super::compressed;
-use crate::core::{Core, place};
+use crate::core::Core;
+use crate::parts::Parts;
 use crate::shape::{Entry, Unit};
+use crate::slice::Pinned;
+
+/// A read of more pieces than that is carried out in rounds.
+const ROUND_PIECES: usize = 1024;
 
 /// Serves a read.
 pub(crate) async fn read(core: Rc<Core>, token: Token, bytes: Extent) {
-    let operation = Operation::Read(bytes);
-    let mut pieces = Vec::new();
-    match find(&core, bytes, &mut pieces).await {
-        Ok(()) => core.answer(token, operation, pieces),
-        Err(kind) => {
-            core.file.io().let_go(&pieces);
-            core.end(token, operation, Err(kind));
-        }
+    let mut parts = Parts::new(core.file.io());
+    if let Err(kind) = find(&core, token, bytes, &mut parts).await {
+        parts.fail(kind);
     }
+    core.answer(token, Operation::Read(bytes), parts).await;
 }
 
-/// Where bytes of the disk are.
-pub(super) async fn find(
-    core: &Core,
-    bytes: Extent,
-    into: &mut Vec<Piece>,
-) -> Result<(), FailKind> {
+/// Asks where the bytes of a read are. What is there is carried out when it is much, and before the task
+/// waits for anything that others may have who wait for that.
+async fn find(core: &Core, token: Token, bytes: Extent, parts: &mut Parts) -> Result<(), FailKind> {
     let image = &core.image;
     let shape = image.shape();
     let (start, end) = (bytes.bytes().start, bytes.bytes().end);
     let operation = Operation::Read(bytes);
     let mut at = start;
+    let mut pinned: Option<Pinned> = None;
     while at < end {
         let cluster = shape.cluster_of(at);
         let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
-        let pinned = image.slice(&core.file, shape.slice_of(cluster)).await?;
-        let cluster_start = shape.start_of(cluster);
-        let found = match image.entry(pinned.slice(), cluster)? {
-            Entry::Cluster(found) => found,
-            Entry::Compressed { descriptor } => {
-                let decoded = compressed::cluster(core, cluster, descriptor).await?;
-                let within = in_memory(at - cluster_start, next - at);
-                compressed::keep(core, &decoded, at - start, within, into)?;
-                at = next;
-                if into.len() > PIECES_MAX {
-                    return Err(FailKind::Unsupported);
+        let number = shape.slice_of(cluster);
+        let known = pinned.take().filter(|pinned| pinned.slice().number() == number);
+        let here = match known {
+            Some(here) => here,
+            None => {
+                if parts.is_urgent() {
+                    core.carry_out(token, operation, parts).await?;
                 }
-                continue;
+                image.slice(&core.file, number).await?
             }
         };
-        for (unit, part) in shape.parts(found, at - cluster_start..next - cluster_start) {
-            let guest = cluster_start + part.start..cluster_start + part.end;
-            let (skip, count) = (guest.start - start, guest.end - guest.start);
-            match (unit, &core.backing) {
-                (Unit::Data(found), _) => {
-                    let host = found.host + part.start..found.host + part.end;
-                    core.place(operation, skip, host, into).await?;
+        let cluster_start = shape.start_of(cluster);
+        match image.entry(here.slice(), cluster)? {
+            Entry::Cluster(found) => {
+                for (unit, part) in shape.parts(found, at - cluster_start..next - cluster_start) {
+                    let guest = cluster_start + part.start..cluster_start + part.end;
+                    add_unit(core, operation, guest.start - start, (unit, part), guest, parts);
                 }
-                (Unit::Nothing, Some(backing)) if guest.start < backing.size => {
-                    let end = guest.end.min(backing.size);
-                    place(&backing.storage, operation, skip, guest.start..end, into).await?;
-                    if end < guest.end {
-                        into.push(zeroes(end - start, guest.end - end));
-                    }
+            }
+            Entry::Compressed { descriptor } => {
+                if parts.is_urgent() {
+                    core.carry_out(token, operation, parts).await?;
                 }
-                (Unit::Zero | Unit::Nothing, _) => into.push(zeroes(skip, count)),
+                let decoded = compressed::cluster(core, cluster, descriptor).await?;
+                let within = in_memory(at - cluster_start, next - at);
+                parts.push(compressed::keep(core, &decoded, at - start, within)?);
             }
         }
-        if into.len() > PIECES_MAX {
-            return Err(FailKind::Unsupported);
+        parts.result()?;
+        if parts.count() >= ROUND_PIECES {
+            core.carry_out(token, operation, parts).await?;
         }
+        pinned = Some(here);
         at = next;
     }
     Ok(())
+}
+
+/// Adds what of a read is in one unit of a cluster, or shines through there.
+fn add_unit(
+    core: &Core,
+    operation: Operation,
+    skip: u64,
+    (unit, part): (Unit, Range<u64>),
+    guest: Range<u64>,
+    parts: &mut Parts,
+) {
+    match (unit, &core.backing) {
+        (Unit::Data(found), _) => {
+            let host = found.host + part.start..found.host + part.end;
+            parts.ask(&core.data.storage, operation, skip, host);
+        }
+        (Unit::Nothing, Some(backing)) if guest.start < backing.size => {
+            let end = guest.end.min(backing.size);
+            parts.ask(&backing.storage, operation, skip, guest.start..end);
+            if end < guest.end {
+                parts.push(zeroes(skip + end - guest.start, guest.end - end));
+            }
+        }
+        (Unit::Zero | Unit::Nothing, _) => parts.push(zeroes(skip, guest.end - guest.start)),
+    }
 }
 
 /// Bytes of a cluster.

@@ -9,13 +9,12 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{
-    Durability, Extent, FailKind, HostMemory, Operation, PIECES_MAX, Piece, Target, Token,
-};
+use block::{Durability, Extent, FailKind, HostMemory, Operation, Target, Token};
 
 use super::compressed;
 use super::read::in_memory;
 use crate::core::Core;
+use crate::parts::Parts;
 use crate::refcount::Clusters;
 use crate::shape::{Cluster, Entry, GuestCluster, Place, Unit, Words, bits_of};
 use crate::storage::extent;
@@ -34,21 +33,15 @@ pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durabilit
         Ok(change) => change,
         Err(kind) => return core.end(token, operation, Err(kind)),
     };
-    let pieces = match change.pieces(&core, operation).await {
-        Ok(pieces) => pieces,
-        Err(kind) => {
-            change.abandon(&core);
-            return core.end(token, operation, Err(kind));
-        }
-    };
     if change.is_in_place() && (durability == Durability::Cached || core.image.links_are_durable())
     {
         drop(claimed);
-        return core.answer(token, operation, pieces);
+        return core.answer(token, operation, change.parts(&core, operation)).await;
     }
     // What must be durable is made so at the end.
     let round = Operation::Write(bytes, Durability::Cached);
-    let result = match core.carry_out(token, round, pieces).await {
+    let mut parts = change.parts(&core, round);
+    let result = match core.carry_out(token, round, &mut parts).await {
         Ok(()) => change.link(&core).await,
         Err(kind) => {
             change.abandon(&core);
@@ -270,19 +263,12 @@ impl Change {
     }
 
     /// Where the write goes.
-    pub(super) async fn pieces(
-        &self,
-        core: &Core,
-        operation: Operation,
-    ) -> Result<Vec<Piece>, FailKind> {
-        let mut pieces = Vec::new();
+    fn parts(&self, core: &Core, operation: Operation) -> Parts {
+        let mut parts = Parts::new(core.file.io());
         for (skip, bytes) in self.runs(core) {
-            core.place(operation, skip, bytes, &mut pieces).await?;
+            parts.ask(&core.data.storage, operation, skip, bytes);
         }
-        if pieces.len() > PIECES_MAX {
-            return Err(FailKind::Unsupported);
-        }
-        Ok(pieces)
+        parts
     }
 
     /// Makes zeroes of the bytes that are written, for a write that has no others.
@@ -379,9 +365,10 @@ pub(super) async fn is_zero(core: &Core, guest: Range<u64>) -> Result<bool, Fail
         return Ok(true);
     };
     let bytes = extent(guest.start..guest.end.min(backing.size))?;
-    let (_, pieces) = backing.storage.resolve(Operation::Read(bytes)).await?;
-    backing.storage.io().let_go(&pieces);
-    Ok(pieces.iter().all(|piece| piece.target == Target::Zeroes))
+    let found = backing.storage.resolve(Operation::Read(bytes)).await?;
+    let is_zero = found.pieces.iter().all(|piece| piece.target == Target::Zeroes);
+    found.abandon(backing.storage.io());
+    Ok(is_zero)
 }
 
 /// What the disk has there, inside one cluster that has no place of its own. Of a cluster with

@@ -113,18 +113,18 @@ impl Bench {
                 let place = mapping.token.0 as usize;
                 let result = match mapping.answer {
                     Answer::Held => continue,
-                    Answer::Refused(kind) => Some(Err(kind)),
+                    Answer::Refused(kind) => Err(kind),
                     Answer::Now(range) => {
                         let memory = memories[place].take().expect("it is back");
                         thread.carry_out(runner, &mapping, pieces.get(range), memory)
                     }
                 };
                 match result {
-                    Some(Ok((memory, Outcome::Done))) => ended[place] = Some(Ok(memory)),
-                    Some(Ok((_, Outcome::Failed(kind))) | Err(kind)) => {
+                    Ok((memory, Told::Over(Outcome::Done))) => ended[place] = Some(Ok(memory)),
+                    Ok((_, Told::Over(Outcome::Failed(kind)))) | Err(kind) => {
                         ended[place] = Some(Err(kind));
                     }
-                    None => memories[place] = Some(HostMemory::of(memory)),
+                    Ok((memory, Told::Kept)) => memories[place] = Some(memory),
                 }
             }
             pieces.clear();
@@ -152,7 +152,7 @@ impl Bench {
     }
 }
 
-type Carried = Result<(HostMemory, Outcome), FailKind>;
+type Carried = Result<(HostMemory, Told), FailKind>;
 
 impl Thread {
     fn run_errands(&mut self, runner: &ControlThread) {
@@ -172,29 +172,23 @@ impl Thread {
         assert!(late.is_empty(), "nothing was asked of it");
     }
 
-    /// Carries out an answer as an errand would be. None if the lane keeps the request.
+    /// Carries out an answer as an errand would be.
     fn carry_out(
         &mut self,
         runner: &ControlThread,
         mapping: &Mapping,
         pieces: &[Piece],
         memory: HostMemory,
-    ) -> Option<Carried> {
+    ) -> Carried {
         let mut done = std::pin::pin!(self.io.submit(mapping.operation, pieces, memory));
         self.run_errands(runner);
         let context = &mut TaskContext::from_waker(Waker::noop());
         let Poll::Ready(result) = done.as_mut().poll(context) else { panic!("it was carried out") };
-        let memory = match result {
-            Ok(memory) => memory,
-            Err(kind) => return Some(Err(kind)),
-        };
-        if mapping.after == After::Over {
-            return Some(Ok((memory, Outcome::Done)));
-        }
-        match self.lane.carried_out(mapping.token, Outcome::Done) {
-            Told::Over(outcome) => Some(Ok((memory, outcome))),
-            Told::Kept => None,
-        }
+        let memory = result?;
+        Ok(match mapping.after {
+            After::Over => (memory, Told::Over(Outcome::Done)),
+            After::Tell => (memory, self.lane.carried_out(mapping.token, Outcome::Done)),
+        })
     }
 }
 

@@ -334,7 +334,11 @@ impl Judge {
             self.complain(&format!("{asked:?} lost its order"));
         }
         match answer {
-            Answer::Now(range) => self.pieces(asked, again, range, pieces, mark),
+            Answer::Now(range) => {
+                // Of what the lane is told of there may be more to come.
+                let is_part = again || answered.after == After::Tell;
+                self.pieces(asked, is_part, range, pieces, mark);
+            }
             Answer::Held => self.complain(&format!("{asked:?} is said to be held, late")),
             Answer::Refused(_) => {}
         }
@@ -343,7 +347,7 @@ impl Judge {
     fn pieces(
         &self,
         asked: Operation,
-        again: bool,
+        is_part: bool,
         range: PieceRange,
         pieces: &PieceList,
         mark: PieceMark,
@@ -371,8 +375,7 @@ impl Judge {
         let mut covered = 0;
         for piece in &ordered {
             let is_empty = piece.count.0 == 0 && wanted > 0;
-            if again && piece.skip > covered {
-                // A further answer is about what is left to be done.
+            if is_part && piece.skip > covered {
                 covered = piece.skip;
             }
             if piece.skip != covered || is_empty || !self.is_inside(piece) {
@@ -380,7 +383,7 @@ impl Judge {
             }
             covered += piece.count.0;
         }
-        if covered > wanted || covered < wanted && !again {
+        if covered > wanted || covered < wanted && !is_part {
             self.complain(&format!("{asked:?} is answered with {covered} bytes: {found:?}"));
         }
     }

@@ -51,6 +51,57 @@ fn chains_of_all_lengths_never_return_a_wrong_byte() {
     check(NAMED, &["--named-files", ".", "--sandbox", "on"], 0x220);
 }
 
+/// Each of the two formats is told of each request, and may hold it again.
+#[test]
+fn an_image_inside_an_image_never_returns_a_wrong_byte() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        qemu_img(&bench, "create -q -f qcow2 -o cluster_size=16k inner 24M")?;
+        qemu_io(&bench, &["-f", "qcow2", "-c", "write -P 0x44 1M 5M", "inner"])?;
+        qemu_img(&bench, "create -q -f qcow2 outer 64M")?;
+        qemu_img(&bench, "convert -n -f raw -O qcow2 inner outer")?;
+        let mut model = DiskModel::new(content(&bench, "inner")?);
+        let outer = "file.driver=qcow2,file.file.driver=file,file.file.filename=outer";
+        let node = format!("{outer},discard=unmap,file.discard=unmap");
+        let server = serve(program, &bench, &node, "on")?;
+        work(&bench, &mut model, &plan(0x230, 4000)).with_context(|| server.log())?;
+        stop(server, &[&bench.path("s")])?;
+        qemu_img(&bench, "check -q -f qcow2 outer")?;
+        qemu_img(&bench, &format!("check -q --image-opts driver=qcow2,{outer}"))?;
+        qemu_img(&bench, &format!("convert --image-opts -O raw driver=qcow2,{outer} found"))?;
+        model.check_image(&bench.path("found"))
+    });
+}
+
+/// A base that a node could write to, as after a snapshot of a running guest.
+#[test]
+fn what_a_writable_base_has_shines_through() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        make_chain(&bench)?;
+        let mut model = DiskModel::new(content(&bench, "top")?);
+        let node = |name: &str, backing: &str| {
+            format!("qcow2,node-name={name},file.driver=file,file.filename={name},{backing}")
+        };
+        let raw = "backing.driver=raw,backing.file.driver=file,backing.file.filename=base";
+        let nodes = [node("one", raw), node("two", "backing=one"), node("top", "backing=two")];
+        let export = format!(
+            "vhost-user-blk,id=e,node-name=top,writable=on,num-queues={QUEUES},addr.type=unix,addr.path={}",
+            bench.text("s")
+        );
+        let mut words: Vec<String> =
+            nodes.into_iter().flat_map(|node| ["--blockdev".to_owned(), node]).collect();
+        words.extend(["--export".to_owned(), export]);
+        let server = program
+            .clone()
+            .in_directory(bench.path(""))
+            .start(&words, &[PathBuf::from(bench.text("s"))])?;
+        work(&bench, &mut model, &plan(0x240, 4000)).with_context(|| server.log())?;
+        stop(server, &[&bench.path("s")])?;
+        check_image(&bench, "top", &model)
+    });
+}
+
 #[test]
 fn without_its_backing_an_image_shows_what_it_has_itself() {
     with(&ringloom(), |program| {

@@ -14,7 +14,7 @@ const CLUSTER_BITS: u64 = 20;
 const INCOMPATIBLE: u64 = 72;
 
 /// The images, in the directory where the servers run: `a`, `b` on `a`, `c` on a raw one, `d` on `b`,
-/// `gone` on one that is not there, and some that cannot be served.
+/// `gone` on one that is not there, `outer` with the bytes of `a` inside, and some that cannot be served.
 fn make_images(bench: &Bench) -> Result<()> {
     image::create_filled(&bench.path("disk.img"), IMAGE_BYTES, 0x67)?;
     let create = |line: &str| qemu_img(bench, &format!("create -q -f qcow2 {line}")).map(drop);
@@ -24,6 +24,8 @@ fn make_images(bench: &Bench) -> Result<()> {
     create("-b disk.img -F raw c.qcow2")?;
     create("-b b.qcow2 -F qcow2 d.qcow2")?;
     create("-u -b nosuch.qcow2 -F qcow2 gone.qcow2 1M")?;
+    create("outer.qcow2 8M")?;
+    qemu_img(bench, "convert -n -f raw -O qcow2 a.qcow2 outer.qcow2")?;
     for (name, place, bytes) in [
         ("odd", CLUSTER_BITS, [0, 0, 0, 3].as_slice()),
         ("unknown", INCOMPATIBLE, &[0x80, 0, 0, 0, 0, 0, 0, 0]),
@@ -142,6 +144,20 @@ fn what_is_below_an_image_is_what_the_line_says_or_else_the_image() {
     check("n=a,backing.driver=null-co n>>0", Served(1));
     check("n=a,backing=n n>>0", Refused(&["n -> n"]));
     check("n=gone,backing=m m=a n>>0", Refused(&["'m'", "only after its use"]));
+}
+
+#[test]
+fn an_image_may_be_in_an_image() {
+    let outer = "file.driver=qcow2,file.file.driver=file,file.file.filename=outer.qcow2";
+    check(&format!("qcow2,node-name=n,{outer} n>>0"), Served(1));
+    check(&format!("qcow2,node-name=n,read-only=on,{outer} n>0"), Served(1));
+    let below = "file.file.driver=qcow2,file.file.file.driver=file";
+    let raw = format!("file.driver=raw,{below},file.file.file.filename=outer.qcow2");
+    check(&format!("qcow2,node-name=n,{raw} n>>0"), Served(1));
+    check("m=outer qcow2,node-name=n,file=m n>>0", Served(1));
+    check("m=outer raw,node-name=r,file=m qcow2,node-name=n,file=r n>>0", Served(1));
+    // Its own header is there, but no image inside.
+    check("m=a qcow2,node-name=n,file=m n>>0", Refused(&["not a qcow2 image"]));
 }
 
 #[test]

@@ -1,0 +1,159 @@
+//! What lanes below have answered for a request of a guest, and what they still hold of it.
+//!
+//! Where it stands in the life of a request: its task asks for one part after the other and has them carried
+//! out ([`crate::core::Core::carry_out`]), in one round or in several.
+//!
+//! Invariants: a lane below that asked to be told is told when its part was carried out, or was not. Before
+//! that the task waits for nothing else: the lane may keep others waiting until it is told, also
+//! other parts of the same request.
+//! Threads: belongs to one task.
+
+use std::ops::Range;
+use std::task::Poll;
+
+use block::{FailKind, LaneIo, Operation, Outcome, Piece, Target};
+
+use crate::storage::{Found, Next, Reply, Storage, Telling, Waiting, extent};
+
+/// The parts of a request.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    io: LaneIo,
+    /// Answered, and not carried out yet.
+    pieces: Vec<Piece>,
+    /// Whether some of them are in memory that is kept for them.
+    is_kept: bool,
+    /// Where they begin in the request, of parts to be told of when the pieces were carried out.
+    telling: Vec<(u64, Telling)>,
+    /// Likewise of parts that are held.
+    held: Vec<(u64, Waiting)>,
+    failed: Option<FailKind>,
+}
+
+impl Parts {
+    /// None yet.
+    pub(crate) fn new(io: &LaneIo) -> Self {
+        let (pieces, telling, held) = (Vec::new(), Vec::new(), Vec::new());
+        Self { io: io.clone(), pieces, is_kept: false, telling, held, failed: None }
+    }
+
+    /// Adds a piece that no lane below has to hear of.
+    pub(crate) fn push(&mut self, piece: Piece) {
+        self.is_kept |= matches!(piece.target, Target::Kept { .. });
+        self.pieces.push(piece);
+    }
+
+    /// Adds what a lane below has answered for the part that begins there in the request.
+    pub(crate) fn add(&mut self, skip: u64, reply: Result<Reply, FailKind>) {
+        match reply {
+            Ok(Reply::Found(found)) => self.found(skip, found),
+            Ok(Reply::Held(waiting)) => self.held.push((skip, waiting)),
+            Err(kind) => self.fail(kind),
+        }
+    }
+
+    /// Asks a child where bytes of it are that begin there in the request.
+    pub(crate) fn ask(
+        &mut self,
+        storage: &Storage,
+        operation: Operation,
+        skip: u64,
+        bytes: Range<u64>,
+    ) {
+        let reply = extent(bytes).and_then(|bytes| storage.ask(operation.on(bytes)));
+        self.add(skip, reply);
+    }
+
+    /// The request fails, whatever becomes of its parts.
+    pub(crate) fn fail(&mut self, kind: FailKind) {
+        self.failed.get_or_insert(kind);
+    }
+
+    /// Whether it fails.
+    pub(crate) fn result(&self) -> Result<(), FailKind> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// How many pieces wait to be carried out, and parts to be answered.
+    pub(crate) fn count(&self) -> usize {
+        self.pieces.len() + self.held.len()
+    }
+
+    /// Whether lanes below wait to be told, or keep memory for what is to be carried out: the next thing
+    /// is a round.
+    pub(crate) fn is_urgent(&self) -> bool {
+        !self.telling.is_empty() || self.is_kept
+    }
+
+    /// Whether a lane below wants to be told.
+    pub(crate) fn is_to_be_told(&self) -> bool {
+        !self.telling.is_empty()
+    }
+
+    /// Whether nothing more comes of them.
+    pub(crate) fn is_over(&self) -> bool {
+        self.pieces.is_empty() && self.telling.is_empty() && self.held.is_empty()
+    }
+
+    /// Takes what is to be carried out now: nothing if the request fails.
+    pub(crate) fn take_pieces(&mut self) -> Vec<Piece> {
+        if self.failed.is_some() {
+            self.io.let_go(&self.pieces);
+            self.pieces.clear();
+        }
+        // Neighbours in a file go to the kernel together; what was held came late.
+        if !self.pieces.is_sorted_by_key(|piece| piece.skip) {
+            self.pieces.sort_by_key(|piece| piece.skip);
+        }
+        self.is_kept = false;
+        std::mem::take(&mut self.pieces)
+    }
+
+    /// Tells the lanes below what became of that. What they hold again is held.
+    pub(crate) fn tell(&mut self, outcome: Outcome) {
+        if let Outcome::Failed(kind) = outcome {
+            self.fail(kind);
+        }
+        for (skip, telling) in std::mem::take(&mut self.telling) {
+            match telling.tell(outcome) {
+                Next::Over(Outcome::Done) => {}
+                Next::Over(Outcome::Failed(kind)) => self.fail(kind),
+                Next::Held(waiting) => self.held.push((skip, waiting)),
+            }
+        }
+    }
+
+    /// Waits until nothing is held, or somebody waits to be told.
+    pub(crate) async fn settle(&mut self) {
+        while self.telling.is_empty() && !self.held.is_empty() {
+            let answered = std::future::poll_fn(|context| {
+                for place in 0..self.held.len() {
+                    if let Poll::Ready(answer) = self.held[place].1.poll(context) {
+                        return Poll::Ready((place, answer));
+                    }
+                }
+                Poll::Pending
+            });
+            let (place, answer) = answered.await;
+            let (skip, _answered) = self.held.swap_remove(place);
+            match answer {
+                Ok(found) => self.found(skip, found),
+                Err(kind) => self.fail(kind),
+            }
+        }
+    }
+
+    fn found(&mut self, skip: u64, found: Found) {
+        let Found { pieces, telling, .. } = found;
+        for piece in pieces {
+            self.push(Piece { skip: skip + piece.skip, ..piece });
+        }
+        self.telling.extend(telling.map(|telling| (skip, telling)));
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        self.io.let_go(&self.pieces);
+    }
+}
