@@ -54,7 +54,7 @@ impl Guest {
         let region = |fd: &OwnedFd, guest, bytes, user_address, file_offset| {
             let fd = fd.try_clone().expect("descriptors are available");
             let spec = RegionSpec { guest: GuestAddress(guest), bytes, user_address, file_offset };
-            Arc::new(Region::map(fd, spec).expect("the region lies in the file"))
+            Arc::new(Region::map(fd, spec, &Arc::default()).expect("the region lies in the file"))
         };
         let memory = GuestMemory::new(vec![
             region(&small, GUEST, REGION, USER, REGION),

@@ -15,12 +15,13 @@ use std::time::Duration;
 use block::{Access, Claim, Clock, Node, Rights};
 use iothread::{Confine, Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
 use kernel_io::{FileTable, Notifier, Reactors};
-use virtio::{BlkConfig, CacheMode};
+use virtio::{BlkConfig, CacheMode, MemoryRules};
 
 use crate::claim::{ClaimFailure, Patience, claim};
 use crate::device::Offer;
 use crate::export::{Adopted, Export, ExportError};
 use crate::graph::{Graph, GraphError};
+use crate::guest_memory::{self, MemoryDirectoryError};
 use crate::holding::{Holding, OnDemand};
 use crate::options::{Activity, ExportOptions, Object, Plan, PollOptions, Step};
 use crate::resize::Size;
@@ -75,6 +76,9 @@ pub enum BuildError {
     /// The kernel does not say which CPUs there are.
     #[error("cannot find out which CPUs may be used")]
     Cpus(#[source] std::io::Error),
+    /// A directory that was named cannot hold guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryDirectoryError),
     /// An iothread could not be started.
     #[error(transparent)]
     Iothread(#[from] SpawnError),
@@ -172,6 +176,9 @@ impl Built {
     /// Starts the plan's iothreads and opens its images, and checks its exports. Blocks.
     pub(crate) fn prepare(&mut self, plan: &Plan) -> Result<Vec<Prepared>, BuildError> {
         let mut prepared = Vec::new();
+        let memory_files = guest_memory::files(&plan.guest_memory)?;
+        let (bytes_max, exports) = (plan.guest_memory.bytes_max, plan.exports().count());
+        let rules = || Arc::new(guest_memory::rules(&memory_files, bytes_max, exports));
         for step in &plan.steps {
             match step {
                 Step::Object(Object::Iothread(object)) => {
@@ -181,7 +188,7 @@ impl Built {
                     self.graph.add_throttle_group(object);
                 }
                 Step::Blockdev(blockdev) => self.graph.add(blockdev)?,
-                Step::Export(export) => prepared.push(self.prepare_export(export)?),
+                Step::Export(export) => prepared.push(self.prepare_export(export, rules())?),
             }
         }
         Ok(prepared)
@@ -316,7 +323,11 @@ impl Built {
         Ok(iothread)
     }
 
-    fn prepare_export(&mut self, options: &ExportOptions) -> Result<Prepared, BuildError> {
+    fn prepare_export(
+        &mut self,
+        options: &ExportOptions,
+        memory_rules: Arc<MemoryRules>,
+    ) -> Result<Prepared, BuildError> {
         let config = config(options, &**self.graph.node(&options.node_name)?)?;
         let iothreads = self.iothreads_of(options)?;
         let rights = Rights::of_user(config.access);
@@ -333,6 +344,7 @@ impl Built {
         let offer = Arc::new(Offer {
             id: options.id.clone(),
             node,
+            memory_rules,
             holding,
             config,
             size,

@@ -13,7 +13,7 @@ use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
 use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
-use virtio::{BlkConfig, BlkRules, CacheMode, Features, Ring, RingBase, RingLog};
+use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
@@ -27,6 +27,8 @@ use crate::takeover::Resumption;
 pub(crate) struct Offer {
     pub(crate) id: String,
     pub(crate) node: Arc<dyn Node>,
+    /// What its front end may share.
+    pub(crate) memory_rules: Arc<MemoryRules>,
     /// When it holds the node.
     pub(crate) holding: Holding,
     /// As it was when the export was made; of the size, see `size`.
@@ -147,6 +149,10 @@ impl Device for BlkDevice {
         let cache = self.cache_mode().shown_to(chosen);
         let size = self.offer.size.answer();
         BlkConfig { size, cache, ..self.offer.config }.to_bytes().to_vec()
+    }
+
+    fn memory_rules(&self) -> &Arc<MemoryRules> {
+        &self.offer.memory_rules
     }
 
     fn set_channel(&mut self, channel: Arc<BackendChannel>) {

@@ -132,6 +132,12 @@ Always:
                          which files may be opened that only an image names, its backing or data
                          file: those below a directory (can be given several times), all, or
                          none, which is the default
+  --memory-files DIRECTORY
+                         guest memory may also be a file on the file system of this directory (can
+                         be given several times); default: only memfd, tmpfs, hugetlbfs and dax
+  --max-guest-memory SIZE
+                         how much memory a guest may share, as 2T; default: 16 TiB, or an equal
+                         share of 96 TiB for each export if that is less
   --daemonize            go to the background once everything is set up
   --pidfile PATH         write the process id here once everything is set up
   --log-file PATH        append the log to this file, with the time; default: stderr, with

@@ -23,7 +23,17 @@ const LISTEN_FDS_MAX: RawFd = 4096;
 
 /// The descriptors that a plan names, and those that a service manager passes to this process.
 pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
-    let Plan { steps, pidfile, log_file, daemonize: _, takeover: _, print: _, sandbox: _ } = plan;
+    // The directories of guest memory have been resolved.
+    let Plan {
+        steps,
+        pidfile,
+        log_file,
+        daemonize: _,
+        takeover: _,
+        print: _,
+        sandbox: _,
+        guest_memory: _,
+    } = plan;
     let paths =
         steps.iter().flat_map(paths_of).chain(pidfile.as_deref()).chain(log_file.as_deref());
     let variable = |name: &str| std::env::var(name).ok();

@@ -33,7 +33,7 @@ pub use line::parse;
 pub use nearest::nearest;
 pub use plan::{
     Activity, AioEngine, AttachFormat, AutoReadOnly, Backing, Blockdev, Child, Command, Daemonize,
-    Discard, Driver, ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild,
-    NamedFiles, Object, Plan, PollOptions, Qcow2Caches, Sandboxing, SocketOptions, Step, Takeover,
-    ThrottleGroupObject,
+    Discard, Driver, ExportOptions, Flushes, GuestMemoryOptions, HelpTopic, IothreadObject,
+    Locking, NamedChild, NamedFiles, Object, Plan, PollOptions, Qcow2Caches, Sandboxing,
+    SocketOptions, Step, Takeover, ThrottleGroupObject,
 };

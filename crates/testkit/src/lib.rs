@@ -30,5 +30,6 @@ pub mod report;
 pub mod results;
 pub mod rng;
 mod seccomp;
+pub mod silent_file;
 pub mod slow_disk;
 pub mod trespass;

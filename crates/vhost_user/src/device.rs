@@ -5,7 +5,9 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtio::{CacheMode, Features, GuestMemory, InflightQueue, RingBase, RingLog, RingSetup};
+use virtio::{
+    CacheMode, Features, GuestMemory, InflightQueue, MemoryRules, RingBase, RingLog, RingSetup,
+};
 
 use crate::BackendChannel;
 
@@ -32,6 +34,9 @@ pub trait Device {
     /// The configuration space, as a driver sees it that chose these features; none if it has not
     /// chosen yet.
     fn config(&self, chosen: Features) -> Vec<u8>;
+
+    /// What the front end may share with this process.
+    fn memory_rules(&self) -> &Arc<MemoryRules>;
 
     /// What may be told to the front end from now on, whatever thread finds it out; nothing, as long as this was
     /// not called. Not while another call is under way.

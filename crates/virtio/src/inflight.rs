@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 
-use crate::{GuestAddress, RING_SIZE_MAX, Region, RegionSpec, RingLayout};
+use crate::{GuestAddress, MemoryRules, RING_SIZE_MAX, Region, RegionSpec, RingLayout};
 use cells::Cells;
 use note::NOTE_BYTES;
 
@@ -108,7 +108,10 @@ pub struct InflightRegion {
 impl InflightRegion {
     /// A new region of which nothing was used, and the descriptor for the front end
     /// (GET_INFLIGHT_FD), of [`InflightShape::region_bytes`] bytes. Nobody can cut the file.
-    pub fn create(shape: InflightShape) -> Result<(Self, OwnedFd), InflightError> {
+    pub fn create(
+        shape: InflightShape,
+        rules: &Arc<MemoryRules>,
+    ) -> Result<(Self, OwnedFd), InflightError> {
         let bytes = shape.region_bytes();
         let create = || -> rustix::io::Result<OwnedFd> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -120,7 +123,7 @@ impl InflightRegion {
         let failed = |source| InflightError::Create { bytes, source };
         let fd = create().map_err(|errno| failed(errno.into()))?;
         let ours = fd.try_clone().map_err(failed)?;
-        Ok((Self::map(ours, shape, bytes, 0)?, fd))
+        Ok((Self::map(ours, shape, bytes, 0, rules)?, fd))
     }
 
     /// A region that the front end has kept (SET_INFLIGHT_FD): `bytes` bytes of the file from
@@ -131,10 +134,14 @@ impl InflightRegion {
         shape: InflightShape,
         bytes: u64,
         offset: u64,
+        rules: &Arc<MemoryRules>,
     ) -> Result<Self, InflightError> {
+        let unmapped = |source| InflightError::Map { source };
+        // Before its size is asked for: whoever answers that may never do.
+        let file = rules.admit(fd).map_err(|source| unmapped(source.into()))?;
         // A front end that hands over whatever it has must not make us map the address space.
         let wanted = bytes.min(shape.region_bytes());
-        let stat = fstat(&fd).map_err(|errno| InflightError::Stat { source: errno.into() })?;
+        let stat = fstat(&file).map_err(|errno| InflightError::Stat { source: errno.into() })?;
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > file_bytes) {
             return Err(InflightError::BeyondFile { bytes, offset, file_bytes });
@@ -148,7 +155,7 @@ impl InflightRegion {
             user_address: 0,
             file_offset: offset,
         };
-        let region = Region::map(fd, spec).map_err(|source| InflightError::Map { source })?;
+        let region = Region::of(file, spec).map_err(unmapped)?;
         Ok(Self { shape, region })
     }
 

@@ -33,8 +33,9 @@ pub use inflight::{
     InflightRegion, InflightShape,
 };
 pub use memory::{
-    DirtyLog, GuestAddress, GuestMemory, LOG_PAGE_BYTES, LastHit, LogError, MemoryError, NotMapped,
-    REGIONS_MAX, Region, RegionSpec, catch_lost_memory,
+    DirtyLog, ForeignFile, GuestAddress, GuestMemory, LOG_PAGE_BYTES, LastHit, LogError,
+    MemoryError, MemoryFiles, MemoryRules, NotMapped, REGIONS_MAX, Region, RegionSpec,
+    SESSION_BYTES_MAX, catch_lost_memory, mappable_bytes,
 };
 pub use packed::PackedRing;
 pub use ring::{

@@ -18,6 +18,7 @@
 mod guard;
 mod log;
 mod region;
+mod rules;
 mod watch;
 
 use std::fmt;
@@ -32,6 +33,7 @@ use watch::WATCHES_MAX;
 pub use guard::catch_lost_memory;
 pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
 pub use region::{Region, RegionSpec};
+pub use rules::{ForeignFile, MemoryFiles, MemoryRules, SESSION_BYTES_MAX, mappable_bytes};
 
 /// The most regions a guest's memory has: as many as QEMU's vhost-user front end can use.
 pub const REGIONS_MAX: usize = 509;
@@ -388,6 +390,33 @@ pub enum MemoryError {
         /// Why.
         #[source]
         source: std::io::Error,
+    },
+    /// A file whose pages may be kept from this process.
+    #[error(transparent)]
+    Foreign(#[from] ForeignFile),
+    /// More than a session of the export may map.
+    #[error(
+        "no room for the memory region of {bytes} bytes at guest address {guest}: a session may map {max} bytes in all (see --max-guest-memory)"
+    )]
+    TooMuch {
+        /// Its first guest address.
+        guest: GuestAddress,
+        /// Its size in whole pages.
+        bytes: u64,
+        /// What may be mapped.
+        max: u64,
+    },
+    /// More than the process may map.
+    #[error(
+        "no room for the memory region of {bytes} bytes at guest address {guest}: all sessions together may map {max} bytes"
+    )]
+    TooMuchInProcess {
+        /// Its first guest address.
+        guest: GuestAddress,
+        /// Its size in whole pages.
+        bytes: u64,
+        /// What may be mapped.
+        max: u64,
     },
     /// More regions than the table takes.
     #[error("{count} memory regions, at most {REGIONS_MAX} are possible")]

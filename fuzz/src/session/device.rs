@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
-use virtio::{BlkConfig, CacheMode, Features, Ring, RingBase, RingLog};
+use virtio::{BlkConfig, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
 
 const CONFIG: BlkConfig = BlkConfig {
     size: DiskSize(ByteCount(1 << 20)),
@@ -41,6 +41,7 @@ struct Record {
 pub(super) struct Mock {
     record: Arc<Mutex<Record>>,
     queues: u16,
+    rules: Arc<MemoryRules>,
 }
 
 impl Mock {
@@ -48,7 +49,7 @@ impl Mock {
         let record =
             Record { good: (shape & 0x10 != 0).then_some(shape >> 5), ..Record::default() };
         let queues = if shape & 8 == 0 { 256 } else { 3 };
-        Self { record: Arc::new(Mutex::new(record)), queues }
+        Self { record: Arc::new(Mutex::new(record)), queues, rules: Arc::default() }
     }
 
     /// Checks that nothing is left after the session.
@@ -83,6 +84,10 @@ impl Device for Mock {
     fn config(&self, chosen: Features) -> Vec<u8> {
         let cache = self.cache_mode().shown_to(chosen);
         BlkConfig { cache, ..CONFIG }.to_bytes().to_vec()
+    }
+
+    fn memory_rules(&self) -> &Arc<MemoryRules> {
+        &self.rules
     }
 
     /// No run has anything to tell.

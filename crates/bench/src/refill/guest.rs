@@ -81,7 +81,8 @@ impl Guest {
             user_address: USER_ADDRESS,
             file_offset: 0,
         };
-        let memory = Arc::new(GuestMemory::new(vec![Arc::new(Region::map(file, spec)?)])?);
+        let memory =
+            Arc::new(GuestMemory::new(vec![Arc::new(Region::map(file, spec, &Arc::default())?)])?);
         let (random, blocks) = (Random::new(seed), disk_bytes / shape.block as u64);
         let mut guest = Self { shape, base, memory, random, blocks, available: 0, used: 0 };
         for slot in 0..shape.depth {

@@ -20,6 +20,7 @@ use testkit::report::note;
 use crate::support::{Disk, Iothreads, ringloom, serve_beside, stop, with};
 
 mod floods;
+mod foreign;
 mod inflight;
 mod log;
 mod memory;
@@ -27,6 +28,7 @@ mod messages;
 mod packed;
 mod requests;
 mod rings;
+mod room;
 
 /// Bytes of the attacked disk.
 const VICTIM_BYTES: usize = 4 << 20;

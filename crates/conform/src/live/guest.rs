@@ -71,7 +71,7 @@ impl Guest {
             user_address: USER_ADDRESS,
             file_offset: 0,
         };
-        let region = Region::map(memory.file().try_clone_to_owned()?, spec)?;
+        let region = Region::map(memory.file().try_clone_to_owned()?, spec, &Arc::default())?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             memory,

@@ -281,7 +281,7 @@ pub(super) fn parse_number(text: &str) -> Option<u64> {
 
 /// A number of bytes: decimal with an optional unit (b, k, M, G, T, P, E in either case), or
 /// hexadecimal.
-fn parse_size(text: &str) -> Option<u64> {
+pub(super) fn parse_size(text: &str) -> Option<u64> {
     if text.starts_with("0x") || text.starts_with("0X") {
         return parse_number(text);
     }

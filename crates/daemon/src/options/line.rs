@@ -4,9 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::fault::{Fault, LineFault, OptionError};
-use super::fields::parse_flag;
+use super::fields::{parse_flag, parse_size};
 use super::plan::{
-    AttachFormat, Command, Daemonize, HelpTopic, NamedFiles, Plan, Sandboxing, Step, Takeover,
+    AttachFormat, Command, Daemonize, GuestMemoryOptions, HelpTopic, NamedFiles, Plan, Sandboxing,
+    Step, Takeover,
 };
 use super::words::{Name, SharedName, ShortName, Word};
 #[cfg(test)]
@@ -55,6 +56,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
         takeover: shared.takeover,
         print: shared.print.or(hint),
         sandbox: shared.sandbox,
+        guest_memory: shared.guest_memory,
     }))
 }
 
@@ -98,6 +100,7 @@ struct Shared {
     socket_group: Option<String>,
     sandbox: Sandboxing,
     named_files: NamedFiles,
+    guest_memory: GuestMemoryOptions,
 }
 
 impl Shared {
@@ -112,6 +115,7 @@ impl Shared {
             socket_group: None,
             sandbox: Sandboxing::Possible,
             named_files: NamedFiles::Refused,
+            guest_memory: GuestMemoryOptions::default(),
         };
         for word in words {
             if let Name::Shared(name) = word.name {
@@ -155,6 +159,19 @@ impl Shared {
                 let text = word.argument.display();
                 let wrong = |fault| argument(&text.to_string(), fault);
                 self.allow_named_files(&word.argument).map_err(wrong)?;
+            }
+            SharedName::MemoryFiles => {
+                let text = word.argument.display();
+                let wrong = |fault| argument(&text.to_string(), fault);
+                let directory = files::directory(Path::new(&word.argument)).map_err(wrong)?;
+                self.guest_memory.directories.push(directory);
+            }
+            SharedName::MaxGuestMemory => {
+                let text = word.text()?;
+                let fault = Fault::ExpectsAlone { expected: "a size above 0, as 16T" };
+                let bytes = parse_size(text).filter(|bytes| *bytes > 0);
+                let bytes = bytes.ok_or_else(|| argument(text, fault))?;
+                self.guest_memory.bytes_max = Some(bytes);
             }
             SharedName::Sandbox => {
                 let text = word.text()?;

@@ -58,6 +58,17 @@ pub struct Plan {
     pub print: Option<AttachFormat>,
     /// What the daemon gives up once everything is set up.
     pub sandbox: Sandboxing,
+    /// What front ends may share.
+    pub guest_memory: GuestMemoryOptions,
+}
+
+/// What front ends may share.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GuestMemoryOptions {
+    /// Files of the file systems of these directories, besides what is nothing but memory.
+    pub directories: Vec<PathBuf>,
+    /// How many bytes a session may map, if it was said.
+    pub bytes_max: Option<u64>,
 }
 
 impl Plan {

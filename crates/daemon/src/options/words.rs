@@ -48,6 +48,8 @@ pub(super) enum SharedName {
     Sandbox,
     Takeover,
     NamedFiles,
+    MemoryFiles,
+    MaxGuestMemory,
 }
 
 /// The image and the options of the short form.
@@ -76,7 +78,9 @@ impl Name {
                 | SharedName::SocketGroup
                 | SharedName::Sandbox
                 | SharedName::Takeover
-                | SharedName::NamedFiles,
+                | SharedName::NamedFiles
+                | SharedName::MemoryFiles
+                | SharedName::MaxGuestMemory,
             ) => false,
             Self::Short(_) => false,
         }
@@ -130,6 +134,8 @@ pub(super) const OPTIONS: &[Known] = &[
     known("--sandbox", Name::Shared(SharedName::Sandbox), Takes::Argument),
     known("--takeover", Name::Shared(SharedName::Takeover), Takes::Nothing),
     known("--named-files", Name::Shared(SharedName::NamedFiles), Takes::Argument),
+    known("--memory-files", Name::Shared(SharedName::MemoryFiles), Takes::Argument),
+    known("--max-guest-memory", Name::Shared(SharedName::MaxGuestMemory), Takes::Argument),
     known("--socket", Name::Short(ShortName::Socket), Takes::Argument),
     known("--iothreads", Name::Short(ShortName::Iothreads), Takes::Argument),
     known("--read-only", Name::Short(ShortName::ReadOnly), Takes::Nothing),

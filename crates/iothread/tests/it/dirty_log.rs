@@ -32,7 +32,8 @@ impl Log {
     pub(crate) fn new() -> Self {
         let file = rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, LOG_BYTES as u64).unwrap();
-        let log = DirtyLog::map(file.try_clone().unwrap(), LOG_BYTES as u64, 0).unwrap();
+        let log =
+            DirtyLog::map(file.try_clone().unwrap(), LOG_BYTES as u64, 0, &Arc::default()).unwrap();
         Self { file, log: Arc::new(log) }
     }
 

@@ -73,7 +73,7 @@ impl Guest {
             user_address: 0x10_0000,
             file_offset: 0,
         };
-        let region = Region::map(file, spec).unwrap();
+        let region = Region::map(file, spec, &Arc::default()).unwrap();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let guest = Self {
             base: NonNull::new(base.unwrap().cast()).unwrap(),

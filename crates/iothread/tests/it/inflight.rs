@@ -26,7 +26,7 @@ struct Rig {
 impl Rig {
     fn new(node: Arc<dyn Node>, files: Arc<FileTable>, reactors: Reactors) -> Self {
         let shape = InflightShape::check(1, RING_SIZE).unwrap();
-        let (region, _fd) = InflightRegion::create(shape).unwrap();
+        let (region, _fd) = InflightRegion::create(shape, &Arc::default()).unwrap();
         let inflight = InflightQueue { region: Arc::new(region), queue: 0 };
         let mut guest = Guest::new();
         for slot in 0..SLOTS {

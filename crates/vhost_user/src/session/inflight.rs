@@ -60,7 +60,7 @@ impl<D: Device> Session<D> {
         queue_size: u16,
     ) -> Result<(u64, OwnedFd), Refusal> {
         let shape = InflightShape::check(queues, queue_size)?;
-        let (region, fd) = InflightRegion::create(shape)?;
+        let (region, fd) = InflightRegion::create(shape, self.device.memory_rules())?;
         let region = Arc::new(region);
         let noted = self.device.cache_mode();
         let note = Some(CacheNote::begin(&region, noted));
@@ -80,7 +80,7 @@ impl<D: Device> Session<D> {
         offset: u64,
     ) -> Result<(), Refusal> {
         let shape = InflightShape::check(queues, queue_size)?;
-        let region = InflightRegion::map(fd, shape, bytes, offset)?;
+        let region = InflightRegion::map(fd, shape, bytes, offset, self.device.memory_rules())?;
         self.track_in(Tracking::inherited(region, self.device.cache_mode()))
     }
 
@@ -94,7 +94,7 @@ impl<D: Device> Session<D> {
         offset: u64,
     ) -> Result<(), Refusal> {
         let shape = InflightShape::check(queues, queue_size)?;
-        let region = InflightRegion::map(fd, shape, bytes, offset)?;
+        let region = InflightRegion::map(fd, shape, bytes, offset, self.device.memory_rules())?;
         self.track(Tracking::inherited(region, self.device.cache_mode()))
     }
 

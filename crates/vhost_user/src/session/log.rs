@@ -22,7 +22,8 @@ pub(super) const LOG_ALL: Features = Features(1 << 26);
 impl<D: Device> Session<D> {
     /// Marks in another log from now on (SET_LOG_BASE).
     pub fn set_log(&mut self, fd: OwnedFd, bytes: u64, file_offset: u64) -> Result<(), Refusal> {
-        self.log = Some(Arc::new(DirtyLog::map(fd, bytes, file_offset)?));
+        let log = DirtyLog::map(fd, bytes, file_offset, self.device.memory_rules())?;
+        self.log = Some(Arc::new(log));
         self.log_all()
     }
 

@@ -15,16 +15,21 @@ use crate::{Device, Refusal};
 impl<D: Device> Session<D> {
     /// Replaces all memory (SET_MEM_TABLE).
     pub fn set_memory(&mut self, regions: Vec<(OwnedFd, RegionSpec)>) -> Result<(), Refusal> {
+        self.pause_all()?;
+        // Given back before the new one is mapped: what a session may map need not be twice its memory.
+        self.memory = Arc::default();
+        let rules = self.device.memory_rules();
         let regions = regions
             .into_iter()
-            .map(|(fd, spec)| Region::map(fd, spec).map(Arc::new))
+            .map(|(fd, spec)| Region::map(fd, spec, rules).map(Arc::new))
             .collect::<Result<_, _>>()?;
-        self.replace(GuestMemory::new(regions)?)
+        self.memory = Arc::new(GuestMemory::new(regions)?);
+        self.settle_all()
     }
 
     /// Adds a region (ADD_MEM_REG).
     pub fn add_region(&mut self, fd: OwnedFd, spec: RegionSpec) -> Result<(), Refusal> {
-        let memory = self.memory.with(Region::map(fd, spec)?)?;
+        let memory = self.memory.with(Region::map(fd, spec, self.device.memory_rules())?)?;
         self.replace(memory)
     }
 

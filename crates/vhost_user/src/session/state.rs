@@ -146,7 +146,8 @@ impl<D: Device> Session<D> {
         if let Some(last) = rings.len().checked_sub(1) {
             self.check(u32::try_from(last).unwrap_or(u32::MAX))?;
         }
-        let map = |region: RegionState| Region::map(region.file, region.spec).map(Arc::new);
+        let rules = self.device.memory_rules();
+        let map = |it: RegionState| Region::map(it.file, it.spec, rules).map(Arc::new);
         let regions = regions.into_iter().map(map).collect::<Result<_, _>>()?;
         let memory = GuestMemory::new(regions)?;
         self.memory = Arc::new(memory);

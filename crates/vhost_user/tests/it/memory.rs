@@ -138,12 +138,14 @@ fn memory_that_cannot_be_is_refused() {
     front_end.refused(
         "no memory region of 1048576 bytes at guest address 0x0 and front-end address 0x70000000",
     );
-    // A socket cannot be mapped.
+    // A socket is no memory.
     let mut front_end = FrontEnd::negotiated();
     let (socket, _other) = UnixStream::pair().unwrap();
     front_end.send_with(ADD_MEM_REG, &payload, &[socket.as_fd()]);
     front_end.refused(
-        "cannot map the memory region of 1048576 bytes at guest address 0x0: No such device (os error 19)",
+        "the front end shares memory of a file that is no memfd and lies on no tmpfs, hugetlbfs or dax device: use \
+         memory-backend-memfd,share=on (libvirt: <source type='memfd'/>), or allow files of one file system with \
+         --memory-files DIRECTORY",
     );
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
-use virtio::{BlkConfig, CacheMode, Features, RingBase, RingLayout, RingLog};
+use virtio::{BlkConfig, CacheMode, Features, MemoryRules, RingBase, RingLayout, RingLog};
 
 /// What the session asked the device for, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) struct Record {
 
 /// A device of 256 queues; a clone is the same device.
 #[derive(Clone, Default)]
-pub(crate) struct Mock(Arc<Mutex<Record>>);
+pub(crate) struct Mock(Arc<Mutex<Record>>, Arc<MemoryRules>);
 
 pub(crate) const CONFIG: BlkConfig = BlkConfig {
     size: DiskSize(ByteCount(1 << 20)),
@@ -92,6 +92,10 @@ impl Device for Mock {
     fn config(&self, chosen: Features) -> Vec<u8> {
         let cache = self.cache_mode().shown_to(chosen);
         BlkConfig { cache, ..CONFIG }.to_bytes().to_vec()
+    }
+
+    fn memory_rules(&self) -> &Arc<MemoryRules> {
+        &self.1
     }
 
     fn set_channel(&mut self, channel: Arc<BackendChannel>) {

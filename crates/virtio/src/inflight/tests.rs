@@ -83,7 +83,8 @@ impl World {
         let shape = InflightShape::check(QUEUES, ENTRIES).expect("a possible shape");
         let bytes = self.region.bytes();
         let region =
-            InflightRegion::map(self.region.fd(), shape, bytes, 0).expect("it lies in the file");
+            InflightRegion::map(self.region.fd(), shape, bytes, 0, &std::sync::Arc::default())
+                .expect("it lies in the file");
         InflightQueue { region: region.into(), queue: QUEUE }
     }
 

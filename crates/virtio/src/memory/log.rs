@@ -12,9 +12,10 @@
 #![expect(unsafe_code, reason = "the log is shared with the front end")]
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::{GuestAddress, MemoryError, Region, RegionSpec};
+use super::{GuestAddress, MemoryError, MemoryRules, Region, RegionSpec};
 
 /// The bytes that one bit of the log stands for (vhost-user, "Migration").
 pub const LOG_PAGE_BYTES: u64 = 4096;
@@ -41,10 +42,15 @@ pub struct LogError {
 
 impl DirtyLog {
     /// Maps the log in this file (vhost-user, SET_LOG_BASE). The descriptor is closed.
-    pub fn map(fd: OwnedFd, bytes: u64, file_offset: u64) -> Result<Self, LogError> {
+    pub fn map(
+        fd: OwnedFd,
+        bytes: u64,
+        file_offset: u64,
+        rules: &Arc<MemoryRules>,
+    ) -> Result<Self, LogError> {
         let spec = RegionSpec { guest: GuestAddress(0), bytes, user_address: 0, file_offset };
-        let region =
-            Region::map(fd, spec).map_err(|source| LogError { bytes, file_offset, source })?;
+        let failed = |source| LogError { bytes, file_offset, source };
+        let region = Region::map(fd, spec, rules).map_err(failed)?;
         Ok(Self { region })
     }
 

@@ -1,20 +1,23 @@
 //! One mapped run of guest memory.
 //!
-//! Invariants: a region is mapped readable and writable from `map` to drop, its file was long
-//! enough for it when it was mapped, and it is watched as long as it can be used.
+//! Invariants: a region is mapped readable and writable from `map` to drop, its file was admitted before it was asked
+//! for anything (`rules`) and long enough for the region when that was mapped, and it is watched as long as it can be used.
 //! Not here: a front end that cuts its file afterwards; that raises SIGBUS (`guard`).
 
 #![expect(unsafe_code, reason = "maps and unmaps guest memory")]
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rustix::fs::{FileType, Stat, fstat};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
+use super::rules::{Counted, MemoryFile, MemoryRules};
 use super::watch::Watch;
 use super::{GuestAddress, MemoryError};
 
@@ -60,17 +63,28 @@ pub struct Region {
 }
 
 impl Region {
-    /// Maps the region of this file. The descriptor is kept as long as the region.
-    pub fn map(fd: OwnedFd, spec: RegionSpec) -> Result<Self, MemoryError> {
+    /// Maps the region of this file if the rules admit it. The descriptor is kept as long as the region.
+    pub fn map(
+        fd: OwnedFd,
+        spec: RegionSpec,
+        rules: &Arc<MemoryRules>,
+    ) -> Result<Self, MemoryError> {
+        Self::of(rules.admit(fd)?, spec)
+    }
+
+    /// Maps the region of a file that was admitted.
+    pub(crate) fn of(file: MemoryFile, spec: RegionSpec) -> Result<Self, MemoryError> {
         let guest = spec.guest;
         let failed =
             |errno: Errno| MemoryError::Map { guest, bytes: spec.bytes, source: errno.into() };
-        let stat = fstat(&fd).map_err(failed)?;
+        let stat = fstat(&file).map_err(failed)?;
         let place = Placement::check(&spec, &stat)?;
         let mut watch = Watch::claim().ok_or(MemoryError::TooManyInProcess { guest })?;
-        let mapping = Mapping::new(&fd, &place).map_err(failed)?;
+        let counted = file.count(guest, place.mapped as u64)?;
+        let file = file.into_file();
+        let mapping = Mapping::new(&file, &place, counted).map_err(failed)?;
         watch.cover(mapping.start.as_ptr().expose_provenance(), mapping.bytes, place.page);
-        Ok(Self { spec, slack: place.slack, file: fd, watch, mapping })
+        Ok(Self { spec, slack: place.slack, file, watch, mapping })
     }
 
     /// What the front end said of it.
@@ -101,6 +115,8 @@ impl Region {
 struct Mapping {
     start: NonNull<c_void>,
     bytes: usize,
+    /// There is one until it is unmapped.
+    counted: Option<Counted>,
 }
 
 // SAFETY: the mapping belongs to the process; any thread may use and unmap it.
@@ -110,7 +126,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(fd: &OwnedFd, place: &Placement) -> Result<Self, Errno> {
+    fn new(fd: &OwnedFd, place: &Placement, counted: Counted) -> Result<Self, Errno> {
         // SAFETY: a null hint lets the kernel choose the place, so no mapping of ours is touched.
         let start = unsafe {
             mmap(
@@ -126,7 +142,7 @@ impl Mapping {
         // the guest's memory is no use, so a kernel that cannot leave it out is no error.
         let _kept_out_of_dumps = unsafe { madvise(start, place.mapped, Advice::LinuxDontDump) };
         let start = NonNull::new(start).expect("mmap without MAP_FIXED never returns page 0");
-        Ok(Self { start, bytes: place.mapped })
+        Ok(Self { start, bytes: place.mapped, counted: Some(counted) })
     }
 }
 
@@ -136,7 +152,11 @@ impl Drop for Mapping {
         // part). Whoever made a segment of it kept the region until the request had completed
         // (`Slot::segment`), so nobody uses it now.
         let unmapped = unsafe { munmap(self.start.as_ptr(), self.bytes) };
-        assert!(unmapped.is_ok(), "unmapping what was mapped cannot fail");
+        if unmapped.is_err() {
+            // The kernel has merged it with its neighbours in the same file, and has no room for what is left of
+            // them (vm.max_map_count). Nobody touches it again, and it stays counted.
+            let _counted_for_ever = ManuallyDrop::new(self.counted.take());
+        }
     }
 }
 

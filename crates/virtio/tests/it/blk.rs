@@ -271,7 +271,7 @@ fn data_beyond_two_gigabytes_are_refused() {
         file_offset: 0,
     };
     let mut driver = Driver::new(8, 0);
-    let region = Region::map(memfd(1 << 30), large).unwrap();
+    let region = Region::map(memfd(1 << 30), large, &Arc::default()).unwrap();
     driver.guest.memory = Arc::new(driver.memory.with(region).unwrap());
     driver.write(BUFFERS, &header(IN, 0));
     for (less, refused) in [(512, false), (0, true)] {

@@ -33,7 +33,7 @@ pub(crate) fn memfd(bytes: u64) -> OwnedFd {
 
 pub(crate) fn map(fd: &OwnedFd, spec: RegionSpec) -> Arc<Region> {
     let fd = fd.try_clone().expect("descriptors are available");
-    Arc::new(Region::map(fd, spec).expect("the region lies in the file"))
+    Arc::new(Region::map(fd, spec, &Arc::default()).expect("the region lies in the file"))
 }
 
 impl Guest {

@@ -34,7 +34,7 @@ impl Log {
 
     fn of(bytes: u64) -> Self {
         let file = memfd(bytes);
-        let log = DirtyLog::map(file.try_clone().unwrap(), bytes, 0).unwrap();
+        let log = DirtyLog::map(file.try_clone().unwrap(), bytes, 0, &Arc::default()).unwrap();
         Self { file, log: Arc::new(log) }
     }
 

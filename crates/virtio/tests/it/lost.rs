@@ -227,8 +227,12 @@ fn fill() {
     let spec =
         RegionSpec { guest: GuestAddress(0x1000), bytes: PAGE, user_address: 0, file_offset: 0 };
     let mut regions: Vec<_> = (0..4096).map(|_| map(&fd, spec)).collect();
-    let error = Region::map(fd.try_clone().expect("descriptors are available"), spec)
-        .expect_err("one too many");
+    let error = Region::map(
+        fd.try_clone().expect("descriptors are available"),
+        spec,
+        &std::sync::Arc::default(),
+    )
+    .expect_err("one too many");
     assert_eq!(
         error.to_string(),
         "no room for the memory region at guest address 0x1000: 4096 regions of all sessions are mapped"

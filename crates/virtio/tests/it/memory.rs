@@ -15,7 +15,7 @@ fn spec(guest: u64, bytes: u64, user_address: u64, file_offset: u64) -> RegionSp
 
 #[track_caller]
 fn refused(file_bytes: u64, spec: RegionSpec, expected: &str) {
-    let error = Region::map(memfd(file_bytes), spec).expect_err(expected);
+    let error = Region::map(memfd(file_bytes), spec, &Arc::default()).expect_err(expected);
     assert_eq!(error.to_string(), expected);
 }
 
@@ -28,7 +28,7 @@ fn a_region_that_is_empty_wraps_or_leaves_its_file_is_refused() {
         "memory region at guest address 0x1000 ends at byte 4097 of a file of 4096 bytes",
     );
     let wraps = |spec| {
-        let error = Region::map(memfd(PAGE), spec).unwrap_err();
+        let error = Region::map(memfd(PAGE), spec, &Arc::default()).unwrap_err();
         assert!(matches!(error, MemoryError::Wraps { .. }), "{error}");
     };
     wraps(spec(u64::MAX, PAGE, 0, 0));
@@ -79,7 +79,7 @@ fn more_regions_than_slots_are_refused() {
 #[test]
 fn a_region_comes_and_goes_by_its_addresses_and_size() {
     let place = spec(0x1000, PAGE, 0x9000, 0);
-    let region = Region::map(memfd(PAGE), place).unwrap();
+    let region = Region::map(memfd(PAGE), place, &Arc::default()).unwrap();
     let memory = GuestMemory::default().with(region).unwrap();
     assert!(memory.at_user_address(0x9000, PAGE).is_some());
     assert!(memory.at_user_address(0x9001, PAGE).is_none());

@@ -67,7 +67,7 @@ impl Image {
             user_address: 0,
             file_offset: 0,
         };
-        let region = Region::map(self.fd(), spec).expect("it lies in the file");
+        let region = Region::map(self.fd(), spec, &Arc::default()).expect("it lies in the file");
         Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"))
     }
 

@@ -144,7 +144,9 @@ fn a_ring_that_has_no_place_in_the_region_is_refused() {
     let world = World::new(RingLayout::Packed);
     let open = |queues, queue_size, bytes, queue| {
         let shape = InflightShape::check(queues, queue_size).expect("possible");
-        let region = InflightRegion::map(world.region.fd(), shape, bytes, 0).expect("mapped");
+        let region =
+            InflightRegion::map(world.region.fd(), shape, bytes, 0, &std::sync::Arc::default())
+                .expect("mapped");
         InflightQueue { region: region.into(), queue }
     };
     let bytes = world.region.bytes();
@@ -166,7 +168,9 @@ fn a_ring_that_has_no_place_in_the_region_is_refused() {
 fn a_region_that_is_not_in_its_file_is_refused() {
     let world = World::new(RingLayout::Split);
     let shape = InflightShape::check(QUEUES, ENTRIES).expect("possible");
-    let map = |bytes, offset| InflightRegion::map(world.region.fd(), shape, bytes, offset);
+    let map = |bytes, offset| {
+        InflightRegion::map(world.region.fd(), shape, bytes, offset, &std::sync::Arc::default())
+    };
     let bytes = world.region.bytes();
     for (bytes, offset) in [(0, 0), (bytes + 1, 0), (bytes, 8), (u64::MAX, 8), (8, u64::MAX)] {
         let error = map(bytes, offset).expect_err("outside");
@@ -204,7 +208,7 @@ fn a_region_that_is_taken_away_breaks_the_ring() {
 #[test]
 fn a_region_of_ours_is_sealed() {
     let shape = InflightShape::check(QUEUES, ENTRIES).expect("possible");
-    let (_region, fd) = InflightRegion::create(shape).expect("memory");
+    let (_region, fd) = InflightRegion::create(shape, &std::sync::Arc::default()).expect("memory");
     for bytes in [0, shape.region_bytes() + 4096] {
         assert_eq!(rustix::fs::ftruncate(&fd, bytes), Err(rustix::io::Errno::PERM));
     }

@@ -17,14 +17,14 @@ const NOTE: u64 = 512;
 
 /// The file of a region of ours, with this mode noted.
 fn noted(mode: CacheMode) -> OwnedFd {
-    let (region, fd) = InflightRegion::create(shape()).expect("memory");
+    let (region, fd) = InflightRegion::create(shape(), &Arc::default()).expect("memory");
     let _note = CacheNote::begin(&Arc::new(region), mode);
     fd
 }
 
 fn map(fd: &OwnedFd, bytes: u64) -> Arc<InflightRegion> {
     let fd = fd.try_clone().expect("descriptors are available");
-    InflightRegion::map(fd, shape(), bytes, 0).expect("it lies in the file").into()
+    InflightRegion::map(fd, shape(), bytes, 0, &Arc::default()).expect("it lies in the file").into()
 }
 
 fn said(fd: &OwnedFd) -> Option<CacheMode> {
@@ -119,7 +119,8 @@ fn a_note_that_is_taken_away_says_nothing_and_harms_nobody() {
     crate::catch_lost_memory().expect("the handler is installed");
     let ours = noted(CacheMode::WriteThrough);
     let theirs = super::Image::new(&content(&ours));
-    let region = InflightRegion::map(theirs.fd(), shape(), theirs.bytes(), 0).expect("mapped");
+    let region = InflightRegion::map(theirs.fd(), shape(), theirs.bytes(), 0, &Arc::default())
+        .expect("mapped");
     let region = Arc::new(region);
     let (mut note, _) = CacheNote::open(&region).expect("it is there");
     theirs.cut(0);

@@ -1,0 +1,161 @@
+//! Files in place of memory: on FUSE, where the client itself decides whether a page ever comes, and on disks.
+//!
+//! What must hold: nothing is asked of such a file that its server answers, and none of its pages is ever touched. So
+//! the session ends at once, others on its iothread go on, and the daemon can be ended.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use testkit::client::{Client, Shape};
+use testkit::deadline::Deadline;
+use testkit::process::{Bench, Program};
+use testkit::rawring::{Ack, RawDevice, Region, SessionEnded, request};
+use testkit::report::skipped;
+use testkit::silent_file::{SilentFile, Unanswered};
+
+use super::{Target, check_beside, shape};
+use crate::support::{Disk, Iothreads, is_root, ringloom, serve, serve_beside, stop, with};
+
+/// As much as a device of the rig has, and more than its dirty log.
+const FILE_BYTES: u64 = 8 << 20;
+/// The longest that a refusal may take: nobody is asked for anything.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a file can be given in place of.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Table,
+    Added,
+    Inflight,
+    Log,
+}
+
+const PLACES: [Place; 4] = [Place::Table, Place::Added, Place::Inflight, Place::Log];
+
+/// Gives the file in that place; how that was taken.
+fn give(socket: &Path, place: Place, file: BorrowedFd<'_>) -> Result<(RawDevice, Ack)> {
+    let device = RawDevice::negotiated(socket, shape())?;
+    let front_end = &device.front_end;
+    let ack = match place {
+        Place::Table => {
+            let table = Region::table(&device.regions());
+            front_end.tell(request::SET_MEM_TABLE, &table, &[file, file])?
+        }
+        Place::Added => {
+            front_end.tell(request::ADD_MEM_REG, &device.regions()[0].single(), &[file])?
+        }
+        Place::Inflight => {
+            let room = [2_u64 << 20, 0].map(u64::to_le_bytes).concat();
+            let queues = [2_u16, 64, 0, 0].map(u16::to_le_bytes).concat();
+            front_end.tell(request::SET_INFLIGHT_FD, &[room, queues].concat(), &[file])?
+        }
+        Place::Log => {
+            let log = [1_u64 << 20, 0].map(u64::to_le_bytes).concat();
+            match front_end.ask_with(request::SET_LOG_BASE, &log, &[file]) {
+                Ok(_) => Ack::Done,
+                Err(error) if error.is::<SessionEnded>() => Ack::Ended,
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    Ok((device, ack))
+}
+
+fn is_refused(socket: &Path, place: Place, file: BorrowedFd<'_>) -> Result<()> {
+    let clock = Deadline::after(REFUSAL_LIMIT);
+    let (device, ack) = give(socket, place, file)?;
+    ensure!(ack != Ack::Done, "{place:?} was taken");
+    device.front_end.wait_for_end().with_context(|| format!("{place:?}"))?;
+    ensure!(!clock.has_passed(), "{place:?} was refused after {:?}", clock.elapsed());
+    Ok(())
+}
+
+fn silent_file_is_refused(unanswered: Unanswered) {
+    if !is_root() {
+        skipped("a file on FUSE needs root, to mount its file system");
+        return;
+    }
+    with(&ringloom(), |program| {
+        check_beside(program, &[], |target: &Target<'_>| {
+            let bench = Bench::new()?;
+            let file = SilentFile::mount(&bench.path("silent"), FILE_BYTES, unanswered)?;
+            for place in PLACES {
+                is_refused(target.socket, place, file.as_fd())?;
+                target.others_go_on()?;
+            }
+            Ok(())
+        })?;
+        can_be_killed(program, unanswered)
+    });
+}
+
+/// The daemon ends at once, whatever it was given.
+fn can_be_killed(program: &Program, unanswered: Unanswered) -> Result<()> {
+    let bench = Bench::new()?;
+    let disk = Disk::new(&bench, "d", 2);
+    disk.create_sparse(1 << 20)?;
+    let mut server = serve(program, std::slice::from_ref(&disk))?;
+    let file = SilentFile::mount(&bench.path("silent"), FILE_BYTES, unanswered)?;
+    is_refused(&disk.socket(), Place::Table, file.as_fd())?;
+    let said = "shares memory of a file that is no memfd";
+    server.wait_for_log(said, REFUSAL_LIMIT)?;
+    server.kill()?;
+    // Its locks are gone with it.
+    let next = serve(program, std::slice::from_ref(&disk))?;
+    stop(next, &[]).map(drop)
+}
+
+#[test]
+fn memory_whose_pages_never_come_is_refused() {
+    silent_file_is_refused(Unanswered::Page);
+}
+
+#[test]
+fn memory_that_never_says_what_it_is_is_refused() {
+    silent_file_is_refused(Unanswered::Attributes);
+}
+
+/// As libvirt's `<source type='file'/>` has it: refused with the remedy, unless the operator has allowed it.
+#[test]
+fn memory_on_a_disk_is_taken_only_where_it_is_allowed() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk { iothreads: Iothreads::One, ..Disk::new(&bench, "d", 2) };
+        let content = disk.create(1 << 20, 0x77)?;
+        let path = bench.path("memory");
+        let open = || -> Result<std::fs::File> {
+            let mut options = std::fs::File::options();
+            options.read(true).write(true).create(true).truncate(false);
+            let file = options.open(&path).context("open the memory")?;
+            file.set_len(FILE_BYTES)?;
+            Ok(file)
+        };
+        let server = disk.serve(program)?;
+        for place in PLACES {
+            is_refused(&disk.socket(), place, open()?.as_fd())?;
+        }
+        let log = stop(server, &[])?;
+        for words in ["memory-backend-memfd,share=on", "<source type='memfd'/>", "--memory-files"] {
+            ensure!(log.contains(words), "no {words} in {log}");
+        }
+        let allowed = ["--memory-files".to_owned(), bench.text("")];
+        let server = serve_beside(program, std::slice::from_ref(&disk), &allowed)?;
+        for place in PLACES {
+            let (_device, ack) = give(&disk.socket(), place, open()?.as_fd())?;
+            ensure!(ack == Ack::Done, "{place:?}: {ack:?}, {}", server.log());
+        }
+        if is_root() {
+            let silent =
+                SilentFile::mount(&bench.path("silent"), FILE_BYTES, Unanswered::Attributes)?;
+            for place in PLACES {
+                is_refused(&disk.socket(), place, silent.as_fd())?;
+            }
+        }
+        let mut client = Client::connect(&disk.socket(), Shape::small())?;
+        ensure!(client.read(0, 4096, 0)? == content[..4096], "wrong bytes");
+        drop(client);
+        stop(server, &[]).map(drop)
+    });
+}
