@@ -28,7 +28,7 @@ pub use files::FilesError;
 
 use crate::chain::chain_of;
 use crate::options::{Plan, Sandboxing};
-use calls::CallsFence;
+use calls::{CallsFence, Needs};
 use files::FilesFence;
 use reach::Use;
 
@@ -95,6 +95,8 @@ impl Sandbox {
             Sandboxing::Required => Required::Yes,
         };
         let grants = reach::of(plan);
+        let opening = grants.iter().any(|grant| grant.for_what.opens());
+        let needs = Needs { opening, discards: plan.may_write_devices() };
         let files = FilesFence::new(&grants).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
             version.map_err(FilesError::Share)?.map(|version| (fence, version))
@@ -107,7 +109,7 @@ impl Sandbox {
             logs: grants.into_iter().find(|it| it.for_what == Use::Logs).map(|it| it.path),
             privileges: required
                 .judge(privileges.map(|()| Privileges).map_err(SandboxError::Privileges))?,
-            calls: required.judge(CallsFence::new().map_err(SandboxError::Calls))?,
+            calls: required.judge(CallsFence::new(needs).map_err(SandboxError::Calls))?,
             closed: AtomicBool::new(false),
         })))
     }
@@ -139,8 +141,10 @@ impl Sandbox {
         self.confine().map_err(SandboxError::Privileges)?;
         let filtered = self.calls.as_ref().map(CallsFence::put_up).transpose();
         let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
+        let is_filtered = filtered.flatten().is_some();
         self.closed.store(true, Ordering::Relaxed);
         let files = match (&self.files, &self.logs) {
+            (None, None) if is_filtered => "no file can be opened".to_owned(),
             (None, _) => "all files can be opened".to_owned(),
             (Some((_, version)), None) => format!("no file can be opened (landlock {version})"),
             (Some((_, version)), Some(logs)) => {
@@ -148,7 +152,7 @@ impl Sandbox {
             }
         };
         let privileges = if self.privileges.is_some() { "no" } else { "all" };
-        let calls = if filtered.flatten().is_some() { "filtered" } else { "unfiltered" };
+        let calls = if is_filtered { "filtered" } else { "unfiltered" };
         tracing::info!("sandbox: {files}, {privileges} capabilities, system calls {calls}");
         Ok(())
     }

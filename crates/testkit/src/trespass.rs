@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "these calls have no safe form")]
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::null_mut;
 
 fn check(result: libc::c_long) -> io::Result<()> {
@@ -107,4 +108,70 @@ pub fn signal_by_descriptor(process: u32, signal: i32) -> io::Result<()> {
 pub fn signal(process: u32, signal: i32) -> io::Result<()> {
     // SAFETY: the call takes no addresses.
     check(unsafe { libc::syscall(libc::SYS_kill, process, signal) })
+}
+
+/// Puts a program of its own into the kernel, by way of a socket.
+pub fn filter_socket(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut all = [libc::sock_filter { code: 6, jt: 0, jf: 0, k: u32::MAX }];
+    let program = libc::sock_fprog { len: 1, filter: all.as_mut_ptr() };
+    let size = libc::socklen_t::try_from(size_of_val(&program)).expect("a few bytes");
+    let (fd, option) = (socket.as_raw_fd(), libc::SO_ATTACH_FILTER);
+    // SAFETY: the program and its one instruction live until the call returns; the kernel copies them.
+    check(unsafe {
+        libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), size).into()
+    })
+}
+
+/// Asks for a hold on the process at the other end of a connection.
+pub fn hold_peer(socket: BorrowedFd<'_>) -> io::Result<()> {
+    /// SO_PEERPIDFD.
+    const OPTION: libc::c_int = 77;
+    let (mut pidfd, mut size) = (-1, libc::socklen_t::try_from(size_of::<i32>()).expect("4"));
+    let place = (&raw mut pidfd).cast();
+    // SAFETY: the kernel writes 4 bytes to `pidfd` at most, as `size` says.
+    check(unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, OPTION, place, &raw mut size).into()
+    })
+}
+
+/// One fcntl with a number.
+pub fn control(file: BorrowedFd<'_>, command: i32, argument: i32) -> io::Result<()> {
+    // SAFETY: whoever calls this knows commands that take numbers; with others the kernel takes the
+    // number for an address where nothing is, and refuses.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), command, argument) }.into())
+}
+
+/// One ioctl with no argument.
+pub fn control_device(file: BorrowedFd<'_>, request: u64) -> io::Result<()> {
+    // SAFETY: a null pointer is no place that the kernel could read or write.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), request, null_mut::<u8>()) }.into())
+}
+
+/// Has a ring tell of its completions elsewhere; there is no such ring.
+pub fn register_bell() -> io::Result<()> {
+    /// IORING_REGISTER_EVENTFD.
+    const REGISTER: libc::c_int = 4;
+    let none = null_mut::<u8>();
+    // SAFETY: without a ring nothing is looked at.
+    check(unsafe { libc::syscall(libc::SYS_io_uring_register, -1, REGISTER, none, 0) })
+}
+
+/// Gives a descriptor to the process at the other end.
+pub fn hand_over(socket: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let files = [file];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "there is room for one");
+    let byte = [io::IoSlice::new(b"x")];
+    Ok(sendmsg(socket, &byte, &mut control, SendFlags::empty()).map(drop)?)
+}
+
+/// Gives the lock of a file's description back.
+pub fn unlock(file: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: zeroes are a whole file from its beginning.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = libc::c_short::try_from(libc::F_UNLCK).expect("a small constant");
+    // SAFETY: the range is ours and lives through the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut range) }.into())
 }

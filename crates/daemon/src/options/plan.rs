@@ -79,6 +79,16 @@ impl Plan {
             Step::Object(_) | Step::Blockdev(_) => None,
         })
     }
+
+    /// Whether it names a block device that may be written.
+    pub(crate) fn may_write_devices(&self) -> bool {
+        let is_written =
+            |node: &&Blockdev| !node.read_only && matches!(node.driver, Driver::HostDevice { .. });
+        self.steps.iter().any(|step| match step {
+            Step::Blockdev(blockdev) => blockdev.nodes().iter().any(is_written),
+            Step::Object(_) | Step::Export(_) => false,
+        })
+    }
 }
 
 /// Whether the process leaves the terminal.

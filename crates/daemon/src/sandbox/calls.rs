@@ -1,9 +1,10 @@
 //! The fence around system calls: which ones the daemon makes once it serves.
 //!
-//! Three filters, because one knows two verdicts: what only an attacker would call ends the
-//! process, what has a substitute is answered with ENOSYS so that the C library takes that, and
-//! of everything else only [`ALWAYS`] and the calls of [`sometimes`] are let through; the rest is
-//! answered with EPERM and goes to the kernel's audit log.
+//! Four filters, because one knows two verdicts: what only an attacker would call ends the
+//! process, what has a substitute is answered with ENOSYS so that the C library takes that, opening
+//! is answered with EACCES as a file without rights, and of everything else only [`ALWAYS`] and the
+//! calls of [`sometimes`] are let through; the rest is answered with EPERM and goes to the kernel's
+//! audit log.
 //!
 //! Invariants: whoever adds a feature that calls something new adds the call here, with its reason
 //! (docs/sandbox.md). C libraries differ in the calls they choose, so old and new forms stand
@@ -48,9 +49,8 @@ const IO: &[c_long] = &[
     // Of an iothread whose first file with aio=native comes late, and at its end.
     libc::SYS_io_setup,
     libc::SYS_io_destroy,
+    // What a ring does is restricted by the ring itself; no other ring can be made.
     libc::SYS_io_uring_enter,
-    // Restricted by the rings themselves; no other ring can be made.
-    libc::SYS_io_uring_register,
 ];
 
 /// Event loops, sessions, locks, clocks.
@@ -92,37 +92,31 @@ const MEMORY: &[c_long] = &[
     libc::SYS_getrandom,
 ];
 
-/// Names and descriptors. Landlock decides which files.
+/// Whatever opens a file.
+const OPENING: &[c_long] = &[
+    libc::SYS_openat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+];
+
+/// Descriptors, and the names of sockets and pidfile at the end.
 const FILES: &[c_long] = &[
+    // Answered with EACCES by the filter before, without a line in the log: C libraries try.
     libc::SYS_openat,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
     libc::SYS_close,
-    libc::SYS_dup,
     libc::SYS_dup3,
+    // The standard streams of a daemon in the background.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_dup2,
+    libc::SYS_chdir,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
     libc::SYS_newfstatat,
     libc::SYS_statx,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_stat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_lstat,
-    libc::SYS_fstatfs,
-    libc::SYS_statfs,
-    libc::SYS_getdents64,
+    // What kind a descriptor of a front end is.
     libc::SYS_readlinkat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_readlink,
-    libc::SYS_getcwd,
-    libc::SYS_chdir,
-    libc::SYS_faccessat,
-    libc::SYS_faccessat2,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_access,
-    libc::SYS_flock,
-    // Sockets and the pidfile, at the end.
     libc::SYS_unlinkat,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_unlink,
@@ -131,16 +125,13 @@ const FILES: &[c_long] = &[
 /// Clients of the sockets that are there. New sockets are not made.
 const SESSIONS: &[c_long] = &[
     libc::SYS_accept4,
-    libc::SYS_accept,
     libc::SYS_recvmsg,
+    // With descriptors: the memory of in-flight regions, everything in a takeover. They are in
+    // memory, where a filter cannot look.
     libc::SYS_sendmsg,
     libc::SYS_recvfrom,
     libc::SYS_sendto,
     libc::SYS_shutdown,
-    libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
-    libc::SYS_getsockname,
-    libc::SYS_getpeername,
 ];
 
 /// The beginning of a thread, its name has a condition, and who it is.
@@ -229,43 +220,59 @@ const CLONE_OUTSIDE: libc::c_int = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS;
 
-/// What fcntl is for: copies, modes, image locks, the seals of guest memory.
+/// What fcntl is for: copies, image locks, the seals of guest memory and of in-flight regions. The
+/// mode has a condition.
 const FCNTL: &[libc::c_int] = &[
-    libc::F_DUPFD,
     libc::F_DUPFD_CLOEXEC,
+    // Of a standard library that looks whether what it closes is open.
     libc::F_GETFD,
-    libc::F_SETFD,
     libc::F_GETFL,
-    libc::F_SETFL,
-    libc::F_GETLK,
-    libc::F_SETLK,
-    libc::F_SETLKW,
     libc::F_OFD_GETLK,
     libc::F_OFD_SETLK,
-    libc::F_OFD_SETLKW,
     libc::F_ADD_SEALS,
     libc::F_GET_SEALS,
 ];
 
-/// What ioctl is for (linux/fs.h): sizes and blocks of devices, discard, zeroing; and the mode of
-/// sockets.
-const IOCTL: &[u64] = &[
-    0x1268,      // BLKSSZGET
-    0x127b,      // BLKPBSZGET
-    0x8008_1272, // BLKGETSIZE64
-    0x1277,      // BLKDISCARD
-    0x127f,      // BLKZEROOUT
-    0x1278,      // BLKIOMIN
-    0x1279,      // BLKIOOPT
-    0x5421,      // FIONBIO
-    0x541b,      // FIONREAD
-];
+/// The modes that a descriptor may be given: whether it waits. Not O_ASYNC, which sends signals.
+const MODES: libc::c_int = libc::O_ACCMODE | libc::O_NONBLOCK | O_LARGEFILE;
+
+/// Among the flags that the kernel gives, on every 64-bit machine, whatever a C library says.
+#[cfg(target_arch = "x86_64")]
+const O_LARGEFILE: libc::c_int = 0o100_000;
+#[cfg(not(target_arch = "x86_64"))]
+const O_LARGEFILE: libc::c_int = 0o400_000;
+
+/// What ioctl is for whatever is served: how much a client has sent.
+const FIONREAD: u64 = 0x541b;
+
+/// What ioctl is for where a block device is served (linux/fs.h): discards.
+const BLKDISCARD: u64 = 0x1277;
+
+/// What a connection is asked: who is at its other end, and of what kind a descriptor is.
+const ASKED_OF_SOCKETS: [libc::c_int; 3] = [libc::SO_PEERCRED, libc::SO_DOMAIN, libc::SO_TYPE];
+
+/// What a connection is told: how long to wait for a process that takes over, in both forms of
+/// linux/socket.h.
+const TOLD_TO_SOCKETS: [u64; 2] = [21, 67];
+
+/// What a ring is told once it runs: its table of files (IORING_UNREGISTER_FILES,
+/// IORING_REGISTER_FILES_UPDATE).
+const REGISTERED: [u64; 2] = [3, 6];
+
+/// What a filter depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needs {
+    /// Whether files are opened again later, as landlock lets them.
+    pub(super) opening: bool,
+    /// Whether a block device is written.
+    pub(super) discards: bool,
+}
 
 /// The filters, ready to be put up.
 #[derive(Debug)]
 pub(super) struct CallsFence {
     // In this order: the last one does not let any other be put up.
-    programs: [(BpfProgram, Refusals); 3],
+    programs: Vec<(BpfProgram, Refusals)>,
 }
 
 /// The fence cannot be had.
@@ -284,28 +291,30 @@ pub enum CallsError {
 
 impl CallsFence {
     /// Makes the filters for this process; nothing is fenced yet.
-    pub(super) fn new() -> Result<Self, CallsError> {
+    pub(super) fn new(needs: Needs) -> Result<Self, CallsError> {
         let machine = std::env::consts::ARCH.try_into().map_err(CallsError::Machine)?;
         let hostile = hostile().map_err(CallsError::Filter)?;
         let old = [(libc::SYS_clone3, Vec::new())].into();
-        let allowed = allowed(std::process::id()).map_err(CallsError::Filter)?;
+        let allowed = allowed(std::process::id(), needs).map_err(CallsError::Filter)?;
         let errno = |number: libc::c_int| SeccompAction::Errno(number.cast_unsigned());
-        let let_through = SeccompAction::Allow;
-        Ok(Self {
-            programs: [
-                (
-                    program(hostile, let_through.clone(), SeccompAction::KillProcess, machine)?,
-                    Refusals::Logged,
-                ),
-                // Its flags are in memory, where a filter does not see them; `clone` does the same.
-                // Each new thread tries.
-                (
-                    program(old, let_through.clone(), errno(libc::ENOSYS), machine)?,
-                    Refusals::Silent,
-                ),
-                (program(allowed, errno(libc::EPERM), let_through, machine)?, Refusals::Logged),
-            ],
-        })
+        let let_through = || SeccompAction::Allow;
+        let mut programs = vec![
+            (
+                program(hostile, let_through(), SeccompAction::KillProcess, machine)?,
+                Refusals::Logged,
+            ),
+            // Its flags are in memory, where a filter does not see them; `clone` does the same. Each
+            // new thread tries.
+            (program(old, let_through(), errno(libc::ENOSYS), machine)?, Refusals::Silent),
+        ];
+        if !needs.opening {
+            let opening = OPENING.iter().map(|call| (*call, Vec::new())).collect();
+            let opening = program(opening, let_through(), errno(libc::EACCES), machine)?;
+            programs.push((opening, Refusals::Silent));
+        }
+        let allowed = program(allowed, errno(libc::EPERM), let_through(), machine)?;
+        programs.push((allowed, Refusals::Logged));
+        Ok(Self { programs })
     }
 
     /// Puts the fence up for all threads, now and later.
@@ -339,53 +348,89 @@ fn hostile() -> Result<Rules, seccompiler::BackendError> {
     Ok(rules)
 }
 
-fn allowed(process: u32) -> Result<Rules, seccompiler::BackendError> {
+fn allowed(process: u32, needs: Needs) -> Result<Rules, seccompiler::BackendError> {
     let always = ALWAYS.iter().copied().flatten();
     let mut rules: Rules = always.map(|call| (*call, Vec::new())).collect();
-    sometimes(process, &mut rules)?;
+    rules.extend(memory_and_threads(process)?);
+    rules.extend(other_processes()?);
+    rules.extend(descriptors(needs)?);
+    rules.extend(sockets()?);
     Ok(rules)
 }
 
-/// Calls that are let through with some arguments only.
-fn sometimes(process: u32, rules: &mut Rules) -> Result<(), seccompiler::BackendError> {
+/// Nothing becomes code, no process is made, and no limit is set.
+fn memory_and_threads(process: u32) -> Result<Rules, seccompiler::BackendError> {
     // Nothing becomes code that was not code when the program was loaded.
     let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
-    let no_code = |argument| -> Result<_, seccompiler::BackendError> {
-        let plain = condition(argument, SeccompCmpOp::MaskedEq(executable), 0)?;
-        Ok(vec![SeccompRule::new(vec![plain])?])
-    };
-    rules.insert(libc::SYS_mmap, no_code(2)?);
-    rules.insert(libc::SYS_mprotect, no_code(2)?);
+    let no_code = |argument| when(argument, SeccompCmpOp::MaskedEq(executable), 0);
     // Threads of aio=threads; no process, no name space.
     let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
     let looked_at = thread | u64::from(CLONE_OUTSIDE.cast_unsigned());
-    rules.insert(libc::SYS_clone, when(0, SeccompCmpOp::MaskedEq(looked_at), thread)?);
-    // A panic's end, of this process only.
-    rules.insert(libc::SYS_tgkill, when(0, SeccompCmpOp::Eq, process.into())?);
-    // A process that takes over and hangs is watched and ended by this one, which then goes on.
-    rules.insert(libc::SYS_pidfd_open, when(1, SeccompCmpOp::Eq, 0)?);
-    let end = [libc::SIGKILL, 0].map(i32::unsigned_abs).map(end_by_descriptor);
-    rules.insert(libc::SYS_pidfd_send_signal, end.into_iter().collect::<Result<_, _>>()?);
     let name = u64::from(libc::PR_SET_NAME.unsigned_abs());
-    rules.insert(libc::SYS_prctl, when(0, SeccompCmpOp::Eq, name)?);
-    let fcntl = FCNTL.iter().map(|command| u64::from(command.unsigned_abs()));
-    rules.insert(libc::SYS_fcntl, any_of(1, fcntl)?);
-    rules.insert(libc::SYS_ioctl, any_of(1, IOCTL.iter().copied())?);
-    // The limits of this process are read, to place a thread's stack, and not set. An address has
-    // two halves, and a filter compares either.
-    let own = condition(0, SeccompCmpOp::Eq, 0)?;
-    let none = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
-    rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![own, none])?]);
-    Ok(())
+    // The limits of this process are read, to place a thread's stack, and not set.
+    let own_limits = vec![condition(0, SeccompCmpOp::Eq, 0)?, is_null(2)?];
+    Ok(Rules::from([
+        (libc::SYS_mmap, no_code(2)?),
+        (libc::SYS_mprotect, no_code(2)?),
+        (libc::SYS_clone, when(0, SeccompCmpOp::MaskedEq(looked_at), thread)?),
+        // A panic's end, of this process only.
+        (libc::SYS_tgkill, when(0, SeccompCmpOp::Eq, process.into())?),
+        (libc::SYS_prctl, when(0, SeccompCmpOp::Eq, name)?),
+        (libc::SYS_prlimit64, vec![SeccompRule::new(own_limits)?]),
+    ]))
+}
+
+/// A process that takes over and hangs is watched and ended by this one, which then goes on.
+fn other_processes() -> Result<Rules, seccompiler::BackendError> {
+    let end = [libc::SIGKILL, 0].map(i32::unsigned_abs).map(end_by_descriptor);
+    Ok(Rules::from([
+        (libc::SYS_pidfd_open, when(1, SeccompCmpOp::Eq, 0)?),
+        (libc::SYS_pidfd_send_signal, end.into_iter().collect::<Result<_, _>>()?),
+    ]))
+}
+
+fn descriptors(needs: Needs) -> Result<Rules, seccompiler::BackendError> {
+    let mut fcntl = any_of(1, FCNTL.iter().map(|command| u64::from(command.unsigned_abs())))?;
+    let mode = condition(1, SeccompCmpOp::Eq, u64::from(libc::F_SETFL.unsigned_abs()))?;
+    let others = u64::from((!MODES).cast_unsigned());
+    let only = condition(2, SeccompCmpOp::MaskedEq(others), 0)?;
+    fcntl.push(SeccompRule::new(vec![mode, only])?);
+    let ioctl = [FIONREAD].into_iter().chain(needs.discards.then_some(BLKDISCARD));
+    Ok(Rules::from([
+        (libc::SYS_fcntl, fcntl),
+        (libc::SYS_ioctl, any_of(1, ioctl)?),
+        (libc::SYS_io_uring_register, any_of(1, REGISTERED.into_iter())?),
+    ]))
+}
+
+fn sockets() -> Result<Rules, seccompiler::BackendError> {
+    let level = u64::from(libc::SOL_SOCKET.unsigned_abs());
+    let option = |number| {
+        SeccompRule::new(vec![
+            condition(1, SeccompCmpOp::Eq, level)?,
+            condition(2, SeccompCmpOp::Eq, number)?,
+        ])
+    };
+    let asked = ASKED_OF_SOCKETS.map(|number| option(number.unsigned_abs().into()));
+    let told = TOLD_TO_SOCKETS.map(option);
+    Ok(Rules::from([
+        (libc::SYS_getsockopt, asked.into_iter().collect::<Result<_, _>>()?),
+        (libc::SYS_setsockopt, told.into_iter().collect::<Result<_, _>>()?),
+    ]))
 }
 
 /// The signal goes to one process, not to its group, and carries nothing.
 fn end_by_descriptor(signal: u32) -> Result<SeccompRule, seccompiler::BackendError> {
     SeccompRule::new(vec![
         condition(1, SeccompCmpOp::Eq, signal.into())?,
-        SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?,
+        is_null(2)?,
         condition(3, SeccompCmpOp::Eq, 0)?,
     ])
+}
+
+/// An address, of which a comparison of numbers would see one half.
+fn is_null(argument: u8) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)
 }
 
 fn condition(
@@ -416,9 +461,11 @@ fn any_of(
 mod tests {
     use super::*;
 
+    const ALL: Needs = Needs { opening: true, discards: true };
+
     #[test]
     fn no_call_is_both_hostile_and_let_through() {
-        let allowed = allowed(1).unwrap();
+        let allowed = allowed(1, ALL).unwrap();
         for call in HOSTILE {
             assert!(!allowed.contains_key(call), "system call {call}");
         }
@@ -426,7 +473,7 @@ mod tests {
 
     #[test]
     fn the_filters_can_be_made_and_fit_the_kernel() {
-        let fence = CallsFence::new().unwrap();
+        let fence = CallsFence::new(ALL).unwrap();
         for (program, _) in &fence.programs {
             // BPF_MAXINSNS
             assert!(program.len() <= 4096, "{} instructions", program.len());

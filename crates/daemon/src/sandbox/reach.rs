@@ -22,6 +22,16 @@ pub(super) enum Use {
     Logs,
 }
 
+impl Use {
+    /// Whether a file is opened there.
+    pub(super) fn opens(self) -> bool {
+        match self {
+            Self::Removal => false,
+            Self::Logs => true,
+        }
+    }
+}
+
 /// One place that is left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Grant {
