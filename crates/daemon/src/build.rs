@@ -7,6 +7,7 @@
 //! flushed.
 
 mod change;
+mod inherit;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -55,8 +56,6 @@ pub(crate) struct Built {
 pub(crate) struct Prepared {
     pub(crate) options: ExportOptions,
     pub(crate) offer: Arc<Offer>,
-    /// The files below its node.
-    pub(crate) storage: Vec<[u64; 2]>,
     rights: Rights,
 }
 
@@ -64,9 +63,8 @@ pub(crate) struct Prepared {
 #[derive(Debug)]
 struct Claimed {
     export: String,
-    node: Arc<dyn Node>,
     rights: Rights,
-    /// There is none between a release and the next claim.
+    /// There is none while a change of the graph is under way.
     claim: Option<Claim>,
 }
 
@@ -204,8 +202,7 @@ impl Built {
         match holding {
             Holding::Always => {
                 let claim = Some(claim(id, &**node, rights, &*self.clock, patience)?);
-                let (export, node) = (id.clone(), Arc::clone(node));
-                self.claims.push(Claimed { export, node, rights, claim });
+                self.claims.push(Claimed { export: id.clone(), rights, claim });
             }
             Holding::WhileServed(_) => {}
         }
@@ -241,48 +238,15 @@ impl Built {
         &self.exports
     }
 
-    /// Which files are below an export now.
-    pub(crate) fn storage(&self, export: &str) -> Vec<[u64; 2]> {
-        let files = self.graph.files_below_export(export);
-        files.iter().map(|file| file.identity().numbers()).collect()
-    }
-
     /// The files of all nodes.
     pub(crate) fn files(&self) -> &FileTable {
         &self.files
-    }
-
-    /// Gives back what exports hold. Nothing of them may be in flight.
-    pub(crate) fn release_claims(&mut self) {
-        for claimed in &mut self.claims {
-            claimed.claim = None;
-        }
-    }
-
-    /// Claims again what was given back. Blocks.
-    pub(crate) fn claim_again(&mut self, patience: &mut Patience<'_>) -> Result<(), ClaimFailure> {
-        for Claimed { export, node, rights, claim: slot } in &mut self.claims {
-            if slot.is_none() {
-                *slot = Some(claim(export, &**node, *rights, &*self.clock, patience)?);
-            }
-        }
-        Ok(())
     }
 
     /// Makes the socket of an export. Clients can connect from now on, and wait.
     pub(crate) fn listen(Prepared { options, .. }: &Prepared) -> Result<Socket, BuildError> {
         let export = options.id.clone();
         Socket::listen(&options.socket).map_err(|source| BuildError::Socket { export, source })
-    }
-
-    /// How many exports hold something.
-    pub(crate) fn claims_count(&self) -> usize {
-        self.claims.len()
-    }
-
-    /// Gives back what those that came after so many hold. They have not been started.
-    pub(crate) fn drop_claims_from(&mut self, count: usize) {
-        self.claims.truncate(count);
     }
 
     /// Has every export that stands on a block device look at its size, and tell its front end if that is news.
@@ -353,8 +317,7 @@ impl Built {
             freezer,
             resumption: Mutex::new(None),
         });
-        let storage = self.storage(&options.id);
-        Ok(Prepared { options: options.clone(), offer, storage, rights })
+        Ok(Prepared { options: options.clone(), offer, rights })
     }
 
     fn iothreads_of(&mut self, options: &ExportOptions) -> Result<Vec<Arc<Iothread>>, BuildError> {

@@ -4,6 +4,7 @@
 //! a node that cannot be made nothing is left, neither what is inside it.
 
 mod change;
+mod describe;
 mod drivers;
 mod named;
 mod root;
@@ -19,12 +20,14 @@ use block::{Access, Clock, Node};
 use disk::{DiscardPolicy, WindowError};
 use kernel_io::{FileTable, Identity, OpenError, OpenFile};
 use layers::{DelayNode, StripeError, ThrottleGroup};
+use qcow2::Qcow2Node;
 
 use crate::options::{Activity, Blockdev, Child, Discard, Driver, ExportOptions, NamedChild};
 #[cfg(test)]
 use crate::permissions::PassesOn;
 use crate::permissions::{Conflict, Edge, IMAGE, Permissions, ROOT, User, Uses};
 pub use change::ChangeFault;
+pub(crate) use describe::{Description, Storage};
 pub use named::{NamedFault, What};
 use root::RootNode;
 
@@ -39,6 +42,8 @@ pub(crate) struct Graph {
     delays: HashMap<String, Arc<DelayNode>>,
     /// What the node that is being made has opened.
     opened: Vec<Arc<OpenFile>>,
+    /// The image that the node is which is being made.
+    image: Option<Arc<Qcow2Node>>,
     /// The files of the images whose named files are being opened, the upper ones first.
     naming: Vec<Identity>,
     throttle_groups: HashMap<String, Arc<ThrottleGroup>>,
@@ -54,6 +59,10 @@ struct Vertex {
     activity: Activity,
     /// What it has opened itself.
     files: Vec<Arc<OpenFile>>,
+    /// What it was made with, by key.
+    options: Vec<(String, String)>,
+    /// The node itself, if it is an image.
+    image: Option<Arc<Qcow2Node>>,
 }
 
 /// A place below a node or an export, and who is there.
@@ -163,7 +172,18 @@ impl Graph {
         let (vertices, roots) = (HashMap::new(), HashMap::new());
         let (uses, delays, throttle_groups) = (Uses::default(), HashMap::new(), HashMap::new());
         let (opened, naming) = (Vec::new(), Vec::new());
-        Self { vertices, roots, uses, delays, opened, naming, throttle_groups, files, clock }
+        Self {
+            vertices,
+            roots,
+            uses,
+            delays,
+            opened,
+            image: None,
+            naming,
+            throttle_groups,
+            files,
+            clock,
+        }
     }
 
     /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.
@@ -225,7 +245,8 @@ impl Graph {
     pub(crate) fn add_made(&mut self, node: Arc<dyn Node>) {
         let (name, below, files) = (node.name().to_owned(), Vec::new(), Vec::new());
         self.uses.add_node(&name, PassesOn::AsAsked, Vec::new()).expect("it stands on nothing");
-        self.vertices.insert(name, Vertex { node, below, activity: Activity::Active, files });
+        let (options, image, activity) = (Vec::new(), None, Activity::Active);
+        self.vertices.insert(name, Vertex { node, below, activity, files, options, image });
     }
 
     fn vertex(&self, name: &str) -> Result<&Vertex, GraphError> {
@@ -265,7 +286,9 @@ impl Graph {
         made.push(name.to_owned());
         let node = self.make(name, &blockdev, &below)?;
         let files = std::mem::take(&mut self.opened);
-        let vertex = Vertex { node: Arc::clone(&node), below, activity: blockdev.activity, files };
+        let (options, image) = (self.options_of(&blockdev), self.image.take());
+        let activity = blockdev.activity;
+        let vertex = Vertex { node: Arc::clone(&node), below, activity, files, options, image };
         self.vertices.insert(name.to_owned(), vertex);
         Ok(node)
     }

@@ -77,6 +77,16 @@ impl OnDemand {
     pub(crate) fn new(rights: Rights, clock: Arc<dyn Clock>) -> Self {
         Self { rights, clock, slot: Mutex::default() }
     }
+
+    /// Whether there is a claim. A session that waits for one just now has none.
+    pub(crate) fn is_held(&self) -> bool {
+        self.slot.try_lock().is_ok_and(|slot| slot.claim.is_some())
+    }
+
+    /// Holds a claim that was made in the place of another process.
+    pub(crate) fn hold(&self, claim: Claim) {
+        self.slot.lock().expect("no holder of this lock panics").claim = Some(claim);
+    }
 }
 
 /// What an export holds on demand, which stays as it is as long as this lives.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use block::{SentenceRate, SystemClock};
+use block::{Owner, SentenceRate, SystemClock};
 use kernel_io::{DaemonizeError, Daemonized, FileKind, FileTable, Readiness, Verdict};
 
 use crate::attach;
@@ -136,10 +136,9 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
         // Clients that were taken over may have written.
         Err(error) => return abandon(built, &files, error),
     };
-    let lost = match wait(&mut attention, log, doorbell.as_ref(), news.as_ref(), &mut built) {
+    match wait(&mut attention, log, doorbell.as_ref(), news.as_ref(), &built) {
         Reason::Signal(name) => {
             tracing::info!("{name}: stopping; a second signal leaves at once");
-            None
         }
         Reason::GivenAway { process } => {
             tracing::info!("process {process} has taken over");
@@ -148,13 +147,8 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
             drop(pidfile);
             return Ok(());
         }
-        Reason::Lost(error) => {
-            tracing::info!("stopping; a signal leaves at once");
-            Some(error)
-        }
-    };
-    let flushed = take_down(built, &files, pidfile);
-    flushed.and_then(|()| lost.map_or(Ok(()), |error| Err(BuildError::Claim(error).into())))
+    }
+    take_down(built, &files, pidfile)
 }
 
 fn raise_limits() {
@@ -246,8 +240,6 @@ enum Reason {
     Signal(&'static str),
     /// Another process goes on.
     GivenAway { process: u32 },
-    /// Another process wanted to go on and could not, and now has the image.
-    Lost(ClaimFailure),
 }
 
 /// Serves until there is a reason to end.
@@ -256,7 +248,7 @@ fn wait(
     log: &Log,
     doorbell: Option<&Doorbell>,
     news: Option<&DeviceNews>,
-    built: &mut Built,
+    built: &Built,
 ) -> Reason {
     // What has changed since the files were opened.
     built.review_devices();
@@ -277,11 +269,9 @@ fn wait(
                 continue;
             }
         };
-        let patience = &mut Patience { limit: LOCK_PATIENCE, wait: attention, rate };
-        match answer(doorbell, built, &SystemClock, patience) {
+        match answer(doorbell, built, &SystemClock, rate) {
             Answer::Kept => {}
             Answer::Given(process) => return Reason::GivenAway { process },
-            Answer::Lost(error) => return Reason::Lost(error),
         }
     }
 }
@@ -386,7 +376,8 @@ fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
 /// Makes everything that was written durable: the guests were told that it is written.
 fn flush(files: &FileTable) -> Result<(), ServeError> {
     let mut result = Ok(());
-    for file in files.all() {
+    // What another process owns, it flushes.
+    for file in files.all().iter().filter(|file| file.owner() == Owner::This) {
         if let Err(source) = file.sync()
             && result.is_ok()
         {

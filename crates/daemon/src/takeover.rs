@@ -2,12 +2,13 @@
 //!
 //! Where it stands: beside a normal start. The new process prepares everything that can fail, finds
 //! the old one (`find`) and asks it for its exports (`take`). The old one stops its rings, hands
-//! over listening sockets and sessions (`give`), and leaves when the new one has said that it goes
-//! on. `docs/takeover.md` tells it in order, with what happens on every error.
+//! over listening sockets, sessions, and images with their locks (`give`), and leaves when it has said that the new
+//! one goes on. `docs/takeover.md` tells it in order, with what happens on every error.
 //!
-//! Invariants: at every moment exactly one of the two may serve rings. The old one may until it has
-//! given its locks back; the new one from the moment it has said [`wire::Message::Taking`]. The old
-//! one serves again only if it knows that this was not said.
+//! Invariants: at every moment exactly one of the two owns the images and may serve rings: the old one until it
+//! has said [`wire::Message::Commit`], the new one when it has heard that. Before, the new one changes nothing on
+//! any image and gives no lock back; afterwards the old one does not. Locks never lapse: both have the same
+//! descriptions.
 //! Threads: the first one of both processes.
 
 mod find;
@@ -23,13 +24,33 @@ pub use take::TakeoverError;
 pub(crate) use take::{Predecessor, Taken, take_over};
 
 /// The version of what two processes say to each other.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// How long the requests in flight of the old process may take when it is asked to stop its rings.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a peer may take to say what it can say at once.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long the old process lets its guests wait for the new one to be ready, once nothing is in flight: after that
+/// it ends the new process and goes on.
+const READY_LIMIT: Duration = Duration::from_secs(5);
+
+/// Until when something may take.
+#[derive(Debug, Clone, Copy)]
+struct Deadline(Duration);
+
+impl Deadline {
+    /// So long from now on.
+    fn within(limit: Duration) -> Self {
+        Self(monotonic().saturating_add(limit))
+    }
+
+    /// How long that still is.
+    fn left(self) -> Duration {
+        self.0.saturating_sub(monotonic())
+    }
+}
 
 /// Since when a front end waits.
 #[derive(Debug, Clone, Copy)]

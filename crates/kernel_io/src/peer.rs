@@ -1,9 +1,19 @@
-//! Who is at the other end of a UNIX connection.
+//! Which process is at the other end of a UNIX connection.
 
-#![expect(unsafe_code, reason = "rustix takes the process id for one, which it is not always")]
+#![expect(
+    unsafe_code,
+    reason = "rustix takes the process id for one, which it is not always, and has no SO_PEERPIDFD"
+)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// socket(7), since Linux 6.5; in no library yet.
+const SO_PEERPIDFD: libc::c_int = 77;
 
 /// Who has connected, or who listened last on the socket that was connected to (SO_PEERCRED).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +47,35 @@ pub fn peer_of(connection: impl AsFd) -> io::Result<Peer> {
     Ok(Peer { process, user: found.uid })
 }
 
+/// A hold on the process at the other end of a connection, for signals and to see its end. On kernels before 6.5 it
+/// is found by its id, while the connection is there.
+pub fn peer_process(connection: impl AsFd) -> io::Result<OwnedFd> {
+    let mut number: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("a few bytes");
+    // SAFETY: `number` and `length` are ours and live through the call; `length` is the size of `number`, which may
+    // hold any number.
+    let result = unsafe {
+        libc::getsockopt(
+            connection.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut number).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        // SAFETY: the kernel has just made this descriptor for the caller, and nobody else knows it.
+        return Ok(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+    let process = peer_of(&connection)?.process.and_then(|id| i32::try_from(id).ok());
+    let process = process.and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    let held = pidfd_open(process, PidfdFlags::empty())?;
+    // A peer that is gone may have left its id to another process.
+    let mut fds = [PollFd::new(&connection, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    if fds[0].revents().contains(PollFlags::HUP) { Err(Errno::SRCH.into()) } else { Ok(held) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,5 +86,13 @@ mod tests {
         let user = rustix::process::geteuid().as_raw();
         let expected = Peer { process: Some(std::process::id()), user };
         assert_eq!(peer_of(&one).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_hold_on_the_peer_tells_that_it_lives() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let held = peer_process(&one).unwrap();
+        let mut fds = [PollFd::new(&held, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0));
     }
 }

@@ -21,4 +21,6 @@ pub use channel::BackendChannel;
 pub use device::{Device, DeviceError, QueueIndex, RingStart, Started};
 pub use refusal::Refusal;
 pub use serve::{End, Exchange, Interrupt, Server, SessionError, Verdict, serve};
-pub use session::{Descriptor, InflightState, RegionState, SavedRing, Session, SessionState};
+pub use session::{
+    Descriptor, InflightState, LogState, RegionState, SavedRing, Session, SessionState,
+};

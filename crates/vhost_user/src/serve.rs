@@ -170,6 +170,10 @@ impl<D: Device> Server<D> {
                 Err(error) => break Err(error),
             }
         };
+        if let Ok(End::GivenAway) = end {
+            // Its rings were stopped for the pause, and what the device holds is the other process's.
+            return end;
+        }
         let stopped = self.halt();
         end.and_then(|end| stopped.map(|()| end))
     }

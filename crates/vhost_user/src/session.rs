@@ -32,7 +32,7 @@ use log::LOG_ALL;
 use ring::{Ring, RingState};
 
 pub use descriptor::Descriptor;
-pub use state::{InflightState, RegionState, RingState as SavedRing, SessionState};
+pub use state::{InflightState, LogState, RegionState, RingState as SavedRing, SessionState};
 
 /// VHOST_USER_F_PROTOCOL_FEATURES, a feature bit of the transport.
 const PROTOCOL_FEATURES: Features = Features(1 << 30);

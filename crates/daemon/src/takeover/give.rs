@@ -1,29 +1,44 @@
 //! The old process: hands its exports over to a new one that asks for them.
 //!
-//! Invariants: nothing is served from the moment all exports are frozen until it is known that the
-//! new process does not go on. It does from the moment it has said `Taking`; so when it is silent
-//! for too long, it is first kept from saying anything, and only then what it has said is looked at.
+//! Invariants: nothing is served from the moment all exports are frozen until it is known who goes on, and that is
+//! decided here, by one message: if [`Message::Commit`] has been sent, the new process, and this one submits nothing
+//! any more; if not, this one, which first ends a new process that hangs. Images and locks are not touched meanwhile.
 //! Threads: the first one. Whoever asks is checked before anything is read.
+//! Limits: [`DRAIN_LIMIT`] for requests in flight, and [`QUICK_LIMIT`] for exports that have none any more;
+//! [`READY_LIMIT`] for the new process, and [`END_LIMIT`] for its end.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use block::Clock;
+use block::{Clock, SentenceRate};
+use qcow2::{ImageState, StateError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Signal, pidfd_send_signal};
 
-use super::state::{self, Parcel};
+use super::state::{self, Parcel, Place};
 use super::wire::{self, Message, Offered, SocketFile, Wire, WireError};
-use super::{ANSWER_LIMIT, DRAIN_LIMIT, VERSION, monotonic};
+use super::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT, VERSION, monotonic};
 use crate::build::Built;
 use crate::chain::chain_of;
-use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience};
 use crate::export::{Export, Freeze, Frozen};
 use crate::socket::Identity;
 
-/// How long the new process may take to get the locks and to build the sessions.
-const TAKING_LIMIT: Duration = LOCK_PATIENCE.saturating_mul(2);
+/// How long exports that have nothing in flight any more wait for the others: then they go on until those have
+/// finished, and are asked again.
+const QUICK_LIMIT: Duration = Duration::from_millis(200);
+
+/// How often exports are asked, if each time another one takes long.
+const ROUNDS: u32 = 4;
+
+/// How long a new process that was killed may take to be gone. One that hangs in the kernel changes nothing any more.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long an image may take to free clusters that it has begun to free.
+const WORK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Where a new process asks.
 #[derive(Debug)]
@@ -38,8 +53,15 @@ pub(crate) enum Answer {
     Kept,
     /// The other one goes on; its id.
     Given(u32),
-    /// Neither does: the image could not be had again.
-    Lost(ClaimFailure),
+}
+
+/// A process that wants to go on with everything.
+#[derive(Debug)]
+struct Successor {
+    wire: Wire,
+    process: u32,
+    /// To end it.
+    hold: io::Result<OwnedFd>,
 }
 
 impl Doorbell {
@@ -55,14 +77,15 @@ impl Doorbell {
     }
 
     /// The process that has rung.
-    fn visitor(&self) -> Result<(Wire, u32), Rejection> {
+    fn visitor(&self) -> Result<Successor, Rejection> {
         let fd = accept_with(&self.listener, SocketFlags::CLOEXEC).map_err(WireError::from)?;
-        let wire = Wire::of(fd)?;
+        let wire = Wire::of(fd);
         let peer = wire.peer()?;
         if peer.user != 0 && peer.user != rustix::process::geteuid().as_raw() {
             return Err(Rejection::User { user: peer.user });
         }
-        Ok((wire, peer.process.unwrap_or(0)))
+        let hold = wire.peer_process();
+        Ok(Successor { wire, process: peer.process.unwrap_or(0), hold })
     }
 }
 
@@ -91,6 +114,13 @@ enum Rejection {
     Migrating { export: String },
     #[error("export {export}: its session ended meanwhile")]
     SessionEnded { export: String },
+    #[error("export {export}: image {place}: {source}")]
+    Image {
+        export: String,
+        place: String,
+        #[source]
+        source: StateError,
+    },
     #[error("export {export}: cannot copy its descriptors")]
     Copy {
         export: String,
@@ -99,25 +129,28 @@ enum Rejection {
     },
 }
 
-/// Somebody has rung: hands everything over, or goes on. Blocks.
+/// Somebody has rung: hands everything over, or goes on. `rate` is that of what strangers cause. Blocks.
 pub(crate) fn answer(
     doorbell: &Doorbell,
-    built: &mut Built,
+    built: &Built,
     clock: &dyn Clock,
-    patience: &mut Patience<'_>,
+    rate: &mut SentenceRate,
 ) -> Answer {
-    let (wire, process) = match doorbell.visitor() {
-        Ok(visitor) => visitor,
+    let successor = match doorbell.visitor() {
+        Ok(successor) => successor,
         Err(error) => {
-            if patience.rate.admit(clock.now()).is_some() {
+            if rate.admit(clock.now()).is_some() {
                 tracing::warn!("takeover: {}", chain_of(&error));
             }
             return Answer::Kept;
         }
     };
-    let result = agree(&wire, built).and_then(|()| freeze_all(built));
+    let (wire, process) = (&successor.wire, successor.process);
+    let result = agree(wire, built)
+        .and_then(|()| freeze_all(built))
+        .and_then(|held| Ok((images(built)?, held)));
     let rejection = match result {
-        Ok(frozen) => return hand_over(&wire, process, built, frozen, patience),
+        Ok((images, held)) => return hand_over(&successor, built, held, &images),
         Err(rejection) => rejection,
     };
     tracing::warn!("process {process} does not take over: {}", chain_of(&rejection));
@@ -127,13 +160,14 @@ pub(crate) fn answer(
         Message::Refused { reason: chain_of(&rejection).to_string() }
     };
     // It may be gone.
-    drop(wire.send(&told, &[]));
+    drop(wire.send(&told, &[], Deadline::within(ANSWER_LIMIT)));
     Answer::Kept
 }
 
 /// Finds out whether the new process would go on with everything. Nothing is touched.
 fn agree(wire: &Wire, built: &Built) -> Result<(), Rejection> {
-    let sockets = match wire.receive(ANSWER_LIMIT)? {
+    let until = Deadline::within(ANSWER_LIMIT);
+    let sockets = match wire.receive(until)? {
         (Message::Hello { version: VERSION, sockets }, _) => sockets,
         (Message::Hello { version, .. }, _) => return Err(Rejection::Version { version }),
         (other, _) => return Err(other.unexpected().into()),
@@ -143,9 +177,11 @@ fn agree(wire: &Wire, built: &Built) -> Result<(), Rejection> {
         return Err(Rejection::Missing { export: export.offer().id.clone() });
     }
     check_flushes(built)?;
-    let exports = built.exports().iter().map(|export| offered(built, export)).collect();
-    wire.send(&Message::Offer { exports }, &[])?;
-    match wire.receive(ANSWER_LIMIT)? {
+    for export in built.exports() {
+        wire.send(&Message::Offer { export: offered(built, export) }, &[], until)?;
+    }
+    wire.send(&Message::OfferEnd, &[], until)?;
+    match wire.receive(until)? {
         (Message::Proceed, _) => Ok(()),
         (other, _) => Err(other.unexpected().into()),
     }
@@ -167,7 +203,7 @@ fn offered(built: &Built, export: &Export) -> Offered {
         logical_block: offer.config.logical_block,
         queues: offer.config.queues,
         features: offer.config.features().0,
-        storage: built.storage(&offer.id),
+        nodes: built.describe(&offer.id),
     }
 }
 
@@ -181,45 +217,92 @@ struct Held {
     parcel: Parcel,
 }
 
-/// Stops the rings of all exports. After an error they go on.
+/// Stops the rings of all exports. After an error they go on. Those that take long are waited for first, while the
+/// others are served, so that these stand still for as long as all together need.
 fn freeze_all(built: &Built) -> Result<Vec<Held>, Rejection> {
-    let began = monotonic();
-    let freezes: Vec<Freeze> = built.exports().iter().map(Export::freeze).collect();
-    let held = built.exports().iter().zip(freezes).map(|(export, freeze)| {
-        let id = || export.offer().id.clone();
-        let left = DRAIN_LIMIT.saturating_sub(monotonic().saturating_sub(began));
-        let Frozen { listener, session } = match freeze.frozen.recv_timeout(left) {
-            Ok(frozen) => frozen.map_err(|source| Rejection::Copy { export: id(), source })?,
-            Err(RecvTimeoutError::Timeout) => return Err(Rejection::Busy { export: id() }),
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Rejection::SessionEnded { export: id() });
+    let until = Deadline::within(DRAIN_LIMIT);
+    let exports = built.exports();
+    let mut held: Vec<Option<Held>> = exports.iter().map(|_| None).collect();
+    for _ in 0..ROUNDS {
+        let missing = held.iter().enumerate().filter(|(_, held)| held.is_none());
+        let missing: Vec<usize> = missing.map(|(place, _)| place).collect();
+        let asked: Vec<Freeze> = missing.iter().map(|place| exports[*place].freeze()).collect();
+        let (began, quick) = (monotonic(), Deadline::within(QUICK_LIMIT));
+        let mut late = Vec::new();
+        for (place, freeze) in missing.into_iter().zip(asked) {
+            match finish(built, &exports[place], freeze, began, quick)? {
+                Ok(done) => held[place] = Some(done),
+                Err(freeze) => late.push((place, freeze)),
             }
-        };
-        if session.as_ref().is_some_and(|(_, state)| state.is_logging) {
-            return Err(Rejection::Migrating { export: id() });
         }
-        let cache = *export.offer().cache.lock().expect("no holder of this lock panics");
-        let socket = socket_file(export.socket());
-        let parcel = Parcel { socket, cache, stopped: began, listener, session };
-        Ok(Held { freeze, parcel })
-    });
-    let held = held.collect::<Result<Vec<_>, _>>()?;
-    // What was in flight may have failed.
-    check_flushes(built)?;
-    Ok(held)
+        if late.is_empty() {
+            // What was in flight may have failed.
+            check_flushes(built)?;
+            return Ok(held.into_iter().flatten().collect());
+        }
+        // Dropped, the others go on.
+        held.iter_mut().for_each(|held| *held = None);
+        for (place, freeze) in late {
+            match finish(built, &exports[place], freeze, began, until)? {
+                Ok(done) => held[place] = Some(done),
+                Err(_) => {
+                    return Err(Rejection::Busy { export: exports[place].offer().id.clone() });
+                }
+            }
+        }
+    }
+    let export = held.iter().position(Option::is_none).unwrap_or(0);
+    Err(Rejection::Busy { export: exports[export].offer().id.clone() })
 }
 
-/// Gives everything to the new process, and goes on itself if that does not.
+/// Waits until an export serves nothing any more; if it takes longer, its question is given back.
+fn finish(
+    built: &Built,
+    export: &Export,
+    freeze: Freeze,
+    stopped: Duration,
+    until: Deadline,
+) -> Result<Result<Held, Freeze>, Rejection> {
+    let id = || export.offer().id.clone();
+    let Frozen { listener, session } = match freeze.frozen.recv_timeout(until.left()) {
+        Ok(frozen) => frozen.map_err(|source| Rejection::Copy { export: id(), source })?,
+        Err(RecvTimeoutError::Timeout) => return Ok(Err(freeze)),
+        Err(RecvTimeoutError::Disconnected) => {
+            return Err(Rejection::SessionEnded { export: id() });
+        }
+    };
+    if session.as_ref().is_some_and(|(_, state)| state.is_logging) {
+        return Err(Rejection::Migrating { export: id() });
+    }
+    let cache = *export.offer().cache.lock().expect("no holder of this lock panics");
+    let (socket, held) = (socket_file(export.socket()), built.holds(export.offer()));
+    Ok(Ok(Held { freeze, parcel: Parcel { socket, cache, stopped, listener, session, held } }))
+}
+
+/// What images in use have in memory alone, each once.
+fn images(built: &Built) -> Result<Vec<(Place, ImageState)>, Rejection> {
+    let mut states = Vec::new();
+    for (export, place, image) in built.images() {
+        let failed =
+            |source| Rejection::Image { export: export.clone(), place: place.clone(), source };
+        if let Some(state) = image.state(WORK_LIMIT).map_err(failed)? {
+            states.push(((export, place), state));
+        }
+    }
+    Ok(states)
+}
+
+/// Gives everything to the new process, and goes on itself if that is not ready in time.
 fn hand_over(
-    wire: &Wire,
-    process: u32,
-    built: &mut Built,
+    successor: &Successor,
+    built: &Built,
     held: Vec<Held>,
-    patience: &mut Patience<'_>,
+    images: &[(Place, ImageState)],
 ) -> Answer {
-    built.release_claims();
-    match part_with(wire, &held) {
+    let process = successor.process;
+    match part_with(&successor.wire, built, &held, images) {
         Ok(()) => {
+            built.leave();
             for (export, Held { freeze, parcel: _ }) in built.exports().iter().zip(held) {
                 export.give_away(&freeze);
             }
@@ -227,37 +310,88 @@ fn hand_over(
         }
         Err(error) => {
             tracing::warn!("process {process} has not taken over: {}", chain_of(&error));
-            match built.claim_again(patience) {
-                // Dropped, what is held goes on.
-                Ok(()) => {
-                    drop(held);
-                    Answer::Kept
-                }
-                Err(error) => {
-                    // Without the image nothing may be served: stopped before it can go on.
-                    built.begin_stop();
-                    Answer::Lost(error)
-                }
+            match error {
+                // It has closed the connection, on which alone it could be told to go on.
+                WireError::Ended => {}
+                WireError::Silent
+                | WireError::Kernel(_)
+                | WireError::Form(_)
+                | WireError::Unexpected { .. } => successor.end(),
             }
+            // Dropped, what is held goes on.
+            drop(held);
+            Answer::Kept
         }
     }
 }
 
-/// Sends everything. Without an error the new process goes on; after one it certainly does not.
-fn part_with(wire: &Wire, held: &[Held]) -> Result<(), WireError> {
+/// Sends everything and, when the new process is ready, that it goes on. After an error it has not been told so, and
+/// never will be.
+fn part_with(
+    wire: &Wire,
+    built: &Built,
+    held: &[Held],
+    images: &[(Place, ImageState)],
+) -> Result<(), WireError> {
+    let until = Deadline::within(READY_LIMIT);
     for Held { parcel, .. } in held {
-        state::send(wire, parcel)?;
+        state::send(wire, parcel, until)?;
     }
-    wire.send(&Message::End, &[])?;
-    let said = match wire.receive(TAKING_LIMIT) {
-        Err(WireError::Silent) => {
-            wire.close_ears()?;
-            wire.receive(Duration::ZERO)
-        }
-        said => said,
-    };
-    match said? {
-        (Message::Taking, _) => Ok(()),
+    for (export, place, file) in built.files_below() {
+        let message = Message::File { export, place, locks: file.locks().bits() };
+        wire.send(&message, &[file.as_fd()], until)?;
+    }
+    for (place, state) in images {
+        state::send_image(wire, place, state, until)?;
+    }
+    wire.send(&Message::End, &[], until)?;
+    match wire.receive(until)? {
+        (Message::Ready, _) => wire.send(&Message::Commit, &[], until),
         (other, _) => Err(other.unexpected()),
+    }
+}
+
+impl Successor {
+    /// Ends a process that was not told to go on. It has changed nothing, and cannot any more when this returns: once
+    /// it was killed it runs no instruction of its own, even if it hangs in the kernel.
+    fn end(&self) {
+        let process = self.process;
+        let hold = match &self.hold {
+            Ok(hold) => hold,
+            Err(error) => {
+                tracing::warn!(
+                    "process {process} cannot be ended, and is not told to go on: {error}"
+                );
+                return;
+            }
+        };
+        match pidfd_send_signal(hold, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(errno) => {
+                tracing::warn!(
+                    "process {process} cannot be ended, and is not told to go on: {errno}"
+                );
+                return;
+            }
+        }
+        let until = Deadline::within(END_LIMIT);
+        loop {
+            let left = Timespec::try_from(until.left()).expect("limits are short");
+            let mut fds = [PollFd::new(hold, PollFlags::IN)];
+            match poll(&mut fds, Some(&left)) {
+                Ok(0) => {
+                    let seconds = END_LIMIT.as_secs();
+                    tracing::warn!(
+                        "process {process} was killed and is not gone after {seconds} s: it hangs in the kernel"
+                    );
+                    return;
+                }
+                Ok(_) => return tracing::info!("process {process} was ended"),
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    return tracing::warn!("the end of process {process} is not seen: {errno}");
+                }
+            }
+        }
     }
 }

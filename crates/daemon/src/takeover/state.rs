@@ -1,22 +1,47 @@
-//! Sessions in packets: one for each export, region and ring, since a packet has few descriptors.
+//! What changes hands, in packets: one for each export, region, ring and file, since a packet has few descriptors.
 //!
-//! Limits: as many exports as were offered; of each as many regions and rings as a session has.
+//! Limits: as many exports as were offered; of each as many regions and rings as a session has; [`FILES_MAX`] and
+//! [`RANGES_MAX`]. What an old process says is checked like what a front end says: a guest may have taken it over.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use vhost_user::{InflightState, RegionState, SavedRing, SessionState};
+use kernel_io::ImageLocks;
+use qcow2::ImageState;
+use vhost_user::{InflightState, LogState, RegionState, SavedRing, SessionState};
 use virtio::{
     CacheMode, Features, GuestAddress, INFLIGHT_QUEUES_MAX, REGIONS_MAX, RegionSpec, RingAddresses,
     RingBase,
 };
 
 use super::wire::{Message, SocketFile, Wire, WireError};
-use super::{ANSWER_LIMIT, DRAIN_LIMIT};
+use super::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT};
 
 /// How long the first packet may take: it comes when nothing is in flight any more.
 pub(super) const FIRST_LIMIT: Duration = DRAIN_LIMIT.saturating_add(ANSWER_LIMIT);
+
+/// How many files there can be below all exports.
+const FILES_MAX: usize = 1 << 14;
+
+/// How many ranges of clusters can be said of all images together.
+const RANGES_MAX: usize = 1 << 16;
+
+/// How many of them go into one packet.
+const RANGES_OF_PACKET: usize = 1000;
+
+/// Everything that changes hands.
+#[derive(Debug, Default)]
+pub(super) struct Transfer {
+    pub(super) exports: Vec<Parcel>,
+    /// By export and place.
+    pub(super) files: BTreeMap<Place, (OwnedFd, ImageLocks)>,
+    pub(super) images: BTreeMap<Place, ImageState>,
+}
+
+/// Where something stands: the export's id, and the place below it.
+pub(super) type Place = (String, String);
 
 /// Everything about one export.
 #[derive(Debug)]
@@ -28,39 +53,75 @@ pub(super) struct Parcel {
     pub(super) listener: OwnedFd,
     /// The connection and what was said on it, if there is a client.
     pub(super) session: Option<(OwnedFd, SessionState)>,
+    /// Whether its node is claimed.
+    pub(super) held: bool,
 }
 
-/// Sends a parcel. The descriptors stay with the caller too.
-pub(super) fn send(wire: &Wire, parcel: &Parcel) -> Result<(), WireError> {
-    let Parcel { socket, cache, stopped, listener, session } = parcel;
+/// Sends an export. The descriptors stay with the caller too.
+pub(super) fn send(wire: &Wire, parcel: &Parcel, until: Deadline) -> Result<(), WireError> {
+    let Parcel { socket, cache, stopped, listener, session, held } = parcel;
     let head = Message::Export {
         socket: *socket,
         writeback: *cache == CacheMode::WriteBack,
         stopped_ns: u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX),
+        held: *held,
     };
-    wire.send(&head, &[listener.as_fd()])?;
+    wire.send(&head, &[listener.as_fd()], until)?;
     let Some((connection, state)) = session else { return Ok(()) };
-    let SessionState { features, protocol, regions, inflight, channel, rings, is_logging: _ } =
+    let SessionState { features, protocol, regions, inflight, channel, rings, log, is_logging: _ } =
         state;
     let session = Message::Session { features: features.0, protocol: *protocol };
-    wire.send(&session, &[connection.as_fd()])?;
+    wire.send(&session, &[connection.as_fd()], until)?;
     for RegionState { spec, file } in regions {
         let RegionSpec { guest, bytes, user_address, file_offset } = *spec;
         let region = Message::Region { guest: guest.0, bytes, user_address, file_offset };
-        wire.send(&region, &[file.as_fd()])?;
+        wire.send(&region, &[file.as_fd()], until)?;
     }
     if let Some(InflightState { queues, queue_size, bytes, offset, file }) = inflight {
         let (queues, queue_size, bytes, offset) = (*queues, *queue_size, *bytes, *offset);
         let inflight = Message::Inflight { queues, queue_size, bytes, offset };
-        wire.send(&inflight, &[file.as_fd()])?;
+        wire.send(&inflight, &[file.as_fd()], until)?;
+    }
+    if let Some(LogState { bytes, offset, file }) = log {
+        let (bytes, offset) = (*bytes, *offset);
+        wire.send(&Message::Log { bytes, offset }, &[file.as_fd()], until)?;
     }
     if let Some(channel) = channel {
-        wire.send(&Message::Channel, &[channel.as_fd()])?;
+        wire.send(&Message::Channel, &[channel.as_fd()], until)?;
     }
-    rings.iter().try_for_each(|ring| send_ring(wire, ring))
+    rings.iter().try_for_each(|ring| send_ring(wire, ring, until))
 }
 
-fn send_ring(wire: &Wire, ring: &SavedRing) -> Result<(), WireError> {
+/// Sends what an image has in memory alone.
+pub(super) fn send_image(
+    wire: &Wire,
+    (export, place): &Place,
+    state: &ImageState,
+    until: Deadline,
+) -> Result<(), WireError> {
+    let ImageState { reserved, freed, tables_durable } = state;
+    let message = |reserved: &[Range<u64>], freed: &[Range<u64>]| Message::Image {
+        export: export.clone(),
+        place: place.clone(),
+        reserved: reserved.iter().map(|range| [range.start, range.end]).collect(),
+        freed: freed.iter().map(|range| [range.start, range.end]).collect(),
+        tables_durable: *tables_durable,
+    };
+    if reserved.len() + freed.len() > RANGES_MAX {
+        let what = "more clusters that are not free yet than can be handed over".to_owned();
+        return Err(WireError::Unexpected { what });
+    }
+    wire.send(&message(&[], &[]), &[], until)?;
+    for part in reserved.chunks(RANGES_OF_PACKET) {
+        wire.send(&message(part, &[]), &[], until)?;
+    }
+    for part in freed.chunks(RANGES_OF_PACKET) {
+        wire.send(&message(&[], part), &[], until)?;
+    }
+    Ok(())
+}
+
+fn send_ring(wire: &Wire, ring: &SavedRing, until: Deadline) -> Result<(), WireError> {
     let SavedRing { size, addresses, base, enabled, kick, call, error } = ring;
     let places = |at: RingAddresses| [at.descriptors, at.available, at.used];
     let message = Message::Ring {
@@ -74,39 +135,86 @@ fn send_ring(wire: &Wire, ring: &SavedRing) -> Result<(), WireError> {
     };
     let fds: Vec<BorrowedFd<'_>> =
         [kick, call, error].into_iter().flatten().map(AsFd::as_fd).collect();
-    wire.send(&message, &fds)
+    wire.send(&message, &fds, until)
 }
 
-/// Receives all parcels, at most so many, of which the first packet has been waited for
-/// ([`FIRST_LIMIT`]). A refusal instead of them is given as its reason.
-#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
-pub(super) fn receive(wire: &Wire, most: usize) -> Result<Result<Vec<Parcel>, String>, WireError> {
-    let mut parcels: Vec<Parcel> = Vec::new();
+/// Receives everything, of at most so many exports; the first packet has been waited for ([`FIRST_LIMIT`]). A
+/// refusal instead of it is given as its reason.
+pub(super) fn receive(wire: &Wire, most: usize) -> Result<Result<Transfer, String>, WireError> {
+    let (mut transfer, until) = (Transfer::default(), Deadline::within(READY_LIMIT));
     loop {
-        let (message, fds) = wire.receive(ANSWER_LIMIT)?;
+        let (message, fds) = wire.receive(until)?;
+        match transfer.add(message, fds, most)? {
+            Added::More => {}
+            Added::All => return Ok(Ok(transfer)),
+            Added::Refused(reason) => return Ok(Err(reason)),
+        }
+    }
+}
+
+/// What a packet meant.
+#[derive(Debug)]
+pub(super) enum Added {
+    More,
+    All,
+    Refused(String),
+}
+
+impl Transfer {
+    /// Adds what a packet says.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
+    pub(super) fn add(
+        &mut self,
+        message: Message,
+        fds: Vec<OwnedFd>,
+        most: usize,
+    ) -> Result<Added, WireError> {
         let mut fds = Descriptors(fds.into());
         match message {
-            Message::Refused { reason } => return Ok(Err(reason)),
-            Message::End => return Ok(Ok(parcels)),
-            Message::Export { socket, writeback, stopped_ns } if parcels.len() < most => {
+            Message::Refused { reason } => return Ok(Added::Refused(reason)),
+            Message::End => return Ok(Added::All),
+            Message::Export { socket, writeback, stopped_ns, held }
+                if self.exports.len() < most =>
+            {
                 let cache = if writeback { CacheMode::WriteBack } else { CacheMode::WriteThrough };
                 let stopped = Duration::from_nanos(stopped_ns);
                 let listener = fds.next()?;
-                parcels.push(Parcel { socket, cache, stopped, listener, session: None });
+                self.exports.push(Parcel { socket, cache, stopped, listener, session: None, held });
             }
             Message::Session { features, protocol } => {
-                let parcel = parcels.last_mut().filter(|parcel| parcel.session.is_none());
+                let parcel = self.exports.last_mut().filter(|parcel| parcel.session.is_none());
                 let parcel = parcel.ok_or_else(|| message.unexpected())?;
                 let features = Features(features);
                 let state = SessionState { features, protocol, ..SessionState::default() };
                 parcel.session = Some((fds.next()?, state));
             }
+            Message::File { export, place, locks } if self.files.len() < FILES_MAX => {
+                let known = ImageLocks::from_bits(locks);
+                let what = || format!("locks {locks:?} on a file");
+                let locks = known.ok_or_else(|| WireError::Unexpected { what: what() })?;
+                self.files.insert((export, place), (fds.next()?, locks));
+            }
+            Message::Image { export, place, reserved, freed, tables_durable } => {
+                let said = |state: &ImageState| state.reserved.len() + state.freed.len();
+                let count: usize = self.images.values().map(said).sum();
+                if self.images.len() >= FILES_MAX
+                    || count + reserved.len() + freed.len() > RANGES_MAX
+                {
+                    let what = "more of images than can be".to_owned();
+                    return Err(WireError::Unexpected { what });
+                }
+                let state = self.images.entry((export, place)).or_default();
+                state.reserved.extend(reserved.into_iter().map(|[start, end]| start..end));
+                state.freed.extend(freed.into_iter().map(|[start, end]| start..end));
+                state.tables_durable = tables_durable;
+            }
             other => {
-                let session = parcels.last_mut().and_then(|parcel| parcel.session.as_mut());
+                let session = self.exports.last_mut().and_then(|parcel| parcel.session.as_mut());
                 let (_, state) = session.ok_or_else(|| other.unexpected())?;
                 add(state, other, &mut fds)?;
             }
         }
+        Ok(Added::More)
     }
 }
 
@@ -124,6 +232,9 @@ fn add(state: &mut SessionState, message: Message, fds: &mut Descriptors) -> Res
         Message::Inflight { queues, queue_size, bytes, offset } if state.inflight.is_none() => {
             let file = fds.next()?;
             state.inflight = Some(InflightState { queues, queue_size, bytes, offset, file });
+        }
+        Message::Log { bytes, offset } if state.log.is_none() => {
+            state.log = Some(LogState { bytes, offset, file: fds.next()? });
         }
         Message::Channel if state.channel.is_none() => state.channel = Some(fds.next()?),
         Message::Ring { size, addresses, base, enabled, kick, call, error }

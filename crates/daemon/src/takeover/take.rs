@@ -1,13 +1,16 @@
 //! The new process: finds the old one, lets it hand over, and goes on.
 //!
-//! Invariants: everything that can fail is done while the old process can still go on. Sockets that
+//! Invariants: everything that can fail is done while the old process can still go on: sessions and memory are
+//! built, images loaded and claimed, without a change on any of them, before it hears that this process is ready.
+//! Only then, and only when it says so, this process owns the images and serves. Sockets that
 //! nobody serves are made first; then one old process is replaced, or told to end if it cannot
 //! hand over, and front ends connect again. Here only clients that were handed over are served; all
 //! others wait to be accepted until the process is behind its fences. What fails after the old process
 //! has ended its service is said, and no reason to leave those that can be served.
-//! Limits: [`TRIES`], [`FIRST_ANSWER_LIMIT`], [`END_LIMIT`]. Threads: the first one. A signal ends each
-//! wait.
+//! Limits: [`TRIES`], [`FIRST_ANSWER_LIMIT`], [`COMMIT_LIMIT`], [`END_LIMIT`]. Threads: the first one. A signal ends
+//! each wait.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,24 +22,31 @@ use virtio::Features;
 
 use super::find::{FindError, Served, check_program, hold, server_of};
 use super::give::socket_file;
-use super::state::{self, Parcel};
+use super::state::{self, Parcel, Transfer};
 use super::wire::{Message, Offered, SocketFile, Wire, WireError};
-use super::{ANSWER_LIMIT, Resumption, VERSION, monotonic};
+use super::{ANSWER_LIMIT, Deadline, Resumption, VERSION, monotonic};
 use crate::build::{BuildError, Built, Prepared};
 use crate::chain::chain_of;
-use crate::claim::{LOCK_PATIENCE, Patience, Told};
+use crate::claim::{Patience, Told};
 use crate::export::{Adopted, Export};
+use crate::graph::Description;
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::socket::Socket;
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
 const TRIES: u32 = 10;
 
+/// How many exports an old process can have.
+const EXPORTS_MAX: usize = 1 << 14;
+
 /// The rest between two tries.
 const REST: Duration = Duration::from_millis(50);
 
 /// How long the old process may take to answer: it may be handing over to another one just now.
-const FIRST_ANSWER_LIMIT: Duration = LOCK_PATIENCE.saturating_mul(3);
+const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long the old process may take to say that this one goes on. It says so at once, or not at all.
+const COMMIT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long an old process that was told to end may take: it finishes its requests and flushes.
 const END_LIMIT: Duration = Duration::from_secs(60);
@@ -86,9 +96,20 @@ pub enum TakeoverError {
         /// The export.
         export: String,
         /// What differs.
-        what: &'static str,
+        what: String,
         /// The old process.
         process: u32,
+    },
+    /// What the old process has open cannot be used here.
+    #[error("export {export}: cannot go on with its image; process {process} goes on serving")]
+    Image {
+        /// The export.
+        export: String,
+        /// The old process.
+        process: u32,
+        /// Why.
+        #[source]
+        source: kernel_io::InheritError,
     },
     /// The handing over broke.
     #[error("process {process} could not hand over and goes on serving, if it lives")]
@@ -155,7 +176,7 @@ impl From<FindError> for TakeoverError {
 /// What an old process answers.
 enum Asked {
     /// Its exports.
-    Given(Wire, Vec<Parcel>),
+    Given(Wire, Transfer),
     /// It cannot hand over in this way.
     Unable,
     /// It has ended, or is about to.
@@ -201,9 +222,9 @@ pub(crate) fn take_over(
             if let Some(path) = pidfile {
                 Pidfile::check(path, process)?;
             }
-            match ask(process, &served, patience)? {
-                Asked::Given(wire, parcels) => {
-                    listening.extend(go_on(process, built, served, &wire, parcels, patience)?);
+            match ask(process, built, &served, patience)? {
+                Asked::Given(wire, transfer) => {
+                    listening.extend(go_on(process, built, served, &wire, transfer, patience)?);
                     return Ok(Taken { listening, predecessor: Some(predecessor) });
                 }
                 Asked::Unable => {
@@ -272,42 +293,63 @@ fn only_server(served: &[Pair]) -> Result<Option<u32>, TakeoverError> {
 }
 
 /// Asks the old process for its exports. It stops its rings only when all is well.
-fn ask(process: u32, served: &[Pair], patience: &mut Patience<'_>) -> Result<Asked, TakeoverError> {
+fn ask(
+    process: u32,
+    built: &Built,
+    served: &[Pair],
+    patience: &mut Patience<'_>,
+) -> Result<Asked, TakeoverError> {
     let broken = |source: WireError| TakeoverError::Broken { process, source: source.into() };
     let Some(wire) = Wire::connect(process).map_err(broken)? else {
         return Ok(Asked::Unable);
     };
-    if wire.peer().map_err(broken)?.process != Some(process) {
-        // Somebody else has taken the name.
-        return Ok(Asked::Unable);
-    }
     let sockets = served.iter().map(|(_, found)| socket_file(found.file)).collect();
-    let said = wire.send(&Message::Hello { version: VERSION, sockets }, &[]);
+    let until = Deadline::within(ANSWER_LIMIT);
+    let said = wire.send(&Message::Hello { version: VERSION, sockets }, &[], until);
     if said.is_ok() {
         await_answer(&wire, FIRST_ANSWER_LIMIT, patience)?;
     }
-    let exports = match said.and_then(|()| wire.receive(Duration::ZERO)) {
-        Ok((Message::Offer { exports }, _)) => exports,
-        Ok((Message::Refused { reason }, _)) => {
-            return Err(TakeoverError::Refused { process, reason });
-        }
-        Ok((Message::OtherVersion { version }, _)) => {
+    let exports = match said.and_then(|()| offers(&wire)) {
+        Ok(Offers::All(exports)) => exports,
+        Ok(Offers::Refused(reason)) => return Err(TakeoverError::Refused { process, reason }),
+        Ok(Offers::OtherVersion(version)) => {
             tracing::info!("process {process} hands over by version {version}, not {VERSION}");
             return Ok(Asked::Unable);
         }
-        Ok((other, _)) => return Err(broken(other.unexpected())),
         Err(WireError::Ended) => return Ok(Asked::Gone),
         Err(error) => return Err(broken(error)),
     };
     for (prepared, found) in served {
         let offered = exports.iter().find(|it| it.socket == socket_file(found.file));
-        check(prepared, offered, process)?;
+        check(built, prepared, offered, process)?;
     }
-    wire.send(&Message::Proceed, &[]).map_err(broken)?;
+    wire.send(&Message::Proceed, &[], Deadline::within(ANSWER_LIMIT)).map_err(broken)?;
     await_answer(&wire, state::FIRST_LIMIT, patience)?;
     match state::receive(&wire, served.len()).map_err(broken)? {
-        Ok(parcels) => Ok(Asked::Given(wire, parcels)),
+        Ok(transfer) => Ok(Asked::Given(wire, transfer)),
         Err(reason) => Err(TakeoverError::Refused { process, reason }),
+    }
+}
+
+/// What an old process answers to the first question.
+enum Offers {
+    All(Vec<Offered>),
+    Refused(String),
+    OtherVersion(u32),
+}
+
+/// What the old process would hand over, of which the first packet has been waited for.
+#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
+fn offers(wire: &Wire) -> Result<Offers, WireError> {
+    let (mut exports, until) = (Vec::new(), Deadline::within(ANSWER_LIMIT));
+    loop {
+        match wire.receive(until)?.0 {
+            Message::Offer { export } if exports.len() < EXPORTS_MAX => exports.push(export),
+            Message::OfferEnd => return Ok(Offers::All(exports)),
+            Message::Refused { reason } => return Ok(Offers::Refused(reason)),
+            Message::OtherVersion { version } => return Ok(Offers::OtherVersion(version)),
+            other => return Err(other.unexpected()),
+        }
     }
 }
 
@@ -330,19 +372,23 @@ fn await_answer(
 
 /// A guest that runs must find the disk that it has. It may grow, and so may the number of queues.
 fn check(
+    built: &Built,
     prepared: &Prepared,
     offered: Option<&Offered>,
     process: u32,
 ) -> Result<(), TakeoverError> {
     let offer = &prepared.offer;
-    let other = |what| Err(TakeoverError::OtherDisk { export: offer.id.clone(), what, process });
+    let other = |what: &str| {
+        let (export, what) = (offer.id.clone(), what.to_owned());
+        Err(TakeoverError::OtherDisk { export, what, process })
+    };
     let Some(offered) = offered else { return other("socket") };
     let config = &offer.config;
     if offered.id != offer.id {
         return other("id, which is the disk's serial number,");
     }
-    if offered.storage != prepared.storage {
-        return other("image");
+    if let Some(what) = difference(&built.describe(&offer.id), &offered.nodes) {
+        return other(&what);
     }
     if offer.size.capacity().get().0.0 < offered.bytes {
         return other("size");
@@ -359,30 +405,41 @@ fn check(
     Ok(())
 }
 
-/// Takes the locks, builds the sessions, says so, and serves them. Gives back the exports without a
-/// client.
+/// The first thing that two descriptions of nodes do not agree on.
+fn difference(ours: &Description, theirs: &Description) -> Option<String> {
+    let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+    // What a node is comes before what it is told.
+    let rank = |key: &str| u8::from(!(key.ends_with("driver") || key.ends_with("image")));
+    let mut different: Vec<&String> =
+        keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key)).collect();
+    different.sort_by_key(|key| rank(key));
+    let key = different.first()?;
+    Some(match (ours.get(*key), theirs.get(*key)) {
+        (_, _) if key.ends_with("image") => format!("image ({key})"),
+        (Some(ours), Some(theirs)) => format!("{key} ({ours} here, {theirs} there)"),
+        (Some(ours), None) => format!("{key} ({ours} here, nothing there)"),
+        (None, theirs) => format!("{key} (nothing here, {} there)", theirs.map_or("", |it| it)),
+    })
+}
+
+/// Builds the sessions, loads and claims the images, says so, and when the old process says that this one goes on,
+/// owns and serves all of it. Gives back the exports without a client.
 fn go_on(
     process: u32,
     built: &mut Built,
     served: Vec<Pair>,
     wire: &Wire,
-    parcels: Vec<Parcel>,
+    transfer: Transfer,
     patience: &mut Patience<'_>,
 ) -> Result<Vec<Listening>, TakeoverError> {
-    let claims = built.claims_count();
-    let taken = build_all(process, built, served, parcels, patience).and_then(|ready| {
-        let said = wire.send(&Message::Taking, &[]);
-        said.map_err(|source| TakeoverError::Broken { process, source: source.into() })?;
-        Ok(ready)
-    });
-    let ready = match taken {
-        Ok(ready) => ready,
-        Err(error) => {
-            // At once, since the old process waits for the locks.
-            built.drop_claims_from(claims);
-            return Err(error);
-        }
-    };
+    let broken = |source: WireError| TakeoverError::Broken { process, source: source.into() };
+    let ready = build_all(process, built, served, transfer, patience)?;
+    wire.send(&Message::Ready, &[], Deadline::within(ANSWER_LIMIT)).map_err(broken)?;
+    await_commit(wire, patience).map_err(|error| match error {
+        NoCommit::Stopped => TakeoverError::Stopped,
+        NoCommit::Wire(error) => broken(error),
+    })?;
+    built.own();
     let mut listening = Vec::new();
     for (prepared, found, listener, adopted) in ready {
         let socket = Socket::adopt(listener, found.file, &prepared.options.socket);
@@ -399,6 +456,30 @@ fn go_on(
     Ok(listening)
 }
 
+/// The old process goes on, as far as is known here.
+enum NoCommit {
+    Stopped,
+    Wire(WireError),
+}
+
+/// Waits for the word of the old process. Whoever gives up here first sees to it that it cannot come any more.
+fn await_commit(wire: &Wire, patience: &mut Patience<'_>) -> Result<(), NoCommit> {
+    let waited = await_answer(wire, COMMIT_LIMIT, patience);
+    let said = match wire.receive(Deadline::within(Duration::ZERO)) {
+        Err(WireError::Silent) => wire
+            .close_ears()
+            .and_then(|()| wire.receive(Deadline::within(Duration::ZERO)))
+            .map_err(|error| if let WireError::Ended = error { WireError::Silent } else { error }),
+        said => said,
+    };
+    match (said, waited) {
+        (Ok((Message::Commit, _)), _) => Ok(()),
+        (_, Err(_signal)) => Err(NoCommit::Stopped),
+        (Ok((other, _)), Ok(())) => Err(NoCommit::Wire(other.unexpected())),
+        (Err(error), Ok(())) => Err(NoCommit::Wire(error)),
+    }
+}
+
 /// An export that only waits for the word.
 type Ready = (Prepared, Served, OwnedFd, Option<Adopted>);
 
@@ -406,22 +487,20 @@ fn build_all(
     process: u32,
     built: &mut Built,
     served: Vec<Pair>,
-    mut parcels: Vec<Parcel>,
+    transfer: Transfer,
     patience: &mut Patience<'_>,
 ) -> Result<Vec<Ready>, TakeoverError> {
-    for (prepared, _) in &served {
-        built.claim(prepared, patience)?;
-    }
-    let mut ready = Vec::new();
+    let Transfer { mut exports, files, images } = transfer;
+    let (mut ready, mut held) = (Vec::new(), Vec::new());
     for (prepared, found) in served {
         let file: SocketFile = socket_file(found.file);
-        let place = parcels.iter().position(|parcel| parcel.socket == file);
+        let place = exports.iter().position(|parcel| parcel.socket == file);
         let missing = || {
             let what = format!("nothing of export {}", prepared.offer.id);
             TakeoverError::Broken { process, source: WireError::Unexpected { what }.into() }
         };
-        let Parcel { cache, stopped, listener, session, socket: _ } =
-            parcels.swap_remove(place.ok_or_else(missing)?);
+        let Parcel { cache, stopped, listener, session, socket: _, held: is_held } =
+            exports.swap_remove(place.ok_or_else(missing)?);
         *prepared.offer.cache.lock().expect("no holder of this lock panics") = cache;
         let resumption = Resumption { since: stopped, process };
         let adopt = |(connection, state)| {
@@ -431,6 +510,12 @@ fn build_all(
         };
         let adopted = session.map(adopt).transpose()?;
         ready.push((prepared, found, listener, adopted));
+        held.push(is_held);
+    }
+    let failed = |(export, source)| TakeoverError::Image { export, process, source };
+    built.inherit(files, images).map_err(failed)?;
+    for ((prepared, ..), _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held) {
+        built.claim_inherited(prepared, patience)?;
     }
     Ok(ready)
 }

@@ -4,8 +4,10 @@
 //! `version` of the first packet says what the rest means; a process that does not know it says
 //! which one it knows.
 //!
-//! Limits: [`PACKET_BYTES_MAX`] and [`DESCRIPTORS_MAX`] per packet; [`Wire::wait_at_most`].
+//! Limits: [`PACKET_BYTES_MAX`] and [`DESCRIPTORS_MAX`] per packet; whoever sends or receives says until when.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,11 +24,23 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::Deadline;
+use crate::graph::Description;
+
 /// The longest packet, which lists the exports of a daemon.
 const PACKET_BYTES_MAX: usize = 128 << 10;
 
 /// A ring comes with three descriptors.
 const DESCRIPTORS_MAX: usize = 3;
+
+/// How many new processes can wait to be heard. Anybody can connect; whoever may not ask is sent away at once.
+const BACKLOG: i32 = 64;
+
+/// How many names are tried that look like those of a process.
+const NAMES_MAX: usize = 64;
+
+/// The pause before descriptors that the kernel could not take are sent again.
+const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// One packet.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,18 +52,23 @@ pub(super) enum Message {
     OtherVersion { version: u32 },
     /// Old: it goes on serving.
     Refused { reason: String },
-    /// Old: what it would hand over.
-    Offer { exports: Vec<Offered> },
+    /// Old: an export that it would hand over.
+    Offer { export: Offered },
+    /// Old: those were all.
+    OfferEnd,
     /// New: it can go on with that; the old process is to stop its rings.
     Proceed,
-    /// Old: an export, with its listening socket. Its session follows if it has a client.
-    Export { socket: SocketFile, writeback: bool, stopped_ns: u64 },
+    /// Old: an export, with its listening socket. Its session follows if it has a client. `held` if its node is
+    /// claimed now, which one with `active=off` need not be.
+    Export { socket: SocketFile, writeback: bool, stopped_ns: u64, held: bool },
     /// Old: the client of the last export, with its connection. Memory and rings follow.
     Session { features: u64, protocol: u64 },
     /// Old: a region of guest memory, with its file.
     Region { guest: u64, bytes: u64, user_address: u64, file_offset: u64 },
     /// Old: the region of requests in flight, with its file.
     Inflight { queues: u16, queue_size: u16, bytes: u64, offset: u64 },
+    /// Old: the dirty log, in which nothing is marked now, with its file.
+    Log { bytes: u64, offset: u64 },
     /// Old: the session's own channel.
     Channel,
     /// Old: the next ring, with those of its kick, call and error descriptors that it has.
@@ -63,10 +82,23 @@ pub(super) enum Message {
         call: bool,
         error: bool,
     },
-    /// Old: that was all; its locks are given back.
+    /// Old: a file below an export, at that place, with its descriptor; what is locked on it, as
+    /// [`kernel_io::ImageLocks::bits`].
+    File { export: String, place: String, locks: [u8; 2] },
+    /// Old: what an image in use has in memory alone, or a part of that. Ranges of clusters, first and end.
+    Image {
+        export: String,
+        place: String,
+        reserved: Vec<[u64; 2]>,
+        freed: Vec<[u64; 2]>,
+        tables_durable: bool,
+    },
+    /// Old: that was all.
     End,
-    /// New: it has the locks, and goes on. From here on the old process serves nothing.
-    Taking,
+    /// New: it has all that it needs to go on, and waits for the word.
+    Ready,
+    /// Old: the new process goes on. From here on the old one submits nothing.
+    Commit,
 }
 
 /// The file of a socket.
@@ -87,8 +119,8 @@ pub(super) struct Offered {
     pub(super) logical_block: u32,
     pub(super) queues: u16,
     pub(super) features: u64,
-    /// The files below its node, by device and inode.
-    pub(super) storage: Vec<[u64; 2]>,
+    /// All options of the nodes below it.
+    pub(super) nodes: Description,
 }
 
 /// A connection between an old and a new process.
@@ -130,41 +162,67 @@ impl From<Errno> for WireError {
     }
 }
 
-/// Where the process of that id is asked.
-fn address(process: u32) -> io::Result<SocketAddrUnix> {
-    let name = format!("ringloom-takeover-{process}");
-    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
+/// What the names begin with on which the process of that id can be asked.
+fn prefix(process: u32) -> String {
+    format!("ringloom-takeover-{process}-")
 }
 
 fn socket() -> rustix::io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// A socket on which this process can be asked.
+/// A socket on which this process can be asked. Nobody can have taken its name before: it ends by chance.
 pub(super) fn listen() -> io::Result<OwnedFd> {
     let fd = socket()?;
-    rustix::net::bind(&fd, &address(std::process::id())?)?;
-    rustix::net::listen(&fd, 4)?;
+    // The keys of each of these are the kernel's random numbers.
+    let chance = RandomState::new().build_hasher().finish();
+    let name = format!("{}{chance:016x}", prefix(std::process::id()));
+    rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    rustix::net::listen(&fd, BACKLOG)?;
     Ok(fd)
 }
 
+/// The names that begin like those of the process of that id; anybody may have taken them.
+fn names(process: u32) -> Result<Vec<String>, WireError> {
+    let sockets = std::fs::read_to_string("/proc/net/unix").map_err(WireError::Kernel)?;
+    let prefix = prefix(process);
+    let name = |line: &str| {
+        let name = line.split_whitespace().nth(7)?.strip_prefix('@')?;
+        name.starts_with(&prefix).then(|| name.to_owned())
+    };
+    let mut names: Vec<String> = sockets.lines().filter_map(name).collect();
+    // Connections of a listener have its name, too.
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
 impl Wire {
-    /// Connects to the process of that id. `None` if it cannot be asked: nobody listens there.
+    /// Connects to the process of that id. `None` if it cannot be asked: it listens nowhere. Names that others
+    /// have taken are passed over.
     pub(super) fn connect(process: u32) -> Result<Option<Self>, WireError> {
-        let fd = socket()?;
-        // Too many may be waiting there.
-        set_socket_timeout(&fd, Timeout::Send, Some(super::ANSWER_LIMIT))?;
-        match rustix::net::connect(&fd, &address(process).map_err(WireError::Kernel)?) {
-            Ok(()) => Ok(Some(Self::of(fd)?)),
-            Err(Errno::CONNREFUSED) => Ok(None),
-            Err(errno) => Err(errno.into()),
+        for name in names(process)?.iter().take(NAMES_MAX) {
+            let fd = socket()?;
+            // Too many may be waiting there.
+            set_socket_timeout(&fd, Timeout::Send, Some(super::ANSWER_LIMIT))?;
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+            match rustix::net::connect(&fd, &address) {
+                Ok(()) => {
+                    let wire = Self::of(fd);
+                    if wire.peer()?.process == Some(process) {
+                        return Ok(Some(wire));
+                    }
+                }
+                Err(Errno::CONNREFUSED) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
+        Ok(None)
     }
 
     /// A connection that was made.
-    pub(super) fn of(fd: OwnedFd) -> Result<Self, WireError> {
-        set_socket_timeout(&fd, Timeout::Send, Some(super::ANSWER_LIMIT))?;
-        Ok(Self { fd })
+    pub(super) fn of(fd: OwnedFd) -> Self {
+        Self { fd }
     }
 
     /// Who is at the other end.
@@ -172,28 +230,55 @@ impl Wire {
         peer_of(&self.fd).map_err(WireError::Kernel)
     }
 
-    /// Says something.
-    pub(super) fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), WireError> {
-        let bytes = serde_json::to_vec(message).map_err(WireError::Form)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            let fits = control.push(SendAncillaryMessage::ScmRights(fds));
-            assert!(fits, "no message has more descriptors than {DESCRIPTORS_MAX}");
-        }
-        sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
-        Ok(())
+    /// A hold on the process at the other end.
+    pub(super) fn peer_process(&self) -> io::Result<OwnedFd> {
+        kernel_io::peer_process(&self.fd)
     }
 
-    /// What the other process says next, if it does within that time.
-    pub(super) fn receive(&self, limit: Duration) -> Result<(Message, Vec<OwnedFd>), WireError> {
-        self.wait_at_most(limit)?;
+    /// Says something, if the other process takes it by then. After an error it has not been said.
+    pub(super) fn send(
+        &self,
+        message: &Message,
+        fds: &[BorrowedFd<'_>],
+        until: Deadline,
+    ) -> Result<(), WireError> {
+        let bytes = serde_json::to_vec(message).map_err(WireError::Form)?;
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() {
+                let fits = control.push(SendAncillaryMessage::ScmRights(fds));
+                assert!(fits, "no message has more descriptors than {DESCRIPTORS_MAX}");
+            }
+            match sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut control, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, until)?,
+                // Too many descriptors are under way: the other process has not taken them yet.
+                Err(Errno::TOOMANYREFS) if !until.left().is_zero() => {
+                    poll(&mut [], Some(&MOMENT))?;
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// What the other process says next, if it does by then.
+    pub(super) fn receive(&self, until: Deadline) -> Result<(Message, Vec<OwnedFd>), WireError> {
         let mut bytes = vec![0; PACKET_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut bytes)];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received = recvmsg(&self.fd, &mut parts, &mut control, flags)?;
+        let received = loop {
+            self.wait(PollFlags::IN, until)?;
+            match recvmsg(&self.fd, &mut parts, &mut control, flags) {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                received => break received?,
+            }
+        };
         let fds = control
             .drain()
             .filter_map(|message| match message {
@@ -208,13 +293,12 @@ impl Wire {
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(WireError::Unexpected { what: "a packet that is too long".to_owned() });
         }
-        let message = serde_json::from_slice(&bytes[..received.bytes]).map_err(WireError::Form)?;
-        Ok((message, fds))
+        Ok((Message::parse(&bytes[..received.bytes])?, fds))
     }
 
     /// Whether the other process has said something, or does within that time; so too if it has ended.
     pub(super) fn has_said(&self, limit: Duration) -> bool {
-        !matches!(self.wait_at_most(limit), Err(WireError::Silent))
+        !matches!(self.wait(PollFlags::IN, Deadline::within(limit)), Err(WireError::Silent))
     }
 
     /// From now on the other process can say nothing more; what it has said can still be received.
@@ -222,14 +306,14 @@ impl Wire {
         Ok(shutdown(&self.fd, Shutdown::Read)?)
     }
 
-    fn wait_at_most(&self, limit: Duration) -> Result<(), WireError> {
-        let limit = Timespec::try_from(limit).expect("limits are short");
+    /// Waits until the connection is ready for that, but no longer than until then.
+    fn wait(&self, ready: PollFlags, until: Deadline) -> Result<(), WireError> {
         loop {
-            let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-            match poll(&mut fds, Some(&limit)) {
+            let left = Timespec::try_from(until.left()).expect("limits are short");
+            let mut fds = [PollFd::new(&self.fd, ready)];
+            match poll(&mut fds, Some(&left)) {
                 Ok(0) => return Err(WireError::Silent),
                 Ok(_) => return Ok(()),
-                // A signal begins the time anew; there are few.
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -244,6 +328,11 @@ impl AsFd for Wire {
 }
 
 impl Message {
+    /// Understands a packet.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, WireError> {
+        serde_json::from_slice(bytes).map_err(WireError::Form)
+    }
+
     /// An error: this was not due.
     pub(super) fn unexpected(&self) -> WireError {
         let what = format!("{self:?}").chars().take(80).collect();

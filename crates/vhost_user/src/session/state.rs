@@ -33,8 +33,21 @@ pub struct SessionState {
     pub channel: Option<OwnedFd>,
     /// The rings, from queue 0 on.
     pub rings: Vec<RingState>,
-    /// Whether pages are marked in a dirty log, which is not handed over: a successor would lose marks.
+    /// The dirty log, if the front end has given one.
+    pub log: Option<LogState>,
+    /// Whether pages are marked in it: that is not handed over.
     pub is_logging: bool,
+}
+
+/// A dirty log, as SET_LOG_BASE describes it. A front end that has cancelled a migration does not take it back.
+#[derive(Debug)]
+pub struct LogState {
+    /// Its size.
+    pub bytes: u64,
+    /// Where it starts in its file, in bytes.
+    pub offset: u64,
+    /// Its file.
+    pub file: OwnedFd,
 }
 
 /// A region of the guest's memory.
@@ -81,9 +94,10 @@ pub struct RingState {
 }
 
 impl<D: Device> Session<D> {
-    /// Stops all rings and says how everything stands. [`Session::go_on`] serves them again.
+    /// Stops all rings and says how everything stands. [`Session::go_on`] serves them again. The device keeps what
+    /// it holds for them.
     pub fn pause(&mut self) -> Result<SessionState, Refusal> {
-        self.halt_all()?;
+        self.pause_all()?;
         // Whatever a session learns to hold must be handed over too: no `..` here.
         let Self {
             device: _,
@@ -97,8 +111,11 @@ impl<D: Device> Session<D> {
             rings,
         } = self;
         let is_logged = |ring: &Ring| ring.logged_at.is_some();
-        // A log that is there may be used with the next message.
-        let is_logging = log.is_some() || features.contains(LOG_ALL) || rings.iter().any(is_logged);
+        let is_logging = features.contains(LOG_ALL) || rings.iter().any(is_logged);
+        let log = log.as_ref().map(|log| -> Result<_, Refusal> {
+            let (bytes, offset) = (log.bytes(), log.file_offset());
+            Ok(LogState { bytes, offset, file: copy(log.file())? })
+        });
         let regions = memory
             .regions()
             .iter()
@@ -122,6 +139,7 @@ impl<D: Device> Session<D> {
             inflight: inflight.transpose()?,
             channel: channel.as_ref().map(|channel| copy(channel.as_fd())).transpose()?,
             rings: rings.collect::<Result<_, _>>()?,
+            log: log.transpose()?,
             is_logging,
         })
     }
@@ -141,6 +159,7 @@ impl<D: Device> Session<D> {
             inflight,
             channel,
             rings,
+            log,
             is_logging: _,
         } = state;
         if let Some(last) = rings.len().checked_sub(1) {
@@ -156,6 +175,9 @@ impl<D: Device> Session<D> {
         }
         if let Some(channel) = channel {
             self.set_channel(channel);
+        }
+        if let Some(LogState { bytes, offset, file }) = log {
+            self.set_log(file, bytes, offset)?;
         }
         self.rings = (0..)
             .zip(rings)

@@ -11,7 +11,7 @@
 
 #![expect(unsafe_code, reason = "the log is shared with the front end")]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -57,6 +57,16 @@ impl DirtyLog {
     /// The number of bytes.
     pub fn bytes(&self) -> u64 {
         self.region.spec().bytes
+    }
+
+    /// Where in its file it begins, in bytes.
+    pub fn file_offset(&self) -> u64 {
+        self.region.spec().file_offset
+    }
+
+    /// The file that it is in.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.region.file()
     }
 
     /// Whether there is a bit for each page up to that of this guest address.

@@ -34,8 +34,12 @@ struct Stranger {
 impl Stranger {
     fn connect(process: u32) -> Result<Self> {
         let fd = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
-        let name = format!("ringloom-takeover-{process}");
-        rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        let sockets = std::fs::read_to_string("/proc/net/unix")?;
+        let begins = format!("@ringloom-takeover-{process}-");
+        let mut words = sockets.split_whitespace();
+        let name = words.find(|word| word.starts_with(&begins)).context("it can be asked")?;
+        let name = SocketAddrUnix::new_abstract_name(&name.as_bytes()[1..])?;
+        rustix::net::connect(&fd, &name)?;
         Ok(Self { fd })
     }
 
@@ -106,11 +110,12 @@ fn converse(stranger: &Stranger, end: &str, socket: &Path) -> Result<()> {
         return Ok(());
     }
     let other = Stranger { fd: stranger.fd.try_clone()? };
-    let answer = other.hello(1, socket)?;
+    let answer = other.hello(2, socket)?;
     ensure!(answer.contains("offer"), "{answer}");
     if end == "offer" {
         return Ok(());
     }
+    ensure!(stranger.hear()? == "\"offer-end\"", "one export is offered");
     stranger.say("\"proceed\"")?;
     if end == "proceed" {
         return Ok(());
@@ -132,7 +137,7 @@ fn an_unknown_version_is_answered_with_the_known_one() {
         image::create_sparse(&disk.image(), 1 << 20)?;
         let old = disk.serve(program)?;
         let answer = Stranger::connect(old.pid())?.hello(77, &disk.socket())?;
-        ensure!(answer == "{\"other-version\":{\"version\":1}}", "{answer}");
+        ensure!(answer == "{\"other-version\":{\"version\":2}}", "{answer}");
         stop(old, &[&disk.socket()]).map(drop)
     });
 }
@@ -258,8 +263,9 @@ fn an_old_process_whose_requests_hang_keeps_its_client() {
         faults.wait_held(1, LIMIT)?;
         // Not a real one: this file system lets nobody open the image before the write has ended.
         let stranger = Stranger::connect(old.pid())?;
-        let answer = stranger.hello(1, &disk.socket())?;
+        let answer = stranger.hello(2, &disk.socket())?;
         ensure!(answer.contains("offer"), "{answer}");
+        ensure!(stranger.hear()? == "\"offer-end\"", "one export is offered");
         stranger.say("\"proceed\"")?;
         let answer = stranger.hear()?;
         let sentence = "export e0: its requests were not finished within 10 s";

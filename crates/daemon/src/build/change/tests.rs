@@ -219,7 +219,11 @@ fn what_an_export_needs_is_claimed_before_and_given_back_after() {
     assert_eq!((is_free(&a), is_free(&b)), (true, false));
     assert_eq!(client.read(0, 4096, 0).unwrap(), of_b[..4096]);
     // What a successor is told of is there now.
-    assert_eq!(place.built.storage("e"), [other(&b).file().identity().numbers()]);
+    let below = place.built.graph.files_below_export("e");
+    assert_eq!(
+        below.iter().map(|file| file.identity()).collect::<Vec<_>>(),
+        [other(&b).file().identity()]
+    );
     drop(client);
     drop(place.built);
     assert!(is_free(&b));

@@ -27,7 +27,7 @@ const TABLES_MAX: u64 = i32::MAX as u64;
 impl Graph {
     /// Opens an image. Blocks.
     pub(super) fn make_qcow2(
-        &self,
+        &mut self,
         name: &str,
         caches: Qcow2Caches,
         blockdev: &Blockdev,
@@ -57,7 +57,11 @@ impl Graph {
             Settings { access, discards, l2_cache, refcount_cache, clean_after, overlap_check };
         let runner = Arc::clone(&self.files) as Arc<dyn ErrandRunner>;
         match Qcow2Node::open(name, children, settings, runner) {
-            Ok(node) => Ok(Arc::new(node)),
+            Ok(node) => {
+                let node = Arc::new(node);
+                self.image = Some(Arc::clone(&node));
+                Ok(node)
+            }
             Err(source) => Err(GraphError::Image { node: name.to_owned(), source }),
         }
     }

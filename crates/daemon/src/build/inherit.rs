@@ -1,0 +1,118 @@
+//! What two processes do with their nodes while one takes the other's place.
+//!
+//! Where it stands: `takeover` says when. The old process describes its nodes, gives its open files and the state of
+//! its images, and leaves them; the new one goes on with both, claims its nodes, and owns them in the end.
+//!
+//! Threads: the first one of both processes; no ring is served.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use kernel_io::{ImageLocks, InheritError, OpenFile};
+use qcow2::{ImageState, Qcow2Node};
+
+use super::{BuildError, Built, Claimed, Prepared};
+use crate::claim::{Patience, claim};
+use crate::device::Offer;
+use crate::graph::{Description, Storage};
+use crate::holding::Holding;
+
+/// Where something stands: the export's id, and the place below it.
+type Place = (String, String);
+
+impl Built {
+    /// All that there is to say of the nodes below an export.
+    pub(crate) fn describe(&self, export: &str) -> Description {
+        self.graph.describe(export)
+    }
+
+    /// Whether an export's node is claimed now. No ring of it is served.
+    pub(crate) fn holds(&self, offer: &Offer) -> bool {
+        match &offer.holding {
+            Holding::Always => true,
+            Holding::WhileServed(on_demand) => on_demand.is_held(),
+        }
+    }
+
+    /// The open files below the exports that were started, each once.
+    pub(crate) fn files_below(&self) -> Vec<(String, String, Arc<OpenFile>)> {
+        let below = self.exports.iter().flat_map(|export| {
+            let Storage { files, images: _ } = self.graph.storage_below(&export.offer().id);
+            files.into_iter().map(|(place, file)| (export.offer().id.clone(), place, file))
+        });
+        each_once(below)
+    }
+
+    /// The images below them, each once.
+    pub(crate) fn images(&self) -> Vec<(String, String, Arc<Qcow2Node>)> {
+        let below = self.exports.iter().flat_map(|export| {
+            let Storage { images, files: _ } = self.graph.storage_below(&export.offer().id);
+            images.into_iter().map(|(place, image)| (export.offer().id.clone(), place, image))
+        });
+        each_once(below)
+    }
+
+    /// From now on another process owns what is below the exports: nothing of it is changed or given back here.
+    pub(crate) fn leave(&self) {
+        self.files_below().iter().for_each(|(_, _, file)| file.leave());
+        self.images().iter().for_each(|(_, _, image)| image.leave());
+    }
+
+    /// Goes on with the open files and images of another process, which owns them until [`Built::own`]. What it
+    /// says of places that are not here is left. After an error, says of which export.
+    pub(crate) fn inherit(
+        &self,
+        files: BTreeMap<Place, (OwnedFd, ImageLocks)>,
+        images: BTreeMap<Place, ImageState>,
+    ) -> Result<(), (String, InheritError)> {
+        for ((export, place), (theirs, locks)) in files {
+            if let Some(file) = self.graph.storage_below(&export).files.get(&place) {
+                file.inherit(theirs.as_fd(), locks).map_err(|error| (export, error))?;
+            }
+        }
+        for ((export, place), state) in images {
+            if let Some(image) = self.graph.storage_below(&export).images.get(&place) {
+                image.inherit(state);
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims for an export what the other process holds for it. Nothing is changed on any file.
+    pub(crate) fn claim_inherited(
+        &mut self,
+        prepared: &Prepared,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), BuildError> {
+        let (Offer { id, node, holding, .. }, rights) = (&*prepared.offer, prepared.rights);
+        let claimed = claim(id, &**node, rights, &*self.clock, patience)?;
+        match holding {
+            Holding::Always => {
+                let (export, claim) = (id.clone(), Some(claimed));
+                self.claims.push(Claimed { export, rights, claim });
+            }
+            Holding::WhileServed(on_demand) => on_demand.hold(claimed),
+        }
+        Ok(())
+    }
+
+    /// From now on this process owns what it has inherited.
+    pub(crate) fn own(&self) {
+        self.graph.images().for_each(|image| image.own());
+        self.files.all().iter().for_each(|file| file.own());
+    }
+}
+
+/// Those that are not the same as one before.
+fn each_once<T>(
+    all: impl Iterator<Item = (String, String, Arc<T>)>,
+) -> Vec<(String, String, Arc<T>)> {
+    let mut once: Vec<(String, String, Arc<T>)> = Vec::new();
+    for (export, place, one) in all {
+        if !once.iter().any(|(_, _, other)| Arc::ptr_eq(other, &one)) {
+            once.push((export, place, one));
+        }
+    }
+    once
+}
