@@ -85,6 +85,11 @@ impl Buffers {
         self.count = 0;
     }
 
+    /// Keeps room for at most so many segments, if there are no more.
+    pub fn shrink_to(&mut self, segments: usize) {
+        self.segments.shrink_to(segments);
+    }
+
     /// All bytes together.
     pub fn count(&self) -> usize {
         self.count

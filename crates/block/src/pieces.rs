@@ -10,6 +10,9 @@ use crate::{ByteCount, ByteOffset};
 /// what a hostile request makes the daemon remember.
 pub const PIECES_MAX: usize = 1 << 16;
 
+/// The most pieces whose room a list keeps.
+const ROOM_KEPT: usize = 1 << 12;
+
 /// A file that bytes live in. Opaque here; `kernel_io` resolves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId(pub u32);
@@ -106,9 +109,10 @@ impl PieceList {
         self.get(range).get(place).copied()
     }
 
-    /// Forgets all answers, keeps the room.
+    /// Forgets all answers, keeps the room that a batch needs but for a hostile one.
     pub fn clear(&mut self) {
         self.pieces.clear();
+        self.pieces.shrink_to(ROOM_KEPT);
     }
 
     fn place(&self) -> u32 {

@@ -4,6 +4,8 @@
 //! Where it stands in the life of a request: [`crate::Kernel`] asks for the next one of a turn, does
 //! it with a plain call, and makes its completion an event.
 //!
+//! What `request_path` does by hand, with memory alone, has an [`InlineBudget`] of its own, of the same size.
+//!
 //! Limits: [`TURN_OPERATIONS_MAX`] and [`TURN_BYTES_MAX`], or [`TURN_BYTES_BESIDE`], per turn of the
 //! event loop; what is more waits, in order, for the next turns, so that the other rings of the
 //! iothread get theirs. What has at most [`SHORT_BYTES_MAX`] waits for nothing longer: small
@@ -53,32 +55,24 @@ pub enum InlineShare {
     Beside,
 }
 
-/// What one iothread may still do inline in this turn, and what waits.
+/// How much one iothread may still do by itself in this turn.
 #[derive(Debug)]
-pub(crate) struct InlineTurn {
-    waiting: VecDeque<SlotIndex>,
+pub struct InlineBudget {
     share: InlineShare,
     operations_left: u32,
     bytes_left: usize,
-    /// The memory of a transfer that this turn's bound cuts.
-    cut: Vec<Segment>,
 }
 
-impl Default for InlineTurn {
+impl Default for InlineBudget {
     fn default() -> Self {
-        Self {
-            waiting: VecDeque::new(),
-            share: InlineShare::Alone,
-            operations_left: TURN_OPERATIONS_MAX,
-            bytes_left: TURN_BYTES_MAX,
-            cut: Vec::new(),
-        }
+        let share = InlineShare::Alone;
+        Self { share, operations_left: TURN_OPERATIONS_MAX, bytes_left: TURN_BYTES_MAX }
     }
 }
 
-impl InlineTurn {
+impl InlineBudget {
     /// A new turn of the event loop.
-    pub(crate) fn begin(&mut self) {
+    pub fn begin(&mut self) {
         self.operations_left = TURN_OPERATIONS_MAX;
         self.bytes_left = match self.share {
             InlineShare::Alone => TURN_BYTES_MAX,
@@ -87,8 +81,38 @@ impl InlineTurn {
     }
 
     /// How long turns are from the next on.
-    pub(crate) fn share(&mut self, share: InlineShare) {
+    pub fn share(&mut self, share: InlineShare) {
         self.share = share;
+    }
+
+    /// Takes something off the turn that would move so many bytes; returns how many of them may be moved now. What is
+    /// short is not cut.
+    pub fn charge(&mut self, bytes: u64) -> u64 {
+        if self.operations_left == 0 {
+            return 0;
+        }
+        let short = bytes <= SHORT_BYTES_MAX as u64;
+        let now = if short { bytes } else { bytes.min(self.bytes_left as u64) };
+        self.operations_left -= u32::from(now > 0);
+        self.bytes_left =
+            self.bytes_left.saturating_sub(usize::try_from(now).unwrap_or(usize::MAX));
+        now
+    }
+}
+
+/// What one iothread may still do inline in this turn, and what waits.
+#[derive(Debug, Default)]
+pub(crate) struct InlineTurn {
+    waiting: VecDeque<SlotIndex>,
+    budget: InlineBudget,
+    /// The memory of a transfer that this turn's bound cuts.
+    cut: Vec<Segment>,
+}
+
+impl InlineTurn {
+    /// What there is for this turn.
+    pub(crate) fn budget(&mut self) -> &mut InlineBudget {
+        &mut self.budget
     }
 
     /// Whether the work is so short that it is done now although longer work waits. If so, it has
@@ -101,11 +125,11 @@ impl InlineTurn {
             Work::Sync => true,
             Work::Space(_) => false,
         };
-        if !short || self.operations_left == 0 {
+        if !short || self.budget.operations_left == 0 {
             return false;
         }
-        self.operations_left -= 1;
-        self.bytes_left = self.bytes_left.saturating_sub(bytes);
+        self.budget.operations_left -= 1;
+        self.budget.bytes_left = self.budget.bytes_left.saturating_sub(bytes);
         true
     }
 
@@ -121,33 +145,34 @@ impl InlineTurn {
 
     /// The next operation that this turn has room for.
     pub(crate) fn next(&mut self) -> Option<SlotIndex> {
-        if self.operations_left == 0 || self.bytes_left == 0 {
+        if self.budget.operations_left == 0 || self.budget.bytes_left == 0 {
             return None;
         }
         let index = self.waiting.pop_front()?;
-        self.operations_left -= 1;
+        self.budget.operations_left -= 1;
         Some(index)
     }
 
     /// Takes what the work costs off the turn, and returns the memory for one call: all that is
     /// left of it, or as much as the turn has room for.
     pub(crate) fn charge<'a>(&'a mut self, work: Work, memory: &'a [Segment]) -> &'a [Segment] {
+        let Self { budget: InlineBudget { bytes_left, .. }, cut, .. } = self;
         if let Work::Space(Space { count, .. }) = work {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
-            self.bytes_left = self.bytes_left.saturating_sub(count);
+            *bytes_left = bytes_left.saturating_sub(count);
             return memory;
         }
         for (place, segment) in memory.iter().enumerate() {
-            if segment.count() > self.bytes_left {
-                self.cut.clear();
-                self.cut.extend_from_slice(&memory[..place]);
-                if self.bytes_left > 0 {
-                    self.cut.push(segment.part(0, self.bytes_left));
+            if segment.count() > *bytes_left {
+                cut.clear();
+                cut.extend_from_slice(&memory[..place]);
+                if *bytes_left > 0 {
+                    cut.push(segment.part(0, *bytes_left));
                 }
-                self.bytes_left = 0;
-                return &self.cut;
+                *bytes_left = 0;
+                return cut;
             }
-            self.bytes_left -= segment.count();
+            *bytes_left -= segment.count();
         }
         memory
     }

@@ -198,13 +198,13 @@ impl Kernel {
 
     /// How much may be done inline from the next turn on.
     pub fn share_inline(&mut self, share: InlineShare) {
-        self.inline.share(share);
+        self.inline.budget().share(share);
     }
 
     /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told
     /// unless events, or work for another turn, are there already.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
-        self.inline.begin();
+        self.inline.budget().begin();
         self.work_inline();
         self.submit_native();
         let stuck = self.native.as_ref().is_some_and(Native::is_stuck);

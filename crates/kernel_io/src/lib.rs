@@ -54,7 +54,7 @@ pub use filter::{FilterError, Refusals, filter_system_calls};
 pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
 };
-pub use inline::InlineShare;
+pub use inline::{InlineBudget, InlineShare};
 pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use parked::Tag;

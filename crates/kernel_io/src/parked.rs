@@ -5,12 +5,22 @@
 //!
 //! Invariants: a slot is free, or exactly one kernel operation of it is in flight. Slots keep
 //! their lists between uses, so that parking allocates nothing once the table is warm.
-//! Limits: the table grows to what its caller has in flight; `request_path` bounds that.
+//! Limits: the table grows to what its caller has in flight; `request_path` bounds that. Lists are kept as long as they
+//! are short.
 
 use block::{ByteOffset, Durability, FileId, Segment};
 
 use crate::BounceBuffer;
 use crate::space::Space;
+
+/// For so many segments a slot keeps room when its operation is over.
+const ROOM_KEPT: usize = 256;
+
+/// The same for those beyond the first [`WARM_SLOTS`], which only a deep queue needs.
+const ROOM_KEPT_BEYOND: usize = 16;
+
+/// How many slots keep room for large operations.
+const WARM_SLOTS: u32 = 256;
 
 /// What the submitter calls an operation; comes back with its event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -184,8 +194,12 @@ impl InFlight {
 
     /// Takes a finished operation out.
     pub(crate) fn take(&mut self, index: SlotIndex) -> Parked {
-        match std::mem::replace(&mut self.slots[index.0 as usize].state, State::Free) {
+        let slot = &mut self.slots[index.0 as usize];
+        match std::mem::replace(&mut slot.state, State::Free) {
             State::Operation(parked) => {
+                let room = if index.0 < WARM_SLOTS { ROOM_KEPT } else { ROOM_KEPT_BEYOND };
+                slot.segments.clear();
+                slot.segments.shrink_to(room);
                 self.operations -= 1;
                 self.free.push(index);
                 parked

@@ -12,6 +12,7 @@
 mod errands;
 mod failures;
 mod held;
+mod pieces;
 mod staging;
 mod syncs;
 
@@ -22,20 +23,20 @@ use std::sync::Arc;
 
 use block::{
     After, Answer, Buffers, Clock, Errand, LaneError, Mapping, Node, Operation, Order, Outcome,
-    PieceList, Target,
+    PieceList,
 };
 use kernel_io::{
-    Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineShare, IoFailure,
-    Kernel, KernelError, Notifier, Reactors, Ringer, Wait, WaitsWith,
+    Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineBudget,
+    InlineShare, IoFailure, Kernel, KernelError, Notifier, Reactors, Ringer, Wait, WaitsWith,
 };
 use virtio::Head;
 
 use crate::holds::{Wanted, hold_changes};
-use crate::job::{Addressee, Job, JobIndex, Jobs, Owner, Phase, PieceIndex};
-use crate::lanes::{LaneIndex, Lanes};
+use crate::job::{Addressee, JobIndex, Jobs, Owner, Phase};
+use crate::lanes::{Ended, LaneIndex, Lanes};
 use crate::report::Report;
 use crate::seats::{Seat, Seats};
-use crate::submit::{Run, must_sync, submit_run};
+use crate::submit::must_sync;
 use crate::{Mailbox, SourceKey};
 use syncs::Syncs;
 
@@ -83,6 +84,10 @@ pub struct Engine {
     want_buffer: FairQueue<JobIndex>,
     /// Jobs that wait for a range somebody else is changing.
     want_range: VecDeque<JobIndex>,
+    /// Jobs whose pieces were not all begun, in order.
+    begun: VecDeque<JobIndex>,
+    /// What may be done by hand in this turn.
+    by_hand: InlineBudget,
     /// Which ranges a job needs now; kept for its room.
     wanted: Wanted,
     syncs: Syncs,
@@ -125,6 +130,8 @@ impl Engine {
             bounce: BouncePool::default(),
             want_buffer: FairQueue::new(BUFFERS),
             want_range: VecDeque::new(),
+            begun: VecDeque::new(),
+            by_hand: InlineBudget::default(),
             wanted: Wanted::default(),
             syncs: Syncs::default(),
             mappings: Vec::new(),
@@ -235,8 +242,8 @@ impl Engine {
         memory: &mut Buffers,
     ) {
         let ticket = self.seats.open(seat, head);
+        self.lanes.add(lane, memory.segments().len());
         let index = self.jobs.add(ticket, lane, operation, memory);
-        self.lanes.add(lane);
         self.mappings.push(Mapping::new(index.token(), operation));
     }
 
@@ -321,12 +328,15 @@ impl Engine {
     /// How much may be done inline from the next wait on.
     pub fn share_inline(&mut self, share: InlineShare) {
         self.kernel.share_inline(share);
+        self.by_hand.share(share);
     }
 
     /// Submits what is queued and waits as told.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
         self.calls_left = LANE_CALLS_MAX;
-        self.kernel.wait(wait)?;
+        self.by_hand.begin();
+        self.kernel.wait(if self.begun.is_empty() { wait } else { Wait::Poll })?;
+        self.go_on_with_pieces();
         if self.kernel.is_misled() {
             // Something has to happen to get the kernel's flag down again.
             self.bell.wake();
@@ -337,13 +347,13 @@ impl Engine {
     /// Whether [`Engine::wait`] without blocking would do anything: submit, or bring events.
     /// Cheap enough to be asked again and again.
     pub fn has_news(&mut self) -> bool {
-        self.has_called_lanes() || self.kernel.has_news()
+        self.has_own_work() || self.kernel.has_news()
     }
 
     /// Whether something waits that [`Engine::wait`] or [`Engine::dispatch`] does without any event. Nobody
     /// may sleep then.
     pub fn has_own_work(&self) -> bool {
-        self.has_called_lanes() || self.kernel.has_inline_work()
+        self.has_called_lanes() || !self.begun.is_empty() || self.kernel.has_inline_work()
     }
 
     /// Whether requests are being carried out here; those that are held are not.
@@ -421,7 +431,7 @@ impl Engine {
         let job = jobs.get(index);
         if hold_changes(job, wanted, kernel, bell) {
             job.phase = Phase::Transfer;
-            self.submit_pieces(index);
+            self.begin_pieces(index);
             self.settle(index);
         } else {
             self.want_range.push_back(index);
@@ -433,43 +443,6 @@ impl Engine {
         for _ in 0..self.want_range.len() {
             let Some(index) = self.want_range.pop_front() else { return };
             self.start(index);
-        }
-    }
-
-    fn submit_pieces(&mut self, index: JobIndex) {
-        let Self { jobs, kernel, lanes, .. } = self;
-        let job = jobs.get(index);
-        let Job { pieces, operation, memory, staged, outstanding, .. } = job;
-        let (mut place, mut has_kept) = (0, false);
-        while let Some(piece) = pieces.get(place) {
-            let tag = Addressee::Job(index, PieceIndex::new(place));
-            place += 1;
-            match (piece.target, *operation) {
-                (Target::Nothing, _) => {}
-                (Target::Zeroes, Operation::Read(_)) => {
-                    let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
-                    memory.zero(bytes(piece.skip), bytes(piece.count.0));
-                }
-                (
-                    Target::Zeroes,
-                    Operation::Write(..)
-                    | Operation::Discard(..)
-                    | Operation::WriteZeroes(..)
-                    | Operation::Flush,
-                ) => {}
-                (Target::Kept { .. }, _) => has_kept = true,
-                // A flush has no bytes; it only syncs.
-                (Target::File { .. }, _) if piece.count.0 == 0 => {}
-                (Target::File { .. }, operation) => {
-                    let run = Run::first_of(&pieces[place - 1..], operation);
-                    let run = run.expect("it begins with a piece in a file");
-                    place += run.pieces.len() - 1;
-                    *outstanding += submit_run(kernel, operation, run, memory, staged, tag);
-                }
-            }
-        }
-        if has_kept {
-            lanes.carry_out_kept(job);
         }
     }
 
@@ -521,11 +494,18 @@ impl Engine {
     fn answer(&mut self, index: JobIndex, outcome: Outcome) {
         let job = self.jobs.get(index);
         let (lane, pieces) = (job.lane, job.pieces.len());
+        let (segments, bytes) = (job.memory.segments().len(), job.memory.count());
         self.pieces_open -= pieces;
-        match self.jobs.remove(index) {
-            Owner::Ring(ticket) => self.seats.complete(ticket, outcome),
-            Owner::Lane(errand) => errand.finish(outcome),
-        }
-        self.lanes.over(lane, pieces);
+        let ended = match self.jobs.remove(index) {
+            Owner::Ring(ticket) => {
+                self.seats.complete(ticket, outcome);
+                Ended { pieces, segments, errand_bytes: 0 }
+            }
+            Owner::Lane(errand) => {
+                errand.finish(outcome);
+                Ended { pieces, segments: 0, errand_bytes: bytes }
+            }
+        };
+        self.lanes.over(lane, ended);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariants: a job's list of segments stays untouched while one of its operations is in
 //! flight. Jobs stay in their table when they are over and keep their lists, so that a warm
-//! iothread allocates nothing for a request. Limits: the caller asks for room first.
+//! iothread allocates nothing for a request. Limits: the caller asks for room first; lists are kept as long as they are
+//! short.
 
 use block::{
     After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Order, Outcome, Piece, Token,
@@ -13,14 +14,24 @@ use crate::seats::Ticket;
 use crate::staged::Staged;
 use crate::{LaneIndex, SourceKey};
 
-/// The most pieces whose room a job keeps when it is over.
-const PIECES_KEPT: usize = 256;
+/// For so many pieces, segments and the like a job keeps room when it is over.
+const ROOM_KEPT: usize = 256;
+
+/// The same for those beyond the first [`WARM_JOBS`], which only a deep queue needs.
+const ROOM_KEPT_BEYOND: usize = 16;
+
+/// How many jobs keep room for large requests.
+const WARM_JOBS: u32 = 256;
 
 /// The number of a job in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobIndex(u32);
 
 impl JobIndex {
+    fn room_kept(self) -> usize {
+        if self.0 < WARM_JOBS { ROOM_KEPT } else { ROOM_KEPT_BEYOND }
+    }
+
     /// The name that lanes know the job by.
     pub(crate) fn token(self) -> Token {
         Token(self.0)
@@ -63,6 +74,14 @@ pub(crate) struct Job {
     /// The lane that is asked where its bytes live.
     pub(crate) lane: LaneIndex,
     pub(crate) pieces: Vec<Piece>,
+    /// The first of those that were not begun.
+    pub(crate) next_piece: usize,
+    /// How many bytes of that were moved by hand.
+    pub(crate) moved: u64,
+    /// Whether pieces are begun later, which counts as something outstanding.
+    pub(crate) has_pieces_later: bool,
+    /// Whether it has found bytes in memory that its lane keeps.
+    pub(crate) finds_kept: bool,
     pub(crate) order: Order,
     /// What becomes of it when the answer was carried out.
     pub(crate) after: After,
@@ -145,7 +164,8 @@ impl Jobs {
         let job = self.get(index);
         assert_eq!(job.outstanding, 0, "a request ends while the kernel works on it");
         job.memory.clear();
-        job.forget_answer();
+        job.memory.shrink_to(index.room_kept());
+        job.forget_answer(index);
         let owner = job.owner.take().expect("a request ends once");
         self.free.push(index);
         owner
@@ -179,11 +199,15 @@ impl Jobs {
 
 impl Job {
     /// Of an answer that was carried out nothing is left; of a large one not even the room.
-    pub(crate) fn forget_answer(&mut self) {
+    pub(crate) fn forget_answer(&mut self, index: JobIndex) {
+        let room = index.room_kept();
         self.pieces.clear();
-        self.pieces.shrink_to(PIECES_KEPT);
+        self.pieces.shrink_to(room);
+        self.next_piece = 0;
         self.staged.clear();
+        self.staged.shrink_to(room);
         self.holds.clear();
+        self.holds.shrink_to(room);
     }
 
     fn empty(lane: LaneIndex) -> Self {
@@ -193,6 +217,10 @@ impl Job {
             memory: Buffers::default(),
             lane,
             pieces: Vec::new(),
+            next_piece: 0,
+            moved: 0,
+            has_pieces_later: false,
+            finds_kept: false,
             order: Order::Any,
             after: After::Over,
             behind_end: BehindEnd::Failure,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Operation, Outcome,
+    Answer, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Outcome, Piece,
     PieceList, Token, Told,
 };
 use kernel_io::{Budget, Notifier};
@@ -26,12 +26,20 @@ const REQUESTS: Budget = Budget::new(4096, 64);
 /// requests take which are spread over many small chunks.
 const PIECES: Budget = Budget::new(1 << 20, 1 << 12);
 
+/// The segments of their memory, and of that of requests which are held: who has that many gets nothing new. The dirty log
+/// takes as much again for reads (`noted`).
+const SEGMENTS: Budget = Budget::new(1 << 20, 1 << 12);
+
 /// The most requests one lane holds: who waits for a throttle takes no room from the others.
 const HELD_MAX: usize = 4096;
 
 /// With so many bytes nothing new is taken for the lane that holds them: all of it may go on at once, and in
 /// small chunks.
 const HELD_BYTES_MAX: usize = 1 << 30;
+
+/// With so many bytes of errands and of memory kept for answers nothing new is taken for the lane that they belong to:
+/// what it makes of requests may be much larger than they are.
+const INTERNAL_BYTES_MAX: usize = 64 << 20;
 
 /// Names an open lane of one [`crate::Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +65,8 @@ pub(crate) struct Lanes {
     places: Vec<Option<OpenLane>>,
     /// When the first of them has something to resume.
     due: Option<Due>,
+    /// The segments of all requests.
+    segments: usize,
 }
 
 #[derive(Debug)]
@@ -73,6 +83,10 @@ struct OpenLane {
     requests: usize,
     /// The pieces of those.
     pieces: usize,
+    /// The segments of the memory of its requests.
+    segments: usize,
+    /// The memory of its errands, in bytes.
+    errand_bytes: usize,
     /// Those of them that it holds.
     held: usize,
     /// The memory of those, in bytes.
@@ -84,6 +98,17 @@ struct OpenLane {
     ordered: VecDeque<JobIndex>,
     /// Whether the lane is in the iothread's list of those that it attends to.
     attended: bool,
+}
+
+/// What a request or an errand that is over took of its lane.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ended {
+    /// The pieces of its last answer.
+    pub(crate) pieces: usize,
+    /// The segments of a request's memory.
+    pub(crate) segments: usize,
+    /// The bytes of an errand's memory.
+    pub(crate) errand_bytes: usize,
 }
 
 /// Whether there is a lane, and who may use it.
@@ -102,7 +127,7 @@ enum State {
 impl Lanes {
     /// None yet, of the calling iothread, which this bell wakes.
     pub(crate) fn new(bell: Arc<Notifier>) -> Self {
-        Self { calls: Calls::new(bell), places: Vec::new(), due: None }
+        Self { calls: Calls::new(bell), places: Vec::new(), due: None, segments: 0 }
     }
 
     /// The lane on the node, opened if it is not yet.
@@ -210,7 +235,9 @@ impl Lanes {
         let Some(open) = &self.places[index.0] else { return 0 };
         if !matches!(open.state, State::Open(_))
             || open.held_bytes >= HELD_BYTES_MAX
+            || open.errand_bytes + open.io.bytes_kept() >= INTERNAL_BYTES_MAX
             || PIECES.room(pieces, open.pieces) == 0
+            || SEGMENTS.room(self.segments, open.segments) == 0
         {
             return 0;
         }
@@ -218,14 +245,22 @@ impl Lanes {
         REQUESTS.room(requests, carried_out).min(HELD_MAX.saturating_sub(open.held))
     }
 
-    /// A request was brought.
-    pub(crate) fn add(&mut self, index: LaneIndex) {
-        self.get(index).requests += 1;
+    /// A request was brought, with memory of so many segments.
+    pub(crate) fn add(&mut self, index: LaneIndex, segments: usize) {
+        self.segments += segments;
+        let open = self.get(index);
+        open.requests += 1;
+        open.segments += segments;
     }
 
     /// Asks the lane about a whole batch of new requests.
     pub(crate) fn map(&mut self, index: LaneIndex, batch: &mut [Mapping], pieces: &mut PieceList) {
         self.get(index).lane().map(batch, pieces);
+    }
+
+    /// An errand with so many bytes of memory is under way.
+    pub(crate) fn errand_begun(&mut self, index: LaneIndex, bytes: usize) {
+        self.get(index).errand_bytes += bytes;
     }
 
     /// An answer of so many pieces is carried out from now on.
@@ -316,19 +351,20 @@ impl Lanes {
         open.requests += into.len() - begun;
     }
 
-    /// Gives a read what its pieces name of memory that the lane keeps, which is not needed any more then.
-    pub(crate) fn carry_out_kept(&mut self, job: &mut Job) {
-        assert!(matches!(job.operation, Operation::Read(_)), "only reads find bytes in memory");
-        let io = &self.get(job.lane).io;
-        let Job { pieces, memory, .. } = job;
+    /// Gives a read what a piece names of memory that its lane keeps.
+    pub(crate) fn read_kept(&self, job: &mut Job, piece: &Piece) {
         let put = |skip, bytes: &[u8]| {
-            memory.copy_from(skip, bytes);
+            job.memory.copy_from(skip, bytes);
         };
-        if let Err(error) = io.read_kept(pieces, put) {
+        if let Err(error) = self.io(job.lane).read_kept(std::slice::from_ref(piece), put) {
             tracing::error!("a read is answered with what is not there: {error}");
             job.failure = Some(FailKind::Io);
         }
-        io.let_go(&job.pieces);
+    }
+
+    /// What its pieces name of such memory is not needed any more.
+    pub(crate) fn let_kept_go(&self, job: &Job) {
+        self.io(job.lane).let_go(&job.pieces);
     }
 
     /// Whether the lane has submitted errands or has to be called, and nobody has noted it yet.
@@ -394,10 +430,13 @@ impl Lanes {
         self.places[index.0].as_ref()?.ordered.front().copied()
     }
 
-    /// A request is over, whose last answer had so many pieces.
-    pub(crate) fn over(&mut self, index: LaneIndex, pieces: usize) {
+    /// A request or an errand is over.
+    pub(crate) fn over(&mut self, index: LaneIndex, ended: Ended) {
+        self.segments -= ended.segments;
         let open = self.get(index);
-        open.pieces -= pieces;
+        open.pieces -= ended.pieces;
+        open.segments -= ended.segments;
+        open.errand_bytes -= ended.errand_bytes;
         open.requests -= 1;
         if open.requests > 0 {
             return;
@@ -409,6 +448,10 @@ impl Lanes {
         if open.users == 0 {
             self.close_if_over(index);
         }
+    }
+
+    fn io(&self, index: LaneIndex) -> &LaneIo {
+        &self.places[index.0].as_ref().expect("a lane is open while it is used").io
     }
 
     fn get(&mut self, index: LaneIndex) -> &mut OpenLane {
@@ -453,6 +496,8 @@ impl OpenLane {
             users: 0,
             requests: 0,
             pieces: 0,
+            segments: 0,
+            errand_bytes: 0,
             held: 0,
             held_bytes: 0,
             released: 0,

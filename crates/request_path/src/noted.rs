@@ -7,30 +7,42 @@
 //!
 //! Invariants: while buffers are logged there is a list for each read in flight, wherever it is
 //! carried out. Threads: travels with its ring.
-//! Limits: a list for each head, of at most as many segments as a chain has; a warm list grows no
-//! more.
+//! Limits: a list for each read in flight, as long as its request's own (`lanes` bounds the segments of all of them);
+//! beside those a number for each head, and room for [`SPARE_MAX`] short lists. Without a log nothing is kept.
 
-use block::Segment;
-use virtio::{Head, Ring};
+use virtio::Head;
 
-/// The lists of one ring.
+/// The most segments whose room a list keeps for the next read.
+const ROOM_KEPT: usize = 16;
+
+/// How many lists are kept that are not needed now.
+const SPARE_MAX: usize = 64;
+
+/// No list, as the place of one.
+const NONE: u16 = u16::MAX;
+
+/// The lists of one ring, of segments.
 #[derive(Debug)]
-pub(crate) struct Noted {
-    /// By head; empty if nothing was noted. Made with the first list.
-    lists: Box<[Vec<Segment>]>,
-    /// Lists that are not empty.
-    open: usize,
+pub(crate) struct Noted<S> {
+    /// The number of heads.
+    size: u16,
+    /// By head, the place of its list. Made with the first list.
+    places: Box<[u16]>,
+    /// Those that are not empty, in no order.
+    open: Vec<(Head, Vec<S>)>,
+    /// Empty ones, kept for their room.
+    spare: Vec<Vec<S>>,
     /// Whether new reads are noted.
     logging: bool,
     /// Whether answers must ask here: `logging`, or a list is left. One look for each answer.
     in_use: bool,
 }
 
-impl Noted {
-    /// Nothing was noted yet; new reads are if buffers are logged.
-    pub(crate) fn new(ring: &Ring) -> Self {
-        let logging = ring.marks_buffers();
-        Self { lists: Box::default(), open: 0, logging, in_use: logging }
+impl<S> Noted<S> {
+    /// Nothing was noted yet of a ring of so many heads; new reads are if buffers are logged.
+    pub(crate) fn new(size: u16, logging: bool) -> Self {
+        let (places, open, spare) = (Box::default(), Vec::new(), Vec::new());
+        Self { size, places, open, spare, logging, in_use: logging }
     }
 
     /// Whether new reads are to be noted.
@@ -43,43 +55,128 @@ impl Noted {
         self.in_use
     }
 
-    /// Notes new reads from now on as the ring's log wants it.
-    pub(crate) fn follow(&mut self, ring: &Ring) {
-        self.logging = ring.marks_buffers();
-        self.in_use = self.logging || self.open > 0;
+    /// Notes new reads from now on, or does not.
+    pub(crate) fn follow(&mut self, logging: bool) {
+        self.logging = logging;
+        self.look_if_in_use();
     }
 
     /// Notes where data of a request go, instead of what was noted of it before.
-    pub(crate) fn note(
-        &mut self,
-        ring: &Ring,
-        head: Head,
-        segments: impl IntoIterator<Item = Segment>,
-    ) {
-        if self.lists.is_empty() {
-            self.lists = vec![Vec::new(); usize::from(ring.size())].into_boxed_slice();
-        }
-        let list = &mut self.lists[usize::from(head.0)];
-        let was_open = !list.is_empty();
+    pub(crate) fn note(&mut self, head: Head, segments: impl IntoIterator<Item = S>) {
+        let mut list = self.take(head).or_else(|| self.spare.pop()).unwrap_or_default();
         list.clear();
         list.extend(segments);
-        self.open = self.open + usize::from(!list.is_empty()) - usize::from(was_open);
-        self.in_use = self.logging || self.open > 0;
+        if !list.is_empty() {
+            if self.places.is_empty() {
+                self.places = vec![NONE; usize::from(self.size)].into_boxed_slice();
+            }
+            let place = u16::try_from(self.open.len()).expect("fewer than heads, at most 32768");
+            self.places[usize::from(head.0)] = place;
+            self.open.push((head, list));
+        }
+        self.look_if_in_use();
     }
 
-    /// Marks what was noted of a request and its status, which is written already, as far as the
-    /// ring's log wants it.
+    /// Says what was noted of a request, which is over.
     #[cold]
-    pub(crate) fn answered(&mut self, ring: &mut Ring, head: Head, status: Segment) {
-        if let Some(list) = self.lists.get_mut(usize::from(head.0))
-            && !list.is_empty()
-        {
-            for segment in list.drain(..) {
-                ring.mark_buffer(segment);
-            }
-            self.open -= 1;
-            self.in_use = self.logging || self.open > 0;
+    pub(crate) fn answered(&mut self, head: Head, mut mark: impl FnMut(S)) {
+        let Some(mut list) = self.take(head) else { return };
+        list.drain(..).for_each(&mut mark);
+        if list.capacity() <= ROOM_KEPT && self.spare.len() < SPARE_MAX {
+            self.spare.push(list);
         }
-        ring.mark_buffer(status);
+        self.look_if_in_use();
+    }
+
+    /// Takes the list of a request out.
+    fn take(&mut self, head: Head) -> Option<Vec<S>> {
+        let place = self.places.get_mut(usize::from(head.0))?;
+        let place = usize::from(std::mem::replace(place, NONE));
+        if place == usize::from(NONE) {
+            return None;
+        }
+        let (_, list) = self.open.swap_remove(place);
+        if let Some((moved, _)) = self.open.get(place) {
+            self.places[usize::from(moved.0)] = u16::try_from(place).expect("it had a larger one");
+        }
+        Some(list)
+    }
+
+    fn look_if_in_use(&mut self) {
+        self.in_use = self.logging || !self.open.is_empty();
+        if self.open.is_empty() {
+            self.open.shrink_to(SPARE_MAX);
+        }
+        if !self.in_use {
+            *self = Self::new(self.size, false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADS: u16 = 1 << 15;
+
+    impl<S> Noted<S> {
+        /// What it keeps room for, in bytes.
+        fn bytes(&self) -> usize {
+            let of = |list: &Vec<S>| list.capacity() * size_of::<S>() + size_of::<Vec<S>>();
+            let open = self.open.iter().map(|(_, list)| of(list)).sum::<usize>();
+            let spare = self.spare.iter().map(of).sum::<usize>();
+            let places = size_of_val(&*self.places) + self.open.capacity() * size_of::<usize>();
+            places + open + spare
+        }
+    }
+
+    fn answered(noted: &mut Noted<u64>, head: u16) -> Vec<u64> {
+        let mut marked = Vec::new();
+        noted.answered(Head(head), |segment| marked.push(segment));
+        marked
+    }
+
+    #[test]
+    fn what_was_noted_last_of_a_request_is_said_once() {
+        let mut noted = Noted::new(HEADS, true);
+        for head in [7, 0, HEADS - 1, 9] {
+            noted.note(Head(head), [1, 2]);
+            noted.note(Head(head), [u64::from(head), 5, 6]);
+        }
+        noted.note(Head(9), []);
+        for head in [0, HEADS - 1, 7] {
+            assert_eq!(answered(&mut noted, head), [u64::from(head), 5, 6]);
+            assert!(answered(&mut noted, head).is_empty());
+        }
+        assert!(answered(&mut noted, 9).is_empty());
+    }
+
+    #[test]
+    fn lists_are_kept_as_long_as_they_are_needed_after_the_log_has_gone() {
+        let mut noted = Noted::new(4, true);
+        noted.note(Head(3), [1]);
+        noted.follow(false);
+        assert!(noted.is_in_use() && !noted.is_logging());
+        assert_eq!(answered(&mut noted, 3), [1]);
+        assert!(!noted.is_in_use());
+        assert_eq!(noted.bytes(), 0);
+    }
+
+    /// Half a gigabyte for each ring, before.
+    #[test]
+    fn a_read_of_many_segments_on_each_head_leaves_little_behind() {
+        let mut noted = Noted::new(HEADS, true);
+        for heads in (0..HEADS).collect::<Vec<_>>().chunks(1000) {
+            heads.iter().for_each(|&head| noted.note(Head(head), 0..1024));
+            assert!(noted.bytes() <= 1000 * 1024 * 8 + (128 << 10), "{}", noted.bytes());
+            for &head in heads {
+                assert_eq!(answered(&mut noted, head).len(), 1024);
+            }
+        }
+        assert!(noted.bytes() <= 128 << 10, "{} bytes are kept", noted.bytes());
+        // Short lists are kept for the next reads.
+        (0..100).for_each(|head| noted.note(Head(head), 0..16));
+        (0..100).for_each(|head| assert_eq!(answered(&mut noted, head).len(), 16));
+        assert_eq!(noted.spare.len(), SPARE_MAX);
     }
 }

@@ -13,7 +13,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::{Node, Operation, Outcome, Segment};
+use block::{ByteCount, Node, Operation, Outcome, Segment};
 use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingLog, reached};
 
 use crate::engine::Started;
@@ -45,6 +45,9 @@ pub struct RingSourceSetup {
     /// Who serves it first.
     pub owner: Arc<dyn Wake>,
 }
+
+/// The most requests taken on in one turn that were in flight before the ring came.
+const INHERITED_MAX: u32 = 64;
 
 /// A request in flight, by head.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +104,7 @@ pub struct RingSource {
     inline: bool,
     finished: Vec<(Head, Outcome)>,
     /// What the dirty log needs to know.
-    noted: Noted,
+    noted: Noted<Segment>,
     counters: Counters,
 }
 
@@ -125,7 +128,7 @@ impl RingSource {
             mailbox: Arc::new(Mailbox::new(size, setup.owner)),
             slots: vec![Slot::Free; usize::from(size)].into_boxed_slice(),
             finished: Vec::with_capacity(usize::from(size)),
-            noted: Noted::new(&setup.ring),
+            noted: Noted::new(size, setup.ring.marks_buffers()),
             ring: setup.ring,
             rules: setup.rules,
             capacity: setup.capacity,
@@ -166,7 +169,7 @@ impl RingSource {
     fn take_inherited(&mut self, engine: &mut Engine) -> Turn {
         match u32::try_from(self.ring.pending()).expect("at most the ring size") {
             0 => Turn::Idle,
-            pending => self.take_on(engine, Step::of(pending)).0,
+            pending => self.take_on(engine, Step::of(pending.min(INHERITED_MAX))).0,
         }
     }
 
@@ -198,10 +201,9 @@ impl RingSource {
             }
             match self.ring.pop(&mut self.chain) {
                 Ok(Some(head)) => {
-                    bytes +=
-                        self.chain.readable.count() as u64 + self.chain.writable.count() as u64;
-                    if let Err(fault) = self.begin(head, engine) {
-                        break Turn::Broken(fault);
+                    match self.begin(head, engine) {
+                        Ok(count) => bytes += count.0,
+                        Err(fault) => break Turn::Broken(fault),
                     }
                     popped += 1;
                 }
@@ -212,20 +214,22 @@ impl RingSource {
         (turn, popped)
     }
 
-    /// Starts the request in `self.chain`, or answers it at once.
-    fn begin(&mut self, head: Head, engine: &mut Engine) -> Result<(), Fault> {
+    /// Starts the request in `self.chain`, or answers it at once. Returns how many bytes of the disk it is about.
+    fn begin(&mut self, head: Head, engine: &mut Engine) -> Result<ByteCount, Fault> {
         let BlkRequest { kind, status } = virtio::decode(&mut self.chain, &self.rules)
             .map_err(|source| Fault::NoStatus { head: head.0, source })?;
         let data = self.chain.writable.count();
         let written = u32::try_from(data).unwrap_or(u32::MAX).saturating_add(1);
+        let mut bytes = ByteCount(0);
         let (counted, outcome) = match kind {
             BlkKind::Disk(operation) => {
+                bytes = operation.extent().map_or(bytes, |extent| extent.count());
                 let Home { seat, lane } = self.home();
                 let memory = match operation {
                     Operation::Read(_) => {
                         if self.noted.is_logging() {
                             let segments = self.chain.writable.segments().iter().copied();
-                            self.noted.note(&self.ring, head, segments);
+                            self.noted.note(head, segments);
                         }
                         &mut self.chain.writable
                     }
@@ -240,7 +244,7 @@ impl RingSource {
             BlkKind::GetId => {
                 let written = virtio::write_id(&mut self.chain.writable, &self.serial);
                 if self.noted.is_logging() {
-                    self.noted.note(&self.ring, head, self.chain.writable.range(0, written));
+                    self.noted.note(head, self.chain.writable.range(0, written));
                 }
                 (Kind::Other, Some(Outcome::Done))
             }
@@ -251,7 +255,7 @@ impl RingSource {
         if let Some(outcome) = outcome {
             self.complete(head, outcome);
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Takes back everything that is finished, here or on a thread the ring has left.
@@ -285,7 +289,10 @@ impl RingSource {
         self.in_flight -= 1;
         virtio::write_status(status, virtio::status_byte(outcome));
         if self.noted.is_in_use() {
-            self.noted.answered(&mut self.ring, head, status);
+            let Self { noted, ring, .. } = self;
+            noted.answered(head, |segment| ring.mark_buffer(segment));
+            // It is written already.
+            ring.mark_buffer(status);
         }
         self.ring.push_used(head, written);
         reached(virtio::Step::Staged);
@@ -310,7 +317,7 @@ impl RingSource {
     /// Notes where the data of all reads go that this iothread carries out for the ring.
     fn note_reads(&mut self, engine: &Engine) {
         for (head, memory) in engine.reads_in_flight(self.home().seat) {
-            self.noted.note(&self.ring, head, memory.segments().iter().copied());
+            self.noted.note(head, memory.segments().iter().copied());
         }
     }
 
@@ -413,7 +420,7 @@ impl Source for RingSource {
         self.collect(engine);
         self.publish(engine);
         self.ring.set_log(log);
-        self.noted.follow(&self.ring);
+        self.noted.follow(self.ring.marks_buffers());
         if self.noted.is_logging() {
             self.note_reads(engine);
         }

@@ -50,10 +50,13 @@ pub struct Step {
 }
 
 impl Step {
-    /// So many requests of any size.
+    /// The most bytes before the last request of any step: how many pieces a batch may have goes with them.
+    const BYTES_MAX: ByteCount = ByteCount(16 << 20);
+
+    /// So many requests, or fewer large ones.
     #[must_use]
     pub const fn of(requests: u32) -> Self {
-        Self { requests, bytes: ByteCount(u64::MAX) }
+        Self { requests, bytes: Self::BYTES_MAX }
     }
 }
 

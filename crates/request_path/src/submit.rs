@@ -12,6 +12,10 @@ use kernel_io::{Allocation, Caching, IoFailure, Kernel, Tag, whole_blocks};
 use crate::job::{Addressee, Job, Phase};
 use crate::staged::{Staged, StagedKind, Step};
 
+/// How many pieces of an answer are begun in one go, and the most that go to the kernel together: 1 MiB of chunks of
+/// 4 KiB.
+pub(crate) const WINDOW: usize = 256;
+
 /// Pieces of a job that follow each other in a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Run<'a> {
@@ -23,10 +27,19 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// As many of the first pieces as go to the kernel together, if the first is in a file: all that
-    /// follow each other there, if the operation moves bytes. The others need no memory, and may have
-    /// to be done otherwise, each by itself.
-    pub(crate) fn first_of(pieces: &'a [Piece], operation: Operation) -> Option<Self> {
+    /// Where the window ends that this place is in.
+    pub(crate) fn window(pieces: &[Piece], place: usize) -> usize {
+        pieces.len().min((place / WINDOW + 1) * WINDOW)
+    }
+
+    /// As many of the pieces from this place on as go to the kernel together, if the first is in a file: all of the window
+    /// that follow each other there, if the operation moves bytes. The others need no memory, and may have to be done
+    /// otherwise, each by itself.
+    pub(crate) fn of(pieces: &'a [Piece], place: usize, operation: Operation) -> Option<Self> {
+        Self::first_of(&pieces[place..Self::window(pieces, place)], operation)
+    }
+
+    fn first_of(pieces: &'a [Piece], operation: Operation) -> Option<Self> {
         let (Piece { target: Target::File { file, offset }, count, .. }, rest) =
             pieces.split_first()?
         else {

@@ -20,7 +20,7 @@ use request_path::{
     Turn,
 };
 
-use crate::guest::{Ask, Guest};
+use crate::guest::{Ask, BULKS, Guest};
 use crate::setup::{iothreads, on_both, place_source, ring};
 
 /// What ARCHITECTURE.md promises: so many requests of each other ring at most.
@@ -114,25 +114,50 @@ impl Player for Saturating {
 #[derive(Debug)]
 struct Quiet {
     guest: Guest,
-    saturated: Vec<Arc<AtomicU64>>,
-    /// What the others had begun when its request came.
+    others: Vec<Meter>,
+    /// What the others had had when its request came.
     asked_at: Option<Vec<u64>>,
     answered: usize,
     looks_left: usize,
-    /// For each request, how many of each other ring began while it waited.
+    /// For each request, how much each other ring got while it waited.
     waits: mpsc::Sender<Vec<u64>>,
 }
 
+/// What a ring has had so far.
+#[derive(Debug)]
+enum Meter {
+    /// The requests that were begun.
+    Begun(Arc<AtomicU64>),
+    /// The bytes of its guest's memory that were touched, and given up since.
+    Touched(OwnedFd, Arc<AtomicU64>),
+}
+
+impl Meter {
+    fn read(&self) -> u64 {
+        match self {
+            Self::Begun(begun) => begun.load(Ordering::Relaxed),
+            Self::Touched(memory, given_up) => {
+                let blocks = rustix::fs::fstat(memory).unwrap().st_blocks.cast_unsigned();
+                blocks * 512 + given_up.load(Ordering::Relaxed)
+            }
+        }
+    }
+}
+
 impl Quiet {
-    fn begun(&self) -> Vec<u64> {
-        self.saturated.iter().map(|begun| begun.load(Ordering::Relaxed)).collect()
+    fn new(guest: Guest, others: Vec<Meter>, waits: mpsc::Sender<Vec<u64>>) -> Self {
+        Self { guest, others, asked_at: None, answered: 0, looks_left: 0, waits }
+    }
+
+    fn had(&self) -> Vec<u64> {
+        self.others.iter().map(Meter::read).collect()
     }
 }
 
 impl Player for Quiet {
     fn before_turn(&mut self) {
         if let Some(then) = self.asked_at.take() {
-            let waited = self.begun().iter().zip(then).map(|(now, then)| now - then).collect();
+            let waited = self.had().iter().zip(then).map(|(now, then)| now - then).collect();
             // The test ends when it has heard enough.
             let _heard = self.waits.send(waited);
         }
@@ -152,7 +177,7 @@ impl Player for Quiet {
             self.looks_left -= 1;
             return;
         }
-        self.asked_at = Some(self.begun());
+        self.asked_at = Some(self.had());
         self.guest.submit(0, Ask::Read, 0);
     }
 
@@ -253,7 +278,7 @@ fn waits(reactors: kernel_io::Reactors, saturated: usize) -> Vec<Vec<u64>> {
     let mut counters = Vec::new();
     for _ in 0..saturated {
         let (node, begun) = counting_node();
-        counters.push(begun);
+        counters.push(Meter::Begun(begun));
         let mut guest = Guest::new();
         let ring = ring(&guest, &node);
         while let Some(slot) = guest.free_slot() {
@@ -267,14 +292,7 @@ fn waits(reactors: kernel_io::Reactors, saturated: usize) -> Vec<Vec<u64>> {
     let mut guest = Guest::new();
     let ring = ring(&guest, &node);
     guest.submit(0, Ask::Read, 0);
-    let player = RefCell::new(Quiet {
-        guest,
-        saturated: counters,
-        asked_at: None,
-        answered: 0,
-        looks_left: 0,
-        waits: sender,
-    });
+    let player = RefCell::new(Quiet::new(guest, counters, sender));
     placed.push(place_source(Box::new(Played { ring, player }), &iothread));
     let next = |round| {
         let waited = receiver.recv_timeout(Duration::from_secs(60));
@@ -308,5 +326,58 @@ fn saturated_rings_get_equal_shares_while_a_quiet_one_cuts_their_turns_short() {
             (0..3).map(|ring| waits.iter().map(|wait| wait[ring]).sum()).collect();
         let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
         assert!(*least * 10 >= *most * 9, "{shares:?}");
+    });
+}
+
+/// Reads so many zeroes with each request, always the first time into the memory that it has.
+#[derive(Debug)]
+struct Zeroed {
+    guest: Guest,
+    given_up: Arc<AtomicU64>,
+}
+
+const ZEROES: usize = 16 << 20;
+
+impl Player for Zeroed {
+    fn after_turn(&mut self) -> bool {
+        let done = self.guest.poll();
+        for &slot in &done {
+            assert_eq!(self.guest.status(slot), 0);
+            self.guest.give_up_bulk(slot);
+            self.given_up.fetch_add(ZEROES as u64, Ordering::Relaxed);
+            self.guest.submit(slot, Ask::BulkRead, 0);
+        }
+        !done.is_empty()
+    }
+}
+
+/// Zeroes take the iothread itself: as long as a request of a quiet ring waits, few bytes are filled of others.
+#[test]
+fn a_quiet_ring_does_not_wait_for_a_large_read_of_zeroes() {
+    on_both(|reactors| {
+        let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
+        let null = |content| -> Arc<dyn Node> {
+            let size = DiskSize(ByteCount(1 << 30));
+            Arc::new(NullNode::new("null", size, Access::ReadWrite, content))
+        };
+        let mut greedy = Guest::with_bulk(ZEROES);
+        let ring_of_zeroes = ring(&greedy, &null(ReadContent::Zeroes));
+        (0..BULKS).for_each(|slot| greedy.submit(slot, Ask::BulkRead, 0));
+        let given_up = Arc::new(AtomicU64::new(0));
+        let meter = Meter::Touched(greedy.memory_file(), Arc::clone(&given_up));
+        let player = RefCell::new(Zeroed { guest: greedy, given_up });
+        let greedy = place_source(Box::new(Played { ring: ring_of_zeroes, player }), &iothread);
+        let (sender, receiver) = mpsc::channel();
+        let mut guest = Guest::new();
+        let ring = ring(&guest, &null(ReadContent::Untouched));
+        guest.submit(0, Ask::Read, 0);
+        let player = RefCell::new(Quiet::new(guest, vec![meter], sender));
+        let quiet = place_source(Box::new(Played { ring, player }), &iothread);
+        let waited = |_| receiver.recv_timeout(Duration::from_secs(60)).expect("it is served")[0];
+        let longest = (0..300).map(waited).max().unwrap();
+        assert!(longest <= 2 << 20, "{longest} bytes were zeroed");
+        for placed in [quiet, greedy] {
+            assert_eq!(placed.stop().ending().counters.errors, 0);
+        }
     });
 }

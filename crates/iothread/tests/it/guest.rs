@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use virtio::{
     DirtyLog, GuestAddress, GuestMemory, Marking, Region, RegionSpec, RingAddresses, RingBase,
@@ -28,6 +28,9 @@ const DATA: usize = 0x10000;
 const MEMORY: usize = DATA + (SLOTS as usize + WIDE - 1) * BLOCK;
 const STATUS_UNSET: u8 = 0xaa;
 
+/// The slots that have a bulk of memory, if there is any.
+pub(crate) const BULKS: u16 = 8;
+
 /// How many blocks a wide request is about.
 pub(crate) const WIDE: usize = 8;
 
@@ -41,11 +44,17 @@ pub(crate) enum Ask {
     WideRead,
     /// Writes from there.
     WideWrite,
+    /// Reads into the slot's bulk, all of it.
+    BulkRead,
 }
 
 #[derive(Debug)]
 pub(crate) struct Guest {
     base: NonNull<u8>,
+    /// The bytes of all memory, and of a slot's bulk.
+    size: usize,
+    bulk: usize,
+    file: OwnedFd,
     memory: Arc<GuestMemory>,
     kick: OwnedFd,
     call: OwnedFd,
@@ -59,24 +68,33 @@ unsafe impl Send for Guest {}
 
 impl Guest {
     pub(crate) fn new() -> Self {
+        Self::with_bulk(0)
+    }
+
+    /// With so many bytes more for each of some slots.
+    pub(crate) fn with_bulk(bulk: usize) -> Self {
+        let size = MEMORY + usize::from(BULKS) * bulk;
         let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, MEMORY as u64).unwrap();
+        rustix::fs::ftruncate(&file, size as u64).unwrap();
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place the kernel chooses overlaps nothing; it is never
         // unmapped.
         let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), MEMORY, prot, MapFlags::SHARED, &file, 0)
+            rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &file, 0)
         };
         let spec = RegionSpec {
             guest: GuestAddress(0),
-            bytes: MEMORY as u64,
+            bytes: size as u64,
             user_address: 0x10_0000,
             file_offset: 0,
         };
-        let region = Region::map(file, spec, &Arc::default()).unwrap();
+        let region = Region::map(file.try_clone().unwrap(), spec, &Arc::default()).unwrap();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let guest = Self {
             base: NonNull::new(base.unwrap().cast()).unwrap(),
+            size,
+            bulk,
+            file,
             memory: Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()),
             kick: rustix::event::eventfd(0, flags).unwrap(),
             call: rustix::event::eventfd(0, flags).unwrap(),
@@ -146,7 +164,7 @@ impl Guest {
         assert!(!std::mem::replace(&mut self.open[place], true));
         let header = HEADERS + place * 32;
         let kind: u32 = match ask {
-            Ask::Read | Ask::WideRead => 0,
+            Ask::Read | Ask::WideRead | Ask::BulkRead => 0,
             Ask::Write | Ask::WideWrite => 1,
             Ask::Flush => 4,
         };
@@ -157,13 +175,15 @@ impl Guest {
         self.put(header + 16, &[STATUS_UNSET]);
         // Header, then data (a flush has none), then status.
         let last = slot * 3 + 2;
-        let (count, data_flags) = match ask {
-            Ask::Read => (BLOCK, 1 | 2),
-            Ask::Write | Ask::Flush => (BLOCK, 1),
-            Ask::WideRead => (WIDE * BLOCK, 1 | 2),
-            Ask::WideWrite => (WIDE * BLOCK, 1),
+        let data = DATA + place * BLOCK;
+        let (data, count, data_flags) = match ask {
+            Ask::Read => (data, BLOCK, 1 | 2),
+            Ask::Write | Ask::Flush => (data, BLOCK, 1),
+            Ask::WideRead => (data, WIDE * BLOCK, 1 | 2),
+            Ask::WideWrite => (data, WIDE * BLOCK, 1),
+            Ask::BulkRead => (MEMORY + place * self.bulk, self.bulk, 1 | 2),
         };
-        self.write_descriptor(slot * 3 + 1, DATA + place * BLOCK, count, data_flags);
+        self.write_descriptor(slot * 3 + 1, data, count, data_flags);
         self.write_descriptor(last, header + 16, 1, 2);
         let next = if ask == Ask::Flush { last } else { slot * 3 + 1 };
         self.put(usize::from(slot) * 3 * 16 + 14, &next.to_le_bytes());
@@ -233,6 +253,30 @@ impl Guest {
         data
     }
 
+    /// The memory, to see how much of it was touched.
+    pub(crate) fn memory_file(&self) -> OwnedFd {
+        self.file.try_clone().unwrap()
+    }
+
+    /// Gives the pages of a slot's bulk up.
+    pub(crate) fn give_up_bulk(&self, slot: u16) {
+        let start = (MEMORY + usize::from(slot) * self.bulk) as u64;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.file, flags, start, self.bulk as u64).unwrap();
+    }
+
+    /// Fills a slot's bulk.
+    pub(crate) fn fill_bulk(&self, slot: u16, byte: u8) {
+        self.put(MEMORY + usize::from(slot) * self.bulk, &vec![byte; self.bulk]);
+    }
+
+    /// What is in it.
+    pub(crate) fn bulk(&self, slot: u16) -> Vec<u8> {
+        let mut bytes = vec![0; self.bulk];
+        self.get(MEMORY + usize::from(slot) * self.bulk, &mut bytes);
+        bytes
+    }
+
     fn write_descriptor(&self, index: u16, address: usize, count: usize, flags: u16) {
         let place = usize::from(index) * 16;
         self.put(place, &(address as u64).to_le_bytes());
@@ -250,7 +294,7 @@ impl Guest {
     }
 
     fn put(&self, place: usize, bytes: &[u8]) {
-        assert!(place + bytes.len() <= MEMORY);
+        assert!(place + bytes.len() <= self.size);
         // SAFETY: inside the mapping, as just checked.
         let to = unsafe { self.base.add(place) };
         // SAFETY: `to` has room as checked; `bytes` lies outside the mapping.
@@ -258,7 +302,7 @@ impl Guest {
     }
 
     fn get(&self, place: usize, bytes: &mut [u8]) {
-        assert!(place + bytes.len() <= MEMORY);
+        assert!(place + bytes.len() <= self.size);
         // SAFETY: inside the mapping, as just checked.
         let from = unsafe { self.base.add(place) };
         // SAFETY: `from` has as many bytes as checked; `bytes` lies outside the mapping.

@@ -15,6 +15,7 @@ mod guest;
 mod holding;
 mod hung;
 mod inflight;
+mod mosaic;
 mod moves;
 mod open_requests;
 mod setup;

@@ -60,6 +60,7 @@ impl Engine {
                 job.phase = Phase::Start;
                 self.pieces_open += job.pieces.len();
                 self.lanes.opened_pieces(lane, job.pieces.len());
+                self.lanes.errand_begun(lane, job.memory.count());
                 self.start(index);
             }
             self.errands = errands;
@@ -78,7 +79,7 @@ impl Engine {
                 let job = self.jobs.get(index);
                 self.pieces_open -= job.pieces.len();
                 self.lanes.closed_pieces(lane, job.pieces.len());
-                job.forget_answer();
+                job.forget_answer(index);
                 job.failure = None;
                 job.phase = Phase::Held;
                 job.after = After::Over;

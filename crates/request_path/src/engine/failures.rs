@@ -5,11 +5,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use block::{BehindEnd, ByteOffset, FailKind, FileId, Operation, Target};
+use block::{BehindEnd, ByteCount, ByteOffset, FailKind, FileId, Operation, Piece, Target};
 use kernel_io::{Alarm, Caching, IoFailure, whole_blocks};
 
 use super::Engine;
-use crate::job::{Addressee, Job, JobIndex, Phase, PieceIndex};
+use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
 use crate::report::Trouble;
 use crate::staged::{Staged, StagedKind, Step};
 use crate::submit::{Run, may_hide_lost_data};
@@ -21,7 +21,7 @@ impl Engine {
         if let IoFailure::EndOfFile { offset } = failure
             && job.behind_end == BehindEnd::Zeroes
         {
-            return zero_behind_end(job, piece, offset);
+            return self.zero_behind_end(index, piece, offset);
         }
         let piece = job.pieces[piece.place()];
         let Target::File { file, offset } = piece.target else {
@@ -52,6 +52,33 @@ impl Engine {
             self.kernel.file(file).remember_failed_sync();
         }
         self.fail(index, file, Trouble::Failure(failure));
+    }
+
+    /// Of the run that begins with this piece, a read has found the end of the file there. What lies behind it becomes
+    /// pieces of zeroes.
+    fn zero_behind_end(&mut self, index: JobIndex, first: PieceIndex, end: ByteOffset) {
+        let job = self.jobs.get(index);
+        let (lane, before) = (job.lane, job.pieces.len());
+        let run = Run::of(&job.pieces, first.place(), job.operation);
+        let count = run.expect("it begins with a piece in a file").pieces.len();
+        for place in first.place()..first.place() + count {
+            let piece = job.pieces[place];
+            let Target::File { offset, .. } = piece.target else { continue };
+            let found = end.0.saturating_sub(offset.0).min(piece.count.0);
+            let (skip, count) = (piece.skip + found, piece.count.0 - found);
+            match job.pieces[before..].last_mut() {
+                Some(last) if last.skip + last.count.0 == skip => last.count.0 += count,
+                Some(_) | None if count > 0 => {
+                    let target = Target::Zeroes;
+                    job.pieces.push(Piece { skip, count: ByteCount(count), target });
+                }
+                Some(_) | None => {}
+            }
+        }
+        let more = job.pieces.len() - before;
+        self.pieces_open += more;
+        self.lanes.opened_pieces(lane, more);
+        self.add_pieces_later(index);
     }
 
     /// Notes that a request fails, and says so; only once for each request.
@@ -96,19 +123,6 @@ impl Engine {
         }
         if let Some(wait) = self.report.catch_up() {
             self.set_alarm(wait);
-        }
-    }
-}
-
-/// Of the run that begins with this piece, a read has found the end of the file there.
-fn zero_behind_end(job: &mut Job, first: PieceIndex, end: ByteOffset) {
-    let Job { pieces, memory, operation, .. } = job;
-    let run = Run::first_of(&pieces[first.place()..], *operation);
-    let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
-    for piece in run.expect("it begins with a piece in a file").pieces {
-        if let Target::File { offset, .. } = piece.target {
-            let found = end.0.saturating_sub(offset.0).min(piece.count.0);
-            memory.zero(bytes(piece.skip + found), bytes(piece.count.0 - found));
         }
     }
 }

@@ -1,0 +1,148 @@
+//! Answers of very many pieces of all kinds are carried out over many turns, and whole.
+
+use std::io::Write;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{
+    Access, Answer, BehindEnd, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FileId,
+    HostMemory, Lane, LaneError, LaneIo, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+};
+use kernel_io::{Aio, FileTable, OpenFile};
+
+use crate::guest::{Ask, BULKS, Guest};
+use crate::setup::{iothreads, on_both, place};
+
+const STONE: usize = 512;
+
+/// What a read of the mosaic gets: more stones than one go takes of each colour.
+const BYTES: usize = 8192 * STONE;
+
+/// Each so many neighbours have one colour; many of them are more than go to the kernel together.
+const PATCH: usize = 700;
+
+/// The file ends in the middle of the mosaic, and inside a stone.
+const FILE_BYTES: usize = BYTES / 2 + 100;
+
+/// A disk of stones that lie in a file, in memory or nowhere.
+#[derive(Debug)]
+struct Mosaic {
+    file: FileId,
+}
+
+#[derive(Debug)]
+struct MosaicLane {
+    file: FileId,
+    io: LaneIo,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Colour {
+    File,
+    Zero,
+    Kept,
+}
+
+/// Patches of one colour, and between them stones of changing ones.
+fn colour(stone: usize) -> Colour {
+    let of = [Colour::File, Colour::Zero, Colour::Kept, Colour::File];
+    let patch = stone / PATCH;
+    if patch.is_multiple_of(2) { of[patch / 2 % 3] } else { of[stone % 4] }
+}
+
+/// What the file has there.
+fn file_byte(place: usize) -> u8 {
+    u8::try_from(place / STONE % 100 + 1).unwrap()
+}
+
+fn expected(place: usize) -> u8 {
+    match colour(place / STONE) {
+        Colour::File if place < FILE_BYTES => file_byte(place),
+        Colour::Kept => 0xcc,
+        Colour::File | Colour::Zero => 0,
+    }
+}
+
+impl Node for Mosaic {
+    fn name(&self) -> &str {
+        "mosaic"
+    }
+
+    fn size(&self) -> DiskSize {
+        DiskSize(ByteCount(BYTES as u64))
+    }
+
+    fn limits(&self) -> Limits {
+        let block = 512.try_into().unwrap();
+        Limits {
+            request_alignment: block,
+            physical_block: block,
+            discard: false,
+            discard_granularity: block,
+        }
+    }
+
+    fn access(&self) -> Access {
+        Access::ReadOnly
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+        Ok(Claim::nothing())
+    }
+
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        Ok(Box::new(MosaicLane { file: self.file, io: io.clone() }))
+    }
+}
+
+impl Lane for MosaicLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        for mapping in batch {
+            let mark = pieces.end();
+            for stone in 0..BYTES / STONE {
+                let skip = (stone * STONE) as u64;
+                let target = match colour(stone) {
+                    Colour::File => Target::File { file: self.file, offset: ByteOffset(skip) },
+                    Colour::Zero => Target::Zeroes,
+                    Colour::Kept => {
+                        let memory = HostMemory::of(&[0xcc; STONE]);
+                        let memory = self.io.keep(Rc::new(memory)).unwrap();
+                        Target::Kept { memory, offset: 0 }
+                    }
+                };
+                pieces.push(Piece { skip, count: ByteCount(STONE as u64), target });
+            }
+            mapping.answer = Answer::Now(pieces.since(mark));
+            mapping.behind_end = BehindEnd::Zeroes;
+        }
+    }
+}
+
+#[test]
+fn an_answer_of_very_many_pieces_is_carried_out_whole() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [iothread] = iothreads::<1>(&files, reactors);
+        let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        file.write_all(&(0..FILE_BYTES).map(file_byte).collect::<Vec<_>>()).unwrap();
+        let file = OpenFile::adopt(file.into(), "file".into(), BYTES as u64, Aio::Automatic);
+        let node: Arc<dyn Node> = Arc::new(Mosaic { file: files.insert(Arc::new(file)) });
+        let mut guest = Guest::with_bulk(BYTES);
+        let placed = place(&guest, &node, &iothread);
+        (0..BULKS).for_each(|slot| guest.fill_bulk(slot, 0xee));
+        (0..BULKS).for_each(|slot| guest.submit(slot, Ask::BulkRead, 0));
+        while guest.in_flight() > 0 {
+            for slot in guest.completions() {
+                assert_eq!(guest.status(slot), 0);
+                let read = guest.bulk(slot);
+                let wrong = (0..BYTES).find(|place| read[*place] != expected(*place));
+                assert_eq!(wrong, None, "slot {slot}");
+            }
+        }
+        assert_eq!(placed.stop().ending().counters.errors, 0);
+    });
+}

@@ -1,0 +1,123 @@
+//! From the pieces of an answer to kernel operations, and what is done by hand: zeroes, and bytes from memory that a
+//! lane keeps.
+//!
+//! Where it stands in the life of a request: between its answer and its end. An answer of many pieces, or of many bytes
+//! that are moved by hand, is carried out over several turns, so that nobody waits for all of it.
+//!
+//! Limits: a job does [`crate::submit::WINDOW`] pieces in one go, and [`JOBS_MAX`] jobs go on in a turn; all by hand in a turn is bounded
+//! like inline I/O ([`InlineBudget`]).
+
+use block::{ByteCount, Operation, Piece, Target};
+use kernel_io::InlineBudget;
+
+use super::Engine;
+use crate::job::{Addressee, Job, JobIndex, PieceIndex};
+use crate::lanes::Lanes;
+use crate::submit::{Run, submit_run};
+
+/// How many jobs go on in one turn.
+const JOBS_MAX: usize = 4;
+
+/// How far a job has come with its pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pieces {
+    AllBegun,
+    MoreLater,
+}
+
+impl Engine {
+    /// Begins with a job's pieces. It counts what comes later as something outstanding.
+    pub(super) fn begin_pieces(&mut self, index: JobIndex) {
+        if self.go_through(index) == Pieces::MoreLater {
+            self.add_pieces_later(index);
+        }
+    }
+
+    /// The job has pieces that were not begun.
+    pub(super) fn add_pieces_later(&mut self, index: JobIndex) {
+        let job = self.jobs.get(index);
+        if !std::mem::replace(&mut job.has_pieces_later, true) {
+            job.outstanding += 1;
+            self.begun.push_back(index);
+        }
+    }
+
+    /// Goes on with jobs that have such pieces, as far as this turn has room.
+    pub(super) fn go_on_with_pieces(&mut self) {
+        for _ in 0..self.begun.len().min(JOBS_MAX) {
+            let Some(index) = self.begun.pop_front() else { return };
+            match self.go_through(index) {
+                Pieces::MoreLater => self.begun.push_back(index),
+                Pieces::AllBegun => {
+                    let job = self.jobs.get(index);
+                    job.has_pieces_later = false;
+                    job.outstanding -= 1;
+                    self.settle(index);
+                }
+            }
+        }
+    }
+
+    /// Begins some of a job's next pieces.
+    fn go_through(&mut self, index: JobIndex) -> Pieces {
+        let Self { jobs, kernel, lanes, by_hand, .. } = self;
+        let job = jobs.get(index);
+        let end = Run::window(&job.pieces, job.next_piece);
+        while job.next_piece < end {
+            let place = job.next_piece;
+            let piece = job.pieces[place];
+            match (piece.target, job.operation) {
+                (Target::Zeroes | Target::Kept { .. }, Operation::Read(_)) => {
+                    if !move_by_hand(job, piece, by_hand, lanes) {
+                        return Pieces::MoreLater;
+                    }
+                }
+                (Target::Kept { .. }, _) => panic!("only reads find bytes in memory"),
+                (
+                    Target::Zeroes,
+                    Operation::Write(..)
+                    | Operation::Discard(..)
+                    | Operation::WriteZeroes(..)
+                    | Operation::Flush,
+                )
+                | (Target::Nothing, _) => {}
+                // A flush has no bytes; it only syncs.
+                (Target::File { .. }, _) if piece.count.0 == 0 => {}
+                (Target::File { .. }, operation) => {
+                    let tag = Addressee::Job(index, PieceIndex::new(place));
+                    let Job { pieces, next_piece, memory, staged, outstanding, .. } = &mut *job;
+                    let run = Run::of(pieces, place, operation);
+                    let run = run.expect("it begins with a piece in a file");
+                    *next_piece += run.pieces.len() - 1;
+                    *outstanding += submit_run(kernel, operation, run, memory, staged, tag);
+                }
+            }
+            job.next_piece += 1;
+        }
+        if job.next_piece < job.pieces.len() {
+            return Pieces::MoreLater;
+        }
+        if std::mem::take(&mut job.finds_kept) {
+            lanes.let_kept_go(job);
+        }
+        Pieces::AllBegun
+    }
+}
+
+/// Gives a read the next bytes of a piece that are in no file; whether those were the last.
+fn move_by_hand(job: &mut Job, piece: Piece, by_hand: &mut InlineBudget, lanes: &Lanes) -> bool {
+    let left = piece.count.0 - job.moved;
+    let count = by_hand.charge(left);
+    let skip = piece.skip + job.moved;
+    if let Target::Kept { memory, offset } = piece.target {
+        let target = Target::Kept { memory, offset: offset + job.moved };
+        job.finds_kept = true;
+        lanes.read_kept(job, &Piece { skip, count: ByteCount(count), target });
+    } else if count > 0 {
+        let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
+        job.memory.zero(bytes(skip), bytes(count));
+    }
+    let is_over = count == left;
+    job.moved = if is_over { 0 } else { job.moved + count };
+    is_over
+}
