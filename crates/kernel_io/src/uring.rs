@@ -37,18 +37,25 @@ const COMPLETIONS: u32 = 8192;
 const REGISTERED_MAX: u32 = 256;
 
 /// What the ring does (io_uring_register(2), IORING_REGISTER_RESTRICTIONS).
-const OPERATIONS: [u8; 9] = [
+const OPERATIONS: [u8; 8] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::Readv::CODE,
     opcode::Writev::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
-    // Of a block device; no other file here has commands that change anything.
-    opcode::UringCmd16::CODE,
     opcode::PollAdd::CODE,
     opcode::AsyncCancel::CODE,
 ];
+
+/// Whether a ring sends commands. The kernel cannot tell those for block devices from others, and with them
+/// whoever has the ring sets options of sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Commands {
+    None,
+    /// Discards of block devices.
+    Devices,
+}
 
 /// IORING_UNREGISTER_FILES and IORING_REGISTER_FILES_UPDATE, which the library does not name.
 const REGISTER_OPERATIONS: [u8; 2] = [3, 6];
@@ -93,13 +100,13 @@ impl std::fmt::Debug for Uring {
 
 impl Uring {
     /// Makes the calling thread's io_uring.
-    pub(crate) fn new() -> Result<Self, KernelError> {
+    pub(crate) fn new(commands: Commands) -> Result<Self, KernelError> {
         let ring = build(SUBMISSIONS, COMPLETIONS)?;
         let registration = match ring.submitter().register_files_sparse(REGISTERED_MAX) {
             Ok(()) => Registration::On,
             Err(error) => not_registered(&error),
         };
-        restrict(&ring).map_err(KernelError::Uring)?;
+        restrict(&ring, commands).map_err(KernelError::Uring)?;
         Ok(Self { ring, registration, completed: VecDeque::new(), misled: false })
     }
 
@@ -304,8 +311,12 @@ fn whole(segment: libc::iovec) -> Option<(*mut u8, u32)> {
 
 /// Leaves the ring only what is needed from now on, for good, and lets it begin. Every kernel that
 /// has DEFER_TASKRUN (6.1) has this (5.10).
-fn restrict(ring: &IoUring) -> io::Result<()> {
-    let operations = OPERATIONS.into_iter().map(Restriction::sqe_op);
+fn restrict(ring: &IoUring, commands: Commands) -> io::Result<()> {
+    let commands = match commands {
+        Commands::None => None,
+        Commands::Devices => Some(opcode::UringCmd16::CODE),
+    };
+    let operations = OPERATIONS.into_iter().chain(commands).map(Restriction::sqe_op);
     let registers = REGISTER_OPERATIONS.into_iter().map(Restriction::register_op);
     let flags = Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits());
     let mut all: Vec<Restriction> = operations.chain(registers).chain([flags]).collect();
@@ -327,11 +338,17 @@ fn is_passing(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     /// What the kernel answers to an entry that nothing here would queue.
     fn result_of(entry: squeue::Entry) -> Option<i32> {
-        let Ok(mut uring) = Uring::new() else {
+        result_on(Commands::None, entry)
+    }
+
+    fn result_on(commands: Commands, entry: squeue::Entry) -> Option<i32> {
+        let Ok(mut uring) = Uring::new(commands) else {
             return None;
         };
         // SAFETY: the entries of these tests name constants, which live for ever.
@@ -357,6 +374,36 @@ mod tests {
     }
 
     #[test]
+    fn only_a_ring_that_serves_devices_sends_commands() {
+        /// SOCKET_URING_OP_SIOCINQ: how much there is to read.
+        const QUEUED: u32 = 0;
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let entry = || opcode::UringCmd16::new(types::Fd(socket.as_raw_fd()), QUEUED).build();
+        let refused = -Errno::ACCESS.raw_os_error();
+        if let Some(result) = result_on(Commands::None, entry()) {
+            assert_eq!(result, refused);
+            assert_ne!(result_on(Commands::Devices, entry()), Some(refused));
+        }
+    }
+
+    /// As docs/sandbox.md says.
+    #[test]
+    fn a_ring_can_be_given_every_descriptor() {
+        let Ok(mut uring) = Uring::new(Commands::None) else { return };
+        let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        io::Write::write_all(&mut &other, b"x").unwrap();
+        assert_eq!(uring.place(FileId(3), socket.as_fd()), FilePlace::Registered(3));
+        let mut byte = [0; 1];
+        let read = opcode::Read::new(types::Fd(3), byte.as_mut_ptr(), 1).build();
+        let read = read.flags(squeue::Flags::FIXED_FILE).user_data(7);
+        // SAFETY: the byte lives until the completion, which is waited for.
+        unsafe { uring.push(&read) };
+        uring.wait(Wait::Block).unwrap();
+        assert_eq!(uring.next().unwrap().result, 1);
+        assert_eq!(byte, *b"x");
+    }
+
+    #[test]
     fn the_ring_takes_no_flags_but_that_of_registered_files() {
         let entry = opcode::Fsync::new(types::Fd(-1)).build().flags(squeue::Flags::ASYNC);
         if let Some(result) = result_of(entry) {
@@ -366,7 +413,7 @@ mod tests {
 
     #[test]
     fn the_ring_cannot_be_widened_again() {
-        let Ok(uring) = Uring::new() else { return };
+        let Ok(uring) = Uring::new(Commands::None) else { return };
         let mut open = [Restriction::sqe_op(opcode::OpenAt::CODE)];
         assert!(uring.ring.submitter().register_restrictions(&mut open).is_err());
         assert!(uring.ring.submitter().register_eventfd(0).is_err());
