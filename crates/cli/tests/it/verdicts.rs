@@ -193,11 +193,14 @@ fn windows_must_fit_into_what_is_below() {
     check(&format!("{} a>0", raw("offset=512,size=1048064")), Served(1));
     check(&format!("{} a>0", raw("offset=1048576")), Served(1));
     check(&format!("{} a>0", raw("offset=1048577")), Refused(&["Offset (1048577)", "(1048576)"]));
-    check(&raw("offset=512,size=1048576"), Refused(&["node a", "offset (512)", "size (1048576)"]));
-    check(&raw("size=513"), Refused(&["node a", "not multiple of 512"]));
+    check(
+        &format!("{} a>0", raw("offset=512,size=1048576")),
+        Refused(&["node a", "offset (512)", "size (1048576)"]),
+    );
+    check(&format!("{} a>0", raw("size=513")), Refused(&["node a", "not multiple of 512"]));
     check(&raw("offset=1k"), Refused(&["'offset'"]));
     check(
-        "raw,node-name=a,offset=2097152,file.driver=file,file.filename=IMAGE",
+        "raw,node-name=a,offset=2097152,file.driver=file,file.filename=IMAGE a>0",
         Refused(&["node a", "Offset (2097152)"]),
     );
 }
