@@ -27,7 +27,7 @@ use crate::holding::{Holding, OnDemand};
 use crate::options::{Activity, ExportOptions, Object, Plan, PollOptions, Step};
 use crate::resize::Size;
 use crate::sandbox::Sandbox;
-use crate::socket::{Socket, SocketError};
+use crate::socket::{self, Socket, SocketError};
 
 pub use change::ChangeError;
 
@@ -252,6 +252,12 @@ impl Built {
     pub(crate) fn listen(Prepared { options, .. }: &Prepared) -> Result<Socket, BuildError> {
         let export = options.id.clone();
         Socket::listen(&options.socket).map_err(|source| BuildError::Socket { export, source })
+    }
+
+    /// Whether nobody serves the socket of that export.
+    pub(crate) fn check_unserved(options: &ExportOptions) -> Result<(), BuildError> {
+        let failed = |source| BuildError::Socket { export: options.id.clone(), source };
+        socket::check_unserved(&options.socket.path).map_err(failed)
     }
 
     /// Has every export that stands on a block device look at its size, and tell its front end if that is news.

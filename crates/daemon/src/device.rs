@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use block::Node;
+use block::{Durability, Node};
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
@@ -21,6 +21,7 @@ use crate::holding::{Begun, Holding, WhileOurs};
 use crate::ledger::Ledger;
 use crate::resize::Size;
 use crate::takeover::Resumption;
+use crate::visit::Visit;
 
 /// What an export offers, the same for every session but for the cache mode.
 #[derive(Debug)]
@@ -62,6 +63,7 @@ pub(crate) struct BlkDevice {
     offer: Arc<Offer>,
     session: Arc<Connection>,
     ledger: Arc<Mutex<Ledger>>,
+    visit: Arc<Visit>,
     placed: Vec<Option<Placed>>,
 }
 
@@ -71,9 +73,10 @@ impl BlkDevice {
         offer: Arc<Offer>,
         session: Arc<Connection>,
         ledger: Arc<Mutex<Ledger>>,
+        visit: Arc<Visit>,
     ) -> Self {
         offer.size.welcome();
-        Self { offer, session, ledger, placed: Vec::new() }
+        Self { offer, session, ledger, visit, placed: Vec::new() }
     }
 
     fn rules(&self, features: Features) -> BlkRules {
@@ -92,17 +95,14 @@ impl BlkDevice {
         queue: QueueIndex,
         start: RingStart,
     ) -> Result<Placed, Box<dyn std::error::Error + Send + Sync>> {
-        let rules = self.rules(start.features);
+        let (rules, setup) = (self.rules(start.features), start.setup);
         // The mailbox needs somebody to wake before the ring is placed.
         let nobody = Arc::new(Notifier::new()?);
         let mut ring = match &start.inflight {
-            Some(inflight) => Ring::tracked(start.memory, start.setup, inflight)?,
-            None => Ring::new(start.memory, start.setup)?,
+            Some(inflight) => Ring::tracked(start.memory, setup, inflight)?,
+            None => Ring::new(start.memory, setup)?,
         };
-        if ring.is_inherited() {
-            let (id, pending) = (&self.offer.id, ring.pending());
-            tracing::debug!("export {id}: queue {queue} is inherited, {pending} in flight");
-        }
+        let inherited = ring.is_inherited().then(|| ring.pending());
         ring.set_log(start.log);
         let source = RingSource::new(RingSourceSetup {
             ring,
@@ -118,9 +118,15 @@ impl BlkDevice {
         let iothreads = &self.offer.iothreads;
         let iothread = &iothreads[usize::from(queue.0) % iothreads.len()];
         let watcher = SessionEnder { queue, session: Arc::clone(&self.session) };
-        Placed::on(iothread, Box::new(source), Arc::new(watcher))
+        let placed = Placed::on(iothread, Box::new(source), Arc::new(watcher))
             // The source goes with the session.
-            .map_err(|refusal| Box::new(refusal.source).into())
+            .map_err(|refusal| Box::new(refusal.source))?;
+        let cache = match self.cache_mode().durability(start.features) {
+            Durability::Cached => CacheMode::WriteBack,
+            Durability::Stable => CacheMode::WriteThrough,
+        };
+        self.visit.started(queue, &setup, cache, inherited);
+        Ok(placed)
     }
 
     fn serves_any(&self) -> bool {
@@ -207,6 +213,7 @@ impl Device for BlkDevice {
         let placed = self.slot(queue).take().expect("a session stops only what it has started");
         let iothread = placed.iothread();
         let ending = placed.stop().ending();
+        self.visit.stopped(queue);
         let mut ledger = self.ledger.lock().expect("no holder of this lock panics");
         ledger.add(queue, iothread.name(), ending.counters);
         drop(ledger);

@@ -28,12 +28,13 @@ use crate::device::{BlkDevice, Offer};
 use crate::ledger::Ledger;
 use crate::socket::{Identity, Socket};
 use crate::takeover::Resumption;
+use crate::visit::{Coming, Rates, Visit};
 
 /// A running export. Dropped, it is stopped.
 #[derive(Debug)]
 pub(crate) struct Export {
     shared: Arc<Shared>,
-    socket: Identity,
+    socket: Arc<Socket>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,6 +43,7 @@ pub(crate) struct Export {
 pub(crate) struct Adopted {
     connection: Arc<Connection>,
     ledger: Arc<Mutex<Ledger>>,
+    visit: Arc<Visit>,
     server: Server<BlkDevice>,
     resumption: Resumption,
 }
@@ -77,6 +79,7 @@ struct Shared {
     question: Mutex<Option<Question>>,
     state: Mutex<State>,
     clock: Arc<dyn Clock>,
+    rates: Rates,
 }
 
 #[derive(Debug)]
@@ -125,14 +128,16 @@ impl Export {
             question: Mutex::new(None),
             state: Mutex::new(state),
             clock,
+            rates: Rates::default(),
         });
         let theirs = Arc::clone(&shared);
-        let identity = socket.identity();
+        let socket = Arc::new(socket);
+        let ours = Arc::clone(&socket);
         let thread = std::thread::Builder::new()
             .name(format!("export {id}").chars().take(15).collect())
-            .spawn(move || theirs.live(socket, adopted))
+            .spawn(move || theirs.live(&socket, adopted))
             .map_err(failed)?;
-        Ok(Self { shared, socket: identity, thread: Some(thread) })
+        Ok(Self { shared, socket: ours, thread: Some(thread) })
     }
 
     /// Makes a session of what another process has paused. Nothing is served before the export is
@@ -145,12 +150,13 @@ impl Export {
     ) -> Result<Adopted, vhost_user::SessionError> {
         let connection = Arc::new(Connection::new(UnixStream::from(connection)));
         let ledger = Arc::new(Mutex::new(Ledger::default()));
-        let device =
-            BlkDevice::new(Arc::clone(offer), Arc::clone(&connection), Arc::clone(&ledger));
+        let visit = Arc::new(Visit::new(&offer.id, Coming::TakenOver, &connection));
+        let (session, offer) = (Arc::clone(&connection), Arc::clone(offer));
+        let device = BlkDevice::new(offer, session, Arc::clone(&ledger), Arc::clone(&visit));
         let stream = connection.stream();
         let stream = stream.map_err(|source| vhost_user::SessionError::Socket { source })?;
         let server = Server::restore(&stream, device, state, kernel_io::exchange_socket)?;
-        Ok(Adopted { connection, ledger, server, resumption })
+        Ok(Adopted { connection, ledger, visit, server, resumption })
     }
 
     /// What it offers.
@@ -165,7 +171,7 @@ impl Export {
 
     /// Which socket it listens on.
     pub(crate) fn socket(&self) -> Identity {
-        self.socket
+        self.socket.identity()
     }
 
     /// Asks the export to stop its rings and to wait, without waiting for it.
@@ -190,8 +196,14 @@ impl Export {
     /// on, its rings are drained.
     pub(crate) fn begin_stop(&self) {
         let state = std::mem::replace(&mut *self.shared.lock(), State::Stopped);
-        if let State::Serving(connection) = state {
-            connection.hang_up();
+        match state {
+            // Given away, the socket is another process's.
+            State::Stopped => {}
+            State::Waiting => self.socket.remove(),
+            State::Serving(connection) => {
+                self.socket.remove();
+                connection.hang_up();
+            }
         }
         self.shared.bell.wake();
     }
@@ -212,10 +224,10 @@ impl Shared {
     }
 
     /// The whole life of the export's thread.
-    fn live(&self, socket: Socket, adopted: Option<Adopted>) {
+    fn live(&self, socket: &Socket, adopted: Option<Adopted>) {
         let end = match adopted {
-            Some(adopted) => self.go_on(&socket, adopted),
-            None => self.accept_clients(&socket, &mut SentenceRate::default()),
+            Some(adopted) => self.go_on(socket, adopted),
+            None => self.accept_clients(socket, &mut SentenceRate::default()),
         };
         match end {
             End::Left => {}
@@ -226,11 +238,12 @@ impl Shared {
     /// Goes on with the client that was taken over, then accepts others.
     fn go_on(&self, socket: &Socket, adopted: Adopted) -> End {
         let rate = &mut SentenceRate::default();
-        let Adopted { connection, ledger, server, resumption } = adopted;
-        let asked = Asked { export: self, socket, connection: &connection };
+        let Adopted { connection, ledger, visit, server, resumption } = adopted;
+        visit.begin(socket.listener());
+        let asked = Asked { export: self, socket, connection: &connection, visit: &visit };
         let end = server.resume(&asked, || resumption.tell(&self.offer.id));
         let is_away = matches!(end, Ok(End::GivenAway));
-        self.say_end(&connection, &ledger, end, rate);
+        self.say_end(&connection, &ledger, &visit, end, rate);
         if is_away {
             return End::GivenAway;
         }
@@ -346,15 +359,17 @@ impl Shared {
 
     fn serve(&self, socket: &Socket, connection: &Arc<Connection>, rate: &mut SentenceRate) -> End {
         let ledger = Arc::new(Mutex::new(Ledger::default()));
-        let device =
-            BlkDevice::new(Arc::clone(&self.offer), Arc::clone(connection), Arc::clone(&ledger));
-        let asked = Asked { export: self, socket, connection };
+        let visit = Arc::new(Visit::new(&self.offer.id, Coming::Connected, connection));
+        visit.begin(socket.listener());
+        let (offer, session) = (Arc::clone(&self.offer), Arc::clone(connection));
+        let device = BlkDevice::new(offer, session, Arc::clone(&ledger), Arc::clone(&visit));
+        let asked = Asked { export: self, socket, connection, visit: &visit };
         let end = match connection.stream() {
             Ok(stream) => Server::new(stream, device).run(&asked),
             Err(source) => Err(vhost_user::SessionError::Socket { source }),
         };
         let is_away = matches!(end, Ok(End::GivenAway));
-        self.say_end(connection, &ledger, end, rate);
+        self.say_end(connection, &ledger, &visit, end, rate);
         if is_away { End::GivenAway } else { End::Left }
     }
 
@@ -362,6 +377,7 @@ impl Shared {
         &self,
         connection: &Connection,
         ledger: &Mutex<Ledger>,
+        visit: &Visit,
         end: Result<End, vhost_user::SessionError>,
         rate: &mut SentenceRate,
     ) {
@@ -371,6 +387,7 @@ impl Shared {
         if left_out > 0 {
             tracing::info!("export {id}: {left_out} more sessions ended");
         }
+        visit.say_before_end();
         match (connection.reason(), end) {
             (Some(reason), _) => tracing::warn!("export {id}: session ended: {reason}"),
             (None, Ok(End::Left)) => tracing::info!("export {id}: the client has left"),
@@ -399,11 +416,20 @@ struct Asked<'a> {
     export: &'a Shared,
     socket: &'a Socket,
     connection: &'a Connection,
+    visit: &'a Visit,
 }
 
 impl Interrupt for Asked<'_> {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.export.offer.freezer.as_fd())
+    }
+
+    fn aside(&self) -> Option<BorrowedFd<'_>> {
+        self.visit.as_fd()
+    }
+
+    fn look_aside(&self) {
+        self.visit.look(self.socket, &self.export.rates, self.export.clock.now());
     }
 
     fn paused(&self, state: SessionState) -> Verdict {

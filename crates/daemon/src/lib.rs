@@ -29,6 +29,7 @@ pub mod serve;
 mod signals;
 mod socket;
 mod takeover;
+mod visit;
 
 pub use build::{BuildError, ChangeError};
 pub use claim::ClaimFailure;

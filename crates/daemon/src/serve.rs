@@ -162,6 +162,8 @@ fn start(plan: &Plan, built: &mut Built, attention: &mut Attention) -> Result<Ta
     let rate = &mut SentenceRate::default();
     match plan.takeover {
         Takeover::Never => {
+            // Before any wait for an image: whoever serves the socket has the image, too.
+            plan.exports().try_for_each(Built::check_unserved)?;
             let patience = &mut Patience { limit: LOCK_PATIENCE, wait: attention, rate };
             let prepared = built.carry_out(plan, patience)?;
             // Whoever sees a socket may count on an end in good order.

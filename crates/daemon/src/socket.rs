@@ -1,11 +1,14 @@
 //! The UNIX socket of an export: made without taking a live one away, removed at the end.
 
+use std::fmt::{self, Display};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use kernel_io::peer_of;
 use rustix::event::Timespec;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -29,6 +32,8 @@ pub(crate) struct Socket {
     listener: UnixListener,
     path: PathBuf,
     identity: Identity,
+    /// Whether its file is this process's to remove.
+    is_ours: AtomicBool,
 }
 
 /// Which file it is, whatever its path is now.
@@ -39,9 +44,6 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// No file has this inode.
-    const NONE: Self = Self { device: u64::MAX, inode: 0 };
-
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let found = std::fs::symlink_metadata(path)?;
         Ok(Self { device: found.dev(), inode: found.ino() })
@@ -52,10 +54,15 @@ impl Identity {
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Something is served there.
-    #[error("socket {path} is served by a live process")]
+    #[error(
+        "socket {path} is served by a live process{}; --takeover takes its place without a lost request",
+        OfProcess(*process)
+    )]
     Live {
         /// Where.
         path: PathBuf,
+        /// Which process listens, if it is visible from here.
+        process: Option<u32>,
     },
     /// What is there is not ours to remove.
     #[error("{path} exists and is not a socket")]
@@ -97,7 +104,8 @@ impl Socket {
         let fd = bind(name)?;
         // From here on the file is ours, also to remove.
         let identity = Identity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
-        let socket = Self { listener: UnixListener::from(fd), path, identity };
+        let is_ours = AtomicBool::new(true);
+        let socket = Self { listener: UnixListener::from(fd), path, identity, is_ours };
         socket.set_rights(options)?;
         rustix::net::listen(&socket.listener, BACKLOG)
             .map_err(|errno| failed(&socket.path, "listen", errno.into()))?;
@@ -112,7 +120,8 @@ impl Socket {
             tracing::warn!("socket {}: cannot find its directory: {error}", path.display());
             path
         });
-        let socket = Self { listener: UnixListener::from(listener), path, identity };
+        let is_ours = AtomicBool::new(true);
+        let socket = Self { listener: UnixListener::from(listener), path, identity, is_ours };
         if let Err(error) = socket.set_rights(options) {
             // It is being served, which counts more.
             tracing::warn!("{}", crate::chain::chain_of(&error));
@@ -124,9 +133,23 @@ impl Socket {
         socket
     }
 
-    /// Closes it here and leaves its file to another process, which listens on it.
-    pub(crate) fn leave(mut self) {
-        self.identity = Identity::NONE;
+    /// Its file is another process's, which listens on it.
+    pub(crate) fn leave(&self) {
+        self.is_ours.store(false, Ordering::SeqCst);
+    }
+
+    /// Removes its file, once: nobody finds it any more, while the listener is still open. Whoever starts in the place of
+    /// a process that is about to end waits for the images, and does not take it for one that goes on serving.
+    pub(crate) fn remove(&self) {
+        if !self.is_ours.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        // Somebody may have put another socket there, which is not ours to remove.
+        if Identity::of(&self.path).is_ok_and(|found| found == self.identity)
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!("socket {}: cannot remove it: {error}", self.path.display());
+        }
     }
 
     /// Which file it is.
@@ -162,13 +185,7 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let path = self.path.display();
-        // Somebody may have put another socket there, which is not ours to remove.
-        if Identity::of(&self.path).is_ok_and(|found| found == self.identity)
-            && let Err(error) = std::fs::remove_file(&self.path)
-        {
-            tracing::warn!("socket {path}: cannot remove it: {error}");
-        }
+        self.remove();
     }
 }
 
@@ -208,20 +225,32 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     if !found.file_type().is_socket() {
         return Err(SocketError::NoSocket { path: path.to_path_buf() });
     }
-    if is_served(path)? {
-        return Err(SocketError::Live { path: path.to_path_buf() });
-    }
+    check_unserved(path)?;
     tracing::info!("socket {}: replacing a stale one", path.display());
     std::fs::remove_file(path).map_err(|source| failed(path, "remove the stale one", source))
 }
 
-/// Whether somebody listens. Does not wait for a listener whose backlog is full.
-fn is_served(path: &Path) -> Result<bool, SocketError> {
+/// Whether nobody listens there, be it that nothing is there. Does not wait for a listener whose backlog is full.
+pub(crate) fn check_unserved(path: &Path) -> Result<(), SocketError> {
     let fd = stream_socket(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let live = |process| Err(SocketError::Live { path: path.to_path_buf(), process });
     match rustix::net::connect(&fd, &address(path)?) {
-        Ok(()) | Err(Errno::AGAIN) => Ok(true),
-        Err(Errno::CONNREFUSED) => Ok(false),
+        Ok(()) => live(peer_of(&fd).ok().and_then(|peer| peer.process)),
+        Err(Errno::AGAIN) => live(None),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed(path, "ask whether it is served", errno.into())),
+    }
+}
+
+/// ` (4711)`, if it is known.
+struct OfProcess(Option<u32>);
+
+impl Display for OfProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(process) => write!(f, " ({process})"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -282,7 +311,7 @@ mod tests {
         let path = dir.path().join("s");
         let fd = bind(&path).unwrap();
         rustix::net::listen(&fd, 0).unwrap();
-        let waiting: Vec<_> = (0..4).map(|_| is_served(&path).unwrap()).collect();
+        let waiting: Vec<_> = (0..4).map(|_| check_unserved(&path).is_err()).collect();
         assert_eq!(waiting, [true; 4]);
     }
 

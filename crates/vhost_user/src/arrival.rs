@@ -35,6 +35,15 @@ pub(crate) enum Arrival {
     Message,
     /// The bell rings. Part of a message may be there.
     Bell,
+    /// There is something to look at aside. Part of a message may be there.
+    Aside,
+}
+
+/// What ends a wait, besides the connection.
+#[derive(Debug, Clone, Copy)]
+struct Others<'a> {
+    bell: BorrowedFd<'a>,
+    aside: Option<BorrowedFd<'a>>,
 }
 
 /// What of the next message is there.
@@ -49,47 +58,68 @@ enum Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Torn;
 
-/// Waits until there is a whole message, and room for its answer, or the bell rings, which goes first.
-pub(crate) fn wait(connection: &impl AsFd, bell: BorrowedFd<'_>) -> Result<Arrival, Torn> {
+/// Waits until there is a whole message, and room for its answer, or the bell rings, which goes first, or there is
+/// something aside, which goes second.
+pub(crate) fn wait(
+    connection: &impl AsFd,
+    bell: BorrowedFd<'_>,
+    aside: Option<BorrowedFd<'_>>,
+) -> Result<Arrival, Torn> {
+    let others = Others { bell, aside };
     // Said when at most a quarter of the buffer is filled with answers that nobody has read. Only this
     // thread writes, so it stays true.
-    if wait_for(connection, PollFlags::OUT, bell).is_none() {
-        return Ok(Arrival::Bell);
+    if let Err(other) = wait_for(connection, PollFlags::OUT, others) {
+        return Ok(other);
     }
-    let Some(seen) = wait_for(connection, PollFlags::IN | PollFlags::RDHUP, bell) else {
-        return Ok(Arrival::Bell);
+    let seen = match wait_for(connection, PollFlags::IN | PollFlags::RDHUP, others) {
+        Ok(seen) => seen,
+        Err(other) => return Ok(other),
     };
     if seen.difference(PollFlags::IN).is_empty() && part(connection)? == Part::Some {
         // Polled again it would say the same at once.
-        return wait_for_rest(connection, bell);
+        return wait_for_rest(connection, others);
     }
     Ok(Arrival::Message)
 }
 
-/// Waits until one of these is so of the connection, or it has ended, and says what is; `None` if the
-/// bell rings.
-fn wait_for(connection: &impl AsFd, what: PollFlags, bell: BorrowedFd<'_>) -> Option<PollFlags> {
+/// Waits until one of these is so of the connection, or it has ended, and says what is; otherwise what has come instead.
+fn wait_for(
+    connection: &impl AsFd,
+    what: PollFlags,
+    Others { bell, aside }: Others<'_>,
+) -> Result<PollFlags, Arrival> {
     loop {
-        let mut fds =
-            [PollFd::new(connection, what), PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        // Without anything aside the bell is asked twice.
+        let mut fds = [
+            PollFd::new(connection, what),
+            PollFd::from_borrowed_fd(bell, PollFlags::IN),
+            PollFd::from_borrowed_fd(aside.unwrap_or(bell), PollFlags::IN),
+        ];
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => panic!("poll on descriptors of our own: {errno}"),
         }
-        let [connection, bell] = fds.map(|fd| fd.revents());
+        let [connection, bell, aside] = fds.map(|fd| fd.revents());
         if !bell.is_empty() {
-            return None;
+            return Err(Arrival::Bell);
+        }
+        if !aside.is_empty() {
+            return Err(Arrival::Aside);
         }
         if !connection.is_empty() {
-            return Some(connection);
+            return Ok(connection);
         }
     }
 }
 
 /// Waits for the rest of a message of which part is there: wakes when more of it comes.
-fn wait_for_rest(connection: &impl AsFd, bell: BorrowedFd<'_>) -> Result<Arrival, Torn> {
+fn wait_for_rest(
+    connection: &impl AsFd,
+    Others { bell, aside }: Others<'_>,
+) -> Result<Arrival, Torn> {
     const CONNECTION: u64 = 0;
     const BELL: u64 = 1;
+    const ASIDE: u64 = 2;
     let refused = |errno: Errno| -> ! { panic!("epoll on descriptors of our own: {errno}") };
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap_or_else(|errno| refused(errno));
     let watch = |fd: BorrowedFd<'_>, data, flags| {
@@ -100,15 +130,21 @@ fn wait_for_rest(connection: &impl AsFd, bell: BorrowedFd<'_>) -> Result<Arrival
     let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
     watch(connection.as_fd(), CONNECTION, edges);
     watch(bell, BELL, epoll::EventFlags::IN);
+    if let Some(aside) = aside {
+        watch(aside, ASIDE, epoll::EventFlags::IN);
+    }
     loop {
-        let mut space = [MaybeUninit::uninit(); 2];
+        let mut space = [MaybeUninit::uninit(); 3];
         let events = match epoll::wait(&epoll, &mut space, None) {
             Ok((events, _)) => events,
             Err(Errno::INTR) => continue,
             Err(errno) => refused(errno),
         };
-        if events.iter().any(|event| { event.data }.u64() == BELL) {
-            return Ok(Arrival::Bell);
+        let has = |data| events.iter().any(|event| { event.data }.u64() == data);
+        match () {
+            () if has(BELL) => return Ok(Arrival::Bell),
+            () if has(ASIDE) => return Ok(Arrival::Aside),
+            () => {}
         }
         let only_bytes = events.iter().all(|event| { event.flags } == epoll::EventFlags::IN);
         if !only_bytes || part(connection)? == Part::All {

@@ -49,6 +49,12 @@ pub trait Interrupt {
     /// Readable as long as there is a question; nobody ever asks without it.
     fn bell(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Readable when there is something else to look at between two messages; nobody ever looks without it.
+    fn aside(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Called on the session's thread when there is; must not block.
+    fn look_aside(&self);
+
     /// The rings are stopped. Blocks until it is known what becomes of the session. Called on the
     /// session's thread while the bell is readable; it must be silenced before this returns.
     fn paused(&self, state: SessionState) -> Verdict;
@@ -81,6 +87,12 @@ impl Interrupt for Uninterrupted {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    fn aside(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn look_aside(&self) {}
 
     fn paused(&self, _: SessionState) -> Verdict {
         Verdict::GoOn
@@ -188,8 +200,12 @@ impl<D: Device> Server<D> {
         let connection = connection.map_err(|source| SessionError::Socket { source })?;
         if let Some(bell) = interrupt.bell() {
             let torn = |_: arrival::Torn| SessionError::Message { source: Error::PartialMessage };
-            match arrival::wait(&connection, bell).map_err(torn)? {
+            match arrival::wait(&connection, bell, interrupt.aside()).map_err(torn)? {
                 Arrival::Bell => return self.pause(interrupt),
+                Arrival::Aside => {
+                    interrupt.look_aside();
+                    return Ok(None);
+                }
                 Arrival::Message => {}
             }
         }

@@ -16,6 +16,7 @@ mod logs;
 mod meanings;
 mod signals;
 mod sockets;
+mod visits;
 
 /// How long a command line that must be refused may take.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(20);

@@ -21,8 +21,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Who asks sessions to pause.
 struct Asker {
     bell: OwnedFd,
+    aside: OwnedFd,
     verdict: Mutex<Receiver<Verdict>>,
     states: Mutex<Sender<SessionState>>,
+    looks: Mutex<Sender<()>>,
 }
 
 /// The test's side of it.
@@ -30,11 +32,21 @@ struct Asks {
     asker: Arc<Asker>,
     verdict: Sender<Verdict>,
     states: Receiver<SessionState>,
+    looks: Receiver<()>,
 }
 
 impl Interrupt for Asker {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.bell.as_fd())
+    }
+
+    fn aside(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.aside.as_fd())
+    }
+
+    fn look_aside(&self) {
+        rustix::io::read(&self.aside, &mut [0; 8]).expect("there is something");
+        self.looks.lock().expect("it is alone").send(()).expect("the test waits");
     }
 
     fn paused(&self, state: SessionState) -> Verdict {
@@ -48,9 +60,15 @@ impl Asks {
     fn new() -> Self {
         let (verdict, verdicts) = channel();
         let (sender, states) = channel();
-        let (bell, verdicts, sender) = (event(), Mutex::new(verdicts), Mutex::new(sender));
-        let asker = Arc::new(Asker { bell, verdict: verdicts, states: sender });
-        Self { asker, verdict, states }
+        let (look, looks) = channel();
+        let asker = Arc::new(Asker {
+            bell: event(),
+            aside: event(),
+            verdict: Mutex::new(verdicts),
+            states: Mutex::new(sender),
+            looks: Mutex::new(look),
+        });
+        Self { asker, verdict, states, looks }
     }
 
     /// A front end of a session that can be asked.
@@ -82,6 +100,24 @@ impl Asks {
 fn message() -> Vec<u8> {
     let header = [SET_VRING_ENABLE, 1 | NEED_REPLY, 8].map(u32::to_le_bytes).concat();
     [header, state(0, 0)].concat()
+}
+
+/// Between two messages, and in the middle of one.
+#[test]
+fn what_is_aside_is_looked_at_at_once_and_no_message_is_lost() {
+    let (asks, mock) = (Asks::new(), Mock::default());
+    let mut front_end = asks.front_end(&mock);
+    let message = message();
+    for cut in [0, 1, message.len() / 2, message.len() - 1] {
+        front_end.bytes(&message[..cut]);
+        for _ in 0..2 {
+            rustix::io::write(&asks.asker.aside, &1_u64.to_ne_bytes()).expect("it takes a number");
+            asks.looks.recv_timeout(LIMIT).expect("it is looked at");
+        }
+        front_end.bytes(&message[cut..]);
+        assert_eq!(front_end.answer(), Some(words(&[0])), "cut after {cut} bytes");
+    }
+    front_end.leave().unwrap();
 }
 
 /// Cut anywhere, also more than once, a message holds up nobody who wants the session to pause, and it is

@@ -308,6 +308,10 @@ fn one_signal_waits_for_the_write_in_flight() {
     with(&ringloom(), |program| {
         let mut stuck = Stuck::new(program)?;
         stuck.begin_to_stop()?;
+        // Whoever is started in its place waits for the image, and does not take it for one that goes on serving.
+        poll_until("the socket to be removed", STOP_LIMIT, || {
+            Ok((!stuck.socket.exists()).then_some(()))
+        })?;
         stuck.device.thaw()?;
         ensure_clean_exit(&mut stuck.server)?;
         let done = stuck.client.completions(0);

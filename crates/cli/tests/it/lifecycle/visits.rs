@@ -1,0 +1,119 @@
+//! What the log says of clients: who comes and with what it is served, who waits, and who comes to serve what is served.
+
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use testkit::client::{Client, EventIndex, RingLayout, Shape};
+use testkit::process::{Bench, STOP_LIMIT};
+
+use super::REFUSAL_LIMIT;
+use crate::support::{Disk, ringloom, stop, with};
+
+fn shape(queues: usize, layout: RingLayout) -> Shape {
+    Shape { queues, layout, event_index: EventIndex::On, ..Shape::small() }
+}
+
+#[test]
+fn a_client_is_said_with_its_process_its_queues_and_features() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "e0", 4);
+        disk.create(1 << 20, 0x41)?;
+        let server = disk.serve(program)?;
+        let client = Client::connect(&disk.socket(), shape(4, RingLayout::Split))?;
+        let pid = std::process::id();
+        let came = format!("export e0: a client has come (process {pid}): 4 queues of ");
+        server.wait_for_log(&came, STOP_LIMIT)?;
+        server.wait_for_log(", split, event_idx, write-back", STOP_LIMIT)?;
+        drop(client);
+        server.wait_for_log("the client has left", STOP_LIMIT)?;
+        // One that leaves before its queues have settled is said as well.
+        drop(Client::connect(&disk.socket(), shape(1, RingLayout::Packed))?);
+        server.wait_for_log("1 queue of ", STOP_LIMIT)?;
+        server.wait_for_log(", packed, event_idx, write-back", STOP_LIMIT)?;
+        // One that says nothing is heard of, too.
+        let silent = UnixStream::connect(disk.socket()).context("connect")?;
+        server.wait_for_log("and has started no queue yet", STOP_LIMIT)?;
+        drop(silent);
+        let log = stop(server, &[&disk.socket()])?;
+        let (first, last) = (log.find("has come"), log.find("has left"));
+        ensure!(first < last, "out of order: {log}");
+        Ok(())
+    });
+}
+
+/// A client may come and go as often as it likes.
+#[test]
+fn clients_that_come_and_go_fill_no_log() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "e0", 1);
+        disk.create(1 << 20, 0x42)?;
+        let server = disk.serve(program)?;
+        for _ in 0..100 {
+            drop(Client::connect(&disk.socket(), Shape::small())?);
+        }
+        let log = stop(server, &[&disk.socket()])?;
+        for line in ["has come", "has left"] {
+            let said = log.matches(line).count();
+            // 10 in any 10 s.
+            ensure!((1..=50).contains(&said), "{line:?} {said} times");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_second_client_on_a_served_socket_is_said_and_costs_nothing() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "e0", 1);
+        disk.create(1 << 20, 0x43)?;
+        let mut server = disk.serve(program)?;
+        let mut client = Client::connect(&disk.socket(), Shape::small())?;
+        // Who only asks who serves the socket does not wait.
+        let second = UnixStream::connect(disk.socket()).context("connect")?;
+        let said = format!(
+            "WARN export e0: another client waits at {} and is served when this one has left (process {}): a \
+             socket serves one at a time",
+            disk.socket().display(),
+            std::process::id()
+        );
+        server.wait_for_log(&said, STOP_LIMIT)?;
+        let before = server.cpu_time()?;
+        server.wait_while_running(Duration::from_secs(1))?;
+        let spent = server.cpu_time()? - before;
+        ensure!(spent < Duration::from_millis(300), "it looks all the time: {spent:?}");
+        client.read(0, 4096, 0)?;
+        // It is still there, and said once; the next one is said again.
+        ensure!(server.log().matches("another client waits").count() == 1, "{}", server.log());
+        let third = UnixStream::connect(disk.socket()).context("connect")?;
+        testkit::deadline::poll_until("the third one", STOP_LIMIT, || {
+            Ok((server.log().matches("another client waits").count() == 2).then_some(()))
+        })?;
+        drop((client, second, third));
+        stop(server, &[&disk.socket()]).map(drop)
+    });
+}
+
+/// A line that is started by hand a second time, with an image that is locked.
+#[test]
+fn the_same_line_twice_is_refused_at_once_with_process_and_remedy() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "e0", 1);
+        disk.create(1 << 20, 0x44)?;
+        let server = disk.serve(program)?;
+        let exit = program.refusal(&disk.arguments(), REFUSAL_LIMIT)?;
+        let said = format!(
+            "export e0: socket {} is served by a live process ({}); --takeover takes its place without a lost \
+             request",
+            disk.socket().display(),
+            server.pid()
+        );
+        ensure!(exit.status.code() == Some(1) && exit.stderr.contains(&said), "{exit:?}");
+        ensure!(!exit.stderr.contains("lock"), "it waited for a lock: {}", exit.stderr);
+        stop(server, &[&disk.socket()]).map(drop)
+    });
+}

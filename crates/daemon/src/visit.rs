@@ -1,0 +1,385 @@
+//! What the log says of a client from its coming to its leaving: with which queues and features it is served, that it
+//! has stopped or changed them, and that somebody else waits meanwhile.
+//!
+//! Where it stands: the device of a session notes which rings it serves; the session's thread looks at the visit between
+//! two messages ([`Visit::look`]).
+//!
+//! Invariants: a line is said when the queues have been as they are for [`SETTLED`], because a front end starts and stops
+//! them one by one; what a client was served with is said before it leaves. Who waits is said after [`PATIENCE`]:
+//! whoever asks who serves a socket connects and leaves at once.
+//! Threads: that of the session. Limits: all visits of an export share two [`SentenceRate`]s, one for each kind of line.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use block::SentenceRate;
+use kernel_io::{Alarm, peer_of};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+use vhost_user::QueueIndex;
+use virtio::{CacheMode, RingLayout, RingSetup};
+
+use crate::socket::Socket;
+
+/// For how long the queues must have been as they are before it is said.
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// How long somebody must have waited before it is said.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often it may be said, for all clients of an export.
+#[derive(Debug, Default)]
+pub(crate) struct Rates {
+    clients: Mutex<SentenceRate>,
+    waiting: Mutex<SentenceRate>,
+}
+
+/// How a client came here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Coming {
+    /// It has connected.
+    Connected,
+    /// Another process has served it on the same connection.
+    TakenOver,
+}
+
+/// One client's stay.
+#[derive(Debug)]
+pub(crate) struct Visit {
+    export: String,
+    coming: Coming,
+    process: Option<u32>,
+    /// None where the host has no descriptors for it: then less is said.
+    watch: OnceLock<Watch>,
+    notes: Mutex<Notes>,
+}
+
+/// What the session's thread waits for besides messages.
+#[derive(Debug)]
+struct Watch {
+    epoll: OwnedFd,
+    settled: Alarm,
+    patience: Alarm,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    queues: BTreeMap<QueueIndex, Queue>,
+    cache: Option<CacheMode>,
+    /// What was in flight when this process took the queues up; none if all of them began anew.
+    inherited: Option<usize>,
+    /// How the client was served before the last queues were stopped.
+    had: Option<Said>,
+    /// Whether the last thing that happened to a queue is that it was started.
+    is_growing: bool,
+    /// What was said last.
+    said: Option<Said>,
+}
+
+/// A queue that is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Queue {
+    size: u16,
+    layout: RingLayout,
+    event_idx: bool,
+    indirect: bool,
+}
+
+/// How a client is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Said {
+    /// Not.
+    Idle,
+    /// In these words.
+    Served(String),
+}
+
+impl Visit {
+    /// A client on that connection.
+    pub(crate) fn new(export: &str, coming: Coming, connection: impl AsFd) -> Self {
+        Self {
+            export: export.to_owned(),
+            coming,
+            process: peer_of(connection).ok().and_then(|peer| peer.process),
+            watch: OnceLock::new(),
+            notes: Mutex::default(),
+        }
+    }
+
+    /// The session has a thread that looks when there is something to look at. Nobody accepts clients on the listener
+    /// meanwhile.
+    pub(crate) fn begin(&self, listener: &UnixListener) {
+        match Watch::over(listener) {
+            Ok(watch) => {
+                self.watch.set(watch).expect("a session has one thread");
+                self.settle();
+            }
+            Err(error) => tracing::debug!("export {}: cannot watch: {error}", self.export),
+        }
+    }
+
+    /// Readable when there is something to look at.
+    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.get().map(|watch| watch.epoll.as_fd())
+    }
+
+    /// A queue is served; `inherited` is what of it was in flight at another process, if one has served it before.
+    pub(crate) fn started(
+        &self,
+        queue: QueueIndex,
+        setup: &RingSetup,
+        cache: CacheMode,
+        inherited: Option<usize>,
+    ) {
+        let RingSetup { layout, size, event_idx, indirect, .. } = *setup;
+        let mut notes = self.notes();
+        notes.queues.insert(queue, Queue { size, layout, event_idx, indirect });
+        notes.cache = Some(cache);
+        notes.is_growing = true;
+        // After a stop it was this process that has served it before.
+        if let Some(count) = inherited.filter(|_| notes.had.is_none()) {
+            *notes.inherited.get_or_insert(0) += count;
+        }
+        drop(notes);
+        self.settle();
+    }
+
+    /// A queue is not served any more.
+    pub(crate) fn stopped(&self, queue: QueueIndex) {
+        let mut notes = self.notes();
+        if notes.had.is_none() || notes.is_growing {
+            notes.had = Some(notes.served());
+            notes.is_growing = false;
+        }
+        notes.queues.remove(&queue);
+        drop(notes);
+        self.settle();
+    }
+
+    /// Says what has settled, and who waits at that socket.
+    pub(crate) fn look(&self, socket: &Socket, rates: &Rates, now: Instant) {
+        let Some(watch) = self.watch.get() else { return };
+        let news = watch.news();
+        if news.somebody_came {
+            watch.patience.set(PATIENCE).unwrap_or_else(|error| self.complain(&error));
+        }
+        if news.settled {
+            self.say(&rates.clients, now);
+        }
+        if news.patience_ended && is_readable(socket.listener()) && admit(&rates.waiting, now) {
+            tracing::warn!(
+                "export {}: another client waits at {} and is served when this one has left{}: a socket \
+                 serves one at a time",
+                self.export,
+                socket.path().display(),
+                OfProcess(self.process)
+            );
+        }
+    }
+
+    /// Says what the client was served with, if it leaves before that was said.
+    pub(crate) fn say_before_end(&self) {
+        let notes = self.notes();
+        if let (Some(had), None) = (&notes.had, &notes.said) {
+            self.say_line(&notes, had);
+        }
+    }
+
+    fn settle(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.settled.set(SETTLED).unwrap_or_else(|error| self.complain(&error));
+        }
+    }
+
+    fn say(&self, rate: &Mutex<SentenceRate>, now: Instant) {
+        let mut notes = self.notes();
+        let served = notes.served();
+        if notes.said.as_ref() == Some(&served) {
+            return;
+        }
+        if admit(rate, now) {
+            self.say_line(&notes, &served);
+        }
+        notes.said = Some(served);
+    }
+
+    fn say_line(&self, notes: &Notes, now: &Said) {
+        let (export, process) = (&self.export, OfProcess(self.process));
+        let came = match (self.coming, notes.inherited) {
+            (Coming::TakenOver, _) => "a client was taken over".to_owned(),
+            (Coming::Connected, None) => "a client has come".to_owned(),
+            (Coming::Connected, Some(1)) => {
+                "a client has come back with 1 request in flight".to_owned()
+            }
+            (Coming::Connected, Some(count)) => {
+                format!("a client has come back with {count} requests in flight")
+            }
+        };
+        match (&notes.said, now) {
+            (None, Said::Served(how)) => tracing::info!("export {export}: {came}{process}: {how}"),
+            (None, Said::Idle) => {
+                tracing::info!("export {export}: {came}{process} and has started no queue yet");
+            }
+            (Some(_), Said::Served(how)) => {
+                tracing::info!("export {export}: the client is served: {how}");
+            }
+            (Some(_), Said::Idle) => tracing::info!(
+                "export {export}: the client has stopped its queues: its guest was reset, paused, shut down or \
+                 has moved to another host"
+            ),
+        }
+    }
+
+    fn complain(&self, error: &io::Error) {
+        tracing::debug!("export {}: cannot set an alarm: {error}", self.export);
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl Notes {
+    fn served(&self) -> Said {
+        let Some(first) = self.queues.values().next() else { return Said::Idle };
+        let count = self.queues.len();
+        let mut how =
+            format!("{count} queue{} of {}", if count == 1 { "" } else { "s" }, first.size);
+        if self.queues.values().any(|queue| queue.size != first.size) {
+            how.push_str(" and other sizes");
+        }
+        how.push_str(match first.layout {
+            RingLayout::Split => ", split",
+            RingLayout::Packed => ", packed",
+        });
+        for (is_so, word) in [(first.event_idx, ", event_idx"), (first.indirect, ", indirect")] {
+            if is_so {
+                how.push_str(word);
+            }
+        }
+        how.push_str(match self.cache {
+            Some(CacheMode::WriteThrough) => ", write-through",
+            Some(CacheMode::WriteBack) | None => ", write-back",
+        });
+        Said::Served(how)
+    }
+}
+
+/// What has come.
+#[derive(Debug, Clone, Copy, Default)]
+struct News {
+    somebody_came: bool,
+    settled: bool,
+    patience_ended: bool,
+}
+
+impl Watch {
+    const LISTENER: u64 = 0;
+    const SETTLED: u64 = 1;
+    const PATIENCE: u64 = 2;
+
+    fn over(listener: &UnixListener) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let (settled, patience) = (Alarm::new()?, Alarm::new()?);
+        let level = epoll::EventFlags::IN;
+        // An edge: nobody accepts a client now, so the listener stays readable; each that comes is told once.
+        let edge = level | epoll::EventFlags::ET;
+        let watched = [
+            (listener.as_fd(), Self::LISTENER, edge),
+            (settled.as_fd(), Self::SETTLED, level),
+            (patience.as_fd(), Self::PATIENCE, level),
+        ];
+        for (fd, data, flags) in watched {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(data), flags)?;
+        }
+        Ok(Self { epoll, settled, patience })
+    }
+
+    /// Takes what has come. Does not wait.
+    fn news(&self) -> News {
+        let mut news = News::default();
+        let mut space = [MaybeUninit::uninit(); 3];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&now)) else { return news };
+        for event in events {
+            match { event.data }.u64() {
+                Self::LISTENER => news.somebody_came = true,
+                Self::SETTLED => {
+                    self.settled.clear();
+                    news.settled = true;
+                }
+                _patience => {
+                    self.patience.clear();
+                    news.patience_ended = true;
+                }
+            }
+        }
+        news
+    }
+}
+
+/// Whether one more line may be said; those that were left out are not worth one of their own.
+fn admit(rate: &Mutex<SentenceRate>, now: Instant) -> bool {
+    rate.lock().expect("no holder of this lock panics").admit(now).is_some()
+}
+
+fn is_readable(listener: &UnixListener) -> bool {
+    let mut fds = [PollFd::new(listener, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match poll(&mut fds, Some(&now)) {
+        Ok(ready) => ready > 0,
+        Err(Errno::INTR) => false,
+        Err(errno) => panic!("poll on a descriptor of our own: {errno}"),
+    }
+}
+
+/// ` (process 4711)`, if it is known.
+struct OfProcess(Option<u32>);
+
+impl Display for OfProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(process) => write!(f, " (process {process})"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(size: u16, layout: RingLayout, is_new: bool) -> Queue {
+        Queue { size, layout, event_idx: is_new, indirect: is_new }
+    }
+
+    #[track_caller]
+    fn check(queues: &[Queue], cache: CacheMode, expected: &str) {
+        let queues = (0..).map(QueueIndex).zip(queues.iter().copied()).collect();
+        let notes = Notes { queues, cache: Some(cache), ..Notes::default() };
+        let Said::Served(how) = notes.served() else { panic!("it is served") };
+        assert_eq!(how, expected);
+    }
+
+    #[test]
+    fn queues_and_features_are_said_in_plain_words() {
+        let (split, packed) = (RingLayout::Split, RingLayout::Packed);
+        let old = [queue(128, split, false)];
+        check(&old, CacheMode::WriteThrough, "1 queue of 128, split, write-through");
+        let new = [queue(256, packed, true); 4];
+        check(
+            &new,
+            CacheMode::WriteBack,
+            "4 queues of 256, packed, event_idx, indirect, write-back",
+        );
+        let mixed = [queue(256, split, false), queue(64, split, false)];
+        check(&mixed, CacheMode::WriteBack, "2 queues of 256 and other sizes, split, write-back");
+        assert_eq!(Notes::default().served(), Said::Idle);
+    }
+}
