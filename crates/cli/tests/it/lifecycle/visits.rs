@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use testkit::client::{Client, EventIndex, RingLayout, Shape};
 use testkit::process::{Bench, STOP_LIMIT};
 
