@@ -13,6 +13,7 @@
 
 use std::fmt::Debug;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::{
@@ -24,6 +25,12 @@ use crate::{
 pub trait Node: Debug + Send + Sync {
     /// The node-name, as in `--blockdev node-name=`.
     fn name(&self) -> &str;
+
+    /// The file that the node shows, or is in: what an operator knows it by. `None` if there is none, or
+    /// several.
+    fn image_file(&self) -> Option<PathBuf> {
+        None
+    }
 
     /// The size a guest sees.
     fn size(&self) -> DiskSize;
@@ -47,6 +54,14 @@ pub trait Node: Debug + Send + Sync {
     /// Opens the calling thread's own handle. Called by an iothread before it serves the first
     /// ring on this node. What the lane needs of the iothread later is `io`, also for the lanes below.
     fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError>;
+}
+
+/// What a message calls a node: its file, and otherwise its name.
+pub fn known_as(node: &dyn Node) -> String {
+    match node.image_file() {
+        Some(file) => file.display().to_string(),
+        None => format!("node {}", node.name()),
+    }
 }
 
 /// One iothread's handle on a node. Not `Send` by intent: it may hold what belongs to its thread.

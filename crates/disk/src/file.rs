@@ -6,6 +6,7 @@
 mod claims;
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
@@ -68,6 +69,10 @@ impl FileNode {
 impl Node for FileNode {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn image_file(&self) -> Option<PathBuf> {
+        Some(self.file.path().to_path_buf())
     }
 
     fn size(&self) -> DiskSize {

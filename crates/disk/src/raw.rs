@@ -5,6 +5,7 @@
 //! lane is the child's own.
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -109,6 +110,10 @@ impl RawNode {
 impl Node for RawNode {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn image_file(&self) -> Option<PathBuf> {
+        self.child.node().image_file()
     }
 
     fn size(&self) -> DiskSize {

@@ -14,6 +14,7 @@ mod random;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -119,6 +120,10 @@ impl DelayNode {
 impl Node for DelayNode {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn image_file(&self) -> Option<PathBuf> {
+        self.child.node().image_file()
     }
 
     fn size(&self) -> DiskSize {

@@ -24,6 +24,7 @@ mod way;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
@@ -64,6 +65,10 @@ impl ThrottleNode {
 impl Node for ThrottleNode {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn image_file(&self) -> Option<PathBuf> {
+        self.child.node().image_file()
     }
 
     fn size(&self) -> DiskSize {

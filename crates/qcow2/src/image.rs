@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use block::{Clock, FailKind, HostMemory, SentenceRate, SystemClock};
+use block::{FailKind, HostMemory};
 
 use crate::claims::{Claimed, Claims};
 use crate::compressed::{CompressedError, Method};
@@ -21,6 +21,7 @@ use crate::epoch::Epochs;
 use crate::header::Header;
 use crate::overlap::Metadata;
 use crate::refcount::{Clusters, Refcounts, TablePlace};
+use crate::said::Sentences;
 use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber, Words};
 use crate::slice::{Ending, Found, Pinned, Slice, SliceCache, Turn};
 use crate::space::{Discards, Space};
@@ -54,7 +55,7 @@ pub(crate) struct CacheSizes {
 /// The metadata of an image.
 #[derive(Debug)]
 pub(crate) struct Image {
-    node: String,
+    sentences: Arc<Sentences>,
     shape: Shape,
     /// The size of the disk in bytes.
     size: u64,
@@ -63,8 +64,6 @@ pub(crate) struct Image {
     compression: Method,
     /// The bytes of the file when the image was loaded.
     file_bytes: u64,
-    /// How often is said what is wrong with compressed clusters.
-    said: Mutex<SentenceRate>,
     l1_offset: u64,
     l1: Box<[AtomicU64]>,
     /// One writer of the L1 table at a time.
@@ -117,13 +116,14 @@ impl Drop for Working {
 impl Image {
     /// Reads what is always in memory. With `writing`, also what is needed to change the image.
     pub(crate) async fn load(
-        node: &str,
+        known_as: String,
         header: &Header,
         storage: &Storage,
         file_bytes: u64,
         caches: CacheSizes,
         writing: Option<(Discards, Metadata)>,
     ) -> Result<Self, FailKind> {
+        let sentences = Arc::new(Sentences::new(known_as));
         let end = header.l1_offset + u64::from(header.l1_entries) * 8;
         let memory = storage.read(header.l1_offset..end).await?;
         let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes"));
@@ -133,7 +133,7 @@ impl Image {
         let shape = Shape::new(header);
         let is_bad = |word: &&u64| **word & OFFSET & (shape.cluster_bytes() - 1) != 0;
         if let Some(word) = l1.iter().find(is_bad) {
-            tracing::error!("node {node}: the L1 entry {word:#018x} names no cluster");
+            sentences.error(format_args!("the L1 entry {word:#018x} names no cluster"));
             return Err(FailKind::Io);
         }
         let epochs = Arc::new(Epochs::default());
@@ -142,21 +142,22 @@ impl Image {
             Some((discards, metadata)) => {
                 let metadata = Arc::new(metadata);
                 let known = Arc::clone(&metadata);
+                let said = Arc::clone(&sentences);
                 let refcounts =
-                    Refcounts::load(header, storage, file_bytes, caches.blocks, known).await?;
+                    Refcounts::load(header, storage, file_bytes, caches.blocks, known, said)
+                        .await?;
                 let bits = header.cluster_bits;
                 (Some(Space::new(bits, refcounts, Arc::clone(&epochs), discards)), metadata)
             }
         };
         Ok(Self {
-            node: node.to_owned(),
+            sentences,
             shape,
             size: header.size,
             version: header.version,
             is_raw_external: header.features.raw_external,
             compression: if header.features.zstd { Method::Zstd } else { Method::Deflate },
             file_bytes: may_have(file_bytes),
-            said: Mutex::default(),
             l1_offset: header.l1_offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),
             l1_writes: Turns::new(()),
@@ -232,12 +233,13 @@ impl Image {
         cluster: GuestCluster,
         error: &CompressedError,
     ) -> FailKind {
-        let said = self.said.lock().expect("nobody panics here").admit(SystemClock.now());
-        if let Some(left_out) = said {
-            let node = &self.node;
-            tracing::error!(left_out, "node {node}: cluster {} of the disk: {error}", cluster.0);
-        }
+        self.sentences.error(format_args!("cluster {} of the disk: {error}", cluster.0));
         FailKind::Io
+    }
+
+    /// What is said of it.
+    pub(crate) fn sentences(&self) -> &Sentences {
+        &self.sentences
     }
 
     pub(crate) fn slices(&self) -> &SliceCache {
@@ -323,11 +325,10 @@ impl Image {
         let Some(cluster) = self.metadata.first_of(clusters) else { return Ok(()) };
         let offset = self.shape.start_of(GuestCluster(cluster));
         if self.metadata.note_damage() {
-            tracing::error!(
-                "node {}: the L2 table at byte {at:#x} of the image names the metadata at {offset:#x}; \
-                 it is marked corrupt and not written any more",
-                self.node
-            );
+            self.sentences.error(format_args!(
+                "the L2 table at byte {at:#x} of the image names the metadata at {offset:#x}; it is \
+                 marked corrupt and not written any more"
+            ));
             self.mark_corrupt(storage).await?;
         }
         Err(FailKind::Io)
@@ -351,7 +352,7 @@ impl Image {
     pub(crate) fn entry(&self, slice: &Slice, cluster: GuestCluster) -> Result<Entry, FailKind> {
         let words = slice.entry(self.shape.index_of(cluster));
         self.shape.read(words).map_err(|bad| {
-            tracing::error!("node {}: cluster {} of the disk: {bad}", self.node, cluster.0);
+            self.sentences.error(format_args!("cluster {} of the disk: {bad}", cluster.0));
             FailKind::Io
         })
     }

@@ -28,6 +28,7 @@ mod parts;
 mod questions;
 mod refcount;
 mod repair;
+mod said;
 mod seen;
 mod serve;
 mod shape;

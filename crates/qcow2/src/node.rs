@@ -10,12 +10,13 @@
 
 use std::io;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use block::{
     Access, ByteCount, Child, Claim, ClaimError, DiskSize, ErrandRunner, FailKind, Held,
-    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Others, Outlook, Owner, Rights,
+    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Others, Outlook, Owner, Rights, known_as,
 };
 
 use crate::core::{Backing, Core, Data, DataKind};
@@ -98,14 +99,15 @@ impl Qcow2Node {
         settings: Settings,
         runner: Arc<dyn ErrandRunner>,
     ) -> Result<Self, OpenError> {
-        let header = read_header(&children.file.node(), &runner)?;
+        let file = children.file.node();
+        let header = read_header(&file, &runner)?;
         let features = header.features;
         if features.external_data != children.data_file.is_some() {
-            let (node, has_data_file) = (name.to_owned(), features.external_data);
-            return Err(OpenError::DataFile { node, has_data_file });
+            let (image, has_data_file) = (known_as(&*file), features.external_data);
+            return Err(OpenError::DataFile { image, has_data_file });
         }
         if settings.access == Access::ReadWrite && features.corrupt {
-            return Err(OpenError::Corrupt { node: name.to_owned() });
+            return Err(OpenError::Corrupt { image: known_as(&*file) });
         }
         let (name, state) = (name.to_owned(), Mutex::default());
         let shared = Shared { name, children, settings, runner, header, state };
@@ -158,6 +160,10 @@ impl Shared {
         self.state.lock().expect("nobody panics here")
     }
 
+    fn known_as(&self) -> String {
+        known_as(&*self.children.file.node())
+    }
+
     /// Loads the image, whose files are claimed. One that another process owns is only read.
     fn load(&self, inherited: Option<ImageState>) -> Result<Image, OpenError> {
         let file = self.children.file.node();
@@ -173,11 +179,11 @@ impl Shared {
             (size, cluster_bits, data, header.backing.clone(), header.data_file.clone())
         };
         if identity(&header) != identity(&self.header) {
-            return Err(OpenError::Changed { node: self.name.clone() });
+            return Err(OpenError::Changed { image: self.known_as() });
         }
         let control = Control::new(&self.runner);
         let storage = control.open(&file)?;
-        let io = |kind| OpenError::Io { node: self.name.clone(), kind };
+        let io = |kind| OpenError::Io { image: self.known_as(), kind };
         let bytes = file.size().0.0;
         let writing = match self.settings.access {
             Access::ReadOnly => None,
@@ -185,7 +191,7 @@ impl Shared {
                 let tables = Tables::new(&header, &storage, bytes);
                 let metadata =
                     control.run(&[&storage], Metadata::load(&tables, self.settings.overlap_check));
-                let damaged = |source| OpenError::Damaged { node: self.name.clone(), source };
+                let damaged = |source| OpenError::Damaged { image: self.known_as(), source };
                 Some((self.settings.discards, metadata.map_err(damaged)?))
             }
         };
@@ -196,7 +202,7 @@ impl Shared {
         let loaded = self.load_with(&header, &storage, bytes, writing, begin);
         let image = control.run(&[&storage], loaded).map_err(io)?;
         if let Some(state) = inherited {
-            let foreign = |source| OpenError::Foreign { node: self.name.clone(), source };
+            let foreign = |source| OpenError::Foreign { image: self.known_as(), source };
             image.inherit(state).map_err(foreign)?;
         }
         Ok(image)
@@ -211,7 +217,7 @@ impl Shared {
         let bytes = file.size().0.0;
         let looking = self.load_with(&header, &storage, bytes, None, BeginWriting::Elsewhere);
         let image = control.run(&[&storage], looking);
-        image.map_err(|kind| OpenError::Io { node: self.name.clone(), kind })
+        image.map_err(|kind| OpenError::Io { image: self.known_as(), kind })
     }
 
     async fn load_with(
@@ -234,7 +240,7 @@ impl Shared {
         };
         let begins = writing.is_some() && begin == BeginWriting::Here;
         let bytes = if begins { fill_up(header, storage, bytes).await } else { bytes };
-        let image = Image::load(&self.name, header, storage, bytes, caches, writing).await?;
+        let image = Image::load(self.known_as(), header, storage, bytes, caches, writing).await?;
         if begins {
             image.begin_writing(storage).await?;
         }
@@ -245,12 +251,13 @@ impl Shared {
     fn close(&self, image: &Image) -> Result<(), OpenError> {
         // Before that the files are not given back: a late write would meet their next owner.
         while !image.wait_for_work(WORK_LIMIT) {
-            tracing::warn!("node {}: waits for clusters that are being freed", self.name);
+            let image = self.known_as();
+            tracing::warn!("{image}: waits for clusters that are being freed");
         }
         let control = Control::new(&self.runner);
         let storage = control.open(&self.children.file.node())?;
         let closed = control.run(&[&storage], image.close(&storage));
-        closed.map_err(|kind| OpenError::Io { node: self.name.clone(), kind })
+        closed.map_err(|kind| OpenError::Io { image: self.known_as(), kind })
     }
 }
 
@@ -310,6 +317,10 @@ impl Drop for Use {
 impl Node for Qcow2Node {
     fn name(&self) -> &str {
         &self.shared.name
+    }
+
+    fn image_file(&self) -> Option<PathBuf> {
+        self.shared.children.file.node().image_file()
     }
 
     fn size(&self) -> DiskSize {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use block::{Clock, ErrandRunner, FailKind, LaneError, LaneIo, Node, SystemClock};
+use block::{Clock, ErrandRunner, FailKind, LaneError, LaneIo, Node, SystemClock, known_as};
 
 use crate::bitmaps::mark_in_use;
 use crate::handover::ForeignState;
@@ -23,60 +23,60 @@ const PAUSE_MAX: Duration = Duration::from_millis(10);
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Its header.
-    #[error("node {node}")]
+    #[error("{image}")]
     Header {
-        /// The node that has the image's bytes.
-        node: String,
+        /// What the image is known as: its file.
+        image: String,
         /// What is wrong with it.
         source: HeaderError,
     },
     /// It cannot be read; the operator was told why.
-    #[error("node {node}: the image cannot be read ({kind:?})")]
+    #[error("{image}: the image cannot be read ({kind:?})")]
     Io {
-        /// The node that has the image's bytes.
-        node: String,
+        /// What the image is known as: its file.
+        image: String,
         /// What a guest would be told.
         kind: FailKind,
     },
     /// It is known to be damaged, so it is not written.
     #[error(
-        "node {node}: the image is marked corrupt; it can be opened read-only, or repaired with qemu-img check -r all"
+        "{image}: the image is marked corrupt; it can be opened read-only, or repaired with qemu-img check -r all"
     )]
     Corrupt {
-        /// The node-name.
-        node: String,
+        /// What the image is known as: its file.
+        image: String,
     },
     /// It has its data in a file of their own and none was given, or the other way round.
-    #[error("node {node}: {}", if *has_data_file {
+    #[error("{image}: {}", if *has_data_file {
         "the image has its data in an external data file; give it as data-file"
     } else {
         "data-file is given, but the image has its data inside"
     })]
     DataFile {
-        /// The node-name.
-        node: String,
+        /// What the image is known as: its file.
+        image: String,
         /// Whether the image has one.
         has_data_file: bool,
     },
     /// Its metadata is damaged, so it is not written.
-    #[error("node {node}: the image cannot be written")]
+    #[error("{image}: the image cannot be written")]
     Damaged {
-        /// The node-name.
-        node: String,
+        /// What the image is known as: its file.
+        image: String,
         /// What is wrong with it.
         source: Damage,
     },
     /// It is another image than when the node was made.
-    #[error("node {node}: the image was replaced or resized since it was opened")]
+    #[error("{image}: the image was replaced or resized since it was opened")]
     Changed {
-        /// The node-name.
-        node: String,
+        /// What the image is known as: its file.
+        image: String,
     },
     /// The process whose place is taken says of it what cannot be.
-    #[error("node {node}")]
+    #[error("{image}")]
     Foreign {
-        /// The node-name.
-        node: String,
+        /// What the image is known as: its file.
+        image: String,
         /// What.
         source: ForeignState,
     },
@@ -94,12 +94,12 @@ pub fn read_header(
     let control = Control::before_claim(runner);
     let storage = control.open(file)?;
     let bytes = file.size().0.0;
-    let node = || file.name().to_owned();
+    let image = || known_as(&**file);
     let read = |end: u64| {
         let read = control.run(&[&storage], storage.read(0..end.min(bytes)));
-        read.map_err(|kind| OpenError::Io { node: node(), kind })
+        read.map_err(|kind| OpenError::Io { image: image(), kind })
     };
-    let wrong = |source| OpenError::Header { node: node(), source };
+    let wrong = |source| OpenError::Header { image: image(), source };
     let start = read(512)?;
     let cluster = read(Header::bytes_needed(&start).map_err(wrong)?)?;
     Header::parse(&cluster).map_err(wrong)
@@ -113,20 +113,20 @@ pub fn make_writable(
     runner: &Arc<dyn ErrandRunner>,
 ) -> Result<Header, OpenError> {
     let mut header = read_header(file, runner)?;
-    let node = || file.name().to_owned();
+    let image = || known_as(&**file);
     if header.features.corrupt {
-        return Err(OpenError::Corrupt { node: node() });
+        return Err(OpenError::Corrupt { image: image() });
     }
     let control = Control::new(runner);
     let storage = control.open(file)?;
-    let damaged = |source| OpenError::Damaged { node: node(), source };
+    let damaged = |source| OpenError::Damaged { image: image(), source };
     if header.features.dirty {
         let repaired = control.run(&[&storage], repair(&header, &storage, file.size().0.0));
         let Repaired { blocks, tables } = repaired.map_err(damaged)?;
         tracing::info!(
-            "node {}: the image was not closed; its refcounts are right again ({blocks} blocks \
+            "{}: the image was not closed; its refcounts are right again ({blocks} blocks \
              and {tables} tables changed)",
-            file.name()
+            image()
         );
         header = read_header(file, runner)?;
     }

@@ -22,14 +22,12 @@ use block::{FailKind, HostMemory};
 pub(crate) use self::packed::Block;
 use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
 use crate::overlap::Metadata;
+use crate::said::Sentences;
 use crate::storage::Storage;
 use crate::tables::BLOCK_MAX;
 
 /// How many blocks are looked through for free clusters before a run that was found is taken.
 const BLOCKS_LOOKED_THROUGH: u64 = 8;
-
-/// How many wrong refcounts the operator is told of.
-const TOLD_MAX: u32 = 10;
 
 /// The refcounts of an image.
 #[derive(Debug)]
@@ -56,8 +54,7 @@ pub(crate) struct Refcounts {
     raised: Vec<Clusters>,
     /// Whether the header may name another table than this one.
     is_header_in_doubt: bool,
-    /// How many wrong refcounts the operator was told of.
-    told: u32,
+    sentences: Arc<Sentences>,
 }
 
 /// Clusters of the file.
@@ -87,6 +84,7 @@ impl Refcounts {
         file_end: u64,
         blocks_max: usize,
         metadata: Arc<Metadata>,
+        sentences: Arc<Sentences>,
     ) -> Result<Self, FailKind> {
         let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
         let start = header.refcount_table_offset;
@@ -97,9 +95,9 @@ impl Refcounts {
             *offset >= OFFSET_END || !offset.is_multiple_of(1 << header.cluster_bits)
         };
         if let Some(offset) = table.iter().find(|offset| is_bad(offset)) {
-            tracing::error!(
+            sentences.error(format_args!(
                 "the refcount table names a block at {offset:#x}, which is no place for one"
-            );
+            ));
             return Err(FailKind::Io);
         }
         Ok(Self {
@@ -116,7 +114,7 @@ impl Refcounts {
             metadata,
             raised: Vec::new(),
             is_header_in_doubt: false,
-            told: 0,
+            sentences,
         })
     }
 
@@ -298,7 +296,9 @@ impl Refcounts {
             None => Ok(()),
             Some(cluster) => {
                 let offset = cluster << self.cluster_bits;
-                tracing::error!("the metadata at byte {offset:#x} of the image has refcount 0");
+                self.sentences.error(format_args!(
+                    "the metadata at byte {offset:#x} of the image has refcount 0"
+                ));
                 Err(FailKind::Io)
             }
         }
@@ -491,9 +491,10 @@ impl Refcounts {
             let count = block.get(order, index);
             if count > 0 {
                 block.set(order, index, count - 1);
-            } else if self.told < TOLD_MAX {
-                self.told += 1;
-                tracing::error!("cluster {cluster} of the image was in use, with refcount 0");
+            } else {
+                self.sentences.error(format_args!(
+                    "cluster {cluster} of the image was in use, with refcount 0"
+                ));
             }
             if count <= 1 {
                 self.cursor = self.cursor.min(cluster);

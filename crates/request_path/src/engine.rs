@@ -274,7 +274,7 @@ impl Engine {
                 }
             }
             match mapping.answer {
-                Answer::Refused(kind) => self.finish(index, Outcome::Failed(kind)),
+                Answer::Refused(kind) => self.refused(index, kind),
                 Answer::Held => {
                     held += 1;
                     bytes += self.jobs.get(index).memory.count();

@@ -224,6 +224,11 @@ impl Lanes {
         self.places.iter().position(is_on).map(LaneIndex)
     }
 
+    /// The node that a lane is on.
+    pub(crate) fn node(&self, index: LaneIndex) -> &Arc<dyn Node> {
+        &self.places[index.0].as_ref().expect("a lane is open while it is used").node
+    }
+
     /// Gives a lane back; the last user closes it, once its requests are over.
     pub(crate) fn close(&mut self, index: LaneIndex) {
         self.get(index).users -= 1;

@@ -1,14 +1,15 @@
 //! The operator's sentences about failed operations, at a bounded rate for each iothread.
 //!
-//! Invariants: a sentence names the file, the operation, the place and the error; what was left out
+//! Invariants: a sentence names the file or node, the operation, the place and the error; what was left out
 //! is counted and told, at the latest when the iothread ends.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use block::{Clock, Operation, SentenceRate};
+use block::{Clock, FailKind, Node, Operation, SentenceRate};
 use kernel_io::IoFailure;
+use virtio::BlkHeader;
 
 use crate::job::Phase;
 
@@ -25,12 +26,16 @@ pub(crate) enum Trouble {
 #[derive(Debug)]
 pub(crate) struct Report {
     clock: Arc<dyn Clock>,
-    rate: SentenceRate,
+    /// About what the host does.
+    failures: SentenceRate,
+    /// About what lanes and guests do: no guest keeps the operator from hearing of the host.
+    refusals: SentenceRate,
 }
 
 impl Report {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, rate: SentenceRate::default() }
+        let (failures, refusals) = (SentenceRate::default(), SentenceRate::default());
+        Self { clock, failures, refusals }
     }
 
     /// Logs what happened to a file, if there is room for it. If not: after what time to call
@@ -43,39 +48,80 @@ impl Report {
         trouble: Trouble,
     ) -> Option<Duration> {
         let now = self.clock.now();
-        // Whoever was told to come back comes.
-        let nobody_comes = self.rate.due().is_none();
-        match self.rate.admit(now) {
-            None if nobody_comes => {
-                return self.rate.due().map(|due| due.saturating_duration_since(now));
-            }
-            None => {}
-            Some(0) => tracing::warn!("{}", sentence(file, operation, phase, trouble)),
-            Some(left_out) => {
-                let sentence = sentence(file, operation, phase, trouble);
-                tracing::warn!("{sentence} (and {left_out} more that were not logged)");
-            }
-        }
-        None
+        say(&mut self.failures, now, || sentence(file, operation, phase, trouble))
+    }
+
+    /// The same of a request that the lane of a node has refused.
+    pub(crate) fn refused(
+        &mut self,
+        node: &dyn Node,
+        operation: Operation,
+        kind: FailKind,
+    ) -> Option<Duration> {
+        let now = self.clock.now();
+        let what = || format!("{}: {} failed: {}", known_as(node), place(operation), reason(kind));
+        say(&mut self.refusals, now, what)
+    }
+
+    /// The same of a request that no operation was made of.
+    pub(crate) fn refused_to_decode(
+        &mut self,
+        node: &dyn Node,
+        header: BlkHeader,
+        kind: FailKind,
+    ) -> Option<Duration> {
+        let now = self.clock.now();
+        say(&mut self.refusals, now, || {
+            let BlkHeader { request_type, sector } = header;
+            let what = format!("a guest's request of type {request_type} at sector {}", sector.0);
+            format!("{}: {what} failed: {}", known_as(node), reason(kind))
+        })
     }
 
     /// Tells how many sentences were left out, if none came after them. If it is too early: after what
     /// time to try again.
     pub(crate) fn catch_up(&mut self) -> Option<Duration> {
-        let (due, now) = (self.rate.due()?, self.clock.now());
-        if now < due {
-            return Some(due.saturating_duration_since(now));
+        let now = self.clock.now();
+        let mut wait: Option<Duration> = None;
+        for rate in [&mut self.failures, &mut self.refusals] {
+            let Some(due) = rate.due() else { continue };
+            if now < due {
+                let left = due.saturating_duration_since(now);
+                wait = Some(wait.map_or(left, |wait| wait.min(left)));
+            } else if let Some(left_out) = rate.admit(now) {
+                tell(left_out);
+            }
         }
-        if let Some(left_out) = self.rate.admit(now) {
-            tell(left_out);
-        }
-        None
+        wait
     }
 }
 
 impl Drop for Report {
     fn drop(&mut self) {
-        tell(self.rate.forget_left_out());
+        tell(self.failures.forget_left_out() + self.refusals.forget_left_out());
+    }
+}
+
+/// Says it, if there is room. If not: after what time to tell that it was left out.
+fn say(
+    rate: &mut SentenceRate,
+    now: Instant,
+    sentence: impl FnOnce() -> String,
+) -> Option<Duration> {
+    // Whoever was told to come back comes.
+    let nobody_comes = rate.due().is_none();
+    match rate.admit(now) {
+        None if nobody_comes => rate.due().map(|due| due.saturating_duration_since(now)),
+        None => None,
+        Some(left_out) => {
+            let sentence = sentence();
+            if left_out == 0 {
+                tracing::warn!("{sentence}");
+            } else {
+                tracing::warn!("{sentence} (and {left_out} more that were not logged)");
+            }
+            None
+        }
     }
 }
 
@@ -85,14 +131,39 @@ fn tell(left_out: u64) {
     }
 }
 
-fn sentence(file: &Path, operation: Operation, phase: Phase, trouble: Trouble) -> String {
-    let what = match operation.extent() {
+/// The file and the node that a guest's request is about.
+fn known_as(node: &dyn Node) -> String {
+    match node.image_file() {
+        Some(file) => format!("disk {}: node {}", file.display(), node.name()),
+        None => format!("node {}", node.name()),
+    }
+}
+
+/// What is asked, and where.
+fn place(operation: Operation) -> String {
+    match operation.extent() {
         Some(extent) => {
             let (name, count, start) = (operation.name(), extent.count(), extent.start());
             format!("{name} of {count} bytes at byte {start}")
         }
         None => operation.name().to_owned(),
-    };
+    }
+}
+
+/// What a guest is told, in words.
+fn reason(kind: FailKind) -> &'static str {
+    match kind {
+        FailKind::Io => "input/output error",
+        FailKind::NoSpace => "no space left",
+        FailKind::ReadOnly => "it is read-only",
+        FailKind::OutOfRange => "it reaches behind the end",
+        FailKind::Malformed => "it is malformed",
+        FailKind::Unsupported => "it is not supported",
+    }
+}
+
+fn sentence(file: &Path, operation: Operation, phase: Phase, trouble: Trouble) -> String {
+    let what = place(operation);
     let why = match (trouble, phase) {
         (Trouble::EarlierSync, _) => {
             "an earlier flush failed, so what was written may be lost; no \

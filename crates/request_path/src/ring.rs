@@ -216,7 +216,7 @@ impl RingSource {
 
     /// Starts the request in `self.chain`, or answers it at once. Returns how many bytes of the disk it is about.
     fn begin(&mut self, head: Head, engine: &mut Engine) -> Result<ByteCount, Fault> {
-        let BlkRequest { kind, status } = virtio::decode(&mut self.chain, &self.rules)
+        let BlkRequest { header, kind, status } = virtio::decode(&mut self.chain, &self.rules)
             .map_err(|source| Fault::NoStatus { head: head.0, source })?;
         let data = self.chain.writable.count();
         let written = u32::try_from(data).unwrap_or(u32::MAX).saturating_add(1);
@@ -248,7 +248,10 @@ impl RingSource {
                 }
                 (Kind::Other, Some(Outcome::Done))
             }
-            BlkKind::Refused(kind) => (Kind::Other, Some(Outcome::Failed(kind))),
+            BlkKind::Refused(kind) => {
+                engine.refused_to_decode(&*self.node, header, kind);
+                (Kind::Other, Some(Outcome::Failed(kind)))
+            }
         };
         self.slots[usize::from(head.0)] = Slot::Busy { kind: counted, status, written };
         self.in_flight += 1;

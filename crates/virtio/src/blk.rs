@@ -41,10 +41,21 @@ const TYPE_WRITE_ZEROES: u32 = 13;
 /// a read or GET_ID fills, `readable` exactly what a write stores.
 #[derive(Debug, Clone, Copy)]
 pub struct BlkRequest {
+    /// What the guest has asked for, in its own words.
+    pub header: BlkHeader,
     /// What to do.
     pub kind: BlkKind,
     /// Where the status byte goes.
     pub status: Segment,
+}
+
+/// What the header of a request says. Anything may be in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlkHeader {
+    /// The number of the request's type, VIRTIO_BLK_T_*.
+    pub request_type: u32,
+    /// Where it begins, of a read or a write.
+    pub sector: Sector,
 }
 
 /// What a request asks for.
@@ -94,12 +105,13 @@ pub fn decode(chain: &mut Chain, rules: &BlkRules) -> Result<BlkRequest, NoStatu
         .ok_or(NoStatus::Header { bytes: chain.readable.count() })?;
     let [t0, t1, t2, t3, _, _, _, _, s0, s1, s2, s3, s4, s5, s6, s7] = header;
     let sector = Sector(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
-    let kind = match u32::from_le_bytes([t0, t1, t2, t3]) {
+    let header = BlkHeader { request_type: u32::from_le_bytes([t0, t1, t2, t3]), sector };
+    let kind = match header.request_type {
         TYPE_IN => rules.data(sector, &chain.writable).map(Operation::Read),
         TYPE_OUT => rules.write(sector, &chain.readable),
         TYPE_FLUSH => Ok(Operation::Flush),
         TYPE_GET_ID => {
-            return Ok(BlkRequest { kind: BlkKind::GetId, status });
+            return Ok(BlkRequest { header, kind: BlkKind::GetId, status });
         }
         TYPE_DISCARD => rules.discard(&mut chain.readable),
         TYPE_WRITE_ZEROES => rules.write_zeroes(&mut chain.readable),
@@ -109,7 +121,7 @@ pub fn decode(chain: &mut Chain, rules: &BlkRules) -> Result<BlkRequest, NoStatu
         Ok(operation) => BlkKind::Disk(operation),
         Err(kind) => BlkKind::Refused(kind),
     };
-    Ok(BlkRequest { kind, status })
+    Ok(BlkRequest { header, kind, status })
 }
 
 /// Answers GET_ID: the name, filled up with zeroes to 20 bytes; what fits in the guest's memory.

@@ -21,8 +21,8 @@ mod split;
 mod step;
 
 pub use blk::{
-    BlkKind, BlkRequest, BlkRules, DATA_BYTES_MAX, ID_BYTES, NoStatus, decode, status_byte,
-    write_id, write_status,
+    BlkHeader, BlkKind, BlkRequest, BlkRules, DATA_BYTES_MAX, ID_BYTES, NoStatus, decode,
+    status_byte, write_id, write_status,
 };
 pub use config::{
     BlkConfig, CONFIG_BYTES, CacheMode, RANGE_SECTORS_MAX, SEG_MAX, WRITEBACK_OFFSET,

@@ -28,6 +28,7 @@ mod qcow2;
 mod refusals;
 mod report;
 mod rings;
+mod said;
 mod sandbox;
 mod short_form;
 mod stripe;

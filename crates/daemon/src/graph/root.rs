@@ -2,6 +2,7 @@
 //!
 //! Where it stands in the life of a request: nowhere. The lane of a root is that of the node below.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
@@ -25,6 +26,10 @@ impl RootNode {
 impl Node for RootNode {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn image_file(&self) -> Option<PathBuf> {
+        self.place.node().image_file()
     }
 
     fn size(&self) -> DiskSize {

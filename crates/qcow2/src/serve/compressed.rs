@@ -130,7 +130,7 @@ pub(super) fn keep(
         (Rc::new(HostMemory::of(&cluster[within])), 0)
     };
     let memory = core.file.io().keep(memory).map_err(|error| {
-        tracing::error!("a compressed cluster cannot be read: {error}");
+        core.image.sentences().error(format_args!("a compressed cluster cannot be read: {error}"));
         FailKind::Io
     })?;
     let target = Target::Kept { memory, offset };

@@ -73,9 +73,10 @@ impl Engine {
     pub(super) fn tell_lane(&mut self, index: JobIndex, outcome: Outcome) {
         let job = self.jobs.get(index);
         let lane = job.lane;
-        match self.lanes.carried_out(lane, index.token(), outcome) {
-            Told::Over(outcome) => self.finish(index, outcome),
-            Told::Kept => {
+        match (outcome, self.lanes.carried_out(lane, index.token(), outcome)) {
+            (Outcome::Done, Told::Over(Outcome::Failed(kind))) => self.refused(index, kind),
+            (_, Told::Over(outcome)) => self.finish(index, outcome),
+            (_, Told::Kept) => {
                 let job = self.jobs.get(index);
                 self.pieces_open -= job.pieces.len();
                 self.lanes.closed_pieces(lane, job.pieces.len());

@@ -5,8 +5,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use block::{BehindEnd, ByteCount, ByteOffset, FailKind, FileId, Operation, Piece, Target};
+use block::{
+    BehindEnd, ByteCount, ByteOffset, FailKind, FileId, Node, Operation, Outcome, Piece, Target,
+};
 use kernel_io::{Alarm, Caching, IoFailure, whole_blocks};
+use virtio::BlkHeader;
 
 use super::Engine;
 use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
@@ -93,7 +96,27 @@ impl Engine {
         });
         let (operation, phase) = (job.operation, job.phase);
         let path = self.kernel.file(file).path();
-        if let Some(wait) = self.report.failed(path, operation, phase, trouble) {
+        let wait = self.report.failed(path, operation, phase, trouble);
+        self.catch_up_after(wait);
+    }
+
+    /// A lane does not carry a request out, or says in the end that it has failed.
+    pub(super) fn refused(&mut self, index: JobIndex, kind: FailKind) {
+        let job = self.jobs.get(index);
+        let node = &**self.lanes.node(job.lane);
+        let wait = self.report.refused(node, job.operation, kind);
+        self.catch_up_after(wait);
+        self.finish(index, Outcome::Failed(kind));
+    }
+
+    /// A guest has asked for what cannot be done.
+    pub(crate) fn refused_to_decode(&mut self, node: &dyn Node, header: BlkHeader, kind: FailKind) {
+        let wait = self.report.refused_to_decode(node, header, kind);
+        self.catch_up_after(wait);
+    }
+
+    fn catch_up_after(&mut self, wait: Option<Duration>) {
+        if let Some(wait) = wait {
             self.set_alarm(wait);
         }
     }
@@ -121,8 +144,7 @@ impl Engine {
         if let Some(alarm) = &self.alarm {
             alarm.clear();
         }
-        if let Some(wait) = self.report.catch_up() {
-            self.set_alarm(wait);
-        }
+        let wait = self.report.catch_up();
+        self.catch_up_after(wait);
     }
 }
