@@ -2,10 +2,11 @@
 //!
 //! Threads: commands are queued under a lock that is held to push or take them; the iothread is
 //! woken by its bell. Answers come back over a channel of one message.
-//! Limits: a control thread has at most one command outstanding for each ring it controls.
+//! Limits: a control thread has at most one command outstanding for each ring it controls: it waits for the answer, and
+//! a new call descriptor, for which it does not wait, takes the place of the one that still lies here.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use block::{LaneError, Node};
 use kernel_io::Notifier;
@@ -71,12 +72,68 @@ impl Inbox {
 
     /// Queues a command and wakes the iothread.
     pub(crate) fn send(&self, command: Command) {
-        self.commands.lock().expect("no holder of this lock panics").push(command);
+        self.lock().push(command);
+        self.bell.wake();
+    }
+
+    /// Has it interrupt a guest through this descriptor from now on. What lay here of that ring before is closed: an
+    /// iothread that stands still collects no descriptors.
+    pub(crate) fn set_call(&self, id: SourceId, call: Option<OwnedFd>) {
+        let mut commands = self.lock();
+        let outstanding = commands.iter_mut().find_map(|command| {
+            let Command::SetCall { id: known, call } = command else { return None };
+            (*known == id).then_some(call)
+        });
+        match outstanding {
+            // Nothing of this ring came after it: for all else the control thread waits.
+            Some(outstanding) => *outstanding = call,
+            None => commands.push(Command::SetCall { id, call }),
+        }
+        drop(commands);
         self.bell.wake();
     }
 
     /// Takes all commands, in order.
     pub(crate) fn take(&self) -> Vec<Command> {
-        std::mem::take(&mut self.commands.lock().expect("no holder of this lock panics"))
+        std::mem::take(&mut self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Command>> {
+        self.commands.lock().expect("no holder of this lock panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::pipe;
+
+    /// Whether the other end of a pipe is closed.
+    fn is_closed(reader: &OwnedFd) -> bool {
+        rustix::io::read(reader, &mut [0; 1]) == Ok(0)
+    }
+
+    #[test]
+    fn of_a_ring_at_most_one_call_descriptor_lies_in_the_inbox() {
+        let inbox = Inbox::new(Arc::new(Notifier::new().expect("an eventfd")));
+        let mut readers = Vec::new();
+        for round in 0..100 {
+            for ring in [SourceId(3), SourceId(8)] {
+                let (reader, writer) = pipe().expect("a pipe");
+                inbox.set_call(ring, Some(writer));
+                readers.push(reader);
+            }
+            let (last, before) = readers.split_at(2 * round);
+            assert!(last.iter().all(is_closed), "round {round}");
+            assert_eq!(before.len(), 2);
+        }
+        inbox.set_call(SourceId(3), None);
+        assert!(is_closed(&readers[198]));
+        let commands = inbox.take();
+        let of = |command: &Command| {
+            let Command::SetCall { id, call } = command else { panic!("{command:?}") };
+            (id.0, call.is_some())
+        };
+        assert_eq!(commands.iter().map(of).collect::<Vec<_>>(), [(3, false), (8, true)]);
     }
 }

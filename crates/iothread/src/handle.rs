@@ -98,6 +98,8 @@ impl Iothread {
                         ready.send(Ok(())).expect("the starter waits");
                         let looker = Looker::new(settings, polling);
                         let served = EventLoop::new(engine, theirs, looker, clock).run();
+                        // What the kernel lacks for the moment is tried again (`kernel_io::uring`); nothing else
+                        // depends on more than the descriptor and the memory of the reactor.
                         served.expect("waiting works while its reactor exists");
                     }
                     Err(error) => ready.send(Err(error)).expect("the starter waits"),

@@ -123,7 +123,7 @@ impl Placed {
 
     /// Interrupts the guest through another descriptor from now on. Does not wait.
     pub fn set_call(&self, call: Option<OwnedFd>) {
-        self.place().inbox().send(Command::SetCall { id: self.id, call });
+        self.place().inbox().set_call(self.id, call);
     }
 
     /// Marks in this log from now on what is written to guest memory, or nothing any more, without a

@@ -18,7 +18,7 @@ mod ways;
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
@@ -29,7 +29,7 @@ use crate::calls::{iovecs, perform};
 use crate::inline::{self, InlineShare, InlineTurn};
 use crate::judgement::{Judgement, judge};
 use crate::native::Native;
-use crate::parked::{Content, InFlight, Parked, Progress, SlotIndex, Work};
+use crate::parked::{Content, InFlight, Parked, PollOwner, Progress, SlotIndex, Work};
 use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
 use crate::space::{Space, Step};
 use crate::uring::Uring;
@@ -69,6 +69,9 @@ pub enum KernelError {
     /// Not even epoll.
     #[error("epoll is not available")]
     Epoll(#[source] io::Error),
+    /// No eventfd for the workers.
+    #[error("no eventfd for worker threads")]
+    Workers(#[source] io::Error),
 }
 
 /// One iothread's way to the kernel.
@@ -82,8 +85,8 @@ pub struct Kernel {
     inline: InlineTurn,
     /// Made when a file first needs it.
     native: Option<Native>,
-    /// Made when an operation first needs them.
-    workers: Option<Workers>,
+    /// Their threads are started when an operation first needs them.
+    workers: ManuallyDrop<Workers>,
     /// An empty list, kept for its room.
     done: Vec<Completion>,
     events: VecDeque<Event>,
@@ -93,7 +96,10 @@ impl Kernel {
     /// Makes the calling thread's reactor. Call it on the thread that will use it.
     pub fn new(table: Arc<FileTable>, allowed: Reactors) -> Result<Self, KernelError> {
         let (reactor, waits_with) = Reactor::new(allowed)?;
-        Ok(Self {
+        // Made at once: there may be no descriptor left when an operation first needs it.
+        let workers = Workers::new().map_err(KernelError::Workers)?;
+        let bell = workers.bell().as_raw_fd();
+        let mut kernel = Self {
             reactor: ManuallyDrop::new(reactor),
             waits_with,
             in_flight: ManuallyDrop::new(InFlight::default()),
@@ -101,10 +107,12 @@ impl Kernel {
             files: Vec::new(),
             inline: InlineTurn::default(),
             native: None,
-            workers: None,
+            workers: ManuallyDrop::new(workers),
             done: Vec::new(),
             events: VecDeque::new(),
-        })
+        };
+        kernel.watch(bell, PollOwner::Workers);
+        Ok(kernel)
     }
 
     /// What it waits with.
@@ -370,9 +378,8 @@ impl Kernel {
             }
             (Way::Workers, _) => {
                 let file = Arc::clone(self.file(id));
-                let workers = self.workers();
                 // SAFETY: see above.
-                unsafe { workers.push(index, work, (id, file), offset, memory) };
+                unsafe { self.workers.push(index, work, (id, file), offset, memory) };
             }
         }
     }
@@ -467,13 +474,15 @@ impl Drop for Kernel {
                 let operations = self.in_flight.operations();
                 tracing::error!("{error}: {operations} operations stay in flight, leaked");
                 // Workers and Linux AIO would wait for what they have.
-                let _leaked = ManuallyDrop::new((self.native.take(), self.workers.take()));
+                let _leaked = ManuallyDrop::new(self.native.take());
                 return;
             }
             self.events.clear();
         }
         // SAFETY: dropped once, here, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.reactor) };
+        // SAFETY: as above.
+        unsafe { ManuallyDrop::drop(&mut self.workers) };
         // SAFETY: as above; no operation is in flight, so the kernel touches nothing in it.
         unsafe { ManuallyDrop::drop(&mut self.in_flight) };
     }

@@ -275,6 +275,8 @@ impl Uring {
                 Ok(_) => {}
                 // Make room; what was completed keeps its order behind what is being worked off.
                 Err(error) if is_passing(&error) => self.completed.extend(self.ring.completion()),
+                // All that is left of what io_uring_enter(2) lists is about the call itself: the descriptor, the
+                // flags, who calls.
                 Err(error) => panic!("io_uring refuses a well-formed submission: {error}"),
             }
         }
@@ -329,11 +331,17 @@ fn not_registered(error: &io::Error) -> Registration {
     Registration::Off
 }
 
+/// Whether the same call works later, perhaps after completions were collected: also without memory.
 fn is_passing(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::TIME)
-    )
+    match Errno::from_io_error(error) {
+        Some(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::TIME | Errno::NOMEM) => true,
+        Some(Errno::BADR) => {
+            // The kernel had no memory to keep aside what the ring had no room for, and says so once.
+            tracing::error!("io_uring has lost completions: their requests never end");
+            true
+        }
+        Some(_) | None => false,
+    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@ use crate::native::Native;
 use crate::parked::PollOwner;
 use crate::reactor::Reactor;
 use crate::uring::FilePlace;
-use crate::workers::Workers;
 use crate::{Aio, Caching, OpenFile, Residence};
 
 /// How this iothread does I/O on a file.
@@ -79,15 +78,5 @@ impl Kernel {
                 Way::Workers
             }
         }
-    }
-
-    pub(super) fn workers(&mut self) -> &Workers {
-        if self.workers.is_none() {
-            let workers = Workers::new().expect("an eventfd for the workers");
-            let bell = workers.bell().as_raw_fd();
-            self.watch(bell, PollOwner::Workers);
-            self.workers = Some(workers);
-        }
-        self.workers.as_ref().expect("just made")
     }
 }
