@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use block::{Durability, Node};
+use block::{DiskSize, Durability, Node};
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
@@ -163,6 +163,14 @@ impl Device for BlkDevice {
 
     fn set_channel(&mut self, channel: Arc<BackendChannel>) {
         self.offer.size.set_channel(channel);
+    }
+
+    fn told_size(&self) -> Option<DiskSize> {
+        self.offer.size.told()
+    }
+
+    fn was_told_size(&mut self, size: DiskSize) {
+        self.offer.size.was_told(size);
     }
 
     fn cache_mode(&self) -> CacheMode {

@@ -4,7 +4,7 @@
 //! at when a front end asks for the configuration, when it starts its first ring, and when the kernel says that a block
 //! device has changed. Rings take requests for the new size before anybody is told of it. A front end that gave a
 //! channel is told when the size is not the one that it was told last; it asks for the configuration then, and
-//! interrupts the driver.
+//! interrupts the driver. What it was told by the process before is in its in-flight region, if it keeps one.
 //!
 //! Invariants: the size is a multiple of the logical block. What lies behind the end is refused when a request is
 //! decoded, or by the kernel: no request reads something else instead.
@@ -88,6 +88,25 @@ impl Size {
         let size = self.look();
         listener.told = Some(size);
         size
+    }
+
+    /// What the front end was told last, by this process or the one before.
+    pub(crate) fn told(&self) -> Option<DiskSize> {
+        self.listener().told
+    }
+
+    /// Another process has told the front end this size.
+    pub(crate) fn was_told(&self, size: DiskSize) {
+        self.listener().told = Some(size);
+        let (was, is) = (size.0.0, self.capacity.get().0.0);
+        if was != is {
+            let changed = if was < is { "grown" } else { "shrunk" };
+            tracing::info!(
+                "export {}: node {} has {changed} from {was} to {is} bytes since its client was told",
+                self.export,
+                self.node.name()
+            );
+        }
     }
 
     /// A block device has changed: [`Size::review`], if there is one below.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use block::DiskSize;
 use virtio::{
     CacheMode, Features, GuestMemory, InflightQueue, MemoryRules, RingBase, RingLog, RingSetup,
 };
@@ -41,6 +42,12 @@ pub trait Device {
     /// What may be told to the front end from now on, whatever thread finds it out; nothing, as long as this was
     /// not called. Not while another call is under way.
     fn set_channel(&mut self, channel: Arc<BackendChannel>);
+
+    /// The size that the front end was told last; none if it has not asked.
+    fn told_size(&self) -> Option<DiskSize>;
+
+    /// Another back end has told the front end this size. Called before any ring is served.
+    fn was_told_size(&mut self, size: DiskSize);
 
     /// When a change that was answered is durable.
     fn cache_mode(&self) -> CacheMode;

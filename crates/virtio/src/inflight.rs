@@ -35,7 +35,7 @@ use cells::Cells;
 use note::NOTE_BYTES;
 
 pub use error::{InflightError, InflightFault};
-pub use note::CacheNote;
+pub use note::SessionNote;
 pub(crate) use packed::{PackedPast, PackedTracker, Saved, UsedPosition};
 pub(crate) use split::SplitTracker;
 

@@ -29,8 +29,8 @@ pub use config::{
 };
 pub use features::Features;
 pub use inflight::{
-    CacheNote, INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightOrigin, InflightQueue,
-    InflightRegion, InflightShape,
+    INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightOrigin, InflightQueue,
+    InflightRegion, InflightShape, SessionNote,
 };
 pub use memory::{
     DirtyLog, ForeignFile, GuestAddress, GuestMemory, LOG_PAGE_BYTES, LastHit, LogError,

@@ -93,6 +93,12 @@ impl Device for Mock {
     /// No run has anything to tell.
     fn set_channel(&mut self, _: Arc<BackendChannel>) {}
 
+    fn told_size(&self) -> Option<DiskSize> {
+        None
+    }
+
+    fn was_told_size(&mut self, _: DiskSize) {}
+
     fn cache_mode(&self) -> CacheMode {
         self.record().cache.unwrap_or(CONFIG.cache)
     }

@@ -152,10 +152,16 @@ impl RawDevice {
     /// Goes on with another server after the death of the last one: with the same memory and rings, and
     /// the in-flight region if there is one. The configuration space is not written, as QEMU does not.
     pub fn reconnect(&mut self, socket: &Path) -> Result<()> {
+        self.negotiate_again(socket)?;
+        self.share_and_start()
+    }
+
+    /// The first half of it, up to where a channel can be opened.
+    pub fn negotiate_again(&mut self, socket: &Path) -> Result<()> {
         let (front_end, features) = negotiate(socket, self.features)?;
         ensure!(features == self.features, "{:#x} became {features:#x}", self.features);
         self.front_end = front_end;
-        self.share_and_start()
+        Ok(())
     }
 
     /// Gives the server a channel of its own, and returns the front end's side of it.

@@ -12,8 +12,9 @@ const CLOUD_HYPERVISOR_OFFSET: usize = 0x100;
 impl<D: Device> Session<D> {
     /// Exactly `count` bytes of the configuration space from `offset` on, with zeroes behind its
     /// end (GET_CONFIG). Front ends of different age ask for more than there is.
-    pub fn config(&self, offset: u32, count: u32) -> Vec<u8> {
+    pub fn config(&mut self, offset: u32, count: u32) -> Vec<u8> {
         let config = self.device.config(self.features.without(PROTOCOL_FEATURES));
+        self.note_told_size();
         let start = match offset as usize {
             CLOUD_HYPERVISOR_OFFSET => 0,
             offset => offset.min(config.len()),

@@ -10,8 +10,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use block::DiskSize;
 use tracing::debug;
-use virtio::{CacheMode, CacheNote, InflightQueue, InflightRegion, InflightShape, RingSetup};
+use virtio::{CacheMode, InflightQueue, InflightRegion, InflightShape, RingSetup, SessionNote};
 
 use super::Session;
 use crate::{Device, QueueIndex, Refusal};
@@ -21,7 +22,7 @@ use crate::{Device, QueueIndex, Refusal};
 pub(super) struct Tracking {
     region: Arc<InflightRegion>,
     /// Where the cache mode is noted; a region that another back end has made has no room for it.
-    note: Option<CacheNote>,
+    note: Option<SessionNote>,
     /// What the note says.
     noted: CacheMode,
 }
@@ -30,7 +31,7 @@ impl Tracking {
     /// Tracks where somebody else has tracked; what is noted there is what was noted last.
     fn inherited(region: InflightRegion, device_mode: CacheMode) -> Self {
         let region = Arc::new(region);
-        let (note, noted) = match CacheNote::open(&region) {
+        let (note, noted) = match SessionNote::open(&region) {
             Some((note, noted)) => (Some(note), noted),
             None => (None, device_mode),
         };
@@ -39,6 +40,17 @@ impl Tracking {
 
     pub(super) fn region(&self) -> &InflightRegion {
         &self.region
+    }
+
+    /// The size that another back end has told.
+    fn told_size(&self) -> Option<DiskSize> {
+        self.note.as_ref().and_then(SessionNote::told_size)
+    }
+
+    fn note_told_size(&mut self, size: DiskSize) {
+        if let Some(note) = &mut self.note {
+            note.store_told_size(size);
+        }
     }
 
     fn note(&mut self, mode: CacheMode) {
@@ -63,7 +75,7 @@ impl<D: Device> Session<D> {
         let (region, fd) = InflightRegion::create(shape, self.device.memory_rules())?;
         let region = Arc::new(region);
         let noted = self.device.cache_mode();
-        let note = Some(CacheNote::begin(&region, noted));
+        let note = Some(SessionNote::begin(&region, noted));
         self.track_in(Tracking { region, note, noted })?;
         Ok((shape.region_bytes(), fd))
     }
@@ -108,12 +120,24 @@ impl<D: Device> Session<D> {
         // Never weaker than either: the driver may rely on what is noted, the operator on what is so.
         let mode = self.device.cache_mode().or_stronger(tracking.noted);
         tracking.note(mode);
+        match (self.device.told_size(), tracking.told_size()) {
+            (Some(size), _) => tracking.note_told_size(size),
+            (None, Some(size)) => self.device.was_told_size(size),
+            (None, None) => {}
+        }
         self.inflight = Some(tracking);
         if mode != self.device.cache_mode() {
             debug!("write-through is noted in the in-flight region");
             self.device.set_cache_mode(mode)?;
         }
         Ok(())
+    }
+
+    /// Notes the size that the front end is told just now.
+    pub(super) fn note_told_size(&mut self) {
+        if let (Some(tracking), Some(size)) = (&mut self.inflight, self.device.told_size()) {
+            tracking.note_told_size(size);
+        }
     }
 
     /// Notes the mode before it is switched to and answered, if it is the stronger one.

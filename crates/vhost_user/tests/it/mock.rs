@@ -102,6 +102,12 @@ impl Device for Mock {
         self.record().channel = Some(channel);
     }
 
+    fn told_size(&self) -> Option<DiskSize> {
+        None
+    }
+
+    fn was_told_size(&mut self, _: DiskSize) {}
+
     fn cache_mode(&self) -> CacheMode {
         self.record().cache.unwrap_or(CONFIG.cache)
     }

@@ -1,7 +1,9 @@
-//! The cache mode, kept in the in-flight region for whoever serves the driver next.
+//! The cache mode and the size that the front end was told, kept in the in-flight region for whoever serves the driver
+//! next.
 //!
 //! Where it stands: beside the rings. A front end does not say the mode again when it comes back to
-//! a new back end (QEMU does not), but its driver relies on it and may flush no more.
+//! a new back end (QEMU does not), but its driver relies on it and may flush no more. Nor does it ask for the size again:
+//! it has to be told if that has changed, and only then, because drivers say it to their users.
 //!
 //! Invariants: the note lies behind the parts of all queues, whatever their layout, so a region of
 //! another back end has no room for it and is never written to here. It is used if its magic number
@@ -11,6 +13,8 @@
 //! Not here: when the mode changes and what is noted then (`vhost_user::session`).
 
 use std::sync::Arc;
+
+use block::{ByteCount, DiskSize};
 
 use super::InflightRegion;
 use super::cells::Cells;
@@ -23,17 +27,19 @@ pub(super) const NOTE_BYTES: usize = 64;
 const MAGIC_FIELD: usize = 0;
 const VERSION_FIELD: usize = 8;
 const WRITEBACK_FIELD: usize = 10;
+/// In bytes; 0 if nothing was noted, as by those who do not know the field.
+const SIZE_FIELD: usize = 16;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"ringloom");
 const VERSION: u16 = 1;
 
-/// The place in a region where the cache mode is noted; the region stays mapped with it.
+/// The place in a region where both are noted; the region stays mapped with it.
 #[derive(Debug)]
-pub struct CacheNote {
+pub struct SessionNote {
     cells: Cells,
 }
 
-impl CacheNote {
+impl SessionNote {
     /// Writes a note into a region that was just made ([`InflightRegion::create`]).
     pub fn begin(region: &Arc<InflightRegion>, mode: CacheMode) -> Self {
         let cells = Self::cells(region).expect("a region of ours has room for the note");
@@ -68,6 +74,19 @@ impl CacheNote {
         self.cells.store_u8(WRITEBACK_FIELD, mode.to_byte());
         // Also over the note of a version that is not understood: from now on it is ours.
         self.cells.store_u16(VERSION_FIELD, VERSION);
+    }
+
+    /// The size that the front end was told last, if it is noted. Whoever believes a wrong one does not tell the front
+    /// end of the right one, which harms nobody else.
+    pub fn told_size(&self) -> Option<DiskSize> {
+        let is_understood = self.cells.load_u16(VERSION_FIELD) == VERSION;
+        let bytes = self.cells.load_u64(SIZE_FIELD);
+        (is_understood && bytes != 0).then_some(DiskSize(ByteCount(bytes)))
+    }
+
+    /// Notes the size that the front end is told.
+    pub fn store_told_size(&mut self, size: DiskSize) {
+        self.cells.store_u64(SIZE_FIELD, size.0.0);
     }
 
     fn cells(region: &Arc<InflightRegion>) -> Option<Cells> {

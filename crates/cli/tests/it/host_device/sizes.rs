@@ -164,6 +164,51 @@ fn a_front_end_that_comes_back_is_told_unless_it_asks_first() {
     });
 }
 
+/// Linux says each news to its user, as a new size, whatever it is.
+#[test]
+fn a_front_end_with_a_region_is_told_by_the_next_server_only_of_another_size() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "e0", 2);
+        disk.create(4 * MIB, 7)?;
+        let mut server = disk.serve(program)?;
+        let mut device = RawDevice::connect_tracked(&disk.socket(), shape())?;
+        let mut channel = device.open_channel()?;
+        ensure!(capacity(&device)? == 4 * MIB as u64, "at first");
+        for _ in 0..2 {
+            server.kill()?;
+            server = disk.serve(program)?;
+            device.negotiate_again(&disk.socket())?;
+            channel = device.open_channel()?;
+            device.share_and_start()?;
+            ensure!(write(&mut device, MIB, 4)?.is_ok(), "a write");
+            ensure!(is_silent(&mut channel)?, "told what it knows: {}", server.log());
+        }
+        let mut line = disk.arguments();
+        line.push("--takeover".to_owned());
+        let new = program.spawn(&line)?;
+        new.wait_for_log("has handed over", LIMIT).with_context(|| new.log())?;
+        ensure!(server.wait(LIMIT)?.code() == Some(0), "the old process: {}", server.log());
+        ensure!(write(&mut device, MIB, 5)?.is_ok(), "a write after the takeover");
+        ensure!(is_silent(&mut channel)?, "told what it knows: {}", new.log());
+        server = new;
+        server.kill()?;
+        std::fs::File::options().write(true).open(disk.image())?.set_len(8 * MIB as u64)?;
+        server = disk.serve(program)?;
+        device.negotiate_again(&disk.socket())?;
+        channel = device.open_channel()?;
+        device.share_and_start()?;
+        ensure!(write(&mut device, 6 * MIB, 6)?.is_ok(), "a write where it has grown");
+        ensure!(!is_silent(&mut channel)?, "not told: {}", server.log());
+        server.wait_for_log(
+            "has grown from 4194304 to 8388608 bytes since its client was told",
+            LIMIT,
+        )?;
+        drop(device);
+        stop(server, &[&disk.socket()]).map(drop)
+    });
+}
+
 #[test]
 fn a_takeover_hands_the_channel_over_and_tells_of_the_size() {
     on(&RIGS[..1], |rig| {
