@@ -10,6 +10,7 @@ mod change;
 mod inherit;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use kernel_io::{FileTable, Notifier, Reactors};
 use virtio::{BlkConfig, CacheMode, MemoryRules};
 
 use crate::claim::{ClaimFailure, Patience, claim};
+use crate::descriptors;
 use crate::device::Offer;
 use crate::export::{Adopted, Export, ExportError};
 use crate::graph::{Graph, GraphError};
@@ -194,6 +196,10 @@ impl Built {
                 Step::Export(export) => prepared.push(self.prepare_export(export, rules())?),
             }
         }
+        let queues: Vec<u16> = prepared.iter().map(|it| it.offer.config.queues).collect();
+        for (Prepared { offer, .. }, share) in prepared.iter().zip(descriptors::shares(&queues)) {
+            offer.descriptors_max.store(share, Ordering::Relaxed);
+        }
         Ok(prepared)
     }
 
@@ -320,6 +326,7 @@ impl Built {
             id: options.id.clone(),
             node,
             memory_rules,
+            descriptors_max: AtomicUsize::new(usize::MAX),
             holding,
             config,
             size,

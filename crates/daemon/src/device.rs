@@ -6,6 +6,7 @@
 //! Threads: belongs to the session's thread.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{DiskSize, Durability, Node};
@@ -30,6 +31,8 @@ pub(crate) struct Offer {
     pub(crate) node: Arc<dyn Node>,
     /// What its front end may share.
     pub(crate) memory_rules: Arc<MemoryRules>,
+    /// How many descriptors a session of its may hold.
+    pub(crate) descriptors_max: AtomicUsize,
     /// When it holds the node.
     pub(crate) holding: Holding,
     /// As it was when the export was made; of the size, see `size`.
@@ -155,6 +158,11 @@ impl Device for BlkDevice {
         let cache = self.cache_mode().shown_to(chosen);
         let size = self.offer.size.answer();
         BlkConfig { size, cache, ..self.offer.config }.to_bytes().to_vec()
+    }
+
+    fn descriptors_max(&self) -> usize {
+        // Stored before the export has a thread.
+        self.offer.descriptors_max.load(Ordering::Relaxed)
     }
 
     fn memory_rules(&self) -> &Arc<MemoryRules> {

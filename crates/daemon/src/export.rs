@@ -254,7 +254,7 @@ impl Shared {
 
     fn accept_clients(&self, socket: &Socket, rate: &mut SentenceRate) -> End {
         loop {
-            let stream = match self.next_client(socket) {
+            let stream = match self.next_client(socket, rate) {
                 Next::Client(stream) => stream,
                 Next::Stop => return End::Left,
                 Next::GivenAway => return End::GivenAway,
@@ -270,7 +270,7 @@ impl Shared {
     }
 
     /// Waits for a client.
-    fn next_client(&self, socket: &Socket) -> Next {
+    fn next_client(&self, socket: &Socket, rate: &mut SentenceRate) -> Next {
         loop {
             let mut fds = [
                 PollFd::new(socket.listener(), PollFlags::IN),
@@ -279,7 +279,11 @@ impl Shared {
             ];
             match rustix::event::poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => panic!("poll on descriptors of our own: {errno}"),
+                // Three descriptors are all open and need no memory of the kernel's, so this does not happen.
+                Err(errno) => {
+                    self.say_no_client(&errno.into(), rate);
+                    self.pause();
+                }
             }
             if !fds[1].revents().is_empty() {
                 return Next::Stop;
@@ -298,10 +302,16 @@ impl Shared {
                 Ok((stream, _)) => return Next::Client(stream),
                 Err(error) => {
                     // The client is gone, or we are out of descriptors for the moment.
-                    tracing::warn!("export {}: cannot accept a client: {error}", self.offer.id);
+                    self.say_no_client(&error, rate);
                     self.pause();
                 }
             }
+        }
+    }
+
+    fn say_no_client(&self, error: &io::Error, rate: &mut SentenceRate) {
+        if rate.admit(self.clock.now()).is_some() {
+            tracing::warn!("export {}: cannot accept a client: {error}", self.offer.id);
         }
     }
 
@@ -365,7 +375,7 @@ impl Shared {
         let device = BlkDevice::new(offer, session, Arc::clone(&ledger), Arc::clone(&visit));
         let asked = Asked { export: self, socket, connection, visit: &visit };
         let end = match connection.stream() {
-            Ok(stream) => Server::new(stream, device).run(&asked),
+            Ok(stream) => Server::new(stream, device).and_then(|server| server.run(&asked)),
             Err(source) => Err(vhost_user::SessionError::Socket { source }),
         };
         let is_away = matches!(end, Ok(End::GivenAway));

@@ -10,6 +10,7 @@ mod build;
 mod chain;
 mod claim;
 mod connection;
+mod descriptors;
 mod device;
 mod device_news;
 mod export;

@@ -70,7 +70,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
             .zip(regions)
             .map(|(file, region)| (file.into(), spec(region)))
             .collect();
-        self.set_memory(regions).map_err(refused)?;
+        self.set_memory(regions).and_then(|()| self.check_descriptors()).map_err(refused)?;
         Ok(None)
     }
 
@@ -103,15 +103,18 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.set_kick(index.into(), fd.map(File::into)).map_err(refused)
+        let kick = fd.map(File::into);
+        self.set_kick(index.into(), kick).and_then(|()| self.check_descriptors()).map_err(refused)
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.set_call(index.into(), fd.map(File::into)).map_err(refused)
+        let call = fd.map(File::into);
+        self.set_call(index.into(), call).and_then(|()| self.check_descriptors()).map_err(refused)
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.set_error(index.into(), fd.map(File::into)).map_err(refused)
+        let error = fd.map(File::into);
+        self.set_error(index.into(), error).and_then(|()| self.check_descriptors()).map_err(refused)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
@@ -181,7 +184,8 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         fd: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        self.add_region(fd.into(), spec(region)).map_err(refused)?;
+        let added = self.add_region(fd.into(), spec(region));
+        added.and_then(|()| self.check_descriptors()).map_err(refused)?;
         Ok(None)
     }
 

@@ -7,12 +7,14 @@
 //! Invariants: nothing is read here. What has arrived of a message stays in the socket, and goes with
 //! the connection when another process takes it over.
 //! Threads: the session's, which blocks here and nowhere else for the front end's sake.
-//! Limits: a message has 4096 bytes of payload at most; what is longer is no message.
+//! Limits: a message has 4096 bytes of payload at most; what is longer is no message. One descriptor, which a
+//! session has from its beginning: none is needed for a message.
 
+use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
@@ -53,108 +55,125 @@ enum Part {
     All,
 }
 
-/// The bytes of a message's first part came with descriptors and without the rest of its header. The
-/// library cannot put that together, and no front end sends it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Torn;
-
-/// Waits until there is a whole message, and room for its answer, or the bell rings, which goes first, or there is
-/// something aside, which goes second.
-pub(crate) fn wait(
-    connection: &impl AsFd,
-    bell: BorrowedFd<'_>,
-    aside: Option<BorrowedFd<'_>>,
-) -> Result<Arrival, Torn> {
-    let others = Others { bell, aside };
-    // Said when at most a quarter of the buffer is filled with answers that nobody has read. Only this
-    // thread writes, so it stays true.
-    if let Err(other) = wait_for(connection, PollFlags::OUT, others) {
-        return Ok(other);
-    }
-    let seen = match wait_for(connection, PollFlags::IN | PollFlags::RDHUP, others) {
-        Ok(seen) => seen,
-        Err(other) => return Ok(other),
-    };
-    if seen.difference(PollFlags::IN).is_empty() && part(connection)? == Part::Some {
-        // Polled again it would say the same at once.
-        return wait_for_rest(connection, others);
-    }
-    Ok(Arrival::Message)
+/// No message can be waited for.
+#[derive(Debug)]
+pub(crate) enum Unreadable {
+    /// The bytes of a message's first part came with descriptors and without the rest of its header. The
+    /// library cannot put that together, and no front end sends it.
+    Torn,
+    /// The system refuses to wait.
+    Wait(io::Error),
 }
 
-/// Waits until one of these is so of the connection, or it has ended, and says what is; otherwise what has come instead.
+impl From<Errno> for Unreadable {
+    fn from(errno: Errno) -> Self {
+        Self::Wait(errno.into())
+    }
+}
+
+/// The messages that come on a connection.
+#[derive(Debug)]
+pub(crate) struct Arrivals {
+    /// Readable once when something has come on the connection, be it part of a message.
+    edges: OwnedFd,
+}
+
+impl Arrivals {
+    /// Those of this connection.
+    pub(crate) fn new(connection: &impl AsFd) -> io::Result<Self> {
+        let edges = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let once = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::add(&edges, connection, epoll::EventData::new_u64(0), once)?;
+        Ok(Self { edges })
+    }
+
+    /// Waits until there is a whole message, and room for its answer, or the bell rings, which goes first, or there is
+    /// something aside, which goes second.
+    pub(crate) fn wait(
+        &self,
+        connection: &impl AsFd,
+        bell: BorrowedFd<'_>,
+        aside: Option<BorrowedFd<'_>>,
+    ) -> Result<Arrival, Unreadable> {
+        let others = Others { bell, aside };
+        // Said when at most a quarter of the buffer is filled with answers that nobody has read. Only this
+        // thread writes, so it stays true.
+        if let Come::Other(other) = wait_for(connection, PollFlags::OUT, others)? {
+            return Ok(other);
+        }
+        let seen = match wait_for(connection, PollFlags::IN | PollFlags::RDHUP, others)? {
+            Come::Awaited(seen) => seen,
+            Come::Other(other) => return Ok(other),
+        };
+        if seen.difference(PollFlags::IN).is_empty() && part(connection)? == Part::Some {
+            // Polled again it would say the same at once.
+            return self.wait_for_rest(connection, others);
+        }
+        Ok(Arrival::Message)
+    }
+
+    /// Waits for the rest of a message of which part is there: wakes when more of it comes. What came before
+    /// may be told first, and is looked at once too often.
+    fn wait_for_rest(
+        &self,
+        connection: &impl AsFd,
+        others: Others<'_>,
+    ) -> Result<Arrival, Unreadable> {
+        loop {
+            if let Come::Other(other) = wait_for(&self.edges, PollFlags::IN, others)? {
+                return Ok(other);
+            }
+            let mut space = [MaybeUninit::uninit(); 1];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let (events, _) = epoll::wait(&self.edges, &mut space, Some(&now))?;
+            let only_bytes = events.iter().all(|event| { event.flags } == epoll::EventFlags::IN);
+            if !only_bytes || part(connection)? == Part::All {
+                return Ok(Arrival::Message);
+            }
+        }
+    }
+}
+
+/// What a wait has come to.
+enum Come {
+    /// One of the things that were waited for, or the end of the connection.
+    Awaited(PollFlags),
+    /// Something else.
+    Other(Arrival),
+}
+
+/// Waits until one of these is so of the descriptor, or it has ended, and says what is; otherwise what has come instead.
 fn wait_for(
-    connection: &impl AsFd,
+    awaited: &impl AsFd,
     what: PollFlags,
     Others { bell, aside }: Others<'_>,
-) -> Result<PollFlags, Arrival> {
+) -> Result<Come, Errno> {
     loop {
         // Without anything aside the bell is asked twice.
         let mut fds = [
-            PollFd::new(connection, what),
+            PollFd::new(awaited, what),
             PollFd::from_borrowed_fd(bell, PollFlags::IN),
             PollFd::from_borrowed_fd(aside.unwrap_or(bell), PollFlags::IN),
         ];
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => panic!("poll on descriptors of our own: {errno}"),
+            Err(errno) => return Err(errno),
         }
-        let [connection, bell, aside] = fds.map(|fd| fd.revents());
+        let [awaited, bell, aside] = fds.map(|fd| fd.revents());
         if !bell.is_empty() {
-            return Err(Arrival::Bell);
+            return Ok(Come::Other(Arrival::Bell));
         }
         if !aside.is_empty() {
-            return Err(Arrival::Aside);
+            return Ok(Come::Other(Arrival::Aside));
         }
-        if !connection.is_empty() {
-            return Ok(connection);
-        }
-    }
-}
-
-/// Waits for the rest of a message of which part is there: wakes when more of it comes.
-fn wait_for_rest(
-    connection: &impl AsFd,
-    Others { bell, aside }: Others<'_>,
-) -> Result<Arrival, Torn> {
-    const CONNECTION: u64 = 0;
-    const BELL: u64 = 1;
-    const ASIDE: u64 = 2;
-    let refused = |errno: Errno| -> ! { panic!("epoll on descriptors of our own: {errno}") };
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap_or_else(|errno| refused(errno));
-    let watch = |fd: BorrowedFd<'_>, data, flags| {
-        let data = epoll::EventData::new_u64(data);
-        epoll::add(&epoll, fd, data, flags).unwrap_or_else(|errno| refused(errno));
-    };
-    // An edge: told once now, and again whenever something comes.
-    let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-    watch(connection.as_fd(), CONNECTION, edges);
-    watch(bell, BELL, epoll::EventFlags::IN);
-    if let Some(aside) = aside {
-        watch(aside, ASIDE, epoll::EventFlags::IN);
-    }
-    loop {
-        let mut space = [MaybeUninit::uninit(); 3];
-        let events = match epoll::wait(&epoll, &mut space, None) {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => continue,
-            Err(errno) => refused(errno),
-        };
-        let has = |data| events.iter().any(|event| { event.data }.u64() == data);
-        match () {
-            () if has(BELL) => return Ok(Arrival::Bell),
-            () if has(ASIDE) => return Ok(Arrival::Aside),
-            () => {}
-        }
-        let only_bytes = events.iter().all(|event| { event.flags } == epoll::EventFlags::IN);
-        if !only_bytes || part(connection)? == Part::All {
-            return Ok(Arrival::Message);
+        if !awaited.is_empty() {
+            return Ok(Come::Awaited(awaited));
         }
     }
 }
 
 /// How much of the next message is there.
-fn part(connection: &impl AsFd) -> Result<Part, Torn> {
+fn part(connection: &impl AsFd) -> Result<Part, Unreadable> {
     // In this order: more may come in between.
     let queued = ioctl_fionread(connection);
     let mut header = [0; HEADER_BYTES];
@@ -165,7 +184,7 @@ fn part(connection: &impl AsFd) -> Result<Part, Torn> {
     };
     if seen < HEADER_BYTES {
         // A look ends where descriptors are.
-        return if queued < HEADER_BYTES as u64 { Ok(Part::Some) } else { Err(Torn) };
+        return if queued < HEADER_BYTES as u64 { Ok(Part::Some) } else { Err(Unreadable::Torn) };
     }
     let enough = queued >= HEADER_BYTES as u64 + u64::from(payload_bytes(header).unwrap_or(0));
     Ok(if enough { Part::All } else { Part::Some })

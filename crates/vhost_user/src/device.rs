@@ -39,6 +39,10 @@ pub trait Device {
     /// What the front end may share with this process.
     fn memory_rules(&self) -> &Arc<MemoryRules>;
 
+    /// How many descriptors this process may hold for the session ([`DESCRIPTORS_PER_QUEUE`](crate::DESCRIPTORS_PER_QUEUE)
+    /// and its fellows say what it takes).
+    fn descriptors_max(&self) -> usize;
+
     /// What may be told to the front end from now on, whatever thread finds it out; nothing, as long as this was
     /// not called. Not while another call is under way.
     fn set_channel(&mut self, channel: Arc<BackendChannel>);

@@ -22,5 +22,7 @@ pub use device::{Device, DeviceError, QueueIndex, RingStart, Started};
 pub use refusal::Refusal;
 pub use serve::{End, Exchange, Interrupt, Server, SessionError, Verdict, serve};
 pub use session::{
-    Descriptor, InflightState, LogState, RegionState, SavedRing, Session, SessionState,
+    DESCRIPTORS_PER_MESSAGE, DESCRIPTORS_PER_QUEUE, DESCRIPTORS_PER_REGION,
+    DESCRIPTORS_PER_SESSION, Descriptor, InflightState, LogState, RegionState, SavedRing, Session,
+    SessionState, descriptors_wanted,
 };

@@ -22,6 +22,16 @@ pub enum Refusal {
         /// A queue that is being served.
         queue: QueueIndex,
     },
+    /// More descriptors than the session's share.
+    #[error(
+        "the front end would have this process hold {held} descriptors; a session may hold {max} (see the limit of open files)"
+    )]
+    Descriptors {
+        /// What it holds, and may need for a moment.
+        held: usize,
+        /// What it may hold.
+        max: usize,
+    },
     /// A file of the session could not be copied for a successor.
     #[error("cannot copy a descriptor of guest memory")]
     Copy {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::arrival::{self, Arrival};
+use crate::arrival::{Arrival, Arrivals, Unreadable};
 use crate::{Device, Refusal, Session, SessionState, channel};
 
 /// Why a session ended before the front end left.
@@ -41,7 +41,7 @@ pub enum SessionError {
 /// Serves a device to one front end until it leaves or does something that ends the session. All
 /// rings are stopped when this returns.
 pub fn serve<D: Device>(stream: UnixStream, device: D) -> Result<(), SessionError> {
-    Server::new(stream, device).run(&Uninterrupted).map(|_end| ())
+    Server::new(stream, device)?.run(&Uninterrupted).map(|_end| ())
 }
 
 /// Somebody who may ask a session to pause between two messages.
@@ -103,6 +103,8 @@ impl Interrupt for Uninterrupted {
 pub struct Server<D: Device> {
     session: Arc<Mutex<Session<D>>>,
     handler: BackendReqHandler<Mutex<Session<D>>>,
+    /// What the handler reads from, to look at it before.
+    connection: UnixStream,
 }
 
 impl<D: Device + fmt::Debug> fmt::Debug for Server<D> {
@@ -116,10 +118,11 @@ pub type Exchange = fn(RawFd, BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<()>;
 
 impl<D: Device> Server<D> {
     /// A session in which nothing has been said yet.
-    pub fn new(stream: UnixStream, device: D) -> Self {
+    pub fn new(stream: UnixStream, device: D) -> Result<Self, SessionError> {
+        let connection = stream.try_clone().map_err(|source| SessionError::Socket { source })?;
         let session = Arc::new(Mutex::new(Session::new(device)));
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
-        Self { session, handler }
+        Ok(Self { session, handler, connection })
     }
 
     /// A session that another process has paused, on its connection. No ring is served before
@@ -135,17 +138,18 @@ impl<D: Device> Server<D> {
     ) -> Result<Self, SessionError> {
         let socket = |source| SessionError::Socket { source };
         let (ours, theirs) = UnixStream::pair().map_err(socket)?;
-        let mut server = Self::new(theirs, device);
+        let mut server = Self::new(theirs, device)?;
         for message in renegotiation(&state) {
             (&ours).write_all(&message).map_err(socket)?;
             if let Err(error) = server.handler.handle_request() {
                 end_of_session(error)?;
             }
         }
-        let same = server.handler.try_clone_connection().map_err(socket)?;
-        exchange(server.handler.as_raw_fd(), same.as_fd(), stream.as_fd()).map_err(socket)?;
-        let refused = |refusal| SessionError::Refused(Box::new(refusal));
+        let same = server.connection.as_fd();
+        exchange(server.handler.as_raw_fd(), same, stream.as_fd()).map_err(socket)?;
+        server.connection = stream.try_clone().map_err(socket)?;
         server.session().restore(state).map_err(refused)?;
+        server.session().check_descriptors().map_err(refused)?;
         Ok(server)
     }
 
@@ -169,19 +173,13 @@ impl<D: Device> Server<D> {
     }
 
     fn go_on(&self) -> Result<(), SessionError> {
-        self.session().go_on().map_err(|refusal| SessionError::Refused(Box::new(refusal)))
+        self.session().go_on().map_err(refused)
     }
 
     /// Serves the front end until it leaves, does something that ends the session, or another process
     /// goes on. No ring is served when this returns.
     pub fn run(mut self, interrupt: &dyn Interrupt) -> Result<End, SessionError> {
-        let end = loop {
-            match self.turn(interrupt) {
-                Ok(None) => {}
-                Ok(Some(end)) => break Ok(end),
-                Err(error) => break Err(error),
-            }
-        };
+        let end = self.turns(interrupt);
         if let Ok(End::GivenAway) = end {
             // Its rings were stopped for the pause, and what the device holds is the other process's.
             return end;
@@ -191,16 +189,31 @@ impl<D: Device> Server<D> {
     }
 
     fn halt(&self) -> Result<(), SessionError> {
-        self.session().halt_all().map_err(|refusal| SessionError::Refused(Box::new(refusal)))
+        self.session().halt_all().map_err(refused)
+    }
+
+    fn turns(&mut self, interrupt: &dyn Interrupt) -> Result<End, SessionError> {
+        let arrivals = interrupt.bell().map(|_| Arrivals::new(&self.connection));
+        let arrivals = arrivals.transpose().map_err(|source| SessionError::Socket { source })?;
+        loop {
+            if let Some(end) = self.turn(interrupt, arrivals.as_ref())? {
+                return Ok(end);
+            }
+        }
     }
 
     /// One message, or one pause.
-    fn turn(&mut self, interrupt: &dyn Interrupt) -> Result<Option<End>, SessionError> {
-        let connection = self.handler.try_clone_connection();
-        let connection = connection.map_err(|source| SessionError::Socket { source })?;
-        if let Some(bell) = interrupt.bell() {
-            let torn = |_: arrival::Torn| SessionError::Message { source: Error::PartialMessage };
-            match arrival::wait(&connection, bell, interrupt.aside()).map_err(torn)? {
+    fn turn(
+        &mut self,
+        interrupt: &dyn Interrupt,
+        arrivals: Option<&Arrivals>,
+    ) -> Result<Option<End>, SessionError> {
+        if let (Some(bell), Some(arrivals)) = (interrupt.bell(), arrivals) {
+            let failed = |unreadable| match unreadable {
+                Unreadable::Torn => SessionError::Message { source: Error::PartialMessage },
+                Unreadable::Wait(source) => SessionError::Socket { source },
+            };
+            match arrivals.wait(&self.connection, bell, interrupt.aside()).map_err(failed)? {
                 Arrival::Bell => return self.pause(interrupt),
                 Arrival::Aside => {
                     interrupt.look_aside();
@@ -209,7 +222,7 @@ impl<D: Device> Server<D> {
                 Arrival::Message => {}
             }
         }
-        self.look_for_channel(&connection)?;
+        self.look_for_channel()?;
         match self.handler.handle_request() {
             Ok(()) => {
                 self.session().answered();
@@ -220,11 +233,11 @@ impl<D: Device> Server<D> {
     }
 
     /// Has the session know the channel that the next message brings, if it does.
-    fn look_for_channel(&self, connection: &UnixStream) -> Result<(), SessionError> {
+    fn look_for_channel(&self) -> Result<(), SessionError> {
         if !self.session().expects_channel() {
             return Ok(());
         }
-        match channel::peek(connection.as_fd()) {
+        match channel::peek(self.connection.as_fd()) {
             Ok(arriving) => {
                 self.session().set_arriving(arriving);
                 Ok(())
@@ -236,7 +249,6 @@ impl<D: Device> Server<D> {
     }
 
     fn pause(&self, interrupt: &dyn Interrupt) -> Result<Option<End>, SessionError> {
-        let refused = |refusal| SessionError::Refused(Box::new(refusal));
         let state = self.session().pause().map_err(refused)?;
         match interrupt.paused(state) {
             Verdict::GoOn => {
@@ -251,6 +263,10 @@ impl<D: Device> Server<D> {
     fn session(&self) -> MutexGuard<'_, Session<D>> {
         self.session.lock().expect("its thread alone locks it and did not panic")
     }
+}
+
+fn refused(refusal: Refusal) -> SessionError {
+    SessionError::Refused(Box::new(refusal))
 }
 
 /// The messages by which a front end negotiates. None of them has an answer that matters: what was

@@ -17,6 +17,7 @@ mod inflight;
 mod log;
 mod memory;
 mod ring;
+mod share;
 mod state;
 
 use std::os::fd::OwnedFd;
@@ -32,6 +33,10 @@ use log::LOG_ALL;
 use ring::{Ring, RingState};
 
 pub use descriptor::Descriptor;
+pub use share::{
+    DESCRIPTORS_PER_MESSAGE, DESCRIPTORS_PER_QUEUE, DESCRIPTORS_PER_REGION,
+    DESCRIPTORS_PER_SESSION, descriptors_wanted,
+};
 pub use state::{InflightState, LogState, RegionState, RingState as SavedRing, SessionState};
 
 /// VHOST_USER_F_PROTOCOL_FEATURES, a feature bit of the transport.

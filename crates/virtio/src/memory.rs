@@ -228,6 +228,11 @@ impl GuestMemory {
         self.slots.iter().map(|slot| Arc::clone(&slot.region)).collect()
     }
 
+    /// How many regions it has.
+    pub fn regions_count(&self) -> usize {
+        self.slots.len()
+    }
+
     fn find(&self, address: u64, hit: &mut LastHit) -> Option<&Slot> {
         if let Some(slot) = self.slots.get(hit.0)
             && slot.contains(address)

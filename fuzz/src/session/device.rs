@@ -86,6 +86,10 @@ impl Device for Mock {
         BlkConfig { cache, ..CONFIG }.to_bytes().to_vec()
     }
 
+    fn descriptors_max(&self) -> usize {
+        usize::MAX
+    }
+
     fn memory_rules(&self) -> &Arc<MemoryRules> {
         &self.rules
     }

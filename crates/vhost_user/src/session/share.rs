@@ -1,6 +1,7 @@
 //! How many descriptors the process holds because of a session.
 //!
-//! Where it stands: looked at after every message; a session that has gone beyond its share ends.
+//! Where it stands: looked at after every message that brings a ring's descriptor or memory, before it is answered; a session
+//! that has gone beyond its share ends.
 //!
 //! Invariants: what is counted is what is held, and what the session may need besides for a moment: a copy of
 //! all that goes to a successor, a call descriptor that is on its way to the iothread. A message
@@ -12,8 +13,8 @@ use super::{Ring, Session};
 use crate::{Device, Refusal};
 
 /// The connection (read, looked at, hung up on, handed over), its edges, the bell of a ring that is being placed; the
-/// log; the in-flight region, the front end's channel and their copies.
-pub const DESCRIPTORS_PER_SESSION: usize = 6 + 1 + 2 + 2;
+/// log, the in-flight region, the front end's channel and their copies.
+pub const DESCRIPTORS_PER_SESSION: usize = 6 + 2 + 2 + 2;
 
 /// A file, and a copy.
 pub const DESCRIPTORS_PER_REGION: usize = 2;

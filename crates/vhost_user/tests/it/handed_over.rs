@@ -75,7 +75,7 @@ impl Asks {
     fn front_end(&self, mock: &Mock) -> FrontEnd {
         let asker = Arc::clone(&self.asker);
         let run = move |stream: UnixStream, device: Mock| {
-            Server::new(stream, device).run(&*asker).map(|_: End| ())
+            Server::new(stream, device)?.run(&*asker).map(|_: End| ())
         };
         let mut front_end = FrontEnd::served(mock, run).negotiate();
         front_end.set_memory(&[LOW]);

@@ -41,6 +41,8 @@ pub(crate) struct Record {
     pub(crate) noted: Vec<u8>,
     /// What may be told to the front end.
     pub(crate) channel: Option<Arc<BackendChannel>>,
+    /// How many descriptors its session may hold.
+    pub(crate) descriptors_max: Option<usize>,
     /// How often it was let rest.
     pub(crate) rests: usize,
 }
@@ -92,6 +94,10 @@ impl Device for Mock {
     fn config(&self, chosen: Features) -> Vec<u8> {
         let cache = self.cache_mode().shown_to(chosen);
         BlkConfig { cache, ..CONFIG }.to_bytes().to_vec()
+    }
+
+    fn descriptors_max(&self) -> usize {
+        self.record().descriptors_max.unwrap_or(usize::MAX)
     }
 
     fn memory_rules(&self) -> &Arc<MemoryRules> {

@@ -273,3 +273,27 @@ fn a_descriptor_that_is_no_eventfd_is_refused() {
         front_end.refused(&format!("queue 0: its {name} descriptor is no eventfd"));
     }
 }
+
+/// Every descriptor counts, with the copies that may be made of it.
+#[test]
+fn a_session_with_too_many_descriptors_is_ended() {
+    let mut front_end = with_memory();
+    let region = vhost_user::DESCRIPTORS_PER_REGION;
+    let queue = vhost_user::DESCRIPTORS_PER_QUEUE;
+    let max = vhost_user::DESCRIPTORS_PER_SESSION + region + queue;
+    front_end.mock.record().descriptors_max = Some(max);
+    let bell = event();
+    // Those of one queue, again and again.
+    for _ in 0..3 {
+        for message in [SET_VRING_CALL, SET_VRING_ERR] {
+            front_end.done_with(message, &words(&[3]), &[bell.as_fd()]);
+        }
+        front_end.kick_off(3);
+    }
+    front_end.send_with(SET_VRING_ERR, &words(&[4]), &[bell.as_fd()]);
+    front_end.refused(&format!(
+        "the front end would have this process hold {} descriptors; a session may hold {max} (see the limit of open \
+         files)",
+        max + 2
+    ));
+}

@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use testkit::process::Bench;
-use testkit::rawring::{Ack, BlockRequest, Form, RawDevice, Region, flag, kind, request};
+use testkit::process::{Bench, Program, Server};
+use testkit::rawring::{Ack, BlockRequest, Form, RawDevice, RawShape, Region, flag, kind, request};
 
-use super::{Target, attacks, shape};
-use crate::support::{Disk, ringloom, serve_beside, stop, with};
+use super::{Bystander, Target, attacks, shape};
+use crate::support::{Disk, Iothreads, ringloom, serve, serve_beside, stop, with};
 
 /// A sparse file costs its owner nothing.
 const SPARSE: u64 = 1 << 40;
@@ -103,6 +104,96 @@ fn more_memory_than_was_allowed_is_refused() {
         ensure!(log.contains(said), "not said: {log}");
         Ok(())
     });
+}
+
+/// Gives descriptors until that is refused or `most` are given; how many were taken.
+fn give(device: &RawDevice, most: u32) -> Result<u32> {
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("eventfd")?;
+    for given in 0..most {
+        let message = [request::SET_VRING_KICK, request::SET_VRING_CALL, request::SET_VRING_ERR];
+        let payload = u64::from(given / 3).to_le_bytes();
+        let message = message[given as usize % 3];
+        if device.front_end.tell(message, &payload, &[bell.as_fd()])? != Ack::Done {
+            return Ok(given);
+        }
+    }
+    Ok(most)
+}
+
+/// The same with regions of memory.
+fn give_regions(device: &RawDevice, most: u32) -> Result<u32> {
+    let file = sparse()?;
+    for given in 0..most {
+        if add(device, given.into(), 4096, file.as_fd())? != Ack::Done {
+            return Ok(given);
+        }
+    }
+    Ok(most)
+}
+
+/// A client takes all the descriptors that it gets, of so many that the daemon may open: who has more than its share is ended,
+/// and the others do not notice, nor those who come and go.
+fn descriptors_taken(limit: u32, comers: &[&str]) {
+    let limit = format!("--nofile={limit}:{limit}");
+    let path = env!("CARGO_BIN_EXE_ringloom");
+    with(&Program::named("ringloom", "prlimit", &[&limit, path, "serve"]), |program| {
+        let bench = Bench::new()?;
+        let disk = |id, queues| Disk { iothreads: Iothreads::One, ..Disk::new(&bench, id, queues) };
+        let mut disks = vec![disk("good", 2), disk("bad", 64)];
+        disks.extend(comers.iter().map(|id| disk(*id, 2)));
+        let content = disks[0].create(8 << 20, 0x31)?;
+        disks[1..].iter().try_for_each(|disk| disk.create_sparse(1 << 20))?;
+        let mut server = serve(program, &disks)?;
+        let by = Bystander::start(&disks[0].socket(), content)?;
+        by.wait_for_progress(&mut server, "before the attack")?;
+        for attack in [give, give_regions] {
+            let bad = || RawDevice::negotiated(&disks[1].socket(), shape());
+            let greedy = bad()?;
+            let most = attack(&greedy, 150)?;
+            greedy.front_end.wait_for_end()?;
+            // As many as just go, for as long as others come and go.
+            let greedy = bad()?;
+            ensure!(attack(&greedy, most)? == most, "not {most} again: {}", server.log());
+            let meanwhile = |server: &mut Server| by.wait_for_progress(server, "during the attack");
+            half_a_message(&greedy, || meanwhile(&mut server))?;
+            let one = RawShape { queues: 1, ..shape() };
+            for disk in &disks[2..] {
+                for _ in 0..3 {
+                    reads(&mut RawDevice::connect(&disk.socket(), one)?)?;
+                }
+                let comer = RawDevice::negotiated(&disk.socket(), one)?;
+                half_a_message(&comer, || meanwhile(&mut server))?;
+            }
+        }
+        let model = by.finish()?;
+        let log = stop(server, &[])?;
+        let said = "would have this process hold";
+        ensure!(
+            log.matches(said).count() == 2 && !log.contains("session ended: connection"),
+            "{log}"
+        );
+        model.check_image(&disks[0].image())
+    });
+}
+
+#[test]
+fn descriptors_taken_of_64() {
+    descriptors_taken(64, &[]);
+}
+
+#[test]
+fn descriptors_taken_while_others_come_and_go() {
+    descriptors_taken(80, &["other"]);
+}
+
+/// Half of a message is waited for without a descriptor for that.
+fn half_a_message(device: &RawDevice, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+    let question = [request::GET_FEATURES, 1, 0].map(u32::to_le_bytes).concat();
+    device.front_end.send_bytes(&question[..5], &[])?;
+    meanwhile()?;
+    device.front_end.send_bytes(&question[5..], &[])?;
+    device.front_end.receive(request::GET_FEATURES)?.context("no answer")?;
+    Ok(())
 }
 
 attacks! {
