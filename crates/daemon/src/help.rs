@@ -130,8 +130,8 @@ Always:
                          off: give up nothing; default: give up what the host allows
   --named-files DIRECTORY|on|off
                          which files may be opened that only an image names, its backing or data
-                         file: those below a directory (can be given several times), all, or
-                         none, which is the default
+                         file: those below a directory for reading (can be given several times),
+                         all, or none, which is the default
   --memory-files DIRECTORY
                          guest memory may also be a file on the file system of this directory (can
                          be given several times); default: only memfd, tmpfs, hugetlbfs and dax

@@ -1,7 +1,7 @@
 //! Files that only an image names: opened as the operator allowed it, and refused with the answers.
 
 use std::fs;
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -122,7 +122,7 @@ fn what_only_the_image_names_is_not_opened_unasked() {
 
 #[test]
 fn names_are_relative_to_their_image_and_stay_below_the_directory() {
-    serve(&[("split", POOL), ("split", ON)]);
+    serve(&[("split", ON)]);
     serve(&[("base", &[]), ("relative", POOL), ("raw", POOL), ("deep/above", POOL)]);
     serve(&[("relative", ON), ("up", ON), ("over", ON), ("absolute", ON)]);
     serve(&[("up", &["--named-files", "pool", "--named-files", "away"])]);
@@ -134,6 +134,31 @@ fn names_are_relative_to_their_image_and_stay_below_the_directory() {
         ("absolute", POOL, &outside),
         ("deep/above", &["--named-files", "pool/deep"], &["raw.img is in no directory"]),
     ]);
+}
+
+/// It could be the disk of somebody else.
+#[test]
+fn what_a_directory_allows_is_not_written() {
+    let said = ["image pool/split.qcow2", "data.raw", "not written", "data-file=NODE"];
+    refuse(&[("split", POOL, &said)]);
+    with(&ringloom(), |_| {
+        let (bench, program) = bench()?;
+        let socket = bench.path("run/s");
+        let words = line(&bench, "split", &["--named-files", "pool", "--read-only"]);
+        let server = program.start(&words, std::slice::from_ref(&socket))?;
+        let data = bench.path("pool/pool/data.raw").canonicalize()?;
+        let mut modes = Vec::new();
+        for entry in fs::read_dir(format!("/proc/{}/fd", server.pid())).context("list")? {
+            let link = entry?.path();
+            if link.read_link().is_ok_and(|target| target == data) {
+                modes.push(link.symlink_metadata().context("look at it")?.mode() & 0o700);
+            }
+        }
+        // The rights of such a link are how the file is open.
+        ensure!(!modes.is_empty(), "the data file is not open");
+        ensure!(modes.iter().all(|mode| mode & 0o200 == 0), "it is open for writing: {modes:?}");
+        stop(server, &[&socket]).map(drop)
+    });
 }
 
 #[test]

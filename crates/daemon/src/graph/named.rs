@@ -6,7 +6,7 @@
 //!
 //! Invariants: the format of a backing file is what the image says and never guessed. What is below one of
 //! the allowed directories is so without links. Backing files are opened read-only, data files as
-//! their image.
+//! their image, and then never for writing because of a directory that was allowed: it may hold the disks of others.
 //! Limits: [`CHAIN_MAX`] images, each named by the one before.
 //! Not here: what the command line says to be below an image (`options`).
 
@@ -40,6 +40,15 @@ pub enum NamedFault {
     NotAllowed {
         /// What it is to the image.
         what: What,
+        /// What the image says.
+        name: String,
+    },
+    /// It would be written.
+    #[error(
+        "it names data file '{name}', and a data file that only an image names is not written unasked; \
+         say data-file=NODE or read-only=on, or allow it with --named-files on"
+    )]
+    Written {
         /// What the image says.
         name: String,
     },
@@ -187,6 +196,9 @@ impl Graph {
             }
             if header.features.external_data && !has_data {
                 let name = header.data_file.as_ref().ok_or(NamedFault::NoDataFile)?;
+                if *allowed != NamedFiles::Anywhere && !blockdev.read_only {
+                    return Err(NamedFault::Written { name: name.to_owned() });
+                }
                 let named = Named { what: What::Data, name, allowed };
                 inner.push((DATA_FILE, named.file_node(image.as_deref(), blockdev)?));
             }

@@ -80,10 +80,20 @@ impl Plan {
         })
     }
 
-    /// Whether it names a block device that may be written.
+    /// Whether a block device may be written: one that it names, or one that an image may name.
     pub(crate) fn may_write_devices(&self) -> bool {
-        let is_written =
-            |node: &&Blockdev| !node.read_only && matches!(node.driver, Driver::HostDevice { .. });
+        let is_written = |node: &&Blockdev| match &node.driver {
+            Driver::HostDevice { .. } => !node.read_only,
+            Driver::Qcow2 { named_files, .. } => {
+                !node.read_only && *named_files == NamedFiles::Anywhere
+            }
+            Driver::File { .. }
+            | Driver::Raw { .. }
+            | Driver::NullCo { .. }
+            | Driver::Throttle { .. }
+            | Driver::Delay { .. }
+            | Driver::Stripe { .. } => false,
+        };
         self.steps.iter().any(|step| match step {
             Step::Blockdev(blockdev) => blockdev.nodes().iter().any(is_written),
             Step::Object(_) | Step::Export(_) => false,
