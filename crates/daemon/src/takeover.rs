@@ -11,6 +11,7 @@
 //! descriptions.
 //! Threads: the first one of both processes.
 
+mod error;
 mod find;
 mod give;
 mod state;
@@ -19,8 +20,8 @@ mod wire;
 
 use std::time::Duration;
 
+pub use error::TakeoverError;
 pub(crate) use give::{Answer, Doorbell, answer};
-pub use take::TakeoverError;
 pub(crate) use take::{Predecessor, Taken, take_over};
 
 /// The version of what two processes say to each other.

@@ -54,7 +54,7 @@ pub enum Effect {
     Fails(Errno),
     /// Only so many bytes are transferred.
     Short(usize),
-    /// Nothing is done or answered before `FaultDisk::release`. For writes.
+    /// Nothing is done or answered before `FaultDisk::release`. For reads and writes.
     Held,
 }
 

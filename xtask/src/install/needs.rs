@@ -91,6 +91,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "private servers on this host stand for guests that the tuner reaches over ssh",
     },
     Need {
+        package: "strace",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["strace"]),
+        why: "stops and kills a process at a chosen system call",
+    },
+    Need {
         package: "cpio",
         origin: Origin::Release,
         proof: Proof::Commands(&["cpio"]),

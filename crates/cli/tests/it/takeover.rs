@@ -3,6 +3,8 @@
 mod ends;
 mod guest;
 mod halves;
+mod hangs;
+mod images;
 mod loads;
 mod refusals;
 mod starts;

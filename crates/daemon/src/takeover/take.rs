@@ -12,7 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,17 +20,18 @@ use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 use virtio::Features;
 
-use super::find::{FindError, Served, check_program, hold, server_of};
+use super::error::TakeoverError;
+use super::find::{Served, check_program, hold, server_of};
 use super::give::socket_file;
 use super::state::{self, Parcel, Transfer};
 use super::wire::{Message, Offered, SocketFile, Wire, WireError};
 use super::{ANSWER_LIMIT, Deadline, Resumption, VERSION, monotonic};
-use crate::build::{BuildError, Built, Prepared};
+use crate::build::{Built, Prepared};
 use crate::chain::chain_of;
 use crate::claim::{Patience, Told};
 use crate::export::{Adopted, Export};
 use crate::graph::Description;
-use crate::pidfile::{Pidfile, PidfileError};
+use crate::pidfile::Pidfile;
 use crate::socket::Socket;
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
@@ -49,128 +50,13 @@ const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long an old process that was told to end may take: it finishes its requests and flushes.
-const END_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// The process whose place was taken.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
     process: u32,
     pidfd: OwnedFd,
-}
-
-/// The place of another process could not be taken.
-#[derive(Debug, thiserror::Error)]
-pub enum TakeoverError {
-    /// What was asked for cannot be built.
-    #[error(transparent)]
-    Build(#[from] BuildError),
-    /// The old process could not be found out.
-    #[error(transparent)]
-    Find(#[from] Find),
-    /// The pidfile could not be written.
-    #[error(transparent)]
-    Pidfile(#[from] PidfileError),
-    /// More than one old process.
-    #[error("socket {path} is served by process {process}, and {other_path} by process {other}")]
-    Several {
-        /// The first socket.
-        path: PathBuf,
-        /// Who serves it.
-        process: u32,
-        /// Another socket.
-        other_path: PathBuf,
-        /// Who serves that.
-        other: u32,
-    },
-    /// The old process goes on serving.
-    #[error("process {process} goes on serving: {reason}")]
-    Refused {
-        /// Which.
-        process: u32,
-        /// What it said.
-        reason: String,
-    },
-    /// A guest would see another disk.
-    #[error("export {export}: its {what} is not that of process {process}, which goes on serving")]
-    OtherDisk {
-        /// The export.
-        export: String,
-        /// What differs.
-        what: String,
-        /// The old process.
-        process: u32,
-    },
-    /// What the old process has open cannot be used here.
-    #[error("export {export}: cannot go on with its image; process {process} goes on serving")]
-    Image {
-        /// The export.
-        export: String,
-        /// The old process.
-        process: u32,
-        /// Why.
-        #[source]
-        source: kernel_io::InheritError,
-    },
-    /// The handing over broke.
-    #[error("process {process} could not hand over and goes on serving, if it lives")]
-    Broken {
-        /// Which.
-        process: u32,
-        /// Why.
-        #[source]
-        source: Wired,
-    },
-    /// A session could not be built here.
-    #[error("export {export}: cannot go on with its client; process {process} goes on serving")]
-    Session {
-        /// The export.
-        export: String,
-        /// The old process.
-        process: u32,
-        /// Why.
-        #[source]
-        source: vhost_user::SessionError,
-    },
-    /// The old process could not be told to end.
-    #[error("process {process} cannot be told to end")]
-    Signal {
-        /// Which.
-        process: u32,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The old process does not end.
-    #[error(
-        "process {process} was told to end and has not within {} s; it serves no new requests",
-        END_LIMIT.as_secs()
-    )]
-    Stuck {
-        /// Which.
-        process: u32,
-    },
-    /// A signal came.
-    #[error("stopped while it waited")]
-    Stopped,
-    /// The sockets change hands all the time.
-    #[error("the sockets were served by another process each time")]
-    Restless,
-}
-
-/// Hides what only this crate can name.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct Find(#[from] FindError);
-
-/// Hides what only this crate can name.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct Wired(#[from] WireError);
-
-impl From<FindError> for TakeoverError {
-    fn from(error: FindError) -> Self {
-        Self::Find(error.into())
-    }
 }
 
 /// What an old process answers.
@@ -517,7 +403,27 @@ fn build_all(
     for ((prepared, ..), _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held) {
         built.claim_inherited(prepared, patience)?;
     }
+    #[cfg(feature = "fault-points")]
+    write_too_early(built);
     Ok(ready)
+}
+
+/// What must never happen: with `RINGLOOM_FAULT=WrittenTooEarly:1` this process changes the images that another one
+/// owns, and ends. A test must find that.
+#[cfg(feature = "fault-points")]
+fn write_too_early(built: &Built) {
+    if std::env::var("RINGLOOM_FAULT").is_ok_and(|fault| fault == "WrittenTooEarly:1") {
+        // Direct I/O wants its memory aligned.
+        let room = vec![0xcd_u8; 8192];
+        let start = room.as_ptr().align_offset(4096);
+        for file in built.files().all() {
+            for place in (0..file.bytes()).step_by(4096) {
+                rustix::io::pwrite(&*file, &room[start..start + 4096], place)
+                    .expect("a test's image can be written");
+            }
+        }
+        panic!("as it was asked to");
+    }
 }
 
 /// Listens on the sockets of a process that has ended; its front ends come back by themselves.

@@ -10,7 +10,7 @@ use fuser::{
     WriteFlags,
 };
 
-use super::state::{Held, State, Verdict, Work};
+use super::state::{Held, HeldReply, State, Verdict, Work};
 use super::{Call, IMAGE, Operation};
 
 /// How long the kernel may remember that the file is there: nothing about it changes.
@@ -62,7 +62,7 @@ impl FileSystem {
         match self.state().arrive(call, work) {
             Verdict::Count(_) | Verdict::Data(_) => reply.ok(),
             Verdict::Failed(errno) => reply.error(Errno::from_i32(errno.raw_os_error())),
-            Verdict::Held => panic!("only writes can be held"),
+            Verdict::Held => panic!("only reads and writes can be held"),
         }
     }
 }
@@ -103,10 +103,12 @@ impl Filesystem for FileSystem {
     ) {
         let length = u64::from(size);
         let call = Call { operation: Operation::Read, offset, length, stable: false };
-        match self.state().arrive(call, &Work::Read) {
+        let mut state = self.state();
+        match state.arrive(call, &Work::Read) {
             Verdict::Data(data) => reply.data(&data),
             Verdict::Failed(errno) => reply.error(Errno::from_i32(errno.raw_os_error())),
-            other @ (Verdict::Count(_) | Verdict::Held) => panic!("a read that is {other:?}"),
+            Verdict::Held => state.hold(Held { call, reply: HeldReply::Read(reply) }),
+            other @ Verdict::Count(_) => panic!("a read that is {other:?}"),
         }
     }
 
@@ -131,7 +133,9 @@ impl Filesystem for FileSystem {
             (Verdict::Failed(errno), _) => {
                 reply.error(Errno::from_i32(errno.raw_os_error()));
             }
-            (Verdict::Held, Work::Write(data)) => state.hold(Held { call, data, reply }),
+            (Verdict::Held, Work::Write(data)) => {
+                state.hold(Held { call, reply: HeldReply::Write(data, reply) });
+            }
             (verdict, _) => panic!("a write that is {verdict:?}"),
         }
     }

@@ -25,11 +25,16 @@ pub(super) enum Verdict {
     Held,
 }
 
-/// A write that is not answered yet.
+/// A call that is not answered yet.
 pub(super) struct Held {
     pub(super) call: Call,
-    pub(super) data: Vec<u8>,
-    pub(super) reply: fuser::ReplyWrite,
+    pub(super) reply: HeldReply,
+}
+
+/// What answers it.
+pub(super) enum HeldReply {
+    Read(fuser::ReplyData),
+    Write(Vec<u8>, fuser::ReplyWrite),
 }
 
 impl std::fmt::Debug for Held {
@@ -87,12 +92,15 @@ impl State {
 
     /// Carries out and answers what is held.
     pub(super) fn release(&mut self) {
-        for Held { call, data, reply } in std::mem::take(&mut self.held) {
-            match self.carry_out(call, &Work::Write(data), usize::MAX) {
-                Verdict::Count(count) => reply.written(count),
-                other @ (Verdict::Data(_) | Verdict::Failed(_) | Verdict::Held) => {
-                    panic!("a write that was held: {other:?}")
-                }
+        for Held { call, reply } in std::mem::take(&mut self.held) {
+            let work = match &reply {
+                HeldReply::Read(_) => Work::Read,
+                HeldReply::Write(data, _) => Work::Write(data.clone()),
+            };
+            match (self.carry_out(call, &work, usize::MAX), reply) {
+                (Verdict::Count(count), HeldReply::Write(_, reply)) => reply.written(count),
+                (Verdict::Data(data), HeldReply::Read(reply)) => reply.data(&data),
+                (other, _) => panic!("a call that was held: {other:?}"),
             }
         }
     }

@@ -64,6 +64,11 @@ impl RawDevice {
         self.log(true)
     }
 
+    /// Has the log that the device was given before used again.
+    pub fn use_log_again(&self) -> Result<()> {
+        self.log(true)
+    }
+
     /// Has nothing logged any more.
     pub fn stop_log(&self) -> Result<()> {
         self.log(false)

@@ -1,0 +1,124 @@
+//! Why the place of another process could not be taken.
+
+use std::path::PathBuf;
+
+use super::find::FindError;
+use super::take::END_LIMIT;
+use super::wire::WireError;
+use crate::build::BuildError;
+use crate::pidfile::PidfileError;
+
+/// The place of another process could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeoverError {
+    /// What was asked for cannot be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The old process could not be found out.
+    #[error(transparent)]
+    Find(#[from] Find),
+    /// The pidfile could not be written.
+    #[error(transparent)]
+    Pidfile(#[from] PidfileError),
+    /// More than one old process.
+    #[error("socket {path} is served by process {process}, and {other_path} by process {other}")]
+    Several {
+        /// The first socket.
+        path: PathBuf,
+        /// Who serves it.
+        process: u32,
+        /// Another socket.
+        other_path: PathBuf,
+        /// Who serves that.
+        other: u32,
+    },
+    /// The old process goes on serving.
+    #[error("process {process} goes on serving: {reason}")]
+    Refused {
+        /// Which.
+        process: u32,
+        /// What it said.
+        reason: String,
+    },
+    /// A guest would see another disk.
+    #[error("export {export}: its {what} is not that of process {process}, which goes on serving")]
+    OtherDisk {
+        /// The export.
+        export: String,
+        /// What differs.
+        what: String,
+        /// The old process.
+        process: u32,
+    },
+    /// What the old process has open cannot be used here.
+    #[error("export {export}: cannot go on with its image; process {process} goes on serving")]
+    Image {
+        /// The export.
+        export: String,
+        /// The old process.
+        process: u32,
+        /// Why.
+        #[source]
+        source: kernel_io::InheritError,
+    },
+    /// The handing over broke.
+    #[error("process {process} could not hand over and goes on serving, if it lives")]
+    Broken {
+        /// Which.
+        process: u32,
+        /// Why.
+        #[source]
+        source: Wired,
+    },
+    /// A session could not be built here.
+    #[error("export {export}: cannot go on with its client; process {process} goes on serving")]
+    Session {
+        /// The export.
+        export: String,
+        /// The old process.
+        process: u32,
+        /// Why.
+        #[source]
+        source: vhost_user::SessionError,
+    },
+    /// The old process could not be told to end.
+    #[error("process {process} cannot be told to end")]
+    Signal {
+        /// Which.
+        process: u32,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The old process does not end.
+    #[error(
+        "process {process} was told to end and has not within {} s; it serves no new requests",
+        END_LIMIT.as_secs()
+    )]
+    Stuck {
+        /// Which.
+        process: u32,
+    },
+    /// A signal came.
+    #[error("stopped while it waited")]
+    Stopped,
+    /// The sockets change hands all the time.
+    #[error("the sockets were served by another process each time")]
+    Restless,
+}
+
+/// Hides what only this crate can name.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Find(#[from] FindError);
+
+/// Hides what only this crate can name.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Wired(#[from] WireError);
+
+impl From<FindError> for TakeoverError {
+    fn from(error: FindError) -> Self {
+        Self::Find(error.into())
+    }
+}
