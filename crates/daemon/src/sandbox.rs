@@ -96,7 +96,8 @@ impl Sandbox {
         };
         let grants = reach::of(plan);
         let opening = grants.iter().any(|grant| grant.for_what.opens());
-        let needs = Needs { opening, discards: plan.may_write_devices() };
+        let ids = !kernel_io::gives_peer_processes().map_err(SandboxError::Try)?;
+        let needs = Needs { opening, discards: plan.may_write_devices(), ids };
         let files = FilesFence::new(&grants).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
             version.map_err(FilesError::Share)?.map(|version| (fence, version))

@@ -6,7 +6,7 @@
 )]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -47,25 +47,22 @@ pub fn peer_of(connection: impl AsFd) -> io::Result<Peer> {
     Ok(Peer { process, user: found.uid })
 }
 
+/// Whether the kernel gives a hold on the process at the other end of a connection (since Linux 6.5), so that
+/// [`peer_process`] needs no ids.
+pub fn gives_peer_processes() -> io::Result<bool> {
+    let (one, _other) = std::os::unix::net::UnixStream::pair()?;
+    match peer_by_connection(one.as_fd()) {
+        Ok(_) => Ok(true),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOPROTOOPT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// A hold on the process at the other end of a connection, for signals and to see its end. On kernels before 6.5 it
 /// is found by its id, while the connection is there.
 pub fn peer_process(connection: impl AsFd) -> io::Result<OwnedFd> {
-    let mut number: libc::c_int = -1;
-    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("a few bytes");
-    // SAFETY: `number` and `length` are ours and live through the call; `length` is the size of `number`, which may
-    // hold any number.
-    let result = unsafe {
-        libc::getsockopt(
-            connection.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PEERPIDFD,
-            (&raw mut number).cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 {
-        // SAFETY: the kernel has just made this descriptor for the caller, and nobody else knows it.
-        return Ok(unsafe { OwnedFd::from_raw_fd(number) });
+    if let Ok(held) = peer_by_connection(connection.as_fd()) {
+        return Ok(held);
     }
     let process = peer_of(&connection)?.process.and_then(|id| i32::try_from(id).ok());
     let process = process.and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
@@ -74,6 +71,27 @@ pub fn peer_process(connection: impl AsFd) -> io::Result<OwnedFd> {
     let mut fds = [PollFd::new(&connection, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     if fds[0].revents().contains(PollFlags::HUP) { Err(Errno::SRCH.into()) } else { Ok(held) }
+}
+
+fn peer_by_connection(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut number: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("a few bytes");
+    // SAFETY: `number` and `length` are ours and live through the call; `length` is the size of `number`, which may
+    // hold any number.
+    let result = unsafe {
+        libc::getsockopt(
+            connection.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut number).cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for the caller, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 #[cfg(test)]

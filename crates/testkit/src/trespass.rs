@@ -122,16 +122,16 @@ pub fn filter_socket(socket: BorrowedFd<'_>) -> io::Result<()> {
     })
 }
 
-/// Asks for a hold on the process at the other end of a connection.
-pub fn hold_peer(socket: BorrowedFd<'_>) -> io::Result<()> {
-    /// SO_PEERPIDFD.
-    const OPTION: libc::c_int = 77;
-    let (mut pidfd, mut size) = (-1, libc::socklen_t::try_from(size_of::<i32>()).expect("4"));
-    let place = (&raw mut pidfd).cast();
+/// Sends a signal to the process at the other end of a connection, which has to give it.
+pub fn signal_peer(socket: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    let (mut pidfd, mut size) = (-1_i32, libc::socklen_t::try_from(size_of::<i32>()).expect("4"));
+    let (fd, place) = (socket.as_raw_fd(), (&raw mut pidfd).cast());
     // SAFETY: the kernel writes 4 bytes to `pidfd` at most, as `size` says.
     check(unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, OPTION, place, &raw mut size).into()
-    })
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERPIDFD, place, &raw mut size).into()
+    })?;
+    // SAFETY: no information goes with the signal, which a null pointer says.
+    check(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, null_mut::<u8>(), 0) })
 }
 
 /// One fcntl with a number.

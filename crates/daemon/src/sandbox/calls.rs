@@ -248,8 +248,9 @@ const FIONREAD: u64 = 0x541b;
 /// What ioctl is for where a block device is served (linux/fs.h): discards.
 const BLKDISCARD: u64 = 0x1277;
 
-/// What a connection is asked: who is at its other end, and of what kind a descriptor is.
-const ASKED_OF_SOCKETS: [libc::c_int; 3] = [libc::SO_PEERCRED, libc::SO_DOMAIN, libc::SO_TYPE];
+/// What a connection is asked: who is at its other end, a hold on it (SO_PEERPIDFD), and of what kind a descriptor is.
+const ASKED_OF_SOCKETS: [libc::c_int; 4] =
+    [libc::SO_PEERCRED, libc::SO_PEERPIDFD, libc::SO_DOMAIN, libc::SO_TYPE];
 
 /// What a connection is told: how long to wait for a process that takes over, in both forms of
 /// linux/socket.h.
@@ -266,6 +267,8 @@ pub(super) struct Needs {
     pub(super) opening: bool,
     /// Whether a block device is written.
     pub(super) discards: bool,
+    /// Whether the kernel gives a hold on other processes by their ids only.
+    pub(super) ids: bool,
 }
 
 /// The filters, ready to be put up.
@@ -352,7 +355,7 @@ fn allowed(process: u32, needs: Needs) -> Result<Rules, seccompiler::BackendErro
     let always = ALWAYS.iter().copied().flatten();
     let mut rules: Rules = always.map(|call| (*call, Vec::new())).collect();
     rules.extend(memory_and_threads(process)?);
-    rules.extend(other_processes()?);
+    rules.extend(other_processes(needs)?);
     rules.extend(descriptors(needs)?);
     rules.extend(sockets()?);
     Ok(rules)
@@ -380,13 +383,20 @@ fn memory_and_threads(process: u32) -> Result<Rules, seccompiler::BackendError> 
     ]))
 }
 
-/// A process that takes over and hangs is watched and ended by this one, which then goes on.
-fn other_processes() -> Result<Rules, seccompiler::BackendError> {
-    let end = [libc::SIGKILL, 0].map(i32::unsigned_abs).map(end_by_descriptor);
-    Ok(Rules::from([
-        (libc::SYS_pidfd_open, when(1, SeccompCmpOp::Eq, 0)?),
-        (libc::SYS_pidfd_send_signal, end.into_iter().collect::<Result<_, _>>()?),
-    ]))
+/// A process that takes over and hangs is ended by this one, which then goes on. It is held by the
+/// connection to it.
+fn other_processes(needs: Needs) -> Result<Rules, seccompiler::BackendError> {
+    let end = SeccompRule::new(vec![
+        condition(1, SeccompCmpOp::Eq, u64::from(libc::SIGKILL.unsigned_abs()))?,
+        // One process and not its group; nothing goes with the signal.
+        is_null(2)?,
+        condition(3, SeccompCmpOp::Eq, 0)?,
+    ])?;
+    let mut rules = Rules::from([(libc::SYS_pidfd_send_signal, vec![end])]);
+    if needs.ids {
+        rules.insert(libc::SYS_pidfd_open, when(1, SeccompCmpOp::Eq, 0)?);
+    }
+    Ok(rules)
 }
 
 fn descriptors(needs: Needs) -> Result<Rules, seccompiler::BackendError> {
@@ -417,15 +427,6 @@ fn sockets() -> Result<Rules, seccompiler::BackendError> {
         (libc::SYS_getsockopt, asked.into_iter().collect::<Result<_, _>>()?),
         (libc::SYS_setsockopt, told.into_iter().collect::<Result<_, _>>()?),
     ]))
-}
-
-/// The signal goes to one process, not to its group, and carries nothing.
-fn end_by_descriptor(signal: u32) -> Result<SeccompRule, seccompiler::BackendError> {
-    SeccompRule::new(vec![
-        condition(1, SeccompCmpOp::Eq, signal.into())?,
-        is_null(2)?,
-        condition(3, SeccompCmpOp::Eq, 0)?,
-    ])
 }
 
 /// An address, of which a comparison of numbers would see one half.
@@ -461,7 +462,7 @@ fn any_of(
 mod tests {
     use super::*;
 
-    const ALL: Needs = Needs { opening: true, discards: true };
+    const ALL: Needs = Needs { opening: true, discards: true, ids: true };
 
     #[test]
     fn no_call_is_both_hostile_and_let_through() {
