@@ -18,7 +18,7 @@
 //! Not here: the disk with a slow queue (`slow_disk`); the messages (`rawring`).
 
 pub mod campaign;
-mod format;
+pub(crate) mod format;
 mod front_end;
 mod load;
 mod model;

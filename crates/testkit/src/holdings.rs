@@ -49,8 +49,17 @@ impl Holdings {
 
 /// The memory of its own that a process has touched, in KiB: not what it shares with its clients, which is theirs.
 pub fn anonymous_kib(pid: u32) -> Result<u64> {
+    status_kib(pid, "RssAnon:")
+}
+
+/// The addresses that a process has mapped anything at, in KiB.
+pub fn mapped_kib(pid: u32) -> Result<u64> {
+    status_kib(pid, "VmSize:")
+}
+
+fn status_kib(pid: u32, key: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("read status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
-    let number = line.trim().strip_suffix(" kB").with_context(|| format!("RssAnon:{line}"))?;
-    number.parse().with_context(|| format!("RssAnon:{line}"))
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).context(key.to_owned())?;
+    let number = line.trim().strip_suffix(" kB").with_context(|| format!("{key}{line}"))?;
+    number.parse().with_context(|| format!("{key}{line}"))
 }

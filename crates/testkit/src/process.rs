@@ -274,6 +274,11 @@ impl Server {
         self.stderr.text()
     }
 
+    /// How many lines it has written to stderr so far.
+    pub fn log_lines(&self) -> u64 {
+        self.stderr.lines()
+    }
+
     /// What it has written to stdout so far.
     pub fn stdout(&self) -> String {
         self.stdout.text()
@@ -482,6 +487,11 @@ impl Capture {
 
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes.lock().expect("no holder panics")).into_owned()
+    }
+
+    fn lines(&self) -> u64 {
+        let bytes = self.bytes.lock().expect("no holder panics");
+        bytes.iter().map(|byte| u64::from(*byte == b'\n')).sum()
     }
 
     /// Waits until the stream has ended, so that `text` is complete.

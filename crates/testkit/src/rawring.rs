@@ -21,4 +21,4 @@ pub use message::{Ack, FrontEnd, Region, SessionEnded, feature, protocol_feature
 pub use packed::RawPackedRing;
 pub use packed_driver::PackedDriver;
 pub use ring::{Bells, Descriptor, Piece, RawRing, Used, flag};
-pub use survivor::{Collected, SLOTS, Survivor};
+pub use survivor::{Collected, SLOTS, Span, Survivor};

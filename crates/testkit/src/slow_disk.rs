@@ -115,6 +115,17 @@ impl SlowDisk {
         self.queue.lock().due.len()
     }
 
+    /// Answers nothing any more, until `recover`.
+    pub fn hang(&self) {
+        self.queue.lock().hangs = true;
+    }
+
+    /// Answers what waits and what comes.
+    pub fn recover(&self) {
+        self.queue.lock().hangs = false;
+        self.queue.changed.notify_all();
+    }
+
     /// The number of requests that were answered.
     pub fn answered(&self) -> u64 {
         self.queue.lock().answered
@@ -145,6 +156,7 @@ impl SlowDisk {
 
 impl Drop for SlowDisk {
     fn drop(&mut self) {
+        self.recover();
         if !self.device.is_empty() {
             report("detach the loop device", self.detach());
         }
@@ -214,6 +226,7 @@ struct QueueState {
     due: BTreeMap<(Instant, u64), Waiting>,
     arrived: u64,
     answered: u64,
+    hangs: bool,
     ended: bool,
 }
 
@@ -236,6 +249,9 @@ impl Queue {
             let next = state.due.first_key_value().map(|((due, _), _)| *due);
             state = match next {
                 None if state.ended => return,
+                _ if state.hangs => {
+                    self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+                }
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(due) => {
                     let left = due.saturating_duration_since(now());

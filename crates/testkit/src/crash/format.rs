@@ -98,7 +98,7 @@ impl Format {
     }
 
     /// The bytes of the disk, of an image whose tables are right.
-    pub(super) fn read(self, image: &Path) -> Result<Vec<u8>> {
+    pub(crate) fn read(self, image: &Path) -> Result<Vec<u8>> {
         self.check(image)?;
         let found = match self {
             Self::Raw => image.to_path_buf(),
@@ -112,7 +112,8 @@ impl Format {
     }
 }
 
-fn qemu_img(options: &[&str], paths: &[&Path]) -> Result<()> {
+/// Runs qemu-img, which must succeed.
+pub(crate) fn qemu_img(options: &[&str], paths: &[&Path]) -> Result<()> {
     let output = run(options, paths)?;
     ensure!(output.status.success(), "qemu-img {options:?}: {output:?}");
     Ok(())

@@ -11,7 +11,7 @@
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,7 +22,7 @@ use super::message::{FrontEnd, Region, feature, protocol_feature, request};
 use super::packed::RawPackedRing;
 use super::ring::{Piece, RawRing, Used, flag};
 use crate::client::RingLayout;
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, now};
 use crate::memory::SharedMemory;
 use crate::rng::Rng;
 
@@ -57,6 +57,15 @@ pub enum Collected {
     Gone,
 }
 
+/// When a request was made available, and when it was seen to have come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Made available.
+    pub start: Instant,
+    /// Seen.
+    pub end: Instant,
+}
+
 #[derive(Debug)]
 enum Ring {
     Split(RawRing),
@@ -74,6 +83,8 @@ enum Slot {
 struct Queue {
     ring: Ring,
     slots: [Slot; SLOTS as usize],
+    /// When each slot's last request was made available.
+    started: [Instant; SLOTS as usize],
 }
 
 /// A client with work in flight.
@@ -88,6 +99,8 @@ pub struct Survivor {
     /// The version that each block of the disk holds; 0 is zeroes.
     versions: Vec<u64>,
     last_version: u64,
+    /// The requests that the last `collect` has taken.
+    spans: Vec<Span>,
 }
 
 impl Survivor {
@@ -99,7 +112,8 @@ impl Survivor {
         let queues = (0..count)
             .map(|queue| {
                 let ring = Ring::new(layout, &memory, queue * RING_BYTES)?;
-                Ok(Queue { ring, slots: [Slot::Free; SLOTS as usize] })
+                let started = [now(); SLOTS as usize];
+                Ok(Queue { ring, slots: [Slot::Free; SLOTS as usize], started })
             })
             .collect::<Result<Vec<_>>>()?;
         let front_end = negotiated(socket, layout)?;
@@ -114,6 +128,7 @@ impl Survivor {
             front_end,
             inflight,
             last_version: 0,
+            spans: Vec::new(),
         };
         survivor.set_up()?;
         Ok(survivor)
@@ -154,8 +169,14 @@ impl Survivor {
         slots.filter(|slot| **slot != Slot::Free).count()
     }
 
+    /// When each of the requests started and ended that the last `collect` took.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
     /// Waits for an interrupt, and takes what came back.
     pub fn collect(&mut self) -> Result<Collected> {
+        self.spans.clear();
         let deadline = Deadline::after(LIMIT);
         loop {
             let timeout = Timespec::try_from(deadline.remaining()).context("the time left")?;
@@ -258,6 +279,7 @@ impl Survivor {
         let queue = &mut self.queues[queue];
         queue.ring.offer(slot, &pieces);
         queue.slots[usize::from(slot)] = state;
+        queue.started[usize::from(slot)] = now();
     }
 
     /// Takes what came back on one queue.
@@ -279,6 +301,8 @@ impl Survivor {
         let place = self.place(queue, slot);
         let state = self.queues[queue].slots.get_mut(usize::from(slot)).context("no such slot")?;
         let state = std::mem::replace(state, Slot::Free);
+        let start = self.queues[queue].started[usize::from(slot)];
+        self.spans.push(Span { start, end: now() });
         let status = self.memory.read(place + STATUS, 1)[0];
         ensure!(status == 0, "{state:?} has status {status}");
         match state {
