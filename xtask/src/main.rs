@@ -1,7 +1,7 @@
 //! The commands of the project: `cargo xtask check`, `test`, `bench`, `conform`, `crash`, `fuzz`,
-//! `migrate`, `tidy` and `install`.
+//! `hostile`, `migrate`, `tidy` and `install`.
 //!
-//! Limits: only `bench`, `conform`, `crash`, `fuzz` and `migrate` take arguments; what CI runs is what a
+//! Limits: only `bench`, `conform`, `crash`, `fuzz`, `hostile` and `migrate` take arguments; what CI runs is what a
 //! developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
 
@@ -17,6 +17,7 @@ mod check;
 mod conform;
 mod crash;
 mod fuzz;
+mod hostile;
 mod install;
 mod migrate;
 mod steps;
@@ -38,6 +39,7 @@ commands:
   crash    kill ringloom under load and check every byte; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
   fuzz     [--seconds N] [TARGET…]  run fuzz targets, N seconds each (20)
+  hostile  attack ringloom in all ways at once beside clients that are checked; --help shows its options
   migrate  [--rounds N]  take guests from daemon to daemon, N times (20)
   tidy     the rules of the project that no other tool checks
   install  only install what the tests need
@@ -55,6 +57,8 @@ enum Command {
     Crash(Vec<String>),
     Test,
     Fuzz(fuzz::Plan),
+    /// With the arguments of the campaign.
+    Hostile(Vec<String>),
     /// So many rounds.
     Migrate(u32),
     Tidy,
@@ -75,6 +79,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         "crash" => return Ok(Command::Crash(rest.to_vec())),
         "test" => Command::Test,
         "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
+        "hostile" => return Ok(Command::Hostile(rest.to_vec())),
         "migrate" => return migrate::parse(rest).map(Command::Migrate),
         "tidy" => Command::Tidy,
         "install" => Command::Install,
@@ -96,6 +101,7 @@ fn run(command: Command) -> Result<()> {
         Command::Crash(arguments) => crash::run(&workspace, &arguments),
         Command::Test => test::run(&workspace),
         Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
+        Command::Hostile(arguments) => hostile::run(&workspace, &arguments),
         Command::Migrate(rounds) => migrate::run(&workspace, rounds),
         Command::Tidy => tidy::run(&workspace),
         Command::Install => install::run(&workspace).map(drop),
@@ -145,6 +151,9 @@ mod tests {
             Ok(Command::Crash(vec!["--rounds".to_owned(), "9".to_owned()]))
         });
         check(&["test"], Ok(Command::Test));
+        check(&["hostile", "--minutes", "9"], {
+            Ok(Command::Hostile(vec!["--minutes".to_owned(), "9".to_owned()]))
+        });
         check(&["fuzz"], Ok(Command::Fuzz(fuzz::Plan::parse(&[]).expect("nothing is wrong"))));
         check(&["migrate", "--rounds", "5"], Ok(Command::Migrate(5)));
         check(&["tidy"], Ok(Command::Tidy));

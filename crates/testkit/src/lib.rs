@@ -16,6 +16,7 @@ pub mod deadline;
 pub mod fuse_faults;
 pub mod guest;
 pub mod holdings;
+pub mod hostile;
 pub mod image;
 pub mod libblkio;
 pub mod loop_device;

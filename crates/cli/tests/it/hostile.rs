@@ -19,6 +19,7 @@ use testkit::report::note;
 
 use crate::support::{Disk, Iothreads, ringloom, serve_beside, stop, with};
 
+mod campaign;
 mod floods;
 mod foreign;
 mod inflight;
