@@ -6,13 +6,20 @@
 //! Invariants: a reader sees a slot as a whole or not at all (`Slot::covering`); only the [`Watch`]
 //! of a slot describes or frees it.
 //! Threads: any, also inside a signal handler: nothing here locks, allocates or panics there.
-//! Limits: [`WATCHES_MAX`] regions in the process.
+//! Limits: [`WATCHES_MAX`] regions in the process; of a region that is lost, [`WINDOWS`] windows can be written.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// The most regions the process maps at a time: eight sessions with all the regions that each may
 /// have, or thousands of the usual kind. The handler looks at each of them.
 pub(crate) const WATCHES_MAX: usize = 4096;
+
+/// How many parts of a lost region can be written at a time: more threads than that rarely write to one region, and when
+/// they do, each of them has a window for long enough to go on.
+pub(super) const WINDOWS: usize = 4;
+
+/// The size of such a part.
+pub(super) const WINDOW_BYTES: usize = 64 << 10;
 
 /// No region.
 const FREE: usize = 0;
@@ -84,11 +91,51 @@ impl Tail {
     /// Notes that its memory is gone. To be called before zeroes take its place: whoever reads
     /// those must be able to find out.
     pub(super) fn mark_lost(&self) {
+        self.slot.lost_from.fetch_min(self.start, Ordering::Relaxed);
         self.slot.lost.store(true, Ordering::Relaxed);
         // Also when it was marked before: whoever did that may not have come this far.
         LOSSES.fetch_add(1, Ordering::Release);
     }
+
+    /// Has a window around this address of it opened, and the oldest one closed if there are too many; nothing if
+    /// the memory there is not lost. What either of them does is done before another thread does it.
+    pub(super) fn move_window(
+        &self,
+        address: usize,
+        open: impl FnOnce(Window) -> bool,
+        close: impl FnOnce(Window),
+    ) -> bool {
+        let slot = self.slot;
+        let lost_from = slot.lost_from.load(Ordering::Relaxed);
+        if !slot.lost.load(Ordering::Relaxed) || address < lost_from {
+            return false;
+        }
+        let end = self.start + self.bytes;
+        let window = |start: usize| Window { start, bytes: WINDOW_BYTES.min(end - start) };
+        let new = (address - address % WINDOW_BYTES).max(lost_from);
+        while slot.is_moving.swap(true, Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+        let place = slot.moves.fetch_add(1, Ordering::Relaxed) % WINDOWS;
+        let old = slot.windows[place].swap(new, Ordering::Relaxed);
+        if old != NO_WINDOW && old != new {
+            close(window(old));
+        }
+        let opened = open(window(new));
+        slot.is_moving.store(false, Ordering::Release);
+        opened
+    }
 }
+
+/// A part of a lost region that can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Window {
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+}
+
+/// No window starts here.
+const NO_WINDOW: usize = 0;
 
 #[derive(Debug)]
 struct Slot {
@@ -97,6 +144,13 @@ struct Slot {
     bytes: AtomicUsize,
     page: AtomicUsize,
     lost: AtomicBool,
+    /// From where on nothing is left.
+    lost_from: AtomicUsize,
+    /// Where what can be written starts, and how often that has changed.
+    windows: [AtomicUsize; WINDOWS],
+    moves: AtomicUsize,
+    /// Whether a thread changes that just now.
+    is_moving: AtomicBool,
 }
 
 impl Slot {
@@ -106,6 +160,10 @@ impl Slot {
             bytes: AtomicUsize::new(0),
             page: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
+            lost_from: AtomicUsize::new(usize::MAX),
+            windows: [const { AtomicUsize::new(NO_WINDOW) }; WINDOWS],
+            moves: AtomicUsize::new(0),
+            is_moving: AtomicBool::new(false),
         }
     }
 
@@ -120,6 +178,8 @@ impl Slot {
         self.bytes.store(bytes, Ordering::Relaxed);
         self.page.store(page, Ordering::Relaxed);
         self.lost.store(false, Ordering::Relaxed);
+        self.lost_from.store(usize::MAX, Ordering::Relaxed);
+        self.windows.iter().for_each(|window| window.store(NO_WINDOW, Ordering::Relaxed));
         self.start.store(start, Ordering::Release);
     }
 

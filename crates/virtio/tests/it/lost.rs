@@ -247,6 +247,93 @@ fn fault_inside() {
     check(&memory, 0, 0);
 }
 
+/// Writes from several threads to a gigabyte that is gone: the process does not grow by that.
+fn write_much() {
+    const BYTES: u32 = 1 << 30;
+    let fd = memfd(BYTES.into());
+    let spec =
+        RegionSpec { guest: GuestAddress(0), bytes: BYTES.into(), user_address: 0, file_offset: 0 };
+    let memory = GuestMemory::new(vec![map(&fd, spec)]).expect("one region");
+    ftruncate(&fd, 0).expect("the file may shrink");
+    let before = anonymous_kib();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let memory = &memory;
+            scope.spawn(move || {
+                let chunk = vec![9; 1 << 20];
+                for place in (0..BYTES).step_by(1 << 20).skip(thread).step_by(4) {
+                    let mut part = buffers(memory, place.into(), 1 << 20);
+                    assert_eq!(part.copy_from(0, &chunk), chunk.len());
+                }
+            });
+        }
+    });
+    assert!(memory.is_lost());
+    let grown = anonymous_kib().saturating_sub(before);
+    // Four windows, and what the threads have of their own.
+    assert!(grown < 16 << 10, "the process has grown by {grown} KiB");
+    // Below what was lost there was nothing; what is written last can be read.
+    let mut last = buffers(&memory, (BYTES - 4096).into(), 4096);
+    assert_eq!(last.copy_from(0, &[5; 4096]), 4096);
+    assert_eq!(bytes(&last), [5; 4096]);
+}
+
+/// The memory of its own that this process has touched.
+fn anonymous_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("there is /proc");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    number.and_then(|number| number.trim().parse().ok()).expect("RssAnon")
+}
+
+/// As the kernel tells a thread that it has touched broken memory (BUS_MCEERR_AR), or that a page nobody touches just now is
+/// broken (BUS_MCEERR_AO).
+fn tell_machine_check(code: i32, address: usize) {
+    // SAFETY: all zeroes are a description, of which numbers and addresses are set.
+    let mut about: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    (about.si_signo, about.si_code) = (libc::SIGBUS, code);
+    let place = (&raw mut about).cast::<usize>();
+    // SAFETY: the description is larger than three words; the third one is the address (sigaction(2)).
+    let place = unsafe { place.add(2) };
+    // SAFETY: as above, and nobody else has it.
+    unsafe { place.write(address) };
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    let thread = rustix::thread::gettid().as_raw_nonzero().get();
+    let call = libc::SYS_rt_tgsigqueueinfo;
+    // SAFETY: a process may send itself whatever description it likes, which is read.
+    let sent = unsafe { libc::syscall(call, process, thread, libc::SIGBUS, &raw const about) };
+    assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn machine_check() {
+    let (_fd, memory) = memory_of(4, 0);
+    let (_other_fd, other) = memory_of(1, 0);
+    let page = |number: u64| buffers(&memory, number * PAGE, 1).segments()[0].base().addr().get();
+    tell_machine_check(libc::BUS_MCEERR_AO, page(2));
+    check(&memory, 2, 7);
+    assert!(!memory.is_lost(), "nobody has touched it");
+    tell_machine_check(libc::BUS_MCEERR_AR, page(2) + 77);
+    assert!(memory.is_lost() && !other.is_lost());
+    check(&memory, 1, 7);
+    check(&memory, 2, 0);
+    check(&other, 0, 7);
+    let mut broken = buffers(&memory, 2 * PAGE, 4096);
+    assert_eq!(broken.copy_from(0, &[3; 4096]), 4096);
+    assert_eq!(bytes(&broken), [3; 4096]);
+}
+
+/// A write where there is nothing to write to, and no region.
+fn write_outside() {
+    // SAFETY: a null hint lets the kernel choose the place.
+    let page = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::PRIVATE)
+            .expect("a page can be mapped")
+    };
+    // SAFETY: the page is mapped; that it may not be written is what is tried.
+    unsafe { page.cast::<u8>().write_volatile(1) };
+    unreachable!("a page that cannot be written was written");
+}
+
 /// Nothing of the parent: the handler of Rust's runtime, or this action, and then ours.
 fn act(deed: &str) {
     let (before, what) = deed.split_once(' ').expect("two words");
@@ -266,6 +353,9 @@ fn act(deed: &str) {
         "inside" => fault_inside(),
         "outside" => fault_outside(),
         "full" => fill(),
+        "written" => write_much(),
+        "broken" => machine_check(),
+        "read-only" => write_outside(),
         "sent" => {
             // SAFETY: no duties.
             unsafe { libc::raise(libc::SIGBUS) };
@@ -312,4 +402,20 @@ fn other_bus_errors_end_the_process_as_before() {
 #[test]
 fn more_regions_than_the_process_watches_are_refused() {
     check_end("runtime full", None);
+}
+
+#[test]
+fn what_is_written_in_place_of_lost_memory_is_bounded() {
+    check_end("runtime written", None);
+}
+
+/// The kernel's own message of a machine check is imitated: it takes a broken memory, or a kernel built to pretend one.
+#[test]
+fn broken_memory_is_lost_like_memory_that_was_taken_away() {
+    check_end("runtime broken", None);
+}
+
+#[test]
+fn other_writes_that_are_not_allowed_end_the_process_as_before() {
+    check_end("runtime read-only", Some(libc::SIGSEGV));
 }

@@ -2,14 +2,20 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use testkit::deadline::poll_until;
+use testkit::holdings::anonymous_kib;
 use testkit::process::{Bench, Program, Server};
-use testkit::rawring::{Ack, BlockRequest, Form, RawDevice, RawShape, Region, flag, kind, request};
+use testkit::rawring::{
+    Ack, BlockRequest, Form, Piece, RawDevice, RawShape, Region, flag, kind, request,
+};
+use testkit::report::note;
 
-use super::{Bystander, Target, attacks, shape};
+use super::{Bystander, Target, attacks, check_beside, shape};
 use crate::support::{Disk, Iothreads, ringloom, serve, serve_beside, stop, with};
 
 /// A sparse file costs its owner nothing.
@@ -194,6 +200,53 @@ fn half_a_message(device: &RawDevice, meanwhile: impl FnOnce() -> Result<()>) ->
     device.front_end.send_bytes(&question[5..], &[])?;
     device.front_end.receive(request::GET_FEATURES)?.context("no answer")?;
     Ok(())
+}
+
+/// The memory for a gigabyte of zeroes is cut off before they come: the daemon does not pay for what is written in vain.
+#[test]
+fn lost_memory_costs_nothing() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let socket = bench.path("zeroes.sock");
+        let more = [
+            "--blockdev".to_owned(),
+            "driver=null-co,node-name=zeroes,size=1073741824,read-zeroes=on".to_owned(),
+            "--export".to_owned(),
+            format!(
+                "type=vhost-user-blk,id=zeroes,node-name=zeroes,addr.type=unix,addr.path={},\
+                 num-queues=2,iothread.0=t0,iothread.1=t1",
+                socket.display()
+            ),
+        ];
+        check_beside(program, &more, |target| {
+            let mut device = RawDevice::connect(&socket, shape())?;
+            let file = sparse()?;
+            ensure!(add(&device, 0, 1 << 30, file.as_fd())? == Ack::Done, "a gigabyte more");
+            ftruncate(&file, 0).context("take it away")?;
+            let before = anonymous_kib(target.pid)?;
+            let (header, status) = device.frame(kind::IN, 0);
+            let quarter = |number: u64| Piece {
+                address: (1 << 40) + (number << 28),
+                length: 1 << 28,
+                flags: flag::WRITE,
+            };
+            let pieces = [header, quarter(0), quarter(1), quarter(2), quarter(3), status];
+            device.ring(0).set_chain(0, &pieces);
+            device.offer(0, 0)?;
+            // The loss is seen when the ring is looked at again.
+            let mut most = 0;
+            poll_until("the end of the session", Duration::from_secs(30), || {
+                most = most.max(anonymous_kib(target.pid)?);
+                let mut fds = [PollFd::from_borrowed_fd(device.front_end.socket(), PollFlags::IN)];
+                let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+                Ok((poll(&mut fds, Some(&now)).context("poll")? > 0).then_some(()))
+            })?;
+            let grown = most.saturating_sub(before);
+            note(&format!("the daemon has grown by {grown} KiB"));
+            ensure!(grown < 64 << 10, "the daemon has grown by {grown} KiB");
+            target.others_go_on()
+        })
+    });
 }
 
 attacks! {
