@@ -50,8 +50,9 @@ pub(crate) enum Command {
     Withdraw { node: Arc<dyn Node>, reply: mpsc::Sender<()> },
     /// Let them go on.
     Admit { node: Arc<dyn Node> },
-    /// End the thread; no source may be left.
-    Quit,
+    /// End the thread once nothing is in flight or held here, also of sources that have left, and all outcomes were
+    /// mailed; no source may be left.
+    Retire,
 }
 
 /// Where an iothread gets its commands.

@@ -81,7 +81,8 @@ pub(crate) struct EventLoop {
     clock: Arc<dyn Clock>,
     /// The last look at the clock.
     now: Instant,
-    quit: bool,
+    /// Whether to end when nothing is left to do.
+    retiring: bool,
 }
 
 impl EventLoop {
@@ -109,13 +110,13 @@ impl EventLoop {
             resting_since: None,
             now: clock.now(),
             clock,
-            quit: false,
+            retiring: false,
         }
     }
 
-    /// Serves until told to quit.
+    /// Serves until told to end and everything is over that was begun here.
     pub(crate) fn run(mut self) -> io::Result<()> {
-        while !self.quit {
+        while !self.may_end() {
             let alone = self.awake.len() <= 1;
             let share = if alone { InlineShare::Alone } else { InlineShare::Beside };
             self.engine.share_inline(share);
@@ -131,7 +132,7 @@ impl EventLoop {
                 self.call_full();
             }
             if self.more.is_empty() && self.ready.is_empty() {
-                if !self.quit
+                if !self.may_end()
                     && let Some(slept) = self.find_work()?
                 {
                     self.take_signals(Some(slept));
@@ -146,6 +147,15 @@ impl EventLoop {
             self.give_turns();
         }
         Ok(())
+    }
+
+    /// Whether the thread was told to end, and nothing is in flight or held here. What is held is let go for that: rings
+    /// that have left wait for it.
+    fn may_end(&mut self) -> bool {
+        self.retiring && {
+            self.engine.release_all();
+            self.engine.is_over()
+        }
     }
 
     /// Goes on with what was held, if it is time.

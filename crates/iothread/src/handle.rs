@@ -34,7 +34,8 @@ pub struct Host {
     pub confine: Option<Arc<dyn Confine>>,
 }
 
-/// A running iothread. Dropped, it ends; all its sources must have been stopped.
+/// A running iothread. Dropped, it ends; all its sources must have been stopped, or have moved on. Whoever drops it waits
+/// until what those have left here is over and mailed.
 #[derive(Debug)]
 pub struct Iothread {
     name: String,
@@ -127,7 +128,7 @@ fn confined(name: &str, confine: Option<&dyn Confine>) -> Result<(), SpawnError>
 
 impl Drop for Iothread {
     fn drop(&mut self) {
-        self.inbox.send(Command::Quit);
+        self.inbox.send(Command::Retire);
         if let Some(thread) = self.thread.take() {
             thread.join().expect("a panic in an iothread ends the process");
         }

@@ -361,6 +361,11 @@ impl Engine {
         self.jobs.open() > self.held
     }
 
+    /// Whether nothing is in flight or held here, nor is a lane about to go on by itself.
+    pub fn is_over(&self) -> bool {
+        self.jobs.open() == 0 && !self.has_own_work()
+    }
+
     /// Works off all kernel events; what concerns the event loop goes to `signals`.
     pub fn dispatch(&mut self, signals: &mut Vec<Signal>) {
         self.take_events(signals);

@@ -420,6 +420,11 @@ impl Lanes {
         (from..self.places.len()).map(LaneIndex).find(|lane| self.needs_attention(*lane))
     }
 
+    /// The first lane from that place on of which something is not over.
+    pub(crate) fn next_busy(&self, from: usize) -> Option<LaneIndex> {
+        (from..self.places.len()).map(LaneIndex).find(|lane| self.requests_of(*lane) > 0)
+    }
+
     /// When the first lane has something to resume.
     pub(crate) fn due(&self) -> Option<Due> {
         self.due

@@ -67,7 +67,7 @@ impl EventLoop {
                 answer(&reply, ());
             }
             Command::Admit { node } => self.engine.admit(&node),
-            Command::Quit => self.quit = true,
+            Command::Retire => self.retiring = true,
         }
     }
 

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FileId, Lane, LaneError,
-    LaneIo, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+    LaneIo, Limits, Mapping, Node, Order, Piece, PieceList, Rights, Target,
 };
 use kernel_io::{Aio, FileTable, OpenFile};
 use virtio::RingBase;
 
 use crate::guest::{Ask, BLOCK, Guest};
+use crate::holding::{FOR_EVER, holding, null};
 use crate::setup::{iothreads, on_both, place};
 
 /// A disk whose reads last until the test writes to the pipe. It tells of each read.
@@ -123,6 +124,54 @@ fn a_ring_that_comes_back_while_its_first_requests_are_open_gets_each_answer_onc
         }
         answered.sort_unstable();
         assert_eq!(answered, [0, 1, 2, 3, 4]);
+        assert_eq!(placed.stop().in_flight(), 0);
+    });
+}
+
+#[test]
+fn an_iothread_that_ends_mails_what_moved_rings_have_left_there() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [a, b] = iothreads::<2>(&files, reactors);
+        let (node, mut pipe, beginnings) = pipe_node(&files);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &a);
+        for slot in 0..3 {
+            guest.submit(slot, Ask::Read, 0);
+            beginnings.recv_timeout(Duration::from_secs(10)).unwrap();
+        }
+        placed.move_to(&b).unwrap();
+        let (ended, end) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                drop(a);
+                ended.send(()).unwrap();
+            });
+            for _ in 0..3 {
+                pipe.write_all(&[1; BLOCK]).unwrap();
+            }
+            end.recv_timeout(Duration::from_secs(10)).unwrap();
+        });
+        let mut answered = Vec::new();
+        while answered.len() < 3 {
+            answered.extend(guest.completions());
+        }
+        assert_eq!(placed.stop().in_flight(), 0);
+    });
+}
+
+#[test]
+fn an_iothread_that_ends_lets_go_what_it_holds() {
+    on_both(|reactors| {
+        let [a, b] = iothreads::<2>(&Arc::new(FileTable::default()), reactors);
+        let (node, held) = holding(null(), FOR_EVER, Order::Any);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &a);
+        guest.submit(0, Ask::Read, 0);
+        held.recv_timeout(Duration::from_secs(10)).unwrap();
+        placed.move_to(&b).unwrap();
+        drop(a);
+        assert_eq!(guest.completions(), [0]);
         assert_eq!(placed.stop().in_flight(), 0);
     });
 }

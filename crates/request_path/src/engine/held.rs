@@ -50,6 +50,15 @@ impl Engine {
         }
     }
 
+    /// The same for all lanes.
+    pub fn release_all(&mut self) {
+        let mut from = 0;
+        while let Some(lane) = self.lanes.next_busy(from) {
+            from = lane.next();
+            self.release(lane);
+        }
+    }
+
     /// The same for the lane on that node, if there is one.
     pub fn release_on(&mut self, node: &Arc<dyn Node>) {
         if let Some(lane) = self.lanes.find(node) {
