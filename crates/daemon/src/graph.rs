@@ -84,6 +84,24 @@ pub enum GraphError {
         #[source]
         source: OpenError,
     },
+    /// There is one already: a node, or an export.
+    #[error("{what} '{name}' exists already")]
+    Duplicate {
+        /// What.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// An inactive node below an active one. QEMU's sentence.
+    #[error("Inactive '{child}' can't be a {role} child of active '{node}'")]
+    InactiveChild {
+        /// The node above.
+        node: String,
+        /// The key of the child.
+        role: String,
+        /// The child.
+        child: String,
+    },
     /// There is no node of this name.
     #[error("there is no node '{name}'")]
     Unknown {
@@ -203,6 +221,9 @@ impl Graph {
         options: &ExportOptions,
     ) -> Result<Arc<dyn Node>, GraphError> {
         let ExportOptions { id, node_name, .. } = options;
+        if self.roots.contains_key(id) {
+            return Err(GraphError::Duplicate { what: "export", name: id.clone() });
+        }
         let place = block::Child::new(Arc::clone(self.node(node_name)?));
         self.check_end(node_name)?;
         self.uses.add_export(id, node_name, Permissions::of_export(options))?;
@@ -273,12 +294,19 @@ impl Graph {
             if !(matches!(blockdev.driver, Driver::Qcow2 { .. }) && role == IMAGE) {
                 self.check_end(&child)?;
             }
+            if !blockdev.activity.may_stand_on(self.activity(&child)) {
+                let node = name.to_owned();
+                return Err(GraphError::InactiveChild { node, role, child });
+            }
             // What stands on a read-only node is one, as in QEMU. Who wants to write to it is refused.
             let is_written = blockdev.driver.writes_to(&role);
             if is_written && node.access() == Access::ReadOnly && !blockdev.read_only {
                 blockdev.to_mut().read_only = true;
             }
             below.push(Below { edge: Edge { role, node: child }, place: block::Child::new(node) });
+        }
+        if self.vertices.contains_key(name) {
+            return Err(GraphError::Duplicate { what: "node-name", name: name.to_owned() });
         }
         self.add_named(name, &blockdev, &mut below, made)?;
         let edges = below.iter().map(|below| below.edge.clone()).collect();

@@ -37,6 +37,16 @@ fn add(graph: &mut Graph, directory: &TempDir, line: &str) -> Result<(), String>
     })
 }
 
+/// A node as a line names it.
+fn blockdev(line: &str) -> Blockdev {
+    let words = ["--blockdev", line].map(Into::into);
+    let Command::Serve(Plan { steps, .. }) = parse(words.into_iter()).unwrap() else {
+        panic!("{line} is no plan")
+    };
+    let Some(Step::Blockdev(blockdev)) = steps.into_iter().next() else { panic!("{line}") };
+    blockdev
+}
+
 /// How many descriptors of this process lead there.
 fn descriptors(directory: &TempDir, name: &str) -> usize {
     let path = directory.path().join(name);
@@ -65,6 +75,32 @@ fn is_free(path: &Path) -> bool {
             false
         }
     }
+}
+
+/// Lines are checked before; whoever adds nodes later, one by one, gets the same answers.
+#[test]
+fn what_the_graph_refuses_by_itself_leaves_what_was_there() {
+    let directory = images();
+    let mut graph = graph();
+    add(&mut graph, &directory, "file,node-name=a,filename=DIR/a null-co,node-name=n").unwrap();
+    add(&mut graph, &directory, "null-co,node-name=i,active=off").unwrap();
+    for (line, expected) in [
+        ("null-co,node-name=a", "node-name 'a' exists already"),
+        ("raw,node-name=n,file.driver=null-co,file.node-name=m", "node-name 'n' exists already"),
+        ("raw,node-name=r,file.driver=null-co,file.node-name=n", "node-name 'n' exists already"),
+    ] {
+        assert_eq!(add(&mut graph, &directory, line), Err(expected.to_owned()), "{line}");
+    }
+    let above = |child: &str| {
+        let mut blockdev = blockdev("raw,node-name=r,file.driver=null-co,file.node-name=x");
+        blockdev.children[0].node = Child::Reference(child.to_owned());
+        blockdev
+    };
+    let refused = graph.add(&above("i")).unwrap_err().to_string();
+    assert_eq!(refused, "Inactive 'i' can't be a file child of active 'r'");
+    assert!(graph.node("m").is_err() && graph.node("r").is_err());
+    assert_eq!(descriptors(&directory, "a"), 1);
+    graph.add(&above("n")).unwrap();
 }
 
 #[test]

@@ -172,13 +172,11 @@ fn check_activity(
     child: &str,
     of_child: Activity,
 ) -> Result<(), Fault> {
-    match (activity, of_child) {
-        (Activity::Active, Activity::Inactive) => {
-            let (node, child, role) = (node.to_owned(), child.to_owned(), role.to_owned());
-            Err(Fault::InactiveChild { node, child, role })
-        }
-        (Activity::Active, Activity::Active) | (Activity::Inactive, _) => Ok(()),
+    if activity.may_stand_on(of_child) {
+        return Ok(());
     }
+    let (node, child, role) = (node.to_owned(), child.to_owned(), role.to_owned());
+    Err(Fault::InactiveChild { node, child, role })
 }
 
 /// Whether a name is letters, digits, `-`, `.` and `_` and starts with a letter.

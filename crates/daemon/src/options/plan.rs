@@ -290,6 +290,16 @@ pub enum Activity {
     Inactive,
 }
 
+impl Activity {
+    /// Whether a node that is like this may have a child that is like that.
+    pub(crate) fn may_stand_on(self, child: Self) -> bool {
+        match (self, child) {
+            (Self::Active, Self::Inactive) => false,
+            (Self::Active, Self::Active) | (Self::Inactive, _) => true,
+        }
+    }
+}
+
 /// What a node is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Driver {
