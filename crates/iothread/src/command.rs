@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Withdraw { node: Arc<dyn Node>, reply: mpsc::Sender<()> },
     /// Let them go on.
     Admit { node: Arc<dyn Node> },
+    /// End a drain that is given up: who uses the node goes on with the lane that is still open, or with a new one.
+    GoOn { node: Arc<dyn Node>, reply: mpsc::Sender<Result<(), LaneError>> },
     /// End the thread once nothing is in flight or held here, also of sources that have left, and all outcomes were
     /// mailed; no source may be left.
     Retire,

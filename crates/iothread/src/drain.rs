@@ -8,14 +8,19 @@
 //! Invariants: between [`Drained::begin`] and the end of it no lane is open on these nodes, on none of
 //! these iothreads, whatever rings are started, stopped or moved meanwhile; nobody waits for the end of it
 //! but the guests. Threads: any control thread; never an iothread, since it waits for them.
-//! Limits: it lasts as long as the longest request in flight, as the stop of a ring does.
+//! Limits: it lasts as long as the longest request in flight, as the stop of a ring does, but no longer than whoever
+//! drains is ready to wait: then it is given up, and everything goes on.
 
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use block::{LaneError, Node};
+use block::{Clock, LaneError, Node};
 
 use crate::Iothread;
 use crate::command::Command;
+
+/// Why there is an answer.
+const ANSWERS: &str = "an iothread answers every command while it has a handle";
 
 /// Nodes on which nothing is in flight and no lane is open. Dropped, those who use them go on as with
 /// [`Drained::end`]; where no lane can be opened, their requests fail.
@@ -25,6 +30,18 @@ pub struct Drained {
     iothreads: Vec<Arc<Iothread>>,
     nodes: Vec<Arc<dyn Node>>,
     is_over: bool,
+}
+
+/// What was in flight was not over in time: nothing is drained, and requests go on.
+#[derive(Debug, thiserror::Error)]
+#[error("iothread {iothread}: requests on node {node} are still in flight after {} s", waited.as_secs())]
+pub struct GaveUp {
+    /// The first iothread that was still busy.
+    pub iothread: String,
+    /// With that node.
+    pub node: String,
+    /// For how long it was waited for.
+    pub waited: Duration,
 }
 
 /// A lane could not be opened again: the nodes are still drained.
@@ -42,18 +59,35 @@ pub struct NotReopened {
 
 impl Drained {
     /// Has these iothreads, which must be all that serve rings on these nodes or may get some, finish
-    /// what is in flight there, and take nothing new. What layers hold goes on at once. Blocks.
+    /// what is in flight there, and take nothing new. What layers hold goes on at once. Blocks, at most as long as
+    /// `limit`; dropped and given up, it lets everybody go on.
     ///
     /// Nobody else may drain one of the nodes meanwhile.
-    pub fn begin(iothreads: Vec<Arc<Iothread>>, nodes: Vec<Arc<dyn Node>>) -> Self {
+    pub fn begin(
+        iothreads: Vec<Arc<Iothread>>,
+        nodes: Vec<Arc<dyn Node>>,
+        limit: Duration,
+        clock: &dyn Clock,
+    ) -> Result<Self, GaveUp> {
         let drained = Self { iothreads, nodes, is_over: false };
+        let start = clock.now();
         // All at once, then wait for the slowest.
         let waits: Vec<_> = drained
             .pairs()
             .map(|(iothread, node)| ask(iothread, |reply| Command::Drain { node, reply }))
             .collect();
-        waits.iter().for_each(heard);
-        drained
+        for (wait, (iothread, node)) in waits.iter().zip(drained.pairs()) {
+            let left = limit.saturating_sub(clock.now().saturating_duration_since(start));
+            match wait.recv_timeout(left) {
+                Ok(()) => {}
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    let (iothread, node) = (iothread.name().to_owned(), node.name().to_owned());
+                    return Err(GaveUp { iothread, node, waited: limit });
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => panic!("{ANSWERS}"),
+            }
+        }
+        Ok(drained)
     }
 
     /// Opens lanes again, on all iothreads or none, and has requests go on. Blocks.
@@ -103,12 +137,11 @@ impl Drop for Drained {
             return;
         }
         for (iothread, node) in self.pairs() {
-            if let Err(error) = heard(&ask(iothread, |reply| Command::Reopen { node, reply })) {
+            if let Err(error) = heard(&ask(iothread, |reply| Command::GoOn { node, reply })) {
                 let cause = &error.source;
                 tracing::error!("iothread {}: {error}: {cause}; requests fail", iothread.name());
             }
         }
-        self.admit();
     }
 }
 
@@ -122,5 +155,5 @@ fn ask<T>(
 }
 
 fn heard<T>(answer: &mpsc::Receiver<T>) -> T {
-    answer.recv().expect("an iothread answers every command while it has a handle")
+    answer.recv().expect(ANSWERS)
 }

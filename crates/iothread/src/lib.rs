@@ -19,7 +19,7 @@ mod placed;
 mod polling;
 mod timer;
 
-pub use drain::{Drained, NotReopened};
+pub use drain::{Drained, GaveUp, NotReopened};
 pub use handle::{Confine, Host, Iothread, SpawnError};
 pub use looker::Polling;
 pub use placed::{MoveError, PlaceError, Placed, Watcher};

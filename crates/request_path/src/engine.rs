@@ -200,6 +200,18 @@ impl Engine {
         self.note_called_lanes();
     }
 
+    /// Ends a drain that is given up, which is over or not: rings go on with the lane that is there, or with a new one. If
+    /// none can be opened, all their requests fail.
+    pub fn go_on(&mut self, node: &Arc<dyn Node>) -> (LaneIndex, Result<(), LaneError>) {
+        let (lane, is_drained) = self.lanes.give_up_drain(node);
+        let result = if is_drained { self.lanes.prepare(node) } else { Ok(()) };
+        if is_drained {
+            self.lanes.admit(node);
+        }
+        self.note_called_lanes();
+        (lane, result)
+    }
+
     /// Gives a ring that has arrived a seat.
     pub fn sit(&mut self, mailbox: &Arc<Mailbox>, size: u16, key: SourceKey) -> Seat {
         self.seats.sit(Arc::clone(mailbox), size, key)

@@ -179,6 +179,21 @@ impl Lanes {
         true
     }
 
+    /// Lets everybody use the lane again that is being drained. Returns whether it was drained already: then it is closed.
+    pub(crate) fn give_up_drain(&mut self, node: &Arc<dyn Node>) -> (LaneIndex, bool) {
+        let index = self.find(node).expect("a node that is drained has an entry");
+        let open = self.get(index);
+        match std::mem::replace(&mut open.state, State::Drained) {
+            State::Draining(lane) => {
+                open.state = State::Open(lane);
+                self.close_if_over(index);
+                (index, false)
+            }
+            State::Drained | State::Ready(_) => (index, true),
+            State::Open(_) => panic!("nobody drains this node"),
+        }
+    }
+
     /// Opens a lane on a node that is drained. Nobody may use it yet.
     pub(crate) fn prepare(&mut self, node: &Arc<dyn Node>) -> Result<(), LaneError> {
         let calls = Arc::clone(&self.calls);

@@ -14,9 +14,10 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use block::{Claim, ClaimError, LaneError, Rights};
-use iothread::Drained;
+use block::{Claim, ClaimError, LaneError, Rights, SystemClock};
+use iothread::{Drained, GaveUp};
 
 use super::{Built, Claimed};
 use crate::chain::chain_of;
@@ -26,6 +27,9 @@ use crate::graph::ChangeFault;
 use crate::holding::{Holding, Still};
 use crate::permissions::User;
 
+/// How long a change waits for requests in flight: as long as for a lock.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+
 /// The graph could not be changed: it is as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
@@ -34,7 +38,7 @@ pub enum ChangeError {
     Fault(#[from] ChangeFault),
     /// A session is waiting for the image.
     #[error("export {export} is being activated or inactivated just now")]
-    Busy {
+    Activation {
         /// The export.
         export: String,
     },
@@ -47,6 +51,9 @@ pub enum ChangeError {
         #[source]
         source: ClaimError,
     },
+    /// What is in flight on a disk that hangs cannot be waited for.
+    #[error(transparent)]
+    Busy(#[from] GaveUp),
     /// What was written might be lost with the old node.
     #[error("export {export}: a flush failed")]
     Flush {
@@ -144,7 +151,7 @@ fn aboves<'a>(
                 (rights, Held::Always(claim))
             }
             Holding::WhileServed(on_demand) => {
-                let busy = || ChangeError::Busy { export: offer.id.clone() };
+                let busy = || ChangeError::Activation { export: offer.id.clone() };
                 let still = on_demand.still().ok_or_else(busy)?;
                 (still.rights(), Held::OnDemand(still))
             }
@@ -156,7 +163,7 @@ fn aboves<'a>(
 
 impl Built {
     /// Puts the node of that name in the place below a node or an export, while guests run. Both must hold the
-    /// same bytes; the graph does not look at them. Blocks, as long as the longest request in flight.
+    /// same bytes; the graph does not look at them. Blocks, as long as the longest request in flight, or [`DRAIN_MAX`].
     #[cfg_attr(not(test), expect(dead_code, reason = "what QMP will change the graph by"))]
     pub(crate) fn replace(&mut self, user: &User, role: &str, by: &str) -> Result<(), ChangeError> {
         let change = self.graph.change(user, role, by)?;
@@ -175,7 +182,8 @@ impl Built {
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
         aboves.iter_mut().try_for_each(Above::flush)?;
         let nodes = aboves.iter().map(|above| Arc::clone(&above.offer.node)).collect();
-        let drained = Drained::begin(iothreads.values().cloned().collect(), nodes);
+        let iothreads = iothreads.values().cloned().collect();
+        let drained = Drained::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?;
         aboves.iter_mut().try_for_each(Above::flush)?;
         let before = change.place.replace(Arc::clone(&change.node));
         if let Err(refused) = drained.end() {

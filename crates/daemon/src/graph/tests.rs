@@ -40,7 +40,7 @@ fn add(graph: &mut Graph, directory: &TempDir, line: &str) -> Result<(), String>
 /// A node as a line names it.
 fn blockdev(line: &str) -> Blockdev {
     let words = ["--blockdev", line].map(Into::into);
-    let Command::Serve(Plan { steps, .. }) = parse(words.into_iter()).unwrap() else {
+    let Command::Serve(Plan { steps, .. }) = parse(words).unwrap() else {
         panic!("{line} is no plan")
     };
     let Some(Step::Blockdev(blockdev)) = steps.into_iter().next() else { panic!("{line}") };

@@ -67,6 +67,11 @@ impl EventLoop {
                 answer(&reply, ());
             }
             Command::Admit { node } => self.engine.admit(&node),
+            Command::GoOn { node, reply } => {
+                let (lane, result) = self.engine.go_on(&node);
+                self.draining.retain(|(drained, _)| *drained != lane);
+                answer(&reply, result);
+            }
             Command::Retire => self.retiring = true,
         }
     }

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use block::{
     Access, Child, Claim, ClaimError, DiskSize, Due, Lane, LaneError, LaneIo, Limits, Mapping,
-    Node, Order, Outcome, PieceList, Rights, Token, Told,
+    Node, Order, Outcome, PieceList, Rights, SystemClock, Token, Told,
 };
 use iothread::{Drained, Iothread};
 use kernel_io::FileTable;
@@ -119,8 +120,8 @@ impl Drop for TopLane {
     }
 }
 
-fn drain(iothreads: &[Arc<Iothread>], node: &Arc<dyn Node>) -> Drained {
-    Drained::begin(iothreads.to_vec(), vec![Arc::clone(node)])
+pub(crate) fn drain(iothreads: &[Arc<Iothread>], node: &Arc<dyn Node>) -> Drained {
+    Drained::begin(iothreads.to_vec(), vec![Arc::clone(node)], LIMIT, &SystemClock).unwrap()
 }
 
 /// Serves requests of another node until the threads have had some rounds.
@@ -236,6 +237,46 @@ fn a_drain_waits_for_what_is_in_flight_also_where_its_ring_has_left() {
         // The old child has seen none of it.
         assert!(begun.try_recv().is_err());
         assert_eq!(placed.stop().in_flight(), 0);
+    });
+}
+
+/// The disk of one thread hangs; on the other one the drain is over soon.
+#[test]
+fn a_drain_is_given_up_after_a_while_and_all_go_on() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let threads = iothreads::<2>(&files, reactors);
+        let (pipe, mut writer, begun) = pipe_node(&files);
+        let top = Top::over(pipe);
+        let node: Arc<dyn Node> = Arc::clone(&top) as _;
+        let mut guests = [Guest::new(), Guest::new()];
+        let placed = [0, 1].map(|thread| place(&guests[thread], &node, &threads[thread]));
+        guests[0].submit(0, Ask::Read, 0);
+        begun.recv_timeout(LIMIT).unwrap();
+        let limit = Duration::from_millis(50);
+        let nodes = || vec![Arc::clone(&node)];
+        for _ in 0..3 {
+            let gave_up = Drained::begin(threads.to_vec(), nodes(), limit, &SystemClock);
+            let gave_up = gave_up.unwrap_err();
+            assert_eq!((&*gave_up.iothread, &*gave_up.node), ("t0", "top"));
+            assert_eq!(top.lanes(), 2);
+        }
+        for guest in &mut guests {
+            guest.submit(1, Ask::Read, 0);
+            begun.recv_timeout(LIMIT).unwrap();
+        }
+        for _ in 0..3 {
+            std::io::Write::write_all(&mut writer, &[7; BLOCK]).unwrap();
+        }
+        let mut answered = 0;
+        while answered < 3 {
+            answered += guests.iter_mut().map(|guest| guest.poll().len()).sum::<usize>();
+            thread::yield_now();
+        }
+        drain(&threads, &node).end().unwrap();
+        for placed in placed {
+            assert_eq!(placed.stop().ending().counters.errors, 0);
+        }
     });
 }
 

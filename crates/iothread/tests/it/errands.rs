@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use block::{Access, Node};
 use disk::{DiscardPolicy, FileNode};
-use iothread::Drained;
 use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions, Reactors};
 
+use crate::drains::drain;
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
 use crate::holding::{FOR_EVER, LIMIT, holding, null};
 use crate::moves::{BLOCKS, Load, Progress, RINGS, Seeded};
@@ -76,7 +76,7 @@ fn load(reactors: Reactors, directory: &str, aio: Aio, behaviour: Behaviour) {
             let to = usize::try_from(random.below(3)).unwrap();
             placed[ring].move_to(&threads[to]).unwrap();
             if moves.is_multiple_of(20) {
-                let drained = Drained::begin(threads.to_vec(), vec![Arc::clone(&top)]);
+                let drained = drain(&threads, &top);
                 assert_eq!(node.lanes_open(), 0, "drained, but a lane is open");
                 drained.end().unwrap();
             }
@@ -170,7 +170,7 @@ fn a_stop_waits_for_the_work_of_a_lane_and_the_lane_closes_after_it() {
                 assert!(done.into_iter().all(|slot| guest.status(slot) == 0));
             }
             // Errands that nobody waits for keep a lane open for as long as they last.
-            let drained = Drained::begin(threads.to_vec(), vec![Arc::clone(&top)]);
+            let drained = drain(&threads, &top);
             assert_eq!(node.lanes_open(), 0);
             drained.end().unwrap();
         }
