@@ -40,7 +40,9 @@ fn qemu(plan: &Plan, directory: &Path) -> String {
         arguments.push(format!("-device vhost-user-blk-pci,id={id},chardev=char-{id}{queues}"));
     }
     let mut text = String::from(
-        "# add to qemu-system-x86_64 (-m and size= are the guest's memory, which must be shared;\n\
+        "# start this daemon first: without it QEMU waits for the socket without a word, and so does a\n\
+         # running guest that gets the disk by hot-plug.\n\
+         # add to qemu-system-x86_64 (-m and size= are the guest's memory, which must be shared;\n\
          # QEMU before 9.2 says reconnect=1 instead of reconnect-ms=1000):\n",
     );
     text.push_str(&arguments.join(" \\\n"));
@@ -51,9 +53,10 @@ fn qemu(plan: &Plan, directory: &Path) -> String {
 /// Elements of a libvirt domain.
 fn libvirt(plan: &Plan, directory: &Path) -> String {
     let mut text = String::from(
-        "<!-- in <domain>: the guest's memory must be shared -->\n\
+        "<!-- start the daemon first: without it virsh start waits, and at a hot-plug the guest stands still -->\n\
+         <!-- in <domain>: the guest's memory must be shared -->\n\
          <memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
-         <!-- in <devices> -->\n",
+         <!-- in <devices>; each target has a name that no other disk of the domain has -->\n",
     );
     for (number, export) in plan.exports().enumerate() {
         let queues = num_queues(export, |queues| format!(" queues='{queues}'"));
@@ -146,7 +149,9 @@ mod tests {
         check(
             AttachFormat::Qemu,
             &["id=a,addr.path=/a.sock", "id=b,addr.path=b c,,d'e.sock,num-queues=4"],
-            r"# add to qemu-system-x86_64 (-m and size= are the guest's memory, which must be shared;
+            r"# start this daemon first: without it QEMU waits for the socket without a word, and so does a
+# running guest that gets the disk by hot-plug.
+# add to qemu-system-x86_64 (-m and size= are the guest's memory, which must be shared;
 # QEMU before 9.2 says reconnect=1 instead of reconnect-ms=1000):
 -m 4G \
 -object memory-backend-memfd,id=mem0,size=4G,share=on \
@@ -164,12 +169,13 @@ mod tests {
         check(
             AttachFormat::Libvirt,
             &["id=a,addr.path=/a.sock,num-queues=16", "id=b,addr.path=b&<'>.sock"],
-            "<!-- in <domain>: the guest's memory must be shared -->
+            "<!-- start the daemon first: without it virsh start waits, and at a hot-plug the guest stands still -->
+<!-- in <domain>: the guest's memory must be shared -->
 <memoryBacking>
   <source type='memfd'/>
   <access mode='shared'/>
 </memoryBacking>
-<!-- in <devices> -->
+<!-- in <devices>; each target has a name that no other disk of the domain has -->
 <disk type='vhostuser' device='disk'>
   <driver name='qemu' type='raw' queues='16'/>
   <source type='unix' path='/a.sock'>

@@ -322,6 +322,7 @@ impl Built {
         let node = self.graph.add_export(options)?;
         let files = self.graph.files_below(&options.node_name);
         let size = Size::new(&options.id, &node, config.logical_block, files);
+        size.warn_if_empty();
         let offer = Arc::new(Offer {
             id: options.id.clone(),
             node,

@@ -261,6 +261,7 @@ impl Drop for BlkDevice {
     fn drop(&mut self) {
         // Its front end hears nothing any more.
         self.offer.size.welcome();
+        self.offer.size.look_for_removed();
     }
 }
 

@@ -11,6 +11,7 @@
 //! Threads: the first one and that of the session. Neither waits for a front end here, and the first one for no file
 //! system: for disks without a block device it does nothing.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{ByteCount, DiskSize, Node};
@@ -29,6 +30,8 @@ pub(crate) struct Size {
     files: Mutex<Vec<Arc<OpenFile>>>,
     capacity: Arc<Capacity>,
     listener: Mutex<Listener>,
+    /// Whether it was said that a file has been removed.
+    is_removal_told: AtomicBool,
 }
 
 /// The front end of now.
@@ -55,6 +58,7 @@ impl Size {
             files: Mutex::new(files),
             capacity: Arc::new(Capacity::new(size)),
             listener: Mutex::default(),
+            is_removal_told: AtomicBool::new(false),
         }
     }
 
@@ -66,6 +70,43 @@ impl Size {
     /// The node stands on these files from now on.
     pub(crate) fn stands_on(&self, files: Vec<Arc<OpenFile>>) {
         *self.files.lock().expect("no holder of this lock panics") = files;
+    }
+
+    /// Says that there is nothing to serve yet, and how that may change.
+    pub(crate) fn warn_if_empty(&self) {
+        if self.capacity.get() != DiskSize(ByteCount(0)) {
+            return;
+        }
+        let (files, export) = (self.files(), &self.export);
+        let empty = files.iter().find(|file| file.bytes() == 0);
+        match empty.map(|file| (file.kind(), file.path().display())) {
+            Some((FileKind::BlockDevice, path)) => tracing::warn!(
+                "export {export}: {path} has no size, so its client finds a disk of 0 bytes: nothing is \
+                 attached to it, or no medium is in it"
+            ),
+            Some((FileKind::Regular, path)) => tracing::warn!(
+                "export {export}: {path} is empty, so its client finds a disk of 0 bytes: truncate -s 10G \
+                 {path} makes it one of 10 GiB"
+            ),
+            None => tracing::warn!("export {export}: its client finds a disk of 0 bytes"),
+        }
+    }
+
+    /// Says, once, that a file below has been removed: guests do not notice. Looked at when a client comes and leaves, and
+    /// with the size. Blocks as far as a file system does.
+    pub(crate) fn look_for_removed(&self) {
+        let removed =
+            self.files().into_iter().find(|file| file.is_removed().is_ok_and(|removed| removed));
+        let Some(file) = removed else { return };
+        if !self.is_removal_told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "export {}: {} was removed or replaced; its client goes on with the old file, which is gone \
+                 when this process ends. As long as it runs, {} is that file",
+                self.export,
+                file.path().display(),
+                file.link().display()
+            );
+        }
     }
 
     fn files(&self) -> Vec<Arc<OpenFile>> {
@@ -136,6 +177,7 @@ impl Size {
 
     /// Asks all files for their sizes. One thread at a time: the caller has the listener's lock.
     fn look(&self) -> DiskSize {
+        self.look_for_removed();
         for file in self.files() {
             if let Err(error) = file.measure() {
                 let (export, path) = (&self.export, file.path().display());

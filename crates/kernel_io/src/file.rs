@@ -9,7 +9,7 @@ mod locks;
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -232,6 +232,17 @@ impl OpenFile {
             locks: Mutex::default(),
             told_without_locks: AtomicBool::new(false),
         })
+    }
+
+    /// Whether it has no name any more: it is gone as soon as nobody has it open. Blocks as far as the file system does.
+    pub fn is_removed(&self) -> io::Result<bool> {
+        let found = rustix::fs::fstat(&self.fd)?;
+        Ok(self.kind == FileKind::Regular && found.st_nlink == 0)
+    }
+
+    /// Where others find it as long as it is open here.
+    pub fn link(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd()).into()
     }
 
     /// Takes over a descriptor that is open already, for I/O without any alignment. `path` is

@@ -12,6 +12,7 @@ mod clients;
 mod descriptors;
 mod edges;
 mod frozen;
+mod images;
 mod logs;
 mod meanings;
 mod signals;

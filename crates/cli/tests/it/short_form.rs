@@ -185,7 +185,8 @@ fn libvirt_takes_the_printed_elements() {
 
 /// libvirt's own schema, where it is installed; elsewhere the structure above must do.
 fn validate(bench: &Bench, text: &str) -> Result<()> {
-    let (memory, devices) = text.split_once("<!-- in <devices> -->").context("two parts")?;
+    let (memory, devices) = text.split_once("<!-- in <devices>").context("two parts")?;
+    let (_, devices) = devices.split_once("-->").context("the end of the comment")?;
     let domain = format!(
         "<domain type='kvm'><name>x</name><memory unit='MiB'>256</memory>{memory}\
          <os><type arch='x86_64' machine='q35'>hvm</type></os><devices>{devices}</devices></domain>"

@@ -177,10 +177,12 @@ fn files_that_cannot_be_written_may_be_read_if_that_is_asked_for() {
         return;
     }
     let not_open = Refused(&["could not open", "frozen/disk.img", "Read-only file system"]);
+    let remedy =
+        Refused(&["could not open", "say --read-only, or read-only=on", "Read-only file system"]);
     check("file,node-name=n,filename=FROZEN n>0", not_open);
     check("file,node-name=n,filename=FROZEN,read-only=on n>0", Served(1));
     check("file,node-name=n,filename=FROZEN,auto-read-only=on n>0", Served(1));
-    check("file,node-name=n,filename=FROZEN,auto-read-only=on n>>0", not_open);
+    check("file,node-name=n,filename=FROZEN,auto-read-only=on n>>0", remedy);
     check("raw,node-name=n,auto-read-only=on,file.driver=file,file.filename=FROZEN n>0", Served(1));
     check("raw,node-name=n,auto-read-only=on,file.driver=file,file.filename=FROZEN n>>0", not_open);
     check("file,node-name=n,filename=IMAGE,auto-read-only=on n>>0", Served(1));

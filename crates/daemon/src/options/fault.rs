@@ -51,6 +51,18 @@ pub enum LineFault {
         /// What was probably meant.
         nearest: Option<&'static str>,
     },
+    /// An abbreviation of options that cannot be abbreviated.
+    #[error(
+        "unknown option '{option}'; did you mean {}? (of options that qemu-storage-daemon does not have, \
+         write the whole name)",
+        Quoted(names)
+    )]
+    NotAbbreviated {
+        /// The option as written.
+        option: String,
+        /// What it could be.
+        names: Vec<&'static str>,
+    },
     /// An abbreviation of several options.
     #[error("option '{option}' is ambiguous; it could be {}", Names(names))]
     Ambiguous {
@@ -211,14 +223,14 @@ pub enum Fault {
         key: String,
     },
     /// A key that nobody knows.
-    #[error("unknown option '{key}' of {of}{}", HintOr(*nearest, supported))]
+    #[error("unknown option '{key}' of {of}{}", HintOr(nearest.as_deref(), supported))]
     UnknownKey {
         /// The key.
         key: String,
         /// What it was given to.
         of: &'static str,
         /// What was probably meant.
-        nearest: Option<&'static str>,
+        nearest: Option<String>,
         /// What there is.
         supported: Vec<&'static str>,
     },
@@ -237,6 +249,15 @@ pub enum Fault {
         key: String,
         /// What would be right.
         expected: &'static str,
+    },
+    /// A value where there are keys.
+    #[error(
+        "parameter '{key}' has no value but keys of its own: {key}.KEY=VALUE{}",
+        QemuCache(key)
+    )]
+    ExpectsKeys {
+        /// The key.
+        key: String,
     },
     /// A top-level option's value of the wrong kind.
     #[error("expects {expected}")]
@@ -257,7 +278,11 @@ pub enum Fault {
         accepted: Vec<&'static str>,
     },
     /// A value of qemu-storage-daemon that ringloom does not have yet.
-    #[error("{key} '{value}' is not supported yet (supported: {})", Names(accepted))]
+    #[error(
+        "{key} '{value}' is not supported yet (supported: {}){}",
+        Names(accepted),
+        Convert("; ", value)
+    )]
     ValueNotYet {
         /// The key.
         key: String,
@@ -403,6 +428,18 @@ pub enum Fault {
         #[source]
         cause: io::Error,
     },
+    /// A file that can be opened, but not to write.
+    #[error(
+        "could not open '{}' for writing; say --read-only, or read-only=on of its node, to serve it for reading",
+        path.display()
+    )]
+    OpenForWriting {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
     /// A file of another kind than the driver serves.
     #[error("'{driver}' driver requires '{}' to be {expected}", path.display())]
     FileKind {
@@ -447,9 +484,8 @@ pub enum Fault {
     NeitherFileNorDevice,
     /// A file that looks like an image format, without `--format`.
     #[error(
-        "looks like {format} ({reason}); say --format raw to serve its bytes as they are, or \
-         --format {format} for the disk inside it{}",
-        NotYet(format)
+        "looks like {format} ({reason}); say --format raw to serve its bytes as they are, {}",
+        Inside(format)
     )]
     FormatNotSaid {
         /// What it looks like.
@@ -459,13 +495,44 @@ pub enum Fault {
     },
 }
 
-/// ` (not supported yet)`, of a format that is not.
-struct NotYet<'a>(&'a str);
+/// How to serve the disk that is inside an image of this format.
+struct Inside<'a>(&'a str);
 
-impl Display for NotYet<'_> {
+impl Display for Inside<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let supported = super::short::FORMATS.contains(&self.0);
-        formatter.write_str(if supported { "" } else { " (not supported yet)" })
+        let format = self.0;
+        if super::short::FORMATS.contains(&format) {
+            return write!(formatter, "or --format {format} for the disk inside it");
+        }
+        Convert("or ", format).fmt(formatter)
+    }
+}
+
+/// After a lead, what to do with an image of a format that is not supported; nothing, if it is no image format.
+struct Convert<'a>(&'a str, &'a str);
+
+impl Display for Convert<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(lead, format) = self;
+        if formats::names().any(|known| known == *format) {
+            write!(formatter, "{lead}convert it: qemu-img convert -f {format} -O qcow2 OLD NEW")?;
+        }
+        Ok(())
+    }
+}
+
+/// Where QEMU's modes of a cache are, which have other names in its own options.
+struct QemuCache<'a>(&'a str);
+
+impl Display for QemuCache<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 != "cache" && !self.0.ends_with(".cache") {
+            return Ok(());
+        }
+        formatter.write_str(
+            " (cache=none is cache.direct=on, cache=unsafe is cache.no-flush=on, cache=writethrough is \
+             writethrough=on of the export)",
+        )
     }
 }
 
@@ -490,6 +557,15 @@ impl Display for HintOr<'_> {
             Some(_) => Hint(self.0).fmt(formatter),
             None => write!(formatter, " (supported: {})", Names(self.1)),
         }
+    }
+}
+
+/// The same in quotes.
+struct Quoted<'a>(&'a [&'static str]);
+
+impl Display for Quoted<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "'{}'", self.0.join("', '"))
     }
 }
 

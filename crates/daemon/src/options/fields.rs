@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::fault::Fault;
 use super::keyval::{self, Notation};
 use super::nearest::nearest;
+use super::{blockdev, export, object};
 
 /// The keys of one kind of thing.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +27,13 @@ impl Keys {
         self.supported.iter().flat_map(|group| group.iter().copied())
     }
 }
+
+/// Keys that are objects, and what is in them.
+const NESTED: &[(&str, &Keys)] = &[
+    ("limits", &object::throttle_group::LIMITS),
+    ("cache", &blockdev::CACHE),
+    ("addr", &export::ADDR),
+];
 
 /// What is left to take of one object.
 #[derive(Debug)]
@@ -55,10 +63,25 @@ impl Fields {
                 return Err(Fault::KeyNotYet { key: self.path(key), of });
             }
             let supported: Vec<_> = keys.supported().collect();
-            let nearest = nearest(key, supported.iter().copied());
+            let nearest = self
+                .nested_key(keys, key)
+                .or_else(|| nearest(key, supported.iter().copied()).map(str::to_owned));
             return Err(Fault::UnknownKey { key: self.path(key), of, nearest, supported });
         }
         Ok(())
+    }
+
+    /// How a key is written that belongs into an object of this one: with the object before it, and in JSON not with a dot.
+    fn nested_key(&self, keys: &Keys, key: &str) -> Option<String> {
+        let is_here = |(object, _): &&(&str, &Keys)| keys.supported().any(|name| name == *object);
+        NESTED.iter().filter(is_here).find_map(|(object, inner)| {
+            let name = key.strip_prefix(object).and_then(|rest| rest.strip_prefix('.'));
+            let name = name.unwrap_or(key);
+            inner.supported().any(|known| known == name).then(|| match self.notation {
+                Notation::Keyval => format!("{}{object}.{name}", self.prefix),
+                Notation::Json => format!("\"{object}\": {{\"{name}\": …}}"),
+            })
+        })
     }
 
     /// The key with all that stands before it.
@@ -138,7 +161,10 @@ impl Fields {
         match self.map.remove(key) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(self.nested(key, map))),
-            Some(_) => Err(self.expects(key, "an object")),
+            Some(_) => Err(match self.notation {
+                Notation::Keyval => Fault::ExpectsKeys { key: self.path(key) },
+                Notation::Json => self.expects(key, "an object"),
+            }),
         }
     }
 
@@ -233,6 +259,13 @@ impl Fields {
         let number = match self.notation {
             Notation::Keyval => value.as_str().and_then(parse),
             Notation::Json => value.as_u64(),
+        };
+        let is_too_large = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        let expected = match (&value, self.notation) {
+            (Value::String(text), Notation::Keyval) if is_too_large(text) && !text.is_empty() => {
+                "a number below 2^64"
+            }
+            _ => expected,
         };
         number.map(Some).ok_or_else(|| self.expects(key, expected))
     }

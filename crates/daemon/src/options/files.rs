@@ -6,7 +6,7 @@
 //! Not here: locks, sizes and alignment (the graph), and what formats look like (crate `formats`).
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,12 +53,20 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
     if file_kind(filename)? != Some(kind) {
         return Err(Fault::FileKind { driver, path: filename.clone(), expected });
     }
-    OpenOptions::new()
-        .read(true)
-        .write(!blockdev.read_only)
-        .open(filename)
-        .map_err(|cause| Fault::Open { path: filename.clone(), cause })?;
-    Ok(())
+    let open = |write| OpenOptions::new().read(true).write(write).open(filename);
+    let (path, can_read) = (filename.clone(), || open(false).is_ok());
+    match open(!blockdev.read_only) {
+        Ok(_file) => Ok(()),
+        Err(cause) if !blockdev.read_only && forbids(&cause) && can_read() => {
+            Err(Fault::OpenForWriting { path, cause })
+        }
+        Err(cause) => Err(Fault::Open { path, cause }),
+    }
+}
+
+/// Whether it is the rights that are lacking: the file's, its file system's or its device's.
+fn forbids(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
 }
 
 /// Reads a file with a histogram of latencies.
@@ -82,7 +90,7 @@ pub(super) fn directory(path: &Path) -> Result<PathBuf, Fault> {
     if real.is_dir() {
         return Ok(real);
     }
-    Err(open_fault(path, io::ErrorKind::NotADirectory.into()))
+    Err(open_fault(path, ErrorKind::NotADirectory.into()))
 }
 
 /// What a file is; `None` if it cannot hold a disk. A directory is an error of its own, as in
@@ -90,7 +98,7 @@ pub(super) fn directory(path: &Path) -> Result<PathBuf, Fault> {
 pub(super) fn file_kind(path: &Path) -> Result<Option<FileKind>, Fault> {
     let metadata: Metadata = path.metadata().map_err(|cause| open_fault(path, cause))?;
     if metadata.is_dir() {
-        return Err(open_fault(path, io::ErrorKind::IsADirectory.into()));
+        return Err(open_fault(path, ErrorKind::IsADirectory.into()));
     }
     let kind = metadata.file_type();
     if kind.is_file() {

@@ -486,8 +486,11 @@ fn a_format_must_be_said() {
             &[path, "--socket=s"],
             &format!(
                 "serve {path}: looks like {format} ({reason}); say --format raw to serve its bytes \
-                 as they are, or --format {format} for the disk inside it{}",
-                if format == "qcow2" { "" } else { " (not supported yet)" }
+                 as they are, or {}",
+                match format {
+                    "qcow2" => "--format qcow2 for the disk inside it".to_owned(),
+                    _ => format!("convert it: qemu-img convert -f {format} -O qcow2 OLD NEW"),
+                }
             ),
         );
         plan(&[path, "--socket=s", "--format=raw"]);
@@ -502,7 +505,8 @@ fn a_format_must_be_said() {
     refused("e.img", &vdi, "vdi", "by its first bytes");
     refuse_line(
         &["Cargo.toml", "--socket=s", "--format", "qed"],
-        "--format qed: format 'qed' is not supported yet (supported: raw, qcow2)",
+        "--format qed: format 'qed' is not supported yet (supported: raw, qcow2); convert it: qemu-img \
+         convert -f qed -O qcow2 OLD NEW",
     );
     refuse_line(
         &["Cargo.toml", "--socket=s", "--format", "row"],

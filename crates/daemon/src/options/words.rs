@@ -239,8 +239,18 @@ fn find(option: &str) -> Result<&'static Known, LineFault> {
 }
 
 fn unknown(option: String) -> LineFault {
-    let there_yet = OPTIONS.iter().filter(|known| known.name != Name::Later);
-    let nearest = nearest(&option, there_yet.map(|known| known.long));
+    let there_yet = || OPTIONS.iter().filter(|known| known.name != Name::Later).map(|it| it.long);
+    let names: Vec<_> =
+        there_yet().filter(|name| option.len() > 2 && name.starts_with(option.as_str())).collect();
+    if !names.is_empty() {
+        return LineFault::NotAbbreviated { option, names };
+    }
+    // The dashes are right, and say nothing of what was meant.
+    let letters = option.trim_start_matches('-');
+    let nearest = there_yet().find(|name| {
+        let name = name.trim_start_matches('-');
+        nearest(letters, there_yet().map(|it| it.trim_start_matches('-'))) == Some(name)
+    });
     LineFault::Unknown { option, nearest }
 }
 

@@ -140,7 +140,7 @@ fn wrong_delays_are_named() {
         "latency-ns=1,read.latency-ns=1,write.latency-ns=1,flush.latency-ns=1",
         "parameter 'latency-ns' has no effect: read, write and flush have their own delays",
     );
-    refuse_delay("read=5", "parameter 'read' expects an object");
+    refuse_delay("read=5", "parameter 'read' has no value but keys of its own: read.KEY=VALUE");
     refuse_delay(
         "latency=5",
         "unknown option 'latency' of --blockdev driver=delay; did you mean 'latency-ns'?",

@@ -70,7 +70,8 @@ fn wrong_nodes_are_named() {
     refuse(
         "vhdx,node-name=a",
         "driver 'vhdx' is not supported yet (supported: file, host_device, raw, qcow2, null-co, \
-         throttle, delay, stripe)",
+         throttle, delay, stripe); convert it: \
+         qemu-img convert -f vhdx -O qcow2 OLD NEW",
     );
     refuse("null-co,node-name=n", "node-name 'n' exists already");
     refuse("raw,node-name=a,file.driver=null-co,file.node-name=n", "node-name 'n' exists already");
@@ -174,7 +175,17 @@ fn wrong_values_of_nodes_are_named() {
         "discard=foo",
         "parameter 'discard' does not accept value 'foo' (supported: ignore, unmap)",
     );
-    refuse("cache=x", "parameter 'cache' expects an object");
+    refuse(
+        "cache=none",
+        "parameter 'cache' has no value but keys of its own: cache.KEY=VALUE (cache=none is \
+         cache.direct=on, cache=unsafe is cache.no-flush=on, cache=writethrough is writethrough=on of \
+         the export)",
+    );
+    refuse(
+        "direct=on",
+        "unknown option 'direct' of --blockdev driver=null-co; did you mean 'cache.direct'?",
+    );
+    refuse("size=99999999999999999999", "parameter 'size' expects a number below 2^64");
     refuse("cache.direct=on,cache=x", "parameters 'cache.*' used inconsistently");
     for key in ["offset", "size"] {
         let refuse = |value: &str, expected: &str| {
@@ -239,7 +250,10 @@ fn wrong_exports_are_named() {
     refuse("vhost-user-blk,node-name=n", "parameter 'id' is missing");
     refuse("vhost-user-blk,id=e", "parameter 'node-name' is missing");
     refuse("vhost-user-blk,id=e,node-name=n", "parameter 'addr' is missing");
-    refuse("vhost-user-blk,id=e,node-name=n,addr=s", "parameter 'addr' expects an object");
+    refuse(
+        "vhost-user-blk,id=e,node-name=n,addr=s",
+        "parameter 'addr' has no value but keys of its own: addr.KEY=VALUE",
+    );
     refuse("vhost-user-blk,id=e,node-name=n,addr.path=s", "parameter 'addr.type' is missing");
     refuse("vhost-user-blk,id=e,node-name=n,addr.type=unix", "parameter 'addr.path' is missing");
     refuse("vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=", "the socket path is empty");
@@ -397,13 +411,38 @@ fn what_is_wrong_first_is_said_first() {
 }
 
 #[test]
+fn keys_that_belong_into_an_object_are_named_with_it() {
+    let json = r#"{"driver":"null-co","node-name":"a","cache.direct":true}"#;
+    refuse_line(
+        &["--blockdev", json],
+        &format!(
+            "--blockdev {json}: unknown option 'cache.direct' of --blockdev driver=null-co; did you mean \
+             '\"cache\": {{\"direct\": …}}'?"
+        ),
+    );
+}
+
+#[test]
 fn wrong_lines_are_named() {
     refuse_line(&[], "nothing to serve: give an image, or --blockdev and --export; see --help");
     refuse_line(&["--blokdev", "x"], "unknown option '--blokdev'; did you mean '--blockdev'?");
     refuse_line(&["-x"], "unknown option '-x'");
     refuse_line(&["--object"], "option '--object' requires an argument");
     refuse_line(&["--daemonize=x"], "option '--daemonize' takes no argument");
-    refuse_line(&["--soc=x", "a"], "unknown option '--soc'");
+    refuse_line(&["--quiet", "a"], "unknown option '--quiet'");
+    for (given, names) in [
+        ("--socket-m", "'--socket-mode'"),
+        ("--named", "'--named-files'"),
+        ("--soc", "'--socket-mode', '--socket-group', '--socket'"),
+    ] {
+        refuse_line(
+            &[&format!("{given}=x"), "a"],
+            &format!(
+                "unknown option '{given}'; did you mean {names}? (of options that qemu-storage-daemon does \
+                 not have, write the whole name)"
+            ),
+        );
+    }
     for option in ["--chardev", "--monitor", "--nbd-server", "--trace"] {
         refuse_line(&[option, "x"], &format!("option '{option}' is not supported yet"));
     }

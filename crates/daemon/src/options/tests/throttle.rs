@@ -89,7 +89,11 @@ fn wrong_limits_are_named() {
         "unknown option 'limits.iops-totl' of --object throttle-group limits; did you mean \
          'iops-total'?",
     );
-    refuse("limits=5", "parameter 'limits' expects an object");
+    refuse("limits=5", "parameter 'limits' has no value but keys of its own: limits.KEY=VALUE");
+    refuse(
+        "iops-total=5",
+        "unknown option 'iops-total' of --object throttle-group; did you mean 'limits.iops-total'?",
+    );
 }
 
 fn throttle(children: Vec<crate::options::NamedChild>) -> Step {
