@@ -1,7 +1,7 @@
 //! Compressed clusters: where one is, and what it holds.
 //!
 //! Where it stands: a task that reads a compressed cluster takes its place from the L2 entry
-//! ([`place`]), reads those bytes and has them decoded ([`decode`]). The specification is
+//! ([`place`]), reads those bytes and has them decoded ([`Decoding`]). The specification is
 //! `docs/interop/qcow2.rst`, "Compressed Clusters Descriptor" and `compression_type`.
 //!
 //! Invariants: a cluster is decoded whole or not at all, and never into more memory than a cluster:
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::HostMemory;
-use flate2::{Decompress, FlushDecompress};
+use flate2::{Decompress, FlushDecompress, Status};
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
 use crate::header::OFFSET_END;
@@ -22,6 +22,9 @@ use crate::header::OFFSET_END;
 /// The largest window of zstd, 8 MiB: what RFC 8878 (section 3.1.1.1.2) asks decoders to support. A
 /// cluster never needs more than its own 2 MiB.
 const WINDOW_BITS_MAX: u32 = 23;
+
+/// How much is decoded in one go, and how much is read for that: an iothread's other requests wait so long.
+const STEP_BYTES: usize = 128 << 10;
 
 /// The unit in which descriptors count compressed bytes.
 const SECTOR: u64 = 512;
@@ -60,46 +63,100 @@ pub(crate) fn place(descriptor: u64, cluster_bits: u32) -> Result<Range<u64>, Co
     Ok(offset..end)
 }
 
-/// Decodes a cluster. Behind the compressed data there may be anything.
-pub(crate) fn decode(
+/// A cluster that is being decoded, bit by bit. Behind the compressed data there may be anything.
+pub(crate) struct Decoding {
     method: Method,
-    bytes: &[u8],
-    cluster_bytes: usize,
-) -> Result<HostMemory, CompressedError> {
-    let mut cluster = HostMemory::zeroed(cluster_bytes);
-    let is_whole = match method {
-        Method::Deflate => inflate(bytes, &mut cluster),
-        Method::Zstd => unzstd(bytes, &mut cluster),
-    };
-    match is_whole {
-        Some(()) => Ok(cluster),
-        None => Err(CompressedError::Data { method, cluster_bytes }),
+    stream: Stream,
+    cluster: HostMemory,
+    /// How much was read and how much is decoded.
+    read: usize,
+    done: usize,
+}
+
+/// Whether a cluster is decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    More,
+    Whole,
+}
+
+enum Stream {
+    Deflate(Decompress),
+    /// None if there is no memory for it.
+    Zstd(Option<DCtx<'static>>),
+}
+
+impl Decoding {
+    /// Of a cluster with so many bytes.
+    pub(crate) fn new(method: Method, cluster_bytes: usize) -> Self {
+        let stream = match method {
+            Method::Deflate => Stream::Deflate(Decompress::new(false)),
+            Method::Zstd => Stream::Zstd(zstd()),
+        };
+        Self { method, stream, cluster: HostMemory::zeroed(cluster_bytes), read: 0, done: 0 }
     }
-}
 
-/// As QEMU: what fills the cluster is good, also if the stream would go on.
-fn inflate(bytes: &[u8], cluster: &mut [u8]) -> Option<()> {
-    let mut stream = Decompress::new(false);
-    stream.decompress(bytes, cluster, FlushDecompress::Finish).ok()?;
-    (stream.total_out() == cluster.len() as u64).then_some(())
-}
-
-/// As QEMU: the frame ends with the cluster.
-fn unzstd(bytes: &[u8], cluster: &mut [u8]) -> Option<()> {
-    let mut context = DCtx::create();
-    context.set_parameter(DParameter::WindowLogMax(WINDOW_BITS_MAX)).ok()?;
-    let count = cluster.len();
-    let mut input = InBuffer::around(bytes);
-    let mut output = OutBuffer::around(cluster);
-    let mut left = 1;
-    while output.pos() < count {
-        let before = (input.pos(), output.pos());
-        left = context.decompress_stream(&mut output, &mut input).ok()?;
-        if (input.pos(), output.pos()) == before {
-            return None;
+    /// Decodes some more of the compressed bytes, which are the same in each call.
+    pub(crate) fn go_on(&mut self, bytes: &[u8]) -> Result<Progress, CompressedError> {
+        let cluster_bytes = self.cluster.len();
+        let input = &bytes[self.read..bytes.len().min(self.read + STEP_BYTES)];
+        let output = &mut self.cluster[self.done..cluster_bytes.min(self.done + STEP_BYTES)];
+        let step = match &mut self.stream {
+            Stream::Deflate(stream) => inflate(stream, input, output),
+            Stream::Zstd(context) => context.as_mut().and_then(|it| unzstd(it, input, output)),
+        };
+        let wrong = CompressedError::Data { method: self.method, cluster_bytes };
+        let Some(Step { read, decoded, is_end }) = step else { return Err(wrong) };
+        (self.read, self.done) = (self.read + read, self.done + decoded);
+        let is_whole = self.done == cluster_bytes;
+        match self.method {
+            // As QEMU: what fills the cluster is good, also if the stream would go on.
+            Method::Deflate if is_whole => return Ok(Progress::Whole),
+            // As QEMU: the frame ends with the cluster.
+            Method::Zstd if is_whole && is_end => return Ok(Progress::Whole),
+            Method::Deflate | Method::Zstd => {}
         }
+        // Another frame may follow, but no other stream.
+        let is_over = is_end && self.method == Method::Deflate || read == 0 && decoded == 0;
+        if is_over { Err(wrong) } else { Ok(Progress::More) }
     }
-    (left == 0).then_some(())
+
+    /// The cluster, when it is whole.
+    pub(crate) fn finish(self) -> HostMemory {
+        self.cluster
+    }
+}
+
+/// What a call of a library has done.
+struct Step {
+    read: usize,
+    decoded: usize,
+    /// Whether the compressed data end here.
+    is_end: bool,
+}
+
+fn inflate(stream: &mut Decompress, input: &[u8], output: &mut [u8]) -> Option<Step> {
+    let before = (stream.total_in(), stream.total_out());
+    let status = stream.decompress(input, output, FlushDecompress::None).ok()?;
+    let count = |after: u64, before: u64| usize::try_from(after - before).expect("in a buffer");
+    Some(Step {
+        read: count(stream.total_in(), before.0),
+        decoded: count(stream.total_out(), before.1),
+        is_end: status == Status::StreamEnd,
+    })
+}
+
+fn zstd() -> Option<DCtx<'static>> {
+    let mut context = DCtx::try_create()?;
+    context.set_parameter(DParameter::WindowLogMax(WINDOW_BITS_MAX)).ok()?;
+    Some(context)
+}
+
+fn unzstd(context: &mut DCtx<'_>, input: &[u8], output: &mut [u8]) -> Option<Step> {
+    let mut input = InBuffer::around(input);
+    let mut output = OutBuffer::around(output);
+    let left = context.decompress_stream(&mut output, &mut input).ok()?;
+    Some(Step { read: input.pos(), decoded: output.pos(), is_end: left == 0 })
 }
 
 /// The clusters that were decoded last, by descriptor: of one lane, for reads that follow each other.

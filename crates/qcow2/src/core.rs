@@ -7,6 +7,7 @@
 //! Threads: belongs to one lane. Borrows of the state never last over an `await`.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
@@ -17,7 +18,9 @@ use block::{
 use crate::epoch::{Epoch, LaneEpochs};
 use crate::image::Image;
 use crate::parts::Parts;
+use crate::room::{Pauses, Rooms};
 use crate::serve::Decoder;
+use crate::shape::GuestCluster;
 use crate::space::SyncMark;
 use crate::storage::Storage;
 
@@ -31,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) data: Data,
     pub(crate) backing: Option<Backing>,
     pub(crate) decoder: Decoder,
+    pub(crate) rooms: Rooms,
+    pauses: Rc<Pauses>,
     state: RefCell<State>,
 }
 
@@ -100,10 +105,27 @@ impl Core {
         file: Storage,
         data: Data,
         backing: Option<Backing>,
+        pauses: &Rc<Pauses>,
     ) -> Self {
         let epochs = image.epochs().join();
         let state = RefCell::new(State { epochs, open: Vec::new(), answers: Vec::new() });
-        Self { image, file, data, backing, decoder: Decoder::new(), state }
+        let (decoder, rooms, pauses) = (Decoder::new(), Rooms::default(), Rc::clone(pauses));
+        Self { image, file, data, backing, decoder, rooms, pauses, state }
+    }
+
+    /// Has the table that names these clusters be ours.
+    pub(crate) async fn ensure_table(&self, cluster: GuestCluster) -> Result<(), FailKind> {
+        if self.image.has_table(cluster) {
+            return Ok(());
+        }
+        let bytes = usize::try_from(self.image.shape().cluster_bytes()).expect("it fits");
+        let _copied = self.rooms.copied.take(bytes).await;
+        self.image.ensure_table(&self.file, cluster).await
+    }
+
+    /// For a task that has worked for a while: lets everybody else on the iothread come first.
+    pub(crate) async fn pause(&self) {
+        self.pauses.pause().await;
     }
 
     /// A request is about to look at the tables; `None` if clusters are never freed.

@@ -411,6 +411,11 @@ impl Image {
         storage.sync().await
     }
 
+    /// Whether the table that names these clusters is ours.
+    pub(crate) fn has_table(&self, cluster: GuestCluster) -> bool {
+        self.l1(self.shape.slice_of(cluster)) & COPIED != 0
+    }
+
     /// Has the table that names these clusters be ours: makes it, or a copy if a snapshot has it too.
     pub(crate) async fn ensure_table(
         &self,

@@ -5,15 +5,16 @@
 //! and one question to the lane below for the whole batch. No lock is taken for a table that this
 //! lane has seen before, and nothing is allocated.
 //!
-//! Limits: an answer has at most [`PIECES_MAX`] pieces; what needs more is refused.
+//! Limits: a batch is planned with [`BATCH_PARTS`] parts in all, and answers of at most [`ANSWER_RUNS`] runs; what is larger
+//! is carried out in rounds by a task. So is what is too much for one answer of the lanes below.
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, BehindEnd, ByteCount, Due, Durability, Extent, FailKind, Lane, Mapping,
-    Operation, Order, Outcome, PIECES_MAX, Piece, PieceList, Target, Token, Told, Unmap,
+    Access, Answer, BehindEnd, ByteCount, Clock, Due, Durability, Extent, FailKind, Lane, Mapping,
+    Operation, Order, Outcome, Piece, PieceList, SystemClock, Target, Token, Told, Unmap,
 };
 
 use crate::core::Core;
@@ -26,6 +27,18 @@ use crate::shape::{Entry, Unit, bits_of};
 use crate::space::{Discards, SyncMark};
 use crate::storage::{Storage, extent};
 use crate::task::Tasks;
+
+/// The largest request that is planned at once, in bytes.
+const PLANNED_BYTES: u64 = 32 << 20;
+
+/// How many parts of clusters the requests of a batch may have together, if they are planned at once.
+const BATCH_PARTS: usize = 4096;
+
+/// How many runs of neighbouring bytes one of them may have.
+const ANSWER_RUNS: usize = 1024;
+
+/// What lists keep of their room after a batch.
+const RUNS_KEPT: usize = 1024;
 
 /// How much later than asked for tables may go.
 const CLEAN_SLACK: Duration = Duration::from_secs(1);
@@ -41,6 +54,10 @@ pub(crate) struct Qcow2Lane {
     /// Where the bytes of a batch are, and what each mapping has of that.
     runs: Vec<Run>,
     plans: Vec<Plan>,
+    /// How many parts this batch may still have.
+    parts_left: usize,
+    /// Since when tasks pause.
+    paused_at: Option<Instant>,
     /// The questions to the lanes below.
     to_data: Questions,
     to_backing: Option<Questions>,
@@ -91,6 +108,8 @@ impl Qcow2Lane {
             discards,
             runs: Vec::new(),
             plans: Vec::new(),
+            parts_left: 0,
+            paused_at: None,
             to_data,
             to_backing,
             clean_at: None,
@@ -124,6 +143,11 @@ impl Qcow2Lane {
         let data = self.to_data.count();
         let backing = self.to_backing.as_ref().map_or(0, Questions::count);
         let is_planned = match operation {
+            Operation::Read(bytes) | Operation::Write(bytes, _)
+                if bytes.count().0 > PLANNED_BYTES =>
+            {
+                false
+            }
             Operation::Read(bytes) => self.plan_read(bytes),
             Operation::Write(bytes, durability) => self.plan_write(bytes, durability),
             Operation::Discard(..) if self.discards == Discards::Ignored => {
@@ -133,7 +157,7 @@ impl Qcow2Lane {
             }
             Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => false,
         };
-        if is_planned {
+        if is_planned && self.runs.len() - first <= ANSWER_RUNS {
             return Plan::Runs(first..self.runs.len(), epoch);
         }
         // What was to be asked for it, its task asks.
@@ -161,6 +185,9 @@ impl Qcow2Lane {
             };
             let cluster_start = shape.start_of(cluster);
             for (unit, part) in shape.parts(found, at - cluster_start..next - cluster_start) {
+                if !self.take_part() {
+                    return false;
+                }
                 let guest = cluster_start + part.start..cluster_start + part.end;
                 let (skip, count) = (guest.start - start, guest.end - guest.start);
                 let is_good = match unit {
@@ -198,6 +225,9 @@ impl Qcow2Lane {
             let Some(host) = found.own_place().filter(|_| !slice.is_doubtful()) else {
                 return false;
             };
+            if !self.take_part() {
+                return false;
+            }
             let within = shape.within(at)..shape.within(at) + (next - at);
             let touched = bits_of(shape.units_of(&within));
             if found.data & touched != touched {
@@ -211,6 +241,13 @@ impl Qcow2Lane {
             at = next;
         }
         durability == Durability::Cached || self.core.image.links_are_durable()
+    }
+
+    /// Whether the batch may have one more part.
+    fn take_part(&mut self) -> bool {
+        let may = self.parts_left > 0;
+        self.parts_left -= usize::from(may);
+        may
     }
 
     fn add_zeroes(&mut self, skip: u64, count: u64) -> bool {
@@ -346,12 +383,7 @@ impl Qcow2Lane {
                         }
                     }
                 }
-                let range = pieces.since(mark);
-                if pieces.get(range).len() > PIECES_MAX {
-                    Answer::Refused(FailKind::Unsupported)
-                } else {
-                    Answer::Now(range)
-                }
+                Answer::Now(pieces.since(mark))
             }
         };
         // What lanes below keep for a read that is refused, nobody comes for.
@@ -451,6 +483,15 @@ impl Qcow2Lane {
         });
     }
 
+    /// Has the iothread call the lane in its next round, if tasks pause: one of them goes on in each.
+    fn note_pauses(&mut self) {
+        if self.tasks.pauses().is_empty() {
+            self.paused_at = None;
+        } else if self.paused_at.is_none() {
+            self.paused_at = Some(SystemClock.now());
+        }
+    }
+
     /// Frees what can be, in a task of its own.
     fn reclaim(&mut self) {
         if self.core.image.space().is_ok_and(|space| space.begin_reclaim()) {
@@ -462,6 +503,7 @@ impl Qcow2Lane {
 impl Lane for Qcow2Lane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let mut plans = std::mem::take(&mut self.plans);
+        self.parts_left = BATCH_PARTS;
         for mapping in batch.iter_mut() {
             let plan = self.plan(mapping, pieces);
             plans.push(plan);
@@ -475,19 +517,25 @@ impl Lane for Qcow2Lane {
         }
         self.plans = plans;
         self.runs.clear();
+        self.runs.shrink_to(RUNS_KEPT);
         self.to_data.clear();
         if let Some(questions) = &mut self.to_backing {
             questions.clear();
         }
+        self.note_pauses();
     }
 
     fn due(&self) -> Option<Due> {
         let clean = self.clean_at.map(|at| Due { at, slack: CLEAN_SLACK });
-        self.core.storages().fold(clean, |due, storage| Due::first(due, storage.due()))
+        let paused = self.paused_at.map(|at| Due { at, slack: Duration::ZERO });
+        self.core
+            .storages()
+            .fold(Due::first(clean, paused), |due, storage| Due::first(due, storage.due()))
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         self.core.storages().for_each(|storage| storage.resume(now));
+        self.tasks.step();
         self.tasks.go_on();
         match self.clean_at {
             Some(at) if at <= now => {
@@ -505,6 +553,7 @@ impl Lane for Qcow2Lane {
         }
         self.core.take_answers(pieces, |answered| late.push(answered));
         self.reclaim();
+        self.note_pauses();
     }
 
     fn release(&mut self) {

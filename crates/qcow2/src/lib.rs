@@ -28,6 +28,7 @@ mod parts;
 mod questions;
 mod refcount;
 mod repair;
+mod room;
 mod said;
 mod seen;
 mod serve;

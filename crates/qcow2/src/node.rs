@@ -413,7 +413,8 @@ impl Node for Qcow2Node {
                 Data { storage: open(&child.node())?, kind }
             }
         };
-        let core = Core::new(image, file, data, backing);
-        Ok(Box::new(Qcow2Lane::new(core, Tasks::new(io.waker().clone()), access, discards)))
+        let tasks = Tasks::new(io.waker().clone());
+        let core = Core::new(image, file, data, backing, tasks.pauses());
+        Ok(Box::new(Qcow2Lane::new(core, tasks, access, discards)))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use block::{Clock, ErrandRunner, FailKind, LaneError, LaneIo, Node, SystemClock, known_as};
+use block::{Clock, Due, ErrandRunner, FailKind, LaneError, LaneIo, Node, SystemClock, known_as};
 
 use crate::bitmaps::mark_in_use;
 use crate::handover::ForeignState;
@@ -202,6 +202,7 @@ impl Control {
         }
         let now = SystemClock.now();
         storages.iter().for_each(|storage| storage.resume(now));
-        was_called || has_begun
+        let is_due = |due: Due| due.at <= now;
+        was_called || has_begun || storages.iter().any(|it| it.due().is_some_and(is_due))
     }
 }

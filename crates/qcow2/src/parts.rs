@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::task::Poll;
 
-use block::{FailKind, LaneIo, Operation, Outcome, Piece, Target};
+use block::{ByteCount, ByteOffset, FailKind, FileId, LaneIo, Operation, Outcome, Piece, Target};
 
 use crate::storage::{Found, Next, Reply, Storage, Telling, Waiting, extent};
 
@@ -21,8 +21,8 @@ pub(crate) struct Parts {
     io: LaneIo,
     /// Answered, and not carried out yet.
     pieces: Vec<Piece>,
-    /// Whether some of them are in memory that is kept for them.
-    is_kept: bool,
+    /// How much memory is kept for them, in bytes.
+    kept: usize,
     /// Where they begin in the request, of parts to be told of when the pieces were carried out.
     telling: Vec<(u64, Telling)>,
     /// Likewise of parts that are held.
@@ -34,12 +34,29 @@ impl Parts {
     /// None yet.
     pub(crate) fn new(io: &LaneIo) -> Self {
         let (pieces, telling, held) = (Vec::new(), Vec::new(), Vec::new());
-        Self { io: io.clone(), pieces, is_kept: false, telling, held, failed: None }
+        Self { io: io.clone(), pieces, kept: 0, telling, held, failed: None }
     }
 
     /// Adds a piece that no lane below has to hear of.
     pub(crate) fn push(&mut self, piece: Piece) {
-        self.is_kept |= matches!(piece.target, Target::Kept { .. });
+        let count = usize::try_from(piece.count.0).expect("64-bit host");
+        match (piece.target, self.pieces.last_mut()) {
+            (Target::Kept { .. }, _) => self.kept += count,
+            (Target::Zeroes, Some(last))
+                if last.target == Target::Zeroes && last.skip + last.count.0 == piece.skip =>
+            {
+                last.count.0 += piece.count.0;
+                return;
+            }
+            (Target::File { file, offset }, Some(last))
+                if last.skip + last.count.0 == piece.skip
+                    && last.target == before(file, offset, last.count) =>
+            {
+                last.count.0 += piece.count.0;
+                return;
+            }
+            (Target::Zeroes | Target::Nothing | Target::File { .. }, _) => {}
+        }
         self.pieces.push(piece);
     }
 
@@ -79,13 +96,12 @@ impl Parts {
         self.pieces.len() + self.held.len()
     }
 
-    /// Whether lanes below wait to be told, or keep memory for what is to be carried out: the next thing
-    /// is a round.
-    pub(crate) fn is_urgent(&self) -> bool {
-        !self.telling.is_empty() || self.is_kept
+    /// How much memory is kept for the pieces, in bytes.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept
     }
 
-    /// Whether a lane below wants to be told.
+    /// Whether a lane below wants to be told: the next thing is a round.
     pub(crate) fn is_to_be_told(&self) -> bool {
         !self.telling.is_empty()
     }
@@ -105,7 +121,7 @@ impl Parts {
         if !self.pieces.is_sorted_by_key(|piece| piece.skip) {
             self.pieces.sort_by_key(|piece| piece.skip);
         }
-        self.is_kept = false;
+        self.kept = 0;
         std::mem::take(&mut self.pieces)
     }
 
@@ -149,6 +165,14 @@ impl Parts {
             self.push(Piece { skip: skip + piece.skip, ..piece });
         }
         self.telling.extend(telling.map(|telling| (skip, telling)));
+    }
+}
+
+/// So many bytes in front of that place; nowhere if there are not so many.
+fn before(file: FileId, offset: ByteOffset, count: ByteCount) -> Target {
+    match offset.0.checked_sub(count.0) {
+        Some(offset) => Target::File { file, offset: ByteOffset(offset) },
+        None => Target::Nothing,
     }
 }
 

@@ -7,6 +7,9 @@ use block::{After, Answer, FailKind, Mapping, Operation, PieceList, Token};
 
 use crate::storage::{Found, Reply, Storage};
 
+/// What the list keeps of its room after a batch.
+const ASKED_KEPT: usize = 1024;
+
 /// The questions of a batch to one lane.
 #[derive(Debug)]
 pub(crate) struct Questions {
@@ -80,6 +83,7 @@ impl Questions {
                 *name = self.storage.name();
             }
         }
+        self.asked.shrink_to(ASKED_KEPT);
     }
 }
 

@@ -8,9 +8,12 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+
+use crate::room::Pauses;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -19,6 +22,8 @@ pub(crate) struct Tasks {
     slots: Vec<Slot>,
     free: Vec<usize>,
     ready: Arc<Ready>,
+    /// Those that let others come first.
+    pauses: Rc<Pauses>,
     /// An empty list, kept for its room.
     next: Vec<usize>,
 }
@@ -47,7 +52,20 @@ impl Tasks {
     /// None yet; `lane` has the lane called.
     pub(crate) fn new(lane: Waker) -> Self {
         let ready = Ready { tasks: Mutex::default(), lane };
-        Self { slots: Vec::new(), free: Vec::new(), ready: Arc::new(ready), next: Vec::new() }
+        let (slots, free, next) = (Vec::new(), Vec::new(), Vec::new());
+        Self { slots, free, ready: Arc::new(ready), pauses: Rc::default(), next }
+    }
+
+    /// Where its tasks pause.
+    pub(crate) fn pauses(&self) -> &Rc<Pauses> {
+        &self.pauses
+    }
+
+    /// Goes on with one task that has paused.
+    pub(crate) fn step(&mut self) {
+        if let Some(place) = self.pauses.next() {
+            self.poll(place);
+        }
     }
 
     /// Begins a task, and goes on with it as far as it gets.
@@ -83,6 +101,7 @@ impl Tasks {
     fn poll(&mut self, place: usize) {
         let slot = &mut self.slots[place];
         let Some(task) = &mut slot.task else { return };
+        self.pauses.begin(place);
         if let Poll::Ready(()) = task.as_mut().poll(&mut Context::from_waker(&slot.waker)) {
             slot.task = None;
             self.free.push(place);

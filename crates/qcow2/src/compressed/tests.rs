@@ -29,6 +29,17 @@ fn compress(method: Method, cluster: &[u8]) -> Vec<u8> {
     compressed
 }
 
+/// Decodes a cluster to its end.
+fn decode(
+    method: Method,
+    bytes: &[u8],
+    cluster_bytes: usize,
+) -> Result<HostMemory, CompressedError> {
+    let mut decoding = Decoding::new(method, cluster_bytes);
+    while decoding.go_on(bytes)? == Progress::More {}
+    Ok(decoding.finish())
+}
+
 const METHODS: [Method; 2] = [Method::Deflate, Method::Zstd];
 
 #[test]

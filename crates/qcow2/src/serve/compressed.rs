@@ -5,8 +5,8 @@
 //!
 //! Invariants: a cluster that several requests of a lane wait for is decoded once. What a request keeps in
 //! memory is at most twice what it asks for, or one cluster more.
-//! Threads: belongs to one lane, whose thread decodes; its other requests wait meanwhile.
-//! Limits: [`DECODED_BYTES_MAX`] and [`DECODED_CLUSTERS_MAX`] of each lane.
+//! Threads: belongs to one lane, whose thread decodes, some of a cluster in each of its rounds.
+//! Limits: [`DECODED_BYTES_MAX`] and [`DECODED_CLUSTERS_MAX`] of each lane, and the rooms `compressed` and `decoding`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use std::task::{Poll, Waker};
 
 use block::{ByteCount, FailKind, HostMemory, Piece, Target};
 
-use crate::compressed::{Decoded, decode, place};
+use crate::compressed::{Decoded, Decoding, Progress, place};
 use crate::core::Core;
 use crate::refcount::Clusters;
 use crate::shape::GuestCluster;
@@ -106,12 +106,19 @@ pub(super) async fn cluster(
     // The data may end with the file, in the middle of a sector.
     let start = bytes.start - bytes.start % SECTOR;
     let read = start..bytes.end.min(image.file_bytes()).max(bytes.start);
+    let _one = core.rooms.compressed.take(1).await;
     let memory = core.file.read(read).await?;
     let skip = usize::try_from(bytes.start - start).expect("less than a sector");
     let count = usize::try_from(cluster_bytes).expect("a cluster fits into memory");
-    let decoded = decode(image.compression(), &memory[skip..], count)
-        .map_err(|error| image.refuse_compressed(cluster, &error))?;
-    let decoded = Rc::new(decoded);
+    let decoded = {
+        let _turn = core.rooms.decoding.take(1).await;
+        let wrong = |error| image.refuse_compressed(cluster, &error);
+        let mut decoding = Decoding::new(image.compression(), count);
+        while decoding.go_on(&memory[skip..]).map_err(wrong)? == Progress::More {
+            core.pause().await;
+        }
+        Rc::new(decoding.finish())
+    };
     turn.done(&decoded);
     Ok(decoded)
 }

@@ -8,31 +8,61 @@ use block::{ByteCount, Extent, FailKind, Operation, Piece, Target, Token};
 use super::compressed;
 use crate::core::Core;
 use crate::parts::Parts;
+use crate::room::Taken;
 use crate::shape::{Entry, Unit};
 use crate::slice::Pinned;
 
-/// A read of more pieces than that is carried out in rounds.
+/// A read of more pieces than that is one of few at once.
+const SMALL_PIECES: usize = 64;
+
+/// And one of more than that is carried out in rounds.
 const ROUND_PIECES: usize = 1024;
+
+/// After so many clusters a task lets others come first.
+const STEP_CLUSTERS: usize = 512;
+
+/// So many bytes of memory are kept before they are carried out.
+const ROUND_KEPT: usize = 256 << 10;
 
 /// Serves a read.
 pub(crate) async fn read(core: Rc<Core>, token: Token, bytes: Extent) {
     let mut parts = Parts::new(core.file.io());
-    if let Err(kind) = find(&core, token, bytes, &mut parts).await {
+    let mut large = None;
+    if let Err(kind) = find(&core, token, bytes, &mut parts, &mut large).await {
         parts.fail(kind);
     }
-    core.answer(token, Operation::Read(bytes), parts).await;
+    let operation = Operation::Read(bytes);
+    if large.is_none() {
+        return core.answer(token, operation, parts).await;
+    }
+    let result = core.carry_out(token, operation, &mut parts).await;
+    core.end(token, operation, result);
 }
 
 /// Asks where the bytes of a read are. What is there is carried out when it is much, and before the task
 /// waits for anything that others may have who wait for that.
-async fn find(core: &Core, token: Token, bytes: Extent, parts: &mut Parts) -> Result<(), FailKind> {
+async fn find<'a>(
+    core: &'a Core,
+    token: Token,
+    bytes: Extent,
+    parts: &mut Parts,
+    large: &mut Option<Taken<'a>>,
+) -> Result<(), FailKind> {
     let image = &core.image;
     let shape = image.shape();
     let (start, end) = (bytes.bytes().start, bytes.bytes().end);
     let operation = Operation::Read(bytes);
     let mut at = start;
     let mut pinned: Option<Pinned> = None;
+    let mut clusters = 0_usize;
     while at < end {
+        clusters += 1;
+        if clusters.is_multiple_of(STEP_CLUSTERS) {
+            if parts.is_to_be_told() {
+                core.carry_out(token, operation, parts).await?;
+            }
+            core.pause().await;
+        }
         let cluster = shape.cluster_of(at);
         let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
         let number = shape.slice_of(cluster);
@@ -40,7 +70,7 @@ async fn find(core: &Core, token: Token, bytes: Extent, parts: &mut Parts) -> Re
         let here = match known {
             Some(here) => here,
             None => {
-                if parts.is_urgent() {
+                if parts.is_to_be_told() {
                     core.carry_out(token, operation, parts).await?;
                 }
                 image.slice(&core.file, number).await?
@@ -55,19 +85,29 @@ async fn find(core: &Core, token: Token, bytes: Extent, parts: &mut Parts) -> Re
                 }
             }
             Entry::Compressed { descriptor } => {
-                if parts.is_urgent() {
+                // While this waits for its turn, others may have the memory.
+                let waits = core.rooms.compressed.is_full() && parts.kept() > 0;
+                if waits || parts.is_to_be_told() || parts.kept() >= ROUND_KEPT {
                     core.carry_out(token, operation, parts).await?;
                 }
                 let decoded = compressed::cluster(core, cluster, descriptor).await?;
                 let within = in_memory(at - cluster_start, next - at);
                 parts.push(compressed::keep(core, &decoded, at - start, within)?);
+                drop(decoded);
             }
         }
         parts.result()?;
+        pinned = Some(here);
+        if parts.count() > SMALL_PIECES && large.is_none() {
+            if parts.is_to_be_told() {
+                core.carry_out(token, operation, parts).await?;
+            }
+            pinned = pinned.filter(|_| !core.rooms.large.is_full());
+            *large = Some(core.rooms.large.take(1).await);
+        }
         if parts.count() >= ROUND_PIECES {
             core.carry_out(token, operation, parts).await?;
         }
-        pinned = Some(here);
         at = next;
     }
     Ok(())

@@ -22,13 +22,58 @@ use crate::storage::extent;
 /// How much is copied at once.
 const COPY_BYTES: u64 = 64 << 10;
 
+/// A write of more clusters is carried out in rounds of so many.
+const ROUND_CLUSTERS: u64 = 256;
+
 /// Serves a write.
 pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durability: Durability) {
     let operation = Operation::Write(bytes, durability);
+    let round_bytes = ROUND_CLUSTERS * core.image.shape().cluster_bytes();
+    let Range { start, end } = bytes.bytes();
+    if end - start <= round_bytes {
+        return write_at_once(core, token, bytes, durability).await;
+    }
+    let (mut at, mut result) = (start, Ok(()));
+    while at < end && result.is_ok() {
+        // Up to a border between clusters.
+        let next = end.min((at + round_bytes) / round_bytes * round_bytes);
+        result = write_round(&core, token, bytes, at..next).await;
+        core.pause().await;
+        at = next;
+    }
+    finish(&core, token, operation, durability, result).await;
+}
+
+/// Carries out a part of a write. What must be durable is made so at the end.
+async fn write_round(
+    core: &Core,
+    token: Token,
+    bytes: Extent,
+    part: Range<u64>,
+) -> Result<(), FailKind> {
+    let _claimed = core.image.claim(clusters_of(core, &part)).await;
+    let skip = part.start - bytes.bytes().start;
+    let change = Change::prepare(core, part).await?;
+    let round = Operation::Write(bytes, Durability::Cached);
+    let mut parts = change.parts(core, round, skip);
+    match core.carry_out(token, round, &mut parts).await {
+        Ok(()) => change.link(core).await,
+        Err(kind) => {
+            change.abandon(core);
+            Err(kind)
+        }
+    }
+}
+
+fn clusters_of(core: &Core, bytes: &Range<u64>) -> Range<u64> {
     let shape = core.image.shape();
-    let first = shape.cluster_of(bytes.bytes().start).0;
-    let clusters = first..shape.cluster_of(bytes.bytes().end - 1).0 + 1;
-    let claimed = core.image.claim(clusters).await;
+    shape.cluster_of(bytes.start).0..shape.cluster_of(bytes.end - 1).0 + 1
+}
+
+/// Serves a write of few clusters.
+async fn write_at_once(core: Rc<Core>, token: Token, bytes: Extent, durability: Durability) {
+    let operation = Operation::Write(bytes, durability);
+    let claimed = core.image.claim(clusters_of(&core, &bytes.bytes())).await;
     let change = match Change::prepare(&core, bytes.bytes()).await {
         Ok(change) => change,
         Err(kind) => return core.end(token, operation, Err(kind)),
@@ -36,11 +81,11 @@ pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durabilit
     if change.is_in_place() && (durability == Durability::Cached || core.image.links_are_durable())
     {
         drop(claimed);
-        return core.answer(token, operation, change.parts(&core, operation)).await;
+        return core.answer(token, operation, change.parts(&core, operation, 0)).await;
     }
     // What must be durable is made so at the end.
     let round = Operation::Write(bytes, Durability::Cached);
-    let mut parts = change.parts(&core, round);
+    let mut parts = change.parts(&core, round, 0);
     let result = match core.carry_out(token, round, &mut parts).await {
         Ok(()) => change.link(&core).await,
         Err(kind) => {
@@ -49,11 +94,11 @@ pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durabilit
         }
     };
     drop(claimed);
-    end(&core, token, operation, durability, result).await;
+    finish(&core, token, operation, durability, result).await;
 }
 
 /// Ends a change that was handed to the kernel: with a sync if it has to be durable.
-pub(super) async fn end(
+pub(super) async fn finish(
     core: &Core,
     token: Token,
     operation: Operation,
@@ -159,7 +204,7 @@ impl Change {
         if is_in_place && before.data & bits == bits {
             return Ok(());
         }
-        core.image.ensure_table(&core.file, cluster).await?;
+        core.ensure_table(cluster).await?;
         let unit_bytes = shape.unit_bytes();
         let whole = u64::from(touched.start) * unit_bytes..u64::from(touched.end) * unit_bytes;
         let below_is_zero = is_zero(core, start + whole.start..start + whole.end).await?;
@@ -216,7 +261,7 @@ impl Change {
         place: Place,
     ) -> Result<(), FailKind> {
         let shape = core.image.shape();
-        core.image.ensure_table(&core.file, cluster).await?;
+        core.ensure_table(cluster).await?;
         self.must_sync = true;
         for part in [0..within.start, within.end..shape.cluster_bytes()] {
             self.copy(core, entry, shape.start_of(cluster), part, place.host).await?;
@@ -243,6 +288,8 @@ impl Change {
         let mut at = part.start;
         while at < part.end {
             let next = part.end.min(at + most);
+            let bytes = usize::try_from(next - at).expect("at most a cluster");
+            let _copied = core.rooms.copied.take(bytes).await;
             let memory = read_before(core, entry, start + at..start + next).await?;
             core.data.storage.write(host + at, memory).await?;
             at = next;
@@ -262,11 +309,11 @@ impl Change {
         Ok(core.image.shape().start_of(GuestCluster(cluster)))
     }
 
-    /// Where the write goes.
-    fn parts(&self, core: &Core, operation: Operation) -> Parts {
+    /// Where the bytes go that begin there in the write.
+    fn parts(&self, core: &Core, operation: Operation, first: u64) -> Parts {
         let mut parts = Parts::new(core.file.io());
         for (skip, bytes) in self.runs(core) {
-            parts.ask(&core.data.storage, operation, skip, bytes);
+            parts.ask(&core.data.storage, operation, first + skip, bytes);
         }
         parts
     }

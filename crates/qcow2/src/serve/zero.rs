@@ -9,7 +9,7 @@ use std::rc::Rc;
 use block::{Durability, Extent, FailKind, Operation, Token, Unmap};
 
 use super::compressed;
-use super::write::{Change, end, is_zero as is_zero_below, look};
+use super::write::{Change, finish, is_zero as is_zero_below, look};
 use crate::core::{Core, DataKind};
 use crate::shape::{Cluster, Entry, GuestCluster, Unit, Words};
 
@@ -41,7 +41,7 @@ pub(crate) async fn zero(
         Zeroing::Discard => Operation::Discard(bytes, durability),
     };
     let result = zero_all(&core, bytes.bytes(), how).await;
-    end(&core, token, operation, durability, result).await;
+    finish(&core, token, operation, durability, result).await;
 }
 
 async fn zero_all(core: &Core, bytes: Range<u64>, how: Zeroing) -> Result<(), FailKind> {
@@ -63,6 +63,7 @@ async fn zero_all(core: &Core, bytes: Range<u64>, how: Zeroing) -> Result<(), Fa
     while at < end {
         let next = end.min(at + CLUSTERS_AT_ONCE);
         zero_clusters(core, at..next, how).await?;
+        core.pause().await;
         at = next;
     }
     zero_part(core, tail, how).await
@@ -128,7 +129,7 @@ async fn zero_clusters(core: &Core, clusters: Range<u64>, how: Zeroing) -> Resul
                 write_over(core, start..start + shape.cluster_bytes()).await?;
             }
             After::Entry(after) => {
-                image.ensure_table(&core.file, cluster).await?;
+                core.ensure_table(cluster).await?;
                 changes.push((cluster, shape.write(after)));
                 if let Entry::Cluster(Cluster { place: Some(place), .. }) = entry
                     && after.place.is_none()

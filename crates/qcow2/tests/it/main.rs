@@ -4,6 +4,7 @@
 
 mod allocations;
 mod bitmaps;
+mod bounds;
 mod compressed;
 mod damage;
 mod growth;
