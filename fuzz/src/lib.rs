@@ -18,6 +18,7 @@ mod replay;
 mod results;
 mod ring;
 mod session;
+mod takeover;
 
 pub use blk::blk_decode;
 pub use must_fail::must_fail;
@@ -27,3 +28,4 @@ pub use replay::replay;
 pub use results::results_file;
 pub use ring::{packed_ring, split_ring};
 pub use session::vhost_user_session;
+pub use takeover::takeover_wire;

@@ -24,8 +24,9 @@ use vhost_user::serve;
 
 use crate::guest::memfd;
 use crate::input::Input;
-use device::Mock;
-use message::{Attached, FILE_BYTES, Message};
+pub(crate) use device::Mock;
+pub(crate) use message::FILE_BYTES;
+use message::{Attached, Message};
 
 /// Each answer has at most 4 KiB and the socket takes more than 200.
 const MESSAGES_MAX: usize = 48;

@@ -25,6 +25,7 @@ use crate::steps::{Workspace, must_succeed, step};
 pub(crate) const TARGETS: &[&str] = &[
     RESULTS_FILE,
     "vhost_user_session",
+    "takeover_wire",
     "options_keyval",
     "packed_ring",
     "split_ring",

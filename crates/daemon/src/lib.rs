@@ -41,4 +41,4 @@ pub use permissions::Conflict;
 pub use pidfile::PidfileError;
 pub use sandbox::{CallsError, FilesError, SandboxError};
 pub use socket::SocketError;
-pub use takeover::TakeoverError;
+pub use takeover::{TakeoverError, read_hand_over};

@@ -18,6 +18,7 @@ mod state;
 mod take;
 mod wire;
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 pub use error::TakeoverError;
@@ -75,4 +76,15 @@ impl Resumption {
 pub(crate) fn monotonic() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::try_from(now).expect("the time since the start of the host is not negative")
+}
+
+/// What an old process says on this connection up to its end: its offers, then everything that changes hands, each up
+/// to where it says that this was all. Gives the sessions, none of which has been looked at. For those who try what a
+/// hostile one could say; blocks for as long as it may take to say it.
+pub fn read_hand_over(connection: OwnedFd) -> Result<Vec<vhost_user::SessionState>, String> {
+    let wire = wire::Wire::of(connection);
+    let said = |error: wire::WireError| crate::chain::chain_of(&error).to_string();
+    take::offers(&wire).map_err(said)?;
+    let transfer = state::receive(&wire, take::EXPORTS_MAX).map_err(said)??;
+    Ok(transfer.exports.into_iter().filter_map(|export| export.session).map(|it| it.1).collect())
 }

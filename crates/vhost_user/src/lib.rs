@@ -20,7 +20,7 @@ mod session;
 pub use channel::BackendChannel;
 pub use device::{Device, DeviceError, QueueIndex, RingStart, Started};
 pub use refusal::Refusal;
-pub use serve::{End, Exchange, Interrupt, Server, SessionError, Verdict, serve};
+pub use serve::{End, Exchange, Interrupt, Server, SessionError, Uninterrupted, Verdict, serve};
 pub use session::{
     DESCRIPTORS_PER_MESSAGE, DESCRIPTORS_PER_QUEUE, DESCRIPTORS_PER_REGION,
     DESCRIPTORS_PER_SESSION, Descriptor, InflightState, LogState, RegionState, SavedRing, Session,

@@ -81,7 +81,8 @@ pub enum End {
 }
 
 /// Nobody asks.
-struct Uninterrupted;
+#[derive(Debug)]
+pub struct Uninterrupted;
 
 impl Interrupt for Uninterrupted {
     fn bell(&self) -> Option<BorrowedFd<'_>> {

@@ -38,14 +38,14 @@ struct Record {
 
 /// A clone is the same device.
 #[derive(Clone, Default)]
-pub(super) struct Mock {
+pub(crate) struct Mock {
     record: Arc<Mutex<Record>>,
     queues: u16,
     rules: Arc<MemoryRules>,
 }
 
 impl Mock {
-    pub(super) fn new(shape: u8) -> Self {
+    pub(crate) fn new(shape: u8) -> Self {
         let record =
             Record { good: (shape & 0x10 != 0).then_some(shape >> 5), ..Record::default() };
         let queues = if shape & 8 == 0 { 256 } else { 3 };
@@ -53,7 +53,7 @@ impl Mock {
     }
 
     /// Checks that nothing is left after the session.
-    pub(super) fn check_end(&self) {
+    pub(crate) fn check_end(&self) {
         assert!(self.record().served.is_empty(), "all rings are stopped");
     }
 

@@ -40,7 +40,7 @@ const NEED_REPLY: u32 = 8;
 const NO_DESCRIPTOR: u64 = 0x100;
 
 /// The size of the file that all memory is mapped from.
-pub(super) const FILE_BYTES: u64 = 1 << 20;
+pub(crate) const FILE_BYTES: u64 = 1 << 20;
 /// The distance between two regions, for the guest and in the front end.
 const STRIDE: u64 = 1 << 24;
 /// Where they start in the front end.

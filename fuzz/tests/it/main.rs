@@ -41,6 +41,11 @@ fn kept_sessions_end_with_all_rings_stopped() {
 }
 
 #[test]
+fn kept_hand_overs_are_gone_on_with_or_refused() {
+    check("takeover_wire", fuzz::takeover_wire);
+}
+
+#[test]
 fn kept_command_lines_are_understood_or_refused() {
     check("options_keyval", fuzz::options_keyval);
 }

@@ -38,7 +38,7 @@ use crate::socket::Socket;
 const TRIES: u32 = 10;
 
 /// How many exports an old process can have.
-const EXPORTS_MAX: usize = 1 << 14;
+pub(super) const EXPORTS_MAX: usize = 1 << 14;
 
 /// The rest between two tries.
 const REST: Duration = Duration::from_millis(50);
@@ -218,7 +218,7 @@ fn ask(
 }
 
 /// What an old process answers to the first question.
-enum Offers {
+pub(super) enum Offers {
     All(Vec<Offered>),
     Refused(String),
     OtherVersion(u32),
@@ -226,7 +226,7 @@ enum Offers {
 
 /// What the old process would hand over, of which the first packet has been waited for.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
-fn offers(wire: &Wire) -> Result<Offers, WireError> {
+pub(super) fn offers(wire: &Wire) -> Result<Offers, WireError> {
     let (mut exports, until) = (Vec::new(), Deadline::within(ANSWER_LIMIT));
     loop {
         match wire.receive(until)?.0 {
