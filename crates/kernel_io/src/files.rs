@@ -1,18 +1,24 @@
 //! The table that turns a [`FileId`] back into an open file.
 //!
-//! Threads: shared by all; the lock is taken once per file and iothread, not per request.
+//! Threads: shared by all; the lock is taken once per file and iothread, not per request. When a file is taken out, the
+//! bells of all iothreads that use the table are rung, and those that have it open close it ([`crate::Kernel::forget_files`]).
 
-use std::sync::{Arc, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use block::FileId;
 
 use crate::image_lock::{ImageLocks, LockError};
-use crate::{Locking, OpenFile};
+use crate::{Locking, Notifier, OpenFile};
 
 /// All files that nodes have opened. An id is never used again.
 #[derive(Debug, Default)]
 pub struct FileTable {
     files: RwLock<Vec<Option<Arc<OpenFile>>>>,
+    /// How many were taken out. Stored after that, so who sees it finds them gone.
+    removed: AtomicU64,
+    /// The bells of those who are told.
+    bells: Mutex<Vec<Weak<Notifier>>>,
 }
 
 impl FileTable {
@@ -31,10 +37,27 @@ impl FileTable {
         Arc::clone(files[id.0 as usize].as_ref().expect("a file stays as long as it is used"))
     }
 
-    /// Takes a file out that nobody will ask for again. It is closed as soon as nobody uses it: an
-    /// iothread that has used it does so until it ends.
+    /// Takes a file out that nobody will ask for again. It is closed as soon as nobody uses it; iothreads are told.
     pub fn remove(&self, id: FileId) {
         self.files.write().expect("no holder of this lock panics")[id.0 as usize] = None;
+        self.removed.fetch_add(1, Ordering::Release);
+        let mut bells = self.bells.lock().expect("no holder of this lock panics");
+        bells.retain(|bell| bell.upgrade().inspect(|bell| bell.wake()).is_some());
+    }
+
+    /// Has this bell rung whenever a file was taken out, as long as there is the bell.
+    pub fn tell(&self, bell: &Arc<Notifier>) {
+        self.bells.lock().expect("no holder of this lock panics").push(Arc::downgrade(bell));
+    }
+
+    /// How many files were taken out so far.
+    pub(crate) fn removed(&self) -> u64 {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    /// Whether the file of that id was not taken out.
+    pub(crate) fn has(&self, id: FileId) -> bool {
+        self.files.read().expect("no holder of this lock panics")[id.0 as usize].is_some()
     }
 
     /// Has the file of that id hold these locks from now on, and no others. Fails, and leaves it

@@ -82,6 +82,8 @@ pub struct Kernel {
     in_flight: ManuallyDrop<InFlight>,
     table: Arc<FileTable>,
     files: Vec<Option<Opened>>,
+    /// How many files had been taken out of the table when those here were last looked at.
+    removed: u64,
     inline: InlineTurn,
     /// Made when a file first needs it.
     native: Option<Native>,
@@ -105,6 +107,7 @@ impl Kernel {
             in_flight: ManuallyDrop::new(InFlight::default()),
             table,
             files: Vec::new(),
+            removed: 0,
             inline: InlineTurn::default(),
             native: None,
             workers: ManuallyDrop::new(workers),

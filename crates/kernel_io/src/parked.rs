@@ -168,6 +168,12 @@ impl InFlight {
         Some(SlotIndex(u32::try_from(place).expect("slots are numbered by u32")))
     }
 
+    /// Whether an operation on that file is in flight. Looks at all slots.
+    pub(crate) fn works_on(&self, file: FileId) -> bool {
+        let works = |slot: &Slot| matches!(&slot.state, State::Operation(it) if it.file == file);
+        self.slots.iter().any(works)
+    }
+
     /// The memory that is left of an operation.
     pub(crate) fn memory(&self, index: SlotIndex) -> &[Segment] {
         let slot = &self.slots[index.0 as usize];

@@ -3,7 +3,7 @@
 //! Where it stands in the life of a request: [`crate::Kernel`] queues parked operations and polls
 //! here by the number of their slot, and takes completions out by the same number.
 //!
-//! Invariants: a file has the slot of the ring's file table that its id numbers, for good. The ring
+//! Invariants: a file has a slot of the ring's file table, if there is one, until it is given up. The ring
 //! does the operations that are queued here and no others, whoever writes to its memory: a filter
 //! of system calls does not see what goes through a ring ([`restrict`]).
 //! Threads: belongs to the thread that made it (SINGLE_ISSUER); only [`Uring::wait`] blocks.
@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use block::{ByteOffset, FileId};
+use block::ByteOffset;
 use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
@@ -86,6 +86,8 @@ enum Registration {
 pub(crate) struct Uring {
     ring: IoUring,
     registration: Registration,
+    /// The slots of the file table that are free.
+    free: Vec<u32>,
     /// Completions that were taken from the ring and not yet worked off, in order.
     completed: VecDeque<cqueue::Entry>,
     /// See [`Uring::is_misled`].
@@ -107,7 +109,8 @@ impl Uring {
             Err(error) => not_registered(&error),
         };
         restrict(&ring, commands).map_err(KernelError::Uring)?;
-        Ok(Self { ring, registration, completed: VecDeque::new(), misled: false })
+        let free = (0..REGISTERED_MAX).rev().collect();
+        Ok(Self { ring, registration, free, completed: VecDeque::new(), misled: false })
     }
 
     /// Whether the host lets this process have an io_uring.
@@ -115,19 +118,28 @@ impl Uring {
         build(1, 2).map(drop)
     }
 
-    /// Enters a file in the ring's table if that can be. The descriptor must stay open as long as
-    /// the ring.
-    pub(crate) fn place(&mut self, file: FileId, fd: BorrowedFd<'_>) -> FilePlace {
+    /// Enters a file in the ring's table if that can be. The descriptor must stay open until the place is given up.
+    pub(crate) fn place(&mut self, fd: BorrowedFd<'_>) -> FilePlace {
         let raw = fd.as_raw_fd();
-        if self.registration == Registration::Off || file.0 >= REGISTERED_MAX {
+        if self.registration == Registration::Off {
             return FilePlace::Descriptor(raw);
         }
-        match self.ring.submitter().register_files_update(file.0, &[raw]) {
-            Ok(_) => FilePlace::Registered(file.0),
+        let Some(slot) = self.free.pop() else { return FilePlace::Descriptor(raw) };
+        match self.ring.submitter().register_files_update(slot, &[raw]) {
+            Ok(_) => FilePlace::Registered(slot),
             Err(error) => {
                 self.registration = not_registered(&error);
                 FilePlace::Descriptor(raw)
             }
+        }
+    }
+
+    /// Takes a file out of the ring's table, of which nothing is in flight or queued.
+    pub(crate) fn give_up(&mut self, place: FilePlace) {
+        let FilePlace::Registered(slot) = place else { return };
+        match self.ring.submitter().register_files_update(slot, &[-1]) {
+            Ok(_) => self.free.push(slot),
+            Err(error) => tracing::debug!("io_uring keeps a file until the ring is gone: {error}"),
         }
     }
 
@@ -400,9 +412,9 @@ mod tests {
         let Ok(mut uring) = Uring::new(Commands::None) else { return };
         let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
         io::Write::write_all(&mut &other, b"x").unwrap();
-        assert_eq!(uring.place(FileId(3), socket.as_fd()), FilePlace::Registered(3));
+        assert_eq!(uring.place(socket.as_fd()), FilePlace::Registered(0));
         let mut byte = [0; 1];
-        let read = opcode::Read::new(types::Fd(3), byte.as_mut_ptr(), 1).build();
+        let read = opcode::Read::new(types::Fd(0), byte.as_mut_ptr(), 1).build();
         let read = read.flags(squeue::Flags::FIXED_FILE).user_data(7);
         // SAFETY: the byte lives until the completion, which is waited for.
         unsafe { uring.push(&read) };
@@ -425,5 +437,19 @@ mod tests {
         let mut open = [Restriction::sqe_op(opcode::OpenAt::CODE)];
         assert!(uring.ring.submitter().register_restrictions(&mut open).is_err());
         assert!(uring.ring.submitter().register_eventfd(0).is_err());
+    }
+
+    #[test]
+    fn a_place_that_is_given_up_is_had_by_another_file() {
+        let Ok(mut uring) = Uring::new(Commands::None) else { return };
+        let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).expect("one");
+        for _ in 0..3 * REGISTERED_MAX {
+            let place = uring.place(file.as_fd());
+            assert!(matches!(place, FilePlace::Registered(_)), "{place:?}");
+            uring.give_up(place);
+        }
+        let places: Vec<_> = (0..REGISTERED_MAX).map(|_| uring.place(file.as_fd())).collect();
+        assert!(places.iter().all(|place| matches!(place, FilePlace::Registered(_))));
+        assert!(matches!(uring.place(file.as_fd()), FilePlace::Descriptor(_)));
     }
 }

@@ -117,6 +117,7 @@ impl Engine {
         clock: Arc<dyn Clock>,
         allowed: Reactors,
     ) -> Result<Self, KernelError> {
+        table.tell(&bell);
         let mut kernel = Kernel::new(table, allowed)?;
         kernel.poll(bell.as_fd(), Addressee::Bell.to_tag());
         Ok(Self {
@@ -395,6 +396,7 @@ impl Engine {
                     Addressee::Kick(key) => signals.push(Signal::Kicked(key)),
                     Addressee::Bell => {
                         self.bell.clear();
+                        self.kernel.forget_files();
                         self.retry_ranges();
                         self.retry_syncs();
                         signals.push(Signal::Bell);

@@ -10,6 +10,7 @@ mod dirty_log;
 mod drains;
 mod errands;
 mod fairness;
+mod files;
 mod full;
 mod guest;
 mod holding;

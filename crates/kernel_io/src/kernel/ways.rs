@@ -2,7 +2,7 @@
 //!
 //! Where it stands in the life of a request: `Kernel` asks for the way of an operation's file when it submits it.
 //!
-//! Invariants: a file keeps its way, and stays open as long as the thread has a kernel.
+//! Invariants: a file keeps its way, and stays open until it was taken out of the table and no operation of it is left.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -41,17 +41,46 @@ impl Kernel {
         }
         if self.files[number].is_none() {
             let file = self.table.get(id);
-            let way = self.way(id, &file);
+            let way = self.way(&file);
             let inline = file.residence() == Residence::Memory && file.aio() != Aio::Threads;
             self.files[number] = Some(Opened { file, way, inline });
         }
         self.files[number].as_ref().expect("just opened")
     }
 
-    fn way(&mut self, id: FileId, file: &OpenFile) -> Way {
+    /// Closes the files that were taken out of the table, as far as this thread has them open and nothing of them is in
+    /// flight any more. Call it when the table rang.
+    pub fn forget_files(&mut self) {
+        let removed = self.table.removed();
+        if removed == self.removed {
+            return;
+        }
+        let mut is_all = true;
+        for number in 0..self.files.len() {
+            let id = FileId(u32::try_from(number).expect("files are numbered by u32"));
+            if self.files[number].is_none() || self.table.has(id) {
+                continue;
+            }
+            if self.in_flight.works_on(id) {
+                // Nobody takes a file out that is in use. If somebody does, it is closed later.
+                is_all = false;
+                continue;
+            }
+            if let Some(Opened { way: Way::Uring(place), .. }) = self.files[number].take()
+                && let Reactor::Uring(uring) = &mut *self.reactor
+            {
+                uring.give_up(place);
+            }
+        }
+        if is_all {
+            self.removed = removed;
+        }
+    }
+
+    fn way(&mut self, file: &OpenFile) -> Way {
         match (file.aio(), &mut *self.reactor) {
             (Aio::Automatic | Aio::IoUring, Reactor::Uring(uring)) => {
-                Way::Uring(uring.place(id, file.as_fd()))
+                Way::Uring(uring.place(file.as_fd()))
             }
             (Aio::Automatic | Aio::IoUring, Reactor::Epoll(_)) => match file.caching() {
                 Caching::Direct => self.native_or_workers(),

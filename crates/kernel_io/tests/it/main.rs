@@ -409,3 +409,28 @@ fn two_descriptors_of_one_counter_are_watched_each_for_itself() {
         assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(3) }));
     });
 }
+
+/// More files than a ring registers, one after the other.
+#[test]
+fn files_that_were_taken_out_are_closed() {
+    on_all(|rig| {
+        let table = Arc::new(FileTable::default());
+        let mut kernel = rig.kernel(Arc::clone(&table));
+        for round in 0..300 {
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            rustix::io::write(&writer, b"some").unwrap();
+            let file = OpenFile::adopt(reader, "pipe".into(), 0, rig.aio);
+            let id = table.insert(Arc::new(file));
+            let (base, to) = memory(b"....");
+            kernel.read(id, ByteOffset(0), std::iter::once(to(0, 4)), Tag(round));
+            finished(&mut kernel, Tag(round)).unwrap();
+            assert_eq!(read_back(base, 4), b"some");
+            table.remove(id);
+            kernel.forget_files();
+            // What a ring has given up may be closed by work of the kernel that is still to be done.
+            while rustix::io::write(&writer, b"more") != Err(Errno::PIPE) {
+                kernel.wait(Wait::Poll).unwrap();
+            }
+        }
+    });
+}
