@@ -139,6 +139,8 @@ impl Watcher for NoFault {
     fn broken(&self, fault: &Fault) {
         panic!("our own guest broke the rules: {fault}");
     }
+
+    fn kicked_in_vain(&self) {}
 }
 
 /// Self-refilling rings on iothreads and one disk.

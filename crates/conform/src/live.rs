@@ -100,6 +100,8 @@ impl Watcher for Watch {
     fn broken(&self, fault: &Fault) {
         self.0.add(format!("a well-behaved ring was found broken: {fault}"));
     }
+
+    fn kicked_in_vain(&self) {}
 }
 
 /// A ring, and where it is served.

@@ -30,6 +30,7 @@ use crate::options::{Activity, ExportOptions, Object, Plan, PollOptions, Step};
 use crate::resize::Size;
 use crate::sandbox::Sandbox;
 use crate::socket::{self, Socket, SocketError};
+use crate::unshared::UnsharedRate;
 
 pub use change::ChangeError;
 
@@ -335,6 +336,7 @@ impl Built {
             iothreads,
             freezer,
             resumption: Mutex::new(None),
+            unshared: Arc::new(UnsharedRate::new(Arc::clone(&self.clock))),
         });
         Ok(Prepared { options: options.clone(), offer, rights })
     }

@@ -22,6 +22,7 @@ use crate::holding::{Begun, Holding, WhileOurs};
 use crate::ledger::Ledger;
 use crate::resize::Size;
 use crate::takeover::Resumption;
+use crate::unshared::{Unshared, UnsharedRate};
 use crate::visit::Visit;
 
 /// What an export offers, the same for every session but for the cache mode.
@@ -48,6 +49,8 @@ pub(crate) struct Offer {
     pub(crate) freezer: Notifier,
     /// Since when its front end waits, if it has to come back after a takeover.
     pub(crate) resumption: Mutex<Option<Resumption>>,
+    /// How often it is said that a guest's memory is not shared.
+    pub(crate) unshared: Arc<UnsharedRate>,
 }
 
 impl Offer {
@@ -67,6 +70,7 @@ pub(crate) struct BlkDevice {
     session: Arc<Connection>,
     ledger: Arc<Mutex<Ledger>>,
     visit: Arc<Visit>,
+    unshared: Arc<Unshared>,
     placed: Vec<Option<Placed>>,
 }
 
@@ -79,7 +83,8 @@ impl BlkDevice {
         visit: Arc<Visit>,
     ) -> Self {
         offer.size.welcome();
-        Self { offer, session, ledger, visit, placed: Vec::new() }
+        let unshared = Arc::new(Unshared::new(&offer.id, &offer.unshared));
+        Self { offer, session, ledger, visit, unshared, placed: Vec::new() }
     }
 
     fn rules(&self, features: Features) -> BlkRules {
@@ -120,7 +125,11 @@ impl BlkDevice {
         });
         let iothreads = &self.offer.iothreads;
         let iothread = &iothreads[usize::from(queue.0) % iothreads.len()];
-        let watcher = SessionEnder { queue, session: Arc::clone(&self.session) };
+        let watcher = SessionEnder {
+            queue,
+            session: Arc::clone(&self.session),
+            unshared: Arc::clone(&self.unshared),
+        };
         let placed = Placed::on(iothread, Box::new(source), Arc::new(watcher))
             // The source goes with the session.
             .map_err(|refusal| Box::new(refusal.source))?;
@@ -179,6 +188,10 @@ impl Device for BlkDevice {
 
     fn was_told_size(&mut self, size: DiskSize) {
         self.offer.size.was_told(size);
+    }
+
+    fn lacks_memory(&mut self, queue: QueueIndex) {
+        self.unshared.no_memory(queue);
     }
 
     fn cache_mode(&self) -> CacheMode {
@@ -271,10 +284,15 @@ impl Drop for BlkDevice {
 struct SessionEnder {
     queue: QueueIndex,
     session: Arc<Connection>,
+    unshared: Arc<Unshared>,
 }
 
 impl Watcher for SessionEnder {
     fn broken(&self, fault: &Fault) {
         self.session.end_because(format!("queue {}: {}", self.queue, chain_of(fault)));
+    }
+
+    fn kicked_in_vain(&self) {
+        self.unshared.no_request(self.queue);
     }
 }

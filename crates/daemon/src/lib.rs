@@ -30,6 +30,7 @@ pub mod serve;
 mod signals;
 mod socket;
 mod takeover;
+mod unshared;
 mod visit;
 
 pub use build::{BuildError, ChangeError};

@@ -274,6 +274,9 @@ impl EventLoop {
     fn kicked(&mut self, key: SourceKey, slept: Option<Duration>) {
         if let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut) {
             served.last_new = self.now;
+            if served.is_kicked_in_vain() {
+                served.cargo.watcher.kicked_in_vain();
+            }
             if let Some(slept) = slept {
                 served.adaptive.called_after(slept, self.looker.settings());
             }

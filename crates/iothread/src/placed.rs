@@ -15,10 +15,14 @@ use request_path::{Fault, LaneIndex, RingLog, Source};
 use crate::Iothread;
 use crate::command::{Cargo, Command, Inbox, SourceId};
 
-/// Is told when a source cannot be served any more. Called on the iothread: must not block.
+/// Is told what a source's guest does wrong. Called on the iothread: must not block.
 pub trait Watcher: std::fmt::Debug + Send + Sync {
     /// The source's guest broke the rules. The source stays until it is stopped.
     fn broken(&self, fault: &Fault);
+
+    /// The source was kicked more than once, and there was never anything in it since it came: whoever kicks
+    /// writes to other memory. Said once.
+    fn kicked_in_vain(&self);
 }
 
 /// A source could not be placed; it is handed back.

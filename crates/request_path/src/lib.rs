@@ -34,4 +34,4 @@ pub use source::{
     Appetite, Counters, Ending, Fault, Others, Rest, Share, Source, SourceKey, Step, Turn,
 };
 /// What a source is given to mark its writes in; made by whoever sets it up.
-pub use virtio::RingLog;
+pub use virtio::{RingBase, RingLog};

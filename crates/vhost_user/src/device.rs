@@ -53,6 +53,9 @@ pub trait Device {
     /// Another back end has told the front end this size. Called before any ring is served.
     fn was_told_size(&mut self, size: DiskSize);
 
+    /// A ring is ready to be served, and the front end has shared no memory so far. It may be said again and again.
+    fn lacks_memory(&mut self, queue: QueueIndex);
+
     /// When a change that was answered is durable.
     fn cache_mode(&self) -> CacheMode;
 

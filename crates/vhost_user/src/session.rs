@@ -47,6 +47,8 @@ const PROTOCOL_FEATURES: Features = Features(1 << 30);
 pub struct Session<D> {
     device: D,
     memory: Arc<GuestMemory>,
+    /// Whether there ever was any.
+    has_shared: bool,
     /// Where requests in flight are tracked, if the front end wants that.
     inflight: Option<Tracking>,
     /// What the driver chose, with the transport's bits.
@@ -78,6 +80,7 @@ impl<D: Device> Session<D> {
         Self {
             device,
             memory: Arc::default(),
+            has_shared: false,
             inflight: None,
             features: Features::NONE,
             log: None,
@@ -355,6 +358,10 @@ impl<D: Device> Session<D> {
             return Ok(());
         };
         if self.memory.is_empty() {
+            // While regions are exchanged there may be none for a moment.
+            if !self.has_shared {
+                self.device.lacks_memory(queue);
+            }
             return Ok(());
         }
         if !features.contains(Features::VERSION_1) {

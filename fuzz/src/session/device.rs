@@ -103,6 +103,10 @@ impl Device for Mock {
 
     fn was_told_size(&mut self, _: DiskSize) {}
 
+    fn lacks_memory(&mut self, queue: QueueIndex) {
+        assert!(queue.0 < self.queues, "queue {queue} exists");
+    }
+
     fn cache_mode(&self) -> CacheMode {
         self.record().cache.unwrap_or(CONFIG.cache)
     }

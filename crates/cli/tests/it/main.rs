@@ -38,4 +38,5 @@ mod throttle;
 mod tmpfs;
 mod tune;
 mod tune_in_guest;
+mod unshared;
 mod verdicts;

@@ -83,6 +83,7 @@ impl EventLoop {
         }
         let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
         let (life, watch) = (Life::Serving, Watch::On);
+        let first = cargo.source.ending().base;
         let served = self.sources[place].insert(Served {
             cargo,
             lane,
@@ -93,6 +94,8 @@ impl EventLoop {
             awake: false,
             adaptive: Adaptive::new(LookedFor::Requests),
             last_new: self.now,
+            kicks: 0,
+            first,
         });
         served.cargo.source.arrive(&mut self.engine, lane, key);
         self.engine.watch(served.cargo.source.kick(), key);

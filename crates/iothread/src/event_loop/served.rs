@@ -6,7 +6,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use request_path::{LaneIndex, Source};
+use request_path::{LaneIndex, RingBase, Source};
 
 use crate::command::{Cargo, Inbox};
 use crate::polling::Adaptive;
@@ -55,9 +55,30 @@ pub(crate) struct Served {
     pub(super) adaptive: Adaptive,
     /// When it last had something new, as far as the loop has looked at the clock.
     pub(super) last_new: Instant,
+    /// How often it was kicked since it came, up to [`KICKS_IN_VAIN`].
+    pub(super) kicks: u8,
+    /// Where it stood when it came.
+    pub(super) first: RingBase,
 }
 
+/// A source that was kicked so often has something in it. The first kick may come with the descriptor, as QEMU's does.
+pub(super) const KICKS_IN_VAIN: u8 = 2;
+
 impl Served {
+    /// Counts a kick; whether it is the one with which there must have been something in the source, and there never was.
+    pub(super) fn is_kicked_in_vain(&mut self) -> bool {
+        if self.kicks == KICKS_IN_VAIN {
+            return false;
+        }
+        self.kicks += 1;
+        let source = &self.cargo.source;
+        self.kicks == KICKS_IN_VAIN
+            && self.life.is_serving()
+            && !source.has_new()
+            && source.in_flight() == 0
+            && source.ending().base == self.first
+    }
+
     /// Whether it has something new that it was not called for yet.
     pub(crate) fn has_new(&self) -> bool {
         !self.called && !self.full && self.life.is_serving() && self.cargo.source.has_new()

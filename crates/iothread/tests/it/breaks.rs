@@ -86,6 +86,8 @@ impl Watcher for Hears {
     fn broken(&self, _: &Fault) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
+
+    fn kicked_in_vain(&self) {}
 }
 
 #[test]

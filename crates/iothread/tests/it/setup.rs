@@ -19,6 +19,8 @@ impl Watcher for NoFault {
     fn broken(&self, fault: &Fault) {
         panic!("a well-behaved ring was found broken: {fault}");
     }
+
+    fn kicked_in_vain(&self) {}
 }
 
 /// Runs a test on both reactors.

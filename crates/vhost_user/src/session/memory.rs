@@ -23,7 +23,7 @@ impl<D: Device> Session<D> {
             .into_iter()
             .map(|(fd, spec)| Region::map(fd, spec, rules).map(Arc::new))
             .collect::<Result<_, _>>()?;
-        self.memory = Arc::new(GuestMemory::new(regions)?);
+        self.share(GuestMemory::new(regions)?);
         self.settle_all()
     }
 
@@ -46,7 +46,12 @@ impl<D: Device> Session<D> {
 
     fn replace(&mut self, memory: GuestMemory) -> Result<(), Refusal> {
         self.pause_all()?;
-        self.memory = Arc::new(memory);
+        self.share(memory);
         self.settle_all()
+    }
+
+    pub(super) fn share(&mut self, memory: GuestMemory) {
+        self.has_shared |= !memory.is_empty();
+        self.memory = Arc::new(memory);
     }
 }

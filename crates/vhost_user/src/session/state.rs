@@ -102,6 +102,8 @@ impl<D: Device> Session<D> {
         let Self {
             device: _,
             memory,
+            // It is known again from the regions.
+            has_shared: _,
             inflight,
             features,
             log,
@@ -169,7 +171,7 @@ impl<D: Device> Session<D> {
         let map = |it: RegionState| Region::map(it.file, it.spec, rules).map(Arc::new);
         let regions = regions.into_iter().map(map).collect::<Result<_, _>>()?;
         let memory = GuestMemory::new(regions)?;
-        self.memory = Arc::new(memory);
+        self.share(memory);
         if let Some(InflightState { queues, queue_size, bytes, offset, file }) = inflight {
             self.adopt_inflight(file, queues, queue_size, bytes, offset)?;
         }

@@ -159,3 +159,17 @@ fn a_table_needs_a_file_for_each_region() {
     front_end.send_with(SET_MEM_TABLE, &payload, &[file.as_fd()]);
     front_end.refused("front end sent a message that cannot be taken: invalid message");
 }
+
+/// Said before there ever was memory, and not while regions are exchanged.
+#[test]
+fn a_ring_that_is_ready_without_memory_is_told_of() {
+    let mut front_end = FrontEnd::negotiated();
+    front_end.start(3, 0);
+    assert_eq!(front_end.mock.record().lacking, [3]);
+    front_end.set_memory(&[LOW]);
+    assert_eq!(front_end.mock.asked(), [Asked::Start(3, 0)]);
+    front_end.remove_memory(LOW);
+    assert_eq!(front_end.mock.asked(), [Asked::Stop(3)]);
+    assert_eq!(front_end.mock.record().lacking, [3]);
+    front_end.leave().unwrap();
+}

@@ -43,6 +43,8 @@ pub(crate) struct Record {
     pub(crate) channel: Option<Arc<BackendChannel>>,
     /// How many descriptors its session may hold.
     pub(crate) descriptors_max: Option<usize>,
+    /// The queues that were ready before there was any memory.
+    pub(crate) lacking: Vec<u16>,
     /// How often it was let rest.
     pub(crate) rests: usize,
 }
@@ -113,6 +115,10 @@ impl Device for Mock {
     }
 
     fn was_told_size(&mut self, _: DiskSize) {}
+
+    fn lacks_memory(&mut self, queue: QueueIndex) {
+        self.record().lacking.push(queue.0);
+    }
 
     fn cache_mode(&self) -> CacheMode {
         self.record().cache.unwrap_or(CONFIG.cache)
