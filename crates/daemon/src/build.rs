@@ -261,10 +261,10 @@ impl Built {
         Socket::listen(&options.socket).map_err(|source| BuildError::Socket { export, source })
     }
 
-    /// Whether nobody serves the socket of that export.
+    /// Whether nobody serves the socket of that export. Blocks for as long as a process that is about to end may take.
     pub(crate) fn check_unserved(options: &ExportOptions) -> Result<(), BuildError> {
         let failed = |source| BuildError::Socket { export: options.id.clone(), source };
-        socket::check_unserved(&options.socket.path).map_err(failed)
+        socket::wait_until_unserved(&options.socket.path).map_err(failed)
     }
 
     /// Has every export that stands on a block device look at its size, and tell its front end if that is news.

@@ -156,6 +156,7 @@ impl BlkDevice {
 
 impl Device for BlkDevice {
     fn features(&self) -> Features {
+        self.visit.has_asked();
         self.offer.config.features()
     }
 

@@ -393,6 +393,10 @@ impl Shared {
     ) {
         let id = &self.offer.id;
         let lines = ledger.lock().expect("no holder of this lock panics").lines(id);
+        if matches!(end, Ok(End::Left)) && connection.reason().is_none() && visit.was_in_vain() {
+            tracing::debug!("export {id}: somebody has connected and left");
+            return;
+        }
         let Some(left_out) = rate.admit(self.clock.now()) else { return };
         if left_out > 0 {
             tracing::info!("export {id}: {left_out} more sessions ended");

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kernel_io::peer_of;
-use rustix::event::Timespec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::options::SocketOptions;
 
@@ -25,6 +26,9 @@ const NAME_BYTES_MAX: usize = 107;
 /// How often, and for how long each, to try for the directory's lock.
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// How long a process that listens may take to end, if it is about to.
+const END_LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A listening socket; its file is removed when it is dropped.
 #[derive(Debug)]
@@ -206,7 +210,7 @@ fn lock_directory(path: &Path) -> Result<OwnedFd, SocketError> {
             Err(Errno::WOULDBLOCK | Errno::INTR) => {}
             Err(errno) => return Err(kernel("lock its directory")(errno)),
         }
-        match rustix::event::poll(&mut [], Some(&LOCK_PAUSE)) {
+        match poll(&mut [], Some(&LOCK_PAUSE)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(kernel("wait for its directory")(errno)),
         }
@@ -231,7 +235,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
 }
 
 /// Whether nobody listens there, be it that nothing is there. Does not wait for a listener whose backlog is full.
-pub(crate) fn check_unserved(path: &Path) -> Result<(), SocketError> {
+fn check_unserved(path: &Path) -> Result<(), SocketError> {
     let fd = stream_socket(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     let live = |process| Err(SocketError::Live { path: path.to_path_buf(), process });
     match rustix::net::connect(&fd, &address(path)?) {
@@ -239,6 +243,30 @@ pub(crate) fn check_unserved(path: &Path) -> Result<(), SocketError> {
         Err(Errno::AGAIN) => live(None),
         Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed(path, "ask whether it is served", errno.into())),
+    }
+}
+
+/// The same, but a process that is about to end may take [`END_LIMIT`]: one that was just killed listens for some
+/// milliseconds more.
+pub(crate) fn wait_until_unserved(path: &Path) -> Result<(), SocketError> {
+    match check_unserved(path) {
+        Err(SocketError::Live { process: Some(process), .. }) if ends_in_time(process) => {
+            check_unserved(path)
+        }
+        result => result,
+    }
+}
+
+/// Whether a process has ended when the time is over.
+fn ends_in_time(process: u32) -> bool {
+    let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
+    let Some(pid) = pid else { return false };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => {
+            let ended = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&END_LIMIT));
+            ended.is_ok_and(|ready| ready > 0)
+        }
+        Err(errno) => errno == Errno::SRCH,
     }
 }
 

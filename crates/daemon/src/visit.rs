@@ -15,6 +15,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,7 @@ pub(crate) struct Visit {
     process: Option<u32>,
     /// None where the host has no descriptors for it: then less is said.
     watch: OnceLock<Watch>,
+    has_asked: AtomicBool,
     notes: Mutex<Notes>,
 }
 
@@ -108,6 +110,7 @@ impl Visit {
             coming,
             process: peer_of(connection).ok().and_then(|peer| peer.process),
             watch: OnceLock::new(),
+            has_asked: AtomicBool::new(false),
             notes: Mutex::default(),
         }
     }
@@ -181,6 +184,16 @@ impl Visit {
                 OfProcess(self.process)
             );
         }
+    }
+
+    /// It asks what there is, as each front end does first.
+    pub(crate) fn has_asked(&self) {
+        self.has_asked.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has asked for nothing, and nothing was said of it: somebody who asks who serves the socket.
+    pub(crate) fn was_in_vain(&self) -> bool {
+        !self.has_asked.load(Ordering::Relaxed) && self.notes().said.is_none()
     }
 
     /// Says what the client was served with, if it leaves before that was said.

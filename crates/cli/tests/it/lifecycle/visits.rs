@@ -114,6 +114,28 @@ fn the_same_line_twice_is_refused_at_once_with_process_and_remedy() {
         );
         ensure!(exit.status.code() == Some(1) && exit.stderr.contains(&said), "{exit:?}");
         ensure!(!exit.stderr.contains("lock"), "it waited for a lock: {}", exit.stderr);
+        // Whoever asked is no client that has left.
+        ensure!(!server.log().contains("has left"), "{}", server.log());
         stop(server, &[&disk.socket()]).map(drop)
+    });
+}
+
+/// A process that was just killed listens for some milliseconds more.
+#[test]
+fn a_process_that_is_about_to_end_is_not_taken_for_one_that_serves() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "e0", 1);
+        disk.create(1 << 20, 0x45)?;
+        let old = disk.serve(program)?;
+        // Stopped, it listens on; it ends when the next one has asked.
+        old.freeze()?;
+        let new = program.spawn(&disk.arguments())?;
+        let killer = old.kill_after(Duration::from_millis(300));
+        new.wait_for_log("listening", STOP_LIMIT)?;
+        killer.wait()?;
+        drop(old);
+        Client::connect(&disk.socket(), Shape::small())?.read(0, 4096, 0)?;
+        stop(new, &[&disk.socket()]).map(drop)
     });
 }
