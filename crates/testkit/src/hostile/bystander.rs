@@ -12,10 +12,13 @@ use anyhow::{Context, Result, ensure};
 
 use super::STALL_MAX;
 use super::service::{Phase, Service};
-use crate::deadline::{now, pause};
+use crate::deadline::{Deadline, now, pause};
 use crate::rawring::{Collected, Span, Survivor};
 use crate::rng::Rng;
 
+/// How long a bystander tries to connect to the next daemon, and its rest between two tries.
+const RECONNECT_LIMIT: Duration = Duration::from_secs(60);
+const RECONNECT_REST: Duration = Duration::from_millis(50);
 /// Times of requests that are judged together.
 const WINDOW_SAMPLES: usize = 2000;
 /// How many times as long as in its quiet run a request may take at the 99th percentile; and what is always allowed,
@@ -83,15 +86,19 @@ impl<'a> Bystander<'a> {
     }
 
     /// Goes on with the next daemon, which may be killed as well; how many were started by then.
-    fn reconnect(&self, client: &mut Survivor, mut starts: u64) -> Result<u64> {
+    fn reconnect(&self, client: &mut Survivor, starts: u64) -> Result<u64> {
+        self.service.wait_for_start(starts)?;
+        let deadline = Deadline::after(RECONNECT_LIMIT);
         loop {
-            self.service.wait_for_start(starts)?;
-            starts = self.service.starts();
-            let span = Span { start: now(), end: now() };
+            let (starts, start) = (self.service.starts(), now());
             match client.reconnect() {
                 Ok(()) => return Ok(starts),
-                Err(error) if self.service.is_excused(Span { end: now(), ..span }) => drop(error),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    let what = format!("{}: cannot connect again: {error:#}", self.name);
+                    ensure!(!deadline.has_passed() && self.service.goes_on(Phase::Rest), "{what}");
+                    self.service.suspect(what, Span { start, end: now() });
+                    self.service.rest(RECONNECT_REST, Phase::Rest);
+                }
             }
         }
     }

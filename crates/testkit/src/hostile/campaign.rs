@@ -282,7 +282,9 @@ impl Campaign<'_> {
             if !order.is_empty() {
                 let event = order.swap_remove(rng.index(order.len()));
                 tell(&format!("{:?}: {event:?}", end.elapsed()));
-                operator.act(event, service, progress, rng)?;
+                if let Some(said) = operator.act(event, service, progress, rng)? {
+                    tell(&said);
+                }
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //!
 //! Invariants: an attacker has a disk for itself, since an export serves one client at a time. The disks of attacks with
 //! images have what makes them costly: nothing in them, pieces as small as they get, clusters as large as they get,
-//! and storage that does not answer.
+//! tables that name no cluster, and storage that does not answer.
 //! Limits: [`SHREDS_BYTES`] and the like; all files are sparse.
 
 use std::fs::File;
@@ -25,7 +25,7 @@ pub(super) const QUEUES: u16 = 2;
 /// Queues of the disks under attack.
 pub(super) const VICTIM_QUEUES: u32 = 2;
 /// Bytes of a plain disk under attack.
-const RAW_BYTES: u64 = 4 << 20;
+pub(super) const RAW_BYTES: u64 = 4 << 20;
 /// Bytes of the disks that are read in pieces of 2 GiB.
 const LARGE_BYTES: u64 = 4 << 30;
 /// Bytes of the disk with every second subcluster: a single read may name all of them.
@@ -52,18 +52,21 @@ pub(super) enum Victim {
     Shreds,
     /// A qcow2 image with compressed clusters of 2 MiB.
     Compressed,
+    /// A qcow2 image with tables that name no cluster.
+    Damaged,
     /// A disk that can hang.
     Hanging,
 }
 
 impl Victim {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Raw,
         Self::Other,
         Self::Null,
         Self::Empty,
         Self::Shreds,
         Self::Compressed,
+        Self::Damaged,
         Self::Hanging,
     ];
 
@@ -75,6 +78,7 @@ impl Victim {
             Self::Empty => "empty",
             Self::Shreds => "shreds",
             Self::Compressed => "compressed",
+            Self::Damaged => "damaged",
             Self::Hanging => "hanging",
         }
     }
@@ -139,6 +143,8 @@ impl Disks {
         create(Victim::Empty, "-o cluster_size=64k", LARGE_BYTES)?;
         create(Victim::Shreds, "-o extended_l2=on,preallocation=metadata", SHREDS_BYTES)?;
         change_entries(&path(Victim::Shreds), 16, |entry| entry[1] = 0x5555_5555)?;
+        create(Victim::Damaged, "-o preallocation=metadata", RAW_BYTES)?;
+        change_entries(&path(Victim::Damaged), 8, |entry| entry[0] |= 512)?;
         make_compressed(&bench, &path(Victim::Compressed))?;
         let slow = match rustix::process::geteuid().is_root() {
             false => None,
@@ -155,6 +161,11 @@ impl Disks {
     fn victims(&self) -> impl Iterator<Item = Victim> {
         let can_hang = self.slow.is_some();
         Victim::ALL.into_iter().filter(move |it| can_hang || *it != Victim::Hanging)
+    }
+
+    /// A directory for what attackers need.
+    pub(super) fn bench(&self) -> &Bench {
+        &self.bench
     }
 
     pub(super) fn socket(&self, victim: Victim) -> PathBuf {
@@ -177,7 +188,7 @@ impl Disks {
             Victim::Raw => format!("driver=file,filename={file},cache.direct=on"),
             Victim::Other => format!("driver=file,filename={file}"),
             Victim::Null => format!("driver=null-co,size={LARGE_BYTES},read-zeroes=on"),
-            Victim::Empty | Victim::Shreds | Victim::Compressed => {
+            Victim::Empty | Victim::Shreds | Victim::Compressed | Victim::Damaged => {
                 format!("driver=qcow2,file.driver=file,file.filename={file}")
             }
             Victim::Hanging => {

@@ -27,7 +27,7 @@ const STOPPED: Duration = Duration::from_secs(1);
 /// successor to be ready, and the rest for its end and for a busy machine.
 const STOPPED_STALL_MAX: Duration = Duration::from_secs(8);
 /// The longest time from the start of a new process to whatever ends or stops it: 2 to this, in microseconds.
-const MOMENT_BITS_MAX: u64 = 18;
+const MOMENT_BITS_MAX: u64 = 20;
 /// How long a daemon may take that is asked to end, and one that is killed.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -111,20 +111,24 @@ impl<'a> Operator<'a> {
         Ok(())
     }
 
-    /// Has something happen.
+    /// Has something happen; what is to be told of it.
     pub(super) fn act(
         &mut self,
         event: Event,
         service: &Service,
         progress: &dyn Fn() -> u64,
         rng: &mut Rng,
-    ) -> Result<()> {
+    ) -> Result<Option<String>> {
         match event {
             Event::Upgrade => self.upgrade(service),
-            Event::WrongUpgrade => self.wrong_upgrade(rng),
-            Event::StoppedUpgrade => self.cut_short(Cut::Stopped, service, progress, rng),
-            Event::KilledUpgrade => self.cut_short(Cut::Killed, service, progress, rng),
-            Event::Kill => self.kill(service),
+            Event::WrongUpgrade => self.wrong_upgrade(rng).map(|()| None),
+            Event::StoppedUpgrade => {
+                self.cut_short(Cut::Stopped, service, progress, rng).map(|()| None)
+            }
+            Event::KilledUpgrade => {
+                self.cut_short(Cut::Killed, service, progress, rng).map(|()| None)
+            }
+            Event::Kill => self.kill(service).map(|()| None),
         }
         .with_context(|| format!("{event:?}"))
     }
@@ -135,7 +139,8 @@ impl<'a> Operator<'a> {
         self.program.spawn(&line)
     }
 
-    fn upgrade(&mut self, service: &Service) -> Result<()> {
+    /// An upgrade as it should be; what the new process says if it is refused.
+    fn upgrade(&mut self, service: &Service) -> Result<Option<String>> {
         let mut new = self.spawn(&self.disks.line())?;
         if !takes_over(&mut new)? {
             // A guest that migrates, whose session ends just then, or whose disk hangs, may keep the daemon from it.
@@ -143,11 +148,12 @@ impl<'a> Operator<'a> {
             let may = ["migrated", "not finished within", "ended meanwhile"];
             ensure!(may.iter().any(|it| log.contains(it)), "an upgrade failed: {log}");
             self.events.refused += 1;
-            return Ok(());
+            let last = log.lines().last().unwrap_or_default();
+            return Ok(Some(last.to_owned()));
         }
         self.replace(new, service)?;
         self.events.upgrades += 1;
-        Ok(())
+        Ok(None)
     }
 
     /// The new process serves; the old one leaves in good order.
@@ -179,8 +185,8 @@ impl<'a> Operator<'a> {
         rng: &mut Rng,
     ) -> Result<()> {
         let mut new = self.spawn(&self.disks.line())?;
-        // As often in its first millisecond as in its last hundred.
-        let most = 1 << (8 + rng.below(MOMENT_BITS_MAX - 7));
+        // As often in the first milliseconds as in the last hundreds.
+        let most = 1 << (10 + rng.below(MOMENT_BITS_MAX - 9));
         pause(Duration::from_micros(rng.below(most)));
         service.open_gap();
         match cut {

@@ -145,8 +145,9 @@ impl Service {
     /// A daemon was started afresh and serves.
     pub(super) fn started(&self, process: u32) {
         self.process.store(process, Ordering::Relaxed);
-        self.lock().starts += 1;
+        // Whoever connects now has no excuse.
         self.close_gap();
+        self.lock().starts += 1;
         self.changed.notify_all();
     }
 

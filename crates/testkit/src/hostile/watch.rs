@@ -15,8 +15,6 @@ use crate::holdings::{Holdings, anonymous_kib, mapped_kib};
 const LOOK: Duration = Duration::from_millis(20);
 /// Every so many of them everything is looked at, which takes longer.
 const LOOKS: u32 = 10;
-/// How long the daemon may take to let go of what attackers have left.
-const RELEASE_LIMIT: Duration = Duration::from_secs(20);
 
 /// What the daemon may have beyond what it had with its bystanders alone.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +31,8 @@ pub struct Bounds {
     pub threads: usize,
     /// Addresses at any time, in KiB.
     pub mapped_kib: u64,
+    /// How long it may take to let go of what attackers have left.
+    pub release: Duration,
     /// Lines of the log in any case.
     pub lines: u64,
     /// And for each second.
@@ -48,6 +48,7 @@ impl Default for Bounds {
             descriptors_left: 8,
             threads: 100,
             mapped_kib: 64 << 30,
+            release: Duration::from_secs(20),
             lines: 1000,
             lines_per_second: 100,
         }
@@ -133,7 +134,7 @@ impl<'a> Watch<'a> {
         allowed.descriptors += self.bounds.descriptors_left;
         let most = self.memory_kib + self.bounds.memory_left_kib;
         let mut last = None;
-        let back = poll_until("the daemon to give back what it held", RELEASE_LIMIT, || {
+        let back = poll_until("the daemon to give back what it held", self.bounds.release, || {
             let (now, memory) = (Holdings::of(process)?, anonymous_kib(process)?);
             let is_back = now.is_within(&allowed) && memory <= most;
             last = Some((now, memory));

@@ -33,7 +33,8 @@ fn bystanders_notice_nothing_of_attacks_of_all_kinds() {
 /// Nobody attacks, and nothing happens to the daemon, but for what the plan is given.
 fn alone() -> Plan {
     let quiet = Duration::from_millis(200);
-    Plan { attackers: 0, events: Vec::new(), quiet, ..Plan::new(2, SOON) }
+    let bounds = Bounds { release: SOON, ..Bounds::default() };
+    Plan { attackers: 0, events: Vec::new(), quiet, bounds, ..Plan::new(2, SOON) }
 }
 
 /// The plan must fail with one of these sentences.

@@ -1,4 +1,4 @@
-//! Attacks with what is in an image, or below it: pieces without end, compressed clusters, a disk that hangs.
+//! Attacks with what is in an image, or below it: pieces without end, compressed clusters, broken tables, a disk that hangs.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 
 use super::{Arena, Attack, PATIENCE, Victim, offer_many, read_of, wait_used};
 use crate::deadline::poll_until;
-use crate::hostile::disks::COMPRESSED_BYTES;
-use crate::rawring::RawShape;
+use crate::hostile::disks::{COMPRESSED_BYTES, RAW_BYTES};
+use crate::rawring::{RawShape, flag, kind};
 use crate::rng::Rng;
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -17,6 +17,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         victim: Victim::Compressed,
         run: compressed,
     },
+    Attack { name: "tables that name no cluster (15)", victim: Victim::Damaged, run: damaged },
     Attack {
         name: "4200 requests on a disk that hangs (8)",
         victim: Victim::Hanging,
@@ -49,6 +50,22 @@ fn compressed(arena: &Arena<'_>, rng: &mut Rng) -> Result<()> {
     }
     arena.others_go_on();
     wait_used(&device, 1024, PATIENCE)
+}
+
+/// Each request fails, and the daemon has something to say about it.
+fn damaged(arena: &Arena<'_>, rng: &mut Rng) -> Result<()> {
+    let mut device = arena.device(Victim::Damaged)?;
+    for round in 0..200_u16 {
+        let (kind, flags) = if rng.one_in(4) { (kind::OUT, 0) } else { (kind::IN, flag::WRITE) };
+        let (header, status) = device.frame(kind, rng.below(RAW_BYTES / 512 - 8));
+        let pieces = [header, device.data(0, 4096, flags), status];
+        for queue in 0..2 {
+            offer_many(&mut device, queue, &pieces, 32)?;
+        }
+        wait_used(&device, (round + 1).wrapping_mul(32), Duration::from_secs(1))?;
+    }
+    arena.others_go_on();
+    Ok(())
 }
 
 /// The disk answers again when the attacker has seen that the others go on.

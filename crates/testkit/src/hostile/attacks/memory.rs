@@ -3,12 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 
 use super::{Arena, Attack, Victim, offer_heads, offer_many, read_of, wait_used};
 use crate::rawring::{Ack, DirtyLog, Piece, RawDevice, RawShape, Region, flag, kind, request};
 use crate::rng::Rng;
+use crate::silent_file::{SilentFile, Unanswered};
 
 pub(super) const ATTACKS: &[Attack] = &[
     Attack { name: "sparse memory without end (6)", victim: Victim::Raw, run: sparse },
@@ -16,6 +17,8 @@ pub(super) const ATTACKS: &[Attack] = &[
     Attack { name: "holes punched in mid-request", victim: Victim::Raw, run: punched },
     Attack { name: "huge pages that are not there", victim: Victim::Other, run: huge_pages },
     Attack { name: "the longest ring and a dirty log (5)", victim: Victim::Null, run: logged },
+    Attack { name: "large memory cut off under reads", victim: Victim::Null, run: large_cut_off },
+    Attack { name: "memory in files (1)", victim: Victim::Other, run: files },
 ];
 
 /// A memfd of this length, of which no page is there.
@@ -116,5 +119,55 @@ fn logged(arena: &Arena<'_>, _: &mut Rng) -> Result<()> {
         wait_used(&device, last, Duration::from_secs(2))?;
     }
     arena.others_go_on();
-    device.stop_log()
+    Ok(())
+}
+
+/// What the daemon reads into a place that is gone goes to pages of its own.
+fn large_cut_off(arena: &Arena<'_>, _: &mut Rng) -> Result<()> {
+    /// Each request reads all of it, in pieces of this length.
+    const PIECE: u32 = 1 << 20;
+    let mut device = arena.device(Victim::Null)?;
+    let size = 1 << 30;
+    let file = sparse_file(size, MemfdFlags::empty())?;
+    let region = region(0, size);
+    ensure!(add(&device, &region, file.as_fd())? == Ack::Done, "no region of a GiB");
+    let (header, status) = device.frame(kind::IN, 0);
+    let mut pieces = vec![header];
+    pieces.extend((0..1023).map(|place| Piece {
+        address: region.guest_address + place * u64::from(PIECE),
+        length: PIECE,
+        flags: flag::WRITE,
+    }));
+    pieces.push(status);
+    offer_many(&mut device, 0, &pieces, 16)?;
+    ftruncate(&file, 0).context("cut the memory off")?;
+    arena.others_go_on();
+    Ok(())
+}
+
+/// Files of a disk, and of a file system that answers nothing: each is refused, before anybody waits for it.
+fn files(arena: &Arena<'_>, rng: &mut Rng) -> Result<()> {
+    /// More than a device has.
+    const BYTES: u64 = 8 << 20;
+    let place = arena.disks.bench().path(&format!("memory-{:x}", rng.next_u64()));
+    if rng.one_in(2) || !rustix::process::geteuid().is_root() {
+        let file = std::fs::File::options().read(true).write(true).create_new(true).open(&place);
+        let file = file.context("make a file")?;
+        file.set_len(BYTES).context("its length")?;
+        is_refused(arena, file.as_fd())?;
+        return std::fs::remove_file(place).context("remove the file");
+    }
+    let unanswered = [Unanswered::Page, Unanswered::Attributes][rng.index(2)];
+    let file = SilentFile::mount(&place, BYTES, unanswered)?;
+    is_refused(arena, file.as_fd())
+}
+
+fn is_refused(arena: &Arena<'_>, file: BorrowedFd<'_>) -> Result<()> {
+    let socket = arena.disks.socket(Victim::Other);
+    let device = RawDevice::negotiated(&socket, RawShape::default())?;
+    let table = Region::table(&device.regions());
+    let ack = device.front_end.tell(request::SET_MEM_TABLE, &table, &[file, file])?;
+    ensure!(ack != Ack::Done, "a file was taken for memory");
+    arena.others_go_on();
+    Ok(())
 }
