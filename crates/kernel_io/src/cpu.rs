@@ -9,7 +9,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// CPU time of all threads of the process.
 pub fn process_cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+    cpu_time(ClockId::ProcessCPUTime)
+}
+
+/// CPU time of the calling thread, in the kernel as well.
+pub fn thread_cpu_time() -> Duration {
+    cpu_time(ClockId::ThreadCPUTime)
+}
+
+fn cpu_time(of: ClockId) -> Duration {
+    let time = clock_gettime(of);
     let seconds = u64::try_from(time.tv_sec).expect("CPU time is not negative");
     Duration::from_secs(seconds)
         + Duration::from_nanos(u64::try_from(time.tv_nsec).expect("nanoseconds are not negative"))

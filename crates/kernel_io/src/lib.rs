@@ -42,7 +42,7 @@ mod workers;
 pub use alarm::Alarm;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use budget::{Budget, FairQueue};
-pub use cpu::{Cpus, process_cpu_time};
+pub use cpu::{Cpus, process_cpu_time, thread_cpu_time};
 pub use exchange::exchange_socket;
 pub use failure::IoFailure;
 pub use file::{

@@ -12,6 +12,7 @@
 mod errands;
 mod failures;
 mod held;
+mod interrupts;
 mod pieces;
 mod staging;
 mod syncs;
@@ -38,6 +39,7 @@ use crate::report::Report;
 use crate::seats::{Seat, Seats};
 use crate::submit::must_sync;
 use crate::{Mailbox, SourceKey};
+use interrupts::Owed;
 use syncs::Syncs;
 
 /// The bounce buffers of the lanes: 4 MiB of one that is alone. A request keeps its buffer until all of it is through.
@@ -104,6 +106,8 @@ pub struct Engine {
     held: usize,
     /// Pieces of the requests that are not over.
     pieces_open: usize,
+    /// Interrupts that are put off.
+    owed: Owed,
     report: Report,
     /// Rings when it is time to tell how many sentences were left out; made when it is first needed.
     alarm: Option<Alarm>,
@@ -142,6 +146,7 @@ impl Engine {
             errands: Vec::new(),
             held: 0,
             pieces_open: 0,
+            owed: Owed::default(),
             report: Report::new(clock),
             alarm: None,
         })
@@ -386,6 +391,9 @@ impl Engine {
             self.take_events(signals);
         }
         signals.extend(self.seats.drain_called().map(Signal::Finished));
+        if !self.owed.is_empty() {
+            signals.extend(self.owed.take(self.clock.now()));
+        }
     }
 
     fn take_events(&mut self, signals: &mut Vec<Signal>) {

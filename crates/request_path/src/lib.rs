@@ -23,6 +23,7 @@ mod source;
 mod staged;
 mod submit;
 mod sync;
+mod tempo;
 
 pub use capacity::Capacity;
 pub use engine::{Engine, Signal};

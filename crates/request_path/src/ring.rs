@@ -18,6 +18,7 @@ use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingLo
 
 use crate::engine::Started;
 use crate::noted::Noted;
+use crate::tempo::Tempo;
 use crate::{
     Appetite, Capacity, Counters, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, Seat, Share,
     Source, SourceKey, Step, Turn, Wake,
@@ -92,8 +93,9 @@ pub struct RingSource {
     kick: OwnedFd,
     call: Option<OwnedFd>,
     error: Option<OwnedFd>,
-    /// The guest is interrupted on arrival.
+    /// The guest is interrupted on arrival, or as soon as that is not too often.
     owes_interrupt: bool,
+    tempo: Tempo,
     mailbox: Arc<Mailbox>,
     home: Option<Home>,
     health: Health,
@@ -125,6 +127,7 @@ impl RingSource {
         let size = setup.ring.size();
         Self {
             owes_interrupt: setup.ring.is_inherited(),
+            tempo: Tempo::default(),
             mailbox: Arc::new(Mailbox::new(size, setup.owner)),
             slots: vec![Slot::Free; usize::from(size)].into_boxed_slice(),
             finished: Vec::with_capacity(usize::from(size)),
@@ -326,18 +329,19 @@ impl RingSource {
 
     /// Shows the guest everything answered since the last time: one index, one interrupt.
     fn publish(&mut self, engine: &mut Engine) {
-        if self.ring.publish() == Interrupt::Wanted
-            && let Some(call) = &self.call
-        {
-            engine.signal(call.as_fd(), "call");
-            reached(virtio::Step::Interrupted);
+        if self.ring.publish() == Interrupt::Wanted || self.owes_interrupt {
+            self.interrupt(engine);
         }
     }
 
-    /// Interrupts the guest, whether it asked or not.
-    fn interrupt(&self, engine: &mut Engine) {
-        if let Some(call) = &self.call {
-            engine.signal(call.as_fd(), "call");
+    /// Interrupts the guest, whether it asked or not, or owes it that.
+    fn interrupt(&mut self, engine: &mut Engine) {
+        let seat = self.home().seat;
+        let Self { call, tempo, .. } = self;
+        let rung = call.as_ref().is_none_or(|call| engine.interrupt(tempo, call.as_fd(), seat));
+        self.owes_interrupt = !rung;
+        if rung {
+            reached(virtio::Step::Interrupted);
         }
     }
 }
@@ -359,7 +363,8 @@ impl Source for RingSource {
         reached(virtio::Step::Arrived);
         let seat = engine.sit(&self.mailbox, self.ring.size(), key);
         self.home = Some(Home { seat, lane });
-        if std::mem::take(&mut self.owes_interrupt) {
+        self.tempo.arrive();
+        if self.owes_interrupt {
             self.interrupt(engine);
         }
     }
@@ -397,6 +402,11 @@ impl Source for RingSource {
     fn depart(&mut self, engine: &mut Engine) {
         self.collect(engine);
         self.publish(engine);
+        if let Some(call) = self.call.as_ref().filter(|_| self.owes_interrupt) {
+            // Nobody may serve it any more.
+            engine.signal(call.as_fd(), "call");
+        }
+        self.owes_interrupt = false;
         // Their outcomes come by mail, without the memory; a log may be there by then.
         self.note_reads(engine);
         engine.leave(self.home().seat);

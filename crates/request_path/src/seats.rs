@@ -76,6 +76,14 @@ impl Seats {
         self.forget_if_over(seat);
     }
 
+    /// The ring that is served there.
+    pub(crate) fn key(&self, seat: Seat) -> Option<SourceKey> {
+        match &self.entries[seat.0 as usize].as_ref()?.residence {
+            Residence::Here { key, .. } => Some(*key),
+            Residence::Away => None,
+        }
+    }
+
     /// A request is taken on.
     pub(crate) fn open(&mut self, seat: Seat, head: Head) -> Ticket {
         self.entry(seat).requests += 1;

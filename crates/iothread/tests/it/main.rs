@@ -21,3 +21,4 @@ mod moves;
 mod open_requests;
 mod setup;
 mod syncs;
+mod waiters;

@@ -1,0 +1,134 @@
+//! How often a ring interrupts its guest if that is expensive: the kernel calls everybody who waits on the eventfd, and the
+//! front end can have tens of thousands wait.
+//!
+//! Where it stands in the life of a request: at its end; the engine asks before it rings.
+//!
+//! Limits: every [`SAMPLED`]th call is timed. If one took [`EXPENSIVE`], the next ones are measured by the thread's CPU time,
+//! which no other thread's work adds to, and after one that took that much there is a pause of [`PAUSE`] times as long. So
+//! a ring whose interrupts are expensive uses a ninth of its iothread for them, after the first few.
+
+use std::time::{Duration, Instant};
+
+/// Each so many calls one is timed, which costs a tenth of a call.
+const SAMPLED: u8 = 4;
+
+/// More than a call takes with some dozens of waiters.
+const EXPENSIVE: Duration = Duration::from_micros(20);
+
+/// How much longer a pause is than the call before it.
+const PAUSE: u32 = 8;
+
+/// So many calls are measured after one that was expensive.
+const WATCHED: u8 = 64;
+
+/// The interrupts of one ring.
+#[derive(Debug, Default)]
+pub(crate) struct Tempo {
+    /// Calls since one was timed.
+    calls: u8,
+    /// How many more are measured.
+    watched: u8,
+    /// The end of the pause.
+    not_before: Option<Instant>,
+    /// Whether the engine knows when an interrupt is owed.
+    noted: bool,
+}
+
+/// What to do about an interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// Ring.
+    Ring,
+    /// Ring, and tell how long it took.
+    Timed,
+    /// Ring if there is no pause, and tell how much CPU time it took.
+    Measured,
+}
+
+impl Tempo {
+    /// How the next interrupt is sent.
+    pub(crate) fn pace(&mut self) -> Pace {
+        if self.watched > 0 {
+            return Pace::Measured;
+        }
+        self.calls += 1;
+        if self.calls < SAMPLED {
+            return Pace::Ring;
+        }
+        self.calls = 0;
+        Pace::Timed
+    }
+
+    /// A call took so long, or the thread was kept from it.
+    pub(crate) fn timed(&mut self, took: Duration) {
+        if took >= EXPENSIVE {
+            self.watched = WATCHED;
+        }
+    }
+
+    /// Until when to wait with the next one.
+    pub(crate) fn pause(&self, now: Instant) -> Option<Instant> {
+        self.not_before.filter(|at| *at > now)
+    }
+
+    /// A call took so much CPU time, and is over now.
+    pub(crate) fn measured(&mut self, took: Duration, now: Instant) {
+        self.noted = false;
+        if took >= EXPENSIVE {
+            self.watched = WATCHED;
+            self.not_before = Some(now + took * PAUSE);
+        } else {
+            self.watched -= 1;
+            self.not_before = None;
+        }
+    }
+
+    /// Whether the engine has still to be told of the pause; then it is, now.
+    pub(crate) fn note(&mut self) -> bool {
+        !std::mem::replace(&mut self.noted, true)
+    }
+
+    /// The ring is on another iothread.
+    pub(crate) fn arrive(&mut self) {
+        self.noted = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::{Clock, SystemClock};
+
+    use super::*;
+
+    #[test]
+    fn cheap_interrupts_are_timed_now_and_then_and_never_wait() {
+        let mut tempo = Tempo::default();
+        for call in 1..100_u8 {
+            let expected = if call % SAMPLED == 0 { Pace::Timed } else { Pace::Ring };
+            assert_eq!(tempo.pace(), expected);
+            if expected == Pace::Timed {
+                tempo.timed(EXPENSIVE / 2);
+            }
+        }
+    }
+
+    #[test]
+    fn after_an_expensive_interrupt_there_is_a_pause_in_proportion() {
+        let mut tempo = Tempo::default();
+        tempo.timed(Duration::from_millis(5));
+        let now = SystemClock.now();
+        // It may have been the thread that was slow.
+        assert_eq!((tempo.pace(), tempo.pause(now)), (Pace::Measured, None));
+        tempo.measured(Duration::from_millis(5), now);
+        let end = now + Duration::from_millis(40);
+        assert_eq!((tempo.pace(), tempo.pause(now)), (Pace::Measured, Some(end)));
+        assert!(tempo.note() && !tempo.note());
+        assert_eq!(tempo.pause(end), None);
+        for _ in 0..WATCHED {
+            assert_eq!(tempo.pace(), Pace::Measured);
+            tempo.measured(EXPENSIVE / 2, end);
+            assert_eq!(tempo.pause(now), None);
+        }
+        assert_eq!(tempo.pace(), Pace::Ring);
+    }
+}
