@@ -2,7 +2,7 @@
 //!
 //! SIGTERM and SIGINT end it, and so does SIGHUP in the foreground, where it says that the terminal is gone. Where there
 //! is no terminal to lose (`--daemonize`, `--log-file`) SIGHUP asks for a look: the log file is opened anew, and files are
-//! measured. Whoever starts the daemon with SIGINT or SIGHUP ignored (nohup(1)) keeps them ignored. SIGUSR1, SIGUSR2 and
+//! measured. Where they would end it, SIGINT and SIGHUP stay ignored if they were when it started (nohup(1)). SIGUSR1, SIGUSR2 and
 //! SIGALRM mean nothing, and are said instead of ending it.
 //!
 //! Threads: the process's first.
@@ -75,8 +75,9 @@ impl Attention {
         let mut asking = MEANINGLESS.to_vec();
         for signal in [SIGINT, SIGHUP] {
             match () {
-                () if kernel_io::is_ignored(signal)? => {}
+                // It ends nothing, so there is no reason to ignore it.
                 () if signal == SIGHUP && has_no_terminal_to_lose(plan) => asking.push(signal),
+                () if kernel_io::is_ignored(signal)? => {}
                 () => ending.push(signal),
             }
         }

@@ -13,6 +13,13 @@ pub(crate) fn ringloom() -> Program {
     Program::ringloom(env!("CARGO_BIN_EXE_ringloom"))
 }
 
+/// The same as a terminal's shell starts it, whatever the tests were started with: a signal that was ignored then stays
+/// ignored.
+pub(crate) fn ringloom_that_hears() -> Program {
+    let words = ["--default-signal=HUP,INT", env!("CARGO_BIN_EXE_ringloom"), "serve"];
+    Program::named("ringloom", "env", &words)
+}
+
 /// The same on a host that forbids io_uring.
 pub(crate) fn ringloom_without_io_uring() -> Program {
     ringloom().without_io_uring()

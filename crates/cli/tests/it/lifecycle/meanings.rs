@@ -10,7 +10,7 @@ use testkit::image;
 use testkit::process::{Bench, Program, STOP_LIMIT, Server, Signal};
 
 use super::{ensure_gone, use_disk};
-use crate::support::{ringloom, with};
+use crate::support::{ringloom, ringloom_that_hears, with};
 
 /// A disk without content.
 fn line(socket: &str, more: &[&str]) -> Vec<String> {
@@ -37,7 +37,7 @@ fn ignoring(signals: &str) -> Program {
 /// timeout(1) signals its child and the group that the child is in.
 #[test]
 fn signals_that_come_at_once_are_one_and_the_log_names_it() {
-    with(&ringloom(), |program| {
+    with(&ringloom_that_hears(), |program| {
         for _ in 0..3 {
             let bench = Bench::new()?;
             let (mut server, socket) = start(&bench, program, &[])?;

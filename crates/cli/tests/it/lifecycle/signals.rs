@@ -13,7 +13,7 @@ use testkit::process::{Bench, Leave, Program, STOP_LIMIT, Server, Signal, is_lis
 use testkit::report::skipped;
 
 use super::{ensure_gone, pid_in};
-use crate::support::{Disk, Iothreads, is_root, ringloom, with};
+use crate::support::{Disk, Iothreads, is_root, ringloom, ringloom_that_hears, with};
 
 const QUEUES: usize = 4;
 const DEPTH: usize = 16;
@@ -196,12 +196,12 @@ fn sigterm_under_load_loses_no_completed_write() {
 
 #[test]
 fn sigint_under_load_loses_no_completed_write() {
-    with(&ringloom(), |program| check_under_load(program, Signal::INT, Iothreads::Two));
+    with(&ringloom_that_hears(), |program| check_under_load(program, Signal::INT, Iothreads::Two));
 }
 
 #[test]
 fn sighup_under_load_loses_no_completed_write() {
-    with(&ringloom(), |program| check_under_load(program, Signal::HUP, Iothreads::Two));
+    with(&ringloom_that_hears(), |program| check_under_load(program, Signal::HUP, Iothreads::Two));
 }
 
 /// qemu-storage-daemon keeps the promise too, which shows that the writer is right.
@@ -214,7 +214,7 @@ fn the_peer_loses_no_completed_write() {
 
 #[test]
 fn every_signal_ends_an_idle_server() {
-    with(&ringloom(), |program| {
+    with(&ringloom_that_hears(), |program| {
         for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
             let bench = Bench::new()?;
             let disk = Disk { iothreads: Iothreads::Two, ..Disk::new(&bench, "e0", QUEUES) };
@@ -329,7 +329,7 @@ fn a_second_signal_leaves_at_once_with_128_and_its_number() {
         skipped("a frozen file system needs root");
         return;
     }
-    with(&ringloom(), |program| {
+    with(&ringloom_that_hears(), |program| {
         for (second, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
             let mut stuck = Stuck::new(program)?;
             stuck.begin_to_stop()?;
