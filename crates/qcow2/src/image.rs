@@ -8,8 +8,8 @@
 //! `docs/interop/qcow2.rst`, "Cluster mapping".
 //! Threads: any. Locks are held for a few instructions; what takes longer is claimed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,7 @@ use crate::space::{Discards, Space};
 use crate::storage::Storage;
 use crate::tables::may_have;
 use crate::task::Turns;
+use crate::work::{AtWork, Working};
 
 /// Where fields are in the header.
 const AUTOCLEAR_AT: usize = 88;
@@ -78,39 +79,16 @@ pub(crate) struct Image {
     /// L2 tables that are being made.
     tables: Claims,
     epochs: Arc<Epochs>,
-    /// `None` if the image is not written.
+    /// `None` if the image was never written.
     space: Option<Space>,
+    /// Whether it may be written now: somebody has claimed it for that.
+    is_writing: AtomicBool,
+    /// Whether its files may be somebody else's: then nothing is read or written any more.
+    is_closed: AtomicBool,
     /// Empty if the image is not written.
     metadata: Arc<Metadata>,
     /// How many tasks are at work that no request waits for.
-    at_work: Arc<AtWork>,
-}
-
-#[derive(Debug, Default)]
-struct AtWork {
-    count: Mutex<usize>,
-    none: Condvar,
-}
-
-/// A task that no request waits for is at work. Dropped, it is over.
-#[derive(Debug)]
-#[must_use = "the image is not closed while a task is at work"]
-pub(crate) struct Working(Arc<AtWork>);
-
-impl AtWork {
-    fn count(&self) -> MutexGuard<'_, usize> {
-        self.count.lock().expect("nobody panics here")
-    }
-}
-
-impl Drop for Working {
-    fn drop(&mut self) {
-        let mut count = self.0.count();
-        *count -= 1;
-        if *count == 0 {
-            self.0.none.notify_all();
-        }
-    }
+    at_work: AtWork,
 }
 
 impl Image {
@@ -168,23 +146,22 @@ impl Image {
             clusters: Claims::default(),
             tables: Claims::default(),
             epochs,
+            is_writing: AtomicBool::new(space.is_some()),
+            is_closed: AtomicBool::new(false),
             space,
             metadata,
-            at_work: Arc::default(),
+            at_work: AtWork::default(),
         })
     }
 
     /// A task begins that no request waits for: nobody who stops a ring knows of it.
     pub(crate) fn begin_work(&self) -> Working {
-        *self.at_work.count() += 1;
-        Working(Arc::clone(&self.at_work))
+        self.at_work.begin()
     }
 
     /// Waits until no such task is at work, but not longer than this; whether that is so. Blocks.
     pub(crate) fn wait_for_work(&self, limit: Duration) -> bool {
-        let (count, none) = (self.at_work.count(), &self.at_work.none);
-        let waited = none.wait_timeout_while(count, limit, |count| *count > 0);
-        *waited.expect("nobody panics here").0 == 0
+        self.at_work.wait(limit)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -252,10 +229,10 @@ impl Image {
 
     /// The clusters of the file; `ReadOnly` if the image is not written.
     pub(crate) fn space(&self) -> Result<&Space, FailKind> {
-        if self.metadata.is_damaged() {
+        if self.metadata.is_damaged() || self.is_closed() {
             return Err(FailKind::Io);
         }
-        self.space.as_ref().ok_or(FailKind::ReadOnly)
+        self.space.as_ref().filter(|_| self.is_written()).ok_or(FailKind::ReadOnly)
     }
 
     /// Whether any of these clusters of the file is metadata.
@@ -265,7 +242,34 @@ impl Image {
 
     /// Whether requests are counted: clusters may be freed while they are under way.
     pub(crate) fn is_written(&self) -> bool {
+        // Claims change it; requests that it matters for begin after that and end before.
+        self.is_writing.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was written before, and nobody else had its files since.
+    pub(crate) fn was_written(&self) -> bool {
         self.space.is_some()
+    }
+
+    /// From now on it may be written, or may not.
+    pub(crate) fn set_writing(&self, is_writing: bool) {
+        self.is_writing.store(is_writing, Ordering::Relaxed);
+    }
+
+    /// Its files are given back. A lane that is still there meets an error instead of somebody else's bytes.
+    pub(crate) fn set_closed(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Whether its files may be somebody else's.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// What a request is told that comes after that.
+    pub(crate) fn refuse_closed(&self) -> FailKind {
+        self.sentences.error(format_args!("the image is closed; a request came too late"));
+        FailKind::Io
     }
 
     /// Waits until nobody else changes what these clusters are.
@@ -559,7 +563,7 @@ impl Image {
         Ok(())
     }
 
-    /// Nobody uses the image any more: gives back what was taken ahead.
+    /// Nobody writes to the image any more: gives back what was taken ahead.
     pub(crate) async fn close(&self, storage: &Storage) -> Result<(), FailKind> {
         match &self.space {
             Some(space) if !self.metadata.is_damaged() => space.close(storage).await,

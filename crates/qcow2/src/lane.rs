@@ -119,7 +119,12 @@ impl Qcow2Lane {
     /// How an operation is answered. Asks nobody yet.
     fn plan(&mut self, mapping: &mut Mapping, pieces: &PieceList) -> Plan {
         let operation = mapping.operation;
-        if operation.is_change() && self.access == Access::ReadOnly {
+        let image = &self.core.image;
+        if image.is_closed() {
+            mapping.answer = Answer::Refused(image.refuse_closed());
+            return Plan::Answered;
+        }
+        if operation.is_change() && (self.access == Access::ReadOnly || !image.is_written()) {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
             return Plan::Answered;
         }

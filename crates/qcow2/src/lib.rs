@@ -39,6 +39,7 @@ mod space;
 mod storage;
 mod tables;
 mod task;
+mod work;
 
 pub use handover::{ForeignState, ImageState, StateError};
 pub use header::{Features, Header, HeaderError};

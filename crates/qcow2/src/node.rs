@@ -5,7 +5,7 @@
 //!
 //! Invariants: all lanes share one [`Image`], which exists while the node is claimed: the files are
 //! locked before it is read, and it is closed before they are given back, by the process that owns it. A node
-//! that may be written changes its file also when its users only read.
+//! that may be written changes its file also when its users only read, unless nobody may write: below another image.
 //! Threads: control threads, but for [`Node::open_lane`].
 
 use std::io;
@@ -84,6 +84,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Used {
     claims: usize,
+    /// Those of them that the image may be written for.
+    writers: usize,
     image: Option<Arc<Image>>,
     /// Who closes it.
     owner: Owner,
@@ -165,9 +167,9 @@ impl Shared {
     }
 
     /// Loads the image, whose files are claimed. One that another process owns is only read.
-    fn load(&self, inherited: Option<ImageState>) -> Result<Image, OpenError> {
+    fn load(&self, access: Access, inherited: Option<ImageState>) -> Result<Image, OpenError> {
         let file = self.children.file.node();
-        let header = match (self.settings.access, &inherited) {
+        let header = match (access, &inherited) {
             (Access::ReadWrite, None) => make_writable(&file, &self.runner)?,
             (Access::ReadWrite, Some(_)) | (Access::ReadOnly, _) => {
                 read_header(&file, &self.runner)?
@@ -185,7 +187,7 @@ impl Shared {
         let storage = control.open(&file)?;
         let io = |kind| OpenError::Io { image: self.known_as(), kind };
         let bytes = file.size().0.0;
-        let writing = match self.settings.access {
+        let writing = match access {
             Access::ReadOnly => None,
             Access::ReadWrite => {
                 let tables = Tables::new(&header, &storage, bytes);
@@ -247,7 +249,66 @@ impl Shared {
         Ok(image)
     }
 
-    /// The last claim is given back.
+    /// For what an image is used that is claimed like this. Below another image nobody writes to it. Who reads and
+    /// bears with writers may meet some, which change tables that they share.
+    fn access_for(&self, rights: Rights) -> Access {
+        match (self.settings.access, rights) {
+            (Access::ReadOnly, _)
+            | (_, Rights { access: Access::ReadOnly, others: Others::Read }) => Access::ReadOnly,
+            (Access::ReadWrite, _) => Access::ReadWrite,
+        }
+    }
+
+    /// The files are claimed: has the image be there, for being written if it shall be.
+    fn begin(&self, used: &mut Used, access: Access) -> Result<(), OpenError> {
+        let known = used.image.as_ref();
+        match (known, access) {
+            (Some(_), Access::ReadOnly) => {}
+            (Some(image), Access::ReadWrite) if image.is_written() => {}
+            (Some(image), Access::ReadWrite) if image.was_written() => {
+                // Nobody has written since.
+                let file = self.children.file.node();
+                make_writable(&file, &self.runner)?;
+                let control = Control::new(&self.runner);
+                let storage = control.open(&file)?;
+                let begun = control.run(&[&storage], image.begin_writing(&storage));
+                begun.map_err(|kind| OpenError::Io { image: self.known_as(), kind })?;
+                image.set_writing(true);
+            }
+            // Lanes that only read go on with the image that they have: they are gone when somebody writes.
+            (Some(_), Access::ReadWrite) | (None, _) => {
+                let inherited = match access {
+                    Access::ReadOnly => None,
+                    Access::ReadWrite => used.inherited.take(),
+                };
+                used.image = Some(Arc::new(self.load(access, inherited)?));
+            }
+        }
+        Ok(())
+    }
+
+    /// A claim is given back, whose files still are claimed.
+    fn end(&self, used: &mut Used, access: Access) {
+        used.claims -= 1;
+        used.writers -= usize::from(access == Access::ReadWrite);
+        let (Some(image), is_over) = (used.image.clone(), used.claims == 0) else { return };
+        let stops = image.is_written() && used.writers == 0;
+        if stops {
+            image.set_writing(false);
+        }
+        if is_over {
+            used.image = None;
+            image.set_closed();
+        }
+        if (stops || is_over)
+            && used.owner == Owner::This
+            && let Err(error) = self.close(&image)
+        {
+            tracing::warn!("closing the image, of which some clusters leak: {error}");
+        }
+    }
+
+    /// Nobody writes to the image any more.
     fn close(&self, image: &Image) -> Result<(), OpenError> {
         // Before that the files are not given back: a late write would meet their next owner.
         while !image.wait_for_work(WORK_LIMIT) {
@@ -286,6 +347,7 @@ enum BeginWriting {
 #[derive(Debug)]
 struct Use {
     shared: Arc<Shared>,
+    access: Access,
 }
 
 impl Held for Use {
@@ -302,15 +364,7 @@ impl Held for Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        let mut used = self.shared.used();
-        used.claims -= 1;
-        if used.claims == 0
-            && let Some(image) = used.image.take()
-            && used.owner == Owner::This
-            && let Err(error) = self.shared.close(&image)
-        {
-            tracing::warn!("closing the image, of which some clusters leak: {error}");
-        }
+        self.shared.end(&mut self.shared.used(), self.access);
     }
 }
 
@@ -350,9 +404,10 @@ impl Node for Qcow2Node {
 
     /// Claims the file as the node may change it, and the backing file for reading; loads the image. Others
     /// may only read them, also if nobody writes here: what is known of tables must stay true.
-    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
         let shared = &self.shared;
-        let of_file = Rights { access: shared.settings.access, others: Others::Read };
+        let access = shared.access_for(rights);
+        let of_file = Rights { access, others: Others::Read };
         let mut below = shared.children.file.node().claim(of_file)?;
         if let Some(data) = &shared.children.data_file {
             below = below.and(data.node().claim(of_file)?);
@@ -369,14 +424,13 @@ impl Node for Qcow2Node {
         let mut used = shared.used();
         if used.image.is_none() {
             below.refresh().map_err(|error| failed(error.into()))?;
-            let inherited = used.inherited.take();
-            let image = shared.load(inherited).map_err(|error| failed(error.into()))?;
-            used.image = Some(Arc::new(image));
         }
+        shared.begin(&mut used, access).map_err(|error| failed(error.into()))?;
         used.claims += 1;
+        used.writers += usize::from(access == Access::ReadWrite);
         drop(used);
         // Given back first.
-        Ok(Claim::of(Use { shared: Arc::clone(shared) }).and(below))
+        Ok(Claim::of(Use { shared: Arc::clone(shared), access }).and(below))
     }
 
     fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {

@@ -210,13 +210,12 @@ fn after(core: &Core, cluster: GuestCluster, entry: Entry, how: Zeroing) -> Afte
     };
     let Entry::Cluster(before) = entry else { return empty };
     let is_zero = before.zero == shape.all_units();
-    let is_nothing = before.data == 0 && before.zero == 0;
     let keeps = how == Zeroing::Keep || core.has_data_file();
     match before.place {
-        None if is_nothing && (how == Zeroing::Discard || !shines_through) => After::Same,
         None if is_zero => After::Same,
         // With and without subclusters that are zeroes.
         None if before.data == 0 && !shines_through => After::Same,
+        // A discard uncovers nothing: like QEMU it leaves zeroes where the tables can say that.
         None => empty,
         Some(_) if keeps && is_zero => After::Same,
         Some(place) if keeps && place.is_ours => match (can_say, how) {

@@ -18,6 +18,7 @@ mod player;
 mod qemu;
 mod repair;
 mod rig;
+mod rights;
 mod snapshots;
 
 #[global_allocator]

@@ -99,21 +99,50 @@ impl Player {
         Ok(())
     }
 
+    /// Reads every byte.
+    pub(crate) fn read_all(&mut self) -> Result<()> {
+        let bytes = self.model.len() as u64;
+        for at in (0..bytes).step_by(1 << 16) {
+            let count = (bytes - at).min(1 << 16);
+            let read = self.enter(Operation::Read(self.extent(at, count)?))?;
+            self.begin(vec![read])?;
+            self.play(0, 1, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Discards bytes, which are zeroes afterwards.
+    pub(crate) fn discard(&mut self, at: u64, count: u64) -> Result<()> {
+        let discard = Operation::Discard(self.extent(at, count)?, Durability::Cached);
+        let discard = self.enter(discard)?;
+        self.begin(vec![discard])?;
+        self.play(0, 1, 1)
+    }
+
     /// Asks for a batch.
     fn ask(&mut self, count: usize, sectors: u64) -> Result<()> {
         let mut batch = Vec::new();
         for _ in 0..count {
             let operation = self.any_operation(sectors)?;
-            let memory = self.memory(operation)?;
-            let expected = self.expect(operation, &memory)?;
-            let place = self.jobs.iter().position(Option::is_none).unwrap_or(self.jobs.len());
-            let job = Job { operation, phase: Phase::Held(memory), expected };
-            match self.jobs.get_mut(place) {
-                Some(free) => *free = Some(job),
-                None => self.jobs.push(Some(job)),
-            }
-            batch.push(Mapping::new(Token(u32::try_from(place)?), operation));
+            batch.push(self.enter(operation)?);
         }
+        self.begin(batch)
+    }
+
+    /// A new request.
+    fn enter(&mut self, operation: Operation) -> Result<Mapping> {
+        let memory = self.memory(operation)?;
+        let expected = self.expect(operation, &memory)?;
+        let place = self.jobs.iter().position(Option::is_none).unwrap_or(self.jobs.len());
+        let job = Job { operation, phase: Phase::Held(memory), expected };
+        match self.jobs.get_mut(place) {
+            Some(free) => *free = Some(job),
+            None => self.jobs.push(Some(job)),
+        }
+        Ok(Mapping::new(Token(u32::try_from(place)?), operation))
+    }
+
+    fn begin(&mut self, mut batch: Vec<Mapping>) -> Result<()> {
         self.pieces.clear();
         self.lane.map(&mut batch, &mut self.pieces);
         for mapping in batch.iter().filter(|mapping| mapping.answer != Answer::Held) {
