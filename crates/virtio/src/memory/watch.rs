@@ -114,7 +114,8 @@ impl Tail {
         let window = |start: usize| Window { start, bytes: WINDOW_BYTES.min(end - start) };
         let new = (address - address % WINDOW_BYTES).max(lost_from);
         while slot.is_moving.swap(true, Ordering::Acquire) {
-            std::hint::spin_loop();
+            // Whoever moves it may wait for a CPU. A system call, and nothing else.
+            std::thread::yield_now();
         }
         let place = slot.moves.fetch_add(1, Ordering::Relaxed) % WINDOWS;
         let old = slot.windows[place].swap(new, Ordering::Relaxed);
