@@ -260,7 +260,7 @@ impl Engine {
         memory: &mut Buffers,
     ) {
         let ticket = self.seats.open(seat, head);
-        self.lanes.add(lane, memory.segments().len());
+        self.lanes.add(lane, memory.segments().len(), memory.count());
         let index = self.jobs.add(ticket, lane, operation, memory);
         self.mappings.push(Mapping::new(index.token(), operation));
     }
@@ -526,11 +526,11 @@ impl Engine {
         let ended = match self.jobs.remove(index) {
             Owner::Ring(ticket) => {
                 self.seats.complete(ticket, outcome);
-                Ended { pieces, segments, errand_bytes: 0 }
+                Ended { pieces, segments, request_bytes: bytes, errand_bytes: 0 }
             }
             Owner::Lane(errand) => {
                 errand.finish(outcome);
-                Ended { pieces, segments: 0, errand_bytes: bytes }
+                Ended { pieces, segments: 0, request_bytes: 0, errand_bytes: bytes }
             }
         };
         self.lanes.over(lane, ended);

@@ -30,6 +30,11 @@ const PIECES: Budget = Budget::new(1 << 20, 1 << 12);
 /// takes as much again for reads (`noted`).
 const SEGMENTS: Budget = Budget::new(1 << 20, 1 << 12);
 
+/// With so many bytes of requests that are not over nothing new is taken for their lane: a stop, and whoever takes the
+/// process's place, waits for all of them, and zeroes of that many bytes are written by hand within a second or two.
+/// Requests of 256 KiB still fill all the room that there is.
+const REQUEST_BYTES_MAX: usize = 1 << 30;
+
 /// The most requests one lane holds: who waits for a throttle takes no room from the others.
 const HELD_MAX: usize = 4096;
 
@@ -85,6 +90,8 @@ struct OpenLane {
     pieces: usize,
     /// The segments of the memory of its requests.
     segments: usize,
+    /// That memory, in bytes.
+    request_bytes: usize,
     /// The memory of its errands, in bytes.
     errand_bytes: usize,
     /// Those of them that it holds.
@@ -107,6 +114,8 @@ pub(crate) struct Ended {
     pub(crate) pieces: usize,
     /// The segments of a request's memory.
     pub(crate) segments: usize,
+    /// Its bytes.
+    pub(crate) request_bytes: usize,
     /// The bytes of an errand's memory.
     pub(crate) errand_bytes: usize,
 }
@@ -255,6 +264,7 @@ impl Lanes {
         let Some(open) = &self.places[index.0] else { return 0 };
         if !matches!(open.state, State::Open(_))
             || open.held_bytes >= HELD_BYTES_MAX
+            || open.request_bytes >= REQUEST_BYTES_MAX
             || open.errand_bytes + open.io.bytes_kept() >= INTERNAL_BYTES_MAX
             || PIECES.room(pieces, open.pieces) == 0
             || SEGMENTS.room(self.segments, open.segments) == 0
@@ -265,12 +275,13 @@ impl Lanes {
         REQUESTS.room(requests, carried_out).min(HELD_MAX.saturating_sub(open.held))
     }
 
-    /// A request was brought, with memory of so many segments.
-    pub(crate) fn add(&mut self, index: LaneIndex, segments: usize) {
+    /// A request was brought, with memory of so many segments and bytes.
+    pub(crate) fn add(&mut self, index: LaneIndex, segments: usize, bytes: usize) {
         self.segments += segments;
         let open = self.get(index);
         open.requests += 1;
         open.segments += segments;
+        open.request_bytes += bytes;
     }
 
     /// Asks the lane about a whole batch of new requests.
@@ -461,6 +472,7 @@ impl Lanes {
         let open = self.get(index);
         open.pieces -= ended.pieces;
         open.segments -= ended.segments;
+        open.request_bytes -= ended.request_bytes;
         open.errand_bytes -= ended.errand_bytes;
         open.requests -= 1;
         if open.requests > 0 {
@@ -522,6 +534,7 @@ impl OpenLane {
             requests: 0,
             pieces: 0,
             segments: 0,
+            request_bytes: 0,
             errand_bytes: 0,
             held: 0,
             held_bytes: 0,

@@ -11,7 +11,7 @@ use disk::{NullNode, ReadContent};
 use iothread::Placed;
 use kernel_io::{Aio, FileTable, OpenFile};
 
-use crate::guest::{Ask, BLOCK, Guest, SLOTS};
+use crate::guest::{Ask, BLOCK, BULKS, Guest, SLOTS};
 use crate::open_requests::PipeNode;
 use crate::setup::{iothreads, on_both, place};
 
@@ -113,4 +113,28 @@ fn a_disk_that_hangs_leaves_others_bounce_buffers() {
 fn a_disk_that_hangs_leaves_others_workers() {
     let threads = Shape { aio: Aio::Threads, ..PLAIN };
     check(64, threads, same(threads));
+}
+
+/// Whoever stops a ring waits for what is in flight: not for terabytes, however large the requests.
+#[test]
+fn only_so_many_bytes_are_in_flight() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [iothread] = iothreads::<1>(&files, reactors);
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (node, beginnings) = PLAIN.node(reader, &files);
+        let mut guest = Guest::with_bulk(512 << 20);
+        let placed = place(&guest, &node, &iothread);
+        (0..BULKS).for_each(|slot| guest.submit(slot, Ask::BulkRead, 0));
+        for _ in 0..2 {
+            beginnings.recv_timeout(Duration::from_secs(60)).expect("two reads begin");
+        }
+        // Each is answered in a round of its own.
+        (0..5).for_each(|_| placed.set_log(None));
+        assert_eq!(beginnings.try_iter().count(), 0, "two of 512 MiB are in flight already");
+        drop(writer);
+        let stopped = placed.stop();
+        assert_eq!(stopped.in_flight(), 0);
+        assert_eq!(guest.completions().len(), 2, "what had not begun is still the guest's");
+    });
 }

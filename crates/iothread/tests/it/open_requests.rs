@@ -36,7 +36,7 @@ impl Node for PipeNode {
     }
 
     fn size(&self) -> DiskSize {
-        DiskSize(ByteCount(1 << 20))
+        DiskSize(ByteCount(1 << 30))
     }
 
     fn limits(&self) -> Limits {
