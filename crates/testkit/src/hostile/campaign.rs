@@ -150,7 +150,11 @@ impl Campaign<'_> {
             let mut workers = Vec::new();
             for (bystander, client) in bystanders.iter().zip(clients) {
                 let seed = rng.next_u64();
-                workers.push(scope.spawn(move || bystander.work(client, seed)));
+                workers.push(scope.spawn(move || {
+                    let done = bystander.work(client, seed);
+                    // Told at once, so that nobody waits for it.
+                    done.map_err(|error| service.fail(error.context(bystander.name()))).ok()
+                }));
             }
             let result = self.conduct(scope, &deck, &arena, operator, &mut rng, tell);
             let peaks = match result {
@@ -162,14 +166,10 @@ impl Campaign<'_> {
                 }
             };
             service.enter(Phase::Over);
-            let mut done = Vec::new();
-            for (worker, bystander) in workers.into_iter().zip(&bystanders) {
-                match worker.join().expect("a bystander does not panic") {
-                    Ok(it) => done.push(it),
-                    // What it saw first is the cause, what the operator saw may be the consequence.
-                    Err(error) => service.fail(error.context(bystander.name())),
-                }
-            }
+            let done: Vec<_> = workers
+                .into_iter()
+                .filter_map(|worker| worker.join().expect("a bystander does not panic"))
+                .collect();
             if !service.has_failed()
                 && let Err(error) = operator.end(service)
             {

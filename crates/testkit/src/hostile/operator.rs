@@ -189,9 +189,16 @@ impl<'a> Operator<'a> {
         let most = 1 << (10 + rng.below(MOMENT_BITS_MAX - 9));
         pause(Duration::from_micros(rng.below(most)));
         service.open_gap();
-        match cut {
-            Cut::Killed => new.kill()?,
-            Cut::Stopped => new.freeze()?,
+        let hit = match cut {
+            Cut::Killed => new.kill(),
+            Cut::Stopped => new.freeze(),
+        };
+        if let Err(error) = hit {
+            // It was sent away before it could be hit.
+            ensure!(cut == Cut::Killed || !new.is_alive()?, "{error:#}");
+            service.withdraw_gap();
+            self.events.refused += 1;
+            return Ok(());
         }
         let (before, moment) = (progress(), Deadline::after(STOPPED));
         let limit = match cut {

@@ -25,7 +25,7 @@ pub struct Bounds {
     pub memory_left_kib: u64,
     /// Descriptors at any time.
     pub descriptors: usize,
-    /// The same when the attackers have left: what is made when it is first needed, and kept.
+    /// The same when the attackers have left: an iothread keeps what it has made for a disk when that was first used.
     pub descriptors_left: usize,
     /// Threads at any time; none is left.
     pub threads: usize,
@@ -45,7 +45,7 @@ impl Default for Bounds {
             memory_kib: 512 << 10,
             memory_left_kib: 64 << 10,
             descriptors: 400,
-            descriptors_left: 8,
+            descriptors_left: 24,
             threads: 100,
             mapped_kib: 64 << 30,
             release: Duration::from_secs(20),
