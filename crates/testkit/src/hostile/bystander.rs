@@ -24,7 +24,7 @@ const WINDOW_SAMPLES: usize = 2000;
 /// How many times as long as in its quiet run a request may take at the 99th percentile; and what is always allowed,
 /// since the machine has other things to do than to be measured.
 const QUIET_FACTOR: u32 = 50;
-const P99_ALWAYS: Duration = Duration::from_millis(500);
+pub(super) const P99_ALWAYS: Duration = Duration::from_millis(500);
 /// The longest rest between two rounds, in microseconds: a bystander does not use the processors up.
 const REST_MICROS_MAX: u64 = 4000;
 
@@ -45,13 +45,15 @@ pub(super) struct Times {
 #[derive(Debug)]
 pub(super) struct Bystander<'a> {
     name: &'static str,
+    /// What its requests may take at the 99th percentile in any case.
+    p99_always: Duration,
     service: &'a Service,
     rounds: AtomicU64,
 }
 
 impl<'a> Bystander<'a> {
-    pub(super) fn new(name: &'static str, service: &'a Service) -> Self {
-        Self { name, service, rounds: AtomicU64::new(0) }
+    pub(super) fn new(name: &'static str, p99_always: Duration, service: &'a Service) -> Self {
+        Self { name, p99_always, service, rounds: AtomicU64::new(0) }
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -139,7 +141,7 @@ impl Watch<'_> {
         let found = percentile_99(&mut self.window);
         let enough = self.window.len() >= WINDOW_SAMPLES / 2;
         self.window.clear();
-        let allowed = (self.times.quiet * QUIET_FACTOR).max(P99_ALWAYS);
+        let allowed = (self.times.quiet * QUIET_FACTOR).max(self.bystander.p99_always);
         ensure!(
             !enough || found <= allowed,
             "the 99th percentile was {found:?}; {:?} when nobody attacked",
@@ -170,7 +172,7 @@ mod tests {
     #[test]
     fn a_window_of_slow_requests_is_a_fault() {
         let service = Service::new(1);
-        let bystander = Bystander::new("calm", &service);
+        let bystander = Bystander::new("calm", P99_ALWAYS, &service);
         let quiet = Duration::from_millis(20);
         let times = Times { quiet, ..Times::default() };
         let judge = |time: Duration| {

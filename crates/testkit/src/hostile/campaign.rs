@@ -138,8 +138,11 @@ impl Campaign<'_> {
         let Self { plan, disks, service } = self;
         let mut rng = Rng::new(plan.seed);
         let deck = Deck::new(disks, &plan.only, rng.next_u64());
-        let bystanders: Vec<Bystander<'_>> =
-            disks.calm.iter().map(|calm| Bystander::new(calm.name, service)).collect();
+        let bystanders: Vec<Bystander<'_>> = disks
+            .calm
+            .iter()
+            .map(|calm| Bystander::new(calm.name, calm.p99_always, service))
+            .collect();
         let arena = Arena { disks, service, bystanders: &bystanders };
         let clients = disks
             .calm
