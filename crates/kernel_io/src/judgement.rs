@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::IoFailure;
 use crate::parked::{Parked, Work};
 
-/// How often an operation is submitted again after EINTR or EAGAIN before that is its result.
+/// How often an operation is submitted again after EINTR, EAGAIN or, of a discard, EBUSY before that is its result.
 pub(crate) const RETRIES_MAX: u8 = 100;
 
 /// What a completion means for its operation.
@@ -25,7 +25,12 @@ pub(crate) fn judge(parked: &mut Parked, result: i32) -> Judgement {
     let offset = parked.offset;
     let Ok(count) = usize::try_from(result) else {
         let errno = Errno::from_raw_os_error(-result);
-        let passing = errno == Errno::INTR || errno == Errno::AGAIN;
+        let passing = match errno {
+            Errno::INTR | Errno::AGAIN => true,
+            // A discard on a ring invalidates the device's page cache, which others may be writing to.
+            Errno::BUSY => matches!(parked.work, Work::Space(_)),
+            _ => false,
+        };
         if passing && parked.retries < RETRIES_MAX {
             parked.retries += 1;
             return Judgement::Again;

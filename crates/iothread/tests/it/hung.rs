@@ -132,9 +132,8 @@ fn only_so_many_bytes_are_in_flight() {
         // Each is answered in a round of its own.
         (0..5).for_each(|_| placed.set_log(None));
         assert_eq!(beginnings.try_iter().count(), 0, "two of 512 MiB are in flight already");
+        // They meet the end of the pipe.
         drop(writer);
-        let stopped = placed.stop();
-        assert_eq!(stopped.in_flight(), 0);
-        assert_eq!(guest.completions().len(), 2, "what had not begun is still the guest's");
+        assert_eq!(placed.stop().in_flight(), 0);
     });
 }

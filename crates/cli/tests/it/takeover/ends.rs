@@ -177,6 +177,10 @@ fn new_processes_that_are_killed_at_any_moment_lose_nothing() {
                 server.wait(LIMIT)?;
                 server = disk.serve(program)?;
                 client.reconnect()?;
+                if lost == 0 {
+                    client.drain()?;
+                    server.wait_for_log("a client has come back with", LIMIT)?;
+                }
                 lost += 1;
             } else {
                 kept += 1;
