@@ -195,11 +195,13 @@ impl RingSource {
         let lane = self.home().lane;
         self.ring.suppress_kicks();
         self.rules.size = self.capacity.get();
+        // Once: what one batch can add is bounded by the step.
+        let room = engine.room(lane);
         let turn = loop {
             if popped == step.requests || bytes >= step.bytes.0 {
                 break Turn::More;
             }
-            if engine.room(lane) == 0 {
+            if popped as usize >= room {
                 break Turn::Full;
             }
             match self.ring.pop(&mut self.chain) {
