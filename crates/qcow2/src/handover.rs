@@ -4,7 +4,7 @@
 //! ([`Qcow2Node::state`](crate::Qcow2Node::state)); the new one loads the image by reading alone and takes that
 //! over. Whichever owns the image closes it; until the new one does, the old one can go on as if nothing had been.
 //!
-//! Invariants: nothing of this writes to the image, but for refcounts whose write has failed before.
+//! Invariants: nothing of this writes to the image.
 //! Threads: control threads.
 
 use std::ops::Range;
@@ -13,7 +13,6 @@ use block::FailKind;
 
 use crate::image::Image;
 use crate::shape::OFFSET;
-use crate::storage::Storage;
 
 /// What an image that is written has in memory alone. Ranges are clusters of its file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -50,7 +49,7 @@ pub struct ForeignState {
 
 impl Image {
     /// What the file does not say. No request is under way, and no task is at work.
-    pub(crate) async fn state(&self, storage: &Storage) -> Result<ImageState, StateError> {
+    pub(crate) async fn state(&self) -> Result<ImageState, StateError> {
         let space = match self.space() {
             Ok(space) => space,
             Err(FailKind::ReadOnly) => return Ok(ImageState::default()),
@@ -59,7 +58,7 @@ impl Image {
         if self.slices().has_doubtful() {
             return Err(StateError::Doubtful);
         }
-        space.state(storage).await.map_err(|_told| StateError::Doubtful)
+        space.state().await.map_err(|_written| StateError::Doubtful)
     }
 
     /// Goes on from what another process knew. What cannot be is refused; it may still be wrong.

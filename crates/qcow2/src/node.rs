@@ -133,10 +133,7 @@ impl Qcow2Node {
         if !image.wait_for_work(limit) {
             return Err(StateError::Busy);
         }
-        let control = Control::new(&shared.runner);
-        let storage = control.open(&shared.children.file.node());
-        let storage = storage.map_err(|_told| StateError::Doubtful)?;
-        control.run(&[&storage], image.state(&storage)).map(Some)
+        Control::new(&shared.runner).run(&[], image.state()).map(Some)
     }
 
     /// The next claim goes on with the image that another process has in use, who owns it until
@@ -148,7 +145,8 @@ impl Qcow2Node {
 
     /// From now on this process owns the image: it closes it.
     pub fn own(&self) {
-        self.shared.used().owner = Owner::This;
+        let mut used = self.shared.used();
+        (used.owner, used.inherited) = (Owner::This, None);
     }
 
     /// From now on another process owns the image: it is not touched here any more.

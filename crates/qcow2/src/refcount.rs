@@ -228,9 +228,10 @@ impl Refcounts {
         std::mem::take(&mut self.raised)
     }
 
-    /// What an error has kept from being handed out, and whether the header surely names this table.
+    /// What an error has kept from being handed out, and whether the file has all that is known here.
     pub(crate) fn raised(&self) -> (&[Clusters], bool) {
-        (&self.raised, !self.is_header_in_doubt)
+        let is_written = self.blocks.values().all(|block| block.changed.is_none());
+        (&self.raised, is_written && !self.is_header_in_doubt)
     }
 
     /// Takes these clusters, which are free. Some of them may become metadata.

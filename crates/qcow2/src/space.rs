@@ -288,12 +288,11 @@ impl Space {
         refcounts.write_changed(storage).await
     }
 
-    /// What the file does not say. Writes only refcounts whose write has failed before.
-    pub(crate) async fn state(&self, storage: &Storage) -> Result<ImageState, FailKind> {
-        let mut refcounts = self.refcounts.take().await;
-        refcounts.write_changed(storage).await?;
-        let (raised, is_table_named) = refcounts.raised();
-        if !is_table_named {
+    /// What the file does not say. Fails if a write of refcounts has failed.
+    pub(crate) async fn state(&self) -> Result<ImageState, FailKind> {
+        let refcounts = self.refcounts.take().await;
+        let (raised, is_written) = refcounts.raised();
+        if !is_written {
             return Err(FailKind::Io);
         }
         let freed =

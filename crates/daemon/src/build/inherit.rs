@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use block::Owner;
 use kernel_io::{ImageLocks, InheritError, OpenFile};
 use qcow2::{ImageState, Qcow2Node};
 
@@ -77,6 +78,15 @@ impl Built {
             }
         }
         Ok(())
+    }
+
+    /// Proves that the other process owns every file below an export: none can be changed here.
+    pub(crate) fn check_inherited(&self, export: &str) -> Result<(), InheritError> {
+        let Storage { files, images: _ } = self.graph.storage_below(export);
+        match files.into_values().find(|file| file.owner() == Owner::This) {
+            Some(file) => Err(InheritError::Missing(file.path().to_path_buf())),
+            None => Ok(()),
+        }
     }
 
     /// Claims for an export what the other process holds for it. Nothing is changed on any file.

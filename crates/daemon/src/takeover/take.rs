@@ -400,6 +400,10 @@ fn build_all(
     }
     let failed = |(export, source)| TakeoverError::Image { export, process, source };
     built.inherit(files, images).map_err(failed)?;
+    for (prepared, ..) in &ready {
+        let id = &prepared.offer.id;
+        built.check_inherited(id).map_err(|source| failed((id.clone(), source)))?;
+    }
     for ((prepared, ..), _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held) {
         built.claim_inherited(prepared, patience)?;
     }

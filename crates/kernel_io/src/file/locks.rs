@@ -42,6 +42,9 @@ pub enum InheritError {
         /// How this one has.
         ours: u32,
     },
+    /// The other process has not handed it over.
+    #[error("{path} was not handed over", path = .0.display())]
+    Missing(std::path::PathBuf),
     /// Another export of this process has locked it already.
     #[error("{path} is already in use here", path = .0.display())]
     InUse(std::path::PathBuf),
@@ -82,6 +85,9 @@ impl OpenFile {
                 locks.held = wanted;
             }
             Owner::Other if self.locking == Locking::Off || wanted.is_within(locks.held) => {}
+            // The other process goes without, because the host cannot lock; `own` tries once more.
+            Owner::Other
+                if self.locking == Locking::Automatic && locks.held == ImageLocks::NONE => {}
             Owner::Other => return Err(LockError::NotInherited { path: self.path.clone() }),
         }
         locks.wanted = wanted;
@@ -126,7 +132,7 @@ impl OpenFile {
         if let Err(error) =
             image_lock::change(self.fd.as_fd(), &self.path, locks.held, locks.wanted)
         {
-            // Fewer locks are never refused.
+            // Fewer locks are never refused; this host cannot lock.
             tracing::warn!("{error}");
         }
         (locks.held, locks.owner) = (locks.wanted, Owner::This);
@@ -211,6 +217,16 @@ mod tests {
         new.own();
         old.leave();
         new.set_locks(WRITES).unwrap();
+    }
+
+    #[test]
+    fn an_image_that_could_not_be_locked_changes_hands_without() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let (old, new) = (open(&image, Access::ReadWrite), open(&image, Access::ReadWrite));
+        new.inherit(old.as_fd(), ImageLocks::NONE).unwrap();
+        new.set_locks(WRITES).unwrap();
+        new.own();
+        assert_eq!(new.locks(), WRITES);
     }
 
     #[test]
