@@ -27,7 +27,7 @@ use crate::options::{Activity, Blockdev, Child, Discard, Driver, ExportOptions, 
 use crate::permissions::PassesOn;
 use crate::permissions::{Conflict, Edge, IMAGE, Permissions, ROOT, User, Uses};
 pub use change::ChangeFault;
-pub(crate) use describe::{Description, Storage};
+pub(crate) use describe::{Description, Place, Storage};
 pub use named::{NamedFault, What};
 use root::RootNode;
 

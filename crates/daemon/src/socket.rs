@@ -7,9 +7,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use kernel_io::peer_of;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -28,7 +29,7 @@ const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// How long a process that listens may take to end, if it is about to.
-const END_LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// A listening socket; its file is removed when it is dropped.
 #[derive(Debug)]
@@ -262,10 +263,7 @@ fn ends_in_time(process: u32) -> bool {
     let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
     let Some(pid) = pid else { return false };
     match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(pidfd) => {
-            let ended = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&END_LIMIT));
-            ended.is_ok_and(|ready| ready > 0)
-        }
+        Ok(pidfd) => kernel_io::has_ended(&pidfd, END_LIMIT).unwrap_or(false),
         Err(errno) => errno == Errno::SRCH,
     }
 }

@@ -58,7 +58,7 @@ pub use inline::{InlineBudget, InlineShare};
 pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use parked::Tag;
-pub use peer::{Peer, gives_peer_processes, peer_of, peer_process};
+pub use peer::{Peer, gives_peer_processes, has_ended, peer_of, peer_process};
 pub use process::{
     DaemonizeError, Daemonized, Readiness, Verdict, close_descriptors_but, daemonize,
     raise_open_files_limit,

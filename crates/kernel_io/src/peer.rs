@@ -1,4 +1,4 @@
-//! Which process is at the other end of a UNIX connection.
+//! Which process is at the other end of a UNIX connection, and whether it has ended.
 
 #![expect(
     unsafe_code,
@@ -7,7 +7,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
+use block::{Clock, SystemClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -94,6 +96,21 @@ fn peer_by_connection(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// Whether a process that is held has ended, or does within that time. A signal does not end the wait.
+pub fn has_ended(process: impl AsFd, limit: Duration) -> io::Result<bool> {
+    let began = SystemClock.now();
+    loop {
+        let left = limit.saturating_sub(SystemClock.now().duration_since(began));
+        let left = Timespec::try_from(left).expect("a wait is short");
+        let mut fds = [PollFd::new(&process, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,7 +127,6 @@ mod tests {
     fn a_hold_on_the_peer_tells_that_it_lives() {
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let held = peer_process(&one).unwrap();
-        let mut fds = [PollFd::new(&held, PollFlags::IN)];
-        assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0));
+        assert!(!has_ended(&held, Duration::ZERO).unwrap());
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! Threads: the first one of both processes; no ring is served.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -16,11 +16,8 @@ use qcow2::{ImageState, Qcow2Node};
 use super::{BuildError, Built, Claimed, Prepared};
 use crate::claim::{Patience, claim};
 use crate::device::Offer;
-use crate::graph::{Description, Storage};
+use crate::graph::{Description, Place, Storage};
 use crate::holding::Holding;
-
-/// Where something stands: the export's id, and the place below it.
-type Place = (String, String);
 
 impl Built {
     /// All that there is to say of the nodes below an export.
@@ -37,27 +34,35 @@ impl Built {
     }
 
     /// The open files below the exports that were started, each once.
-    pub(crate) fn files_below(&self) -> Vec<(String, String, Arc<OpenFile>)> {
-        let below = self.exports.iter().flat_map(|export| {
-            let Storage { files, images: _ } = self.graph.storage_below(&export.offer().id);
-            files.into_iter().map(|(place, file)| (export.offer().id.clone(), place, file))
-        });
-        each_once(below)
+    pub(crate) fn files_below(&self) -> Vec<(Place, Arc<OpenFile>)> {
+        self.each_once(|below| below.files)
     }
 
     /// The images below them, each once.
-    pub(crate) fn images(&self) -> Vec<(String, String, Arc<Qcow2Node>)> {
-        let below = self.exports.iter().flat_map(|export| {
-            let Storage { images, files: _ } = self.graph.storage_below(&export.offer().id);
-            images.into_iter().map(|(place, image)| (export.offer().id.clone(), place, image))
-        });
-        each_once(below)
+    pub(crate) fn images(&self) -> Vec<(Place, Arc<Qcow2Node>)> {
+        self.each_once(|below| below.images)
+    }
+
+    /// What stands below the exports, at the first place where it is found.
+    fn each_once<T>(
+        &self,
+        of: impl Fn(Storage) -> BTreeMap<String, Arc<T>>,
+    ) -> Vec<(Place, Arc<T>)> {
+        let mut once: Vec<(Place, Arc<T>)> = Vec::new();
+        for id in self.exports.iter().map(|export| &export.offer().id) {
+            for (place, one) in of(self.graph.storage_below(id)) {
+                if !once.iter().any(|(_, other)| Arc::ptr_eq(other, &one)) {
+                    once.push(((id.clone(), place), one));
+                }
+            }
+        }
+        once
     }
 
     /// From now on another process owns what is below the exports: nothing of it is changed or given back here.
     pub(crate) fn leave(&self) {
-        self.files_below().iter().for_each(|(_, _, file)| file.leave());
-        self.images().iter().for_each(|(_, _, image)| image.leave());
+        self.files_below().iter().for_each(|(_, file)| file.leave());
+        self.images().iter().for_each(|(_, image)| image.leave());
     }
 
     /// Goes on with the open files and images of another process, which owns them until [`Built::own`]. What it
@@ -67,13 +72,17 @@ impl Built {
         files: BTreeMap<Place, (OwnedFd, ImageLocks)>,
         images: BTreeMap<Place, ImageState>,
     ) -> Result<(), (String, InheritError)> {
+        let exports: BTreeSet<&String> =
+            files.keys().chain(images.keys()).map(|(export, _)| export).collect();
+        let below: BTreeMap<String, Storage> =
+            exports.into_iter().map(|id| (id.clone(), self.graph.storage_below(id))).collect();
         for ((export, place), (theirs, locks)) in files {
-            if let Some(file) = self.graph.storage_below(&export).files.get(&place) {
+            if let Some(file) = below[&export].files.get(&place) {
                 file.inherit(theirs.as_fd(), locks).map_err(|error| (export, error))?;
             }
         }
         for ((export, place), state) in images {
-            if let Some(image) = self.graph.storage_below(&export).images.get(&place) {
+            if let Some(image) = below[&export].images.get(&place) {
                 image.inherit(state);
             }
         }
@@ -112,17 +121,4 @@ impl Built {
         self.graph.images().for_each(|image| image.own());
         self.files.all().iter().for_each(|file| file.own());
     }
-}
-
-/// Those that are not the same as one before.
-fn each_once<T>(
-    all: impl Iterator<Item = (String, String, Arc<T>)>,
-) -> Vec<(String, String, Arc<T>)> {
-    let mut once: Vec<(String, String, Arc<T>)> = Vec::new();
-    for (export, place, one) in all {
-        if !once.iter().any(|(_, _, other)| Arc::ptr_eq(other, &one)) {
-            once.push((export, place, one));
-        }
-    }
-    once
 }

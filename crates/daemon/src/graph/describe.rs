@@ -18,6 +18,9 @@ use crate::options::{Activity, Blockdev, Discard, Driver, Flushes, Locking, Qcow
 /// The options of nodes by place and key, in words that stay the same from version to version.
 pub(crate) type Description = BTreeMap<String, String>;
 
+/// Where something stands: the export's id, and the place below it.
+pub(crate) type Place = (String, String);
+
 /// What nodes have below an export: files, and images in use.
 #[derive(Debug, Default)]
 pub(crate) struct Storage {

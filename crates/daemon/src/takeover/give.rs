@@ -14,17 +14,17 @@ use std::time::Duration;
 
 use block::{Clock, SentenceRate};
 use qcow2::{ImageState, StateError};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::state::{self, Parcel, Place};
+use super::state::{self, Parcel};
 use super::wire::{self, Message, Offered, SocketFile, Wire, WireError};
 use super::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT, VERSION, monotonic};
 use crate::build::Built;
 use crate::chain::chain_of;
 use crate::export::{Export, Freeze, Frozen};
+use crate::graph::Place;
 use crate::socket::Identity;
 
 /// How long exports that have nothing in flight any more wait for the others: then they go on until those have
@@ -282,11 +282,13 @@ fn finish(
 /// What images in use have in memory alone, each once.
 fn images(built: &Built) -> Result<Vec<(Place, ImageState)>, Rejection> {
     let mut states = Vec::new();
-    for (export, place, image) in built.images() {
-        let failed =
-            |source| Rejection::Image { export: export.clone(), place: place.clone(), source };
+    for (at, image) in built.images() {
+        let failed = |source| {
+            let (export, place) = at.clone();
+            Rejection::Image { export, place, source }
+        };
         if let Some(state) = image.state(WORK_LIMIT).map_err(failed)? {
-            states.push(((export, place), state));
+            states.push((at, state));
         }
     }
     Ok(states)
@@ -337,7 +339,7 @@ fn part_with(
     for Held { parcel, .. } in held {
         state::send(wire, parcel, until)?;
     }
-    for (export, place, file) in built.files_below() {
+    for ((export, place), file) in built.files_below() {
         let message = Message::File { export, place, locks: file.locks().bits() };
         wire.send(&message, &[file.as_fd()], until)?;
     }
@@ -356,42 +358,26 @@ impl Successor {
     /// it was killed it runs no instruction of its own, even if it hangs in the kernel.
     fn end(&self) {
         let process = self.process;
+        let complain = |why: &dyn std::fmt::Display| {
+            tracing::warn!("process {process} cannot be ended, and is not told to go on: {why}");
+        };
         let hold = match &self.hold {
             Ok(hold) => hold,
-            Err(error) => {
-                tracing::warn!(
-                    "process {process} cannot be ended, and is not told to go on: {error}"
-                );
-                return;
-            }
+            Err(error) => return complain(error),
         };
         match pidfd_send_signal(hold, Signal::KILL) {
             Ok(()) | Err(Errno::SRCH) => {}
-            Err(errno) => {
-                tracing::warn!(
-                    "process {process} cannot be ended, and is not told to go on: {errno}"
-                );
-                return;
-            }
+            Err(errno) => return complain(&errno),
         }
-        let until = Deadline::within(END_LIMIT);
-        loop {
-            let left = Timespec::try_from(until.left()).expect("limits are short");
-            let mut fds = [PollFd::new(hold, PollFlags::IN)];
-            match poll(&mut fds, Some(&left)) {
-                Ok(0) => {
-                    let seconds = END_LIMIT.as_secs();
-                    tracing::warn!(
-                        "process {process} was killed and is not gone after {seconds} s: it hangs in the kernel"
-                    );
-                    return;
-                }
-                Ok(_) => return tracing::info!("process {process} was ended"),
-                Err(Errno::INTR) => {}
-                Err(errno) => {
-                    return tracing::warn!("the end of process {process} is not seen: {errno}");
-                }
+        match kernel_io::has_ended(hold, END_LIMIT) {
+            Ok(true) => tracing::info!("process {process} was ended"),
+            Ok(false) => {
+                let seconds = END_LIMIT.as_secs();
+                tracing::warn!(
+                    "process {process} was killed and is not gone after {seconds} s: it hangs in the kernel"
+                );
             }
+            Err(error) => tracing::warn!("the end of process {process} is not seen: {error}"),
         }
     }
 }

@@ -18,6 +18,7 @@ use virtio::{
 
 use super::wire::{Message, SocketFile, Wire, WireError};
 use super::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT};
+use crate::graph::Place;
 
 /// How long the first packet may take: it comes when nothing is in flight any more.
 pub(super) const FIRST_LIMIT: Duration = DRAIN_LIMIT.saturating_add(ANSWER_LIMIT);
@@ -39,9 +40,6 @@ pub(super) struct Transfer {
     pub(super) files: BTreeMap<Place, (OwnedFd, ImageLocks)>,
     pub(super) images: BTreeMap<Place, ImageState>,
 }
-
-/// Where something stands: the export's id, and the place below it.
-pub(super) type Place = (String, String);
 
 /// Everything about one export.
 #[derive(Debug)]

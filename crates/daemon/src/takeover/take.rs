@@ -15,8 +15,6 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 use virtio::Features;
 
@@ -246,8 +244,8 @@ fn await_answer(
     limit: Duration,
     patience: &mut Patience<'_>,
 ) -> Result<(), TakeoverError> {
-    let began = monotonic();
-    while !wire.has_said(REST) && monotonic().saturating_sub(began) < limit {
+    let until = Deadline::within(limit);
+    while !wire.has_said(REST) && !until.left().is_zero() {
         if patience.wait.pause(Duration::ZERO) == Told::Stop {
             return Err(TakeoverError::Stopped);
         }
@@ -456,7 +454,8 @@ impl Predecessor {
         let began = monotonic();
         pidfd_send_signal(&self.pidfd, Signal::TERM)
             .map_err(|errno| TakeoverError::Signal { process, source: errno.into() })?;
-        while monotonic().saturating_sub(began) < END_LIMIT {
+        let until = Deadline::within(END_LIMIT);
+        while !until.left().is_zero() {
             if self.has_ended(REST) {
                 patience.wait.done();
                 return Ok(began);
@@ -480,12 +479,7 @@ impl Predecessor {
 
     /// Whether it has ended, or does within that time.
     fn has_ended(&self, limit: Duration) -> bool {
-        let limit = Timespec::try_from(limit).expect("limits are short");
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        match poll(&mut fds, Some(&limit)) {
-            Ok(ready) => ready > 0,
-            Err(Errno::INTR) => false,
-            Err(errno) => panic!("poll on a descriptor of our own: {errno}"),
-        }
+        kernel_io::has_ended(&self.pidfd, limit)
+            .expect("the kernel polls one descriptor of our own")
     }
 }
