@@ -178,7 +178,7 @@ fn agree(wire: &Wire, built: &Built) -> Result<(), Rejection> {
     }
     check_flushes(built)?;
     for export in built.exports() {
-        wire.send(&Message::Offer { export: offered(built, export) }, &[], until)?;
+        wire.offer(offered(built, export), until)?;
     }
     wire.send(&Message::OfferEnd, &[], until)?;
     match wire.receive(until)? {
@@ -316,6 +316,7 @@ fn hand_over(
                 // It has closed the connection, on which alone it could be told to go on.
                 WireError::Ended => {}
                 WireError::Silent
+                | WireError::TooLong { .. }
                 | WireError::Kernel(_)
                 | WireError::Form(_)
                 | WireError::Unexpected { .. } => successor.end(),

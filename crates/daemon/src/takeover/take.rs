@@ -22,7 +22,7 @@ use super::error::TakeoverError;
 use super::find::{Served, check_program, hold, server_of};
 use super::give::socket_file;
 use super::state::{self, Parcel, Transfer};
-use super::wire::{Message, Offered, SocketFile, Wire, WireError};
+use super::wire::{self, Message, Offered, SocketFile, Wire, WireError};
 use super::{ANSWER_LIMIT, Deadline, Resumption, VERSION, monotonic};
 use crate::build::{Built, Prepared};
 use crate::chain::chain_of;
@@ -36,7 +36,10 @@ use crate::socket::Socket;
 const TRIES: u32 = 10;
 
 /// How many exports an old process can have.
-pub(super) const EXPORTS_MAX: usize = 1 << 14;
+pub(super) const EXPORTS_MAX: usize = wire::SOCKETS_MAX;
+
+/// How many options the nodes below all of them can have.
+const OPTIONS_MAX: usize = 1 << 20;
 
 /// The rest between two tries.
 const REST: Duration = Duration::from_millis(50);
@@ -225,10 +228,18 @@ pub(super) enum Offers {
 /// What the old process would hand over, of which the first packet has been waited for.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
 pub(super) fn offers(wire: &Wire) -> Result<Offers, WireError> {
-    let (mut exports, until) = (Vec::new(), Deadline::within(ANSWER_LIMIT));
+    let (mut exports, mut options) = (Vec::<Offered>::new(), 0);
+    let until = Deadline::within(ANSWER_LIMIT);
     loop {
         match wire.receive(until)?.0 {
             Message::Offer { export } if exports.len() < EXPORTS_MAX => exports.push(export),
+            Message::OfferNodes { nodes } if options + nodes.len() <= OPTIONS_MAX => {
+                options += nodes.len();
+                match exports.last_mut() {
+                    Some(export) => export.nodes.extend(nodes),
+                    None => return Err(Message::OfferNodes { nodes }.unexpected()),
+                }
+            }
             Message::OfferEnd => return Ok(Offers::All(exports)),
             Message::Refused { reason } => return Ok(Offers::Refused(reason)),
             Message::OtherVersion { version } => return Ok(Offers::OtherVersion(version)),

@@ -27,8 +27,14 @@ use serde::{Deserialize, Serialize};
 use super::Deadline;
 use crate::graph::Description;
 
-/// The longest packet, which lists the exports of a daemon.
+/// The longest packet, which names the sockets of a daemon.
 const PACKET_BYTES_MAX: usize = 128 << 10;
+
+/// How many sockets fit into one packet, whatever their numbers are.
+pub(super) const SOCKETS_MAX: usize = 2048;
+
+/// With so many bytes of options a packet takes no more of them: quoted they are several times as long at worst.
+const OPTION_BYTES_OF_PACKET: usize = 16 << 10;
 
 /// A ring comes with three descriptors.
 const DESCRIPTORS_MAX: usize = 3;
@@ -52,8 +58,10 @@ pub(super) enum Message {
     OtherVersion { version: u32 },
     /// Old: it goes on serving.
     Refused { reason: String },
-    /// Old: an export that it would hand over.
+    /// Old: an export that it would hand over. The options of its nodes follow.
     Offer { export: Offered },
+    /// Old: all options of the nodes below the last export, or a part of them.
+    OfferNodes { nodes: Description },
     /// Old: those were all.
     OfferEnd,
     /// New: it can go on with that; the old process is to stop its rings.
@@ -119,7 +127,8 @@ pub(super) struct Offered {
     pub(super) logical_block: u32,
     pub(super) queues: u16,
     pub(super) features: u64,
-    /// All options of the nodes below it.
+    /// All options of the nodes below it, in packets of their own: they are long below a chain of images.
+    #[serde(skip)]
     pub(super) nodes: Description,
 }
 
@@ -138,6 +147,12 @@ pub(super) enum WireError {
     /// It did not answer.
     #[error("the other process does not answer")]
     Silent,
+    /// What is to be said to it is too long.
+    #[error("{bytes} bytes are more than the other process takes at once")]
+    TooLong {
+        /// How long it is.
+        bytes: usize,
+    },
     /// The kernel refused.
     #[error("cannot talk to the other process")]
     Kernel(#[source] io::Error),
@@ -243,6 +258,9 @@ impl Wire {
         until: Deadline,
     ) -> Result<(), WireError> {
         let bytes = serde_json::to_vec(message).map_err(WireError::Form)?;
+        if bytes.len() > PACKET_BYTES_MAX {
+            return Err(WireError::TooLong { bytes: bytes.len() });
+        }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
             let mut space =
@@ -263,6 +281,22 @@ impl Wire {
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    /// Offers an export, in as many packets as that takes.
+    pub(super) fn offer(&self, mut export: Offered, until: Deadline) -> Result<(), WireError> {
+        let nodes = std::mem::take(&mut export.nodes);
+        self.send(&Message::Offer { export }, &[], until)?;
+        let mut nodes = nodes.into_iter().peekable();
+        while nodes.peek().is_some() {
+            let (mut part, mut bytes) = (Description::new(), 0);
+            while let Some((key, value)) = nodes.next_if(|_| bytes < OPTION_BYTES_OF_PACKET) {
+                bytes += key.len() + value.len();
+                part.insert(key, value);
+            }
+            self.send(&Message::OfferNodes { nodes: part }, &[], until)?;
+        }
+        Ok(())
     }
 
     /// What the other process says next, if it does by then.
@@ -337,5 +371,17 @@ impl Message {
     pub(super) fn unexpected(&self) -> WireError {
         let what = format!("{self:?}").chars().take(80).collect();
         WireError::Unexpected { what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_sockets_fit_into_one_packet() {
+        let longest = SocketFile { device: u64::MAX, inode: u64::MAX };
+        let hello = Message::Hello { version: u32::MAX, sockets: vec![longest; SOCKETS_MAX] };
+        assert!(serde_json::to_vec(&hello).unwrap().len() <= PACKET_BYTES_MAX);
     }
 }

@@ -262,3 +262,38 @@ fn a_node_that_is_active_on_demand_changes_hands_as_it_is() {
         stop(server, &[&disk.socket()]).map(drop)
     });
 }
+
+/// How an image below sixty others is used takes more words than one packet has room for.
+#[test]
+fn a_long_chain_of_images_changes_hands() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        image::create_sparse(&bench.path("0"), 1 << 20)?;
+        for number in 1..=60 {
+            let (below, format) = (number - 1, if number == 1 { "raw" } else { "qcow2" });
+            qemu_img(&bench, &format!("create -q -u -f qcow2 -b {below} -F {format} {number} 1M"))?;
+        }
+        let (top, socket) = (bench.text("60"), bench.path("s"));
+        let line: Vec<String> = [
+            "--takeover",
+            "--named-files",
+            "on",
+            "--blockdev",
+            &format!("qcow2,node-name=n,file.driver=file,file.filename={top}"),
+            "--export",
+            &format!(
+                "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={},writable=on",
+                socket.display()
+            ),
+        ]
+        .map(str::to_owned)
+        .into();
+        let old = program.start(&line, std::slice::from_ref(&socket))?;
+        let mut client = Client::connect(&socket, Shape::small())?;
+        client.write(65536, &[6; 4096], 0)?;
+        let new = replace(program, &line, old)?;
+        ensure!(client.read(65536, 4096, 0)? == [6; 4096], "other bytes than were written");
+        drop(client);
+        stop(new, &[&socket]).map(drop)
+    });
+}
