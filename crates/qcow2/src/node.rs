@@ -123,7 +123,7 @@ impl Qcow2Node {
 
     /// What another process needs to go on with the image beside its file; `None` if the image is not in use, or
     /// not written. No request may be under way, and none may begin before it is known who goes on. Waits so long
-    /// for clusters that are being freed. Blocks.
+    /// for clusters that are being freed; no more are meanwhile, since only a request's end begins that. Blocks.
     pub fn state(&self, limit: Duration) -> Result<Option<ImageState>, StateError> {
         let shared = &self.shared;
         let used = shared.used();

@@ -37,7 +37,7 @@ const ROUNDS: u32 = 4;
 /// How long a new process that was killed may take to be gone. One that hangs in the kernel changes nothing any more.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long an image may take to free clusters that it has begun to free.
+/// How long all images may take to free clusters that they have begun to free: they do so side by side.
 const WORK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Where a new process asks.
@@ -281,13 +281,13 @@ fn finish(
 
 /// What images in use have in memory alone, each once.
 fn images(built: &Built) -> Result<Vec<(Place, ImageState)>, Rejection> {
-    let mut states = Vec::new();
+    let (mut states, until) = (Vec::new(), Deadline::within(WORK_LIMIT));
     for (at, image) in built.images() {
         let failed = |source| {
             let (export, place) = at.clone();
             Rejection::Image { export, place, source }
         };
-        if let Some(state) = image.state(WORK_LIMIT).map_err(failed)? {
+        if let Some(state) = image.state(until.left()).map_err(failed)? {
             states.push((at, state));
         }
     }
