@@ -33,6 +33,15 @@ impl Built {
         }
     }
 
+    /// Whether a file is below both exports.
+    pub(crate) fn share_files(&self, one: &Offer, other: &Offer) -> bool {
+        let files = |offer: &Offer| self.graph.files_below_export(&offer.id);
+        let theirs = files(other);
+        let is_theirs =
+            |file: &Arc<OpenFile>| theirs.iter().any(|other| other.identity() == file.identity());
+        files(one).iter().any(is_theirs)
+    }
+
     /// The open files below the exports that were started, each once.
     pub(crate) fn files_below(&self) -> Vec<(Place, Arc<OpenFile>)> {
         self.each_once(|below| below.files)

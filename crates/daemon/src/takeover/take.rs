@@ -3,8 +3,8 @@
 //! Invariants: everything that can fail is done while the old process can still go on: sessions and memory are
 //! built, images loaded and claimed, without a change on any of them, before it hears that this process is ready.
 //! Only then, and only when it says so, this process owns the images and serves. Sockets that
-//! nobody serves are made first; then one old process is replaced, or told to end if it cannot
-//! hand over, and front ends connect again. Here only clients that were handed over are served; all
+//! nobody serves are made first, unless they use what is being served: that comes last, with the locks that changed
+//! hands; then one old process is replaced, or told to end if it cannot hand over, and front ends connect again. Here only clients that were handed over are served; all
 //! others wait to be accepted until the process is behind its fences. What fails after the old process
 //! has ended its service is said, and no reason to leave those that can be served.
 //! Limits: [`TRIES`], [`FIRST_ANSWER_LIMIT`], [`COMMIT_LIMIT`], [`END_LIMIT`]. Threads: the first one. A signal ends
@@ -96,7 +96,7 @@ pub(crate) fn take_over(
 ) -> Result<Taken, TakeoverError> {
     let (mut rest, mut listening) = (prepared, Vec::new());
     for _ in 0..TRIES {
-        let served = listen_fresh(built, rest, &mut listening, patience)?;
+        let (served, beside) = listen_fresh(built, rest, &mut listening, patience)?;
         let Some(process) = only_server(&served)? else {
             tracing::info!("no process serves these sockets: nothing to take over");
             return Ok(Taken { listening, predecessor: None });
@@ -112,12 +112,14 @@ pub(crate) fn take_over(
             match ask(process, built, &served, patience)? {
                 Asked::Given(wire, transfer) => {
                     listening.extend(go_on(process, built, served, &wire, transfer, patience)?);
+                    listening.extend(listen_beside(built, beside, patience));
                     return Ok(Taken { listening, predecessor: Some(predecessor) });
                 }
                 Asked::Unable => {
                     let since = predecessor.end(patience)?;
                     let resumption = Resumption { since, process };
                     listening.extend(listen_all(resumption, built, served, patience)?);
+                    listening.extend(listen_beside(built, beside, patience));
                     return Ok(Taken { listening, predecessor: Some(predecessor) });
                 }
                 Asked::Gone => {}
@@ -127,18 +129,19 @@ pub(crate) fn take_over(
             return Err(TakeoverError::Stopped);
         }
         patience.wait.done();
-        rest = served.into_iter().map(|(prepared, _)| prepared).collect();
+        rest = served.into_iter().map(|(prepared, _)| prepared).chain(beside).collect();
     }
     Err(TakeoverError::Restless)
 }
 
-/// Claims and listens on what nobody serves yet; gives back the rest.
+/// Claims and listens on what nobody serves yet; gives back the rest: what is served, and what is not but stands on
+/// the same files.
 fn listen_fresh(
     built: &mut Built,
     exports: Vec<Prepared>,
     listening: &mut Vec<Listening>,
     patience: &mut Patience<'_>,
-) -> Result<Vec<Pair>, TakeoverError> {
+) -> Result<(Vec<Pair>, Vec<Prepared>), TakeoverError> {
     let mut served = Vec::new();
     let mut fresh = Vec::new();
     for prepared in exports {
@@ -148,10 +151,31 @@ fn listen_fresh(
         }
     }
     only_server(&served)?;
-    for prepared in fresh {
+    let stands_beside = |prepared: &Prepared| {
+        served.iter().any(|(served, _)| built.share_files(&served.offer, &prepared.offer))
+    };
+    let (beside, alone): (Vec<_>, Vec<_>) = fresh.into_iter().partition(stands_beside);
+    for prepared in alone {
         listening.push(listen(built, prepared, patience)?);
     }
-    Ok(served)
+    Ok((served, beside))
+}
+
+/// Claims and listens on what uses the files of exports that were taken over. Those are served now, which counts more
+/// than what fails here.
+fn listen_beside(
+    built: &mut Built,
+    beside: Vec<Prepared>,
+    patience: &mut Patience<'_>,
+) -> Vec<Listening> {
+    let mut listening = Vec::new();
+    for prepared in beside {
+        match listen(built, prepared, patience) {
+            Ok(ready) => listening.push(ready),
+            Err(error) => tracing::error!("{}; serving the others", chain_of(&error)),
+        }
+    }
+    listening
 }
 
 /// Claims what an export needs, and makes its socket.

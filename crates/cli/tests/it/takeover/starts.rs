@@ -12,8 +12,8 @@ use testkit::process::{Bench, Daemon, Program, Server, is_listening};
 use testkit::rawring::{FrontEnd, Survivor, request};
 use testkit::rng::Rng;
 
-use super::{HANDED_OVER, LIMIT, disk, line, work};
-use crate::support::{Disk, ringloom, stop, with};
+use super::{HANDED_OVER, LIMIT, disk, line, replace, work};
+use crate::support::{Disk, Format, ringloom, stop, with};
 
 const QUEUES: u16 = 2;
 
@@ -78,6 +78,36 @@ fn an_export_that_nobody_served_accepts_clients_behind_the_fences() {
         ensure!(place(FENCED)? < place("export e1: listening")?, "not behind the fences: {log}");
         Ok(())
     });
+}
+
+/// A new export on the node of one that is taken over has what that has: neither waits for the other's lock.
+#[test]
+fn a_new_export_uses_the_node_of_one_that_is_taken_over() {
+    for (writable, format) in [("on", Format::Raw), ("off", Format::Raw), ("on", Format::Overlay)] {
+        with(&ringloom(), |program| {
+            let bench = Bench::new()?;
+            let disk = Disk { writable, format, ..disk(&bench, 1) };
+            disk.create_sparse(1 << 20)?;
+            let old = disk.serve(program)?;
+            let mut client = Client::connect(&disk.socket(), Shape::small())?;
+            if writable == "on" {
+                client.write(0, &[7; 4096], 0)?;
+            }
+            let before = client.read(0, 4096, 0)?;
+            let socket = bench.path("second");
+            let second = format!(
+                "vhost-user-blk,id=second,node-name=file-e0,addr.type=unix,addr.path={},writable={writable}",
+                socket.display()
+            );
+            let more = ["--export".to_owned(), second];
+            let new = replace(program, &[&line(&disk)[..], &more].concat(), old)?;
+            let mut other = Client::connect(&socket, Shape::small())?;
+            ensure!(other.read(0, 4096, 0)? == before, "the new export has other bytes");
+            ensure!(client.read(0, 4096, 0)? == before, "the old one has other bytes");
+            drop((client, other));
+            stop(new, &[&disk.socket(), &socket]).map(drop)
+        });
+    }
 }
 
 /// The same if there is nobody to take anything over from.
