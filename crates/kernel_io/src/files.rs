@@ -19,6 +19,28 @@ pub struct FileTable {
     removed: AtomicU64,
     /// The bells of those who are told.
     bells: Mutex<Vec<Weak<Notifier>>>,
+    successions: Mutex<Vec<Succession>>,
+}
+
+/// Two files of this process that are one image, of which the one goes in the place of the other: they may be locked
+/// as if they were the same.
+#[derive(Debug, Clone)]
+pub struct Succession {
+    /// The file that is in use now.
+    pub before: Arc<OpenFile>,
+    /// The file that will be.
+    pub after: Arc<OpenFile>,
+}
+
+/// As long as it is there, files may be locked beside those whose place they take.
+#[derive(Debug)]
+#[must_use]
+pub struct HandOver<'a>(&'a FileTable);
+
+impl Drop for HandOver<'_> {
+    fn drop(&mut self) {
+        self.0.successions.lock().expect("no holder of this lock panics").clear();
+    }
 }
 
 impl FileTable {
@@ -60,6 +82,21 @@ impl FileTable {
         self.files.read().expect("no holder of this lock panics")[id.0 as usize].is_some()
     }
 
+    /// Lets these files be locked beside those whose place they take, until the hand-over is dropped. The caller sees to
+    /// it that nothing is in flight on the one when the other is used, and gives up the locks of the one before
+    /// the end. One at a time: only the thread that changes the graph begins any.
+    pub fn hand_over(&self, successions: Vec<Succession>) -> HandOver<'_> {
+        *self.successions.lock().expect("no holder of this lock panics") = successions;
+        HandOver(self)
+    }
+
+    /// The file whose place this one takes just now.
+    fn before(&self, file: &Arc<OpenFile>) -> Option<Arc<OpenFile>> {
+        let successions = self.successions.lock().expect("no holder of this lock panics");
+        let succession = successions.iter().find(|it| Arc::ptr_eq(&it.after, file))?;
+        Some(Arc::clone(&succession.before))
+    }
+
     /// Has the file of that id hold these locks from now on, and no others. Fails, and leaves it
     /// as it was, if another process or another file of this table rules that out. Does not wait.
     ///
@@ -70,15 +107,24 @@ impl FileTable {
         if file.locking() == Locking::Off {
             return Ok(());
         }
+        let is_less = wanted.is_within(file.locks());
         let rules_out = |other: &Arc<OpenFile>| {
-            !Arc::ptr_eq(other, &file)
+            !is_less
+                && !Arc::ptr_eq(other, &file)
                 && other.identity() == file.identity()
                 && other.locks().conflicts_with(wanted)
         };
-        if self.all().iter().any(rules_out) {
+        let before = self.before(&file).filter(rules_out);
+        let is_before =
+            |other: &Arc<OpenFile>| before.as_ref().is_some_and(|file| Arc::ptr_eq(other, file));
+        if self.all().iter().any(|other| rules_out(other) && !is_before(other)) {
             return Err(LockError::OwnNode { path: file.path().to_owned() });
         }
-        match file.set_locks(wanted) {
+        let changed = match &before {
+            Some(before) => file.set_locks_beside(wanted, before),
+            None => file.set_locks(wanted),
+        };
+        match changed {
             Err(LockError::Unsupported { path, source })
                 if file.locking() == Locking::Automatic =>
             {

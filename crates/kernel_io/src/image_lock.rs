@@ -111,6 +111,18 @@ impl ImageLocks {
         self.uses.meets(other.denies) || self.denies.meets(other.uses)
     }
 
+    /// These and the other ones.
+    pub(crate) fn with(self, other: Self) -> Self {
+        let uses = Permissions(self.uses.0 | other.uses.0);
+        Self { uses, denies: Permissions(self.denies.0 | other.denies.0) }
+    }
+
+    /// These without the other ones.
+    fn without(self, other: Self) -> Self {
+        let uses = Permissions(self.uses.0 & !other.uses.0);
+        Self { uses, denies: Permissions(self.denies.0 & !other.denies.0) }
+    }
+
     /// Whether the other ones have all of these.
     pub(crate) fn is_within(self, other: Self) -> bool {
         self.uses.is_within(other.uses) && self.denies.is_within(other.denies)
@@ -231,7 +243,8 @@ impl LockError {
 }
 
 /// Goes from the locks that the description holds to others, or fails and leaves it as it was.
-/// Does not wait. What becomes fewer never fails.
+/// Does not wait. What becomes fewer never fails, nor what is held already: others who try it meanwhile are refused,
+/// and their locks that are seen until then mean nothing.
 pub(crate) fn change(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -239,7 +252,8 @@ pub(crate) fn change(
     wanted: ImageLocks,
 ) -> Result<(), LockError> {
     if !wanted.is_within(held) {
-        let tried = lock_bytes(fd, path, held, wanted).and_then(|()| look(fd, path, wanted));
+        let tried =
+            lock_bytes(fd, path, held, wanted).and_then(|()| look(fd, path, wanted.without(held)));
         if let Err(error) = tried {
             unlock_bytes(fd, path, wanted, held);
             return Err(error);
@@ -247,6 +261,41 @@ pub(crate) fn change(
     }
     unlock_bytes(fd, path, held, wanted);
     Ok(())
+}
+
+/// What one description has locked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Holder<'a> {
+    pub(crate) fd: BorrowedFd<'a>,
+    pub(crate) held: ImageLocks,
+}
+
+/// Goes from the locks that a description holds to others as [`change`] does, beside another description of the same
+/// process which may rule that out, and keeps what it has. At no time is one of its locks missing.
+///
+/// The kernel does not say whose lock it found, but leaves out those of the description that asks. So the other
+/// description takes everything, and looks for both. This one must have nothing in flight: it is without locks
+/// meanwhile.
+pub(crate) fn change_beside(
+    ours: Holder<'_>,
+    path: &Path,
+    wanted: ImageLocks,
+    beside: Holder<'_>,
+) -> Result<(), LockError> {
+    let Holder { fd, held } = ours;
+    let all = beside.held.with(held).with(wanted);
+    let tried = lock_bytes(beside.fd, path, beside.held, all).and_then(|()| {
+        unlock_bytes(fd, path, held, ImageLocks::NONE);
+        look(beside.fd, path, wanted.without(beside.held))?;
+        lock_bytes(fd, path, ImageLocks::NONE, wanted)
+    });
+    if tried.is_err() {
+        // Whoever comes meanwhile finds the other description's locks. What cannot be had back is not held.
+        unlock_bytes(fd, path, wanted, held);
+        lock_bytes(fd, path, ImageLocks::NONE, held)?;
+    }
+    unlock_bytes(beside.fd, path, all, beside.held);
+    tried
 }
 
 /// Locks the bytes that are wanted and not held.

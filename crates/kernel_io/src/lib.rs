@@ -49,7 +49,7 @@ pub use file::{
     Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,
     Residence,
 };
-pub use files::FileTable;
+pub use files::{FileTable, HandOver, Succession};
 pub use filter::{FilterError, Refusals, filter_system_calls};
 pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,

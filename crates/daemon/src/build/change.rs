@@ -2,25 +2,28 @@
 //!
 //! The order: what would go wrong is looked for first; what the exports above need of the new node is
 //! claimed, so that nobody else can have it; what was written is made durable; everything that stands above is
-//! drained on all iothreads; the node is replaced; lanes are opened again, on all iothreads or, if one cannot, on the
-//! old node; requests go on; what the exports no longer need is given back.
+//! drained on all iothreads; the node is replaced; what the exports need of the graph with it is claimed; lanes are
+//! opened again, on all iothreads or, if one cannot, on the old node; requests go on; what the exports no longer need
+//! is given back.
 //!
 //! Invariants: a change that fails leaves the graph, the claims and the guests as they were. No export is
-//! without its claim at any time, and none is in flight on a node without one.
+//! without its claim at any time, and none is in flight on a node without one. A file may take the place of another
+//! one on the same image, opened in another way: its locks are then never missing, and both are never written at once.
 //! Threads: the first one; sessions go on meanwhile and wait at most for the drain.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Claim, ClaimError, LaneError, Rights, SystemClock};
 use iothread::{Drained, GaveUp};
+use kernel_io::Succession;
 
 use super::{Built, Claimed};
-use crate::chain::chain_of;
 use crate::device::Offer;
 use crate::export::Export;
 use crate::graph::ChangeFault;
@@ -63,6 +66,15 @@ pub enum ChangeError {
         #[source]
         source: std::io::Error,
     },
+    /// The size of the file that takes the place of another one could not be had.
+    #[error("{}: cannot ask for its size", path.display())]
+    Measure {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// An iothread cannot use the new node.
     #[error("iothread {iothread}")]
     Lane {
@@ -81,6 +93,8 @@ struct Above<'a> {
     held: Held<'a>,
     /// What is held of the new node besides.
     ahead: Option<Claim>,
+    /// What is held in the graph as it is with the change.
+    after: Option<Claim>,
 }
 
 enum Held<'a> {
@@ -108,28 +122,22 @@ impl Above<'_> {
         }
     }
 
+    /// Claims what the graph of now needs, besides what is held.
+    fn claim_after(&mut self) -> Result<(), ChangeError> {
+        let export = self.export();
+        if self.claim().is_some() {
+            let claimed = self.offer.node.claim(self.rights);
+            let failed = |source| ChangeError::Claim { export, source };
+            self.after = Some(claimed.map_err(failed)?);
+        }
+        Ok(())
+    }
+
     /// Holds what the graph of now needs, and no more.
     fn settle(&mut self) {
-        if self.claim().is_none() {
-            return;
-        }
-        let offer = self.offer;
-        match offer.node.claim(self.rights) {
-            Ok(claim) => {
-                *self.claim() = Some(claim);
-                self.ahead = None;
-            }
-            // All of it is held already, by the one claim or the other.
-            Err(error) => {
-                tracing::warn!(
-                    "export {}: holds more than it needs: {}",
-                    offer.id,
-                    chain_of(&error)
-                );
-                let ahead = self.ahead.take().unwrap_or_default();
-                let held = self.claim().take().unwrap_or_default();
-                *self.claim() = Some(held.and(ahead));
-            }
+        if let Some(after) = self.after.take() {
+            *self.claim() = Some(after);
+            self.ahead = None;
         }
     }
 }
@@ -156,7 +164,7 @@ fn aboves<'a>(
                 (still.rights(), Held::OnDemand(still))
             }
         };
-        Ok(Above { offer, rights, held, ahead: None })
+        Ok(Above { offer, rights, held, ahead: None, after: None })
     };
     offers.map(above).collect()
 }
@@ -167,7 +175,8 @@ impl Built {
     #[cfg_attr(not(test), expect(dead_code, reason = "what QMP will change the graph by"))]
     pub(crate) fn replace(&mut self, user: &User, role: &str, by: &str) -> Result<(), ChangeError> {
         let change = self.graph.change(user, role, by)?;
-        let Self { exports, claims, iothreads, graph, .. } = self;
+        let Self { exports, claims, iothreads, graph, files, .. } = self;
+        let hand_over = files.hand_over(change.successions.clone());
         let offers = exports.iter().map(Export::offer);
         let above = offers.filter(|offer| change.exports.contains(&offer.id));
         let mut aboves = aboves(above, claims)?;
@@ -185,7 +194,15 @@ impl Built {
         let iothreads = iothreads.values().cloned().collect();
         let drained = Drained::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?;
         aboves.iter_mut().try_for_each(Above::flush)?;
+        for Succession { before, after } in &change.successions {
+            let path = before.path().to_owned();
+            after.measure().map_err(|source| ChangeError::Measure { path, source })?;
+        }
         let before = change.place.replace(Arc::clone(&change.node));
+        if let Err(error) = aboves.iter_mut().try_for_each(Above::claim_after) {
+            change.place.replace(before);
+            return Err(error);
+        }
         if let Err(refused) = drained.end() {
             change.place.replace(before);
             // If this fails too, it is said, and requests fail.
@@ -198,6 +215,7 @@ impl Built {
             above.offer.size.stands_on(graph.files_below_export(&above.offer.id));
             above.settle();
         }
+        drop((aboves, hand_over));
         tracing::info!("{user}: its child '{role}' is node {by} now");
         Ok(())
     }

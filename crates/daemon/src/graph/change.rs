@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use block::{Access, Node};
+use kernel_io::{OpenFile, Succession};
 
 use super::{Below, Graph, GraphError};
 use crate::options::Activity;
@@ -24,6 +25,8 @@ pub(crate) struct Change {
     pub(crate) node: Arc<dyn Node>,
     /// Which exports stand above, by id.
     pub(crate) exports: BTreeSet<String>,
+    /// Where a file takes the place of another one of the same image, which no export uses any more afterwards.
+    pub(crate) successions: Vec<Succession>,
     /// The graph with it.
     uses: Uses,
 }
@@ -93,6 +96,7 @@ impl Graph {
         let below = self.below(user, role).ok_or_else(no_place)?;
         let node = Arc::clone(self.node(by)?);
         let mut uses = self.uses.clone();
+        let mut is_image = false;
         let (exports, writes) = match user {
             User::Node(user) => {
                 if let Some(way) = uses.path(by, user) {
@@ -103,7 +107,9 @@ impl Graph {
                     let (node, child, role) = (user.clone(), by.to_owned(), role.to_owned());
                     return Err(ChangeFault::Inactive { node, child, role });
                 }
-                (uses.exports_above(user), self.vertex(user)?.node.access() == Access::ReadWrite)
+                let vertex = self.vertex(user)?;
+                is_image = vertex.image.is_some();
+                (uses.exports_above(user), vertex.node.access() == Access::ReadWrite)
             }
             User::Export(id) => (BTreeSet::from([id.clone()]), uses.writes(user)),
         };
@@ -111,14 +117,16 @@ impl Graph {
             return Err(ChangeFault::ReadOnly { child: by.to_owned(), user: name() });
         }
         let (found, wanted) = (node.size().0.0, below.place.node().size().0.0);
-        if found != wanted {
+        // The size of an image is what it says itself; its file grows.
+        if found != wanted && !is_image {
             let (child, user) = (by.to_owned(), name());
             return Err(ChangeFault::Size { child, found, wanted, user });
         }
         uses.replace(user, role, by)?;
+        let successions = self.successions(&uses, &below.edge.node, by);
         let (user, role, by) = (user.clone(), role.to_owned(), by.to_owned());
         let place = Arc::clone(&below.place);
-        Ok(Change { user, role, by, place, node, exports, uses })
+        Ok(Change { user, role, by, place, node, exports, successions, uses })
     }
 
     /// A change was made.
@@ -133,6 +141,33 @@ impl Graph {
             User::Export(id) => self.roots.get_mut(id),
         };
         below.expect("places stay while they are changed").edge.node = change.by;
+    }
+
+    /// The files below the one node that take the place of files below the other. Not those below an image: what it
+    /// knows of its file would be from before the change.
+    fn successions(&self, after: &Uses, old: &str, new: &str) -> Vec<Succession> {
+        let mut leaving = self.plain_files_below(old);
+        leaving.retain(|(node, _)| after.exports_above(node).is_empty());
+        let succession = |(_, file): (&str, &Arc<OpenFile>)| {
+            let same = |(_, other): &&(&str, &Arc<OpenFile>)| {
+                other.identity() == file.identity() && !Arc::ptr_eq(other, file)
+            };
+            let (_, before) = leaving.iter().find(same)?;
+            Some(Succession { before: Arc::clone(before), after: Arc::clone(file) })
+        };
+        self.plain_files_below(new).into_iter().filter_map(succession).collect()
+    }
+
+    /// The files below a node, with the nodes that opened them, without those below an image.
+    fn plain_files_below<'a>(&'a self, name: &'a str) -> Vec<(&'a str, &'a Arc<OpenFile>)> {
+        let (mut files, mut next) = (Vec::new(), vec![name]);
+        while let Some(name) = next.pop() {
+            if let Some(vertex) = self.vertices.get(name).filter(|vertex| vertex.image.is_none()) {
+                files.extend(vertex.files.iter().map(|file| (name, file)));
+                next.extend(vertex.below.iter().map(|below| below.edge.node.as_str()));
+            }
+        }
+        files
     }
 
     fn below(&self, user: &User, role: &str) -> Option<&Below> {

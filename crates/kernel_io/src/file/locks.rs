@@ -15,7 +15,7 @@ use rustix::fs::OFlags;
 
 use super::{Identity, OpenFile};
 use crate::exchange::exchange_file;
-use crate::image_lock::{self, ImageLocks, LockError, Locking};
+use crate::image_lock::{self, Holder, ImageLocks, LockError, Locking};
 
 /// What a description has locked.
 #[derive(Debug, Default)]
@@ -94,6 +94,22 @@ impl OpenFile {
         Ok(())
     }
 
+    /// Goes over to other locks as [`OpenFile::set_locks`] does, beside another file of the same image in this
+    /// process, whose place it takes and whose locks are left out of account. Nothing may be in flight here.
+    pub(crate) fn set_locks_beside(
+        &self,
+        wanted: ImageLocks,
+        before: &Self,
+    ) -> Result<(), LockError> {
+        let theirs = before.lock_state();
+        let mut locks = self.lock_state();
+        let beside = Holder { fd: before.fd.as_fd(), held: theirs.held };
+        let ours = Holder { fd: self.fd.as_fd(), held: locks.held };
+        image_lock::change_beside(ours, &self.path, wanted, beside)?;
+        (locks.held, locks.wanted) = (wanted, wanted);
+        Ok(())
+    }
+
     /// Goes on with the description of another process, which has these locks and owns them until
     /// [`OpenFile::own`]. Nothing may have used the file yet but for reading it.
     pub fn inherit(&self, theirs: BorrowedFd<'_>, held: ImageLocks) -> Result<(), InheritError> {
@@ -152,8 +168,9 @@ impl OpenFile {
 mod tests {
     use super::*;
     use crate::{Aio, Caching, FileKind, Flushes, LockOptions, OpenOptions};
-    use crate::{Permission, Permissions};
+    use crate::{FileTable, Permission, Permissions, Succession};
     use block::Access;
+    use std::sync::Arc;
 
     const READS: ImageLocks = ImageLocks {
         uses: Permissions::NONE.and(Permission::ConsistentRead),
@@ -243,5 +260,37 @@ mod tests {
         let same = open(&images[0], Access::ReadWrite);
         let error = new.inherit(same.as_fd(), WRITES).unwrap_err();
         assert!(matches!(error, InheritError::InUse(_)), "{error}");
+    }
+
+    /// One process has opened the image twice, and its second file takes the place of the first.
+    #[test]
+    fn a_file_that_takes_the_place_of_another_one_is_locked_beside_it_and_others_still_count() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let table = FileTable::default();
+        let (before, after) = (open(&image, Access::ReadWrite), open(&image, Access::ReadWrite));
+        let (before, after) = (Arc::new(before), Arc::new(after));
+        let ids = [&before, &after].map(|file| table.insert(Arc::clone(file)));
+        let other = open(&image, Access::ReadWrite);
+        let alone = ImageLocks { denies: WRITES.denies, ..READS };
+        table.lock(ids[0], alone).unwrap();
+        other.set_locks(alone).unwrap();
+        let error = table.lock(ids[1], WRITES).unwrap_err();
+        assert!(matches!(error, LockError::OwnNode { .. }), "{error}");
+        let succession = Succession { before: Arc::clone(&before), after: Arc::clone(&after) };
+        let hand_over = table.hand_over(vec![succession]);
+        let error = table.lock(ids[1], WRITES).unwrap_err();
+        let write = Permission::Write;
+        assert!(matches!(error, LockError::Denied { permission, .. } if permission == write));
+        assert_eq!((before.locks(), after.locks()), (alone, ImageLocks::NONE));
+        other.set_locks(ImageLocks::NONE).unwrap();
+        table.lock(ids[1], READS).unwrap();
+        table.lock(ids[1], WRITES).unwrap();
+        other.set_locks(alone).unwrap_err();
+        table.lock(ids[0], ImageLocks::NONE).unwrap();
+        drop(hand_over);
+        other.set_locks(alone).unwrap_err();
+        assert!(table.lock(ids[0], alone).is_err(), "the hand-over is over");
+        table.lock(ids[1], ImageLocks::NONE).unwrap();
+        other.set_locks(WRITES).unwrap();
     }
 }

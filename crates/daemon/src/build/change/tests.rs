@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -17,8 +18,9 @@ use testkit::image;
 use testkit::model::{self, DiskModel};
 
 use super::*;
+use crate::chain::chain_of;
 use crate::claim::{Patience, Told, Wait};
-use crate::options::{Command, Plan, parse};
+use crate::options::{self, Plan, parse};
 
 const IMAGE_BYTES: usize = 1 << 20;
 
@@ -53,6 +55,10 @@ impl Place {
         for (name, seed) in [("a", 1), ("b", 2)] {
             image::create_filled(&directory.path().join(name), IMAGE_BYTES, seed).unwrap();
         }
+        if line.contains("DIR/q") {
+            let image = directory.path().join("q");
+            qemu_img(&["create", "-q", "-f", "qcow2"], &image, &[&IMAGE_BYTES.to_string()]);
+        }
         let root = directory.path().to_str().unwrap();
         let mut words =
             vec!["--object=iothread,id=t0".to_owned(), "--object=iothread,id=t1".into()];
@@ -66,7 +72,8 @@ impl Place {
                 ),
             });
         }
-        let Command::Serve(plan) = parse(words.into_iter().map(Into::into)).unwrap() else {
+        let options::Command::Serve(plan) = parse(words.into_iter().map(Into::into)).unwrap()
+        else {
             panic!("{line} is no plan")
         };
         Self { built: built(&plan), directory }
@@ -102,6 +109,11 @@ fn connect(socket: &Path, memory_bytes: usize) -> Client {
     let (event_index, layout) = (EventIndex::On, RingLayout::Split);
     let shape = Shape { queues: 2, queue_size: 128, memory_bytes, event_index, layout };
     Client::connect(socket, shape).unwrap()
+}
+
+fn qemu_img(before: &[&str], image: &Path, after: &[&str]) {
+    let status = Command::new("qemu-img").args(before).arg(image).args(after).status().unwrap();
+    assert!(status.success(), "qemu-img {before:?}");
 }
 
 fn node(name: &str) -> User {
@@ -269,6 +281,90 @@ fn what_is_held_for_an_hour_goes_on_with_the_change() {
     assert_eq!((done.len(), done[0].1.status), (1, Status::Ok));
     assert_eq!(client.memory().read(0, 4096), before[8192..12288]);
     assert_eq!(client.read(0, 4096, 0).unwrap(), before[..4096]);
+}
+
+#[test]
+fn an_image_opened_in_another_way_takes_its_place_and_the_lock_is_never_free() {
+    let line = "file,node-name=f,filename=DIR/a file,node-name=d,filename=DIR/a,cache.direct=on \
+                file,node-name=n,filename=DIR/a,cache.no-flush=on raw,node-name=r,file=f r>e";
+    let mut place = Place::serving(line);
+    let (path, socket) = (place.path("a"), place.path("e.sock"));
+    let over = AtomicBool::new(false);
+    let mut model = DiskModel::new(fs::read(&path).unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut tries = 0_u32;
+            while !over.load(Ordering::Relaxed) {
+                assert!(!is_free(&path), "somebody else got the lock after {tries} tries");
+                tries += 1;
+            }
+            tries
+        });
+        let load = scope.spawn(|| {
+            let plan = |seed| model::Plan { seed, operations: 200, depth: 8, block_bytes: 512 };
+            let mut client = connect(&socket, plan(0).memory_bytes(2));
+            for seed in (0..).take_while(|seed| *seed < 5 || !over.load(Ordering::Relaxed)) {
+                model::run(&mut client, &mut model, &plan(seed)).unwrap();
+            }
+            model::verify_through(&mut client, &model).unwrap();
+        });
+        let mut ways =
+            vec![(node("r"), "file", "d"), (node("r"), "file", "n"), (node("r"), "file", "f")];
+        ways.extend([
+            (export("e"), "root", "d"),
+            (node("r"), "file", "n"),
+            (export("e"), "root", "r"),
+        ]);
+        let mut changes = ways.iter().cycle().take(120);
+        let changed = changes.try_for_each(|(user, role, by)| place.replace(user, role, by));
+        over.store(true, Ordering::Relaxed);
+        changed.unwrap();
+        load.join().unwrap();
+        assert!(waiting.join().unwrap() > 100);
+    });
+    assert!(!is_free(&path));
+    place.built.stop_exports();
+    drop(place.built);
+    model.check_image(&path).unwrap();
+    assert!(is_free(&path), "a lock is left");
+}
+
+#[test]
+fn an_image_that_somebody_still_uses_or_knows_is_not_opened_twice() {
+    let mut place = Place::serving(
+        "file,node-name=f,filename=DIR/a file,node-name=d,filename=DIR/a,cache.direct=on raw,node-name=r,file=f \
+         raw,node-name=s,file=f raw,node-name=half,file=d r>e s>g",
+    );
+    let mut client = place.client("e");
+    client.write(0, &[0x44; 4096], 0).unwrap();
+    for (user, role, by) in [(node("r"), "file", "d"), (export("g"), "root", "half")] {
+        let said = place.replace(&user, role, by).unwrap_err();
+        assert!(said.contains("is used by another node of this daemon"), "{said}");
+        assert_eq!(client.read(0, 4096, 0).unwrap(), [0x44; 4096]);
+        assert!(!is_free(&place.path("a")));
+    }
+    drop((client, place));
+    let mut image = Place::serving(
+        "file,node-name=f,filename=DIR/q qcow2,node-name=q,file=f file,node-name=d,filename=DIR/q,cache.direct=on \
+         qcow2,node-name=p,file=d file,node-name=h,filename=DIR/q,cache.direct=on q>e",
+    );
+    let mut client = image.client("e");
+    client.write(0, &[0x45; 4096], 0).unwrap();
+    let said = image.replace(&export("e"), "root", "p").unwrap_err();
+    assert!(said.contains("is used by another node of this daemon"), "{said}");
+    assert_eq!(client.read(0, 4096, 0).unwrap(), [0x45; 4096]);
+    // The image itself knows nothing of how its file is opened.
+    for by in ["h", "f", "h"] {
+        image.replace(&node("q"), "file", by).unwrap();
+        client.write(0, &[0x46; 65536], 0).unwrap();
+        client.write(1 << 19, &[0x47; 65536], 0).unwrap();
+        assert!(!is_free(&image.path("q")));
+    }
+    assert_eq!(client.read((1 << 19) - 512, 1024, 0).unwrap(), [[0; 512], [0x47; 512]].concat());
+    drop(client);
+    image.built.stop_exports();
+    drop(image.built);
+    qemu_img(&["check", "-q"], &image.directory.path().join("q"), &[]);
 }
 
 /// A node on which no lane can be opened.
