@@ -20,8 +20,8 @@ const LEAST: usize =
 /// What the daemon itself still opens: the pidfile, a log, the kernel's news, a takeover.
 const OWN: usize = 16;
 
-/// What it still opens for each export: a socket and its lock, and a bell.
-const OWN_OF_EXPORT: usize = 3;
+/// What it still opens for each export: a socket and its lock, a bell, and the next client.
+const OWN_OF_EXPORT: usize = 4;
 
 /// The shares of exports with so many queues.
 pub(crate) fn shares(queues: &[u16]) -> Vec<usize> {

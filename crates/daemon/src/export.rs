@@ -1,8 +1,7 @@
 //! A vhost-user-blk export: one thread that accepts clients and serves one at a time.
 //!
 //! Where it stands in the life of a request: it owns the session that sets rings up. Further
-//! clients wait in the socket's backlog until the current one has left, as with
-//! qemu-storage-daemon.
+//! clients wait until the current one has left, as with qemu-storage-daemon.
 //!
 //! A takeover freezes an export: its rings are stopped and it answers nobody until it is known who
 //! goes on, this process or another one.
@@ -52,6 +51,8 @@ pub(crate) struct Adopted {
 #[derive(Debug)]
 pub(crate) struct Frozen {
     pub(crate) listener: OwnedFd,
+    /// The next client, if it was accepted.
+    pub(crate) next: Option<OwnedFd>,
     /// The connection and what was said on it, if there is a client.
     pub(crate) session: Option<(OwnedFd, SessionState)>,
 }
@@ -239,7 +240,7 @@ impl Shared {
     fn go_on(&self, socket: &Socket, adopted: Adopted) -> End {
         let rate = &mut SentenceRate::default();
         let Adopted { connection, ledger, visit, server, resumption } = adopted;
-        visit.begin(socket.listener());
+        visit.begin(socket);
         let asked = Asked { export: self, socket, connection: &connection, visit: &visit };
         let end = server.resume(&asked, || resumption.tell(&self.offer.id));
         let is_away = matches!(end, Ok(End::GivenAway));
@@ -271,6 +272,9 @@ impl Shared {
 
     /// Waits for a client.
     fn next_client(&self, socket: &Socket, rate: &mut SentenceRate) -> Next {
+        if let Some(stream) = socket.take_next() {
+            return Next::Client(stream);
+        }
         loop {
             let mut fds = [
                 PollFd::new(socket.listener(), PollFlags::IN),
@@ -356,7 +360,11 @@ impl Shared {
             let copy = |(connection, state): (&Connection, _)| {
                 connection.as_fd().try_clone_to_owned().map(|fd| (fd, state))
             };
-            Ok(Frozen { listener, session: session.map(copy).transpose()? })
+            Ok(Frozen {
+                listener,
+                next: socket.share_next()?,
+                session: session.map(copy).transpose()?,
+            })
         };
         // Whoever has asked may have given up; then there is no verdict either.
         drop(question.frozen.send(frozen()));
@@ -370,7 +378,7 @@ impl Shared {
     fn serve(&self, socket: &Socket, connection: &Arc<Connection>, rate: &mut SentenceRate) -> End {
         let ledger = Arc::new(Mutex::new(Ledger::default()));
         let visit = Arc::new(Visit::new(&self.offer.id, Coming::Connected, connection));
-        visit.begin(socket.listener());
+        visit.begin(socket);
         let (offer, session) = (Arc::clone(&self.offer), Arc::clone(connection));
         let device = BlkDevice::new(offer, session, Arc::clone(&ledger), Arc::clone(&visit));
         let asked = Asked { export: self, socket, connection, visit: &visit };

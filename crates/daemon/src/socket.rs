@@ -1,16 +1,20 @@
 //! The UNIX socket of an export: made without taking a live one away, removed at the end.
+//!
+//! Of the clients that come while one is served it accepts the next one, to see whether it stays: whoever asks who serves
+//! a socket connects and leaves at once. The others wait in the backlog.
 
 use std::fmt::{self, Display};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kernel_io::peer_of;
-use rustix::event::{Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -39,6 +43,18 @@ pub(crate) struct Socket {
     identity: Identity,
     /// Whether its file is this process's to remove.
     is_ours: AtomicBool,
+    /// The next client, if it has come while another one is served.
+    next: Mutex<Option<UnixStream>>,
+}
+
+/// The next client of a socket that is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NextClient {
+    Nobody,
+    /// It has said nothing yet.
+    Silent,
+    /// It has said something, as front ends do at once.
+    Speaks,
 }
 
 /// Which file it is, whatever its path is now.
@@ -109,8 +125,8 @@ impl Socket {
         let fd = bind(name)?;
         // From here on the file is ours, also to remove.
         let identity = Identity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
-        let is_ours = AtomicBool::new(true);
-        let socket = Self { listener: UnixListener::from(fd), path, identity, is_ours };
+        let (listener, is_ours, next) = (fd.into(), AtomicBool::new(true), Mutex::default());
+        let socket = Self { listener, path, identity, is_ours, next };
         socket.set_rights(options)?;
         rustix::net::listen(&socket.listener, BACKLOG)
             .map_err(|errno| failed(&socket.path, "listen", errno.into()))?;
@@ -118,15 +134,21 @@ impl Socket {
     }
 
     /// A socket that another process has made and listens on no more. Its rights become those that
-    /// are asked for here; whoever asks who listens is told this process.
-    pub(crate) fn adopt(listener: OwnedFd, identity: Identity, options: &SocketOptions) -> Self {
+    /// are asked for here; whoever asks who listens is told this process. It may have accepted the next client.
+    pub(crate) fn adopt(
+        listener: OwnedFd,
+        next: Option<OwnedFd>,
+        identity: Identity,
+        options: &SocketOptions,
+    ) -> Self {
         let path = std::path::absolute(&options.path).unwrap_or_else(|error| {
             let path = options.path.clone();
             tracing::warn!("socket {}: cannot find its directory: {error}", path.display());
             path
         });
-        let is_ours = AtomicBool::new(true);
-        let socket = Self { listener: UnixListener::from(listener), path, identity, is_ours };
+        let (listener, is_ours) = (listener.into(), AtomicBool::new(true));
+        let next = Mutex::new(next.map(UnixStream::from));
+        let socket = Self { listener, path, identity, is_ours, next };
         if let Err(error) = socket.set_rights(options) {
             // It is being served, which counts more.
             tracing::warn!("{}", crate::chain::chain_of(&error));
@@ -165,6 +187,41 @@ impl Socket {
     /// The listening end.
     pub(crate) fn listener(&self) -> &UnixListener {
         &self.listener
+    }
+
+    /// Who is next while another client is served: accepts whoever has come, and lets go of whoever has left. `came` is
+    /// told of each that was not seen before.
+    pub(crate) fn look_for_next(&self, mut came: impl FnMut(&UnixStream)) -> NextClient {
+        let mut next = self.next();
+        for _ in 0..BACKLOG {
+            match next.as_ref().map(state_of) {
+                Some(Some(state)) => return state,
+                Some(None) => *next = None,
+                None => {}
+            }
+            if revents(&self.listener, PollFlags::IN).is_empty() {
+                break;
+            }
+            // Without descriptors it waits in the backlog.
+            let Ok((stream, _)) = self.listener.accept() else { break };
+            came(&stream);
+            *next = Some(stream);
+        }
+        NextClient::Nobody
+    }
+
+    /// The next client, if it was accepted: nobody is served any more.
+    pub(crate) fn take_next(&self) -> Option<UnixStream> {
+        self.next().take()
+    }
+
+    /// The connection of the next client, for another process.
+    pub(crate) fn share_next(&self) -> io::Result<Option<OwnedFd>> {
+        self.next().as_ref().map(|next| next.as_fd().try_clone_to_owned()).transpose()
+    }
+
+    fn next(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
+        self.next.lock().expect("no holder of this lock panics")
     }
 
     /// Where it listens, absolute.
@@ -265,6 +322,26 @@ fn ends_in_time(process: u32) -> bool {
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => kernel_io::has_ended(&pidfd, END_LIMIT).unwrap_or(false),
         Err(errno) => errno == Errno::SRCH,
+    }
+}
+
+/// How a client is that was accepted; none if it has left.
+fn state_of(client: &UnixStream) -> Option<NextClient> {
+    let now = revents(client, PollFlags::IN | PollFlags::RDHUP);
+    if now.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
+        return None;
+    }
+    Some(if now.is_empty() { NextClient::Silent } else { NextClient::Speaks })
+}
+
+/// What is so now of a descriptor of our own.
+fn revents(fd: &impl AsFd, events: PollFlags) -> PollFlags {
+    let mut fds = [PollFd::new(fd, events)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match poll(&mut fds, Some(&now)) {
+        Ok(_) => fds[0].revents(),
+        Err(Errno::INTR) => PollFlags::empty(),
+        Err(errno) => panic!("poll on a descriptor of our own: {errno}"),
     }
 }
 

@@ -5,8 +5,8 @@
 //! two messages ([`Visit::look`]).
 //!
 //! Invariants: a line is said when the queues have been as they are for [`SETTLED`], because a front end starts and stops
-//! them one by one; what a client was served with is said before it leaves. Who waits is said after [`PATIENCE`]:
-//! whoever asks who serves a socket connects and leaves at once.
+//! them one by one; what a client was served with is said before it leaves. Who waits is said when he speaks, or has
+//! stayed for [`PATIENCE`]: whoever asks who serves a socket connects and leaves without a word.
 //! Threads: that of the session. Limits: all visits of an export share two [`SentenceRate`]s, one for each kind of line.
 
 use std::collections::BTreeMap;
@@ -14,24 +14,22 @@ use std::fmt::{self, Display};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use block::SentenceRate;
 use kernel_io::{Alarm, peer_of};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::io::Errno;
+use rustix::event::{Timespec, epoll};
 use vhost_user::QueueIndex;
 use virtio::{CacheMode, RingLayout, RingSetup};
 
-use crate::socket::Socket;
+use crate::socket::{NextClient, Socket};
 
 /// For how long the queues must have been as they are before it is said.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// How long somebody must have waited before it is said.
+/// How long somebody who is silent must have waited before it is said.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often it may be said, for all clients of an export.
@@ -59,6 +57,8 @@ pub(crate) struct Visit {
     /// None where the host has no descriptors for it: then less is said.
     watch: OnceLock<Watch>,
     has_asked: AtomicBool,
+    /// Whether it was said of who is next that he waits.
+    is_next_told: AtomicBool,
     notes: Mutex<Notes>,
 }
 
@@ -111,14 +111,14 @@ impl Visit {
             process: peer_of(connection).ok().and_then(|peer| peer.process),
             watch: OnceLock::new(),
             has_asked: AtomicBool::new(false),
+            is_next_told: AtomicBool::new(false),
             notes: Mutex::default(),
         }
     }
 
-    /// The session has a thread that looks when there is something to look at. Nobody accepts clients on the listener
-    /// meanwhile.
-    pub(crate) fn begin(&self, listener: &UnixListener) {
-        match Watch::over(listener) {
+    /// The session has a thread that looks when there is something to look at.
+    pub(crate) fn begin(&self, socket: &Socket) {
+        match Watch::over(socket) {
             Ok(watch) => {
                 self.watch.set(watch).expect("a session has one thread");
                 self.settle();
@@ -169,13 +169,20 @@ impl Visit {
     pub(crate) fn look(&self, socket: &Socket, rates: &Rates, now: Instant) {
         let Some(watch) = self.watch.get() else { return };
         let news = watch.news();
-        if news.somebody_came {
-            watch.patience.set(PATIENCE).unwrap_or_else(|error| self.complain(&error));
-        }
         if news.settled {
             self.say(&rates.clients, now);
         }
-        if news.patience_ended && is_readable(socket.listener()) && admit(&rates.waiting, now) {
+        let next = socket.look_for_next(|next| {
+            self.is_next_told.store(false, Ordering::Relaxed);
+            let watched = watch.add(next).and_then(|()| watch.patience.set(PATIENCE));
+            watched.unwrap_or_else(|error| self.complain(&error));
+        });
+        let waits = match next {
+            NextClient::Nobody => false,
+            NextClient::Silent => news.patience_ended,
+            NextClient::Speaks => true,
+        };
+        if waits && !self.is_next_told.swap(true, Ordering::Relaxed) && admit(&rates.waiting, now) {
             tracing::warn!(
                 "export {}: another client waits at {} and is served when this one has left{}: a socket \
                  serves one at a time",
@@ -250,7 +257,7 @@ impl Visit {
     }
 
     fn complain(&self, error: &io::Error) {
-        tracing::debug!("export {}: cannot set an alarm: {error}", self.export);
+        tracing::debug!("export {}: cannot watch who waits, or set an alarm: {error}", self.export);
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
@@ -287,42 +294,41 @@ impl Notes {
 /// What has come.
 #[derive(Debug, Clone, Copy, Default)]
 struct News {
-    somebody_came: bool,
     settled: bool,
     patience_ended: bool,
 }
 
 impl Watch {
-    const LISTENER: u64 = 0;
+    const NEXT: u64 = 0;
     const SETTLED: u64 = 1;
     const PATIENCE: u64 = 2;
 
-    fn over(listener: &UnixListener) -> io::Result<Self> {
+    fn over(socket: &Socket) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let (settled, patience) = (Alarm::new()?, Alarm::new()?);
-        let level = epoll::EventFlags::IN;
-        // An edge: nobody accepts a client now, so the listener stays readable; each that comes is told once.
-        let edge = level | epoll::EventFlags::ET;
-        let watched = [
-            (listener.as_fd(), Self::LISTENER, edge),
-            (settled.as_fd(), Self::SETTLED, level),
-            (patience.as_fd(), Self::PATIENCE, level),
-        ];
-        for (fd, data, flags) in watched {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(data), flags)?;
+        for (fd, data) in [(settled.as_fd(), Self::SETTLED), (patience.as_fd(), Self::PATIENCE)] {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
         }
-        Ok(Self { epoll, settled, patience })
+        let watch = Self { epoll, settled, patience };
+        watch.add(socket.listener())?;
+        Ok(watch)
+    }
+
+    /// Tells of what comes on the listener, or of the next client. An edge: as long as that waits, both stay readable.
+    fn add(&self, fd: impl AsFd) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(Self::NEXT), flags)?)
     }
 
     /// Takes what has come. Does not wait.
     fn news(&self) -> News {
         let mut news = News::default();
-        let mut space = [MaybeUninit::uninit(); 3];
+        let mut space = [MaybeUninit::uninit(); 4];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&now)) else { return news };
         for event in events {
             match { event.data }.u64() {
-                Self::LISTENER => news.somebody_came = true,
+                Self::NEXT => {}
                 Self::SETTLED => {
                     self.settled.clear();
                     news.settled = true;
@@ -340,16 +346,6 @@ impl Watch {
 /// Whether one more line may be said; those that were left out are not worth one of their own.
 fn admit(rate: &Mutex<SentenceRate>, now: Instant) -> bool {
     rate.lock().expect("no holder of this lock panics").admit(now).is_some()
-}
-
-fn is_readable(listener: &UnixListener) -> bool {
-    let mut fds = [PollFd::new(listener, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    match poll(&mut fds, Some(&now)) {
-        Ok(ready) => ready > 0,
-        Err(Errno::INTR) => false,
-        Err(errno) => panic!("poll on a descriptor of our own: {errno}"),
-    }
 }
 
 /// ` (process 4711)`, if it is known.

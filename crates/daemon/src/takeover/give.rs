@@ -264,7 +264,7 @@ fn finish(
     until: Deadline,
 ) -> Result<Result<Held, Freeze>, Rejection> {
     let id = || export.offer().id.clone();
-    let Frozen { listener, session } = match freeze.frozen.recv_timeout(until.left()) {
+    let Frozen { listener, next, session } = match freeze.frozen.recv_timeout(until.left()) {
         Ok(frozen) => frozen.map_err(|source| Rejection::Copy { export: id(), source })?,
         Err(RecvTimeoutError::Timeout) => return Ok(Err(freeze)),
         Err(RecvTimeoutError::Disconnected) => {
@@ -276,7 +276,10 @@ fn finish(
     }
     let cache = *export.offer().cache.lock().expect("no holder of this lock panics");
     let (socket, held) = (socket_file(export.socket()), built.holds(export.offer()));
-    Ok(Ok(Held { freeze, parcel: Parcel { socket, cache, stopped, listener, session, held } }))
+    Ok(Ok(Held {
+        freeze,
+        parcel: Parcel { socket, cache, stopped, listener, next, session, held },
+    }))
 }
 
 /// What images in use have in memory alone, each once.

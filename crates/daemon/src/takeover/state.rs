@@ -49,6 +49,8 @@ pub(super) struct Parcel {
     /// When its queues were to be stopped, on the clock that all processes share.
     pub(super) stopped: Duration,
     pub(super) listener: OwnedFd,
+    /// The next client, if it was accepted.
+    pub(super) next: Option<OwnedFd>,
     /// The connection and what was said on it, if there is a client.
     pub(super) session: Option<(OwnedFd, SessionState)>,
     /// Whether its node is claimed.
@@ -57,7 +59,7 @@ pub(super) struct Parcel {
 
 /// Sends an export. The descriptors stay with the caller too.
 pub(super) fn send(wire: &Wire, parcel: &Parcel, until: Deadline) -> Result<(), WireError> {
-    let Parcel { socket, cache, stopped, listener, session, held } = parcel;
+    let Parcel { socket, cache, stopped, listener, next, session, held } = parcel;
     let head = Message::Export {
         socket: *socket,
         writeback: *cache == CacheMode::WriteBack,
@@ -65,6 +67,9 @@ pub(super) fn send(wire: &Wire, parcel: &Parcel, until: Deadline) -> Result<(), 
         held: *held,
     };
     wire.send(&head, &[listener.as_fd()], until)?;
+    if let Some(next) = next {
+        wire.send(&Message::NextClient, &[next.as_fd()], until)?;
+    }
     let Some((connection, state)) = session else { return Ok(()) };
     let SessionState { features, protocol, regions, inflight, channel, rings, log, is_logging: _ } =
         state;
@@ -177,7 +182,12 @@ impl Transfer {
                 let cache = if writeback { CacheMode::WriteBack } else { CacheMode::WriteThrough };
                 let stopped = Duration::from_nanos(stopped_ns);
                 let listener = fds.next()?;
-                self.exports.push(Parcel { socket, cache, stopped, listener, session: None, held });
+                let (next, session) = (None, None);
+                self.exports.push(Parcel { socket, cache, stopped, listener, next, session, held });
+            }
+            Message::NextClient => {
+                let parcel = self.exports.last_mut().filter(|parcel| parcel.next.is_none());
+                parcel.ok_or_else(|| message.unexpected())?.next = Some(fds.next()?);
             }
             Message::Session { features, protocol } => {
                 let parcel = self.exports.last_mut().filter(|parcel| parcel.session.is_none());

@@ -30,7 +30,7 @@ use crate::claim::{Patience, Told};
 use crate::export::{Adopted, Export};
 use crate::graph::Description;
 use crate::pidfile::Pidfile;
-use crate::socket::Socket;
+use crate::socket::{Identity, Socket};
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
 const TRIES: u32 = 10;
@@ -360,8 +360,8 @@ fn go_on(
     })?;
     built.own();
     let mut listening = Vec::new();
-    for (prepared, found, listener, adopted) in ready {
-        let socket = Socket::adopt(listener, found.file, &prepared.options.socket);
+    for Ready { prepared, file, listener, next, adopted } in ready {
+        let socket = Socket::adopt(listener, next, file, &prepared.options.socket);
         match adopted {
             None => listening.push((prepared, socket)),
             Some(adopted) => {
@@ -400,7 +400,15 @@ fn await_commit(wire: &Wire, patience: &mut Patience<'_>) -> Result<(), NoCommit
 }
 
 /// An export that only waits for the word.
-type Ready = (Prepared, Served, OwnedFd, Option<Adopted>);
+struct Ready {
+    prepared: Prepared,
+    file: Identity,
+    listener: OwnedFd,
+    /// The next client, if it was accepted.
+    next: Option<OwnedFd>,
+    /// The client of now.
+    adopted: Option<Adopted>,
+}
 
 fn build_all(
     process: u32,
@@ -418,7 +426,7 @@ fn build_all(
             let what = format!("nothing of export {}", prepared.offer.id);
             TakeoverError::Broken { process, source: WireError::Unexpected { what }.into() }
         };
-        let Parcel { cache, stopped, listener, session, socket: _, held: is_held } =
+        let Parcel { cache, stopped, listener, next, session, socket: _, held: is_held } =
             exports.swap_remove(place.ok_or_else(missing)?);
         *prepared.offer.cache.lock().expect("no holder of this lock panics") = cache;
         let resumption = Resumption { since: stopped, process };
@@ -428,16 +436,16 @@ fn build_all(
             })
         };
         let adopted = session.map(adopt).transpose()?;
-        ready.push((prepared, found, listener, adopted));
+        ready.push(Ready { prepared, file: found.file, listener, next, adopted });
         held.push(is_held);
     }
     let failed = |(export, source)| TakeoverError::Image { export, process, source };
     built.inherit(files, images).map_err(failed)?;
-    for (prepared, ..) in &ready {
+    for Ready { prepared, .. } in &ready {
         let id = &prepared.offer.id;
         built.check_inherited(id).map_err(|source| failed((id.clone(), source)))?;
     }
-    for ((prepared, ..), _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held) {
+    for (Ready { prepared, .. }, _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held) {
         built.claim_inherited(prepared, patience)?;
     }
     #[cfg(feature = "fault-points")]

@@ -69,6 +69,8 @@ pub(super) enum Message {
     /// Old: an export, with its listening socket. Its session follows if it has a client. `held` if its node is
     /// claimed now, which one with `active=off` need not be.
     Export { socket: SocketFile, writeback: bool, stopped_ns: u64, held: bool },
+    /// Old: the client of the last export that waits until the one of now has left, with its connection.
+    NextClient,
     /// Old: the client of the last export, with its connection. Memory and rings follow.
     Session { features: u64, protocol: u64 },
     /// Old: a region of guest memory, with its file.

@@ -96,3 +96,26 @@ fn a_client_that_waits_for_an_image_is_taken_over() {
         stop(new, &[&disk.socket()]).map(drop)
     });
 }
+
+/// A client that waits for another one to leave goes on waiting, and is served by the new process.
+#[test]
+fn a_client_that_waits_for_its_turn_is_handed_over() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = disk(&bench, 1);
+        image::create_sparse(&disk.image(), 1 << 20)?;
+        let old = disk.serve(program)?;
+        let mut client = Client::connect(&disk.socket(), Shape::small())?;
+        client.write(0, &[5; 4096], 0)?;
+        let second = FrontEnd::connect(&disk.socket())?;
+        second.send(request::GET_FEATURES, &[], &[])?;
+        old.wait_for_log("another client waits", START_LIMIT)?;
+        let new = replace(program, &line(&disk), old)?;
+        new.wait_for_log("another client waits", START_LIMIT)?;
+        ensure!(client.read(0, 4096, 0)? == [5; 4096], "other bytes than were written");
+        drop(client);
+        ensure!(second.receive(request::GET_FEATURES)?.is_some(), "it was hung up on");
+        drop(second);
+        stop(new, &[&disk.socket()]).map(drop)
+    });
+}
