@@ -1,5 +1,5 @@
 //! Rules for documents, and for all text: ARCHITECTURE.md names every crate, CHANGELOG.md exists,
-//! no file names a directory of somebody's own machine.
+//! no file names a directory of somebody's own machine, or has the marks of a merge in it.
 
 use crate::tidy::{Problem, SourceFile};
 
@@ -8,6 +8,8 @@ const CHANGELOG: &str = "CHANGELOG.md";
 
 // Put together here, so that this file does not break its own rule.
 const MACHINE_PATHS: [&str; 2] = [concat!("/ho", "me/"), concat!("/wo", "rk/")];
+
+const MERGE_MARKS: [&str; 2] = [concat!("<<<<", "<<< "), concat!(">>>>", ">>> ")];
 
 /// Checks all text files of the repository.
 pub(crate) fn check(files: &[SourceFile], crates: &[&str]) -> Vec<Problem> {
@@ -20,6 +22,7 @@ pub(crate) fn check(files: &[SourceFile], crates: &[&str]) -> Vec<Problem> {
         problems.push(Problem::new(CHANGELOG, "is missing"));
     }
     problems.extend(files.iter().flat_map(machine_paths));
+    problems.extend(files.iter().flat_map(merge_marks));
     problems
 }
 
@@ -46,6 +49,13 @@ fn machine_paths(file: &SourceFile) -> Vec<Problem> {
         }
     }
     problems
+}
+
+fn merge_marks(file: &SourceFile) -> impl Iterator<Item = Problem> + '_ {
+    let has_mark = |line: &str| MERGE_MARKS.iter().any(|mark| line.starts_with(mark));
+    file.text.lines().enumerate().filter(move |(_, line)| has_mark(line)).map(|(index, _)| {
+        Problem::new(format!("{}:{}", file.path, index + 1), "the mark of a merge")
+    })
 }
 
 /// Whether the words begin an absolute path, rather than stand in the middle of another path.
@@ -89,6 +99,14 @@ mod tests {
         let problems = machine_paths(&file("README.md", &text));
         assert_eq!(problems.len(), 1);
         assert_eq!(problems[0].place, "README.md:2");
+    }
+
+    #[test]
+    fn marks_of_a_merge_are_found_with_their_lines() {
+        let [ours, theirs] = MERGE_MARKS;
+        let text = format!("{ours}HEAD\none\n=======\ntwo\n{theirs}f53f54b\nfine {ours}\n");
+        let problems: Vec<String> = merge_marks(&file("a.md", &text)).map(|it| it.place).collect();
+        assert_eq!(problems, ["a.md:1", "a.md:5"]);
     }
 
     #[test]
