@@ -9,11 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use block::{
-    Access, ByteCount, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Mapping, Node,
-    PieceList, Rights,
-};
-use disk::{NullNode, ReadContent};
+use block::{Lane, Mapping, Node, PieceList};
+use disk::ReadContent;
 use kernel_io::FileTable;
 use request_path::{
     Appetite, Ending, Engine, LaneIndex, Mailbox, Rest, RingLog, RingSource, Source, SourceKey,
@@ -21,54 +18,18 @@ use request_path::{
 };
 
 use crate::guest::{Ask, BULKS, Guest};
+use crate::lanes::{null_disk, with_lanes};
 use crate::setup::{iothreads, on_both, place_source, ring};
 
 /// What ARCHITECTURE.md promises: so many requests of each other ring at most.
 const STEP: u64 = 8;
 const ROUNDS: usize = 3000;
 
-/// A null disk that counts the requests that have begun. Relaxed: one thread counts.
-#[derive(Debug)]
-struct CountingNode {
-    null: NullNode,
-    begun: Arc<AtomicU64>,
-}
-
+/// Counts the requests that have begun. Relaxed: one thread counts.
 #[derive(Debug)]
 struct CountingLane {
     null: Box<dyn Lane>,
     begun: Arc<AtomicU64>,
-}
-
-impl Node for CountingNode {
-    fn name(&self) -> &str {
-        self.null.name()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.null.size()
-    }
-
-    fn limits(&self) -> Limits {
-        self.null.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.null.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.null.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.null.claim(rights)
-    }
-
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
-        let (null, begun) = (self.null.open_lane(io)?, Arc::clone(&self.begun));
-        Ok(Box::new(CountingLane { null, begun }))
-    }
 }
 
 impl Lane for CountingLane {
@@ -79,10 +40,12 @@ impl Lane for CountingLane {
 }
 
 fn counting_node() -> (Arc<dyn Node>, Arc<AtomicU64>) {
-    let size = DiskSize(ByteCount(1 << 20));
-    let null = NullNode::new("null", size, Access::ReadWrite, ReadContent::Untouched);
     let begun = Arc::new(AtomicU64::new(0));
-    (Arc::new(CountingNode { null, begun: Arc::clone(&begun) }), begun)
+    let counter = Arc::clone(&begun);
+    let node = with_lanes(null_disk(1 << 20, ReadContent::Untouched), move |null, _| {
+        Box::new(CountingLane { null, begun: Arc::clone(&counter) })
+    });
+    (node, begun)
 }
 
 /// A guest on the iothread of its ring.
@@ -356,10 +319,7 @@ impl Player for Zeroed {
 fn a_quiet_ring_does_not_wait_for_a_large_read_of_zeroes() {
     on_both(|reactors| {
         let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
-        let null = |content| -> Arc<dyn Node> {
-            let size = DiskSize(ByteCount(1 << 30));
-            Arc::new(NullNode::new("null", size, Access::ReadWrite, content))
-        };
+        let null = |content| null_disk(1 << 30, content);
         let mut greedy = Guest::with_bulk(ZEROES);
         let ring_of_zeroes = ring(&greedy, &null(ReadContent::Zeroes));
         (0..BULKS).for_each(|slot| greedy.submit(slot, Ask::BulkRead, 0));

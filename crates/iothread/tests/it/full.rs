@@ -8,71 +8,30 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, Lane, LaneError, LaneIo,
-    Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Token, Told,
+    Answer, Clock, Due, Lane, Mapping, Node, Operation, Outcome, PieceList, SystemClock, Token,
+    Told,
 };
-use disk::{NullNode, ReadContent};
+use disk::ReadContent;
 use iothread::Placed;
 use kernel_io::{FileTable, Reactors};
 
 use crate::fairness::{Played, Player};
 use crate::guest::{Ask, Guest, SLOTS};
+use crate::lanes::{null_disk, with_lanes};
 use crate::setup::{iothreads, on_both, place_source, ring};
 
 /// So many that together they want a quarter more than a lane holds (4096).
 const GUESTS: usize = 5120 / SLOTS as usize;
 
-/// A null disk that holds every request, and lets some of them go each round.
-#[derive(Debug)]
-struct Dripping {
-    below: NullNode,
-    /// How many each round; nothing is ever due with none.
-    drops: usize,
-}
-
+/// Holds every request, and lets some of them go each round.
 #[derive(Debug)]
 struct DrippingLane {
     below: Box<dyn Lane>,
+    /// How many each round; nothing is ever due with none.
     drops: usize,
     released: bool,
     always: Instant,
     held: VecDeque<(Token, Operation)>,
-}
-
-impl Node for Dripping {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.below.size()
-    }
-
-    fn limits(&self) -> Limits {
-        self.below.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.below.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.below.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.below.claim(rights)
-    }
-
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
-        Ok(Box::new(DrippingLane {
-            below: self.below.open_lane(io)?,
-            drops: self.drops,
-            released: false,
-            always: SystemClock.now(),
-            held: VecDeque::new(),
-        }))
-    }
 }
 
 impl Lane for DrippingLane {
@@ -108,9 +67,10 @@ impl Lane for DrippingLane {
 }
 
 fn dripping(drops: usize) -> Arc<dyn Node> {
-    let size = DiskSize(ByteCount(1 << 20));
-    let below = NullNode::new("null", size, Access::ReadWrite, ReadContent::Untouched);
-    Arc::new(Dripping { below, drops })
+    with_lanes(null_disk(1 << 20, ReadContent::Untouched), move |below, _| {
+        let (released, always, held) = (false, SystemClock.now(), VecDeque::new());
+        Box::new(DrippingLane { below, drops, released, always, held })
+    })
 }
 
 /// Has always as much in flight as its ring can hold, and counts. Relaxed: only counters.

@@ -6,13 +6,14 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, Lane, LaneError, LaneIo,
-    Limits, Mapping, Node, Operation, Order, Outcome, PieceList, Rights, SystemClock, Token, Told,
+    Answer, Clock, Due, Lane, Mapping, Node, Operation, Order, Outcome, PieceList, SystemClock,
+    Token, Told,
 };
-use disk::{NullNode, ReadContent};
+use disk::ReadContent;
 use kernel_io::{Caching, FileTable};
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
+use crate::lanes::{null_disk, with_lanes};
 use crate::open_requests::pipe_node;
 use crate::setup::{cached_file_node, iothreads, on_both, place, place_stable};
 
@@ -22,15 +23,7 @@ pub(crate) const FOR_EVER: Duration = Duration::from_hours(1);
 /// What is waited for comes before.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// A disk that holds every request that long. It tells of each batch.
-#[derive(Debug)]
-struct HoldingNode {
-    below: Arc<dyn Node>,
-    time: Duration,
-    order: Order,
-    told: mpsc::Sender<()>,
-}
-
+/// Holds every request that long. It tells of each batch.
 #[derive(Debug)]
 struct HoldingLane {
     below: Box<dyn Lane>,
@@ -38,38 +31,6 @@ struct HoldingLane {
     order: Order,
     told: mpsc::Sender<()>,
     held: VecDeque<(Instant, Token, Operation)>,
-}
-
-impl Node for HoldingNode {
-    fn name(&self) -> &str {
-        "holding"
-    }
-
-    fn size(&self) -> DiskSize {
-        self.below.size()
-    }
-
-    fn limits(&self) -> Limits {
-        self.below.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.below.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.below.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.below.claim(rights)
-    }
-
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
-        let (time, order, told) = (self.time, self.order, self.told.clone());
-        let (below, held) = (self.below.open_lane(io)?, VecDeque::new());
-        Ok(Box::new(HoldingLane { below, time, order, told, held }))
-    }
 }
 
 impl Lane for HoldingLane {
@@ -110,8 +71,7 @@ impl Lane for HoldingLane {
 }
 
 pub(crate) fn null() -> Arc<dyn Node> {
-    let size = DiskSize(ByteCount(1 << 20));
-    Arc::new(NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes))
+    null_disk(1 << 20, ReadContent::Zeroes)
 }
 
 /// The node, and what tells that it holds something more.
@@ -121,7 +81,11 @@ pub(crate) fn holding(
     order: Order,
 ) -> (Arc<dyn Node>, mpsc::Receiver<()>) {
     let (told, tells) = mpsc::channel();
-    (Arc::new(HoldingNode { below, time, order, told }), tells)
+    let node = with_lanes(below, move |below, _| {
+        let (told, held) = (told.clone(), VecDeque::new());
+        Box::new(HoldingLane { below, time, order, told, held })
+    });
+    (node, tells)
 }
 
 #[test]

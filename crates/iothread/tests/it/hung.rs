@@ -12,7 +12,7 @@ use iothread::Placed;
 use kernel_io::{Aio, FileTable, OpenFile};
 
 use crate::guest::{Ask, BLOCK, BULKS, Guest, SLOTS};
-use crate::open_requests::PipeNode;
+use crate::open_requests::OneFile;
 use crate::setup::{iothreads, on_both, place};
 
 /// A file as one of the disks has it.
@@ -33,7 +33,7 @@ impl Shape {
         let (begun, beginnings) = mpsc::channel();
         let file = OpenFile::adopt(file, "disk".into(), 1 << 20, self.aio);
         let file = files.insert(Arc::new(file.with_alignment(self.alignment)));
-        (Arc::new(PipeNode { file, begun, others: self.pieces - 1 }), beginnings)
+        (OneFile { file, begun, others: self.pieces - 1 }.node(), beginnings)
     }
 }
 

@@ -16,6 +16,7 @@ mod guest;
 mod holding;
 mod hung;
 mod inflight;
+mod lanes;
 mod mosaic;
 mod moves;
 mod open_requests;

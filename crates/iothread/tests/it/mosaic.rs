@@ -5,12 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, BehindEnd, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FileId,
-    HostMemory, Lane, LaneError, LaneIo, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+    Answer, BehindEnd, ByteCount, ByteOffset, FileId, HostMemory, Lane, LaneIo, Mapping, Piece,
+    PieceList, Target,
 };
+use disk::ReadContent;
 use kernel_io::{Aio, FileTable, OpenFile};
 
 use crate::guest::{Ask, BULKS, Guest};
+use crate::lanes::{null_disk, with_lanes};
 use crate::setup::{iothreads, on_both, place};
 
 const STONE: usize = 512;
@@ -25,11 +27,6 @@ const PATCH: usize = 700;
 const FILE_BYTES: usize = BYTES / 2 + 100;
 
 /// A disk of stones that lie in a file, in memory or nowhere.
-#[derive(Debug)]
-struct Mosaic {
-    file: FileId,
-}
-
 #[derive(Debug)]
 struct MosaicLane {
     file: FileId,
@@ -60,42 +57,6 @@ fn expected(place: usize) -> u8 {
         Colour::File if place < FILE_BYTES => file_byte(place),
         Colour::Kept => 0xcc,
         Colour::File | Colour::Zero => 0,
-    }
-}
-
-impl Node for Mosaic {
-    fn name(&self) -> &str {
-        "mosaic"
-    }
-
-    fn size(&self) -> DiskSize {
-        DiskSize(ByteCount(BYTES as u64))
-    }
-
-    fn limits(&self) -> Limits {
-        let block = 512.try_into().unwrap();
-        Limits {
-            request_alignment: block,
-            physical_block: block,
-            discard: false,
-            discard_granularity: block,
-        }
-    }
-
-    fn access(&self) -> Access {
-        Access::ReadOnly
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
-        Ok(Claim::nothing())
-    }
-
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
-        Ok(Box::new(MosaicLane { file: self.file, io: io.clone() }))
     }
 }
 
@@ -130,7 +91,10 @@ fn an_answer_of_very_many_pieces_is_carried_out_whole() {
         let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         file.write_all(&(0..FILE_BYTES).map(file_byte).collect::<Vec<_>>()).unwrap();
         let file = OpenFile::adopt(file.into(), "file".into(), BYTES as u64, Aio::Automatic);
-        let node: Arc<dyn Node> = Arc::new(Mosaic { file: files.insert(Arc::new(file)) });
+        let file = files.insert(Arc::new(file));
+        let node = with_lanes(null_disk(BYTES as u64, ReadContent::Zeroes), move |_, io| {
+            Box::new(MosaicLane { file, io: io.clone() })
+        });
         let mut guest = Guest::with_bulk(BYTES);
         let placed = place(&guest, &node, &iothread);
         (0..BULKS).for_each(|slot| guest.fill_bulk(slot, 0xee));

@@ -8,80 +8,49 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, FileId, Lane, LaneError,
-    LaneIo, Limits, Mapping, Node, Order, Piece, PieceList, Rights, Target,
+    Answer, ByteCount, ByteOffset, FileId, Lane, Mapping, Node, Order, Piece, PieceList, Target,
 };
+use disk::ReadContent;
 use kernel_io::{Aio, FileTable, OpenFile};
 use virtio::RingBase;
 
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::holding::{FOR_EVER, holding, null};
+use crate::lanes::{null_disk, with_lanes};
 use crate::setup::{iothreads, on_both, place};
 
-/// A disk whose reads last until the test writes to the pipe. It tells of each read.
+/// A disk of one file, such as a pipe, with whose beginning it answers all. It tells of each read.
 #[derive(Debug, Clone)]
-pub(crate) struct PipeNode {
+pub(crate) struct OneFile {
     pub(crate) file: FileId,
     pub(crate) begun: mpsc::Sender<()>,
     /// How many pieces each answer has besides.
     pub(crate) others: usize,
 }
 
-#[derive(Debug)]
-struct PipeLane(PipeNode);
-
-impl Node for PipeNode {
-    fn name(&self) -> &str {
-        "pipe"
-    }
-
-    fn size(&self) -> DiskSize {
-        DiskSize(ByteCount(1 << 30))
-    }
-
-    fn limits(&self) -> Limits {
-        let block = 512.try_into().unwrap();
-        Limits {
-            request_alignment: block,
-            physical_block: block,
-            discard: false,
-            discard_granularity: block,
-        }
-    }
-
-    fn access(&self) -> Access {
-        Access::ReadOnly
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
-        Ok(Claim::nothing())
-    }
-
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
-        Ok(Box::new(PipeLane(self.clone())))
+impl OneFile {
+    pub(crate) fn node(self) -> Arc<dyn Node> {
+        let below = null_disk(1 << 30, ReadContent::Zeroes);
+        with_lanes(below, move |_, _| Box::new(self.clone()))
     }
 }
 
-impl Lane for PipeLane {
+impl Lane for OneFile {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         for mapping in batch {
             let Some(extent) = mapping.operation.extent() else {
                 mapping.answer = Answer::Now(pieces.none());
                 continue;
             };
-            let target = Target::File { file: self.0.file, offset: ByteOffset(0) };
+            let target = Target::File { file: self.file, offset: ByteOffset(0) };
             let count = extent.count();
             let mark = pieces.end();
             pieces.push(Piece { skip: 0, count, target });
             let nothing = Piece { skip: 0, count: ByteCount(0), target: Target::Nothing };
-            (0..self.0.others).for_each(|_| pieces.push(nothing));
+            (0..self.others).for_each(|_| pieces.push(nothing));
             mapping.answer = Answer::Now(pieces.since(mark));
             // Not every test listens.
-            let _heard = self.0.begun.send(());
+            let _heard = self.begun.send(());
         }
     }
 }
@@ -92,7 +61,7 @@ pub(crate) fn pipe_node(files: &FileTable) -> (Arc<dyn Node>, std::fs::File, mps
     let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
     let file = OpenFile::adopt(reader, "pipe".into(), 1 << 20, Aio::Automatic);
     let file = files.insert(Arc::new(file));
-    (Arc::new(PipeNode { file, begun, others: 0 }), writer.into(), beginnings)
+    (OneFile { file, begun, others: 0 }.node(), writer.into(), beginnings)
 }
 
 #[test]
