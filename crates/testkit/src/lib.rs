@@ -13,6 +13,7 @@ pub mod conformance;
 pub mod counting;
 pub mod crash;
 pub mod deadline;
+mod fuse;
 pub mod fuse_faults;
 pub mod guest;
 pub mod holdings;

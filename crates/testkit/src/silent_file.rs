@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use fuser::{
@@ -18,6 +18,8 @@ use fuser::{
     ReplyEntry, ReplyOpen, ReplyStatfs, Request,
 };
 use rustix::mount::{UnmountFlags, unmount};
+
+use crate::fuse::attributes;
 
 const NAME: &str = "file";
 const FILE: INodeNo = INodeNo(2);
@@ -113,23 +115,7 @@ impl System {
             INodeNo::ROOT => (FileType::Directory, 0o755, 0),
             _ => (FileType::RegularFile, 0o666, self.bytes),
         };
-        FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        attributes(inode, kind, perm, size)
     }
 }
 

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fuser::{
@@ -32,6 +32,7 @@ use fuser::{
 };
 
 use crate::deadline::{now, poll_until};
+use crate::fuse::attributes;
 use crate::image::SECTOR_BYTES;
 use crate::report::note;
 use crate::rng::Rng;
@@ -282,23 +283,8 @@ struct SlowFile {
 
 impl SlowFile {
     fn attributes(&self) -> FileAttr {
-        FileAttr {
-            ino: INodeNo::ROOT,
-            size: self.size,
-            blocks: self.size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind: FileType::RegularFile,
-            perm: 0o600,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: u32::try_from(SECTOR_BYTES).expect("512"),
-            flags: 0,
-        }
+        let blksize = u32::try_from(SECTOR_BYTES).expect("512");
+        FileAttr { blksize, ..attributes(INodeNo::ROOT, FileType::RegularFile, 0o600, self.size) }
     }
 
     fn delay(&self) -> Duration {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
@@ -12,6 +12,7 @@ use fuser::{
 
 use super::state::{Held, HeldReply, State, Verdict, Work};
 use super::{Call, IMAGE, Operation};
+use crate::fuse::attributes;
 
 /// How long the kernel may remember that the file is there: nothing about it changes.
 const TTL: Duration = Duration::from_secs(3600);
@@ -38,23 +39,7 @@ impl FileSystem {
             FILE => (FileType::RegularFile, 0o666, size),
             _ => return None,
         };
-        Some(FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        })
+        Some(attributes(inode, kind, perm, size))
     }
 
     /// A call without data in either direction.
