@@ -11,12 +11,13 @@ mod starts;
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use testkit::client::RingLayout;
 use testkit::process::{Bench, Program, Server};
 use testkit::rawring::{Collected, Survivor};
 use testkit::rng::Rng;
 
-use crate::support::{Disk, Iothreads};
+use crate::support::{After, Disk, Iothreads, stop};
 
 /// How long a takeover may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -26,6 +27,38 @@ const HANDED_OVER: &str = "has handed over";
 
 fn disk<'a>(bench: &'a Bench, queues: u16) -> Disk<'a> {
     Disk { iothreads: Iothreads::Two, ..Disk::new(bench, "e0", queues.into()) }
+}
+
+/// A served disk with a client at work.
+struct Busy<'a> {
+    disk: Disk<'a>,
+    server: Server,
+    client: Survivor,
+    rng: Rng,
+}
+
+impl<'a> Busy<'a> {
+    fn begin(program: &Program, disk: Disk<'a>, layout: RingLayout) -> Result<Self> {
+        let queues = disk.queues.try_into()?;
+        disk.create_sparse(Survivor::disk_bytes(queues))?;
+        let server = disk.serve(program)?;
+        let (mut client, mut rng) =
+            (Survivor::connect(&disk.socket(), layout, queues)?, Rng::new(3));
+        work(&mut client, &mut rng, 3)?;
+        Ok(Self { disk, server, client, rng })
+    }
+
+    /// Ends both in good order. The image holds what was completed.
+    fn end(self) -> Result<String> {
+        let Self { disk, server, mut client, rng: _ } = self;
+        client.drain()?;
+        let expected = client.expected();
+        drop(client);
+        let log = stop(server, &[&disk.socket()])?;
+        let found = std::fs::read(disk.flatten(After::Order)?).context("read the image")?;
+        ensure!(found == expected, "the image does not hold the completed writes: {log}");
+        Ok(log)
+    }
 }
 
 /// The command line of a server that takes over the disk.

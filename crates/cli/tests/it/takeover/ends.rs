@@ -21,7 +21,7 @@ use testkit::rawring::{Collected, Survivor};
 use testkit::report::{note, skipped};
 use testkit::rng::Rng;
 
-use super::{HANDED_OVER, LIMIT, disk, line, replace, work, work_until};
+use super::{Busy, HANDED_OVER, LIMIT, disk, line, replace, work, work_until};
 use crate::support::{Disk, Iothreads, ringloom, stop, with};
 
 const QUEUES: u16 = 2;
@@ -155,11 +155,8 @@ fn an_unknown_version_is_answered_with_the_known_one() {
 fn new_processes_that_are_killed_at_any_moment_lose_nothing() {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        let disk = disk(&bench, QUEUES);
-        image::create_sparse(&disk.image(), Survivor::disk_bytes(QUEUES))?;
-        let mut server = disk.serve(program)?;
-        let mut client = Survivor::connect(&disk.socket(), RingLayout::Packed, QUEUES)?;
-        let mut rng = Rng::new(9);
+        let Busy { disk, mut server, mut client, mut rng } =
+            Busy::begin(program, disk(&bench, QUEUES), RingLayout::Packed)?;
         let (mut kept, mut lost) = (0, 0);
         for round in 0..40_u64 {
             work(&mut client, &mut rng, 3)?;
@@ -197,12 +194,7 @@ fn new_processes_that_are_killed_at_any_moment_lose_nothing() {
         }
         note(&format!("{kept} times the old process went on, {lost} times nobody"));
         ensure!(kept > 0 && lost > 0, "kept {kept}, lost {lost}");
-        let expected = client.expected();
-        drop(client);
-        stop(server, &[&disk.socket()])?;
-        let found = std::fs::read(disk.image()).context("read the image")?;
-        ensure!(found == expected, "the image does not hold the last completed writes");
-        Ok(())
+        Busy { disk, server, client, rng }.end().map(drop)
     });
 }
 
@@ -222,11 +214,8 @@ fn goes_on(client: &mut Survivor, rng: &mut Rng) -> Result<bool> {
 fn two_new_processes_at_once_take_turns() {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        let disk = disk(&bench, QUEUES);
-        image::create_sparse(&disk.image(), Survivor::disk_bytes(QUEUES))?;
-        let mut server = disk.serve(program)?;
-        let mut client = Survivor::connect(&disk.socket(), RingLayout::Split, QUEUES)?;
-        let mut rng = Rng::new(11);
+        let Busy { disk, mut server, mut client, mut rng } =
+            Busy::begin(program, disk(&bench, QUEUES), RingLayout::Split)?;
         for round in 0..5 {
             let mut pair = vec![program.spawn(&line(&disk))?, program.spawn(&line(&disk))?];
             for new in &pair {
@@ -244,9 +233,7 @@ fn two_new_processes_at_once_take_turns() {
             server = pair.swap_remove(last);
             work(&mut client, &mut rng, 3)?;
         }
-        client.drain()?;
-        drop(client);
-        stop(server, &[&disk.socket()]).map(drop)
+        Busy { disk, server, client, rng }.end().map(drop)
     });
 }
 

@@ -8,13 +8,12 @@ use anyhow::{Context, Result, ensure};
 use testkit::client::{Client, RingLayout, Shape};
 use testkit::deadline::Deadline;
 use testkit::fuse_faults::{Effect, Fault, FaultDisk, Operation};
-use testkit::image;
 use testkit::process::{Bench, Program, Server};
 use testkit::rawring::{Collected, Survivor};
 use testkit::report::skipped;
 use testkit::rng::Rng;
 
-use super::{LIMIT, disk, line, replace, work};
+use super::{Busy, LIMIT, disk, line, replace, work};
 use crate::support::{Disk, Iothreads, qemu_img, ringloom, stop, with};
 
 const QUEUES: u16 = 2;
@@ -69,12 +68,9 @@ fn interrupt(
     (call, n, signal): (&str, u32, &str),
     expected: Option<bool>,
 ) -> Result<()> {
-    image::create_sparse(&disk.image(), Survivor::disk_bytes(QUEUES))?;
-    let mut old = disk.serve(program)?;
-    let mut client = Survivor::connect(&disk.socket(), RingLayout::Packed, QUEUES)?;
-    let mut rng = Rng::new(n.into());
-    work(&mut client, &mut rng, 3)?;
-    let mut new = interrupted(program, &line(disk), call, n, signal)?;
+    let Busy { disk, server: mut old, mut client, mut rng } =
+        Busy::begin(program, disk.clone(), RingLayout::Packed)?;
+    let mut new = interrupted(program, &line(&disk), call, n, signal)?;
     let (kept, still) = outcome(&mut client, &mut rng, &mut old)?;
     ensure!(still < STILL_MAX, "the client stood still for {still:?}: {}", old.log());
     if let Some(expected) = expected {
@@ -84,20 +80,14 @@ fn interrupt(
         new.wait(LIMIT).with_context(|| format!("strace: {}", new.log()))?;
         work(&mut client, &mut rng, 3)?;
         // It can still hand over.
-        old = replace(program, &line(disk), old)?;
+        old = replace(program, &line(&disk), old)?;
     } else {
         old.wait(LIMIT)?;
         new.kill()?;
         old = disk.serve(program)?;
         client.reconnect()?;
     }
-    client.drain()?;
-    let expected = client.expected();
-    drop(client);
-    stop(old, &[&disk.socket()])?;
-    let found = std::fs::read(disk.image()).context("read the image")?;
-    ensure!(found == expected, "the image does not hold the completed writes");
-    Ok(())
+    Busy { disk, server: old, client, rng }.end().map(drop)
 }
 
 fn interrupt_all(steps: &[(&str, u32, &str)], expected: Option<bool>) {
@@ -145,12 +135,8 @@ fn a_new_process_that_is_killed_at_any_step_costs_nothing() {
 fn a_write_before_the_word_is_found() {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        let disk = disk(&bench, QUEUES);
-        image::create_sparse(&disk.image(), Survivor::disk_bytes(QUEUES))?;
-        let mut old = disk.serve(program)?;
-        let mut client = Survivor::connect(&disk.socket(), RingLayout::Split, QUEUES)?;
-        let mut rng = Rng::new(1);
-        work(&mut client, &mut rng, 3)?;
+        let Busy { disk, server: mut old, mut client, mut rng } =
+            Busy::begin(program, disk(&bench, QUEUES), RingLayout::Split)?;
         let bad = program.clone().with_variable("RINGLOOM_FAULT", "WrittenTooEarly:1");
         let mut new = bad.spawn(&line(&disk))?;
         // The client finds it while it works, or the comparison does in the end.

@@ -9,13 +9,9 @@ use anyhow::{Context, Result, ensure};
 use testkit::client::{Client, RingLayout, Shape};
 use testkit::image;
 use testkit::process::{Bench, Program};
-use testkit::rawring::Survivor;
-use testkit::rng::Rng;
 
-use super::{LIMIT, line, replace, work};
+use super::{Busy, LIMIT, line, replace, work};
 use crate::support::{Disk, Format, Iothreads, qemu_img, ringloom, stop, with};
-
-const QUEUES: u16 = 2;
 
 /// The byte that somebody else would write.
 const FOREIGN: u8 = 0xcd;
@@ -39,12 +35,9 @@ fn try_to_write(image: &Path, format: &str, done: &AtomicBool) -> Result<u32> {
 /// The image stays locked through takeovers, under a load that verifies.
 fn stays_locked(program: &Program, form: Format) -> Result<()> {
     let bench = Bench::new()?;
-    let disk =
-        Disk { iothreads: Iothreads::Two, format: form, ..Disk::new(&bench, "e0", QUEUES.into()) };
-    disk.create_sparse(Survivor::disk_bytes(QUEUES))?;
-    let mut server = disk.serve(program)?;
-    let mut client = Survivor::connect(&disk.socket(), RingLayout::Split, QUEUES)?;
-    let mut rng = Rng::new(21);
+    let disk = Disk { format: form, ..super::disk(&bench, 2) };
+    let Busy { disk, mut server, mut client, mut rng } =
+        Busy::begin(program, disk, RingLayout::Split)?;
     let format = match form {
         Format::Raw => "raw",
         Format::Overlay => "qcow2",
@@ -67,13 +60,7 @@ fn stays_locked(program: &Program, form: Format) -> Result<()> {
         ensure!(refused > 5, "somebody else has tried {refused} times only");
         result
     })?;
-    client.drain()?;
-    let expected = client.expected();
-    drop(client);
-    stop(server, &[&disk.socket()])?;
-    let found = std::fs::read(disk.flatten(crate::support::After::Order)?)?;
-    ensure!(found == expected, "the image does not hold the completed writes");
-    Ok(())
+    Busy { disk, server, client, rng }.end().map(drop)
 }
 
 #[test]

@@ -6,12 +6,10 @@ use anyhow::{Context, Result, ensure};
 use testkit::client::{Client, RingLayout, Shape};
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program};
-use testkit::rawring::Survivor;
 use testkit::report::note;
-use testkit::rng::Rng;
 
-use super::{HANDED_OVER, LIMIT, disk, line, replace, work, work_until};
-use crate::support::{After, Disk, Format, ringloom, ringloom_without_io_uring, stop, with};
+use super::{Busy, HANDED_OVER, LIMIT, disk, line, replace, work, work_until};
+use crate::support::{Disk, Format, ringloom, ringloom_without_io_uring, stop, with};
 
 const QUEUES: u16 = 4;
 const TAKEOVERS: usize = 10;
@@ -28,11 +26,8 @@ fn pauses(log: &str) -> Vec<f64> {
 /// Requests whose completion is noted in an in-flight region; none is lost, failed or doubled.
 fn tracked(program: &Program, layout: RingLayout, format: Format) -> Result<()> {
     let bench = Bench::new()?;
-    let disk = Disk { format, ..disk(&bench, QUEUES) };
-    disk.create_sparse(Survivor::disk_bytes(QUEUES))?;
-    let mut server = disk.serve(program)?;
-    let mut client = Survivor::connect(&disk.socket(), layout, QUEUES)?;
-    let mut rng = Rng::new(0x7a4e);
+    let Busy { disk, mut server, mut client, mut rng } =
+        Busy::begin(program, Disk { format, ..disk(&bench, QUEUES) }, layout)?;
     let mut longest = Vec::new();
     for takeover in 0..TAKEOVERS {
         work(&mut client, &mut rng, 20)?;
@@ -48,15 +43,9 @@ fn tracked(program: &Program, layout: RingLayout, format: Format) -> Result<()> 
         longest.extend(pauses(&server.log()));
     }
     work(&mut client, &mut rng, 20)?;
-    client.drain()?;
     note(&format!("{layout:?}: pauses in ms: {longest:?}"));
     ensure!(longest.len() == TAKEOVERS, "one line for each takeover: {longest:?}");
-    let expected = client.expected();
-    drop(client);
-    stop(server, &[&disk.socket()])?;
-    let found = std::fs::read(disk.flatten(After::Order)?).context("read the image")?;
-    ensure!(found == expected, "the image does not hold the last completed writes");
-    Ok(())
+    Busy { disk, server, client, rng }.end().map(drop)
 }
 
 /// A client that nobody here wrote, all kinds of requests, every byte compared.

@@ -3,32 +3,15 @@
 use anyhow::{Result, ensure};
 use testkit::client::RingLayout;
 use testkit::image;
-use testkit::process::{Bench, Program, Server};
+use testkit::process::{Bench, Program};
 use testkit::rawring::{BlockRequest, DirtyLog, Form, RawDevice, RawShape, Survivor, flag, kind};
-use testkit::rng::Rng;
 
-use super::{LIMIT, disk, line, replace, work};
+use super::{Busy, LIMIT, disk, line, replace, work};
 use crate::support::{Disk, ringloom, stop, with};
 
 const QUEUES: u16 = 2;
 
-/// A served disk with a client at work.
-struct Busy<'a> {
-    disk: Disk<'a>,
-    server: Server,
-    client: Survivor,
-    rng: Rng,
-}
-
-impl<'a> Busy<'a> {
-    fn new(program: &Program, bench: &'a Bench) -> Result<Self> {
-        let disk = disk(bench, QUEUES);
-        image::create_sparse(&disk.image(), Survivor::disk_bytes(QUEUES))?;
-        let server = disk.serve(program)?;
-        let client = Survivor::connect(&disk.socket(), RingLayout::Split, QUEUES)?;
-        Ok(Self { disk, server, client, rng: Rng::new(3) })
-    }
-
+impl Busy<'_> {
     /// This line must fail with this sentence, and the client must not notice.
     fn refuse(&mut self, program: &Program, line: &[String], named: &[&str]) -> Result<()> {
         self.client.submit(&mut self.rng)?;
@@ -53,10 +36,9 @@ fn other(line: &[String], from: &str, to: &str) -> Vec<String> {
 fn a_wrong_line_leaves_the_old_process_as_it_is() {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        let mut busy = Busy::new(program, &bench)?;
+        let mut busy = Busy::begin(program, disk(&bench, QUEUES), RingLayout::Split)?;
         let right = line(&busy.disk);
-        let bytes = Survivor::disk_bytes(QUEUES);
-        image::create_sparse(&bench.path("other.img"), bytes)?;
+        image::create_sparse(&bench.path("other.img"), Survivor::disk_bytes(QUEUES))?;
         let cases: [(&str, &str, &[&str]); 8] = [
             ("e0.img", "absent.img", &["absent.img", "No such file"]),
             ("iothread.1=t1", "iothread.1=t9", &["t9"]),
@@ -74,12 +56,9 @@ fn a_wrong_line_leaves_the_old_process_as_it_is() {
         let with_pidfile = [&right[..], &["--pidfile".to_owned(), pidfile]].concat();
         busy.refuse(program, &with_pidfile, &["none/pid"])?;
         // After all that it can still hand over.
-        let Busy { disk, server, mut client, mut rng } = busy;
-        let server = replace(program, &right, server)?;
-        work(&mut client, &mut rng, 5)?;
-        client.drain()?;
-        drop(client);
-        stop(server, &[&disk.socket()]).map(drop)
+        busy.server = replace(program, &right, busy.server)?;
+        work(&mut busy.client, &mut busy.rng, 5)?;
+        busy.end().map(drop)
     });
 }
 

@@ -9,10 +9,9 @@ use testkit::client::{Client, RingLayout, Shape};
 use testkit::deadline::{Deadline, poll_until};
 use testkit::image;
 use testkit::process::{Bench, Daemon, Program, Server, is_listening};
-use testkit::rawring::{FrontEnd, Survivor, request};
-use testkit::rng::Rng;
+use testkit::rawring::{FrontEnd, request};
 
-use super::{HANDED_OVER, LIMIT, disk, line, replace, work};
+use super::{Busy, HANDED_OVER, LIMIT, disk, line, replace, work};
 use crate::support::{Disk, Format, ringloom, stop, with};
 
 const QUEUES: u16 = 2;
@@ -22,32 +21,25 @@ const FENCED: &str = "sandbox: ";
 
 /// A new process with an export of its own, which waits for an old one that does not answer.
 struct Halfway<'a> {
-    old: Server,
+    /// What the old process serves.
+    old: Busy<'a>,
     new: Server,
-    /// What the old process serves, and a client of it.
-    taken: Disk<'a>,
-    client: Survivor,
-    rng: Rng,
     /// What nobody served.
     fresh: Disk<'a>,
 }
 
 impl<'a> Halfway<'a> {
     fn new(program: &Program, bench: &'a Bench) -> Result<Self> {
-        let (taken, fresh) = (disk(bench, QUEUES), Disk { id: "e1", ..disk(bench, 1) });
-        image::create_sparse(&taken.image(), Survivor::disk_bytes(QUEUES))?;
-        image::create_sparse(&fresh.image(), 1 << 20)?;
-        let old = taken.serve(program)?;
-        let mut client = Survivor::connect(&taken.socket(), RingLayout::Split, QUEUES)?;
-        let mut rng = Rng::new(17);
-        work(&mut client, &mut rng, 3)?;
-        old.freeze()?;
-        let new = program.spawn(&[line(&taken), fresh.arguments()].concat())?;
+        let fresh = Disk { id: "e1", ..disk(bench, 1) };
+        fresh.create_sparse(1 << 20)?;
+        let old = Busy::begin(program, disk(bench, QUEUES), RingLayout::Split)?;
+        old.server.freeze()?;
+        let new = program.spawn(&[line(&old.disk), fresh.arguments()].concat())?;
         poll_until("the fresh export's socket", LIMIT, || {
             Ok(is_listening(&fresh.socket())?.then_some(()))
         })
         .with_context(|| new.log())?;
-        Ok(Self { old, new, taken, client, rng, fresh })
+        Ok(Self { old, new, fresh })
     }
 }
 
@@ -56,8 +48,8 @@ impl<'a> Halfway<'a> {
 fn an_export_that_nobody_served_accepts_clients_behind_the_fences() {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        let Halfway { mut old, new, taken, mut client, mut rng, fresh } =
-            Halfway::new(program, &bench)?;
+        let Halfway { old, new, fresh } = Halfway::new(program, &bench)?;
+        let Busy { disk: taken, server: mut old, mut client, mut rng } = old;
         let early = FrontEnd::connect(&fresh.socket())?;
         early.send(request::GET_FEATURES, &[], &[])?;
         let mut fds = [PollFd::from_borrowed_fd(early.socket(), PollFlags::IN)];
@@ -131,19 +123,16 @@ fn without_a_predecessor_clients_are_accepted_behind_the_fences() {
 fn a_signal_in_the_middle_ends_the_new_process_in_good_order() {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        let Halfway { old, mut new, taken, mut client, mut rng, fresh } =
-            Halfway::new(program, &bench)?;
+        let Halfway { mut old, mut new, fresh } = Halfway::new(program, &bench)?;
         let clock = Deadline::after(LIMIT);
         let status = new.terminate()?;
         let (took, log) = (clock.elapsed(), new.log());
         ensure!(status.code() == Some(0), "it ended with {status}: {log}");
         ensure!(took < Duration::from_secs(4), "it took {took:?}: {log}");
         ensure!(!fresh.socket().exists(), "its socket is left behind");
-        old.signal(Signal::CONT)?;
-        work(&mut client, &mut rng, 3)?;
-        client.drain()?;
-        drop(client);
-        stop(old, &[&taken.socket()]).map(drop)
+        old.server.signal(Signal::CONT)?;
+        work(&mut old.client, &mut old.rng, 3)?;
+        old.end().map(drop)
     });
 }
 
@@ -156,12 +145,8 @@ fn a_new_process_that_cannot_print_serves_all_the_same() {
     };
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        let disk = disk(&bench, QUEUES);
-        image::create_sparse(&disk.image(), Survivor::disk_bytes(QUEUES))?;
-        let mut old = disk.serve(program)?;
-        let mut client = Survivor::connect(&disk.socket(), RingLayout::Packed, QUEUES)?;
-        let mut rng = Rng::new(19);
-        work(&mut client, &mut rng, 3)?;
+        let Busy { disk, server: mut old, mut client, mut rng } =
+            Busy::begin(program, disk(&bench, QUEUES), RingLayout::Packed)?;
         let full = to_full(env!("CARGO_BIN_EXE_ringloom"));
         let printing = [&line(&disk)[..], &["--print".to_owned(), "qemu".to_owned()]].concat();
         let mut new = full.spawn(&printing)?;
@@ -187,12 +172,8 @@ fn a_new_process_that_cannot_print_serves_all_the_same() {
 fn a_new_process_whose_starter_is_gone_serves_all_the_same() {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        let disk = disk(&bench, QUEUES);
-        image::create_sparse(&disk.image(), Survivor::disk_bytes(QUEUES))?;
-        let mut old = disk.serve(program)?;
-        let mut client = Survivor::connect(&disk.socket(), RingLayout::Split, QUEUES)?;
-        let mut rng = Rng::new(23);
-        work(&mut client, &mut rng, 3)?;
+        let Busy { disk, server: mut old, mut client, mut rng } =
+            Busy::begin(program, disk(&bench, QUEUES), RingLayout::Split)?;
         old.freeze()?;
         let more = ["--daemonize".to_owned(), "--pidfile".to_owned(), bench.text("pid")];
         let starter = program.spawn(&[&line(&disk)[..], &more].concat())?;
