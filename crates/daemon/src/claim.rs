@@ -145,7 +145,7 @@ mod tests {
 
     use block::{Access, Claim};
     use disk::{DiscardPolicy, FileNode};
-    use kernel_io::{Aio, Caching, FileKind, Flushes, LockOptions, OpenOptions};
+    use kernel_io::OpenOptions;
 
     /// Time that passes only in pauses, and what happens after some of them.
     struct Hours {
@@ -186,15 +186,7 @@ mod tests {
 
     /// A node on the image, as another daemon has it.
     fn node(image: &tempfile::NamedTempFile) -> FileNode {
-        let options = OpenOptions {
-            path: image.path().to_path_buf(),
-            kind: FileKind::Regular,
-            access: Access::ReadWrite,
-            caching: Caching::Buffered,
-            aio: Aio::Automatic,
-            flushes: Flushes::Obeyed,
-            lock: LockOptions::default(),
-        };
+        let options = OpenOptions::regular(image.path(), Access::ReadWrite);
         FileNode::open("n", &options, DiscardPolicy::Ignore, &Arc::default()).unwrap()
     }
 
@@ -253,15 +245,7 @@ mod tests {
     fn what_cannot_pass_is_not_waited_for() {
         let image = tempfile::NamedTempFile::new().unwrap();
         let table = Arc::default();
-        let options = OpenOptions {
-            path: image.path().to_path_buf(),
-            kind: FileKind::Regular,
-            access: Access::ReadWrite,
-            caching: Caching::Buffered,
-            aio: Aio::Automatic,
-            flushes: Flushes::Obeyed,
-            lock: LockOptions::default(),
-        };
+        let options = OpenOptions::regular(image.path(), Access::ReadWrite);
         let open = || FileNode::open("n", &options, DiscardPolicy::Ignore, &table).unwrap();
         let (one, two) = (open(), open());
         let rights = Rights::of_user(Access::ReadWrite);

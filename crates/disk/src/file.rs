@@ -178,21 +178,13 @@ fn cached(operation: Operation) -> Operation {
 mod tests {
     use super::*;
     use block::{Extent, Others, Token};
-    use kernel_io::{Aio, Caching, FileKind, LockOptions, Locking};
+    use kernel_io::{Caching, LockOptions, Locking};
 
     fn node(access: Access, discard: DiscardPolicy, flushes: Flushes) -> FileNode {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(8192).unwrap();
         let path = image.path().to_path_buf();
-        let options = OpenOptions {
-            path,
-            kind: FileKind::Regular,
-            access,
-            caching: Caching::Buffered,
-            aio: Aio::Automatic,
-            flushes,
-            lock: LockOptions::default(),
-        };
+        let options = OpenOptions { flushes, ..OpenOptions::regular(path, access) };
         FileNode::open("disk", &options, discard, &Arc::default()).unwrap()
     }
 
@@ -267,15 +259,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_refused_by_name() {
-        let options = OpenOptions {
-            path: "/proc".into(),
-            kind: FileKind::Regular,
-            access: Access::ReadOnly,
-            caching: Caching::Buffered,
-            aio: Aio::Automatic,
-            flushes: Flushes::Obeyed,
-            lock: LockOptions::default(),
-        };
+        let options = OpenOptions::regular("/proc", Access::ReadOnly);
         let error = OpenFile::open(&options).unwrap_err();
         assert_eq!(error.to_string(), "/proc is a directory, not a disk image");
     }
@@ -287,13 +271,8 @@ mod tests {
         locking: Locking,
     ) -> FileNode {
         let options = OpenOptions {
-            path: image.path().to_path_buf(),
-            kind: FileKind::Regular,
-            access: Access::ReadWrite,
-            caching: Caching::Buffered,
-            aio: Aio::Automatic,
-            flushes: Flushes::Obeyed,
             lock: LockOptions { locking, ..LockOptions::default() },
+            ..OpenOptions::regular(image.path(), Access::ReadWrite)
         };
         FileNode::open("disk", &options, DiscardPolicy::Ignore, table).unwrap()
     }
@@ -378,13 +357,9 @@ mod tests {
             let image = tempfile::NamedTempFile::new_in(".").unwrap();
             image.as_file().set_len(8200).unwrap();
             let options = OpenOptions {
-                path: image.path().to_path_buf(),
-                kind: FileKind::Regular,
-                access: Access::ReadWrite,
                 caching,
-                aio: Aio::Automatic,
-                flushes: Flushes::Obeyed,
                 lock: LockOptions { locking: Locking::Off, ..LockOptions::default() },
+                ..OpenOptions::regular(image.path(), Access::ReadWrite)
             };
             let policy = DiscardPolicy::Ignore;
             let node = FileNode::open("disk", &options, policy, &Arc::default()).unwrap();

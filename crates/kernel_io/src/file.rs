@@ -6,8 +6,8 @@
 //! Invariants: alignment is read once, at open; the size when somebody asks for that. Threads: shared by all iothreads.
 
 mod locks;
+mod options;
 
-use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,8 +20,9 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 pub use self::locks::InheritError;
 use self::locks::Locks;
+pub use self::options::{Aio, Caching, FileKind, Flushes, OpenOptions};
 use crate::bounce::BOUNCE_ALIGNMENT;
-use crate::image_lock::{LockOptions, Locking};
+use crate::image_lock::Locking;
 use crate::native::Native;
 use crate::space::MissingWays;
 use crate::uring::Uring;
@@ -32,74 +33,6 @@ const ALIGNMENT_FALLBACK: u32 = 4096;
 
 /// The file systems whose bytes are in memory: TMPFS_MAGIC and RAMFS_MAGIC.
 const MEMORY_MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
-
-/// How to open a file.
-#[derive(Debug, Clone)]
-pub struct OpenOptions {
-    /// Where it is.
-    pub path: PathBuf,
-    /// What it must be.
-    pub kind: FileKind,
-    /// Whether it may be changed.
-    pub access: block::Access,
-    /// Whether the host's page cache is used.
-    pub caching: Caching,
-    /// Which engine does its I/O.
-    pub aio: Aio,
-    /// What becomes of flushes.
-    pub flushes: Flushes,
-    /// How it is locked. Opening it locks nothing.
-    pub lock: LockOptions,
-}
-
-/// What becomes of flushes (`cache.no-flush`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flushes {
-    /// They make durable what was written.
-    Obeyed,
-    /// They complete without any effect: a power loss may cost everything.
-    Ignored,
-}
-
-/// Which engine does a file's I/O (`aio=`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Aio {
-    /// The best that the host allows.
-    Automatic,
-    /// io_uring.
-    IoUring,
-    /// Linux AIO, which needs direct I/O.
-    Native,
-    /// Threads that do blocking calls.
-    Threads,
-}
-
-/// What sort of file holds the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileKind {
-    /// A regular file.
-    Regular,
-    /// A block device of the host.
-    BlockDevice,
-}
-
-impl fmt::Display for FileKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Regular => "regular file",
-            Self::BlockDevice => "block device",
-        })
-    }
-}
-
-/// Whether the host's page cache is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Caching {
-    /// Through the page cache.
-    Buffered,
-    /// Past it (O_DIRECT).
-    Direct,
-}
 
 /// Where a file's bytes are, as far as it matters to how they are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use block::{Access, Child, Claim, ErrandRunner, Node, Rights};
 use disk::{DiscardPolicy, FileNode};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions};
+use kernel_io::{Aio, Caching, FileTable, OpenOptions};
 use qcow2::{Children, Qcow2Node, Settings};
 use testkit::conformance::layout::Layout;
 use testkit::conformance::stamp::SECTOR_BYTES;
@@ -144,13 +144,9 @@ fn open_file(
     table: &Arc<FileTable>,
 ) -> Result<FileNode> {
     let options = OpenOptions {
-        path,
-        kind: FileKind::Regular,
-        access,
         caching: habits.caching,
         aio: habits.aio,
-        flushes: Flushes::Obeyed,
-        lock: LockOptions::default(),
+        ..OpenOptions::regular(path, access)
     };
     Ok(FileNode::open(name, &options, habits.discard, table)?)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use block::{Access, Node};
 use disk::{DiscardPolicy, FileNode};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions};
+use kernel_io::{Aio, Caching, FileTable, OpenOptions};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::conformance::stamp::{SECTOR_BYTES, Stamp};
 use testkit::rng::Rng;
@@ -94,13 +94,9 @@ impl Chosen for ChosenFile {
         }
         std::fs::write(&path, bytes).with_context(|| format!("write {}", path.display()))?;
         let options = OpenOptions {
-            path,
-            kind: FileKind::Regular,
-            access: Access::ReadWrite,
             caching: self.caching,
             aio: self.aio,
-            flushes: Flushes::Obeyed,
-            lock: LockOptions::default(),
+            ..OpenOptions::regular(path, Access::ReadWrite)
         };
         let node = FileNode::open(parts.name, &options, self.discard, &self.medium.table)?;
         Ok(Arc::new(node))

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use block::{Outlook, Rights, SystemClock};
 use disk::FileNode;
-use kernel_io::{Aio, Caching, FileKind, Flushes, LockOptions, OpenOptions};
+use kernel_io::OpenOptions;
 use tempfile::TempDir;
 
 use super::*;
@@ -58,15 +58,7 @@ fn descriptors(directory: &TempDir, name: &str) -> usize {
 
 /// Whether another daemon could write to the image.
 fn is_free(path: &Path) -> bool {
-    let options = OpenOptions {
-        path: path.to_path_buf(),
-        kind: FileKind::Regular,
-        access: Access::ReadWrite,
-        caching: Caching::Buffered,
-        aio: Aio::Automatic,
-        flushes: Flushes::Obeyed,
-        lock: LockOptions::default(),
-    };
+    let options = OpenOptions::regular(path, Access::ReadWrite);
     let node = FileNode::open("other", &options, DiscardPolicy::Ignore, &Arc::default()).unwrap();
     match node.claim(Rights::of_user(Access::ReadWrite)) {
         Ok(_claim) => true,

@@ -124,7 +124,7 @@ impl Drop for FileClaim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernel_io::{Aio, Caching, FileKind, Flushes, LockOptions, OpenFile, OpenOptions};
+    use kernel_io::{Flushes, OpenFile, OpenOptions};
 
     const READER: Rights = Rights { access: Access::ReadOnly, others: Others::Anything };
     const WRITER: Rights = Rights { access: Access::ReadWrite, others: Others::Read };
@@ -142,15 +142,8 @@ mod tests {
     fn what_was_written_is_made_durable_before_it_is_given_back_whatever_becomes_of_flushes() {
         for flushes in [Flushes::Obeyed, Flushes::Ignored] {
             let image = tempfile::NamedTempFile::new().unwrap();
-            let options = OpenOptions {
-                path: image.path().to_path_buf(),
-                kind: FileKind::Regular,
-                access: Access::ReadWrite,
-                caching: Caching::Buffered,
-                aio: Aio::Automatic,
-                flushes,
-                lock: LockOptions::default(),
-            };
+            let options =
+                OpenOptions { flushes, ..OpenOptions::regular(image.path(), Access::ReadWrite) };
             let table: Arc<FileTable> = Arc::default();
             let file = Arc::new(OpenFile::open(&options).unwrap());
             let id = table.insert(Arc::clone(&file));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use block::{Access, Node};
 use disk::{DiscardPolicy, FileNode};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions, Reactors};
+use kernel_io::{Aio, Caching, FileKind, FileTable, OpenOptions, Reactors};
 
 use crate::drains::drain;
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
@@ -34,15 +34,8 @@ fn image(files: &Arc<FileTable>, directory: &str, aio: Aio) -> (Arc<dyn Node>, t
     let image = tempfile::NamedTempFile::new_in(directory).unwrap();
     image.as_file().set_len(2 * BYTES).unwrap();
     let caching = if directory == MEMORY { Caching::Buffered } else { Caching::Direct };
-    let options = OpenOptions {
-        path: image.path().to_path_buf(),
-        kind: FileKind::Regular,
-        access: Access::ReadWrite,
-        caching,
-        aio,
-        flushes: Flushes::Obeyed,
-        lock: LockOptions::default(),
-    };
+    let options =
+        OpenOptions { caching, aio, ..OpenOptions::regular(image.path(), Access::ReadWrite) };
     let node = FileNode::open("image", &options, DiscardPolicy::Unmap, files).unwrap();
     (Arc::new(node), image.into_temp_path())
 }
@@ -190,13 +183,9 @@ fn an_errand_that_fails_fails_its_request_and_no_other() {
         std::fs::File::create(&path).unwrap().set_len(2 * BYTES).unwrap();
         let device = LoopDevice::attach(&path, 512).unwrap();
         let options = OpenOptions {
-            path: device.path().to_path_buf(),
             kind: FileKind::BlockDevice,
-            access: Access::ReadWrite,
             caching: Caching::Direct,
-            aio: Aio::Automatic,
-            flushes: Flushes::Obeyed,
-            lock: LockOptions::default(),
+            ..OpenOptions::regular(device.path(), Access::ReadWrite)
         };
         let below = FileNode::open("device", &options, DiscardPolicy::Unmap, &files).unwrap();
         // What is noted of the second half lies behind the end of the device now.

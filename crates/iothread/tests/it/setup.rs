@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, OpenOptions, Reactors};
+use kernel_io::{Caching, FileTable, OpenOptions, Reactors};
 use request_path::{Capacity, Fault, RingSource, RingSourceSetup, Source};
 use virtio::{BlkRules, Ring};
 
@@ -58,15 +58,7 @@ pub(crate) fn cached_file_node(
 ) -> (Arc<dyn Node>, tempfile::TempPath) {
     let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     image.as_file().set_len(bytes).unwrap();
-    let options = OpenOptions {
-        path: image.path().to_path_buf(),
-        kind: FileKind::Regular,
-        access: Access::ReadWrite,
-        caching,
-        aio: Aio::Automatic,
-        flushes: Flushes::Obeyed,
-        lock: kernel_io::LockOptions::default(),
-    };
+    let options = OpenOptions { caching, ..OpenOptions::regular(image.path(), Access::ReadWrite) };
     let node = FileNode::open("disk", &options, DiscardPolicy::Unmap, files).unwrap();
     (Arc::new(node), image.into_temp_path())
 }

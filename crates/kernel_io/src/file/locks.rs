@@ -167,7 +167,7 @@ impl OpenFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Aio, Caching, FileKind, Flushes, LockOptions, OpenOptions};
+    use crate::OpenOptions;
     use crate::{FileTable, Permission, Permissions, Succession};
     use block::Access;
     use std::sync::Arc;
@@ -182,15 +182,7 @@ mod tests {
     };
 
     fn open(image: &tempfile::NamedTempFile, access: Access) -> OpenFile {
-        let options = OpenOptions {
-            path: image.path().to_path_buf(),
-            kind: FileKind::Regular,
-            access,
-            caching: Caching::Buffered,
-            aio: Aio::Automatic,
-            flushes: Flushes::Obeyed,
-            lock: LockOptions::default(),
-        };
+        let options = OpenOptions::regular(image.path(), access);
         OpenFile::open(&options).unwrap()
     }
 

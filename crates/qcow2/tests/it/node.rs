@@ -11,20 +11,12 @@ use block::{
     SystemClock, Token, Told,
 };
 use disk::{DiscardPolicy, FileNode};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenFile, OpenOptions};
+use kernel_io::{FileTable, OpenFile, OpenOptions};
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 
 /// A file of the host as a node, for writing.
 pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<FileNode>> {
-    let options = OpenOptions {
-        path: path.to_path_buf(),
-        kind: FileKind::Regular,
-        access: Access::ReadWrite,
-        caching: Caching::Buffered,
-        aio: Aio::Automatic,
-        flushes: Flushes::Obeyed,
-        lock: LockOptions::default(),
-    };
+    let options = OpenOptions::regular(path, Access::ReadWrite);
     Ok(Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, table)?))
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use block::{Access, ByteCount, DiskSize, Lane, LaneIo, Limits, Node, SentenceRate, SystemClock};
 use disk::{DiscardPolicy, FileNode, NullNode, ReadContent};
-use kernel_io::{Aio, Caching, FileKind, FileTable, Flushes, LockOptions, OpenOptions};
+use kernel_io::{FileTable, OpenOptions};
 use tempfile::TempDir;
 use testkit::client::{Client, EventIndex, Request, RingLayout, Segment, Shape, Status};
 use testkit::deadline::Deadline;
@@ -131,15 +131,7 @@ fn is_free(path: &Path) -> bool {
 
 /// The image as another daemon has it.
 fn other(path: &Path) -> FileNode {
-    let options = OpenOptions {
-        path: path.to_path_buf(),
-        kind: FileKind::Regular,
-        access: Access::ReadWrite,
-        caching: Caching::Buffered,
-        aio: Aio::Automatic,
-        flushes: Flushes::Obeyed,
-        lock: LockOptions::default(),
-    };
+    let options = OpenOptions::regular(path, Access::ReadWrite);
     FileNode::open("other", &options, DiscardPolicy::Ignore, &Arc::default()).unwrap()
 }
 
