@@ -51,7 +51,6 @@ pub(crate) struct Built {
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     polling: Arc<Polling>,
-    reactors: Reactors,
     sandbox: Option<Arc<Sandbox>>,
 }
 
@@ -159,7 +158,6 @@ impl Built {
             files: Arc::clone(files),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             polling: Polling::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
-            reactors: Reactors::Any,
             sandbox: sandbox.cloned(),
         })
     }
@@ -179,9 +177,6 @@ impl Built {
     /// Starts the plan's iothreads and opens its images, and checks its exports. Blocks.
     pub(crate) fn prepare(&mut self, plan: &Plan) -> Result<Vec<Prepared>, BuildError> {
         let mut prepared = Vec::new();
-        if plan.may_write_devices() {
-            self.reactors = Reactors::AnyWithCommands;
-        }
         let memory_files = guest_memory::files(&plan.guest_memory)?;
         let (bytes_max, exports) = (plan.guest_memory.bytes_max, plan.exports().count());
         let rules = || Arc::new(guest_memory::rules(&memory_files, bytes_max, exports));
@@ -297,7 +292,7 @@ impl Built {
             files: Arc::clone(&self.files),
             clock: Arc::clone(&self.clock),
             polling: Arc::clone(&self.polling),
-            reactors: self.reactors,
+            reactors: Reactors::Any,
             confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confine>),
         };
         let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;

@@ -27,6 +27,9 @@ pub(crate) fn iovecs(memory: &[Segment]) -> Iovecs {
     (memory.as_ptr().cast(), libc::c_int::try_from(count).expect("at most 1024"))
 }
 
+/// Has an operation fail with EAGAIN where it would have to wait.
+pub(crate) const NOWAIT: libc::c_int = libc::RWF_NOWAIT;
+
 /// The flags of a write.
 pub(crate) fn write_flags(durability: Durability) -> libc::c_int {
     match durability {

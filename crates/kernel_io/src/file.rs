@@ -40,13 +40,14 @@ pub enum Residence {
     /// In memory, on a file system that cannot say that it would block (tmpfs has no NOWAIT): a
     /// plain read is a copy, while io_uring hands each one to a kernel worker.
     Memory,
-    /// On a device or another host.
+    /// Where the kernel can be told not to wait (NOWAIT): block devices and file systems on them.
+    Device,
+    /// Where each call may wait for ever: FUSE, NFS, some targets of the device mapper.
     Elsewhere,
 }
 
 impl Residence {
-    /// Asks the kernel. NFS and FUSE have no NOWAIT either, but there a plain read may take for
-    /// ever, so the file system must be one in memory as well.
+    /// Asks the kernel. What has no NOWAIT is in memory or may take for ever; the file system tells which.
     fn ask(fd: BorrowedFd<'_>) -> Self {
         let in_memory = rustix::fs::fstatfs(fd).is_ok_and(|found| {
             let magic = u64::try_from(found.f_type).unwrap_or_default();
@@ -58,7 +59,8 @@ impl Residence {
         let probe = rustix::io::preadv2(fd, &mut memory, 0, ReadWriteFlags::NOWAIT);
         match probe {
             Err(Errno::OPNOTSUPP) if in_memory => Self::Memory,
-            Ok(_) | Err(_) => Self::Elsewhere,
+            Err(Errno::OPNOTSUPP) => Self::Elsewhere,
+            Ok(_) | Err(_) => Self::Device,
         }
     }
 }
@@ -256,7 +258,7 @@ impl OpenFile {
         self.aio
     }
 
-    /// Whether its bytes are in memory.
+    /// Where its bytes are.
     pub fn residence(&self) -> Residence {
         self.residence
     }

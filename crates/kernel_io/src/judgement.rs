@@ -7,9 +7,10 @@
 use rustix::io::Errno;
 
 use crate::IoFailure;
-use crate::parked::{Parked, Work};
+use crate::parked::{Parked, Stage, Work};
 
-/// How often an operation is submitted again after EINTR, EAGAIN or, of a discard, EBUSY before that is its result.
+/// How often an operation is submitted again after EINTR, EAGAIN or, where a range is changed, EBUSY before that is its
+/// result.
 pub(crate) const RETRIES_MAX: u8 = 100;
 
 /// What a completion means for its operation.
@@ -26,8 +27,12 @@ pub(crate) fn judge(parked: &mut Parked, result: i32) -> Judgement {
     let Ok(count) = usize::try_from(result) else {
         let errno = Errno::from_raw_os_error(-result);
         let passing = match errno {
-            Errno::INTR | Errno::AGAIN => true,
-            // A discard on a ring invalidates the device's page cache, which others may be writing to.
+            Errno::INTR => true,
+            Errno::AGAIN => {
+                parked.stage = Stage::Waits;
+                true
+            }
+            // Of a device, the kernel takes what is changed out of its page cache, which others may be writing to just now.
             Errno::BUSY => matches!(parked.work, Work::Space(_)),
             _ => false,
         };

@@ -29,12 +29,19 @@ use crate::calls::{iovecs, perform};
 use crate::inline::{self, InlineShare, InlineTurn};
 use crate::judgement::{Judgement, judge};
 use crate::native::Native;
-use crate::parked::{Content, InFlight, Parked, PollOwner, Progress, SlotIndex, Work};
+use crate::parked::{Content, InFlight, Parked, PollOwner, Progress, SlotIndex, Stage, Work};
 use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
 use crate::space::{Space, Step};
-use crate::uring::Uring;
+use crate::uring::{FilePlace, Transfer};
 use crate::workers::Workers;
-use crate::{Allocation, BOUNCE_BYTES, BounceBuffer, FileTable, IoFailure, OpenFile, Tag, Wait};
+use crate::{
+    Allocation, BOUNCE_BYTES, BounceBuffer, Budget, FairQueue, FileTable, IoFailure, OpenFile, Tag,
+    Wait,
+};
+
+/// Reads through the page cache that io_uring has at once: for one file 32, if it is alone. The kernel reads ahead for them
+/// in the iothread, which sleeps if the device has no tag left, so a device that hangs must not get to that.
+const CACHED_READS: Budget = Budget::new(32, 8);
 
 /// Something that has happened.
 #[derive(Debug)]
@@ -85,6 +92,8 @@ pub struct Kernel {
     /// How many files had been taken out of the table when those here were last looked at.
     removed: u64,
     inline: InlineTurn,
+    /// Reads through the page cache that wait for their file's turns at the ring.
+    cached: FairQueue<SlotIndex>,
     /// Made when a file first needs it.
     native: Option<Native>,
     /// Their threads are started when an operation first needs them.
@@ -109,6 +118,7 @@ impl Kernel {
             files: Vec::new(),
             removed: 0,
             inline: InlineTurn::default(),
+            cached: FairQueue::new(CACHED_READS),
             native: None,
             workers: ManuallyDrop::new(workers),
             done: Vec::new(),
@@ -286,7 +296,7 @@ impl Kernel {
         bounce: Option<BounceBuffer>,
         tag: Tag,
     ) {
-        let parked = Parked { work, tag, file, offset, bounce, retries: 0 };
+        let parked = Parked { work, tag, file, offset, bounce, retries: 0, stage: Stage::Tries };
         let index = self.in_flight.park(parked, memory);
         self.submit(index);
     }
@@ -307,7 +317,7 @@ impl Kernel {
                 }
                 self.work_inline();
             }
-            Way::Uring(_) | Way::Native | Way::Workers => self.push_operation(index, way),
+            Way::Uring(..) | Way::Native | Way::Workers => self.push_operation(index, way),
         }
     }
 
@@ -352,38 +362,70 @@ impl Kernel {
         }
     }
 
-    /// Hands an operation to its file's engine, or to the workers if that one cannot do it.
+    /// Hands an operation to its file's engine, or to the workers if that one cannot do it, or not without waiting.
     fn push_operation(&mut self, index: SlotIndex, way: Way) {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
-        let (work, id, offset) = (parked.work, parked.file, parked.offset);
-        let memory = iovecs(self.in_flight.memory(index));
-        let way = match way {
-            Way::Native if !Native::suits(work) => Way::Workers,
-            Way::Uring(_) if !Uring::suits(work) => Way::Workers,
-            Way::Uring(_) | Way::Native | Way::Workers => way,
-        };
-        // What each engine demands: the list of segments is the slot's and stays untouched until
-        // the completion; guest memory is mapped until its request has completed
-        // (`Segment::new`), a bounce buffer is parked in the slot; `files` keeps the file open.
-        match (way, &mut *self.reactor) {
-            (Way::Uring(place), Reactor::Uring(uring)) => {
-                // SAFETY: see above.
-                unsafe { uring.push_operation(index, work, place, offset, memory) };
+        let (work, id, offset, stage) = (parked.work, parked.file, parked.offset, parked.stage);
+        let memory = self.in_flight.memory(index);
+        match way {
+            Way::Uring(place, caching) if stage != Stage::Waits => {
+                let bytes = || memory.iter().map(|segment| segment.count()).sum();
+                match Transfer::new(work, caching, bytes) {
+                    Some(Transfer::CachedRead) => return self.push_cached(index, id),
+                    Some(transfer) => return self.push_transfer(index, transfer, place),
+                    None => {}
+                }
             }
-            (Way::Uring(_), Reactor::Epoll(_)) => panic!("the file was given an engine there is"),
-            (Way::Native, _) => {
+            Way::Native if stage != Stage::Waits && Native::suits(work) => {
+                let memory = iovecs(memory);
                 let file = self.files[id.0 as usize].as_ref().expect("the file is open");
                 let native = self.native.as_mut().expect("made with the file");
-                // SAFETY: see above.
+                // SAFETY: see `push_transfer`.
                 unsafe { native.push(index, work, (id, &file.file), offset, memory) };
+                return;
             }
-            (Way::Workers, _) => {
-                let file = Arc::clone(self.file(id));
-                // SAFETY: see above.
-                unsafe { self.workers.push(index, work, (id, file), offset, memory) };
-            }
+            Way::Uring(..) | Way::Native | Way::Workers => {}
+        }
+        let memory = iovecs(memory);
+        let file = Arc::clone(self.file(id));
+        // SAFETY: see `push_transfer`.
+        unsafe { self.workers.push(index, work, (id, file), offset, memory) };
+    }
+
+    /// Queues a transfer for the ring.
+    fn push_transfer(&mut self, index: SlotIndex, transfer: Transfer, place: FilePlace) {
+        let Some(Content::Operation(Parked { offset, .. })) = self.in_flight.get(index) else {
+            panic!("slot {} holds no operation", index.0)
+        };
+        let offset = *offset;
+        let memory = iovecs(self.in_flight.memory(index));
+        let Reactor::Uring(uring) = &mut *self.reactor else {
+            panic!("the file was given an engine there is")
+        };
+        // SAFETY: what each engine demands: the list of segments is the slot's and stays untouched until
+        // the completion; guest memory is mapped until its request has completed
+        // (`Segment::new`), a bounce buffer is parked in the slot; `files` keeps the file open.
+        unsafe { uring.push_transfer(index, transfer, place, offset, memory) };
+    }
+
+    /// Has a read through the page cache wait for its file's turn.
+    fn push_cached(&mut self, index: SlotIndex, file: FileId) {
+        self.cached.push(file.0 as usize, index);
+        self.take_turns();
+    }
+
+    /// Queues the reads through the page cache whose files have turns.
+    fn take_turns(&mut self) {
+        while let Some((file, index)) = self.cached.take() {
+            let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+                panic!("slot {} holds no operation", index.0)
+            };
+            parked.stage = Stage::TakesTurn;
+            let way = self.files[file].as_ref().expect("the file is open").way;
+            let Way::Uring(place, _) = way else { panic!("only the ring's files take turns") };
+            self.push_transfer(index, Transfer::CachedRead, place);
         }
     }
 
@@ -394,7 +436,13 @@ impl Kernel {
                 let poll = *poll;
                 return self.complete_poll(poll, completion);
             }
-            Some(Content::Operation(_)) => {
+            Some(Content::Operation(parked)) => {
+                if parked.stage == Stage::TakesTurn {
+                    parked.stage = Stage::Tries;
+                    let file = parked.file.0 as usize;
+                    self.cached.done(file);
+                    self.take_turns();
+                }
                 if self.conclude(index, completion.result) == Conclusion::Again {
                     self.submit(index);
                 }

@@ -5,8 +5,8 @@
 //! those out when it rings.
 //!
 //! Limits: [`EVENTS_MAX`] operations at once per iothread, as in QEMU; `fs.aio-max-nr` bounds
-//! them over all processes. What is more than its file may have of them ([`OPERATIONS`]) waits, in order. It cannot do
-//! fallocate.
+//! them over all processes. What is more than its file may have of them ([`OPERATIONS`]) waits, in order. Of storage
+//! that has NOWAIT nothing is submitted that would have to wait: EAGAIN, and a worker does it.
 
 #![expect(unsafe_code, reason = "Linux AIO has no safe form")]
 
@@ -17,10 +17,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use block::{ByteOffset, FileId};
 use rustix::io::Errno;
 
-use crate::calls::{Iovecs, write_flags};
+use crate::calls::{Iovecs, NOWAIT, write_flags};
 use crate::parked::{SlotIndex, Work};
 use crate::reactor::Completion;
-use crate::{Budget, FairQueue, Notifier, OpenFile};
+use crate::{Budget, Caching, FairQueue, Notifier, OpenFile, Residence};
 
 /// The most operations in flight.
 const EVENTS_MAX: u32 = 1024;
@@ -32,7 +32,6 @@ const OPERATIONS: Budget = Budget::new(EVENTS_MAX as usize / 2, 1);
 const BATCH: usize = 128;
 
 const IOCB_CMD_PREAD: u16 = 0;
-const IOCB_CMD_FDSYNC: u16 = 3;
 const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
 const IOCB_FLAG_RESFD: u32 = 1;
@@ -175,8 +174,9 @@ impl Native {
     /// Whether it can do such work.
     pub(crate) fn suits(work: Work) -> bool {
         match work {
-            Work::Read | Work::Write(_) | Work::Sync => true,
-            Work::Space(_) => false,
+            Work::Read | Work::Write(_) => true,
+            // Syncs would be done by kernel threads that all of the host shares.
+            Work::Sync | Work::Space(_) => false,
         }
     }
 
@@ -211,23 +211,25 @@ impl Native {
         let (opcode, flags) = match work {
             Work::Read => (IOCB_CMD_PREADV, 0),
             Work::Write(durability) => (IOCB_CMD_PWRITEV, write_flags(durability)),
-            Work::Sync => (IOCB_CMD_FDSYNC, 0),
-            Work::Space(_) => panic!("Linux AIO has no fallocate"),
+            Work::Sync | Work::Space(_) => panic!("Linux AIO is given transfers only"),
+        };
+        // Otherwise the submission itself sleeps, and the iothread with it.
+        let nowait = match (file.residence(), file.caching()) {
+            (Residence::Device, Caching::Direct) => NOWAIT,
+            (_, Caching::Direct | Caching::Buffered) => 0,
         };
         let mut block = ControlBlock {
             data: u64::from(index.0) | u64::from(id.0) << 32,
-            flags,
+            flags: flags | nowait,
             opcode,
+            iovecs: iovecs.expose_provenance() as u64,
+            segments: u64::from(segments.cast_unsigned()),
+            // What does not fit is refused by the kernel as negative.
+            offset: offset.0.cast_signed(),
             fd: file.as_fd().as_raw_fd().cast_unsigned(),
             ..ControlBlock::default()
         };
         block.ring(self.bell.as_fd());
-        if opcode != IOCB_CMD_FDSYNC {
-            block.iovecs = iovecs.expose_provenance() as u64;
-            block.segments = u64::from(segments.cast_unsigned());
-            // What does not fit is refused by the kernel as negative.
-            block.offset = offset.0.cast_signed();
-        }
         self.waiting.push(id.0 as usize, block);
         self.queue_next();
     }
@@ -241,6 +243,8 @@ impl Native {
     fn over(&mut self, data: u64, result: i32) -> Completion {
         let file = usize::try_from(data >> 32).expect("the upper half");
         self.waiting.done(file);
+        // Some file systems say so of a write that would have to wait, as io_uring knows too.
+        let result = if result == -libc::EOPNOTSUPP { -libc::EAGAIN } else { result };
         let index = u32::try_from(data & u64::from(u32::MAX)).expect("masked to 32 bits");
         Completion { index: SlotIndex(index), result, more: false }
     }

@@ -59,6 +59,18 @@ pub(crate) struct Parked {
     pub(crate) offset: ByteOffset,
     pub(crate) bounce: Option<BounceBuffer>,
     pub(crate) retries: u8,
+    pub(crate) stage: Stage,
+}
+
+/// How far an operation has come with its file's engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The engine tries.
+    Tries,
+    /// The same, and its file has one turn less until it is over.
+    TakesTurn,
+    /// It would have to wait, which is for a worker.
+    Waits,
 }
 
 #[derive(Debug)]

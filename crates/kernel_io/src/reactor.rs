@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::KernelError;
 use crate::epoll::Epoll;
 use crate::parked::SlotIndex;
-use crate::uring::{Commands, Uring};
+use crate::uring::Uring;
 
 /// The longest wait with a limit: the kernel adds what it is told to its own time, which must not overflow.
 /// Who wants to wait for longer waits again.
@@ -43,8 +43,6 @@ pub(crate) struct Completion {
 pub enum Reactors {
     /// io_uring, or epoll where the host forbids that.
     Any,
-    /// The same; the io_uring sends commands too, as discards of block devices are.
-    AnyWithCommands,
     /// epoll, whatever the host allows.
     EpollOnly,
 }
@@ -87,15 +85,12 @@ pub(crate) enum Reactor {
 impl Reactor {
     /// Makes the calling thread's reactor, and says which it is.
     pub(crate) fn new(allowed: Reactors) -> Result<(Self, WaitsWith), KernelError> {
-        let commands = match allowed {
-            Reactors::EpollOnly => None,
-            Reactors::Any => Some(Commands::None),
-            Reactors::AnyWithCommands => Some(Commands::Devices),
-        };
-        let instead = match commands.map(Uring::new) {
-            Some(Ok(uring)) => return Ok((Self::Uring(uring), WaitsWith::IoUring)),
-            Some(Err(error)) => WaitsWith::EpollInstead(error),
-            None => WaitsWith::Epoll,
+        let instead = match allowed {
+            Reactors::Any => match Uring::new() {
+                Ok(uring) => return Ok((Self::Uring(uring), WaitsWith::IoUring)),
+                Err(error) => WaitsWith::EpollInstead(error),
+            },
+            Reactors::EpollOnly => WaitsWith::Epoll,
         };
         Ok((Self::Epoll(Epoll::new().map_err(KernelError::Epoll)?), instead))
     }

@@ -39,10 +39,8 @@ pub(crate) enum Method {
     PunchToFill,
     /// fallocate of what is a hole.
     Fill,
-    /// BLKDISCARD as an operation of io_uring (since Linux 6.12); of other engines the call.
+    /// BLKDISCARD of a block device.
     Discard,
-    /// BLKDISCARD, by a worker.
-    DiscardCall,
 }
 
 impl Method {
@@ -59,7 +57,7 @@ impl Method {
             // and answered as if it were done.
             (Self::ZeroRange, FileKind::BlockDevice) => Some(libc::FALLOC_FL_ZERO_RANGE),
             (Self::Fill, _) => Some(libc::FALLOC_FL_KEEP_SIZE),
-            (Self::Discard | Self::DiscardCall, _) => None,
+            (Self::Discard, _) => None,
         }
     }
 
@@ -69,7 +67,6 @@ impl Method {
             Self::ZeroRange => 2,
             Self::Fill => 4,
             Self::Discard => 8,
-            Self::DiscardCall => 16,
         }
     }
 }
@@ -119,7 +116,7 @@ impl Space {
             (Ok(()), _) => return Step::Done,
             (Err(errno), _) => errno,
         };
-        match judge(self.method, self.kind, errno) {
+        match judge(self.kind, errno) {
             Verdict::Missing => missing.note(self.method),
             Verdict::Unsuitable => {}
             Verdict::Failed => return Step::Failed(errno),
@@ -137,10 +134,10 @@ impl Space {
 
 /// The ways there are, the best one first.
 fn ways(goal: Allocation, kind: FileKind) -> &'static [Method] {
-    use Method::{Discard, DiscardCall, PunchHole, PunchToFill, ZeroRange};
+    use Method::{Discard, PunchHole, PunchToFill, ZeroRange};
     match (goal, kind) {
         (Allocation::Discard, FileKind::Regular) => &[PunchHole],
-        (Allocation::Discard, FileKind::BlockDevice) => &[Discard, DiscardCall],
+        (Allocation::Discard, FileKind::BlockDevice) => &[Discard],
         (Allocation::PunchHole, _) => &[PunchHole, ZeroRange],
         (Allocation::Zero, FileKind::Regular) => &[ZeroRange, PunchToFill],
         (Allocation::Zero, FileKind::BlockDevice) => &[ZeroRange],
@@ -157,11 +154,9 @@ enum Verdict {
     Failed,
 }
 
-fn judge(method: Method, kind: FileKind, errno: Errno) -> Verdict {
+fn judge(kind: FileKind, errno: Errno) -> Verdict {
     match errno {
         Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV | Errno::NOTTY => Verdict::Missing,
-        // Kernels that know no such operation of a ring, and rules that forbid it.
-        Errno::INVAL | Errno::PERM | Errno::ACCESS if method == Method::Discard => Verdict::Missing,
         // Some file systems say so of ranges that are not whole blocks of theirs.
         Errno::INVAL if kind == FileKind::Regular => Verdict::Unsuitable,
         _ => Verdict::Failed,
@@ -183,11 +178,7 @@ impl MissingWays {
     fn has(&self, method: Method) -> bool {
         let needed = match method {
             Method::PunchToFill => Method::PunchHole.bit() | Method::Fill.bit(),
-            Method::PunchHole
-            | Method::ZeroRange
-            | Method::Fill
-            | Method::Discard
-            | Method::DiscardCall => method.bit(),
+            Method::PunchHole | Method::ZeroRange | Method::Fill | Method::Discard => method.bit(),
         };
         // Nothing else is published by it, and one try too many does no harm.
         self.0.load(Ordering::Relaxed) & needed == 0
@@ -267,20 +258,16 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_discarded_by_a_ring_or_else_by_a_call() {
-        use Method::{Discard, DiscardCall, ZeroRange};
+    fn a_device_that_cannot_discard_is_asked_once() {
+        use Method::{Discard, ZeroRange};
         let (discard, device) = (Allocation::Discard, FileKind::BlockDevice);
-        for old in [Errno::INVAL, Errno::OPNOTSUPP, Errno::ACCESS] {
-            let missing = MissingWays::default();
-            let both = [(Discard, Err(old)), (DiscardCall, Ok(()))];
-            check(discard, device, &missing, &both, Step::Done);
-            check(discard, device, &missing, &both[1..], Step::Done);
-            let none = [(DiscardCall, Err(Errno::OPNOTSUPP))];
-            check(discard, device, &missing, &none, Step::Unsupported);
-            check(discard, device, &missing, &[], Step::Unsupported);
-            // Zeroes are another matter.
-            check(Allocation::Zero, device, &missing, &[(ZeroRange, Ok(()))], Step::Done);
-        }
+        let missing = MissingWays::default();
+        check(discard, device, &missing, &[(Discard, Ok(()))], Step::Done);
+        let none = [(Discard, Err(Errno::OPNOTSUPP))];
+        check(discard, device, &missing, &none, Step::Unsupported);
+        check(discard, device, &missing, &[], Step::Unsupported);
+        // Zeroes are another matter.
+        check(Allocation::Zero, device, &missing, &[(ZeroRange, Ok(()))], Step::Done);
     }
 
     #[test]

@@ -16,16 +16,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use block::ByteOffset;
+use block::{ByteOffset, Durability};
 use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 
-use crate::calls::{Iovecs, write_flags};
+use crate::calls::{Iovecs, NOWAIT, write_flags};
 use crate::parked::{SlotIndex, Work};
 use crate::reactor::Completion;
-use crate::space::Method;
-use crate::{KernelError, Wait};
+use crate::{Caching, KernelError, Wait};
 
 /// Submission entries: a batch; more are submitted on the way.
 const SUBMISSIONS: u32 = 256;
@@ -33,36 +32,24 @@ const SUBMISSIONS: u32 = 256;
 /// Completion entries: the operations of sixteen full rings of 256, and the polls.
 const COMPLETIONS: u32 = 8192;
 
+/// The largest read through the page cache: what is in memory is copied when it is submitted, by the iothread.
+const CACHED_BYTES_MAX: usize = 128 << 10;
+
 /// The slots of the ring's file table.
 const REGISTERED_MAX: u32 = 256;
 
 /// What the ring does (io_uring_register(2), IORING_REGISTER_RESTRICTIONS).
-const OPERATIONS: [u8; 8] = [
+const OPERATIONS: [u8; 6] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::Readv::CODE,
     opcode::Writev::CODE,
-    opcode::Fsync::CODE,
-    opcode::Fallocate::CODE,
     opcode::PollAdd::CODE,
     opcode::AsyncCancel::CODE,
 ];
 
-/// Whether a ring sends commands. The kernel cannot tell those for block devices from others, and with them
-/// whoever has the ring sets options of sockets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Commands {
-    None,
-    /// Discards of block devices.
-    Devices,
-}
-
 /// IORING_UNREGISTER_FILES and IORING_REGISTER_FILES_UPDATE, which the library does not name.
 const REGISTER_OPERATIONS: [u8; 2] = [3, 6];
-
-/// BLOCK_URING_CMD_DISCARD of linux/blkdev.h: _IO(0x12, 0). Where and how much are in `addr` and `addr3`,
-/// which lies where the command does.
-const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
 
 /// User data of submissions whose completion means nothing.
 const UNNAMED: u64 = u64::MAX;
@@ -74,6 +61,40 @@ pub(crate) enum FilePlace {
     Registered(u32),
     /// By its descriptor.
     Descriptor(RawFd),
+}
+
+/// What a ring does that never needs a worker of the kernel, of which a ring has few for all its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transfer {
+    /// Past the page cache; EAGAIN if it would have to wait.
+    Read,
+    /// The same.
+    Write(Durability),
+    /// Through the page cache, on storage that has NOWAIT: the kernel goes on when the pages are there.
+    CachedRead,
+}
+
+impl Transfer {
+    /// What of this work, on files of that caching, a ring does.
+    pub(crate) fn new(work: Work, caching: Caching, bytes: impl FnOnce() -> usize) -> Option<Self> {
+        match (work, caching) {
+            (Work::Read, Caching::Direct) => Some(Self::Read),
+            (Work::Write(durability), Caching::Direct) => Some(Self::Write(durability)),
+            (Work::Read, Caching::Buffered) => {
+                (bytes() <= CACHED_BYTES_MAX).then_some(Self::CachedRead)
+            }
+            // The kernel hands all of these to its workers, but for writes on a few file systems.
+            (Work::Write(_), Caching::Buffered) | (Work::Sync | Work::Space(_), _) => None,
+        }
+    }
+
+    fn flags(self) -> libc::c_int {
+        match self {
+            Self::Read => NOWAIT,
+            Self::Write(durability) => NOWAIT | write_flags(durability),
+            Self::CachedRead => 0,
+        }
+    }
 }
 
 /// Whether the ring has a table of files.
@@ -102,13 +123,13 @@ impl std::fmt::Debug for Uring {
 
 impl Uring {
     /// Makes the calling thread's io_uring.
-    pub(crate) fn new(commands: Commands) -> Result<Self, KernelError> {
+    pub(crate) fn new() -> Result<Self, KernelError> {
         let ring = build(SUBMISSIONS, COMPLETIONS)?;
         let registration = match ring.submitter().register_files_sparse(REGISTERED_MAX) {
             Ok(()) => Registration::On,
             Err(error) => not_registered(&error),
         };
-        restrict(&ring, commands).map_err(KernelError::Uring)?;
+        restrict(&ring).map_err(KernelError::Uring)?;
         let free = (0..REGISTERED_MAX).rev().collect();
         Ok(Self { ring, registration, free, completed: VecDeque::new(), misled: false })
     }
@@ -143,23 +164,15 @@ impl Uring {
         }
     }
 
-    /// Whether the ring can do such work.
-    pub(crate) fn suits(work: Work) -> bool {
-        match work {
-            Work::Read | Work::Write(_) | Work::Sync => true,
-            Work::Space(space) => space.method != Method::DiscardCall,
-        }
-    }
-
-    /// Queues an operation, which [`Uring::suits`].
+    /// Queues a transfer.
     ///
     /// # Safety
     /// The iovecs, and the memory they name, must stay as they are until the completion of this
     /// slot has been taken; a read writes to that memory.
-    pub(crate) unsafe fn push_operation(
+    pub(crate) unsafe fn push_transfer(
         &mut self,
         index: SlotIndex,
-        work: Work,
+        transfer: Transfer,
         place: FilePlace,
         offset: ByteOffset,
         (iovecs, segments): Iovecs,
@@ -171,31 +184,24 @@ impl Uring {
         let (fd, count) = (types::Fd(fd), segments.cast_unsigned());
         // SAFETY: the caller keeps the iovecs as they are.
         let single = (segments == 1).then(|| unsafe { *iovecs }).and_then(whole);
-        let entry = match (work, single) {
-            (Work::Read, Some((base, bytes))) => {
-                opcode::Read::new(fd, base, bytes).offset(offset.0).build()
+        let rw_flags = transfer.flags();
+        let entry = match (transfer, single) {
+            (Transfer::Read | Transfer::CachedRead, Some((base, bytes))) => {
+                let read = opcode::Read::new(fd, base, bytes).offset(offset.0);
+                read.rw_flags(rw_flags).build()
             }
-            (Work::Read, None) => opcode::Readv::new(fd, iovecs, count).offset(offset.0).build(),
-            (Work::Write(durability), Some((base, bytes))) => {
+            (Transfer::Read | Transfer::CachedRead, None) => {
+                let read = opcode::Readv::new(fd, iovecs, count).offset(offset.0);
+                read.rw_flags(rw_flags).build()
+            }
+            (Transfer::Write(_), Some((base, bytes))) => {
                 let write = opcode::Write::new(fd, base, bytes).offset(offset.0);
-                write.rw_flags(write_flags(durability)).build()
+                write.rw_flags(rw_flags).build()
             }
-            (Work::Write(durability), None) => {
+            (Transfer::Write(_), None) => {
                 let write = opcode::Writev::new(fd, iovecs, count).offset(offset.0);
-                write.rw_flags(write_flags(durability)).build()
+                write.rw_flags(rw_flags).build()
             }
-            (Work::Sync, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-            (Work::Space(space), _) => match space.method.mode(space.kind) {
-                Some(mode) => {
-                    opcode::Fallocate::new(fd, space.count).offset(offset.0).mode(mode).build()
-                }
-                None => {
-                    let mut command = [0; 16];
-                    command[..8].copy_from_slice(&space.count.to_ne_bytes());
-                    let discard = opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD);
-                    discard.addr(Some(offset.0)).cmd(command).build()
-                }
-            },
         };
         // SAFETY: the caller keeps what the entry names until its completion.
         unsafe { self.push(&entry.flags(flags).user_data(u64::from(index.0))) };
@@ -325,12 +331,8 @@ fn whole(segment: libc::iovec) -> Option<(*mut u8, u32)> {
 
 /// Leaves the ring only what is needed from now on, for good, and lets it begin. Every kernel that
 /// has DEFER_TASKRUN (6.1) has this (5.10).
-fn restrict(ring: &IoUring, commands: Commands) -> io::Result<()> {
-    let commands = match commands {
-        Commands::None => None,
-        Commands::Devices => Some(opcode::UringCmd16::CODE),
-    };
-    let operations = OPERATIONS.into_iter().chain(commands).map(Restriction::sqe_op);
+fn restrict(ring: &IoUring) -> io::Result<()> {
+    let operations = OPERATIONS.into_iter().map(Restriction::sqe_op);
     let registers = REGISTER_OPERATIONS.into_iter().map(Restriction::register_op);
     let flags = Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits());
     let mut all: Vec<Restriction> = operations.chain(registers).chain([flags]).collect();
@@ -364,21 +366,17 @@ mod tests {
 
     /// What the kernel answers to an entry that nothing here would queue.
     fn result_of(entry: squeue::Entry) -> Option<i32> {
-        result_on(Commands::None, entry)
-    }
-
-    fn result_on(commands: Commands, entry: squeue::Entry) -> Option<i32> {
-        let Ok(mut uring) = Uring::new(commands) else {
+        let Ok(mut uring) = Uring::new() else {
             return None;
         };
-        // SAFETY: the entries of these tests name constants, which live for ever.
+        // SAFETY: the entries of these tests are refused, or name constants, which live for ever.
         unsafe { uring.push(&entry.user_data(7)) };
         uring.wait(Wait::Block).expect("the ring can wait");
         uring.next().map(|completion| completion.result)
     }
 
     #[test]
-    fn the_ring_opens_no_file_makes_no_socket_and_sends_nothing() {
+    fn the_ring_does_nothing_but_transfers_and_polls() {
         let here = types::Fd(libc::AT_FDCWD);
         let path = c"/dev/null".as_ptr();
         for entry in [
@@ -386,6 +384,11 @@ mod tests {
             opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(),
             opcode::UnlinkAt::new(here, path).build(),
             opcode::Nop::new().build(),
+            // With commands, whoever has the ring sets options of sockets.
+            opcode::UringCmd16::new(here, 0).build(),
+            // What the kernel leaves to its workers.
+            opcode::Fsync::new(here).build(),
+            opcode::Fallocate::new(here, 1).build(),
         ] {
             if let Some(result) = result_of(entry.clone()) {
                 assert_eq!(result, -Errno::ACCESS.raw_os_error(), "{entry:?}");
@@ -393,23 +396,10 @@ mod tests {
         }
     }
 
-    #[test]
-    fn only_a_ring_that_serves_devices_sends_commands() {
-        /// SOCKET_URING_OP_SIOCINQ: how much there is to read.
-        const QUEUED: u32 = 0;
-        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let entry = || opcode::UringCmd16::new(types::Fd(socket.as_raw_fd()), QUEUED).build();
-        let refused = -Errno::ACCESS.raw_os_error();
-        if let Some(result) = result_on(Commands::None, entry()) {
-            assert_eq!(result, refused);
-            assert_ne!(result_on(Commands::Devices, entry()), Some(refused));
-        }
-    }
-
     /// As docs/sandbox.md says.
     #[test]
     fn a_ring_can_be_given_every_descriptor() {
-        let Ok(mut uring) = Uring::new(Commands::None) else { return };
+        let Ok(mut uring) = Uring::new() else { return };
         let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
         io::Write::write_all(&mut &other, b"x").unwrap();
         assert_eq!(uring.place(socket.as_fd()), FilePlace::Registered(0));
@@ -425,7 +415,8 @@ mod tests {
 
     #[test]
     fn the_ring_takes_no_flags_but_that_of_registered_files() {
-        let entry = opcode::Fsync::new(types::Fd(-1)).build().flags(squeue::Flags::ASYNC);
+        let (mut byte, fd) = ([0; 1], types::Fd(-1));
+        let entry = opcode::Read::new(fd, byte.as_mut_ptr(), 1).build().flags(squeue::Flags::ASYNC);
         if let Some(result) = result_of(entry) {
             assert_eq!(result, -Errno::ACCESS.raw_os_error());
         }
@@ -433,7 +424,7 @@ mod tests {
 
     #[test]
     fn the_ring_cannot_be_widened_again() {
-        let Ok(uring) = Uring::new(Commands::None) else { return };
+        let Ok(uring) = Uring::new() else { return };
         let mut open = [Restriction::sqe_op(opcode::OpenAt::CODE)];
         assert!(uring.ring.submitter().register_restrictions(&mut open).is_err());
         assert!(uring.ring.submitter().register_eventfd(0).is_err());
@@ -441,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_place_that_is_given_up_is_had_by_another_file() {
-        let Ok(mut uring) = Uring::new(Commands::None) else { return };
+        let Ok(mut uring) = Uring::new() else { return };
         let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).expect("one");
         for _ in 0..3 * REGISTERED_MAX {
             let place = uring.place(file.as_fd());

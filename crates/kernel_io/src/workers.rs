@@ -1,4 +1,5 @@
-//! Threads that do blocking calls for one iothread (`aio=threads`), and what no other engine can.
+//! Threads that do blocking calls for one iothread: for `aio=threads`, and for whatever another engine could only do by
+//! waiting in a thread that all files share, the iothread or a worker of the kernel.
 //!
 //! Where it stands in the life of a request: [`crate::Kernel`] hands a parked operation to the
 //! workers, polls their bell, and takes completions out when it rings.
@@ -112,7 +113,7 @@ impl Workers {
         let stranded = if state.workers == 0 { state.tasks.pop_front() } else { None };
         drop(state);
         if let Some(task) = stranded {
-            tracing::warn!("no thread for aio=threads, so the iothread waits");
+            tracing::warn!("no thread for a call that may wait, so the iothread waits");
             self.shared.carry_out(task);
             self.shared.lock().waiting.done(id.0 as usize);
         }
@@ -146,7 +147,9 @@ impl Shared {
             match self.spawn() {
                 Ok(()) => state.workers += 1,
                 // Those that run will come to it, or the next one that looks here will get a thread.
-                Err(error) => return tracing::debug!("no thread for aio=threads: {error}"),
+                Err(error) => {
+                    return tracing::debug!("no thread for a call that may wait: {error}");
+                }
             }
         }
     }

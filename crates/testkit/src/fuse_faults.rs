@@ -54,7 +54,7 @@ pub enum Effect {
     Fails(Errno),
     /// Only so many bytes are transferred.
     Short(usize),
-    /// Nothing is done or answered before `FaultDisk::release`. For reads and writes.
+    /// Nothing is done or answered before `FaultDisk::release`.
     Held,
 }
 
@@ -138,9 +138,14 @@ impl FaultDisk {
         state.release();
     }
 
+    /// How many calls are held.
+    pub fn held(&self) -> usize {
+        self.state().held()
+    }
+
     /// Waits until so many calls are held.
     pub fn wait_held(&self, calls: usize, limit: Duration) -> Result<()> {
-        poll_until("calls to be held", limit, || Ok((self.state().held() == calls).then_some(())))
+        poll_until("calls to be held", limit, || Ok((self.held() == calls).then_some(())))
     }
 
     /// Takes the record of the calls that arrived since the last time.

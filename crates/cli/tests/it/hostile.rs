@@ -22,6 +22,7 @@ use crate::support::{Disk, Iothreads, ringloom, serve_beside, stop, with};
 mod campaign;
 mod floods;
 mod foreign;
+mod hung;
 mod inflight;
 mod log;
 mod memory;

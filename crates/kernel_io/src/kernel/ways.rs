@@ -19,7 +19,8 @@ use crate::{Aio, Caching, OpenFile, Residence};
 /// How this iothread does I/O on a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Way {
-    Uring(FilePlace),
+    /// What needs no worker of the kernel ([`Transfer`](crate::uring::Transfer)); the rest is for the workers.
+    Uring(FilePlace, Caching),
     Native,
     Workers,
 }
@@ -66,7 +67,7 @@ impl Kernel {
                 is_all = false;
                 continue;
             }
-            if let Some(Opened { way: Way::Uring(place), .. }) = self.files[number].take()
+            if let Some(Opened { way: Way::Uring(place, _), .. }) = self.files[number].take()
                 && let Reactor::Uring(uring) = &mut *self.reactor
             {
                 uring.give_up(place);
@@ -78,16 +79,19 @@ impl Kernel {
     }
 
     fn way(&mut self, file: &OpenFile) -> Way {
-        match (file.aio(), &mut *self.reactor) {
-            (Aio::Automatic | Aio::IoUring, Reactor::Uring(uring)) => {
-                Way::Uring(uring.place(file.as_fd()))
+        let engine = match file.aio() {
+            Aio::Threads => return Way::Workers,
+            Aio::Native => return self.native_or_workers(),
+            Aio::Automatic | Aio::IoUring => &mut *self.reactor,
+        };
+        match (file.residence(), engine, file.caching()) {
+            // Every call may wait: in a worker of the kernel, which others need, or in this thread.
+            (Residence::Memory | Residence::Elsewhere, _, _) => Way::Workers,
+            (Residence::Device, Reactor::Uring(uring), caching) => {
+                Way::Uring(uring.place(file.as_fd()), caching)
             }
-            (Aio::Automatic | Aio::IoUring, Reactor::Epoll(_)) => match file.caching() {
-                Caching::Direct => self.native_or_workers(),
-                Caching::Buffered => Way::Workers,
-            },
-            (Aio::Native, _) => self.native_or_workers(),
-            (Aio::Threads, _) => Way::Workers,
+            (Residence::Device, Reactor::Epoll(_), Caching::Direct) => self.native_or_workers(),
+            (Residence::Device, Reactor::Epoll(_), Caching::Buffered) => Way::Workers,
         }
     }
 

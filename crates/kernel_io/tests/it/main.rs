@@ -132,7 +132,7 @@ fn what_is_queued_is_news_until_it_is_submitted() {
         is_queued(&mut kernel);
         finished(&mut kernel, Tag(1)).unwrap();
         // The first one of what follows it is queued while its result is worked off.
-        kernel.sync(id, Tag(2));
+        kernel.read(id, ByteOffset(0), std::iter::once(to(0, 64)), Tag(2));
         is_queued(&mut kernel);
         finished(&mut kernel, Tag(2)).unwrap();
         assert!(!kernel.has_news(), "nothing is left");

@@ -43,11 +43,12 @@ impl FileSystem {
     }
 
     /// A call without data in either direction.
-    fn plain(&self, call: Call, work: &Work, reply: ReplyEmpty) {
-        match self.state().arrive(call, work) {
+    fn plain(&self, call: Call, work: Work, reply: ReplyEmpty) {
+        let mut state = self.state();
+        match state.arrive(call, &work) {
             Verdict::Count(_) | Verdict::Data(_) => reply.ok(),
             Verdict::Failed(errno) => reply.error(Errno::from_i32(errno.raw_os_error())),
-            Verdict::Held => panic!("only reads and writes can be held"),
+            Verdict::Held => state.hold(Held { call, reply: HeldReply::Plain(work, reply) }),
         }
     }
 }
@@ -127,7 +128,7 @@ impl Filesystem for FileSystem {
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let call = Call { operation: Operation::Sync, offset: 0, length: 0, stable: false };
-        self.plain(call, &Work::Sync, reply);
+        self.plain(call, Work::Sync, reply);
     }
 
     fn fallocate(
@@ -147,7 +148,7 @@ impl Filesystem for FileSystem {
         } else {
             (Operation::Fill, Work::Fill)
         };
-        self.plain(Call { operation, offset, length, stable: false }, &work, reply);
+        self.plain(Call { operation, offset, length, stable: false }, work, reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {

@@ -35,6 +35,8 @@ pub(super) struct Held {
 pub(super) enum HeldReply {
     Read(fuser::ReplyData),
     Write(Vec<u8>, fuser::ReplyWrite),
+    /// What has no data in either direction.
+    Plain(Work, fuser::ReplyEmpty),
 }
 
 impl std::fmt::Debug for Held {
@@ -94,11 +96,13 @@ impl State {
     pub(super) fn release(&mut self) {
         for Held { call, reply } in std::mem::take(&mut self.held) {
             let work = match &reply {
-                HeldReply::Read(_) => Work::Read,
-                HeldReply::Write(data, _) => Work::Write(data.clone()),
+                HeldReply::Read(_) => &Work::Read,
+                HeldReply::Write(data, _) => &Work::Write(data.clone()),
+                HeldReply::Plain(work, _) => work,
             };
-            match (self.carry_out(call, &work, usize::MAX), reply) {
+            match (self.carry_out(call, work, usize::MAX), reply) {
                 (Verdict::Count(count), HeldReply::Write(_, reply)) => reply.written(count),
+                (Verdict::Count(_), HeldReply::Plain(_, reply)) => reply.ok(),
                 (Verdict::Data(data), HeldReply::Read(reply)) => reply.data(&data),
                 (other, _) => panic!("a call that was held: {other:?}"),
             }
