@@ -40,8 +40,6 @@ pub(crate) struct Workers {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Rings when there is a task, or nothing more to come.
-    work: Condvar,
     /// Rings when a worker has ended.
     ended: Condvar,
     done: Mutex<Vec<Completion>>,
@@ -54,7 +52,10 @@ struct State {
     waiting: FairQueue<Task>,
     /// Those that workers take next.
     tasks: VecDeque<Task>,
-    idle: usize,
+    /// Those that sleep, each with what wakes it. The last one is taken first, so that those that are not needed end.
+    idle: Vec<Arc<Condvar>>,
+    /// Those that were woken or started and have not come for a task yet.
+    coming: usize,
     workers: usize,
     over: bool,
 }
@@ -78,9 +79,10 @@ impl Workers {
     /// No workers yet.
     pub(crate) fn new() -> io::Result<Self> {
         let (waiting, tasks) = (FairQueue::new(CALLS), VecDeque::new());
+        let (idle, coming) = (Vec::new(), 0);
+        let state = State { waiting, tasks, idle, coming, workers: 0, over: false };
         let shared = Shared {
-            state: Mutex::new(State { waiting, tasks, idle: 0, workers: 0, over: false }),
-            work: Condvar::new(),
+            state: Mutex::new(state),
             ended: Condvar::new(),
             done: Mutex::default(),
             bell: Notifier::new()?,
@@ -125,6 +127,13 @@ impl Workers {
     }
 }
 
+impl State {
+    /// Where a worker is among those that sleep.
+    fn place(&self, waker: &Arc<Condvar>) -> Option<usize> {
+        self.idle.iter().position(|idle| Arc::ptr_eq(idle, waker))
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
@@ -137,20 +146,21 @@ impl Shared {
     /// Sees to it that there is a worker for each task that its file has room for; so many, which are not idle, will take
     /// one next.
     fn staff(self: &Arc<Self>, state: &mut State, takers: usize) {
-        let before = state.tasks.len();
         while let Some((_, task)) = state.waiting.take() {
             state.tasks.push_back(task);
         }
-        let new = state.tasks.len() - before;
-        (takers..new).for_each(|_| self.work.notify_one());
-        for _ in state.idle + takers..state.tasks.len() {
-            match self.spawn() {
-                Ok(()) => state.workers += 1,
-                // Those that run will come to it, or the next one that looks here will get a thread.
-                Err(error) => {
-                    return tracing::debug!("no thread for a call that may wait: {error}");
-                }
+        while state.tasks.len() > state.coming + takers {
+            match state.idle.pop() {
+                Some(worker) => worker.notify_one(),
+                None => match self.spawn() {
+                    Ok(()) => state.workers += 1,
+                    // Those that run will come to it, or the next one that looks here will get a thread.
+                    Err(error) => {
+                        return tracing::debug!("no thread for a call that may wait: {error}");
+                    }
+                },
             }
+            state.coming += 1;
         }
     }
 
@@ -163,7 +173,9 @@ impl Shared {
 
     /// A worker's life.
     fn serve(self: &Arc<Self>) {
+        let waker = Arc::new(Condvar::new());
         let mut state = self.lock();
+        state.coming -= 1;
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 drop(state);
@@ -175,14 +187,18 @@ impl Shared {
             } else if state.over {
                 break;
             } else {
-                state.idle += 1;
-                let woken = self.work.wait_timeout(state, IDLE_MAX);
-                let (mut now, waited) = woken.expect("no holder of this lock panics");
-                now.idle -= 1;
-                state = now;
-                // A task that came meanwhile counted on this worker.
-                if waited.timed_out() && state.tasks.is_empty() {
-                    break;
+                state.idle.push(Arc::clone(&waker));
+                let sleeps = |state: &mut State| !state.over && state.place(&waker).is_some();
+                let woken = waker.wait_timeout_while(state, IDLE_MAX, sleeps);
+                (state, _) = woken.expect("no holder of this lock panics");
+                match state.place(&waker) {
+                    Some(place) => {
+                        state.idle.remove(place);
+                        if state.tasks.is_empty() {
+                            break;
+                        }
+                    }
+                    None => state.coming -= 1,
                 }
             }
         }
@@ -208,9 +224,66 @@ impl Drop for Workers {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.over = true;
-        self.shared.work.notify_all();
+        state.idle.iter().for_each(|worker| worker.notify_one());
         while state.workers > 0 {
             state = self.shared.ended.wait(state).expect("no holder of this lock panics");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::Aio;
+
+    /// The end of a pipe, in which nothing is yet.
+    fn pipe() -> (Arc<OpenFile>, OwnedFd) {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        (Arc::new(OpenFile::adopt(reader, "pipe".into(), 1, Aio::Threads)), writer)
+    }
+
+    /// Has a worker read a byte of that file, into memory that is never freed.
+    fn read(workers: &Workers, file: &Arc<OpenFile>) {
+        let memory = Box::leak(Box::new([0_u8; 1]));
+        let iovec = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: 1 };
+        let iovecs = (std::ptr::from_ref(Box::leak(Box::new(iovec))), 1);
+        let file = (FileId(0), Arc::clone(file));
+        // SAFETY: both are leaked, and nobody else looks at them.
+        unsafe { workers.push(SlotIndex(0), Work::Read, file, ByteOffset(0), iovecs) };
+    }
+
+    /// Waits until so many calls are over, and all workers sleep.
+    fn wait(workers: &Workers, mut calls: usize) {
+        while calls > 0 {
+            workers.shared.bell.wait().unwrap();
+            calls -= workers.take_done().len();
+        }
+        while {
+            let state = workers.shared.lock();
+            state.idle.len() < state.workers
+        } {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn there_are_as_many_workers_as_calls_and_the_last_one_is_taken_first() {
+        let workers = Workers::new().unwrap();
+        let (file, writer) = pipe();
+        (0..8).for_each(|_| read(&workers, &file));
+        assert_eq!(workers.shared.lock().workers, 8);
+        rustix::io::write(&writer, &[1; 8]).unwrap();
+        wait(&workers, 8);
+        let sleeping = || workers.shared.lock().idle.clone();
+        let before = sleeping();
+        for _ in 0..16 {
+            rustix::io::write(&writer, &[1]).unwrap();
+            read(&workers, &file);
+            wait(&workers, 1);
+            let same = before.iter().zip(sleeping()).all(|(old, new)| Arc::ptr_eq(old, &new));
+            assert!(same, "another one was woken, and none of them is ever idle for long");
         }
     }
 }

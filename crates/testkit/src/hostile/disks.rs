@@ -260,7 +260,7 @@ fn make_calm(bench: &Bench, memory: &Path, locking: Locking) -> Result<Vec<Calm>
         Calm { name, layout, image: image.clone(), format, p99_always, offset, keys }
     };
     let window_keys = format!(
-        "driver=raw,offset={WINDOW_OFFSET},size={bytes},file.driver=file,file.filename={},file.cache.direct=on{}",
+        "driver=raw,offset={WINDOW_OFFSET},size={bytes},file.driver=file,file.filename={}{}",
         window.display(),
         locking.replace(',', ",file.")
     );
