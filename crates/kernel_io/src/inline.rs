@@ -28,8 +28,7 @@ const TURN_BYTES_MAX: usize = 1 << 20;
 /// The same while several rings are served: about as long as a few small requests.
 const TURN_BYTES_BESIDE: usize = 16 << 10;
 
-/// The most bytes of a transfer that does not wait for longer ones. It may exceed a turn's bytes: a
-/// ring brings few of them in a turn.
+/// The most bytes of a transfer that does not wait for longer ones: of short ones a turn has [`TURN_BYTES_MAX`] besides.
 const SHORT_BYTES_MAX: usize = 16 << 10;
 
 /// The largest range punched inline: about a millisecond of freeing pages.
@@ -61,12 +60,19 @@ pub struct InlineBudget {
     share: InlineShare,
     operations_left: u32,
     bytes_left: usize,
+    /// For what is short.
+    short_bytes_left: usize,
 }
 
 impl Default for InlineBudget {
     fn default() -> Self {
         let share = InlineShare::Alone;
-        Self { share, operations_left: TURN_OPERATIONS_MAX, bytes_left: TURN_BYTES_MAX }
+        Self {
+            share,
+            operations_left: TURN_OPERATIONS_MAX,
+            bytes_left: TURN_BYTES_MAX,
+            short_bytes_left: TURN_BYTES_MAX,
+        }
     }
 }
 
@@ -74,6 +80,7 @@ impl InlineBudget {
     /// A new turn of the event loop.
     pub fn begin(&mut self) {
         self.operations_left = TURN_OPERATIONS_MAX;
+        self.short_bytes_left = TURN_BYTES_MAX;
         self.bytes_left = match self.share {
             InlineShare::Alone => TURN_BYTES_MAX,
             InlineShare::Beside => TURN_BYTES_BESIDE,
@@ -88,15 +95,25 @@ impl InlineBudget {
     /// Takes something off the turn that would move so many bytes; returns how many of them may be moved now. What is
     /// short is not cut.
     pub fn charge(&mut self, bytes: u64) -> u64 {
-        if self.operations_left == 0 {
-            return 0;
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        if bytes <= SHORT_BYTES_MAX {
+            return if self.takes_short(bytes) { bytes as u64 } else { 0 };
         }
-        let short = bytes <= SHORT_BYTES_MAX as u64;
-        let now = if short { bytes } else { bytes.min(self.bytes_left as u64) };
+        let now = if self.operations_left == 0 { 0 } else { bytes.min(self.bytes_left) };
         self.operations_left -= u32::from(now > 0);
-        self.bytes_left =
-            self.bytes_left.saturating_sub(usize::try_from(now).unwrap_or(usize::MAX));
-        now
+        self.bytes_left -= now;
+        now as u64
+    }
+
+    /// Takes something short off the turn, if there is room for it.
+    fn takes_short(&mut self, bytes: usize) -> bool {
+        if self.operations_left == 0 || self.short_bytes_left < bytes {
+            return false;
+        }
+        self.operations_left -= 1;
+        self.short_bytes_left -= bytes;
+        self.bytes_left = self.bytes_left.saturating_sub(bytes);
+        true
     }
 }
 
@@ -125,12 +142,7 @@ impl InlineTurn {
             Work::Sync => true,
             Work::Space(_) => false,
         };
-        if !short || self.budget.operations_left == 0 {
-            return false;
-        }
-        self.budget.operations_left -= 1;
-        self.budget.bytes_left = self.budget.bytes_left.saturating_sub(bytes);
-        true
+        short && self.budget.takes_short(bytes)
     }
 
     /// Whether nothing waits.
@@ -175,5 +187,23 @@ impl InlineTurn {
             *bytes_left -= segment.count();
         }
         memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_short_does_not_wait_for_what_is_long_and_has_a_bound_of_its_own() {
+        let mut budget = InlineBudget::default();
+        assert_eq!(budget.charge(1 << 30), TURN_BYTES_MAX as u64);
+        assert_eq!(budget.charge(1 << 30), 0);
+        let short = SHORT_BYTES_MAX as u64;
+        let done: u64 = (0..TURN_OPERATIONS_MAX).map(|_| budget.charge(short)).sum();
+        assert_eq!(done, TURN_BYTES_MAX as u64);
+        budget.begin();
+        assert_eq!(budget.charge(short), short);
+        assert_eq!(budget.charge(1 << 30), (TURN_BYTES_MAX - SHORT_BYTES_MAX) as u64);
     }
 }

@@ -101,6 +101,8 @@ impl Transfer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Registration {
     On,
+    /// There is one, which takes no more files.
+    Closed,
     Off,
 }
 
@@ -127,7 +129,10 @@ impl Uring {
         let ring = build(SUBMISSIONS, COMPLETIONS)?;
         let registration = match ring.submitter().register_files_sparse(REGISTERED_MAX) {
             Ok(()) => Registration::On,
-            Err(error) => not_registered(&error),
+            Err(error) => {
+                not_registered(&error);
+                Registration::Off
+            }
         };
         restrict(&ring).map_err(KernelError::Uring)?;
         let free = (0..REGISTERED_MAX).rev().collect();
@@ -142,14 +147,15 @@ impl Uring {
     /// Enters a file in the ring's table if that can be. The descriptor must stay open until the place is given up.
     pub(crate) fn place(&mut self, fd: BorrowedFd<'_>) -> FilePlace {
         let raw = fd.as_raw_fd();
-        if self.registration == Registration::Off {
+        if self.registration != Registration::On {
             return FilePlace::Descriptor(raw);
         }
         let Some(slot) = self.free.pop() else { return FilePlace::Descriptor(raw) };
         match self.ring.submitter().register_files_update(slot, &[raw]) {
             Ok(_) => FilePlace::Registered(slot),
             Err(error) => {
-                self.registration = not_registered(&error);
+                not_registered(&error);
+                self.registration = Registration::Closed;
                 FilePlace::Descriptor(raw)
             }
         }
@@ -304,7 +310,7 @@ impl Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         // The kernel takes a ring down later; the files' descriptions must not live on in it.
-        if self.registration == Registration::On
+        if self.registration != Registration::Off
             && let Err(error) = self.ring.submitter().unregister_files()
         {
             tracing::debug!("io_uring: files stay registered until the ring is gone: {error}");
@@ -340,9 +346,8 @@ fn restrict(ring: &IoUring) -> io::Result<()> {
     ring.submitter().register_enable_rings()
 }
 
-fn not_registered(error: &io::Error) -> Registration {
+fn not_registered(error: &io::Error) {
     tracing::warn!("io_uring takes no registered files, so descriptors are used: {error}");
-    Registration::Off
 }
 
 /// Whether the same call works later, perhaps after completions were collected: also without memory.
@@ -442,5 +447,17 @@ mod tests {
         let places: Vec<_> = (0..REGISTERED_MAX).map(|_| uring.place(file.as_fd())).collect();
         assert!(places.iter().all(|place| matches!(place, FilePlace::Registered(_))));
         assert!(matches!(uring.place(file.as_fd()), FilePlace::Descriptor(_)));
+    }
+
+    #[test]
+    fn a_table_that_takes_no_more_files_still_lets_go_of_its_own() {
+        let Ok(mut uring) = Uring::new() else { return };
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        assert!(matches!(uring.place(writer.as_fd()), FilePlace::Registered(_)));
+        drop(writer);
+        uring.registration = Registration::Closed;
+        drop(uring);
+        // The pipe ends when nobody has its other end any more.
+        assert_eq!(rustix::io::read(&reader, &mut [0; 1]).unwrap(), 0);
     }
 }
