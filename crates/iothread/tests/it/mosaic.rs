@@ -110,3 +110,50 @@ fn an_answer_of_very_many_pieces_is_carried_out_whole() {
         assert_eq!(placed.stop().ending().counters.errors, 0);
     });
 }
+
+/// A disk whose answers begin with many pieces that cannot be read, and end with one that nobody answers.
+#[derive(Debug)]
+struct BrokenLane {
+    broken: FileId,
+    hung: FileId,
+}
+
+impl Lane for BrokenLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        for mapping in batch {
+            let mark = pieces.end();
+            for stone in 0..BYTES / STONE {
+                let file = if stone < BYTES / STONE / 2 { self.broken } else { self.hung };
+                // Apart in the file, so that each is an operation of its own.
+                let target = Target::File { file, offset: ByteOffset((stone * 2 * STONE) as u64) };
+                let skip = (stone * STONE) as u64;
+                pieces.push(Piece { skip, count: ByteCount(STONE as u64), target });
+            }
+            mapping.answer = Answer::Now(pieces.since(mark));
+        }
+    }
+}
+
+#[test]
+fn what_has_failed_is_not_carried_out_to_its_end() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [iothread] = iothreads::<1>(&files, reactors);
+        let file = |fd, name: &str| {
+            let file = OpenFile::adopt(fd, name.into(), BYTES as u64, Aio::Automatic);
+            files.insert(Arc::new(file))
+        };
+        let empty = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let (broken, hung) = (file(empty.into(), "empty"), file(reader, "pipe"));
+        let node = with_lanes(null_disk(BYTES as u64, ReadContent::Zeroes), move |_, _| {
+            Box::new(BrokenLane { broken, hung })
+        });
+        let mut guest = Guest::with_bulk(BYTES);
+        let placed = place(&guest, &node, &iothread);
+        guest.submit(0, Ask::BulkRead, 0);
+        assert_eq!(guest.completions(), [0]);
+        assert_eq!(guest.status(0), 1);
+        placed.stop();
+    });
+}

@@ -62,6 +62,11 @@ impl Engine {
     fn go_through(&mut self, index: JobIndex) -> Pieces {
         let Self { jobs, kernel, lanes, by_hand, .. } = self;
         let job = jobs.get(index);
+        if job.failure.is_some() {
+            // Nobody waits for the rest of what has failed.
+            job.next_piece = job.pieces.len();
+            job.moved = 0;
+        }
         let end = Run::window(&job.pieces, job.next_piece);
         while job.next_piece < end {
             let place = job.next_piece;
