@@ -34,7 +34,7 @@ use virtio::Head;
 
 use crate::holds::{Wanted, hold_changes};
 use crate::job::{Addressee, JobIndex, Jobs, Owner, Phase};
-use crate::lanes::{Ended, LaneIndex, Lanes};
+use crate::lanes::{Ended, LaneIndex, Lanes, weight};
 use crate::report::Report;
 use crate::seats::{Seat, Seats};
 use crate::submit::must_sync;
@@ -260,8 +260,10 @@ impl Engine {
         memory: &mut Buffers,
     ) {
         let ticket = self.seats.open(seat, head);
-        self.lanes.add(lane, memory.segments().len(), memory.count());
+        let bytes = weight(operation, memory);
+        self.lanes.add(lane, memory.segments().len(), bytes);
         let index = self.jobs.add(ticket, lane, operation, memory);
+        self.jobs.get(index).weight = bytes;
         self.mappings.push(Mapping::new(index.token(), operation));
     }
 
@@ -522,11 +524,12 @@ impl Engine {
         let job = self.jobs.get(index);
         let (lane, pieces) = (job.lane, job.pieces.len());
         let (segments, bytes) = (job.memory.segments().len(), job.memory.count());
+        let request_bytes = job.weight;
         self.pieces_open -= pieces;
         let ended = match self.jobs.remove(index) {
             Owner::Ring(ticket) => {
                 self.seats.complete(ticket, outcome);
-                Ended { pieces, segments, request_bytes: bytes, errand_bytes: 0 }
+                Ended { pieces, segments, request_bytes, errand_bytes: 0 }
             }
             Owner::Lane(errand) => {
                 errand.finish(outcome);

@@ -71,6 +71,8 @@ pub(crate) struct Job {
     pub(crate) owner: Option<Owner>,
     pub(crate) operation: Operation,
     pub(crate) memory: Buffers,
+    /// What a request counts for, in bytes ([`weight`](crate::lanes::weight)).
+    pub(crate) weight: usize,
     /// The lane that is asked where its bytes live.
     pub(crate) lane: LaneIndex,
     pub(crate) pieces: Vec<Piece>,
@@ -215,6 +217,7 @@ impl Job {
             owner: None,
             operation: Operation::Flush,
             memory: Buffers::default(),
+            weight: 0,
             lane,
             pieces: Vec::new(),
             next_piece: 0,

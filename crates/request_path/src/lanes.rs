@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Outcome, Piece,
-    PieceList, Token, Told,
+    Answer, Buffers, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Operation,
+    Outcome, Piece, PieceList, Token, Told,
 };
 use kernel_io::{Budget, Notifier};
 
@@ -45,6 +45,17 @@ const HELD_BYTES_MAX: usize = 1 << 30;
 /// With so many bytes of errands and of memory kept for answers nothing new is taken for the lane that they belong to:
 /// what it makes of requests may be much larger than they are.
 const INTERNAL_BYTES_MAX: usize = 64 << 20;
+
+/// What a request counts for against [`REQUEST_BYTES_MAX`]: the bytes that may have to be moved for it. A host that cannot
+/// zero writes them.
+pub(crate) fn weight(operation: Operation, memory: &Buffers) -> usize {
+    match operation {
+        Operation::Read(_) | Operation::Write(..) | Operation::Flush => memory.count(),
+        Operation::Discard(extent, _) | Operation::WriteZeroes(extent, ..) => {
+            usize::try_from(extent.count().0).unwrap_or(REQUEST_BYTES_MAX)
+        }
+    }
+}
 
 /// Names an open lane of one [`crate::Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +101,7 @@ struct OpenLane {
     pieces: usize,
     /// The segments of the memory of its requests.
     segments: usize,
-    /// That memory, in bytes.
+    /// What those count for, in bytes.
     request_bytes: usize,
     /// The memory of its errands, in bytes.
     errand_bytes: usize,
@@ -114,7 +125,7 @@ pub(crate) struct Ended {
     pub(crate) pieces: usize,
     /// The segments of a request's memory.
     pub(crate) segments: usize,
-    /// Its bytes.
+    /// What it counted for, in bytes.
     pub(crate) request_bytes: usize,
     /// The bytes of an errand's memory.
     pub(crate) errand_bytes: usize,
@@ -275,7 +286,7 @@ impl Lanes {
         REQUESTS.room(requests, carried_out).min(HELD_MAX.saturating_sub(open.held))
     }
 
-    /// A request was brought, with memory of so many segments and bytes.
+    /// A request was brought, with memory of so many segments, that counts for so many bytes.
     pub(crate) fn add(&mut self, index: LaneIndex, segments: usize, bytes: usize) {
         self.segments += segments;
         let open = self.get(index);
@@ -578,5 +589,26 @@ impl Lane for NoLane {
         for mapping in batch {
             mapping.answer = Answer::Refused(FailKind::Io);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::{ByteCount, ByteOffset, DiskSize, Durability, Unmap};
+
+    use super::*;
+
+    #[test]
+    fn a_range_without_memory_counts_for_what_may_have_to_be_written() {
+        let disk = DiskSize(ByteCount(1 << 40));
+        let extent = disk.check(ByteOffset(0), ByteCount(512 << 20)).unwrap();
+        let none = Buffers::default();
+        for operation in [
+            Operation::Discard(extent, Durability::Cached),
+            Operation::WriteZeroes(extent, Unmap::Keep, Durability::Cached),
+        ] {
+            assert_eq!(weight(operation, &none), 512 << 20);
+        }
+        assert_eq!(weight(Operation::Flush, &none), 0);
     }
 }
