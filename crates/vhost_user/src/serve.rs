@@ -38,6 +38,22 @@ pub enum SessionError {
     },
 }
 
+impl SessionError {
+    /// Whether the front end has cut off memory that it had shared: no process can go on with the session.
+    pub fn is_lost_memory(&self) -> bool {
+        let Self::Refused(refusal) = self else { return false };
+        if let Refusal::Memory(error) = &**refusal {
+            error.is_cut_off()
+        } else if let Refusal::Inflight(error) = &**refusal {
+            error.is_cut_off()
+        } else if let Refusal::Log(error) = &**refusal {
+            error.is_cut_off()
+        } else {
+            false
+        }
+    }
+}
+
 /// Serves a device to one front end until it leaves or does something that ends the session. All
 /// rings are stopped when this returns.
 pub fn serve<D: Device>(stream: UnixStream, device: D) -> Result<(), SessionError> {

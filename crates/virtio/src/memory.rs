@@ -349,6 +349,13 @@ impl NotMapped {
     }
 }
 
+impl MemoryError {
+    /// Whether the file is shorter than what was shared of it: nobody can have that memory.
+    pub fn is_cut_off(&self) -> bool {
+        matches!(self, Self::BeyondFile { .. })
+    }
+}
+
 /// Guest memory that cannot be had as the front end describes it.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {

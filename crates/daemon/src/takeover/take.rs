@@ -13,6 +13,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Signal, pidfd_send_signal};
@@ -359,19 +360,31 @@ fn go_on(
         NoCommit::Wire(error) => broken(error),
     })?;
     built.own();
-    let mut listening = Vec::new();
-    for Ready { prepared, file, listener, next, adopted } in ready {
+    let (mut listening, mut lost) = (Vec::new(), Vec::new());
+    for Ready { prepared, file, listener, next, client } in ready {
         let socket = Socket::adopt(listener, next, file, &prepared.options.socket);
-        match adopted {
-            None => listening.push((prepared, socket)),
-            Some(adopted) => {
-                if let Err(error) = built.start(prepared, socket, Some(adopted)) {
+        match client {
+            Client::Absent => listening.push((prepared, socket)),
+            Client::Lost(error) => {
+                // The old process closes the connection when it leaves.
+                tracing::warn!("export {}: session ended: {}", prepared.offer.id, chain_of(&error));
+                lost.push(Arc::clone(&prepared.offer));
+                listening.push((prepared, socket));
+            }
+            Client::Here(adopted) => {
+                if let Err(error) = built.start(prepared, socket, Some(*adopted)) {
                     tracing::error!("{}", chain_of(&error));
                 }
             }
         }
     }
     tracing::info!("process {process} has handed over");
+    for offer in lost {
+        // What it held only for its client.
+        if let Err(error) = offer.holding.end(&offer.id, &*offer.node) {
+            tracing::error!("export {}: {}", offer.id, chain_of(&error));
+        }
+    }
     Ok(listening)
 }
 
@@ -406,8 +419,15 @@ struct Ready {
     listener: OwnedFd,
     /// The next client, if it was accepted.
     next: Option<OwnedFd>,
-    /// The client of now.
-    adopted: Option<Adopted>,
+    client: Client,
+}
+
+/// The client that an export has.
+enum Client {
+    Absent,
+    /// It has cut off its memory, so nobody can go on with it: that is nobody else's loss.
+    Lost(vhost_user::SessionError),
+    Here(Box<Adopted>),
 }
 
 fn build_all(
@@ -430,13 +450,20 @@ fn build_all(
             exports.swap_remove(place.ok_or_else(missing)?);
         *prepared.offer.cache.lock().expect("no holder of this lock panics") = cache;
         let resumption = Resumption { since: stopped, process };
-        let adopt = |(connection, state)| {
-            Export::adopt(&prepared.offer, connection, state, resumption).map_err(|source| {
-                TakeoverError::Session { export: prepared.offer.id.clone(), process, source }
-            })
+        let client = match session {
+            None => Client::Absent,
+            Some((connection, state)) => {
+                match Export::adopt(&prepared.offer, connection, state, resumption) {
+                    Ok(adopted) => Client::Here(Box::new(adopted)),
+                    Err(error) if error.is_lost_memory() => Client::Lost(error),
+                    Err(source) => {
+                        let export = prepared.offer.id.clone();
+                        return Err(TakeoverError::Session { export, process, source });
+                    }
+                }
+            }
         };
-        let adopted = session.map(adopt).transpose()?;
-        ready.push(Ready { prepared, file: found.file, listener, next, adopted });
+        ready.push(Ready { prepared, file: found.file, listener, next, client });
         held.push(is_held);
     }
     let failed = |(export, source)| TakeoverError::Image { export, process, source };

@@ -56,6 +56,20 @@ pub enum InflightError {
     },
 }
 
+impl InflightError {
+    /// Whether its file is too short.
+    pub fn is_cut_off(&self) -> bool {
+        match self {
+            Self::BeyondFile { .. } => true,
+            Self::Map { source } => source.is_cut_off(),
+            Self::Shape { .. }
+            | Self::Create { .. }
+            | Self::Stat { .. }
+            | Self::Misaligned { .. } => false,
+        }
+    }
+}
+
 /// A region that a ring cannot be tracked in, or that tells nothing sensible about it. It is part of
 /// what every pop may return, so it stays small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

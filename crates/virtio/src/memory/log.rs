@@ -40,6 +40,13 @@ pub struct LogError {
     source: MemoryError,
 }
 
+impl LogError {
+    /// Whether its file is too short.
+    pub fn is_cut_off(&self) -> bool {
+        self.source.is_cut_off()
+    }
+}
+
 impl DirtyLog {
     /// Maps the log in this file (vhost-user, SET_LOG_BASE). The descriptor is closed.
     pub fn map(

@@ -7,7 +7,9 @@ use testkit::client::{Client, Shape};
 use testkit::deadline::Deadline;
 use testkit::image;
 use testkit::process::{Bench, START_LIMIT};
-use testkit::rawring::{FrontEnd, request};
+use testkit::rawring::{
+    BlockRequest, Form, FrontEnd, RawDevice, RawShape, Region, flag, kind, request,
+};
 
 use super::{disk, line, replace};
 use crate::support::{Disk, Iothreads, ringloom, stop, with};
@@ -116,6 +118,58 @@ fn a_client_that_waits_for_its_turn_is_handed_over() {
         drop(client);
         ensure!(second.receive(request::GET_FEATURES)?.is_some(), "it was hung up on");
         drop(second);
+        stop(new, &[&disk.socket()]).map(drop)
+    });
+}
+
+/// Memory that a client has cut off is nobody's any more. Its session ends, and the upgrade goes on.
+#[test]
+fn a_client_that_has_cut_off_its_memory_keeps_nobody_from_an_upgrade() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disks = [disk(&bench, 1), Disk { id: "e1", ..disk(&bench, 1) }];
+        for disk in &disks {
+            disk.create_sparse(1 << 20)?;
+        }
+        let old = crate::support::serve(program, &disks)?;
+        let mut client = Client::connect(&disks[0].socket(), Shape::small())?;
+        client.write(0, &[5; 4096], 0)?;
+        let hostile = RawDevice::connect(&disks[1].socket(), RawShape::default())?;
+        rustix::fs::ftruncate(hostile.memory.file(), 0)?;
+        let all = [line(&disks[0]), disks[1].arguments()].concat();
+        let new = replace(program, &all, old)?;
+        new.wait_for_log("export e1: session ended: memory region", START_LIMIT)?;
+        ensure!(client.read(0, 4096, 0)? == [5; 4096], "other bytes than were written");
+        // It hears of that, and the next one is served.
+        hostile.front_end.wait_for_end()?;
+        let mut next = Client::connect(&disks[1].socket(), Shape::small())?;
+        next.write(0, &[6; 4096], 0)?;
+        drop((client, next, hostile));
+        stop(new, &[&disks[0].socket(), &disks[1].socket()]).map(drop)
+    });
+}
+
+/// While regions of memory are exchanged a queue may lie in none. It waits, whoever serves it.
+#[test]
+fn a_queue_that_waits_for_its_memory_is_taken_over() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = disk(&bench, 1);
+        disk.create_sparse(1 << 20)?;
+        let old = disk.serve(program)?;
+        let mut device = RawDevice::connect(&disk.socket(), RawShape::default())?;
+        let regions = device.regions();
+        let share = |device: &RawDevice, regions: &[Region]| {
+            let files = vec![device.memory.file(); regions.len()];
+            device.front_end.must(request::SET_MEM_TABLE, &Region::table(regions), &files)
+        };
+        share(&device, &regions[1..])?;
+        let new = replace(program, &line(&disk), old)?;
+        share(&device, &regions)?;
+        let data = vec![device.data(0, 4096, flag::WRITE)];
+        let read = BlockRequest { kind: kind::IN, sector: 0, data, form: Form::Direct };
+        ensure!(device.request(0, &read)?.is_ok(), "it is not served");
+        drop(device);
         stop(new, &[&disk.socket()]).map(drop)
     });
 }
