@@ -63,6 +63,13 @@ pub struct PieceRange {
     end: u32,
 }
 
+impl PieceRange {
+    /// How many pieces.
+    pub fn count(self) -> usize {
+        self.end as usize - self.start as usize
+    }
+}
+
 /// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any
 /// order; of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Pieces that follow each other in one file go to the kernel together if they follow each other
 /// here.

@@ -106,6 +106,10 @@ pub struct Engine {
     held: usize,
     /// Pieces of the requests that are not over.
     pieces_open: usize,
+    /// The segments of the requests added since the last batch.
+    new_segments: usize,
+    /// What those count for, in bytes.
+    new_bytes: usize,
     /// Interrupts that are put off.
     owed: Owed,
     report: Report,
@@ -146,6 +150,8 @@ impl Engine {
             errands: Vec::new(),
             held: 0,
             pieces_open: 0,
+            new_segments: 0,
+            new_bytes: 0,
             owed: Owed::default(),
             report: Report::new(clock),
             alarm: None,
@@ -261,9 +267,9 @@ impl Engine {
     ) {
         let ticket = self.seats.open(seat, head);
         let bytes = weight(operation, memory);
-        self.lanes.add(lane, memory.segments().len(), bytes);
-        let index = self.jobs.add(ticket, lane, operation, memory);
-        self.jobs.get(index).weight = bytes;
+        self.new_segments += memory.segments().len();
+        self.new_bytes += bytes;
+        let index = self.jobs.add(ticket, lane, operation, memory, bytes);
         self.mappings.push(Mapping::new(index.token(), operation));
     }
 
@@ -272,18 +278,29 @@ impl Engine {
         if self.mappings.is_empty() {
             return Started::Elsewhere;
         }
+        let (segments, bytes) =
+            (std::mem::take(&mut self.new_segments), std::mem::take(&mut self.new_bytes));
+        self.lanes.add(lane, self.mappings.len(), segments, bytes);
         self.lanes.map(lane, &mut self.mappings, &mut self.pieces);
-        let (held, bytes) = self.start_answered();
+        let (held, bytes) = self.start_answered(lane);
         self.held += held;
         self.lanes.held(lane, held, bytes);
         self.note_lane(lane);
         self.work_off_finished()
     }
 
-    /// Starts what a lane has answered; returns how many requests it holds, and the bytes of their memory.
-    fn start_answered(&mut self) -> (usize, usize) {
+    /// Starts what that lane has answered; returns how many requests it holds, and the bytes of their memory.
+    fn start_answered(&mut self, lane: LaneIndex) -> (usize, usize) {
         let (mut held, mut bytes) = (0, 0);
         let mut mappings = std::mem::take(&mut self.mappings);
+        // Before any of them is over.
+        let pieces = mappings.iter().map(|mapping| match mapping.answer {
+            Answer::Now(range) => range.count(),
+            Answer::Held | Answer::Refused(_) => 0,
+        });
+        let pieces = pieces.sum();
+        self.pieces_open += pieces;
+        self.lanes.opened_pieces(lane, pieces);
         for mapping in &mappings {
             let index = JobIndex::of(mapping.token);
             if mapping.order == Order::AsBegun && mapping.answer != Answer::Held {
@@ -301,14 +318,11 @@ impl Engine {
                 }
                 Answer::Now(range) => {
                     let job = self.jobs.get(index);
-                    let pieces = self.pieces.get(range);
                     job.operation = mapping.operation;
                     job.after = mapping.after;
                     job.behind_end = mapping.behind_end;
-                    job.pieces.extend_from_slice(pieces);
+                    job.pieces.extend_from_slice(self.pieces.get(range));
                     job.phase = Phase::Start;
-                    self.pieces_open += pieces.len();
-                    self.lanes.opened_pieces(job.lane, pieces.len());
                     self.start(index);
                 }
             }

@@ -110,16 +110,19 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Takes a request on. `memory` gets an empty list back.
+    /// Takes a request on, which counts for so many bytes. `memory` gets an empty list back.
     pub(crate) fn add(
         &mut self,
         ticket: Ticket,
         lane: LaneIndex,
         operation: Operation,
         memory: &mut Buffers,
+        weight: usize,
     ) -> JobIndex {
         let index = self.enter(Owner::Ring(ticket), lane, operation);
-        std::mem::swap(&mut self.get(index).memory, memory);
+        let job = self.get(index);
+        job.weight = weight;
+        std::mem::swap(&mut job.memory, memory);
         memory.clear();
         index
     }

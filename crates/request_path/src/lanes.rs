@@ -286,11 +286,11 @@ impl Lanes {
         REQUESTS.room(requests, carried_out).min(HELD_MAX.saturating_sub(open.held))
     }
 
-    /// A request was brought, with memory of so many segments, that counts for so many bytes.
-    pub(crate) fn add(&mut self, index: LaneIndex, segments: usize, bytes: usize) {
+    /// So many requests were brought, with memory of so many segments, that count for so many bytes.
+    pub(crate) fn add(&mut self, index: LaneIndex, requests: usize, segments: usize, bytes: usize) {
         self.segments += segments;
         let open = self.get(index);
-        open.requests += 1;
+        open.requests += requests;
         open.segments += segments;
         open.request_bytes += bytes;
     }
@@ -305,7 +305,7 @@ impl Lanes {
         self.get(index).errand_bytes += bytes;
     }
 
-    /// An answer of so many pieces is carried out from now on.
+    /// Answers of so many pieces are carried out from now on.
     pub(crate) fn opened_pieces(&mut self, index: LaneIndex, pieces: usize) {
         self.get(index).pieces += pieces;
     }

@@ -39,7 +39,7 @@ impl Engine {
         let Self { mappings, jobs, lanes, .. } = self;
         let late = mappings.iter().map(|mapping| JobIndex::of(mapping.token));
         lanes.let_go(lane, late.map(|index| jobs.get(index).memory.count()).sum());
-        let (held, _) = self.start_answered();
+        let (held, _) = self.start_answered(lane);
         assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
         self.note_lane(lane);
     }
