@@ -22,6 +22,8 @@ pub(super) const ATTACKS: &[Attack] = &[
 
 /// The longest read: 2 GiB less a sector.
 const READ_BYTES_MAX: u64 = (2 << 30) - 512;
+/// Requests that come at once.
+const BATCH: u16 = 64;
 /// Devices that one round of garbage spoils.
 const DEVICES: u32 = 10;
 /// How long a batch of costly requests is waited for.
@@ -90,13 +92,12 @@ fn spoil(device: &mut RawDevice, queue: u32, rng: &mut Rng) -> Result<()> {
     device.ring(queue).kick()
 }
 
-/// The longest read on both queues, where nothing has to be read. More of them are carried out to their end when the client
-/// has left, which takes longer than a campaign has.
+/// Batches of the longest reads on both queues, where nothing has to be read. The client leaves with most of them open.
 fn zeroes(arena: &Arena<'_>, victim: Victim) -> Result<()> {
     let mut device = arena.device(victim)?;
     let read = read_of(&device, 0, READ_BYTES_MAX);
     for queue in 0..2 {
-        offer_many(&mut device, queue, &read, 1)?;
+        offer_many(&mut device, queue, &read, BATCH)?;
     }
     arena.others_go_on();
     wait_used(&device, 1, BATCH_LIMIT)
