@@ -34,6 +34,10 @@ const ALIGNMENT_FALLBACK: u32 = 4096;
 /// The file systems whose bytes are in memory: TMPFS_MAGIC and RAMFS_MAGIC.
 const MEMORY_MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
+/// The file systems that take a write into the page cache without waiting, or say EAGAIN: XFS_SUPER_MAGIC and
+/// BTRFS_SUPER_MAGIC. Others always say EAGAIN, and nobody can ask without writing.
+const NOWAIT_CACHE_MAGICS: [u64; 2] = [0x5846_5342, 0x9123_683e];
+
 /// Where a file's bytes are, as far as it matters to how they are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residence {
@@ -49,10 +53,7 @@ pub enum Residence {
 impl Residence {
     /// Asks the kernel. What has no NOWAIT is in memory or may take for ever; the file system tells which.
     fn ask(fd: BorrowedFd<'_>) -> Self {
-        let in_memory = rustix::fs::fstatfs(fd).is_ok_and(|found| {
-            let magic = u64::try_from(found.f_type).unwrap_or_default();
-            MEMORY_MAGICS.contains(&magic)
-        });
+        let in_memory = has_magic(fd, MEMORY_MAGICS);
         let mut byte = [0];
         let mut memory = [IoSliceMut::new(&mut byte)];
         // Only whether the kernel takes the flag matters.
@@ -63,6 +64,11 @@ impl Residence {
             Ok(_) | Err(_) => Self::Device,
         }
     }
+}
+
+fn has_magic(fd: BorrowedFd<'_>, magics: [u64; 2]) -> bool {
+    let found = rustix::fs::fstatfs(fd);
+    found.is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|it| magics.contains(&it)))
 }
 
 /// An open file and what I/O on it needs.
@@ -77,6 +83,7 @@ pub struct OpenFile {
     aio: Aio,
     flushes: Flushes,
     residence: Residence,
+    caches_writes_at_once: bool,
     memory_alignment: u32,
     offset_alignment: u32,
     allocation_alignment: u32,
@@ -147,6 +154,7 @@ impl OpenFile {
         Ok(Self {
             path: path.clone(),
             residence: Residence::ask(fd.as_fd()),
+            caches_writes_at_once: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
             fd,
             bytes: AtomicU64::new(bytes),
             kind: options.kind,
@@ -192,6 +200,7 @@ impl OpenFile {
             locks: Mutex::default(),
             told_without_locks: AtomicBool::new(false),
             residence: Residence::ask(fd.as_fd()),
+            caches_writes_at_once: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
             fd,
             bytes: AtomicU64::new(bytes),
             kind: FileKind::Regular,
@@ -261,6 +270,11 @@ impl OpenFile {
     /// Where its bytes are.
     pub fn residence(&self) -> Residence {
         self.residence
+    }
+
+    /// Whether its file system takes a write into the page cache without waiting (NOWAIT).
+    pub(crate) fn caches_writes_at_once(&self) -> bool {
+        self.caches_writes_at_once
     }
 
     /// What memory addresses must be a multiple of, in bytes; a power of two.

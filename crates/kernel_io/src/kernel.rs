@@ -39,7 +39,7 @@ use crate::{
     Wait,
 };
 
-/// Reads through the page cache that io_uring has at once: for one file 32, if it is alone. The kernel reads ahead for them
+/// Transfers through the page cache that io_uring has at once: for one file 32, if it is alone. For reads the kernel reads ahead
 /// in the iothread, which sleeps if the device has no tag left, so a device that hangs must not get to that.
 const CACHED_READS: Budget = Budget::new(32, 8);
 
@@ -92,7 +92,7 @@ pub struct Kernel {
     /// How many files had been taken out of the table when those here were last looked at.
     removed: u64,
     inline: InlineTurn,
-    /// Reads through the page cache that wait for their file's turns at the ring.
+    /// Transfers through the page cache that wait for their file's turns at the ring.
     cached: FairQueue<SlotIndex>,
     /// Made when a file first needs it.
     native: Option<Native>,
@@ -370,10 +370,10 @@ impl Kernel {
         let (work, id, offset, stage) = (parked.work, parked.file, parked.offset, parked.stage);
         let memory = self.in_flight.memory(index);
         match way {
-            Way::Uring(place, caching) if stage != Stage::Waits => {
+            Way::Uring(place, transfers) if stage != Stage::Waits => {
                 let bytes = || memory.iter().map(|segment| segment.count()).sum();
-                match Transfer::new(work, caching, bytes) {
-                    Some(Transfer::CachedRead) => return self.push_cached(index, id),
+                match Transfer::new(work, transfers, bytes) {
+                    Some(transfer) if transfer.is_cached() => return self.push_cached(index, id),
                     Some(transfer) => return self.push_transfer(index, transfer, place),
                     None => {}
                 }
@@ -410,13 +410,13 @@ impl Kernel {
         unsafe { uring.push_transfer(index, transfer, place, offset, memory) };
     }
 
-    /// Has a read through the page cache wait for its file's turn.
+    /// Has a transfer through the page cache wait for its file's turn.
     fn push_cached(&mut self, index: SlotIndex, file: FileId) {
         self.cached.push(file.0 as usize, index);
         self.take_turns();
     }
 
-    /// Queues the reads through the page cache whose files have turns.
+    /// Queues the transfers through the page cache whose files have turns.
     fn take_turns(&mut self) {
         while let Some((file, index)) = self.cached.take() {
             let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
@@ -425,7 +425,11 @@ impl Kernel {
             parked.stage = Stage::TakesTurn;
             let way = self.files[file].as_ref().expect("the file is open").way;
             let Way::Uring(place, _) = way else { panic!("only the ring's files take turns") };
-            self.push_transfer(index, Transfer::CachedRead, place);
+            let transfer = match parked.work {
+                Work::Write(durability) => Transfer::CachedWrite(durability),
+                Work::Read | Work::Sync | Work::Space(_) => Transfer::CachedRead,
+            };
+            self.push_transfer(index, transfer, place);
         }
     }
 

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use crate::calls::{Iovecs, NOWAIT, write_flags};
 use crate::parked::{SlotIndex, Work};
 use crate::reactor::Completion;
-use crate::{Caching, KernelError, Wait};
+use crate::{Caching, KernelError, OpenFile, Wait};
 
 /// Submission entries: a batch; more are submitted on the way.
 const SUBMISSIONS: u32 = 256;
@@ -32,7 +32,7 @@ const SUBMISSIONS: u32 = 256;
 /// Completion entries: the operations of sixteen full rings of 256, and the polls.
 const COMPLETIONS: u32 = 8192;
 
-/// The largest read through the page cache: what is in memory is copied when it is submitted, by the iothread.
+/// The largest transfer through the page cache: what is in memory is copied when it is submitted, by the iothread.
 const CACHED_BYTES_MAX: usize = 128 << 10;
 
 /// The slots of the ring's file table.
@@ -63,35 +63,73 @@ pub(crate) enum FilePlace {
     Descriptor(RawFd),
 }
 
-/// What a ring does that never needs a worker of the kernel, of which a ring has few for all its files.
+/// Which transfers of a file need no worker of the kernel, of which a ring has few for all its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transfers {
+    /// All, past the page cache.
+    Direct,
+    /// Reads through the page cache: the kernel goes on when the pages are there.
+    CachedReads,
+    /// Writes too: they are copied, or would have to wait.
+    Cached,
+}
+
+impl Transfers {
+    /// Those of a file on storage that has NOWAIT.
+    pub(crate) fn of(file: &OpenFile) -> Self {
+        match file.caching() {
+            Caching::Direct => Self::Direct,
+            Caching::Buffered if file.caches_writes_at_once() => Self::Cached,
+            Caching::Buffered => Self::CachedReads,
+        }
+    }
+}
+
+/// What a ring does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transfer {
     /// Past the page cache; EAGAIN if it would have to wait.
     Read,
     /// The same.
     Write(Durability),
-    /// Through the page cache, on storage that has NOWAIT: the kernel goes on when the pages are there.
+    /// Through the page cache.
     CachedRead,
+    /// The same; EAGAIN if it would have to wait.
+    CachedWrite(Durability),
 }
 
 impl Transfer {
-    /// What of this work, on files of that caching, a ring does.
-    pub(crate) fn new(work: Work, caching: Caching, bytes: impl FnOnce() -> usize) -> Option<Self> {
-        match (work, caching) {
-            (Work::Read, Caching::Direct) => Some(Self::Read),
-            (Work::Write(durability), Caching::Direct) => Some(Self::Write(durability)),
-            (Work::Read, Caching::Buffered) => {
+    /// What of this work a ring does, for a file with these transfers.
+    pub(crate) fn new(
+        work: Work,
+        transfers: Transfers,
+        bytes: impl FnOnce() -> usize,
+    ) -> Option<Self> {
+        match (work, transfers) {
+            (Work::Read, Transfers::Direct) => Some(Self::Read),
+            (Work::Write(durability), Transfers::Direct) => Some(Self::Write(durability)),
+            (Work::Read, Transfers::CachedReads | Transfers::Cached) => {
                 (bytes() <= CACHED_BYTES_MAX).then_some(Self::CachedRead)
             }
-            // The kernel hands all of these to its workers, but for writes on a few file systems.
-            (Work::Write(_), Caching::Buffered) | (Work::Sync | Work::Space(_), _) => None,
+            // A write that is durable waits for the device.
+            (Work::Write(durability @ Durability::Cached), Transfers::Cached) => {
+                (bytes() <= CACHED_BYTES_MAX).then_some(Self::CachedWrite(durability))
+            }
+            // The kernel hands all of these to its workers.
+            (Work::Write(_), Transfers::CachedReads | Transfers::Cached)
+            | (Work::Sync | Work::Space(_), _) => None,
         }
+    }
+
+    /// Whether it is copied when it is submitted, by the iothread.
+    pub(crate) fn is_cached(self) -> bool {
+        matches!(self, Self::CachedRead | Self::CachedWrite(_))
     }
 
     fn flags(self) -> libc::c_int {
         match self {
             Self::Read => NOWAIT,
-            Self::Write(durability) => NOWAIT | write_flags(durability),
+            Self::Write(durability) | Self::CachedWrite(durability) => NOWAIT | write_flags(durability),
             Self::CachedRead => 0,
         }
     }
@@ -200,11 +238,11 @@ impl Uring {
                 let read = opcode::Readv::new(fd, iovecs, count).offset(offset.0);
                 read.rw_flags(rw_flags).build()
             }
-            (Transfer::Write(_), Some((base, bytes))) => {
+            (Transfer::Write(_) | Transfer::CachedWrite(_), Some((base, bytes))) => {
                 let write = opcode::Write::new(fd, base, bytes).offset(offset.0);
                 write.rw_flags(rw_flags).build()
             }
-            (Transfer::Write(_), None) => {
+            (Transfer::Write(_) | Transfer::CachedWrite(_), None) => {
                 let write = opcode::Writev::new(fd, iovecs, count).offset(offset.0);
                 write.rw_flags(rw_flags).build()
             }

@@ -13,14 +13,14 @@ use super::Kernel;
 use crate::native::Native;
 use crate::parked::PollOwner;
 use crate::reactor::Reactor;
-use crate::uring::FilePlace;
+use crate::uring::{FilePlace, Transfers};
 use crate::{Aio, Caching, OpenFile, Residence};
 
 /// How this iothread does I/O on a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Way {
     /// What needs no worker of the kernel ([`Transfer`](crate::uring::Transfer)); the rest is for the workers.
-    Uring(FilePlace, Caching),
+    Uring(FilePlace, Transfers),
     Native,
     Workers,
 }
@@ -87,8 +87,8 @@ impl Kernel {
         match (file.residence(), engine, file.caching()) {
             // Every call may wait: in a worker of the kernel, which others need, or in this thread.
             (Residence::Memory | Residence::Elsewhere, _, _) => Way::Workers,
-            (Residence::Device, Reactor::Uring(uring), caching) => {
-                Way::Uring(uring.place(file.as_fd()), caching)
+            (Residence::Device, Reactor::Uring(uring), _) => {
+                Way::Uring(uring.place(file.as_fd()), Transfers::of(file))
             }
             (Residence::Device, Reactor::Epoll(_), Caching::Direct) => self.native_or_workers(),
             (Residence::Device, Reactor::Epoll(_), Caching::Buffered) => Way::Workers,
