@@ -53,7 +53,10 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
     };
     log::start(&log, plan.log_file.as_deref());
     match serve::serve(plan, &log) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            log.settle();
+            ExitCode::SUCCESS
+        }
         // The process that did not start has said why.
         Err(error @ ServeError::ChildFailed) => output::fail(program, &error),
         Err(error) => {

@@ -5,21 +5,25 @@
 //! then nothing there any more.
 //!
 //! Invariants: a line that cannot be written is counted and never a reason to end; the next one that can says how many
-//! were lost.
-//! Threads: any; lines of several threads follow one another. Writing waits for nobody but the file system of the file.
+//! were lost. While guests are served nobody waits for whoever reads the log, or for the disk that it is on: a thread of
+//! its own writes ([`Log::leave_to_thread`]).
+//! Limits: [`WAITING_MAX`]. Threads: any; lines of several threads follow one another.
 //! Not here: what is said, its level and its form (`cli`).
 
+mod queue;
 mod system;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 
 use crate::options::{Daemonize, Plan};
+use queue::{Kind, Line, Queue};
 use system::SystemLog;
 
 /// How urgent a line is, with its number in syslog(3).
@@ -35,10 +39,17 @@ pub enum Severity {
     Debug = 7,
 }
 
+/// How many bytes of lines wait for the thread that writes them; what is more is lost.
+const WAITING_MAX: usize = 1 << 20;
+
+/// How long the end of the process waits for the lines that are not written yet.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// The log of a process.
 #[derive(Debug)]
 pub struct Log {
-    outlet: Mutex<Outlet>,
+    outlet: Arc<Mutex<Outlet>>,
+    queue: Arc<Queue>,
 }
 
 #[derive(Debug)]
@@ -70,17 +81,30 @@ enum Stderr {
 
 /// A log file that cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("log file {path}: cannot open it")]
-pub struct LogError {
-    path: PathBuf,
-    #[source]
-    source: io::Error,
+pub enum LogError {
+    /// It cannot be opened.
+    #[error("log file {}: cannot open it", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A line has been on its way for a while: its disk hangs, or nobody reads it.
+    #[error("the log takes no lines just now")]
+    Stuck,
 }
 
 impl Log {
     /// On stderr.
     pub fn on_stderr() -> Self {
-        Self { outlet: Mutex::new(Outlet { place: None, stderr: Stderr::Told, lost: 0 }) }
+        Self::new(None, Stderr::Told)
+    }
+
+    fn new(place: Option<Place>, stderr: Stderr) -> Self {
+        let outlet = Arc::new(Mutex::new(Outlet { place, stderr, lost: 0 }));
+        Self { outlet, queue: Arc::new(Queue::new(WAITING_MAX)) }
     }
 
     /// As a plan asks for it. Call it before the process goes to the background.
@@ -93,19 +117,44 @@ impl Log {
                 (SystemLog::connect().map(Place::System), Stderr::Told)
             }
         };
-        Ok(Self { outlet: Mutex::new(Outlet { place, stderr, lost: 0 }) })
+        Ok(Self::new(place, stderr))
     }
 
-    /// Writes a line, which ends in a newline.
+    /// Writes a line, which ends in a newline; once there is a thread that writes, this waits for nothing.
     pub fn write(&self, severity: Severity, line: &[u8]) {
-        self.outlet().write(severity, line);
+        self.take(Line { severity, kind: Kind::Usual, text: line.to_vec() });
     }
 
-    /// Writes a line that is said on stderr by other means.
+    /// Writes a line that is said on stderr by other means, and ends the process: waits for it, and for all before it, but
+    /// not for long.
     pub fn write_beside_stderr(&self, severity: Severity, line: &[u8]) {
-        let mut outlet = self.outlet();
-        if outlet.place.is_some() && outlet.stderr != Stderr::File {
-            outlet.write_to_place(severity, line);
+        self.take(Line { severity, kind: Kind::BesideStderr, text: line.to_vec() });
+        self.settle();
+    }
+
+    /// Waits until all lines are written, but not for long.
+    pub fn settle(&self) {
+        let _is_empty: bool = self.queue.wait_until_empty(PATIENCE);
+    }
+
+    /// From now on a thread of its own writes. Call it when the process has forked for the last time, at most once.
+    pub(crate) fn leave_to_thread(&self) -> io::Result<()> {
+        let (outlet, queue) = (Arc::clone(&self.outlet), Arc::clone(&self.queue));
+        let thread = std::thread::Builder::new().name("log".to_owned());
+        thread.spawn(move || {
+            queue.serve(|lines, lost| {
+                let mut outlet = outlet.lock().expect("no holder of this lock panics");
+                lines.iter().for_each(|line| outlet.take(line));
+                outlet.lost += lost;
+            });
+        })?;
+        self.queue.open();
+        Ok(())
+    }
+
+    fn take(&self, line: Line) {
+        if let Some(line) = self.queue.push(line) {
+            self.outlet().take(&line);
         }
     }
 
@@ -117,13 +166,13 @@ impl Log {
     /// Nobody sees stderr any more. What others say there, the C library for one, goes to the file from now on, if there is
     /// one.
     pub(crate) fn leave_stderr(&self) -> io::Result<()> {
-        self.outlet().leave_stderr()
+        self.idle_outlet().ok_or(io::ErrorKind::TimedOut)?.leave_stderr()
     }
 
     /// Opens the file anew if it was moved away: another one of its name is to be written. After an error the one that was
     /// open is still written. Does nothing for a log that is no file, or is where it was.
     pub(crate) fn open_again(&self) -> Result<Option<PathBuf>, LogError> {
-        let mut outlet = self.outlet();
+        let mut outlet = self.idle_outlet().ok_or(LogError::Stuck)?;
         let Some(Place::File { path, file }) = &outlet.place else { return Ok(None) };
         if is_at(file, path) {
             return Ok(None);
@@ -133,10 +182,17 @@ impl Log {
         match outlet.stderr {
             Stderr::Told | Stderr::Quiet => {}
             Stderr::File => {
-                outlet.leave_stderr().map_err(|source| LogError { path: path.clone(), source })?;
+                outlet
+                    .leave_stderr()
+                    .map_err(|source| LogError::Open { path: path.clone(), source })?;
             }
         }
         Ok(Some(path))
+    }
+
+    /// The outlet, unless a line is stuck there.
+    fn idle_outlet(&self) -> Option<MutexGuard<'_, Outlet>> {
+        self.queue.wait_until_empty(PATIENCE).then(|| self.outlet())
     }
 
     fn outlet(&self) -> MutexGuard<'_, Outlet> {
@@ -145,6 +201,16 @@ impl Log {
 }
 
 impl Outlet {
+    fn take(&mut self, line: &Line) {
+        match line.kind {
+            Kind::Usual => self.write(line.severity, &line.text),
+            Kind::BesideStderr if self.place.is_some() && self.stderr != Stderr::File => {
+                self.write_to_place(line.severity, &line.text);
+            }
+            Kind::BesideStderr => {}
+        }
+    }
+
     fn write(&mut self, severity: Severity, line: &[u8]) {
         if self.place.is_some() && self.stderr == Stderr::Told {
             // The line is in the log, whether anybody watches or not.
@@ -188,7 +254,7 @@ impl Place {
     /// Opens a file to append to. A pipe that nobody reads is an error, and one whose reader is slow loses lines: nobody
     /// waits for it.
     fn open(path: &Path) -> Result<Self, LogError> {
-        let failed = |source| LogError { path: path.to_path_buf(), source };
+        let failed = |source| LogError::Open { path: path.to_path_buf(), source };
         // A process in the background leaves its directory.
         let path = std::path::absolute(path).map_err(failed)?;
         let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -216,7 +282,7 @@ mod tests {
 
     fn in_file(path: &Path) -> Log {
         let place = Some(Place::open(path).unwrap());
-        Log { outlet: Mutex::new(Outlet { place, stderr: Stderr::Quiet, lost: 0 }) }
+        Log::new(place, Stderr::Quiet)
     }
 
     #[test]

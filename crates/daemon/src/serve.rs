@@ -103,6 +103,12 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
     let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
+    let leave_log = || log.leave_to_thread();
+    match &sandbox {
+        Some(sandbox) => sandbox.inside(leave_log).flatten(),
+        None => leave_log(),
+    }
+    .map_err(failed("start the thread of the log"))?;
     let mut built = Built::nothing(&files, &Arc::new(SystemClock), sandbox.as_ref())?;
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let doorbell = Doorbell::open();
@@ -209,6 +215,7 @@ impl Guests {
             }
             Self::Served => {
                 // In this order, so that it can be said.
+                log.settle();
                 self.bear(readiness.tell().map_err(ServeError::from))?;
                 self.bear(leave_terminal(&readiness, log))?;
             }
@@ -218,6 +225,8 @@ impl Guests {
 }
 
 fn leave_terminal(readiness: &Readiness, log: &Log) -> Result<(), ServeError> {
+    // Whoever watches the start sees all of it.
+    log.settle();
     readiness.leave_terminal()?;
     let action = "lead stderr to the log";
     log.leave_stderr().map_err(|source| ServeError::Process { action, source })

@@ -2,8 +2,8 @@
 //!
 //! SIGTERM and SIGINT end it, and so does SIGHUP in the foreground, where it says that the terminal is gone. Where there
 //! is no terminal to lose (`--daemonize`, `--log-file`) SIGHUP asks for a look: the log file is opened anew, and files are
-//! measured. Where they would end it, SIGINT and SIGHUP stay ignored if they were when it started (nohup(1)). SIGUSR1, SIGUSR2 and
-//! SIGALRM mean nothing, and are said instead of ending it.
+//! measured. Where they would end it, SIGINT and SIGHUP stay ignored if they were when it started (nohup(1)). SIGUSR1, SIGUSR2,
+//! SIGALRM and SIGXFSZ mean nothing, and are said instead of ending it.
 //!
 //! Threads: the process's first.
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 use block::{Clock, SentenceRate, SystemClock};
 use kernel_io::Impatience;
 use rustix::event::{PollFd, PollFlags};
-use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{pipe, signal_name};
 
@@ -24,8 +24,8 @@ use crate::device_news::DeviceNews;
 use crate::options::{Daemonize, Plan};
 use crate::takeover::Doorbell;
 
-/// What mean nothing.
-const MEANINGLESS: [i32; 3] = [SIGUSR1, SIGUSR2, SIGALRM];
+/// What mean nothing. SIGXFSZ comes with the error of a write beyond RLIMIT_FSIZE, which is told with its request.
+const MEANINGLESS: [i32; 4] = [SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ];
 
 /// What the first thread waits for.
 pub(crate) enum Heard<'a> {

@@ -129,7 +129,9 @@ impl Transfer {
     fn flags(self) -> libc::c_int {
         match self {
             Self::Read => NOWAIT,
-            Self::Write(durability) | Self::CachedWrite(durability) => NOWAIT | write_flags(durability),
+            Self::Write(durability) | Self::CachedWrite(durability) => {
+                NOWAIT | write_flags(durability)
+            }
             Self::CachedRead => 0,
         }
     }

@@ -165,7 +165,10 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     ) -> Result<(VhostUserInflight, File)> {
         let VhostUserInflight { num_queues, queue_size, .. } = *inflight;
         let (bytes, fd) = self.create_inflight(num_queues, queue_size).map_err(refused)?;
-        Ok((VhostUserInflight::new(bytes, 0, num_queues, queue_size), fd.into()))
+        // A copy of what was asked, with its padding: that of a new one would be whatever was in memory.
+        let mut answer = *inflight;
+        (answer.mmap_size, answer.mmap_offset) = (bytes, 0);
+        Ok((answer, fd.into()))
     }
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {

@@ -1,14 +1,17 @@
 //! Where the log goes: a file that is rotated, the host's journal or syslog, and a stderr that nobody reads any more.
 
-use std::io::ErrorKind;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::OFlags;
 use testkit::client::{Client, Shape};
 use testkit::deadline::poll_until;
 use testkit::image;
-use testkit::process::{Bench, Daemon, Program, STOP_LIMIT};
+use testkit::process::{Bench, Daemon, Program, STOP_LIMIT, Signal};
 use testkit::report::skipped;
 
 use super::{REFUSAL_LIMIT, use_disk};
@@ -98,7 +101,7 @@ fn a_log_file_is_rotated_both_ways_behind_the_fences() {
         served.wait_for("logs/a.log", "the client has left")?;
         let old = std::fs::read_to_string(path("logs/a.log.1")).context("the old log")?;
         ensure!(!old.contains("the client has left"), "still in the old file: {old}");
-        let log = std::fs::OpenOptions::new().write(true).open(path("logs/a.log"));
+        let log = OpenOptions::new().write(true).open(path("logs/a.log"));
         log.and_then(|log| log.set_len(0)).context("cut the log off")?;
         served.use_disk()?;
         served.wait_for("logs/a.log", "the client has left")?;
@@ -198,6 +201,59 @@ fn a_stderr_that_cannot_be_written_ends_nothing() {
             Ok(())
         });
     }
+}
+
+/// A journal that hangs, a supervisor that is stopped, a disk that the log is on.
+#[test]
+fn a_log_whose_reader_stands_still_keeps_nobody_waiting() {
+    let script = "exec \"$0\" serve \"$@\" 2>\"$FIFO\"";
+    let program = Program::named("ringloom", "sh", &["-c", script, env!("CARGO_BIN_EXE_ringloom")]);
+    with(&program, |program| {
+        let bench = Bench::new()?;
+        let fifo = bench.path("stderr");
+        let status = Command::new("mkfifo").arg(&fifo).status().context("mkfifo(1)")?;
+        ensure!(status.success(), "mkfifo: {status}");
+        let open = |read: bool, write: bool| {
+            let mut options = OpenOptions::new();
+            options.read(read).write(write).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+            options.open(&fifo).context("open the pipe")
+        };
+        let mut reader = open(true, false)?;
+        let socket = bench.path("e0.sock");
+        let export = format!(
+            "vhost-user-blk,id=e0,node-name=n,addr.type=unix,addr.path={}",
+            socket.display()
+        );
+        let line =
+            ["--blockdev", "null-co,node-name=n,size=1048576,read-only=on", "--export", &export];
+        let program = program.clone().with_variable("FIFO", &bench.text("stderr"));
+        let mut server = program.start(&line.map(str::to_owned), std::slice::from_ref(&socket))?;
+        let mut said = Vec::new();
+        poll_until("it to listen", STOP_LIMIT, || {
+            // Nothing more is there just now.
+            drop(reader.read_to_end(&mut said));
+            Ok(String::from_utf8_lossy(&said).contains("listening").then_some(()))
+        })?;
+        let mut writer = open(false, true)?;
+        let full = std::iter::repeat_with(|| writer.write(&[b'\n'; 512])).find_map(Result::err);
+        ensure!(full.is_some_and(|error| error.kind() == ErrorKind::WouldBlock), "not full");
+        for _ in 0..3 {
+            let mut client = Client::connect(&socket, Shape::small())?;
+            client.read(0, 4096, 0)?;
+            // Refused, which is said by the iothread.
+            ensure!(client.write(0, &[1; 512], 0).is_err(), "a read-only disk was written");
+            client.read(0, 4096, 0)?;
+        }
+        server.signal(Signal::TERM)?;
+        let status = server.wait(STOP_LIMIT)?;
+        ensure!(status.success() && !socket.exists(), "{status}");
+        said.clear();
+        drop(writer);
+        reader.read_to_end(&mut said).context("read what was said")?;
+        let said = String::from_utf8_lossy(&said);
+        ensure!(!said.contains("SIGTERM"), "there was room: {said}");
+        Ok(())
+    });
 }
 
 /// A host whose /run and /dev are these of the bench, with what a log is made of.

@@ -96,6 +96,32 @@ fn signals_without_meaning_are_said_and_end_nothing() {
     });
 }
 
+/// SIGXFSZ would end the daemon for the write of one guest.
+#[test]
+fn a_write_beyond_the_limit_of_file_sizes_fails_alone() {
+    let script = "ulimit -f 1024; exec \"$0\" serve \"$@\"";
+    let program = Program::named("ringloom", "sh", &["-c", script, env!("CARGO_BIN_EXE_ringloom")]);
+    for direct in ["on", "off"] {
+        with(&program, |program| {
+            let bench = Bench::new()?;
+            image::create_sparse(&bench.path("d.img"), 4 << 20)?;
+            let socket = bench.path("d.sock");
+            let line =
+                [&bench.text("d.img"), "--socket", &bench.text("d.sock"), "--direct", direct];
+            let line = line.map(str::to_owned);
+            let mut server = program.start(&line, std::slice::from_ref(&socket))?;
+            let mut client = Client::connect(&socket, Shape::small())?;
+            client.write(0, &[1; 4096], 0)?;
+            ensure!(client.write(3 << 20, &[2; 4096], 0).is_err(), "{direct}: behind the limit");
+            server.wait_for_log("File too large", STOP_LIMIT)?;
+            client.write(4096, &[3; 4096], 0)?;
+            ensure!(client.read(0, 4096, 0)? == [1; 4096], "{direct}: another content");
+            server.stop()?;
+            Ok(())
+        });
+    }
+}
+
 /// Where there is no terminal to lose.
 #[test]
 fn sighup_asks_for_a_look_where_the_log_is_a_file() {

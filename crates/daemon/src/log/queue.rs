@@ -1,0 +1,142 @@
+//! The lines that wait for the thread that writes the log.
+//!
+//! Invariants: lines are written in the order in which they came; what has no room is counted, and never waited for.
+//! Threads: any number push, one serves.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::Severity;
+
+/// Where a line goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Where the log goes.
+    Usual,
+    /// There as well, unless that is stderr, where it is said by other means.
+    BesideStderr,
+}
+
+/// A line of the log, with its end.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) severity: Severity,
+    pub(super) kind: Kind,
+    pub(super) text: Vec<u8>,
+}
+
+/// The lines, and whether anybody serves them.
+#[derive(Debug)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    bytes_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    lines: VecDeque<Line>,
+    bytes: usize,
+    /// Lines that had no room.
+    lost: u64,
+    is_open: bool,
+    /// Whether lines that were taken out are being written.
+    is_busy: bool,
+}
+
+impl Queue {
+    /// With room for so many bytes.
+    pub(super) fn new(bytes_max: usize) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), bytes_max }
+    }
+
+    /// Somebody serves it.
+    pub(super) fn open(&self) {
+        self.state().is_open = true;
+    }
+
+    /// Takes a line, or gives it back if nobody serves.
+    pub(super) fn push(&self, line: Line) -> Option<Line> {
+        let mut state = self.state();
+        if !state.is_open {
+            return Some(line);
+        }
+        if state.bytes + line.text.len() > self.bytes_max {
+            state.lost += 1;
+        } else {
+            state.bytes += line.text.len();
+            state.lines.push_back(line);
+            self.changed.notify_all();
+        }
+        None
+    }
+
+    /// Hands lines on, with how many after them were lost, for as long as the process lives.
+    pub(super) fn serve(&self, mut write: impl FnMut(&VecDeque<Line>, u64)) -> ! {
+        loop {
+            let (lines, lost) = {
+                let mut state = self.state();
+                state.is_busy = false;
+                self.changed.notify_all();
+                while state.lines.is_empty() {
+                    state = self.changed.wait(state).expect("no holder of this lock panics");
+                }
+                state.is_busy = true;
+                state.bytes = 0;
+                (std::mem::take(&mut state.lines), std::mem::take(&mut state.lost))
+            };
+            write(&lines, lost);
+        }
+    }
+
+    /// Waits until all lines are written, but no longer than this. Whether they are.
+    pub(super) fn wait_until_empty(&self, limit: Duration) -> bool {
+        let waits = |state: &mut State| state.is_busy || !state.lines.is_empty();
+        let waited = self.changed.wait_timeout_while(self.state(), limit, waits);
+        !waited.expect("no holder of this lock panics").1.timed_out()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, mpsc};
+
+    fn line(text: &str) -> Line {
+        Line { severity: Severity::Info, kind: Kind::Usual, text: text.as_bytes().to_vec() }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_writer_that_is_stuck_and_what_has_no_room_is_counted() {
+        let queue = Arc::new(Queue::new(8));
+        assert!(queue.push(line("direct")).is_some(), "nobody serves yet");
+        assert!(queue.wait_until_empty(Duration::ZERO));
+        let (goes_on, stuck) = mpsc::channel::<()>();
+        let (writes, written) = mpsc::channel();
+        let serving = Arc::clone(&queue);
+        std::thread::spawn(move || {
+            serving.serve(|lines, lost| {
+                let texts: Vec<Vec<u8>> = lines.iter().map(|line| line.text.clone()).collect();
+                writes.send((texts.concat(), lost)).expect("the test listens");
+                let _goes_on = stuck.recv();
+            });
+        });
+        queue.open();
+        let next = || written.recv_timeout(Duration::from_secs(60)).expect("the queue is served");
+        assert!(queue.push(line("one")).is_none());
+        assert_eq!(next(), (b"one".to_vec(), 0));
+        for text in ["two", "three", "four", "five"] {
+            assert!(queue.push(line(text)).is_none());
+        }
+        assert!(!queue.wait_until_empty(Duration::from_millis(1)), "a line is stuck");
+        goes_on.send(()).expect("the queue is served");
+        assert_eq!(next(), (b"twothree".to_vec(), 2));
+        drop(goes_on);
+        assert!(queue.wait_until_empty(Duration::from_secs(60)));
+    }
+}
