@@ -39,17 +39,28 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Whether the front end has cut off memory that it had shared: no process can go on with the session.
-    pub fn is_lost_memory(&self) -> bool {
-        let Self::Refused(refusal) = self else { return false };
-        if let Refusal::Memory(error) = &**refusal {
-            error.is_cut_off()
-        } else if let Refusal::Inflight(error) = &**refusal {
-            error.is_cut_off()
-        } else if let Refusal::Log(error) = &**refusal {
-            error.is_cut_off()
+    /// Whether this process lacks the room that the session takes, or a descriptor. Everything else is the front
+    /// end's doing: what it has shared can be had no more, or never could be served.
+    pub fn is_own(&self) -> bool {
+        let refusal = match self {
+            Self::Refused(refusal) => &**refusal,
+            Self::Message { .. } => return false,
+            Self::Socket { .. } => return true,
+        };
+        if let Refusal::Memory(error) = refusal {
+            error.is_want_of_room()
+        } else if let Refusal::Inflight(error) = refusal {
+            error.is_want_of_room()
+        } else if let Refusal::Log(error) = refusal {
+            error.is_want_of_room()
         } else {
-            false
+            matches!(
+                refusal,
+                Refusal::Descriptors { .. }
+                    | Refusal::Copy { .. }
+                    | Refusal::Duplicate { .. }
+                    | Refusal::Device(_)
+            )
         }
     }
 }

@@ -350,9 +350,12 @@ impl NotMapped {
 }
 
 impl MemoryError {
-    /// Whether the file is shorter than what was shared of it: nobody can have that memory.
-    pub fn is_cut_off(&self) -> bool {
-        matches!(self, Self::BeyondFile { .. })
+    /// Whether this process takes no more of it, by a limit of its own.
+    pub fn is_want_of_room(&self) -> bool {
+        matches!(
+            self,
+            Self::TooMuch { .. } | Self::TooMuchInProcess { .. } | Self::TooManyInProcess { .. }
+        )
     }
 }
 

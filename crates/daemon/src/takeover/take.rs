@@ -425,7 +425,7 @@ struct Ready {
 /// The client that an export has.
 enum Client {
     Absent,
-    /// It has cut off its memory, so nobody can go on with it: that is nobody else's loss.
+    /// What it has shared cannot be had any more, so nobody can go on with it: that is nobody else's loss.
     Lost(vhost_user::SessionError),
     Here(Box<Adopted>),
 }
@@ -455,11 +455,11 @@ fn build_all(
             Some((connection, state)) => {
                 match Export::adopt(&prepared.offer, connection, state, resumption) {
                     Ok(adopted) => Client::Here(Box::new(adopted)),
-                    Err(error) if error.is_lost_memory() => Client::Lost(error),
-                    Err(source) => {
+                    Err(source) if source.is_own() => {
                         let export = prepared.offer.id.clone();
                         return Err(TakeoverError::Session { export, process, source });
                     }
+                    Err(error) => Client::Lost(error),
                 }
             }
         };

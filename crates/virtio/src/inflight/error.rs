@@ -57,16 +57,9 @@ pub enum InflightError {
 }
 
 impl InflightError {
-    /// Whether its file is too short.
-    pub fn is_cut_off(&self) -> bool {
-        match self {
-            Self::BeyondFile { .. } => true,
-            Self::Map { source } => source.is_cut_off(),
-            Self::Shape { .. }
-            | Self::Create { .. }
-            | Self::Stat { .. }
-            | Self::Misaligned { .. } => false,
-        }
+    /// Whether this process takes no more memory, by a limit of its own.
+    pub fn is_want_of_room(&self) -> bool {
+        matches!(self, Self::Map { source } if source.is_want_of_room())
     }
 }
 

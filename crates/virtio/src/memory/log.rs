@@ -41,9 +41,9 @@ pub struct LogError {
 }
 
 impl LogError {
-    /// Whether its file is too short.
-    pub fn is_cut_off(&self) -> bool {
-        self.source.is_cut_off()
+    /// Whether this process takes no more memory, by a limit of its own.
+    pub fn is_want_of_room(&self) -> bool {
+        self.source.is_want_of_room()
     }
 }
 

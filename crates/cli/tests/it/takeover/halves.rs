@@ -1,8 +1,10 @@
 //! Clients that are in the middle of something when the process they talk to is replaced.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{MemfdFlags, SealFlags};
 use testkit::client::{Client, Shape};
 use testkit::deadline::Deadline;
 use testkit::image;
@@ -16,6 +18,10 @@ use crate::support::{Disk, Iothreads, ringloom, stop, with};
 
 /// A takeover that waits for a client would take 10 s, and fail.
 const SOON: Duration = Duration::from_secs(8);
+
+/// A region that lies beside those of a [`RawDevice`], in a file of its own.
+const ANOTHER: Region =
+    Region { guest_address: 1 << 40, size: 1 << 20, user_address: 1 << 40, file_offset: 0 };
 
 /// What of a question is sent before the takeover, in bytes; the rest is sent after it.
 const CUTS: [usize; 4] = [0, 5, 12, 15];
@@ -122,9 +128,35 @@ fn a_client_that_waits_for_its_turn_is_handed_over() {
     });
 }
 
-/// Memory that a client has cut off is nobody's any more. Its session ends, and the upgrade goes on.
+/// Shares one region more, of a file that can be sealed.
+fn share_another(device: &RawDevice) -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("another", flags)?;
+    rustix::fs::ftruncate(&file, ANOTHER.size)?;
+    let [first, second] = device.regions();
+    let memory = device.memory.file();
+    let table = Region::table(&[first, second, ANOTHER]);
+    device.front_end.must(request::SET_MEM_TABLE, &table, &[memory, memory, file.as_fd()])?;
+    Ok(file)
+}
+
+/// What a client has shared may be nobody's any more, or nobody's who has not mapped it yet. Its session ends, and the
+/// upgrade goes on.
 #[test]
-fn a_client_that_has_cut_off_its_memory_keeps_nobody_from_an_upgrade() {
+fn a_client_whose_memory_cannot_be_had_keeps_nobody_from_an_upgrade() {
+    upgrade_beside("ends at byte", |device| {
+        rustix::fs::ftruncate(device.memory.file(), 0)?;
+        Ok(None)
+    });
+    upgrade_beside("Operation not permitted", |device| {
+        let file = share_another(device)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE)?;
+        Ok(Some(file))
+    });
+}
+
+/// Upgrades while a client has done something to its memory; the session ends with these words.
+fn upgrade_beside(words: &str, spoil: impl Fn(&RawDevice) -> Result<Option<OwnedFd>>) {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
         let disks = [disk(&bench, 1), Disk { id: "e1", ..disk(&bench, 1) }];
@@ -135,10 +167,11 @@ fn a_client_that_has_cut_off_its_memory_keeps_nobody_from_an_upgrade() {
         let mut client = Client::connect(&disks[0].socket(), Shape::small())?;
         client.write(0, &[5; 4096], 0)?;
         let hostile = RawDevice::connect(&disks[1].socket(), RawShape::default())?;
-        rustix::fs::ftruncate(hostile.memory.file(), 0)?;
+        let _another = spoil(&hostile)?;
         let all = [line(&disks[0]), disks[1].arguments()].concat();
         let new = replace(program, &all, old)?;
-        new.wait_for_log("export e1: session ended: memory region", START_LIMIT)?;
+        new.wait_for_log("export e1: session ended: ", START_LIMIT)?;
+        ensure!(new.log().contains(words), "{}", new.log());
         ensure!(client.read(0, 4096, 0)? == [5; 4096], "other bytes than were written");
         // It hears of that, and the next one is served.
         hostile.front_end.wait_for_end()?;
