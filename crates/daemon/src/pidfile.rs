@@ -16,7 +16,7 @@ const PID_BYTES_MAX: usize = 32;
 pub(crate) struct Pidfile {
     path: PathBuf,
     /// Holds the lock.
-    _file: File,
+    file: File,
 }
 
 /// The pidfile could not be written.
@@ -50,7 +50,7 @@ impl Pidfile {
     pub(crate) fn write(path: &Path) -> Result<Self, PidfileError> {
         let failed = |source| PidfileError::Write { path: path.to_path_buf(), source };
         let absolute = std::path::absolute(path).map_err(failed)?;
-        let mut file = loop {
+        let file = loop {
             if let Some(file) = lock(&absolute)? {
                 break file;
             }
@@ -60,9 +60,11 @@ impl Pidfile {
         if !could_be_pid(&found[..count]) {
             return Err(PidfileError::Other { path: path.to_path_buf() });
         }
-        file.set_len(0).map_err(failed)?;
-        writeln!(file, "{}", std::process::id()).map_err(failed)?;
-        Ok(Self { path: absolute, _file: file })
+        // From here on it is removed if it cannot be written.
+        let mut pidfile = Self { path: absolute, file };
+        pidfile.file.set_len(0).map_err(failed)?;
+        writeln!(pidfile.file, "{}", std::process::id()).map_err(failed)?;
+        Ok(pidfile)
     }
 }
 

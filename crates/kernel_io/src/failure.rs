@@ -16,9 +16,9 @@ pub enum IoFailure {
         errno: Errno,
     },
     /// The file is shorter than when it was opened.
-    #[error("the file ends at byte {offset}")]
+    #[error("the file has no byte {offset} any more")]
     EndOfFile {
-        /// Where.
+        /// The first byte that was not transferred; the file may end before it.
         offset: ByteOffset,
     },
 }

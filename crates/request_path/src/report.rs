@@ -216,7 +216,7 @@ mod tests {
             Operation::Read(extent),
             Phase::Transfer,
             Trouble::Failure(IoFailure::EndOfFile { offset }),
-            "disk /a b: read of 512 bytes at byte 4096 failed: the file ends at byte 4608",
+            "disk /a b: read of 512 bytes at byte 4096 failed: the file has no byte 4608 any more",
         );
         check(
             Operation::Flush,
