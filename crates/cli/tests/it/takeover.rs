@@ -7,6 +7,7 @@ mod hangs;
 mod images;
 mod loads;
 mod refusals;
+mod sentences;
 mod starts;
 
 use std::time::Duration;

@@ -103,8 +103,23 @@ pub enum TakeoverError {
     #[error("stopped while it waited")]
     Stopped,
     /// The sockets change hands all the time.
-    #[error("the sockets were served by another process each time")]
-    Restless,
+    #[error(
+        "each time it was asked the process that serves the sockets hung up or was gone, at last process {process}"
+    )]
+    Restless {
+        /// The last one.
+        process: u32,
+    },
+    /// The old process would not listen.
+    #[error(
+        "process {process} goes on serving: only its user (number {user}) and root may take its place"
+    )]
+    OtherUser {
+        /// The old process.
+        process: u32,
+        /// Whose it is.
+        user: u32,
+    },
 }
 
 /// Hides what only this crate can name.

@@ -15,7 +15,7 @@ use super::ANSWER_LIMIT;
 use crate::SocketError;
 use crate::socket::{Identity, address, stream_socket};
 
-/// The programs whose place can be taken, one of them also as the kernel shortens its name.
+/// The programs that are told to end if they cannot hand over, one of them also as the kernel shortens its name.
 const PROGRAMS: [&str; 3] = ["ringloom", "qemu-storage-daemon", "qemu-storage-da"];
 
 /// A socket that is being served.
@@ -51,7 +51,9 @@ pub(crate) enum FindError {
         source: io::Error,
     },
     /// Somebody else listens.
-    #[error("process {process} ({name}) is neither ringloom nor qemu-storage-daemon")]
+    #[error(
+        "process {process} ({name}) serves the socket, hands nothing over, and is neither ringloom nor qemu-storage-daemon"
+    )]
     OtherProgram {
         /// Which.
         process: u32,
@@ -91,7 +93,8 @@ pub(super) fn hold(process: u32) -> Result<OwnedFd, FindError> {
     pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))
 }
 
-/// Whether the process is one whose place can be taken.
+/// Whether the process, which cannot be asked to hand over, is one that can be told to end: front ends come back to
+/// its successor.
 pub(super) fn check_program(process: u32) -> Result<(), FindError> {
     let failed = |source| FindError::Process { process, action: "find out its name", source };
     let name = std::fs::read_to_string(format!("/proc/{process}/comm")).map_err(failed)?;

@@ -11,8 +11,10 @@
 //! each wait.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,17 +98,17 @@ pub(crate) fn take_over(
     patience: &mut Patience<'_>,
 ) -> Result<Taken, TakeoverError> {
     let (mut rest, mut listening) = (prepared, Vec::new());
+    let mut last = 0;
     for _ in 0..TRIES {
         let (served, beside) = listen_fresh(built, rest, &mut listening, patience)?;
         let Some(process) = only_server(&served)? else {
-            tracing::info!("no process serves these sockets: nothing to take over");
             return Ok(Taken { listening, predecessor: None });
         };
+        last = process;
         let predecessor = Predecessor { process, pidfd: hold(process)? };
         // The id may have become another's before it was held: it has not if it still listens.
         let first = &served[0].1;
         if server_of(&first.path)?.as_ref() == Some(first) {
-            check_program(process)?;
             if let Some(path) = pidfile {
                 Pidfile::check(path, process)?;
             }
@@ -117,6 +119,7 @@ pub(crate) fn take_over(
                     return Ok(Taken { listening, predecessor: Some(predecessor) });
                 }
                 Asked::Unable => {
+                    check_program(process)?;
                     let since = predecessor.end(patience)?;
                     let resumption = Resumption { since, process };
                     listening.extend(listen_all(resumption, built, served, patience)?);
@@ -132,7 +135,7 @@ pub(crate) fn take_over(
         patience.wait.done();
         rest = served.into_iter().map(|(prepared, _)| prepared).chain(beside).collect();
     }
-    Err(TakeoverError::Restless)
+    Err(TakeoverError::Restless { process: last })
 }
 
 /// Claims and listens on what nobody serves yet; gives back the rest: what is served, and what is not but stands on
@@ -156,6 +159,15 @@ fn listen_fresh(
         served.iter().any(|(served, _)| built.share_files(&served.offer, &prepared.offer))
     };
     let (beside, alone): (Vec<_>, Vec<_>) = fresh.into_iter().partition(stands_beside);
+    // Before any wait for a lock: somebody may serve its image on a socket that has lost its name.
+    if served.is_empty() {
+        tracing::info!("no process serves these sockets: nothing to take over");
+    } else {
+        for Prepared { options, .. } in &alone {
+            let path = options.socket.path.display();
+            tracing::info!("export {}: no process serves {path}", options.id);
+        }
+    }
     for prepared in alone {
         listening.push(listen(built, prepared, patience)?);
     }
@@ -215,6 +227,10 @@ fn ask(
     let Some(wire) = Wire::connect(process).map_err(broken)? else {
         return Ok(Asked::Unable);
     };
+    let user = wire.peer().map_err(broken)?.user;
+    if ![0, user].contains(&rustix::process::geteuid().as_raw()) {
+        return Err(TakeoverError::OtherUser { process, user });
+    }
     let sockets = served.iter().map(|(_, found)| socket_file(found.file)).collect();
     let until = Deadline::within(ANSWER_LIMIT);
     let said = wire.send(&Message::Hello { version: VERSION, sockets }, &[], until);
@@ -305,41 +321,66 @@ fn check(
     let Some(offered) = offered else { return other("socket") };
     let config = &offer.config;
     if offered.id != offer.id {
-        return other("id, which is the disk's serial number,");
+        let theirs = &offered.id;
+        return other(&format!("id (not {theirs}), which is the disk's serial number,"));
     }
-    if let Some(what) = difference(&built.describe(&offer.id), &offered.nodes) {
+    if let Some(what) = difference(&built.describe(&offer.id), &offered.nodes, process) {
         return other(&what);
     }
-    if offer.size.capacity().get().0.0 < offered.bytes {
-        return other("size");
+    let bytes = offer.size.capacity().get().0.0;
+    let (ours, theirs) = (config.features(), Features(offered.features));
+    let is_writable = |features: Features| !features.contains(Features::BLK_RO);
+    match () {
+        () if bytes < offered.bytes => other(&both("size in bytes", bytes, offered.bytes)),
+        () if config.logical_block != offered.logical_block => {
+            other(&both("logical block size", config.logical_block, offered.logical_block))
+        }
+        () if config.queues < offered.queues => {
+            other(&both("number of queues", config.queues, offered.queues))
+        }
+        () if is_writable(ours) != is_writable(theirs) => {
+            let word = |features| if is_writable(features) { "on" } else { "off" };
+            other(&both("writable", word(ours), word(theirs)))
+        }
+        () if !ours.contains(theirs) => other(&both("set of features", ours, theirs)),
+        () => Ok(()),
     }
-    if config.logical_block != offered.logical_block {
-        return other("logical block size");
-    }
-    if config.queues < offered.queues {
-        return other("number of queues");
-    }
-    if !config.features().contains(Features(offered.features)) {
-        return other("set of features (writable, discard)");
-    }
-    Ok(())
 }
 
-/// The first thing that two descriptions of nodes do not agree on.
-fn difference(ours: &Description, theirs: &Description) -> Option<String> {
+/// What differs, as both processes have it.
+fn both(what: &str, ours: impl Display, theirs: impl Display) -> String {
+    format!("{what} ({ours} here, {theirs} there)")
+}
+
+/// The first thing that two descriptions of nodes do not agree on; the other one is that of this process.
+fn difference(ours: &Description, theirs: &Description, process: u32) -> Option<String> {
     let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
     // What a node is comes before what it is told.
-    let rank = |key: &str| u8::from(!(key.ends_with("driver") || key.ends_with("image")));
+    let is_image = |key: &str| key.rsplit('.').next() == Some("image");
+    let rank = |key: &str| u8::from(!(key.ends_with("driver") || is_image(key)));
     let mut different: Vec<&String> =
         keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key)).collect();
     different.sort_by_key(|key| rank(key));
     let key = different.first()?;
-    Some(match (ours.get(*key), theirs.get(*key)) {
-        (_, _) if key.ends_with("image") => format!("image ({key})"),
-        (Some(ours), Some(theirs)) => format!("{key} ({ours} here, {theirs} there)"),
-        (Some(ours), None) => format!("{key} ({ours} here, nothing there)"),
-        (None, theirs) => format!("{key} (nothing here, {} there)", theirs.map_or("", |it| it)),
-    })
+    let value = |description: &Description, process| match description.get(*key) {
+        None => "nothing".to_owned(),
+        Some(file) if is_image(key) => file_of(process, file),
+        Some(value) => value.clone(),
+    };
+    Some(both(key, value(ours, std::process::id()), value(theirs, process)))
+}
+
+/// How a file that a process has open is called now, if it can be found out; else its numbers, which were given.
+fn file_of(process: u32, numbers: &str) -> String {
+    let is_it = |link: &PathBuf| {
+        std::fs::metadata(link).is_ok_and(|it| format!("{}:{}", it.dev(), it.ino()) == numbers)
+    };
+    let links = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let name = links.map(|entry| entry.path()).find(is_it).map(std::fs::read_link);
+    match name {
+        Some(Ok(name)) => name.display().to_string(),
+        _ => format!("file {numbers}"),
+    }
 }
 
 /// Builds the sessions, loads and claims the images, says so, and when the old process says that this one goes on,

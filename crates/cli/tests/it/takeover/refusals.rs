@@ -46,7 +46,7 @@ fn a_wrong_line_leaves_the_old_process_as_it_is() {
             ("id=e0,", "id=e9,", &["serial number"]),
             ("num-queues=2", "num-queues=1", &["number of queues"]),
             ("discard=unmap", "discard=unmap,bogus=1", &["bogus"]),
-            ("writable=on", "writable=off", &["features"]),
+            ("writable=on", "writable=off", &["writable (off here, on there)"]),
             ("writable=on", "writable=on,logical-block-size=4096", &["logical block size"]),
         ];
         for (from, to, named) in cases {
