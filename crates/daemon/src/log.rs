@@ -6,8 +6,8 @@
 //!
 //! Invariants: a line that cannot be written is counted and never a reason to end; the next one that can says how many
 //! were lost. While guests are served nobody waits for whoever reads the log, or for the disk that it is on: a thread of
-//! its own writes ([`Log::leave_to_thread`]).
-//! Limits: [`WAITING_MAX`]. Threads: any; lines of several threads follow one another.
+//! its own writes.
+//! Limits: a mebibyte of lines waits. Threads: any; lines of several threads follow one another.
 //! Not here: what is said, its level and its form (`cli`).
 
 mod queue;
