@@ -20,6 +20,7 @@ use kernel_io::{FileTable, Notifier, Reactors};
 use virtio::{BlkConfig, CacheMode, MemoryRules};
 
 use crate::claim::{ClaimFailure, Patience, claim};
+use crate::descriptor_check::DescriptorCheck;
 use crate::descriptors;
 use crate::device::Offer;
 use crate::export::{Adopted, Export, ExportError};
@@ -52,6 +53,7 @@ pub(crate) struct Built {
     clock: Arc<dyn Clock>,
     polling: Arc<Polling>,
     sandbox: Option<Arc<Sandbox>>,
+    descriptor_check: Arc<DescriptorCheck>,
 }
 
 /// An export that lacks only its claim and its socket.
@@ -149,6 +151,7 @@ impl Built {
         files: &Arc<FileTable>,
         clock: &Arc<C>,
         sandbox: Option<&Arc<Sandbox>>,
+        descriptor_check: Arc<DescriptorCheck>,
     ) -> Result<Self, BuildError> {
         Ok(Self {
             exports: Vec::new(),
@@ -159,6 +162,7 @@ impl Built {
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             polling: Polling::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
             sandbox: sandbox.cloned(),
+            descriptor_check,
         })
     }
 
@@ -177,7 +181,7 @@ impl Built {
     /// Starts the plan's iothreads and opens its images, and checks its exports. Blocks.
     pub(crate) fn prepare(&mut self, plan: &Plan) -> Result<Vec<Prepared>, BuildError> {
         let mut prepared = Vec::new();
-        let memory_files = guest_memory::files(&plan.guest_memory)?;
+        let memory_files = Arc::clone(self.descriptor_check.memory_files());
         let (bytes_max, exports) = (plan.guest_memory.bytes_max, plan.exports().count());
         let rules = || Arc::new(guest_memory::rules(&memory_files, bytes_max, exports));
         for step in &plan.steps {
@@ -324,6 +328,7 @@ impl Built {
             node,
             memory_rules,
             descriptors_max: AtomicUsize::new(usize::MAX),
+            descriptor_check: self.descriptor_check.for_export(),
             holding,
             config,
             size,

@@ -5,7 +5,7 @@
 //!
 //! Threads: belongs to the session's thread.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -13,11 +13,12 @@ use block::{DiskSize, Durability, Node};
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::{Fault, RingSource, RingSourceSetup};
-use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
+use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingStart, Started};
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;
+use crate::descriptor_check::{self, CheckError, ExportCheck};
 use crate::holding::{Begun, Holding, WhileOurs};
 use crate::ledger::Ledger;
 use crate::resize::Size;
@@ -34,6 +35,8 @@ pub(crate) struct Offer {
     pub(crate) memory_rules: Arc<MemoryRules>,
     /// How many descriptors a session of its may hold.
     pub(crate) descriptors_max: AtomicUsize,
+    /// Who looks at the descriptors that a front end sends.
+    pub(crate) descriptor_check: ExportCheck,
     /// When it holds the node.
     pub(crate) holding: Holding,
     /// As it was when the export was made; of the size, see `size`.
@@ -72,6 +75,8 @@ pub(crate) struct BlkDevice {
     visit: Arc<Visit>,
     unshared: Arc<Unshared>,
     placed: Vec<Option<Placed>>,
+    /// Where answers about descriptors arrive, once the front end has sent any.
+    answers: Option<OwnedFd>,
 }
 
 impl BlkDevice {
@@ -84,7 +89,7 @@ impl BlkDevice {
     ) -> Self {
         offer.size.welcome();
         let unshared = Arc::new(Unshared::new(&offer.id, &offer.unshared));
-        Self { offer, session, ledger, visit, unshared, placed: Vec::new() }
+        Self { offer, session, ledger, visit, unshared, placed: Vec::new(), answers: None }
     }
 
     fn rules(&self, features: Features) -> BlkRules {
@@ -141,6 +146,14 @@ impl BlkDevice {
         Ok(placed)
     }
 
+    fn ask_about_descriptors(&mut self, of: BorrowedFd<'_>) -> Result<Closing, CheckError> {
+        let answers = match self.answers.take() {
+            Some(answers) => answers,
+            None => descriptor_check::answers()?,
+        };
+        self.offer.descriptor_check.look(of, self.answers.insert(answers))
+    }
+
     fn serves_any(&self) -> bool {
         self.placed.iter().any(Option::is_some)
     }
@@ -173,6 +186,11 @@ impl Device for BlkDevice {
     fn descriptors_max(&self) -> usize {
         // Stored before the export has a thread.
         self.offer.descriptors_max.load(Ordering::Relaxed)
+    }
+
+    fn look_at_descriptors(&mut self, connection: BorrowedFd<'_>) -> Result<Closing, DeviceError> {
+        let answered = self.ask_about_descriptors(connection);
+        answered.map_err(|error| DeviceError::Descriptors { source: Box::new(error) })
     }
 
     fn memory_rules(&self) -> &Arc<MemoryRules> {

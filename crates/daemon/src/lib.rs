@@ -10,6 +10,7 @@ mod build;
 mod chain;
 mod claim;
 mod connection;
+mod descriptor_check;
 mod descriptors;
 mod device;
 mod device_news;
@@ -35,6 +36,7 @@ mod visit;
 
 pub use build::{BuildError, ChangeError};
 pub use claim::ClaimFailure;
+pub use descriptor_check::CheckStartError;
 pub use export::ExportError;
 pub use graph::{ChangeFault, GraphError, NamedFault, What};
 pub use guest_memory::MemoryDirectoryError;

@@ -2,7 +2,7 @@
 //!
 //! Where it stands in the life of a request: around all of them.
 //!
-//! Invariants: the fork comes before any thread and any io_uring. Going down: exports stop taking
+//! Invariants: forks come before any thread and any io_uring. Going down: exports stop taking
 //! requests and drain, then files are made durable, then iothreads end; sockets and pidfile are
 //! removed on every way out but a second signal; before there are any, the first leaves at once.
 //! Threads: this is the process's first thread; it waits for signals.
@@ -19,7 +19,9 @@ use crate::attach;
 use crate::build::{BuildError, Built};
 use crate::chain::chain_of;
 use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience};
+use crate::descriptor_check::{CheckStartError, DescriptorCheck};
 use crate::device_news::DeviceNews;
+use crate::guest_memory;
 use crate::inherited;
 use crate::log::Log;
 use crate::options::{Daemonize, Plan, Takeover};
@@ -49,6 +51,9 @@ pub enum ServeError {
     /// The pidfile could not be written.
     #[error(transparent)]
     Pidfile(#[from] PidfileError),
+    /// Nobody would look at what front ends send.
+    #[error(transparent)]
+    DescriptorCheck(#[from] CheckStartError),
     /// A fence that was asked for cannot be put up.
     #[error("the sandbox cannot be closed")]
     Sandbox(#[source] SandboxError),
@@ -98,8 +103,9 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
              lost; see --log-file"
         );
     }
-    let mut attention = Attention::of(&plan).map_err(failed("catch signals"))?;
     raise_limits();
+    let check = start_descriptor_check(&plan)?;
+    let mut attention = Attention::of(&plan).map_err(failed("catch signals"))?;
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
     let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
@@ -109,7 +115,8 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
         None => leave_log(),
     }
     .map_err(failed("start the thread of the log"))?;
-    let mut built = Built::nothing(&files, &Arc::new(SystemClock), sandbox.as_ref())?;
+    let (clock, checked) = (Arc::new(SystemClock), Arc::clone(&check));
+    let mut built = Built::nothing(&files, &clock, sandbox.as_ref(), checked)?;
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let doorbell = Doorbell::open();
     let Taken { listening, predecessor } = match start(&plan, &mut built, &mut attention) {
@@ -130,6 +137,7 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
         if let Some(sandbox) = &sandbox {
             sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
             sandbox.close().map_err(ServeError::Sandbox)?;
+            check.judge(plan.sandbox)?;
         }
         for (prepared, socket) in listening {
             guests.bear(built.start(prepared, socket, None).map_err(ServeError::from))?;
@@ -222,6 +230,11 @@ impl Guests {
         }
         Ok(())
     }
+}
+
+fn start_descriptor_check(plan: &Plan) -> Result<Arc<DescriptorCheck>, ServeError> {
+    let memory_files = guest_memory::files(&plan.guest_memory).map_err(BuildError::from)?;
+    Ok(DescriptorCheck::start(&memory_files, plan.sandbox)?)
 }
 
 fn leave_terminal(readiness: &Readiness, log: &Log) -> Result<(), ServeError> {

@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+mod apart;
 mod bounce;
 mod budget;
 mod calls;
@@ -40,6 +41,7 @@ mod uring;
 mod workers;
 
 pub use alarm::Alarm;
+pub use apart::start_apart;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use budget::{Budget, FairQueue};
 pub use cpu::{Cpus, process_cpu_time, thread_cpu_time};

@@ -132,7 +132,7 @@ impl From<Errno> for DaemonizeError {
 /// Forks. In the parent it returns when the child is ready or has ended; the child goes on in a
 /// session of its own, still with the standard streams so that it can say why it fails.
 pub fn daemonize() -> Result<Daemonized, DaemonizeError> {
-    let threads = std::fs::read_dir("/proc/self/task")?.count();
+    let threads = count_threads()?;
     if threads != 1 {
         return Err(DaemonizeError::Threads { threads });
     }
@@ -157,6 +157,11 @@ pub fn daemonize() -> Result<Daemonized, DaemonizeError> {
             Ok(Daemonized::Parent(verdict))
         }
     }
+}
+
+/// How many threads this process has.
+pub(crate) fn count_threads() -> io::Result<usize> {
+    Ok(std::fs::read_dir("/proc/self/task")?.count())
 }
 
 fn wait_for(reader: OwnedFd) -> io::Result<Verdict> {

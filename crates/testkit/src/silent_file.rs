@@ -166,11 +166,21 @@ impl Filesystem for System {
         }
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        if self.unanswered == Unanswered::Close {
+    fn flush(&self, request: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        if self.unanswered == Unanswered::Close && !is_ours(request) {
             self.keep(Kept::Close { _reply: reply });
         } else {
             reply.ok();
         }
     }
+}
+
+/// Whether a thread of this process asks, or one that was forked and is about to execute a program, which closes files.
+fn is_ours(request: &Request) -> bool {
+    let comm = |task: String| std::fs::read_to_string(format!("/proc/{task}/comm"));
+    let asking = comm(request.pid().to_string());
+    let own = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let mut own =
+        own.filter_map(|task| comm(format!("self/task/{}", task.file_name().display())).ok());
+    asking.is_ok_and(|asking| own.any(|own| own == asking))
 }

@@ -19,8 +19,7 @@ use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 
-/// Request, flags and the size of the payload, four bytes each, in the byte order of the machine.
-const HEADER_BYTES: usize = 12;
+use crate::HEADER_BYTES;
 
 /// The version of the protocol in a header's flags, and where it is.
 const VERSION: u32 = 1;

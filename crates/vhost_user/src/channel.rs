@@ -17,8 +17,7 @@ use rustix::net::{
 };
 use vhost::vhost_user::message::FrontendReq;
 
-/// The size of a message's header: request, flags and payload's size, of 4 bytes each.
-const HEADER_BYTES: usize = 12;
+use crate::HEADER_BYTES;
 
 /// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG.
 const CONFIG_CHANGE: u32 = 2;

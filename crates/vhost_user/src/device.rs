@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use block::DiskSize;
@@ -42,6 +42,11 @@ pub trait Device {
     /// How many descriptors this process may hold for the session ([`DESCRIPTORS_PER_QUEUE`](crate::DESCRIPTORS_PER_QUEUE)
     /// and its fellows say what it takes).
     fn descriptors_max(&self) -> usize;
+
+    /// Finds out what it means to close the descriptors that come with the header of the next message
+    /// ([`HEADER_BYTES`](crate::HEADER_BYTES)), [`DESCRIPTORS_PER_MESSAGE`](crate::DESCRIPTORS_PER_MESSAGE) of them at most. The
+    /// message stays where it is, and this process gets none of them.
+    fn look_at_descriptors(&mut self, connection: BorrowedFd<'_>) -> Result<Closing, DeviceError>;
 
     /// What may be told to the front end from now on, whatever thread finds it out; nothing, as long as this was
     /// not called. Not while another call is under way.
@@ -88,6 +93,15 @@ pub trait Device {
     fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>);
 }
 
+/// What it means to close a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closing {
+    /// It is memory, an eventfd or a UNIX socket: closing it asks nobody but the kernel.
+    AsksNobody,
+    /// It may be a file whose file system is asked, and does not answer.
+    MayWait,
+}
+
 /// What came of the start of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a ring whose start was postponed is not served"]
@@ -129,6 +143,13 @@ pub enum DeviceError {
     Start {
         /// Which.
         queue: QueueIndex,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// What the front end has sent is not taken.
+    #[error("cannot find out what descriptors the front end has sent")]
+    Descriptors {
         /// Why.
         #[source]
         source: Box<dyn Error + Send + Sync>,

@@ -11,14 +11,16 @@
 
 mod adapter;
 mod arrival;
+mod attached;
 mod channel;
 mod device;
 mod refusal;
 mod serve;
 mod session;
 
+pub use attached::HEADER_BYTES;
 pub use channel::BackendChannel;
-pub use device::{Device, DeviceError, QueueIndex, RingStart, Started};
+pub use device::{Closing, Device, DeviceError, QueueIndex, RingStart, Started};
 pub use refusal::Refusal;
 pub use serve::{End, Exchange, Interrupt, Server, SessionError, Uninterrupted, Verdict, serve};
 pub use session::{

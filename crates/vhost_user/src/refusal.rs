@@ -155,6 +155,13 @@ pub enum Refusal {
     /// Guest memory that cannot be had.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// A descriptor that may keep whoever closes it.
+    #[error(
+        "the front end sent a descriptor that is no eventfd, no UNIX socket and no memory (memfd, tmpfs, hugetlbfs, dax), so \
+         closing it may wait for somebody for ever. For guest memory use memory-backend-memfd,share=on (libvirt: <source \
+         type='memfd'/>), or allow files of one file system with --memory-files DIRECTORY"
+    )]
+    ForeignDescriptor,
     /// A dirty log that cannot be had.
     #[error(transparent)]
     Log(#[from] LogError),

@@ -14,7 +14,8 @@ use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::arrival::{Arrival, Arrivals, Unreadable};
-use crate::{Device, Refusal, Session, SessionState, channel};
+use crate::attached::{self, Attached};
+use crate::{Closing, Device, Refusal, Session, SessionState, channel};
 
 /// Why a session ended before the front end left.
 #[derive(Debug, thiserror::Error)]
@@ -148,6 +149,7 @@ impl<D: Device> Server<D> {
     /// A session in which nothing has been said yet.
     pub fn new(stream: UnixStream, device: D) -> Result<Self, SessionError> {
         let connection = stream.try_clone().map_err(|source| SessionError::Socket { source })?;
+        attached::keep_order(&connection).map_err(|source| SessionError::Socket { source })?;
         let session = Arc::new(Mutex::new(Session::new(device)));
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         Ok(Self { session, handler, connection })
@@ -174,6 +176,7 @@ impl<D: Device> Server<D> {
             }
         }
         let same = server.connection.as_fd();
+        attached::keep_order(stream).map_err(socket)?;
         exchange(server.handler.as_raw_fd(), same, stream.as_fd()).map_err(socket)?;
         server.connection = stream.try_clone().map_err(socket)?;
         server.session().restore(state).map_err(refused)?;
@@ -250,6 +253,7 @@ impl<D: Device> Server<D> {
                 Arrival::Message => {}
             }
         }
+        self.check_attached()?;
         self.look_for_channel()?;
         match self.handler.handle_request() {
             Ok(()) => {
@@ -257,6 +261,20 @@ impl<D: Device> Server<D> {
                 Ok(None)
             }
             Err(error) => end_of_session(error).map(|()| Some(End::Left)),
+        }
+    }
+
+    /// Refuses a message with a descriptor whose close may wait for somebody, before it is received.
+    fn check_attached(&self) -> Result<(), SessionError> {
+        let failed = |source| SessionError::Socket { source };
+        match attached::look(self.connection.as_fd()).map_err(failed)? {
+            Attached::Nothing => return Ok(()),
+            Attached::Torn => return Err(SessionError::Message { source: Error::PartialMessage }),
+            Attached::Descriptors => {}
+        }
+        match self.session().look_at_descriptors(self.connection.as_fd()).map_err(refused)? {
+            Closing::AsksNobody => Ok(()),
+            Closing::MayWait => Err(refused(Refusal::ForeignDescriptor)),
         }
     }
 

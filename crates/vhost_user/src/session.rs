@@ -20,14 +20,14 @@ mod ring;
 mod share;
 mod state;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use tracing::debug;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::{DirtyLog, Features, GuestMemory, RING_SIZE_MAX, RingBase, RingLayout};
 
-use crate::{BackendChannel, Device, QueueIndex, Refusal, RingStart, Started};
+use crate::{BackendChannel, Closing, Device, QueueIndex, Refusal, RingStart, Started};
 use inflight::Tracking;
 use log::LOG_ALL;
 use ring::{Ring, RingState};
@@ -89,6 +89,14 @@ impl<D: Device> Session<D> {
             arriving: None,
             rings: Vec::new(),
         }
+    }
+
+    /// What it means to close what comes with the next message.
+    pub(crate) fn look_at_descriptors(
+        &mut self,
+        connection: BorrowedFd<'_>,
+    ) -> Result<Closing, Refusal> {
+        Ok(self.device.look_at_descriptors(connection)?)
     }
 
     /// What the driver may choose from (GET_FEATURES).

@@ -1,11 +1,11 @@
 //! A device that checks what the session asks of it.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
-use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
+use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingStart, Started};
 use virtio::{BlkConfig, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
 
 const CONFIG: BlkConfig = BlkConfig {
@@ -92,6 +92,10 @@ impl Device for Mock {
 
     fn memory_rules(&self) -> &Arc<MemoryRules> {
         &self.rules
+    }
+
+    fn look_at_descriptors(&mut self, _: BorrowedFd<'_>) -> Result<Closing, DeviceError> {
+        Ok(Closing::AsksNobody)
     }
 
     /// No run has anything to tell.

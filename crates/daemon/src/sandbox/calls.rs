@@ -211,6 +211,36 @@ const HOSTILE: &[c_long] = &[
     libc::SYS_modify_ldt,
 ];
 
+/// What the process that looks at descriptors does besides what has conditions: it receives, looks, answers and closes. It opens,
+/// makes and maps nothing but its own memory and threads.
+const DESCRIPTOR_CHECK: &[c_long] = &[
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_write,
+    libc::SYS_close,
+    libc::SYS_readlinkat,
+    // With AT_STATX_DONT_SYNC, of files where --memory-files or a dax device is.
+    libc::SYS_statx,
+    libc::SYS_brk,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_futex,
+    libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_sigaltstack,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
 /// The flags of a clone that is a thread of this process and of nothing else.
 const CLONE_OUTSIDE: libc::c_int = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWIPC
@@ -252,9 +282,9 @@ const BLKDISCARD: u64 = 0x1277;
 const ASKED_OF_SOCKETS: [libc::c_int; 4] =
     [libc::SO_PEERCRED, libc::SO_PEERPIDFD, libc::SO_DOMAIN, libc::SO_TYPE];
 
-/// What a connection is told: how long to wait for a process that takes over, in both forms of
-/// linux/socket.h.
-const TOLD_TO_SOCKETS: [u64; 2] = [21, 67];
+/// What a connection is told: that urgent data lie among all other (SO_OOBINLINE), and how long to wait for a process that
+/// takes over, in both forms of linux/socket.h.
+const TOLD_TO_SOCKETS: [u64; 3] = [10, 21, 67];
 
 /// What a ring is told once it runs: its table of files (IORING_UNREGISTER_FILES,
 /// IORING_REGISTER_FILES_UPDATE).
@@ -318,6 +348,27 @@ impl CallsFence {
         let allowed = program(allowed, errno(libc::EPERM), let_through(), machine)?;
         programs.push((allowed, Refusals::Logged));
         Ok(Self { programs })
+    }
+
+    /// Makes the filters for this process if it is the one that looks at descriptors; nothing is fenced yet.
+    pub(super) fn of_descriptor_check() -> Result<Self, CallsError> {
+        let machine = std::env::consts::ARCH.try_into().map_err(CallsError::Machine)?;
+        let always = DESCRIPTOR_CHECK.iter().map(|call| (*call, Vec::new()));
+        let mut allowed: Rules = always.collect();
+        let own = memory_and_threads(std::process::id()).map_err(CallsError::Filter)?;
+        allowed.extend(own);
+        let seals = [libc::F_GETFD, libc::F_GET_SEALS].map(|it| u64::from(it.unsigned_abs()));
+        let seals = any_of(1, seals.into_iter()).map_err(CallsError::Filter)?;
+        let domain = u64::from(libc::SO_DOMAIN.unsigned_abs());
+        let domain = when(2, SeccompCmpOp::Eq, domain).map_err(CallsError::Filter)?;
+        allowed.extend([(libc::SYS_fcntl, seals), (libc::SYS_getsockopt, domain)]);
+        let old = [(libc::SYS_clone3, Vec::new())].into();
+        let errno = |number: libc::c_int| SeccompAction::Errno(number.cast_unsigned());
+        let old = program(old, SeccompAction::Allow, errno(libc::ENOSYS), machine)?;
+        // The call that the filter before has answered has to pass this one.
+        allowed.insert(libc::SYS_clone3, Vec::new());
+        let allowed = program(allowed, errno(libc::EPERM), SeccompAction::Allow, machine)?;
+        Ok(Self { programs: vec![(old, Refusals::Silent), (allowed, Refusals::Logged)] })
     }
 
     /// Puts the fence up for all threads, now and later.

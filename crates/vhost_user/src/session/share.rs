@@ -13,8 +13,8 @@ use super::{Ring, Session};
 use crate::{Device, Refusal};
 
 /// The connection (read, looked at, hung up on, handed over), its edges, the bell of a ring that is being placed; the
-/// log, the in-flight region, the front end's channel and their copies.
-pub const DESCRIPTORS_PER_SESSION: usize = 6 + 2 + 2 + 2;
+/// log, the in-flight region, the front end's channel and their copies; the answer of who looks at descriptors.
+pub const DESCRIPTORS_PER_SESSION: usize = 6 + 2 + 2 + 2 + 1;
 
 /// A file, and a copy.
 pub const DESCRIPTORS_PER_REGION: usize = 2;

@@ -1,11 +1,11 @@
 //! A device that writes down what it is asked for.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
-use vhost_user::{BackendChannel, Device, DeviceError, QueueIndex, RingStart, Started};
+use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingStart, Started};
 use virtio::{BlkConfig, CacheMode, Features, MemoryRules, RingBase, RingLayout, RingLog};
 
 /// What the session asked the device for, in order.
@@ -104,6 +104,10 @@ impl Device for Mock {
 
     fn memory_rules(&self) -> &Arc<MemoryRules> {
         &self.1
+    }
+
+    fn look_at_descriptors(&mut self, _: BorrowedFd<'_>) -> Result<Closing, DeviceError> {
+        Ok(Closing::AsksNobody)
     }
 
     fn set_channel(&mut self, channel: Arc<BackendChannel>) {

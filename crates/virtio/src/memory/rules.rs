@@ -77,8 +77,7 @@ impl MemoryRules {
 
     /// Takes a file if all its pages are the kernel's to give. Returns at once, whatever the file is.
     pub(crate) fn admit(self: &Arc<Self>, file: OwnedFd) -> Result<MemoryFile, ForeignFile> {
-        // Only tmpfs, which memfds are of, and hugetlbfs know seals; the kernel looks at nothing else.
-        if fcntl_get_seals(&file).is_ok() || self.files.allow(file.as_fd()) {
+        if self.files.have(file.as_fd()) {
             Ok(MemoryFile { file, rules: Arc::clone(self) })
         } else {
             Err(ForeignFile(()))
@@ -87,6 +86,12 @@ impl MemoryRules {
 }
 
 impl MemoryFiles {
+    /// Whether it is one of them, or memory and nothing else. Returns at once, whatever the file is.
+    pub fn have(&self, file: BorrowedFd<'_>) -> bool {
+        // Only tmpfs, which memfds are of, and hugetlbfs know seals; the kernel looks at nothing else.
+        fcntl_get_seals(file).is_ok() || self.allow(file)
+    }
+
     fn allow(&self, file: BorrowedFd<'_>) -> bool {
         if self.dax.is_none() && self.file_systems.is_empty() {
             return false;

@@ -8,8 +8,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, kill_process};
 use testkit::client::{Client, Shape};
-use testkit::deadline::Deadline;
+use testkit::deadline::{Deadline, poll_until};
+use testkit::holdings::Holdings;
 use testkit::process::{Bench, Program};
 use testkit::rawring::{Ack, RawDevice, Region, SessionEnded, request};
 use testkit::report::skipped;
@@ -30,9 +33,15 @@ enum Place {
     Added,
     Inflight,
     Log,
+    Kick,
+    Call,
+    Error,
+    /// A message that brings no descriptor.
+    Unasked,
 }
 
 const PLACES: [Place; 4] = [Place::Table, Place::Added, Place::Inflight, Place::Log];
+const OTHER_PLACES: [Place; 4] = [Place::Kick, Place::Call, Place::Error, Place::Unasked];
 
 /// Gives the file in that place; how that was taken.
 fn give(socket: &Path, place: Place, file: BorrowedFd<'_>) -> Result<(RawDevice, Ack)> {
@@ -59,6 +68,13 @@ fn give(socket: &Path, place: Place, file: BorrowedFd<'_>) -> Result<(RawDevice,
                 Err(error) => return Err(error),
             }
         }
+        Place::Kick => front_end.tell(request::SET_VRING_KICK, &[0; 8], &[file])?,
+        Place::Call => front_end.tell(request::SET_VRING_CALL, &[0; 8], &[file])?,
+        Place::Error => front_end.tell(request::SET_VRING_ERR, &[0; 8], &[file])?,
+        Place::Unasked => {
+            let features = device.features.to_le_bytes();
+            front_end.tell(request::SET_FEATURES, &features, &[file])?
+        }
     };
     Ok((device, ack))
 }
@@ -81,7 +97,7 @@ fn silent_file_is_refused(unanswered: Unanswered) {
         check_beside(program, &[], |target: &Target<'_>| {
             let bench = Bench::new()?;
             let file = SilentFile::mount(&bench.path("silent"), FILE_BYTES, unanswered)?;
-            for place in PLACES {
+            for place in PLACES.into_iter().chain(OTHER_PLACES) {
                 is_refused(target.socket, place, file.as_fd())?;
                 target.others_go_on()?;
             }
@@ -99,7 +115,7 @@ fn can_be_killed(program: &Program, unanswered: Unanswered) -> Result<()> {
     let mut server = serve(program, std::slice::from_ref(&disk))?;
     let file = SilentFile::mount(&bench.path("silent"), FILE_BYTES, unanswered)?;
     is_refused(&disk.socket(), Place::Table, file.as_fd())?;
-    let said = "shares memory of a file that is no memfd";
+    let said = "sent a descriptor that is no eventfd, no UNIX socket and no memory";
     server.wait_for_log(said, REFUSAL_LIMIT)?;
     server.kill()?;
     // Its locks are gone with it.
@@ -113,8 +129,111 @@ fn memory_whose_pages_never_come_is_refused() {
 }
 
 #[test]
+fn memory_whose_close_is_never_answered_is_refused() {
+    silent_file_is_refused(Unanswered::Close);
+}
+
+#[test]
 fn memory_that_never_says_what_it_is_is_refused() {
     silent_file_is_refused(Unanswered::Attributes);
+}
+
+/// The process beside the daemon that looks at descriptors: its number and /proc/PID/status.
+fn descriptor_check(daemon: u32) -> Result<(u32, String)> {
+    let parent = format!("PPid:\t{daemon}\n");
+    for entry in std::fs::read_dir("/proc").context("list processes")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse().ok()) else { continue };
+        // It may have ended.
+        let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+        if status.contains(&parent) && status.starts_with("Name:\tdescriptorcheck\n") {
+            return Ok((pid, status));
+        }
+    }
+    anyhow::bail!("process {daemon} has nobody who looks at descriptors")
+}
+
+/// Until an export has no room any more, which is its own affair; neither process grows.
+#[test]
+fn files_whose_close_is_never_answered_take_one_thread_and_the_room_of_their_export() {
+    if !is_root() {
+        skipped("a file on FUSE needs root, to mount its file system");
+        return;
+    }
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disks = ["bad", "good"].map(|id| Disk::new(&bench, id, 2));
+        disks.iter().try_for_each(|disk| disk.create_sparse(1 << 20))?;
+        let mut server = serve(program, &disks)?;
+        let (check, _) = descriptor_check(server.pid())?;
+        let before = Holdings::of(server.pid())?;
+        let check_before = Holdings::of(check)?;
+        let file = SilentFile::mount(&bench.path("silent"), FILE_BYTES, Unanswered::Close)?;
+        for _ in 0..40 {
+            is_refused(&disks[0].socket(), Place::Table, file.as_fd())?;
+        }
+        poll_until("the sessions to be over", REFUSAL_LIMIT, || {
+            Ok(Holdings::of(server.pid())?.is_within(&before).then_some(()))
+        })?;
+        let now = Holdings::of(check)?;
+        ensure!(now.threads <= check_before.threads + 1, "{now:?}, first {check_before:?}");
+        ensure!(
+            now.descriptors <= check_before.descriptors + 80,
+            "{now:?}, first {check_before:?}"
+        );
+        let mut client = Client::connect(&disks[1].socket(), Shape::small())?;
+        ensure!(client.read(0, 4096, 0)? == [0; 4096], "wrong bytes");
+        let clock = Deadline::after(REFUSAL_LIMIT);
+        server.kill()?;
+        ensure!(!clock.has_passed(), "ended {:?} after SIGKILL", clock.elapsed());
+        Ok(())
+    });
+}
+
+#[test]
+fn nobody_looks_at_descriptors_any_more() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disks = ["served", "new"].map(|id| Disk::new(&bench, id, 2));
+        disks.iter().try_for_each(|disk| disk.create_sparse(1 << 20))?;
+        let server = serve(program, &disks)?;
+        let (check, status) = descriptor_check(server.pid())?;
+        for fence in ["NoNewPrivs:\t1\n", "Seccomp:\t2\n", "CapEff:\t0000000000000000\n"] {
+            ensure!(status.contains(fence), "no {fence:?} in {status}");
+        }
+        let mut client = Client::connect(&disks[0].socket(), Shape::small())?;
+        let pid = Pid::from_raw(check.cast_signed()).context("a process")?;
+        kill_process(pid, Signal::KILL).context("kill it")?;
+        let memory = memfd_create("memory", MemfdFlags::CLOEXEC).context("a memfd")?;
+        is_refused(&disks[1].socket(), Place::Added, memory.as_fd())?;
+        server.wait_for_log("a new one comes with a new daemon", REFUSAL_LIMIT)?;
+        ensure!(client.read(0, 4096, 0)? == [0; 4096], "wrong bytes");
+        drop(client);
+        stop(server, &[]).map(drop)
+    });
+}
+
+#[test]
+fn whoever_looks_at_descriptors_ends_with_the_daemon() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "d", 2);
+        disk.create_sparse(1 << 20)?;
+        for signal in [Signal::TERM, Signal::KILL] {
+            let mut server = serve(program, std::slice::from_ref(&disk))?;
+            let (check, _) = descriptor_check(server.pid())?;
+            server.signal(signal)?;
+            server.wait(REFUSAL_LIMIT)?;
+            poll_until("its end", REFUSAL_LIMIT, || {
+                let name = std::fs::read_to_string(format!("/proc/{check}/comm"));
+                let status = std::fs::read_to_string(format!("/proc/{check}/status"));
+                let is_there = name.is_ok_and(|name| name == "descriptorcheck\n")
+                    && status.is_ok_and(|status| !status.contains("State:\tZ"));
+                Ok((!is_there).then_some(()))
+            })?;
+        }
+        Ok(())
+    });
 }
 
 /// As libvirt's `<source type='file'/>` has it: refused with the remedy, unless the operator has allowed it.

@@ -183,13 +183,13 @@ fn descriptors_taken(limit: u32, comers: &[&str]) {
 }
 
 #[test]
-fn descriptors_taken_of_64() {
-    descriptors_taken(64, &[]);
+fn descriptors_taken_of_68() {
+    descriptors_taken(68, &[]);
 }
 
 #[test]
 fn descriptors_taken_while_others_come_and_go() {
-    descriptors_taken(80, &["other"]);
+    descriptors_taken(84, &["other"]);
 }
 
 /// Half of a message is waited for without a descriptor for that.

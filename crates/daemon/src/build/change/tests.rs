@@ -20,6 +20,7 @@ use testkit::model::{self, DiskModel};
 use super::*;
 use crate::chain::chain_of;
 use crate::claim::{Patience, Told, Wait};
+use crate::descriptor_check::DescriptorCheck;
 use crate::options::{self, Plan, parse};
 
 const IMAGE_BYTES: usize = 1 << 20;
@@ -94,7 +95,8 @@ impl Place {
 
 fn built(plan: &Plan) -> Built {
     let files: Arc<FileTable> = Arc::default();
-    let mut built = Built::nothing(&files, &Arc::new(SystemClock), None).unwrap();
+    let mut built =
+        Built::nothing(&files, &Arc::new(SystemClock), None, DescriptorCheck::on_thread()).unwrap();
     let rate = &mut SentenceRate::default();
     let patience = &mut Patience { limit: Duration::ZERO, wait: &mut Never, rate };
     let prepared = built.carry_out(plan, patience).unwrap();
