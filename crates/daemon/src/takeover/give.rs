@@ -165,12 +165,13 @@ pub(crate) fn answer(
 }
 
 /// Finds out whether the new process would go on with everything. Nothing is touched.
+#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
 fn agree(wire: &Wire, built: &Built) -> Result<(), Rejection> {
     let until = Deadline::within(ANSWER_LIMIT);
     let sockets = match wire.receive(until)? {
-        (Message::Hello { version: VERSION, sockets }, _) => sockets,
-        (Message::Hello { version, .. }, _) => return Err(Rejection::Version { version }),
-        (other, _) => return Err(other.unexpected().into()),
+        Message::Hello { version: VERSION, sockets } => sockets,
+        Message::Hello { version, .. } => return Err(Rejection::Version { version }),
+        other => return Err(other.unexpected().into()),
     };
     let asked = |export: &&Export| sockets.contains(&socket_file(export.socket()));
     if let Some(export) = built.exports().iter().find(|export| !asked(export)) {
@@ -182,8 +183,8 @@ fn agree(wire: &Wire, built: &Built) -> Result<(), Rejection> {
     }
     wire.send(&Message::OfferEnd, &[], until)?;
     match wire.receive(until)? {
-        (Message::Proceed, _) => Ok(()),
-        (other, _) => Err(other.unexpected().into()),
+        Message::Proceed => Ok(()),
+        other => Err(other.unexpected().into()),
     }
 }
 
@@ -333,6 +334,7 @@ fn hand_over(
 
 /// Sends everything and, when the new process is ready, that it goes on. After an error it has not been told so, and
 /// never will be.
+#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
 fn part_with(
     wire: &Wire,
     built: &Built,
@@ -352,8 +354,8 @@ fn part_with(
     }
     wire.send(&Message::End, &[], until)?;
     match wire.receive(until)? {
-        (Message::Ready, _) => wire.send(&Message::Commit, &[], until),
-        (other, _) => Err(other.unexpected()),
+        Message::Ready => wire.send(&Message::Commit, &[], until),
+        other => Err(other.unexpected()),
     }
 }
 

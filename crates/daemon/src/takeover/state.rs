@@ -146,7 +146,7 @@ fn send_ring(wire: &Wire, ring: &SavedRing, until: Deadline) -> Result<(), WireE
 pub(super) fn receive(wire: &Wire, most: usize) -> Result<Result<Transfer, String>, WireError> {
     let (mut transfer, until) = (Transfer::default(), Deadline::within(READY_LIMIT));
     loop {
-        let (message, fds) = wire.receive(until)?;
+        let (message, fds) = wire.receive_with_descriptors(until)?;
         match transfer.add(message, fds, most)? {
             Added::More => {}
             Added::All => return Ok(Ok(transfer)),

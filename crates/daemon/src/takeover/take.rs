@@ -272,7 +272,7 @@ pub(super) fn offers(wire: &Wire) -> Result<Offers, WireError> {
     let (mut exports, mut options) = (Vec::<Offered>::new(), 0);
     let until = Deadline::within(ANSWER_LIMIT);
     loop {
-        match wire.receive(until)?.0 {
+        match wire.receive(until)? {
             Message::Offer { export } if exports.len() < EXPORTS_MAX => exports.push(export),
             Message::OfferNodes { nodes } if options + nodes.len() <= OPTIONS_MAX => {
                 options += nodes.len();
@@ -446,9 +446,9 @@ fn await_commit(wire: &Wire, patience: &mut Patience<'_>) -> Result<(), NoCommit
         said => said,
     };
     match (said, waited) {
-        (Ok((Message::Commit, _)), _) => Ok(()),
+        (Ok(Message::Commit), _) => Ok(()),
         (_, Err(_signal)) => Err(NoCommit::Stopped),
-        (Ok((other, _)), Ok(())) => Err(NoCommit::Wire(other.unexpected())),
+        (Ok(other), Ok(())) => Err(NoCommit::Wire(other.unexpected())),
         (Err(error), Ok(())) => Err(NoCommit::Wire(error)),
     }
 }

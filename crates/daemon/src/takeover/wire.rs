@@ -301,35 +301,53 @@ impl Wire {
         Ok(())
     }
 
-    /// What the other process says next, if it does by then.
-    pub(super) fn receive(&self, until: Deadline) -> Result<(Message, Vec<OwnedFd>), WireError> {
-        let mut bytes = vec![0; PACKET_BYTES_MAX];
+    /// What the other process says next, if it does by then. What comes with descriptors is not due: none is received, since
+    /// whoever has one has to close it, and waits for the file system then.
+    pub(super) fn receive(&self, until: Deadline) -> Result<Message, WireError> {
+        self.receive_into(&mut RecvAncillaryBuffer::default(), until)
+    }
+
+    /// The same, with the descriptors that belong to it.
+    pub(super) fn receive_with_descriptors(
+        &self,
+        until: Deadline,
+    ) -> Result<(Message, Vec<OwnedFd>), WireError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
+        let message = self.receive_into(&mut control, until)?;
+        let fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            RecvAncillaryMessage::ScmCredentials(_) | _ => None,
+        });
+        Ok((message, fds.flatten().collect()))
+    }
+
+    fn receive_into(
+        &self,
+        control: &mut RecvAncillaryBuffer<'_>,
+        until: Deadline,
+    ) -> Result<Message, WireError> {
+        let mut bytes = vec![0; PACKET_BYTES_MAX];
         let mut parts = [IoSliceMut::new(&mut bytes)];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let received = loop {
             self.wait(PollFlags::IN, until)?;
-            match recvmsg(&self.fd, &mut parts, &mut control, flags) {
+            match recvmsg(&self.fd, &mut parts, control, flags) {
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 received => break received?,
             }
         };
-        let fds = control
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                RecvAncillaryMessage::ScmCredentials(_) | _ => None,
-            })
-            .flatten()
-            .collect();
         if received.bytes == 0 {
             return Err(WireError::Ended);
         }
-        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        if received.flags.contains(ReturnFlags::TRUNC) {
             return Err(WireError::Unexpected { what: "a packet that is too long".to_owned() });
         }
-        Ok((Message::parse(&bytes[..received.bytes])?, fds))
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            let what = "more descriptors than the packet has".to_owned();
+            return Err(WireError::Unexpected { what });
+        }
+        Message::parse(&bytes[..received.bytes])
     }
 
     /// Whether the other process has said something, or does within that time; so too if it has ended.
@@ -385,5 +403,25 @@ mod tests {
         let longest = SocketFile { device: u64::MAX, inode: u64::MAX };
         let hello = Message::Hello { version: u32::MAX, sockets: vec![longest; SOCKETS_MAX] };
         assert!(serde_json::to_vec(&hello).unwrap().len() <= PACKET_BYTES_MAX);
+    }
+
+    #[test]
+    fn descriptors_that_are_not_due_are_not_received() {
+        let flags = SocketFlags::CLOEXEC;
+        let (old, new) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .unwrap();
+        let (old, new) = (Wire::of(old), Wire::of(new));
+        let until = Deadline::within(Duration::from_secs(60));
+        let (mine, theirs) = io::pipe().unwrap();
+        new.send(&Message::Proceed, &[theirs.as_fd()], until).unwrap();
+        new.send(&Message::Ready, &[], until).unwrap();
+        let error = old.receive(until).unwrap_err();
+        assert!(matches!(error, WireError::Unexpected { .. }), "{error}");
+        drop(theirs);
+        // Nobody can write to the pipe any more.
+        let mut fds = [PollFd::new(&mine, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&MOMENT)).unwrap(), 1);
+        assert!(matches!(old.receive(until), Ok(Message::Ready)));
     }
 }
