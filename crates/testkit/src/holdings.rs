@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 pub struct Holdings {
     /// Open descriptors.
     pub descriptors: usize,
-    /// Threads, without the kernel's workers for io_uring.
+    /// Threads, without the kernel's workers for io_uring and an iothread's for calls that may wait, which have bounds of their own.
     pub threads: usize,
     /// Mappings of memory that came from clients.
     pub guest_mappings: usize,
@@ -26,15 +26,15 @@ impl Holdings {
             // An entry that goes away while it is listed is not held.
             Ok(entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect())
         };
-        // io_uring's own workers come and go as the kernel likes.
-        let is_kernels = |task: &PathBuf| {
+        // Both kinds of workers come and go with everybody's requests.
+        let is_worker = |task: &PathBuf| {
             let name = std::fs::read_to_string(task.join("comm"));
-            name.is_ok_and(|name| name.starts_with("iou-"))
+            name.is_ok_and(|name| name.starts_with("iou-") || name.trim_end() == "IO worker")
         };
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).context("read maps")?;
         Ok(Self {
             descriptors: count("fd")?.len(),
-            threads: count("task")?.iter().filter(|task| !is_kernels(task)).count(),
+            threads: count("task")?.iter().filter(|task| !is_worker(task)).count(),
             guest_mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
         })
     }
