@@ -184,7 +184,7 @@ fn another_view_of_the_same_files_is_refused_by_name() {
             ("qcow2,node-name=n1", "raw,node-name=n1", "driver (raw here, qcow2 there)"),
             ("offset=1048576", "offset=2097152", "file.offset (2097152 here, 1048576 there)"),
             ("x-iops-total=1000", "x-iops-total=2000", "limits.iops-total (2000 here, 1000 there)"),
-            (&bench.text("base"), &second, "image (backing.file.image)"),
+            (&bench.text("base"), &second, "its backing.file.image ("),
             ("qcow2,node-name=n2", "qcow2,node-name=n2,cache.direct=on", "cache.direct (on here"),
             ("stripe,node-name=n0", "stripe,node-name=n0,discard=unmap", "discard (unmap here"),
         ];
