@@ -32,6 +32,7 @@ use crate::resize::Size;
 use crate::sandbox::Sandbox;
 use crate::socket::{self, Socket, SocketError};
 use crate::unshared::UnsharedRate;
+use crate::watch::Watch;
 
 pub use change::ChangeError;
 
@@ -166,6 +167,11 @@ impl Built {
         })
     }
 
+    /// What waits for storage is told of from now on.
+    pub(crate) fn watch_by(&mut self, watch: &Arc<Watch>) {
+        self.graph.watch_by(watch);
+    }
+
     /// Carries the plan out, step by step, up to the first that fails: what is returned lacks only
     /// its socket. Blocks.
     pub(crate) fn carry_out(
@@ -288,7 +294,13 @@ impl Built {
     /// Stops all exports, together. Iothreads and claims stay until this is dropped.
     pub(crate) fn stop_exports(&mut self) {
         self.begin_stop();
-        self.exports.clear();
+        for export in std::mem::take(&mut self.exports) {
+            let id = &export.offer().id;
+            let files = self.graph.files_below_export(id);
+            let paths: Vec<_> = files.iter().map(|it| it.path().display().to_string()).collect();
+            let what = format!("export {id} ({}): stopping", paths.join(", "));
+            self.graph.watch().during(what, || drop(export));
+        }
     }
 
     fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {

@@ -26,6 +26,7 @@ use crate::options::{Activity, Blockdev, Child, Discard, Driver, ExportOptions, 
 #[cfg(test)]
 use crate::permissions::PassesOn;
 use crate::permissions::{Conflict, Edge, IMAGE, Permissions, ROOT, User, Uses};
+use crate::watch::Watch;
 pub use change::ChangeFault;
 pub(crate) use describe::{Description, Place, Storage};
 pub use named::{NamedFault, What};
@@ -49,6 +50,7 @@ pub(crate) struct Graph {
     throttle_groups: HashMap<String, Arc<ThrottleGroup>>,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
+    watch: Arc<Watch>,
 }
 
 /// A node and what it stands on.
@@ -201,7 +203,18 @@ impl Graph {
             throttle_groups,
             files,
             clock,
+            watch: Arc::default(),
         }
+    }
+
+    /// What waits for storage is told of from now on.
+    pub(crate) fn watch_by(&mut self, watch: &Arc<Watch>) {
+        self.watch = Arc::clone(watch);
+    }
+
+    /// Who tells of it.
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
     }
 
     /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.

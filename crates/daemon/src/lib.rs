@@ -33,6 +33,7 @@ mod socket;
 mod takeover;
 mod unshared;
 mod visit;
+mod watch;
 
 pub use build::{BuildError, ChangeError};
 pub use claim::ClaimFailure;

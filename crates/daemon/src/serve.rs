@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use block::{Owner, SentenceRate, SystemClock};
 use kernel_io::{DaemonizeError, Daemonized, FileKind, FileTable, Readiness, Verdict};
@@ -29,6 +30,10 @@ use crate::pidfile::{Pidfile, PidfileError};
 use crate::sandbox::{Sandbox, SandboxError};
 use crate::signals::{Attention, Heard};
 use crate::takeover::{Answer, Doorbell, Predecessor, Taken, TakeoverError, answer, take_over};
+use crate::watch::Watch;
+
+/// How long a new process waits for the storage of one file before the old one has been asked for anything.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why serving did not begin or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +92,7 @@ pub fn close_inherited(plan: &Plan) -> Result<(), ServeError> {
 
 /// Sets up what the plan asks for and serves it until a signal says stop.
 #[expect(clippy::needless_pass_by_value, reason = "a plan is carried out once")]
-pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
+pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     if plan.exports().next().is_none() {
         return Err(ServeError::NothingExported);
     }
@@ -109,19 +114,15 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
     let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
-    let leave_log = || log.leave_to_thread();
-    match &sandbox {
-        Some(sandbox) => sandbox.inside(leave_log).flatten(),
-        None => leave_log(),
-    }
-    .map_err(failed("start the thread of the log"))?;
+    let watch = start_threads(log, sandbox.as_deref()).map_err(failed("start its threads"))?;
     let (clock, checked) = (Arc::new(SystemClock), Arc::clone(&check));
     let mut built = Built::nothing(&files, &clock, sandbox.as_ref(), checked)?;
+    built.watch_by(&watch);
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let doorbell = Doorbell::open();
-    let Taken { listening, predecessor } = match start(&plan, &mut built, &mut attention) {
+    let Taken { listening, predecessor } = match start(&plan, &mut built, &watch, &mut attention) {
         Ok(taken) => taken,
-        Err(error) => return abandon(built, &files, error),
+        Err(error) => return abandon(built, &files, &watch, error),
     };
     let guests = if predecessor.is_some() { Guests::Served } else { Guests::None };
     let news = device_news(&files);
@@ -148,7 +149,7 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
     let pidfile = match finish() {
         Ok(pidfile) => pidfile,
         // Clients that were taken over may have written.
-        Err(error) => return abandon(built, &files, error),
+        Err(error) => return abandon(built, &files, &watch, error),
     };
     match wait(&mut attention, log, doorbell.as_ref(), news.as_ref(), &built) {
         Reason::Signal(name) => {
@@ -162,7 +163,18 @@ pub fn serve(plan: Plan, log: &Log) -> Result<(), ServeError> {
             return Ok(());
         }
     }
-    take_down(built, &files, pidfile)
+    take_down(built, &files, &watch, pidfile)
+}
+
+/// Starts the threads that write the log, and that tell of storage which does not answer.
+fn start_threads(log: &Arc<Log>, sandbox: Option<&Sandbox>) -> io::Result<Arc<Watch>> {
+    let watch = Arc::new(Watch::default());
+    let start = || log.leave_to_thread().and_then(|()| watch.start(log));
+    match sandbox {
+        Some(sandbox) => sandbox.inside(start).flatten(),
+        None => start(),
+    }?;
+    Ok(watch)
 }
 
 fn raise_limits() {
@@ -172,7 +184,12 @@ fn raise_limits() {
 }
 
 /// Carries the plan out up to where clients can connect, and wait to be accepted.
-fn start(plan: &Plan, built: &mut Built, attention: &mut Attention) -> Result<Taken, ServeError> {
+fn start(
+    plan: &Plan,
+    built: &mut Built,
+    watch: &Watch,
+    attention: &mut Attention,
+) -> Result<Taken, ServeError> {
     let rate = &mut SentenceRate::default();
     match plan.takeover {
         Takeover::Never => {
@@ -187,7 +204,10 @@ fn start(plan: &Plan, built: &mut Built, attention: &mut Attention) -> Result<Ta
             Ok(Taken { listening, predecessor: None })
         }
         Takeover::WhereServed => {
+            // Who serves goes on, and whoever upgrades is to hear that it came to nothing.
+            watch.set_limit(Some(OPEN_LIMIT));
             let prepared = built.prepare(plan)?;
+            watch.set_limit(None);
             attention.be_patient();
             let patience = &mut Patience { limit: LOCK_PATIENCE, wait: attention, rate };
             Ok(take_over(prepared, plan.pidfile.as_deref(), built, patience)?)
@@ -249,11 +269,12 @@ fn leave_terminal(readiness: &Readiness, log: &Log) -> Result<(), ServeError> {
 fn take_down(
     mut built: Built,
     files: &FileTable,
+    watch: &Watch,
     pidfile: Option<Pidfile>,
 ) -> Result<(), ServeError> {
     built.stop_exports();
-    let flushed = flush(files);
-    drop(built);
+    let flushed = flush(files, watch);
+    watch.during("closing all disks".to_owned(), || drop(built));
     drop(pidfile);
     flushed
 }
@@ -340,8 +361,13 @@ fn write_pidfile_after(plan: &Plan, predecessor: &Predecessor) -> Option<Pidfile
 }
 
 /// Takes down what was built before a step failed; clients may have written to it.
-fn abandon(built: Built, files: &FileTable, error: ServeError) -> Result<(), ServeError> {
-    let flushed = take_down(built, files, None);
+fn abandon(
+    built: Built,
+    files: &FileTable,
+    watch: &Watch,
+    error: ServeError,
+) -> Result<(), ServeError> {
+    let flushed = take_down(built, files, watch, None);
     match (error, flushed) {
         (error, flushed) if is_signal(&error) => {
             tracing::info!("{error}");
@@ -398,11 +424,12 @@ fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
 }
 
 /// Makes everything that was written durable: the guests were told that it is written.
-fn flush(files: &FileTable) -> Result<(), ServeError> {
+fn flush(files: &FileTable, watch: &Watch) -> Result<(), ServeError> {
     let mut result = Ok(());
     // What another process owns, it flushes.
     for file in files.all().iter().filter(|file| file.owner() == Owner::This) {
-        if let Err(source) = file.sync()
+        let what = format!("disk {}: last flush", file.path().display());
+        if let Err(source) = watch.during(what, || file.sync())
             && result.is_ok()
         {
             result = Err(ServeError::Flush { path: file.path().to_path_buf(), source });

@@ -225,7 +225,10 @@ impl Graph {
         let file = below.first().expect("an image is in a file").place.node();
         let runner = Arc::clone(&self.files) as Arc<dyn ErrandRunner>;
         let failed = |source| GraphError::Image { node: name.to_owned(), source };
-        qcow2::read_header(&file, &runner).map_err(failed)
+        let path = self.path_of(&below[0].edge.node).unwrap_or_default();
+        let what = format!("node {name}: image {}", path.display());
+        let read = || qcow2::read_header(&file, &runner);
+        self.watch.during(what, read).map_err(failed)
     }
 
     /// The path of the one file that a node shows the bytes of, as QEMU finds it: of nodes with one child it

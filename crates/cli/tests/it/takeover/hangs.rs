@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testkit::client::{Client, RingLayout, Shape};
+use rustix::process::Signal;
+use testkit::client::{Client, Request, RingLayout, Segment, Shape};
 use testkit::deadline::Deadline;
 use testkit::fuse_faults::{Effect, Fault, FaultDisk, Operation};
 use testkit::process::{Bench, Program, Server};
@@ -163,6 +164,61 @@ fn l1_table(image: &Path) -> Result<u64> {
     Ok(u64::from_be_bytes(header[40..48].try_into()?))
 }
 
+/// An image on storage with faults.
+fn image_with_faults(bench: &Bench) -> Result<FaultDisk> {
+    qemu_img(bench, "create -q -f qcow2 i.qcow2 8M")?;
+    let content = std::fs::read(bench.path("i.qcow2"))?;
+    let faults = FaultDisk::mount(&bench.path("mount"), 8 << 20)?;
+    let mut file = std::fs::File::options().write(true).open(faults.image())?;
+    std::io::Write::write_all(&mut file, &content)?;
+    Ok(faults)
+}
+
+/// Storage that does not answer a process that starts, or one that ends, is told of; who would take over gives up.
+#[test]
+fn a_disk_that_hangs_is_told_of_at_the_start_and_at_the_end() {
+    if let Some(reason) = FaultDisk::missing() {
+        skipped(&reason);
+        return;
+    }
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let faults = image_with_faults(&bench)?;
+        let (socket, image) = (bench.path("q.sock"), faults.image().display().to_string());
+        let node = format!("driver=qcow2,node-name=q,file.driver=file,file.filename={image}");
+        let export = format!(
+            "type=vhost-user-blk,id=q,node-name=q,addr.type=unix,addr.path={},writable=on",
+            socket.display()
+        );
+        let line = ["--takeover", "--blockdev", &node, "--export", &export].map(str::to_owned);
+        let mut old = program.start(&line, std::slice::from_ref(&socket))?;
+        let mut client = Client::connect(&socket, Shape::small())?;
+        client.write(0, &[8; 4096], 0)?;
+        faults.inject(Fault { bytes: 0..4, ..Fault::new(Operation::Read, Effect::Held, 1) });
+        let mut new = program.spawn(&line)?;
+        let said = format!("node q: image {image}: its storage has not answered for 3 s; waiting");
+        new.wait_for_log(&said, LIMIT)?;
+        new.wait_for_log("not answered for 10 s: given up; who serves goes on", LIMIT)?;
+        // What the file system has begun cannot be left before it is answered, not even by a process that ends.
+        faults.release();
+        let status = new.wait(LIMIT)?;
+        ensure!(status.code() == Some(1), "{status}: {}", new.log());
+        ensure!(client.read(0, 4096, 0)? == [8; 4096], "other bytes than were written");
+        faults.inject(Fault::new(Operation::Write, Effect::Held, 1));
+        let segments = vec![Segment { offset: 0, length: 4096 }];
+        client.submit(0, &Request::Write { offset: 0, segments }, 7)?;
+        client.kick(0)?;
+        faults.wait_held(1, LIMIT)?;
+        old.signal(Signal::TERM)?;
+        let said = format!("export q ({image}): stopping: its storage has not answered for 3 s");
+        old.wait_for_log(&said, LIMIT)?;
+        faults.release();
+        let status = old.wait(LIMIT)?;
+        ensure!(status.code() == Some(0), "{status}: {}", old.log());
+        Ok(())
+    });
+}
+
 /// Its storage answered once, and not again: the new process hangs in the kernel, where nothing ends it. A disk beside
 /// it goes on.
 #[test]
@@ -173,14 +229,8 @@ fn a_new_process_that_hangs_in_its_storage_is_given_up() {
     }
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
-        qemu_img(&bench, "create -q -f qcow2 i.qcow2 8M")?;
-        let content = std::fs::read(bench.path("i.qcow2"))?;
+        let faults = image_with_faults(&bench)?;
         let table = l1_table(&bench.path("i.qcow2"))?;
-        let faults = FaultDisk::mount(&bench.path("mount"), 8 << 20)?;
-        std::fs::OpenOptions::new()
-            .write(true)
-            .open(faults.image())
-            .and_then(|mut file| std::io::Write::write_all(&mut file, &content))?;
         let raw = Disk { iothreads: Iothreads::Two, ..Disk::new(&bench, "e0", 1) };
         raw.create_sparse(1 << 20)?;
         let socket = bench.path("q.sock");

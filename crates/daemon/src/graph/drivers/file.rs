@@ -19,7 +19,11 @@ impl Graph {
         blockdev: &Blockdev,
     ) -> Result<Arc<dyn Node>, GraphError> {
         let discard = policy(blockdev.discard);
-        let node = FileNode::open(name, options, discard, &self.files)
+        let what = format!("node {name}: file {}", options.path.display());
+        let open = || FileNode::open(name, options, discard, &self.files);
+        let node = self
+            .watch
+            .during(what, open)
             .map_err(|source| GraphError::Open { node: name.to_owned(), source })?;
         if self.naming.contains(&node.file().identity()) {
             let (node, path) = (name.to_owned(), options.path.clone());

@@ -1,0 +1,109 @@
+//! Says what the first thread waits for, if it waits for long: a disk that hangs keeps it in a system call, where it
+//! can say nothing.
+//!
+//! Threads: one, from the start to the end of the process; before it is started nothing is said.
+//! Limits: [`TOLD_AFTER`], and what [`Watch::set_limit`] says.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use block::{Clock, SystemClock};
+
+use crate::log::Log;
+
+/// How long storage may take to answer before that is said.
+const TOLD_AFTER: Duration = Duration::from_secs(3);
+
+/// What the first thread waits for now.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    wait: Option<Wait>,
+    /// After so long the process ends.
+    limit: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    what: String,
+    since: Instant,
+    is_told: bool,
+}
+
+impl Watch {
+    /// Begins to watch, and to say it there.
+    pub(crate) fn start(self: &Arc<Self>, log: &Arc<Log>) -> io::Result<()> {
+        let (watch, log) = (Arc::clone(self), Arc::clone(log));
+        std::thread::Builder::new().name("watch".to_owned()).spawn(move || watch.run(&log))?;
+        Ok(())
+    }
+
+    /// From now on the process ends if it waits for storage for so long.
+    pub(crate) fn set_limit(&self, limit: Option<Duration>) {
+        self.state().limit = limit;
+    }
+
+    /// Does something that waits for storage.
+    pub(crate) fn during<T>(&self, what: String, work: impl FnOnce() -> T) -> T {
+        let wait = Wait { what, since: SystemClock.now(), is_told: false };
+        let before = self.state().wait.replace(wait);
+        self.changed.notify_one();
+        let done = work();
+        self.state().wait = before;
+        done
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    fn run(&self, log: &Log) {
+        let mut state = self.state();
+        loop {
+            let limit = state.limit;
+            let left = match &mut state.wait {
+                None => None,
+                Some(wait) => {
+                    let passed = SystemClock.now().duration_since(wait.since);
+                    if passed >= TOLD_AFTER && !wait.is_told {
+                        wait.is_told = true;
+                        let seconds = TOLD_AFTER.as_secs();
+                        tracing::warn!(
+                            "{}: its storage has not answered for {seconds} s; waiting",
+                            wait.what
+                        );
+                    }
+                    if limit.is_some_and(|limit| passed >= limit) {
+                        // With the lock, so that the first thread does not go on any more.
+                        end(&wait.what, passed, log);
+                    }
+                    let next = if wait.is_told { limit } else { Some(TOLD_AFTER) };
+                    next.map(|next| next.saturating_sub(passed))
+                }
+            };
+            state = match left {
+                None => self.changed.wait(state).expect("no holder of this lock panics"),
+                Some(left) => {
+                    let waited = self.changed.wait_timeout(state, left);
+                    waited.expect("no holder of this lock panics").0
+                }
+            };
+        }
+    }
+}
+
+/// Ends the process, whose first thread cannot do it.
+fn end(what: &str, passed: Duration, log: &Log) {
+    let seconds = passed.as_secs();
+    tracing::error!(
+        "{what}: its storage has not answered for {seconds} s: given up; who serves goes on"
+    );
+    log.settle();
+    signal_hook::low_level::exit(1);
+}
