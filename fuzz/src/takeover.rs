@@ -47,7 +47,8 @@ pub fn takeover_wire(data: &[u8]) {
 
 /// Builds a session of what was said, and serves it to a front end that has left.
 fn go_on(state: SessionState, shape: u8) {
-    let (stream, _left) = UnixStream::pair().expect("sockets are available");
+    let (stream, front_end) = UnixStream::pair().expect("sockets are available");
+    drop(front_end);
     let device = Mock::new(shape);
     let error = match Server::restore(&stream, device.clone(), state, |_, _, _| Ok(())) {
         Ok(server) => server.resume(&Uninterrupted, || {}).err(),

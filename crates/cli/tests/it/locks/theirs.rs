@@ -11,7 +11,7 @@ use super::{
     Access, DENIES_WRITE, HINT, NO_SHARED_WRITE, NO_WRITE, Place, WRITES, with_tools,
     write_something,
 };
-use crate::support::{ringloom, stop, with};
+use crate::support::{ringloom, ringloom_that_hears, stop, with};
 
 /// What a ringloom says that got its lock in the end.
 const HAS_IT: &str = "has the lock after";
@@ -88,7 +88,7 @@ fn a_writer_does_not_keep_a_reader_waiting() {
 
 #[test]
 fn a_signal_ends_the_wait_and_leaves_nothing_behind() {
-    with(&ringloom(), |program| {
+    with(&ringloom_that_hears(), |program| {
         for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
             let place = Place::new()?;
             let first = place.start(program, "first", Access::Write)?;
