@@ -300,7 +300,12 @@ fn takes_over(new: &mut Server) -> Result<bool> {
         if new.log().contains(HANDED_OVER) {
             return Ok(Some(true));
         }
-        Ok((!new.is_alive()?).then_some(false))
+        if new.is_alive()? {
+            return Ok(None);
+        }
+        // Whatever it said has been read then.
+        new.wait(END_LIMIT)?;
+        Ok(Some(new.log().contains(HANDED_OVER)))
     });
     waited.with_context(|| format!("new: {}", new.log()))
 }
