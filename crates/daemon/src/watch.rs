@@ -13,7 +13,7 @@ use block::{Clock, SystemClock};
 use crate::log::Log;
 
 /// How long storage may take to answer before that is said.
-const TOLD_AFTER: Duration = Duration::from_secs(3);
+pub(crate) const TOLD_AFTER: Duration = Duration::from_secs(3);
 
 /// What the first thread waits for now.
 #[derive(Debug, Default)]

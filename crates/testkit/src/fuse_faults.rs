@@ -33,6 +33,8 @@ const IMAGE: &str = "disk";
 /// What a call asks of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
+    /// open; no fault shortens it, and it is not recorded.
+    Open,
     /// read and its kin.
     Read,
     /// write and its kin.
@@ -63,7 +65,7 @@ pub enum Effect {
 pub struct Fault {
     /// The operation that it meets.
     pub operation: Operation,
-    /// Only a call that touches one of these bytes; a sync touches none and is met in any case.
+    /// Only a call that touches one of these bytes; an open or a sync touches none and is met in any case.
     pub bytes: Range<u64>,
     /// What happens.
     pub effect: Effect,

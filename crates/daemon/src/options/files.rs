@@ -6,16 +6,18 @@
 //! Not here: locks, sizes and alignment (the graph), and what formats look like (crate `formats`).
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 
 use formats::Extension;
 use layers::Histogram;
 
 use super::fault::Fault;
 use super::plan::{Blockdev, Driver, Step};
+use crate::watch::TOLD_AFTER;
 
 /// What can hold a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +55,8 @@ fn check_node(blockdev: &Blockdev) -> Result<(), Fault> {
     if file_kind(filename)? != Some(kind) {
         return Err(Fault::FileKind { driver, path: filename.clone(), expected });
     }
-    let open = |write| OpenOptions::new().read(true).write(write).open(filename);
+    let open =
+        |write| waiting_for(filename, || OpenOptions::new().read(true).write(write).open(filename));
     let (path, can_read) = (filename.clone(), || open(false).is_ok());
     match open(!blockdev.read_only) {
         Ok(_file) => Ok(()),
@@ -96,7 +99,8 @@ pub(super) fn directory(path: &Path) -> Result<PathBuf, Fault> {
 /// What a file is; `None` if it cannot hold a disk. A directory is an error of its own, as in
 /// QEMU.
 pub(super) fn file_kind(path: &Path) -> Result<Option<FileKind>, Fault> {
-    let metadata: Metadata = path.metadata().map_err(|cause| open_fault(path, cause))?;
+    let metadata = waiting_for(path, || path.metadata());
+    let metadata: Metadata = metadata.map_err(|cause| open_fault(path, cause))?;
     if metadata.is_dir() {
         return Err(open_fault(path, ErrorKind::IsADirectory.into()));
     }
@@ -105,6 +109,29 @@ pub(super) fn file_kind(path: &Path) -> Result<Option<FileKind>, Fault> {
         return Ok(Some(FileKind::Regular));
     }
     Ok(kind.is_block_device().then_some(FileKind::BlockDevice))
+}
+
+/// Does something that waits for a file's storage, and says so if it takes long: there is no log yet, and the process may
+/// be in a system call that only SIGKILL ends.
+fn waiting_for<T>(path: &Path, work: impl FnOnce() -> T) -> T {
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        // It ends with the work, before anything forks. Where no thread can be had, nothing is said.
+        let _teller = thread::Builder::new().spawn_scoped(scope, move || {
+            if is_done.recv_timeout(TOLD_AFTER) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let (path, seconds) = (path.display(), TOLD_AFTER.as_secs());
+                let told = writeln!(
+                    io::stderr(),
+                    "{path}: its storage has not answered for {seconds} s; waiting"
+                );
+                // There is nobody else to tell.
+                drop(told);
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
 }
 
 fn open_fault(path: &Path, cause: io::Error) -> Fault {
@@ -125,7 +152,7 @@ pub(super) fn check_name(path: &Path) -> Result<(), Fault> {
 
 /// Refuses a file whose first bytes say that it is an image format, as [`check_name`] does.
 pub(super) fn check_head(path: &Path) -> Result<(), Fault> {
-    match formats::of_head(path).map_err(|cause| open_fault(path, cause))? {
+    match waiting_for(path, || formats::of_head(path)).map_err(|cause| open_fault(path, cause))? {
         Some(format) => {
             let reason = "by its first bytes".to_owned();
             Err(Fault::FormatNotSaid { format, reason })

@@ -5,13 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
-    OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
-    WriteFlags,
+    Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner, OpenFlags,
+    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
 
-use super::state::{Held, HeldReply, State, Verdict, Work};
-use super::{Call, IMAGE, Operation};
+use super::state::{Held, HeldReply, State, Verdict, Work, opened};
+use super::{Call, Effect, IMAGE, Operation};
 use crate::fuse::attributes;
 
 /// How long the kernel may remember that the file is there: nothing about it changes.
@@ -71,9 +70,13 @@ impl Filesystem for FileSystem {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // Every read and write is to arrive here, as many at once as there are.
-        let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-        reply.opened(FileHandle(0), flags);
+        let call = Call { operation: Operation::Open, offset: 0, length: 0, stable: false };
+        let mut state = self.state();
+        match state.fault(&call) {
+            Some(Effect::Held) => state.hold(Held { call, reply: HeldReply::Open(reply) }),
+            Some(Effect::Fails(errno)) => reply.error(Errno::from_i32(errno.raw_os_error())),
+            Some(Effect::Short(_)) | None => opened(reply),
+        }
     }
 
     fn read(

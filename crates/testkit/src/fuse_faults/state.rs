@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use fuser::{FileHandle, FopenFlags};
+
 use super::{Call, Effect, Errno, Fault, Operation};
 
 /// A call as the file system gives it.
@@ -33,6 +35,7 @@ pub(super) struct Held {
 
 /// What answers it.
 pub(super) enum HeldReply {
+    Open(fuser::ReplyOpen),
     Read(fuser::ReplyData),
     Write(Vec<u8>, fuser::ReplyWrite),
     /// What has no data in either direction.
@@ -96,11 +99,12 @@ impl State {
     pub(super) fn release(&mut self) {
         for Held { call, reply } in std::mem::take(&mut self.held) {
             let work = match &reply {
-                HeldReply::Read(_) => &Work::Read,
+                HeldReply::Open(_) | HeldReply::Read(_) => &Work::Read,
                 HeldReply::Write(data, _) => &Work::Write(data.clone()),
                 HeldReply::Plain(work, _) => work,
             };
             match (self.carry_out(call, work, usize::MAX), reply) {
+                (_, HeldReply::Open(reply)) => opened(reply),
                 (Verdict::Count(count), HeldReply::Write(_, reply)) => reply.written(count),
                 (Verdict::Count(_), HeldReply::Plain(_, reply)) => reply.ok(),
                 (Verdict::Data(data), HeldReply::Read(reply)) => reply.data(&data),
@@ -109,11 +113,13 @@ impl State {
         }
     }
 
-    fn fault(&mut self, call: &Call) -> Option<Effect> {
+    /// What befalls a call, if anything.
+    pub(super) fn fault(&mut self, call: &Call) -> Option<Effect> {
         let touched = call.offset..call.offset + call.length;
         let meets = |fault: &Fault| {
             let touches = touched.start < fault.bytes.end && fault.bytes.start < touched.end;
-            fault.operation == call.operation && (touches || call.operation == Operation::Sync)
+            let is_whole = matches!(call.operation, Operation::Open | Operation::Sync);
+            fault.operation == call.operation && (touches || is_whole)
         };
         let place = self.faults.iter().position(meets)?;
         let fault = &mut self.faults[place];
@@ -159,6 +165,12 @@ impl State {
             self.unsynced.push(range);
         }
     }
+}
+
+/// Every read and write is to arrive here, as many at once as there are.
+pub(super) fn opened(reply: fuser::ReplyOpen) {
+    let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+    reply.opened(FileHandle(0), flags);
 }
 
 fn index(offset: u64) -> usize {

@@ -194,6 +194,16 @@ fn a_disk_that_hangs_is_told_of_at_the_start_and_at_the_end() {
         let mut old = program.start(&line, std::slice::from_ref(&socket))?;
         let mut client = Client::connect(&socket, Shape::small())?;
         client.write(0, &[8; 4096], 0)?;
+        // While the line is read, before there is a log.
+        faults.inject(Fault::new(Operation::Open, Effect::Held, 1));
+        let mut new = program.spawn(&line)?;
+        new.wait_for_log(
+            &format!("{image}: its storage has not answered for 3 s; waiting"),
+            LIMIT,
+        )?;
+        new.signal(Signal::KILL)?;
+        faults.release();
+        new.wait(LIMIT)?;
         faults.inject(Fault { bytes: 0..4, ..Fault::new(Operation::Read, Effect::Held, 1) });
         let mut new = program.spawn(&line)?;
         let said = format!("node q: image {image}: its storage has not answered for 3 s; waiting");
