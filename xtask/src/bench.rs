@@ -1,13 +1,13 @@
 //! `cargo xtask bench`: builds what is measured with optimisation, and starts `ringloom-bench`.
 //!
-//! Not here: what is measured (`crates/bench`), which this program only spawns.
+//! Not here: what is measured (`crates/dev/bench`), which this program only spawns.
 
 use anyhow::Result;
 
 use crate::steps::{Workspace, cargo_step, must_succeed};
 
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
-    cargo_step(workspace, "build", &["build", "--release", "-p", "cli", "-p", "bench"], &[])?;
+    cargo_step(workspace, "build", &["build", "--release", "-p", "ringloom", "-p", "bench"], &[])?;
     let target = workspace.target_dir();
     let release = target.join("release");
     let mut command = std::process::Command::new(release.join("ringloom-bench"));

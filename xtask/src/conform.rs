@@ -1,6 +1,6 @@
 //! `cargo xtask conform`: builds the conformance suite with optimisation, and starts `ringloom-conform`.
 //!
-//! Not here: what is stacked and checked (`testkit::conformance`, `crates/conform`), which this program only spawns.
+//! Not here: what is stacked and checked (`testkit::conformance`, `crates/dev/conform`), which this program only spawns.
 
 use anyhow::Result;
 

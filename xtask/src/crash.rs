@@ -9,14 +9,19 @@ use anyhow::Result;
 use crate::steps::{Workspace, cargo_step, must_succeed};
 
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
-    cargo_step(workspace, "build", &["build", "--release", "-p", "cli", "-p", "testkit"], &[])?;
+    cargo_step(
+        workspace,
+        "build",
+        &["build", "--release", "-p", "ringloom", "-p", "testkit"],
+        &[],
+    )?;
     let target = workspace.target_dir();
     let release = target.join("release");
     let mut ringloom = release.join("ringloom");
     if arguments.iter().any(|it| it == "--steps") {
         let beside = target.join("crash");
         let directory = beside.to_string_lossy();
-        let build = "build --release -p cli --features fault-points --target-dir";
+        let build = "build --release -p ringloom --features fault-points --target-dir";
         let build: Vec<&str> = build.split(' ').chain([&*directory]).collect();
         cargo_step(workspace, "build with steps", &build, &[])?;
         ringloom = beside.join("release/ringloom");

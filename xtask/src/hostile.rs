@@ -7,7 +7,12 @@ use anyhow::Result;
 use crate::steps::{Workspace, cargo_step, must_succeed};
 
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
-    cargo_step(workspace, "build", &["build", "--release", "-p", "cli", "-p", "testkit"], &[])?;
+    cargo_step(
+        workspace,
+        "build",
+        &["build", "--release", "-p", "ringloom", "-p", "testkit"],
+        &[],
+    )?;
     let release = workspace.target_dir().join("release");
     let mut command = std::process::Command::new(release.join("ringloom-hostile"));
     command.current_dir(&workspace.root);

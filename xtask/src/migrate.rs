@@ -1,6 +1,6 @@
 //! `cargo xtask migrate`: migrates guests from daemon to daemon for many rounds.
 //!
-//! Not here: what a round is (`live_migration` in the tests of `cli`, which run a few of them always).
+//! Not here: what a round is (`live_migration` in the tests of `ringloom`, which run a few of them always).
 
 use anyhow::Result;
 
@@ -28,7 +28,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<u32, String> {
 
 /// Runs them, with their output on the terminal.
 pub(crate) fn run(workspace: &Workspace, rounds: u32) -> Result<()> {
-    let arguments = "test -p cli --test it -- --nocapture --test-threads 1".split(' ');
+    let arguments = "test -p ringloom --test it -- --nocapture --test-threads 1".split(' ');
     let arguments: Vec<&str> = arguments.chain([TESTS]).collect();
     step("migrate", &format!("{VARIABLE}={rounds} cargo {}", arguments.join(" ")), || {
         must_succeed(workspace.cargo(&arguments).env(VARIABLE, rounds.to_string()))

@@ -27,7 +27,7 @@ const TESTKIT: &str = "testkit";
 
 const TABLE: &[Row] = &[
     row("fuzz", &["block", "daemon", "qcow2", "tuner", "vhost_user", "virtio"], &[]),
-    row("cli", &["daemon", "tuner"], &[]),
+    row("ringloom", &["daemon", "tuner"], &[]),
     row(
         "bench",
         &[
@@ -142,8 +142,8 @@ mod tests {
 
     #[test]
     fn arrows_point_down_only() {
-        check_edge("cli", "daemon", Kind::Normal, true);
-        check_edge("daemon", "cli", Kind::Normal, false);
+        check_edge("ringloom", "daemon", Kind::Normal, true);
+        check_edge("daemon", "ringloom", Kind::Normal, false);
         check_edge("disk", "kernel_io", Kind::Normal, true);
         check_edge("vhost_user", "kernel_io", Kind::Normal, false);
         check_edge("tuner", "daemon", Kind::Normal, false);

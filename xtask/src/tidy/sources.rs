@@ -31,13 +31,14 @@ pub(crate) fn check(files: &[SourceFile]) -> Vec<Problem> {
     problems
 }
 
-/// The crate whose `src` directory holds the file, and the file's path in there.
+/// The crate whose `src` directory holds the file, and the file's path in there. Crates stand in folders by floor, but for
+/// those at the top.
 fn place_in_crate(path: &str) -> Option<(&str, &str)> {
-    let (crate_name, rest) = match path.strip_prefix("crates/") {
-        Some(rest) => rest.split_once('/')?,
-        None => path.split_once('/').filter(|(name, _)| ["fuzz", "xtask"].contains(name))?,
-    };
-    Some((crate_name, rest.strip_prefix("src/")?))
+    let (crate_path, rest) = path.split_once("/src/")?;
+    match crate_path.split('/').collect::<Vec<_>>().as_slice() {
+        ["crates", _, name] | ["crates", name] | [name @ ("fuzz" | "xtask")] => Some((name, rest)),
+        _ => None,
+    }
 }
 
 fn module_file(file: &SourceFile) -> Option<Problem> {

@@ -23,20 +23,20 @@ fn lines(count: usize) -> String {
 
 #[test]
 fn a_module_file_has_the_name_of_its_module() {
-    check_file("crates/disk/src/a/mod.rs", "//! A.\n", &["not mod.rs"]);
-    check_file("crates/disk/src/a.rs", "//! A.\n", &[]);
+    check_file("crates/nodes/disk/src/a/mod.rs", "//! A.\n", &["not mod.rs"]);
+    check_file("crates/nodes/disk/src/a.rs", "//! A.\n", &[]);
 }
 
 #[test]
 fn only_sources_of_crates_need_a_header() {
-    check_file("crates/disk/src/a.rs", "fn a() {}\n", &["header"]);
+    check_file("crates/nodes/disk/src/a.rs", "fn a() {}\n", &["header"]);
     check_file("xtask/src/a.rs", "", &["header"]);
-    check_file("crates/disk/tests/it/a.rs", "fn a() {}\n", &[]);
+    check_file("crates/nodes/disk/tests/it/a.rs", "fn a() {}\n", &[]);
 }
 
 #[test]
 fn a_file_above_the_limit_needs_a_reason_and_then_a_split() {
-    let path = "crates/disk/src/a.rs";
+    let path = "crates/nodes/disk/src/a.rs";
     let reason = format!("//! A.\n//! {REASON} it is a table.\n");
     check_file(path, &format!("//! A.\n{}", lines(599)), &[]);
     check_file(path, &format!("//! A.\n{}", lines(600)), &["601 lines"]);
@@ -47,7 +47,7 @@ fn a_file_above_the_limit_needs_a_reason_and_then_a_split() {
 #[test]
 fn a_reason_counts_only_in_the_header() {
     let text = format!("//! A.\n{}// {REASON} I say so.\n", lines(700));
-    check_file("crates/disk/src/a.rs", &text, &["702 lines"]);
+    check_file("crates/nodes/disk/src/a.rs", &text, &["702 lines"]);
 }
 
 #[test]
@@ -58,20 +58,20 @@ fn tests_are_not_counted() {
     assert_eq!(lines_without_tests(&text), 4);
     let text = text.replace("mod tests", "#[expect(x)]\nmod tests");
     assert_eq!(lines_without_tests(&text), 5);
-    check_file("crates/disk/src/a/tests.rs", &format!("//! A.\n{}", lines(900)), &[]);
+    check_file("crates/nodes/disk/src/a/tests.rs", &format!("//! A.\n{}", lines(900)), &[]);
 }
 
 #[test]
 fn every_crate_closes_unsafe_at_its_root() {
-    check_file("crates/disk/src/lib.rs", "//! A.\n", &["#![forbid(unsafe_code)]"]);
-    check_file("crates/disk/src/lib.rs", "//! A.\n#![deny(unsafe_code)]\n", &["forbid"]);
-    check_file("crates/disk/src/lib.rs", "//! A.\n#![forbid(unsafe_code)]\n", &[]);
-    check_file("crates/virtio/src/lib.rs", "//! A.\n", &["#![deny(unsafe_code)]"]);
-    check_file("crates/virtio/src/lib.rs", "//! A.\n#![deny(unsafe_code)]\n", &[]);
-    check_file("crates/virtio/src/a/lib.rs", "//! A.\n", &[]);
+    check_file("crates/nodes/disk/src/lib.rs", "//! A.\n", &["#![forbid(unsafe_code)]"]);
+    check_file("crates/nodes/disk/src/lib.rs", "//! A.\n#![deny(unsafe_code)]\n", &["forbid"]);
+    check_file("crates/nodes/disk/src/lib.rs", "//! A.\n#![forbid(unsafe_code)]\n", &[]);
+    check_file("crates/fronts/virtio/src/lib.rs", "//! A.\n", &["#![deny(unsafe_code)]"]);
+    check_file("crates/fronts/virtio/src/lib.rs", "//! A.\n#![deny(unsafe_code)]\n", &[]);
+    check_file("crates/fronts/virtio/src/a/lib.rs", "//! A.\n", &[]);
     check_file("fuzz/src/lib.rs", "//! A.\n", &["#![forbid(unsafe_code)]"]);
     check_file("docs/src/lib.rs", "//! A.\n", &[]);
-    check_file("crates/cli/src/main.rs", "//! A.\n// #![forbid(unsafe_code)]\n", &["forbid"]);
+    check_file("crates/ringloom/src/main.rs", "//! A.\n// #![forbid(unsafe_code)]\n", &["forbid"]);
 }
 
 #[test]

@@ -1,0 +1,250 @@
+//! The options of `ringloom tune` as the command line gives them.
+//!
+//! `ringloom` flattens `TuneArgs`; `settings` turns it into `Settings`, in which every default is filled in.
+
+mod guest;
+mod report;
+mod stack;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use load::{BlockBytes, Operation};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::guest::{Accel, GuestArgs};
+pub use self::report::ReportArgs;
+pub(crate) use self::stack::StackArgs;
+use crate::contender::{Iothreads, Subject};
+use crate::repeats::Repeats;
+use crate::units::{Bytes, Seconds, Span};
+use crate::weights::Weight;
+
+/// What puts the load on the disk in the subject `host`; guests always use fio, the client its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LoadKind {
+    /// fio
+    Fio,
+    /// The client's own loop on io_uring
+    Own,
+}
+
+/// How fio hands requests to the kernel, in guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GuestEngine {
+    /// io_uring
+    #[value(name = "io_uring")]
+    IoUring,
+    /// Linux AIO
+    Libaio,
+    /// Blocking calls, for an iodepth of 1
+    Psync,
+}
+
+/// A question other than a sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Probe {
+    /// Few jobs, many, few again: does the second low differ from the first, and on how many CPUs
+    Hysteresis,
+}
+
+/// Options of `ringloom tune`.
+#[derive(Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "a switch of the command line is a bool to clap")]
+pub struct TuneArgs {
+    /// Disk to measure: a file or block device. It is only read unless --destructive is given.
+    /// Without it, a scratch file in the current directory is made, measured and removed
+    pub(crate) path: Option<PathBuf>,
+
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_enum, default_value = "client,host")]
+    pub(crate) subject: Vec<Subject>,
+
+    /// Numbers of iothreads to compare; none is the disk without an iothread
+    /// [default: none,1,2,3,4,6,8,12,16 up to cores, jobs and queues, searched in stages;
+    /// none,1,2,4,8,16 with a plain --repeats N; none with --probe and --curve]
+    #[arg(long, value_delimiter = ',', value_name = "none,1,2,…")]
+    pub(crate) iothreads: Vec<Iothreads>,
+
+    /// Operations: randread, randwrite, read, write, or a random mix such as 80/20 (80 % reads)
+    /// [default: randread,randwrite; --probe and --curve: randread]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) op: Vec<Operation>,
+
+    /// Block sizes, with k or M [default: 4k,64k; --probe and --curve: 4k]
+    #[arg(long, value_delimiter = ',', value_parser = block_size)]
+    pub(crate) bs: Vec<BlockBytes>,
+
+    /// Jobs: threads of the load [default: the cores, between 2 and 4; --probe hysteresis: 48,480]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) jobs: Vec<u16>,
+
+    /// Requests each job keeps in flight [default: 16; --probe hysteresis: 1]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) iodepth: Vec<u16>,
+
+    /// Measured seconds of one run [default: 1; 5 with fio]
+    #[arg(long, value_name = "SECONDS", value_parser = runtime)]
+    pub(crate) runtime: Option<Seconds>,
+
+    /// Seconds of load before the measured ones [default: 0.3; 1 with fio]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) ramp: Option<Seconds>,
+
+    /// How often what may be the answer is measured: at least and at most, until it is known to 3 %;
+    /// a plain number measures everything so often, without a search
+    /// [default: 3-12; --probe: 6; --curve: 3]
+    #[arg(long, value_name = "LEAST-MOST")]
+    pub(crate) repeats: Option<Repeats>,
+
+    /// Time for everything, such as 90s, 10m or 2h; an interval that is not narrow by then stays wide
+    /// [default: what six repeats take]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) budget: Option<Span>,
+
+    /// Measure the published matrix, all of it: 2k to 1M, 1 to 16 jobs, iodepth 1 to 16, four operations,
+    /// none to 16 iothreads, without leaving numbers out. Takes hours
+    #[arg(long, conflicts_with_all = ["probe", "curve"])]
+    pub(crate) full: bool,
+
+    /// How much cells count in the answer, such as randread=3,randwrite:4k=1; the others do not
+    /// [default: all alike, the worst one decides]
+    #[arg(long, value_delimiter = ',', value_name = "OP[:SIZE]=WEIGHT")]
+    pub(crate) weights: Vec<Weight>,
+
+    /// Load of the subject host [default: fio, but the client's own where only client and host are
+    /// measured, so that both have the same]
+    #[arg(long, value_enum)]
+    pub(crate) load: Option<LoadKind>,
+
+    /// How fio hands requests to the kernel in guests; on the host that is --aio
+    #[arg(long, value_enum, default_value = "io_uring")]
+    pub(crate) engine: GuestEngine,
+
+    /// Write, read back and compare some of the disk before each run that writes
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// Print a line per second of each run, as vdbench does
+    #[arg(long)]
+    pub(crate) interval: bool,
+
+    /// Repeat one baseline run after every so many runs, to show drift; 0 is never
+    #[arg(long, default_value_t = 20, value_name = "RUNS")]
+    pub(crate) sentinel: u16,
+
+    /// Instead of a sweep: answer another question
+    #[arg(long, value_enum, conflicts_with = "curve")]
+    pub(crate) probe: Option<Probe>,
+
+    /// Instead of a sweep: latency at fixed rates of 50, 70 and 90 % of the maximum
+    #[arg(long)]
+    pub(crate) curve: bool,
+
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+
+    #[command(flatten)]
+    pub(crate) guest: GuestArgs,
+
+    /// Size of a scratch file
+    #[arg(long, default_value = "1G", conflicts_with = "path")]
+    pub(crate) size: Bytes,
+
+    /// Allow write cells to overwrite PATH and the disk of --guest; all their data is lost
+    #[arg(long)]
+    pub(crate) destructive: bool,
+
+    /// Directory of the results [default: the first free of ringloom-report, ringloom-report-2, …]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// Go on with an interrupted run: same options, same directory (by default the newest)
+    #[arg(long)]
+    pub(crate) resume: bool,
+
+    /// Seed of the offsets and of the order of the runs [default: random, printed]
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+
+    /// Daemon to start instead of this program: one that takes the options of ringloom serve, or
+    /// qemu-storage-daemon
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) daemon: Option<PathBuf>,
+}
+
+fn runtime(text: &str) -> Result<Seconds, String> {
+    let seconds: Seconds =
+        text.parse().map_err(|error: crate::units::BadSeconds| error.to_string())?;
+    if seconds.duration().is_zero() {
+        return Err(format!("'{text}' measures nothing: write seconds above 0"));
+    }
+    Ok(seconds)
+}
+
+fn block_size(text: &str) -> Result<BlockBytes, String> {
+    let bytes: Bytes = text.parse().map_err(|error: crate::units::BadSize| error.to_string())?;
+    BlockBytes::try_from(bytes.0).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use clap::{CommandFactory, Parser};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        tune: TuneArgs,
+    }
+
+    pub(crate) fn parse(line: &str) -> Result<TuneArgs, String> {
+        let words = std::iter::once("tune").chain(line.split_whitespace());
+        Cli::try_parse_from(words).map(|cli| cli.tune).map_err(|error| error.to_string())
+    }
+
+    /// What is said of an option, in one line.
+    pub(crate) fn help(option: &str) -> String {
+        let command = Cli::command();
+        let found = command.get_arguments().find(|it| it.get_long() == Some(option)).unwrap();
+        let help = found.get_long_help().or(found.get_help()).unwrap().to_string();
+        help.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[track_caller]
+    fn check_refused(line: &str, expected: &[&str]) {
+        let message = parse(line).unwrap_err();
+        for part in expected {
+            assert!(message.contains(part), "'{part}' is missing in: {message}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_refused_with_the_valid_ones() {
+        check_refused("--op randrw", &["'randrw'", "--op", "randread, randwrite, read, write"]);
+        check_refused("--subject vm", &["'vm'", "client", "host", "vm:qemu", "vm:ringloom"]);
+        check_refused("--iothreads 0", &["'0'", "none and 1 to 256"]);
+        check_refused("--bs 4095", &["4095", "multiple of 512"]);
+        check_refused("--bs 4q", &["4q", "such as 4k"]);
+        check_refused("--jobs 0", &["0", "1..=1024"]);
+        check_refused("--iodepth 257", &["257", "1..=256"]);
+        check_refused("--runtime=-1", &["--runtime", "between 0 and 86400"]);
+        check_refused("--runtime 0", &["--runtime", "'0'", "seconds above 0"]);
+        check_refused("--runtime 1e-12", &["--runtime", "seconds above 0"]);
+        check_refused("--ssh-config c", &["--guest"]);
+        check_refused("--size 1G disk.img", &["--size", "[PATH]"]);
+        check_refused("--iothread 2", &["--iothread", "--iothreads"]);
+        check_refused("--probe hysteresis --curve", &["--probe", "--curve"]);
+        check_refused("--device scsi", &["'scsi'", "virtio-scsi"]);
+        check_refused("--vms 0", &["0", "1..=16"]);
+    }
+
+    #[test]
+    fn a_run_may_have_no_ramp_and_be_short() {
+        let args = parse("--runtime 0.05 --ramp 0").unwrap();
+        assert_eq!((args.runtime, args.ramp), (Some(Seconds::new(0.05)), Some(Seconds::new(0.0))));
+    }
+}

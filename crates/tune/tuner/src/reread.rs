@@ -1,0 +1,197 @@
+//! `ringloom report`: renders what was measured before, or compares two runs.
+//!
+//! Reads with `results::Lenient`, summarises and renders as `run` does after measuring. What is wrong with the file
+//! stands among the notes of the report.
+//!
+//! Invariants: the results are only read; a file of theirs is never written over. What is printed
+//! (`output`) or written beside `config/` (`kept`) has no control characters, whatever the results say.
+
+mod files;
+mod pair;
+
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+pub use self::pair::{RenderedPair, rendered_pair};
+use crate::args::ReportArgs;
+use crate::kept;
+use crate::output::print;
+use crate::published::PublishedSweep;
+use crate::report::{Findings, Part, Report, Style, published_page, render_published};
+use crate::results::{FILE_NAME, Group, Lenient};
+
+const PAGE: &str = "report.html";
+
+/// Runs `ringloom report`.
+///
+/// # Errors
+/// If nothing of the results can be used, or the report cannot be written; what is wrong with a part of the
+/// results is no error but told in the report.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "options are for one run; so `ringloom` moves them in"
+)]
+pub fn report(args: ReportArgs) -> Result<()> {
+    let out = args.out.as_deref();
+    if args.other.is_none()
+        && !args.results.join(FILE_NAME).exists()
+        && let Some(sweep) = PublishedSweep::read(&args.results)?
+    {
+        return published(&args.results, &sweep, out);
+    }
+    let source = Source::find(&args.results)?;
+    match &args.other {
+        Some(other) => pair::report(&source, &Source::find(other)?, out),
+        None => single(&source, out.map_or_else(|| source.directory(), Ok)?),
+    }
+}
+
+/// Prints what others published; writes it too, also as a page, if a directory is named.
+fn published(directory: &Path, sweep: &PublishedSweep, out: Option<&Path>) -> Result<()> {
+    refuse_results(out, None)?;
+    let name = directory.display().to_string();
+    print(&render_published(Style::Plain, &name, sweep))?;
+    let Some(out) = out else { return print(&unwritten("report.md")) };
+    print("\n")?;
+    let files = [
+        ("report.md".to_owned(), render_published(Style::Markdown, &name, sweep)),
+        (PAGE.to_owned(), published_page(&name, sweep)),
+    ];
+    files::write(out, &[], &files)
+}
+
+/// What is said where no directory is named.
+fn unwritten(name: &str) -> String {
+    format!("\nNothing is written; --out DIR keeps this as {name} and as a page, {PAGE}.\n")
+}
+
+/// The page of results stands beside them, and no other takes its place; `own` are the results that it is of.
+fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
+    let Some(out) = out else { return Ok(()) };
+    let there = out.join(FILE_NAME);
+    if there.exists() && !own.is_some_and(|own| kept::is_same(own, &there)) {
+        bail!("{} has results, and so a {PAGE} of its own: name another --out", out.display());
+    }
+    Ok(())
+}
+
+fn single(source: &Source, out: &Path) -> Result<()> {
+    refuse_results(Some(out), Some(&source.path))?;
+    let lenient = Lenient::read(&source.path)?;
+    let mut all = Vec::new();
+    for Rendered { text, files } in parts_of(&lenient) {
+        print(&format!("{text}\n"))?;
+        all.extend(files);
+    }
+    files::write(out, &[&source.path], &all)
+}
+
+/// A report in all its forms, before `output` and `kept` take from it what a terminal obeys.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// What `ringloom report` prints.
+    pub text: String,
+    /// By name, which is a path below the directory of the report.
+    pub files: Vec<(String, String)>,
+}
+
+/// What `ringloom report` makes of the content of a results file: a report for each kind of runs in it. Pure, and
+/// whatever the bytes are; so the fuzz target `results_file` calls it.
+///
+/// # Errors
+/// If nothing of it can be used.
+pub fn rendered(results: &[u8]) -> Result<Vec<Rendered>> {
+    let lenient = Lenient::parse(results)?;
+    Ok(parts_of(&lenient).collect())
+}
+
+/// One after the other, for a file may have many.
+fn parts_of(lenient: &Lenient) -> impl Iterator<Item = Rendered> {
+    let Lenient { groups, problems } = lenient;
+    Part::all(groups.len()).zip(groups).map(|(part, group)| {
+        let notes = notes(group, problems, part.number(), groups.len());
+        let findings = findings(group, &notes);
+        let report = Report::of_part(part, &findings);
+        Rendered { text: report.text(Style::Plain, ""), files: report.files() }
+    })
+}
+
+/// A results file.
+struct Source {
+    /// As the user named it.
+    name: String,
+    path: PathBuf,
+}
+
+impl Source {
+    /// Of a directory its results, or the file itself.
+    fn find(given: &Path) -> Result<Self> {
+        let name = given.display().to_string();
+        let about = std::fs::metadata(given).with_context(|| format!("results {name}"))?;
+        if !about.is_dir() {
+            return Ok(Self { name, path: given.to_path_buf() });
+        }
+        let path = given.join(FILE_NAME);
+        if !path.exists() {
+            if PublishedSweep::read(given)?.is_some() {
+                bail!("{name} is a published sweep: it is shown alone, and compared with nothing");
+            }
+            bail!(
+                "{name} has no {FILE_NAME}: neither did ringloom tune write it nor is it a published sweep"
+            );
+        }
+        Ok(Self { name, path })
+    }
+
+    /// Where the report goes unless the user says otherwise.
+    ///
+    /// # Errors
+    /// For a pipe, and for a file that is named by a descriptor (`/dev/stdin`).
+    fn directory(&self) -> Result<&Path> {
+        let directory = match self.path.parent() {
+            Some(directory) if !directory.as_os_str().is_empty() => directory,
+            Some(_) | None => Path::new("."),
+        };
+        let kind = self.path.metadata().with_context(|| format!("results {}", self.name))?;
+        let is_of_descriptors = || {
+            let directory = directory.canonicalize();
+            directory.is_ok_and(|it| it == Path::new("/dev") || it.starts_with("/proc"))
+        };
+        if kind.file_type().is_fifo() || kind.is_file() && is_of_descriptors() {
+            bail!(
+                "{} is in no directory that the report could go to: name one with --out",
+                self.name
+            );
+        }
+        Ok(directory)
+    }
+}
+
+fn findings<'a>(group: &'a Group, notes: &'a [String]) -> Findings<'a> {
+    let Group { header, runs, failures, .. } = group;
+    let (skipped, pruned) = (&header.known.skipped[..], &header.known.left_out[..]);
+    Findings { header, runs, failures, skipped, pruned, notes }
+}
+
+/// What the reader must know of the file, and of the part that this is.
+fn notes(group: &Group, problems: &[String], number: usize, parts: usize) -> Vec<String> {
+    let mut notes = Vec::new();
+    if parts > 1 {
+        notes.push(format!(
+            "the file holds {parts} kinds of runs that do not compare with each other, so each has a \
+             report of its own; this is number {number}"
+        ));
+    }
+    if !group.differences.is_empty() {
+        let differences = group.differences.join("; ");
+        notes.push(format!("what differs from number 1: {differences}"));
+    }
+    notes.extend_from_slice(problems);
+    notes.extend_from_slice(&group.header.known.notes);
+    notes
+}
+
+#[cfg(test)]
+mod tests;
