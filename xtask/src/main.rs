@@ -1,8 +1,7 @@
 //! The commands of the project: `cargo xtask check`, `test`, `bench`, `conform`, `crash`, `fuzz`,
 //! `hostile`, `migrate`, `tidy` and `install`.
 //!
-//! Limits: only `bench`, `conform`, `crash`, `fuzz`, `hostile` and `migrate` take arguments; what CI runs is what a
-//! developer runs.
+//! Limits: `check`, `tidy` and `install` take no arguments; what CI runs is what a developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
 
 #![forbid(unsafe_code)]
@@ -38,6 +37,7 @@ commands:
   conform  stack nodes at random and check every byte; --help shows its options
   crash    kill ringloom under load and check every byte; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
+           [--changed [COMMIT]]  only what a change since COMMIT (where the branch left main) can break
   fuzz     [--seconds N] [TARGET…]  run fuzz targets, N seconds each (20)
   hostile  attack ringloom in all ways at once beside clients that are checked; --help shows its options
   migrate  [--rounds N]  take guests from daemon to daemon, N times (20)
@@ -55,7 +55,7 @@ enum Command {
     Conform(Vec<String>),
     /// With the arguments of the campaign.
     Crash(Vec<String>),
-    Test,
+    Test(test::Scope),
     Fuzz(fuzz::Plan),
     /// With the arguments of the campaign.
     Hostile(Vec<String>),
@@ -77,7 +77,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         "check" => Command::Check,
         "conform" => return Ok(Command::Conform(rest.to_vec())),
         "crash" => return Ok(Command::Crash(rest.to_vec())),
-        "test" => Command::Test,
+        "test" => return test::Scope::parse(rest).map(Command::Test),
         "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
         "hostile" => return Ok(Command::Hostile(rest.to_vec())),
         "migrate" => return migrate::parse(rest).map(Command::Migrate),
@@ -99,7 +99,7 @@ fn run(command: Command) -> Result<()> {
         Command::Check => check::run(&workspace),
         Command::Conform(arguments) => conform::run(&workspace, &arguments),
         Command::Crash(arguments) => crash::run(&workspace, &arguments),
-        Command::Test => test::run(&workspace),
+        Command::Test(scope) => test::run(&workspace, &scope),
         Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
         Command::Hostile(arguments) => hostile::run(&workspace, &arguments),
         Command::Migrate(rounds) => migrate::run(&workspace, rounds),
@@ -150,7 +150,10 @@ mod tests {
         check(&["crash", "--rounds", "9"], {
             Ok(Command::Crash(vec!["--rounds".to_owned(), "9".to_owned()]))
         });
-        check(&["test"], Ok(Command::Test));
+        check(&["test"], Ok(Command::Test(test::Scope::Everything)));
+        check(&["test", "--changed", "v1"], {
+            Ok(Command::Test(test::Scope::Changed(Some("v1".to_owned()))))
+        });
         check(&["hostile", "--minutes", "9"], {
             Ok(Command::Hostile(vec!["--minutes".to_owned(), "9".to_owned()]))
         });
@@ -165,6 +168,6 @@ mod tests {
     fn wrong_arguments_are_named() {
         check(&[], Err("no command given"));
         check(&["tset"], Err("unknown command `tset`"));
-        check(&["test", "--fast"], Err("`test` takes no argument, not `--fast`"));
+        check(&["test", "--fast"], Err("`test` takes `--changed [COMMIT]`, not `--fast`"));
     }
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask test`: everything a change must pass; CI runs this and nothing of its own.
+//! `cargo xtask test`: everything a change must pass; CI runs this and nothing of its own. With `--changed` what a change
+//! can break.
 //!
 //! Installs what the tests need, runs what `check` runs before its unit tests, then every test of the workspace,
 //! the daemon that kills itself, the loom models and every fuzz target for a short time. A test that cannot run
@@ -8,6 +9,7 @@
 //! can install whatever is missing; for others it is a warning.
 //! Not here: how lines are understood (`test::tally`), how a command is watched (`test::watch`).
 
+mod changed;
 mod tally;
 mod watch;
 
@@ -17,6 +19,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 
 use crate::steps::{Workspace, cargo_step, step};
+use crate::test::changed::{Affected, BINARY, BinaryTests, Selection};
 use crate::test::tally::{Show, Skip, Tally};
 use crate::{check, fuzz, install};
 
@@ -26,19 +29,37 @@ const ALLOWED_SKIPS: &[&str] = &[];
 /// Crates with loom models: unit tests whose names start with `loom_`, built with `--cfg loom`.
 const LOOM_CRATES: &[&str] = &["layers", "request_path"];
 
+/// Which tests are asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Everything,
+    /// What may be broken since this commit, or since the branch left main.
+    Changed(Option<String>),
+}
+
+impl Scope {
+    /// Understands `[--changed [COMMIT]]`.
+    pub(crate) fn parse(arguments: &[String]) -> Result<Self, String> {
+        match arguments {
+            [] => Ok(Self::Everything),
+            [option] if option == "--changed" => Ok(Self::Changed(None)),
+            [option, base] if option == "--changed" => Ok(Self::Changed(Some(base.clone()))),
+            [extra, ..] => Err(format!("`test` takes `--changed [COMMIT]`, not `{extra}`")),
+        }
+    }
+}
+
 /// Installs, checks, tests; the first step that fails ends it.
-pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, scope: &Scope) -> Result<()> {
+    let selection = match scope {
+        Scope::Everything => Selection::Everything,
+        Scope::Changed(base) => changed::since(workspace, base.as_deref())?,
+    };
     let user = install::run(workspace)?;
     check::read(workspace)?;
 
-    // The tests start `ringloom` as a process. Cargo builds it only for the tests of its own
-    // package, so it is built for all; compiler output stays out of the log of the tests. In one
-    // step, since whoever links last would leave processors idle in each.
-    let build = ["build", "--quiet", "--workspace", "--bins", "--tests"];
-    cargo_step(workspace, "binaries and tests", &build, &[])?;
-
     let mut tally = Tally::default();
-    let result = run_tests(workspace, &mut tally);
+    let result = run_tests(workspace, &selection, &mut tally);
     println!("{}", tally.summary());
     for skip in tally.skips.iter().collect::<BTreeSet<_>>() {
         println!("   skipped: {skip}");
@@ -49,25 +70,65 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         Verdict::Warn(warning) => println!("   warning: {warning}"),
         Verdict::Refuse(reason) => bail!(reason),
     }
-    fuzz::run(workspace, &fuzz::Plan::smoke())
+    if selection.has("fuzz") {
+        fuzz::run(workspace, &fuzz::Plan::smoke())?;
+    }
+    Ok(())
 }
 
-/// Runs the tests of the workspace and the loom models; the tally has what ran before a failure.
-fn run_tests(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
+/// Runs the selected tests, those of a daemon that kills itself and the loom models; the tally has what ran before a
+/// failure.
+fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) -> Result<()> {
     let log_dir = workspace.target_dir().join("xtask");
     std::fs::create_dir_all(&log_dir).with_context(|| format!("{}", log_dir.display()))?;
-
-    let arguments = ["test", "--workspace", "--no-fail-fast", "--", "--show-output"];
-    step("tests", &format!("cargo {}", arguments.join(" ")), || {
-        let mut command = workspace.cargo(&arguments);
-        watch::run(&mut command, &log_dir.join("test.log"), |line| show(tally.feed(line), line))
-    })?;
-    tally.add(fault_points(workspace, &log_dir.join("fault-points.log"))?);
-    for name in LOOM_CRATES {
+    // The tests start `ringloom` as a process. Cargo builds it only for the tests of its own
+    // package, so it is built for all; compiler output stays out of the log of the tests. In one
+    // step, since whoever links last would leave processors idle in each.
+    let build = ["build", "--quiet", "--workspace", "--bins", "--tests"];
+    cargo_step(workspace, "binaries and tests", &build, &[])?;
+    for (arguments, log) in commands(selection).iter().zip(["test.log", "test-crates.log"]) {
+        let log = log_dir.join(log);
+        step("tests", &format!("cargo {}", arguments.join(" ")), || {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut command = workspace.cargo(&arguments);
+            watch::run(&mut command, &log, |line| show(tally.feed(line), line))
+        })?;
+    }
+    if selection.has(BINARY) {
+        tally.add(fault_points(workspace, &log_dir.join("fault-points.log"))?);
+    }
+    for name in LOOM_CRATES.iter().filter(|name| selection.has(name)) {
         let log = log_dir.join(format!("loom-{name}.log"));
         tally.add(loom(workspace, name, &log)?);
     }
     Ok(())
+}
+
+/// The arguments of cargo that run the selected tests, in at most two commands.
+fn commands(selection: &Selection) -> Vec<Vec<String>> {
+    let command = |what: &[&str], filters: &[&str]| {
+        let words = [&["test"], what, &["--no-fail-fast", "--", "--show-output"], filters].concat();
+        words.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let Affected { crates, binary } = match selection {
+        Selection::Everything => return vec![command(&["--workspace"], &[])],
+        Selection::Some(affected) => affected,
+    };
+    let mut commands = Vec::new();
+    let mut whole: Vec<&str> = crates.iter().map(String::as_str).collect();
+    match binary {
+        BinaryTests::All => whole.push(BINARY),
+        BinaryTests::Modules(modules) if modules.is_empty() => {}
+        BinaryTests::Modules(modules) => {
+            let filters: Vec<&str> = modules.iter().map(String::as_str).collect();
+            commands.push(command(&["--package", BINARY, "--test", "it"], &filters));
+        }
+    }
+    if !whole.is_empty() {
+        let packages: Vec<&str> = whole.into_iter().flat_map(|name| ["--package", name]).collect();
+        commands.push(command(&packages, &[]));
+    }
+    commands
 }
 
 fn show(what: Show, line: &str) {
@@ -156,6 +217,26 @@ fn judge(skips: &[Skip], user: install::User) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_is_selected_is_run() {
+        let words = |selection: &Selection| {
+            commands(selection).iter().map(|it| it.join(" ")).collect::<Vec<_>>()
+        };
+        let whole = "test --workspace --no-fail-fast -- --show-output";
+        assert_eq!(words(&Selection::Everything), [whole]);
+        assert!(words(&Selection::Some(Affected::default())).is_empty());
+        let modules = ["page::".to_owned()].into();
+        let affected =
+            Affected { crates: ["load".to_owned()].into(), binary: BinaryTests::Modules(modules) };
+        assert_eq!(
+            words(&Selection::Some(affected)),
+            [
+                "test --package ringloom --test it --no-fail-fast -- --show-output page::",
+                "test --package load --no-fail-fast -- --show-output",
+            ]
+        );
+    }
 
     #[test]
     fn a_skip_fails_for_root_only() {

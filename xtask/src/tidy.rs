@@ -7,7 +7,7 @@
 mod documents;
 mod edges;
 mod licences;
-mod metadata;
+pub(crate) mod metadata;
 mod sources;
 
 use std::fmt;

@@ -176,7 +176,11 @@ mod tests {
 
     #[test]
     fn a_crate_that_is_not_in_the_table_is_told() {
-        let problems = check(&[Member { name: "vhdx".to_owned(), dependencies: Vec::new() }]);
+        let problems = check(&[Member {
+            name: "vhdx".to_owned(),
+            directory: String::new(),
+            dependencies: Vec::new(),
+        }]);
         assert!(problems.iter().any(|it| it.to_string().starts_with("vhdx: crate has no row")));
         assert_eq!(problems.len(), 1 + TABLE.len());
     }

@@ -16,6 +16,8 @@ pub(crate) struct Metadata {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) name: String,
+    /// Its directory, as seen from the root of the workspace.
+    pub(crate) directory: String,
     pub(crate) dependencies: Vec<Dependency>,
 }
 
@@ -69,7 +71,8 @@ impl Metadata {
                     .iter()
                     .filter_map(|it| dependency(it, &names))
                     .collect();
-                metadata.members.push(Member { name: name.clone(), dependencies });
+                let directory = directory(&root, package)?;
+                metadata.members.push(Member { name: name.clone(), directory, dependencies });
             }
             let version = string(package, "version")?;
             let licence = package["license"].as_str().map(str::to_owned);
@@ -77,6 +80,13 @@ impl Metadata {
         }
         Ok(metadata)
     }
+}
+
+fn directory(root: &Value, package: &Value) -> Result<String> {
+    let manifest = string(package, "manifest_path")?;
+    let below = manifest.strip_prefix(&string(root, "workspace_root")?);
+    let directory = below.and_then(|it| it.strip_prefix('/')?.strip_suffix("/Cargo.toml"));
+    Ok(directory.with_context(|| format!("{manifest} is not in the workspace"))?.to_owned())
 }
 
 /// A dependency by path on a crate of the workspace; others are none of the edges' business.
@@ -101,13 +111,16 @@ mod tests {
 
     const TEXT: &str = r#"{
         "workspace_members": ["a 1", "b 1"],
+        "workspace_root": "/x",
         "packages": [
-            {"id": "a 1", "name": "a", "version": "0.1.0", "license": "MIT", "dependencies": [
+            {"id": "a 1", "name": "a", "version": "0.1.0", "license": "MIT",
+             "manifest_path": "/x/y/a/Cargo.toml", "dependencies": [
                 {"name": "b", "kind": null, "path": "/x/b"},
                 {"name": "b", "kind": "dev", "path": "/x/b"},
                 {"name": "libc", "kind": null}
             ]},
-            {"id": "b 1", "name": "b", "version": "0.1.0", "license": null, "dependencies": []},
+            {"id": "b 1", "name": "b", "version": "0.1.0", "license": null,
+             "manifest_path": "/x/b/Cargo.toml", "dependencies": []},
             {"id": "libc 1", "name": "libc", "version": "1.0.0", "license": "MIT", "dependencies": []}
         ]
     }"#;
@@ -118,6 +131,7 @@ mod tests {
         let edge = |kind| Dependency { name: "b".to_owned(), kind };
         let names: Vec<&str> = metadata.members.iter().map(|it| it.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
+        assert_eq!(metadata.members[0].directory, "y/a");
         assert_eq!(metadata.members[0].dependencies, [edge(Kind::Normal), edge(Kind::Dev)]);
     }
 
