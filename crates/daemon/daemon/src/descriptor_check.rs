@@ -137,7 +137,7 @@ impl DescriptorCheck {
         sandbox: Sandboxing,
     ) -> Result<Arc<Self>, CheckStartError> {
         let (ours, theirs) = pair().map_err(CheckStartError::Make)?;
-        kernel_io::start_apart(NAME, theirs, |socket| {
+        host::start_apart(NAME, theirs, |socket| {
             process::run(&socket, memory_files, sandbox);
         })
         .map_err(CheckStartError::Make)?;

@@ -156,7 +156,7 @@ impl Export {
         let device = BlkDevice::new(offer, session, Arc::clone(&ledger), Arc::clone(&visit));
         let stream = connection.stream();
         let stream = stream.map_err(|source| vhost_user::SessionError::Socket { source })?;
-        let server = Server::restore(&stream, device, state, kernel_io::exchange_socket)?;
+        let server = Server::restore(&stream, device, state, host::exchange_socket)?;
         Ok(Adopted { connection, ledger, visit, server, resumption })
     }
 

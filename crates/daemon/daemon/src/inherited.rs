@@ -1,7 +1,7 @@
 //! The descriptors that whoever started the daemon has left open in it: which ones are meant.
 //!
 //! Where it stands: asked once, before anything is opened; all others are closed
-//! (`kernel_io::close_descriptors_but`), since a breached daemon could use them.
+//! (`host::close_descriptors_but`), since a breached daemon could use them.
 //!
 //! Not here: the standard streams, which always stay.
 

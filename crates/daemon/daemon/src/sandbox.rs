@@ -96,7 +96,7 @@ impl Sandbox {
         };
         let grants = reach::of(plan);
         let opening = grants.iter().any(|grant| grant.for_what.opens());
-        let ids = !kernel_io::gives_peer_processes().map_err(SandboxError::Try)?;
+        let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
         let needs = Needs { opening, discards: plan.may_write_devices(), ids };
         let files = FilesFence::new(&grants).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());

@@ -14,7 +14,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use block::{Owner, SentenceRate, SystemClock};
-use kernel_io::{DaemonizeError, Daemonized, FileKind, FileTable, Readiness, Verdict};
+use host::{DaemonizeError, Daemonized, Readiness, Verdict};
+use kernel_io::{FileKind, FileTable};
 
 use crate::attach;
 use crate::build::{BuildError, Built};
@@ -86,7 +87,7 @@ pub enum ServeError {
 /// opened, its log included.
 pub fn close_inherited(plan: &Plan) -> Result<(), ServeError> {
     let action = "close the descriptors that it was started with";
-    kernel_io::close_descriptors_but(&inherited::meant(plan))
+    host::close_descriptors_but(&inherited::meant(plan))
         .map_err(|source| ServeError::Process { action, source })
 }
 
@@ -178,7 +179,7 @@ fn start_threads(log: &Arc<Log>, sandbox: Option<&Sandbox>) -> io::Result<Arc<Wa
 }
 
 fn raise_limits() {
-    if let Err(error) = kernel_io::raise_open_files_limit() {
+    if let Err(error) = host::raise_open_files_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
 }
@@ -404,7 +405,7 @@ enum Side {
 fn fork(plan: &Plan) -> Result<Side, ServeError> {
     match plan.daemonize {
         Daemonize::Foreground => Ok(Side::Daemon(None)),
-        Daemonize::Background => match kernel_io::daemonize()? {
+        Daemonize::Background => match host::daemonize()? {
             Daemonized::Child(readiness) => Ok(Side::Daemon(Some(readiness))),
             Daemonized::Parent(Verdict::Ready) => Ok(Side::Parent),
             Daemonized::Parent(Verdict::Failed) => Err(ServeError::ChildFailed),

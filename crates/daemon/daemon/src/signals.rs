@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, SentenceRate, SystemClock};
-use kernel_io::Impatience;
+use host::Impatience;
 use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
@@ -77,13 +77,13 @@ impl Attention {
             match () {
                 // It ends nothing, so there is no reason to ignore it.
                 () if signal == SIGHUP && has_no_terminal_to_lose(plan) => asking.push(signal),
-                () if kernel_io::is_ignored(signal)? => {}
+                () if host::is_ignored(signal)? => {}
                 () => ending.push(signal),
             }
         }
         let impatience = Arc::new(Impatience::full());
         for signal in &ending {
-            kernel_io::leave_if_impatient(*signal, &impatience)?;
+            host::leave_if_impatient(*signal, &impatience)?;
         }
         let all = || ending.iter().chain(&asking);
         let signals = Signals::new(all())?;

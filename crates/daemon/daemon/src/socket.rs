@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kernel_io::peer_of;
+use host::peer_of;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -320,7 +320,7 @@ fn ends_in_time(process: u32) -> bool {
     let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
     let Some(pid) = pid else { return false };
     match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(pidfd) => kernel_io::has_ended(&pidfd, END_LIMIT).unwrap_or(false),
+        Ok(pidfd) => host::has_ended(&pidfd, END_LIMIT).unwrap_or(false),
         Err(errno) => errno == Errno::SRCH,
     }
 }

@@ -19,7 +19,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use block::SentenceRate;
-use kernel_io::{Alarm, peer_of};
+use host::peer_of;
+use kernel_io::Alarm;
 use rustix::event::{Timespec, epoll};
 use vhost_user::QueueIndex;
 use virtio::{CacheMode, RingLayout, RingSetup};

@@ -9,7 +9,6 @@
 #![deny(unsafe_code)]
 
 mod alarm;
-mod apart;
 mod bounce;
 mod budget;
 mod calls;
@@ -20,7 +19,6 @@ mod exchange;
 mod failure;
 mod file;
 mod files;
-mod filter;
 mod image_lock;
 mod inline;
 mod judgement;
@@ -28,31 +26,25 @@ mod kernel;
 mod native;
 mod notifier;
 mod parked;
-mod peer;
-mod process;
 mod queue_limits;
 mod ranges;
 mod reactor;
 mod ringer;
-mod signals;
 mod space;
 mod sync_turns;
 mod uring;
 mod workers;
 
 pub use alarm::Alarm;
-pub use apart::start_apart;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use budget::{Budget, FairQueue};
 pub use cpu::{Cpus, process_cpu_time, thread_cpu_time};
-pub use exchange::exchange_socket;
 pub use failure::IoFailure;
 pub use file::{
     Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,
     Residence,
 };
 pub use files::{FileTable, HandOver, Succession};
-pub use filter::{FilterError, Refusals, filter_system_calls};
 pub use image_lock::{
     ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
 };
@@ -60,14 +52,8 @@ pub use inline::{InlineBudget, InlineShare};
 pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use parked::Tag;
-pub use peer::{Peer, gives_peer_processes, has_ended, peer_of, peer_process};
-pub use process::{
-    DaemonizeError, Daemonized, Readiness, Verdict, close_descriptors_but, daemonize,
-    raise_open_files_limit,
-};
 pub use ranges::{RangeGuard, WriteRanges};
 pub use reactor::{Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
-pub use signals::{Impatience, is_ignored, leave_if_impatient};
 pub use space::{Allocation, whole_blocks};
 pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};

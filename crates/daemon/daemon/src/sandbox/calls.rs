@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use kernel_io::{FilterError, Refusals, filter_system_calls};
+use host::{FilterError, Refusals, filter_system_calls};
 use libc::c_long;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use kernel_io::peer_of;
+use host::peer_of;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};

@@ -375,7 +375,7 @@ impl Successor {
             Ok(()) | Err(Errno::SRCH) => {}
             Err(errno) => return complain(&errno),
         }
-        match kernel_io::has_ended(hold, END_LIMIT) {
+        match host::has_ended(hold, END_LIMIT) {
             Ok(true) => tracing::info!("process {process} was ended"),
             Ok(false) => {
                 let seconds = END_LIMIT.as_secs();

@@ -590,7 +590,6 @@ impl Predecessor {
 
     /// Whether it has ended, or does within that time.
     fn has_ended(&self, limit: Duration) -> bool {
-        kernel_io::has_ended(&self.pidfd, limit)
-            .expect("the kernel polls one descriptor of our own")
+        host::has_ended(&self.pidfd, limit).expect("the kernel polls one descriptor of our own")
     }
 }

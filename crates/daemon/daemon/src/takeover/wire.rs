@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use kernel_io::{Peer, peer_of};
+use host::{Peer, peer_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -249,7 +249,7 @@ impl Wire {
 
     /// A hold on the process at the other end.
     pub(super) fn peer_process(&self) -> io::Result<OwnedFd> {
-        kernel_io::peer_process(&self.fd)
+        host::peer_process(&self.fd)
     }
 
     /// Says something, if the other process takes it by then. After an error it has not been said.

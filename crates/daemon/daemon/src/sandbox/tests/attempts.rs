@@ -132,7 +132,7 @@ impl Scene {
             "ring" => trespass::make_ring(),
             "bell of a ring" => trespass::register_bell(),
             "handle" => trespass::open_by_handle(),
-            "limit" => kernel_io::raise_open_files_limit().map(drop),
+            "limit" => host::raise_open_files_limit().map(drop),
             "other thread" => std::thread::spawn(trespass::make_ring).join().unwrap(),
             "signal another" => trespass::signal(other, libc::SIGKILL),
             "hold another" => trespass::signal_by_descriptor(other, libc::SIGKILL),
@@ -249,7 +249,7 @@ fn everything_that_is_not_needed_is_refused() {
 /// Before Linux 6.5 a process that takes over is held by its id, and so may others be.
 #[test]
 fn no_process_is_held_by_its_id_where_a_connection_gives_it() {
-    if kernel_io::gives_peer_processes().unwrap() {
+    if host::gives_peer_processes().unwrap() {
         check("hold another", "on", End::Refused(libc::EPERM));
     }
 }
