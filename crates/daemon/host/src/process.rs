@@ -15,6 +15,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit, WaitOptions};
+use rustix::time::Timespec;
+
+/// How often a thread that ends is looked for, each millisecond. Its kernel side ends within microseconds of its join.
+const LOOKS_FOR_THREADS: u32 = 100;
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// The first descriptor that is no standard stream.
 const FIRST: u32 = 3;
@@ -159,9 +164,18 @@ pub fn daemonize() -> Result<Daemonized, DaemonizeError> {
     }
 }
 
-/// How many threads this process has.
+/// How many threads this process has. One that was joined may be seen for a moment longer: it is waited for.
 pub(crate) fn count_threads() -> io::Result<usize> {
-    Ok(std::fs::read_dir("/proc/self/task")?.count())
+    let mut looks = 0;
+    loop {
+        let count = std::fs::read_dir("/proc/self/task")?.count();
+        if count == 1 || looks == LOOKS_FOR_THREADS {
+            return Ok(count);
+        }
+        looks += 1;
+        // A shorter sleep does no harm.
+        let _interrupted = rustix::thread::nanosleep(&PAUSE);
+    }
 }
 
 fn wait_for(reader: OwnedFd) -> io::Result<Verdict> {

@@ -116,8 +116,8 @@ pub(super) fn file_kind(path: &Path) -> Result<Option<FileKind>, Fault> {
 fn waiting_for<T>(path: &Path, work: impl FnOnce() -> T) -> T {
     let (done, is_done) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        // It ends with the work, before anything forks. Where no thread can be had, nothing is said.
-        let _teller = thread::Builder::new().spawn_scoped(scope, move || {
+        // Where no thread can be had, nothing is said.
+        let teller = thread::Builder::new().spawn_scoped(scope, move || {
             if is_done.recv_timeout(TOLD_AFTER) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let (path, seconds) = (path.display(), TOLD_AFTER.as_secs());
                 let told = writeln!(
@@ -130,6 +130,10 @@ fn waiting_for<T>(path: &Path, work: impl FnOnce() -> T) -> T {
         });
         let result = work();
         drop(done);
+        // Its end comes before the process forks, which the end of the scope does not wait for.
+        if let Ok(teller) = teller {
+            teller.join().expect("it does not panic");
+        }
         result
     })
 }
