@@ -14,6 +14,7 @@ mod claim;
 mod clock;
 mod errand;
 mod extent;
+mod gauge;
 mod hold_queue;
 mod kept;
 mod node;
@@ -27,6 +28,7 @@ pub use claim::{Access, Claim, ClaimError, Held, Others, Outlook, Owner, Rights}
 pub use clock::{Clock, SystemClock};
 pub use errand::{Errand, ErrandDone, ErrandRunner, LaneIo};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
+pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use hold_queue::HoldQueue;
 pub use kept::KeptError;
 pub use node::{

@@ -25,13 +25,14 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use block::{ByteCount, Clock};
+use block::{ByteCount, Clock, GaugeWriter};
 use kernel_io::{InlineShare, Wait};
 use request_path::{Appetite, Engine, Fault, LaneIndex, Share, Signal, SourceKey, Step, Turn};
 
 use self::served::Life;
 pub(crate) use self::served::Served;
 use crate::command::Inbox;
+use crate::gauges::{Activity, LoopGauges, Times};
 use crate::looker::Looker;
 use crate::neighbours::{Glance, Neighbours};
 use crate::timer::Timer;
@@ -50,7 +51,8 @@ const STEP: Step = Step::of(8);
 /// microsecond for each and more for large ones.
 const INLINE_STEP: Step = Step { requests: 2, bytes: ByteCount(8 << 10) };
 
-/// How many rounds without a pause there are between two looks for sources that fell silent.
+/// How many rounds there are between two looks at the clock, if no pause needs one: for sources that fell silent, and for
+/// the gauges.
 const ROUNDS_PER_CLOCK: u32 = 64;
 
 #[derive(Debug)]
@@ -69,13 +71,14 @@ pub(crate) struct EventLoop {
     /// Sources that have to be looked at, or asked to kick, before the thread sleeps.
     awake: Vec<SourceKey>,
     glance: Glance,
-    /// Rounds since the last look for sources that fell silent.
+    /// Rounds since the last look at the clock for them.
     rounds: u32,
     signals: Vec<Signal>,
     /// Lanes that are being drained, and who waits for it.
     draining: Vec<(LaneIndex, mpsc::Sender<()>)>,
     looker: Looker,
     timer: Timer,
+    times: Times,
     /// Since when there has been nothing to do.
     resting_since: Option<Instant>,
     clock: Arc<dyn Clock>,
@@ -91,7 +94,9 @@ impl EventLoop {
         inbox: Arc<Inbox>,
         looker: Looker,
         clock: Arc<dyn Clock>,
+        gauges: GaugeWriter<LoopGauges>,
     ) -> Self {
+        let now = clock.now();
         Self {
             engine,
             inbox,
@@ -107,8 +112,9 @@ impl EventLoop {
             draining: Vec::new(),
             looker,
             timer: Timer::default(),
+            times: Times::new(gauges, now),
             resting_since: None,
-            now: clock.now(),
+            now,
             clock,
             retiring: false,
         }
@@ -145,8 +151,23 @@ impl EventLoop {
             }
             self.call_full();
             self.give_turns();
+            self.round_over(alone);
         }
         Ok(())
+    }
+
+    /// Looks at the clock once in a while; `alone` if no other source had to wait for that.
+    fn round_over(&mut self, alone: bool) {
+        self.rounds += 1;
+        if self.rounds < ROUNDS_PER_CLOCK {
+            return;
+        }
+        self.times.rounds(std::mem::take(&mut self.rounds));
+        self.now = self.clock.now();
+        self.times.spent(Activity::Work, self.now);
+        if !alone {
+            self.let_idle_rest();
+        }
     }
 
     /// Whether the thread was told to end, and nothing is in flight or held here. What is held is let go for that: rings
@@ -171,12 +192,6 @@ impl EventLoop {
     /// Calls sources that have something new while others keep the thread from looking: their
     /// kicks are off.
     fn glance(&mut self) {
-        self.rounds += 1;
-        if self.rounds >= ROUNDS_PER_CLOCK {
-            self.rounds = 0;
-            self.now = self.clock.now();
-            self.let_idle_rest();
-        }
         let Self { awake, sources, glance, ready, now, .. } = self;
         glance.each(awake, |key| {
             if let Some(served) = &mut sources[key.0 as usize]

@@ -4,12 +4,13 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use block::Clock;
-use kernel_io::{FileTable, KernelError, Notifier, Reactors};
+use block::{Clock, GaugeWriter};
+use kernel_io::{FileTable, KernelError, Notifier, Reactors, ThreadStat};
 use request_path::Engine;
 
 use crate::command::{Command, Inbox};
 use crate::event_loop::EventLoop;
+use crate::gauges::IothreadUse;
 use crate::looker::{Looker, Polling};
 use crate::polling::PollSettings;
 
@@ -40,6 +41,7 @@ pub struct Host {
 pub struct Iothread {
     name: String,
     inbox: Arc<Inbox>,
+    usage: IothreadUse,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -90,15 +92,19 @@ impl Iothread {
         let thread = std::thread::Builder::new()
             .name(format!("IO {name}").chars().take(15).collect())
             .spawn(move || {
+                // Behind its fences it opens nothing.
+                let stat = ThreadStat::of_this();
                 let engine = Engine::new(files, bell, Arc::clone(&clock), reactors)
                     .map_err(|source| SpawnError::Kernel { name: own_name.clone(), source })
                     .and_then(|engine| confined(&own_name, confine.as_deref()).map(|()| engine));
                 match engine {
                     Ok(engine) => {
                         tracing::info!("iothread {own_name}: {}", engine.waits_with());
-                        ready.send(Ok(())).expect("the starter waits");
+                        let gauges = GaugeWriter::default();
+                        let usage = IothreadUse::new(gauges.gauges(), stat);
+                        ready.send(Ok(usage)).expect("the starter waits");
                         let looker = Looker::new(settings, polling);
-                        let served = EventLoop::new(engine, theirs, looker, clock).run();
+                        let served = EventLoop::new(engine, theirs, looker, clock, gauges).run();
                         // What the kernel lacks for the moment is tried again (`kernel_io::uring`); nothing else
                         // depends on more than the descriptor and the memory of the reactor.
                         served.expect("waiting works while its reactor exists");
@@ -107,13 +113,18 @@ impl Iothread {
                 }
             })
             .map_err(failed)?;
-        started.recv().expect("an iothread says how its start went")?;
-        Ok(Self { name: name.to_owned(), inbox, thread: Some(thread) })
+        let usage = started.recv().expect("an iothread says how its start went")?;
+        Ok(Self { name: name.to_owned(), inbox, usage, thread: Some(thread) })
     }
 
     /// Its name, as in `--object iothread,id=`.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What it does with its time.
+    pub fn usage(&self) -> &IothreadUse {
+        &self.usage
     }
 
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {

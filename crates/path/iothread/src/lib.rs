@@ -11,6 +11,7 @@
 mod command;
 mod drain;
 mod event_loop;
+mod gauges;
 mod handle;
 mod looker;
 mod neighbours;
@@ -20,6 +21,7 @@ mod polling;
 mod timer;
 
 pub use drain::{Drained, GaveUp, NotReopened};
+pub use gauges::{IothreadUse, LoopGauges};
 pub use handle::{Confine, Host, Iothread, SpawnError};
 pub use looker::Polling;
 pub use placed::{MoveError, PlaceError, Placed, Watcher};

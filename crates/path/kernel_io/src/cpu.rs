@@ -1,4 +1,4 @@
-//! CPU time: what this process used, and what nobody used.
+//! CPU time: what this process and its threads used, and what nobody used.
 
 use std::fs::File;
 use std::io;
@@ -59,6 +59,41 @@ impl Cpus {
     }
 }
 
+/// How long a thread ran, and how long it could have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadTimes {
+    /// On a CPU, in the kernel as well.
+    pub cpu: Duration,
+    /// Ready to run, while others had the CPU.
+    pub run_delay: Duration,
+}
+
+/// What the kernel knows of one thread (`/proc/thread-self/schedstat`), opened once.
+#[derive(Debug)]
+pub struct ThreadStat {
+    file: Option<File>,
+}
+
+/// Three numbers of at most 20 digits.
+const THREAD_STAT_BYTES: usize = 64;
+
+impl ThreadStat {
+    /// Of the calling thread. Call it before the thread is fenced off from files.
+    pub fn of_this() -> Self {
+        Self { file: File::open("/proc/thread-self/schedstat").ok() }
+    }
+
+    /// What it says now, from any thread; `None` if the kernel does not say (CONFIG_SCHED_INFO).
+    pub fn read(&self) -> Option<ThreadTimes> {
+        let mut text = [0; THREAD_STAT_BYTES];
+        let count = self.file.as_ref()?.read_at(&mut text, 0).ok()?;
+        let text = str::from_utf8(text.get(..count)?).ok()?;
+        let mut numbers = text.split_ascii_whitespace().map(|word| word.parse().ok());
+        let mut next = || Some(Duration::from_nanos(numbers.next()??));
+        Some(ThreadTimes { cpu: next()?, run_delay: next()? })
+    }
+}
+
 /// What the file says now. The kernel writes it anew for whoever begins at the beginning.
 fn read_whole(file: &File) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
@@ -99,6 +134,20 @@ mod tests {
         assert_eq!(idle_ticks(stat, &[0]), 45);
         assert_eq!(idle_ticks(stat, &[0, 1]), 155);
         assert_eq!(idle_ticks(stat, &[7]), 0);
+    }
+
+    #[test]
+    fn another_thread_reads_how_long_a_thread_ran() {
+        let stat = ThreadStat::of_this();
+        let before = stat.read().unwrap();
+        let used = thread_cpu_time() + Duration::from_millis(20);
+        while thread_cpu_time() < used {}
+        let after = std::thread::scope(|scope| scope.spawn(|| stat.read()).join().unwrap());
+        // What the current slice has used is added at its next tick, 10 ms at most.
+        assert!(
+            after.unwrap().cpu >= before.cpu + Duration::from_millis(5),
+            "{after:?} {before:?}"
+        );
     }
 
     #[test]

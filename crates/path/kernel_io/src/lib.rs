@@ -38,7 +38,7 @@ mod workers;
 pub use alarm::Alarm;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use budget::{Budget, FairQueue};
-pub use cpu::{Cpus, process_cpu_time, thread_cpu_time};
+pub use cpu::{Cpus, ThreadStat, ThreadTimes, process_cpu_time, thread_cpu_time};
 pub use failure::IoFailure;
 pub use file::{
     Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,

@@ -11,6 +11,7 @@ use kernel_io::Wait;
 use request_path::{Rest, SourceKey};
 
 use super::EventLoop;
+use crate::gauges::Activity;
 use crate::polling::IDLE_AFTER;
 use crate::timer::Nap;
 
@@ -22,6 +23,7 @@ impl EventLoop {
     /// how long there has been nothing to do if it slept.
     pub(super) fn find_work(&mut self) -> io::Result<Option<Duration>> {
         self.now = self.clock.now();
+        self.times.spent(Activity::Work, self.now);
         if self.engine.has_own_work() {
             // No time to sleep, so no reason to ask for kicks.
             self.call_new();
@@ -35,6 +37,7 @@ impl EventLoop {
             None => Wait::Block,
             Some(due) => {
                 self.now = self.clock.now();
+                self.times.spent(Activity::Work, self.now);
                 match self.timer.nap(due.at.saturating_duration_since(self.now), due.slack) {
                     Nap::Sleep(limit) => Wait::AtMost(limit),
                     Nap::Look => {
@@ -48,9 +51,11 @@ impl EventLoop {
             return Ok(None);
         }
         self.looker.sleep();
+        self.times.rounds(std::mem::take(&mut self.rounds));
         self.engine.wait(wait)?;
         let asleep = self.now;
         self.now = self.clock.now();
+        self.times.spent(Activity::Sleep, self.now);
         if let Wait::AtMost(limit) = wait {
             self.timer.woke(limit, self.now.saturating_duration_since(asleep));
         }
@@ -62,6 +67,7 @@ impl EventLoop {
         while self.now < due && !self.call_new() && !self.engine.has_news() {
             std::hint::spin_loop();
             self.now = self.clock.now();
+            self.times.looked(1, self.now);
         }
     }
 
@@ -74,18 +80,21 @@ impl EventLoop {
         self.let_idle_rest();
         let start = self.now;
         loop {
-            for _ in 0..LOOKS_PER_CLOCK {
+            for looks in 1..=LOOKS_PER_CLOCK {
                 if self.call_new() {
+                    self.times.found(looks);
                     self.requests_found(start);
                     return true;
                 }
                 if self.engine.has_news() {
+                    self.times.found(looks);
                     self.completions_found(start);
                     return true;
                 }
                 std::hint::spin_loop();
             }
             self.now = self.clock.now();
+            self.times.looked(LOOKS_PER_CLOCK, self.now);
             if self.engine.due().is_some_and(|due| due.at <= self.now) {
                 return true;
             }

@@ -22,4 +22,5 @@ mod moves;
 mod open_requests;
 mod setup;
 mod syncs;
+mod usage;
 mod waiters;

@@ -1,0 +1,161 @@
+//! How an iothread spends its time, for whoever watches it.
+//!
+//! Where it stands: the event loop tells it at each look at the clock that it takes anyway, and every 64 rounds if there
+//! was none; that is all it costs.
+//!
+//! Invariants: the times add up to the time since the start, but for what has passed since the last look at the clock.
+//! Threads: written by the iothread, read by anybody.
+//! Limits: a look that finds something ends without a look at the clock. It counts by what looks took before, so the times
+//! of work and looks are exact only together.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use block::{Gauge, GaugeWriter, Gauges};
+use kernel_io::{ThreadStat, ThreadTimes};
+
+/// What an iothread has done since its start.
+#[derive(Debug, Default)]
+pub struct LoopGauges {
+    /// Nanoseconds in which it worked: events, turns, submissions.
+    pub work_ns: Gauge,
+    /// Nanoseconds in which it looked for work, and there was none.
+    pub look_ns: Gauge,
+    /// Nanoseconds in which it slept until something woke it.
+    pub sleep_ns: Gauge,
+    /// Rounds of the loop, each with at most one turn for each source. Up to 63 are not counted before it sleeps.
+    pub rounds: Gauge,
+    /// How often it looked for work.
+    pub looks: Gauge,
+    /// How often it slept.
+    pub sleeps: Gauge,
+}
+
+/// An iothread's gauges, and what the kernel knows of its thread.
+#[derive(Debug, Clone)]
+pub struct IothreadUse {
+    gauges: Gauges<LoopGauges>,
+    stat: Arc<ThreadStat>,
+}
+
+impl IothreadUse {
+    pub(crate) fn new(gauges: Gauges<LoopGauges>, stat: ThreadStat) -> Self {
+        Self { gauges, stat: Arc::new(stat) }
+    }
+
+    /// What it has done.
+    pub fn gauges(&self) -> &LoopGauges {
+        &self.gauges
+    }
+
+    /// How long it was on a CPU, and how long it waited for one; `None` if the kernel does not say. May be called from any
+    /// thread; it is a system call.
+    pub fn thread_times(&self) -> Option<ThreadTimes> {
+        self.stat.read()
+    }
+}
+
+/// What the loop has done since the last look at the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activity {
+    Work,
+    Look,
+    Sleep,
+}
+
+/// Keeps an iothread's gauges.
+#[derive(Debug)]
+pub(crate) struct Times {
+    writer: GaugeWriter<LoopGauges>,
+    /// Up to when time is counted.
+    since: Instant,
+    /// What one look took lately.
+    look: Duration,
+}
+
+/// What a look takes before any was measured.
+const LOOK_FIRST: Duration = Duration::from_nanos(50);
+
+impl Times {
+    pub(crate) fn new(writer: GaugeWriter<LoopGauges>, now: Instant) -> Self {
+        Self { writer, since: now, look: LOOK_FIRST }
+    }
+
+    /// All time up to now went there.
+    pub(crate) fn spent(&mut self, on: Activity, now: Instant) {
+        let passed = now.saturating_duration_since(self.since);
+        self.since = self.since.max(now);
+        self.count(on, passed);
+        if on == Activity::Sleep {
+            self.writer.add(|it| &it.sleeps, 1);
+        }
+    }
+
+    /// So many looks found nothing, and took until now.
+    pub(crate) fn looked(&mut self, looks: u32, now: Instant) {
+        self.look = now.saturating_duration_since(self.since) / looks;
+        self.spent(Activity::Look, now);
+        self.writer.add(|it| &it.looks, u64::from(looks));
+    }
+
+    /// Of so many looks the last one found something; nobody looked at the clock.
+    pub(crate) fn found(&mut self, looks: u32) {
+        let took = self.look * looks;
+        self.since += took;
+        self.count(Activity::Look, took);
+        self.writer.add(|it| &it.looks, u64::from(looks));
+    }
+
+    /// So many rounds are over.
+    pub(crate) fn rounds(&mut self, rounds: u32) {
+        self.writer.add(|it| &it.rounds, u64::from(rounds));
+    }
+
+    fn count(&mut self, on: Activity, passed: Duration) {
+        let passed = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX);
+        self.writer.add(|it| it.time_of(on), passed);
+    }
+}
+
+impl LoopGauges {
+    fn time_of(&self, activity: Activity) -> &Gauge {
+        match activity {
+            Activity::Work => &self.work_ns,
+            Activity::Look => &self.look_ns,
+            Activity::Sleep => &self.sleep_ns,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Clock, SystemClock};
+
+    #[test]
+    fn times_add_up_and_a_look_without_a_clock_counts_as_looks_did_before() {
+        let writer = GaugeWriter::default();
+        let gauges: Gauges<LoopGauges> = writer.gauges();
+        let start = SystemClock.now();
+        let at = |us| start + Duration::from_micros(us);
+        let mut times = Times::new(writer, start);
+        times.spent(Activity::Work, at(10));
+        times.looked(16, at(26));
+        times.found(3);
+        times.spent(Activity::Work, at(40));
+        times.spent(Activity::Sleep, at(100));
+        times.rounds(64);
+        let found = [&gauges.work_ns, &gauges.look_ns, &gauges.sleep_ns].map(|it| it.get() / 1000);
+        assert_eq!(found, [10 + 11, 16 + 3, 60]);
+        assert_eq!((gauges.looks.get(), gauges.sleeps.get(), gauges.rounds.get()), (19, 1, 64));
+    }
+
+    #[test]
+    fn a_clock_that_is_behind_an_estimate_takes_nothing_back() {
+        let start = SystemClock.now();
+        let mut times = Times::new(GaugeWriter::default(), start);
+        times.found(1000);
+        times.spent(Activity::Work, start + Duration::from_nanos(1));
+        assert_eq!(times.writer.gauges().work_ns.get(), 0);
+    }
+}

@@ -1,0 +1,75 @@
+//! What an iothread says of its time, beside what the clock and the kernel say.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use block::{Access, ByteCount, Clock, DiskSize, Node, SystemClock};
+use disk::{NullNode, ReadContent};
+use iothread::{Iothread, LoopGauges};
+use kernel_io::FileTable;
+
+use crate::guest::{Ask, Guest};
+use crate::setup::{iothreads, on_both, place};
+
+/// How long each part takes.
+const PART: Duration = Duration::from_millis(60);
+/// By how much a part may be wrong: what was not counted yet, and what the machine does meanwhile.
+const SLACK: Duration = Duration::from_millis(25);
+
+/// Work, looks and sleep up to now.
+fn times(of: &LoopGauges) -> [Duration; 3] {
+    [&of.work_ns, &of.look_ns, &of.sleep_ns].map(|it| Duration::from_nanos(it.get()))
+}
+
+fn null_disk() -> Arc<dyn Node> {
+    let size = DiskSize(ByteCount(1 << 20));
+    Arc::new(NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes))
+}
+
+/// A guest that always has one request in flight, for so long.
+fn keep_busy(guest: &mut Guest, time: Duration) {
+    let start = SystemClock.now();
+    guest.submit(0, Ask::Read, 0);
+    while SystemClock.now() < start + time {
+        for slot in guest.poll() {
+            guest.submit(slot, Ask::Read, 0);
+        }
+    }
+    while guest.in_flight() > 0 {
+        guest.poll();
+    }
+}
+
+/// Lets so much time pass.
+fn pause(time: Duration) {
+    let (_sender, receiver) = mpsc::channel::<()>();
+    receiver.recv_timeout(time).unwrap_err();
+}
+
+#[test]
+fn work_looks_and_sleep_are_all_of_the_time() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [iothread]: [Arc<Iothread>; 1] = iothreads(&files, reactors);
+        let gauges = iothread.usage().gauges();
+        let mut guest = Guest::new();
+        let placed = place(&guest, &null_disk(), &iothread);
+        pause(PART);
+        let (before, start) = (times(gauges), SystemClock.now());
+        let thread = iothread.usage().thread_times().unwrap();
+        keep_busy(&mut guest, PART);
+        // What is open at the end of a sleep is counted when it ends.
+        pause(PART);
+        keep_busy(&mut guest, Duration::ZERO);
+        let passed = start.elapsed();
+        let [work, look, sleep]: [Duration; 3] =
+            std::array::from_fn(|place| times(gauges)[place] - before[place]);
+        let sum = work + look + sleep;
+        assert!(sum <= passed + PART + SLACK && sum + SLACK >= passed, "{sum:?} of {passed:?}");
+        assert!(sleep + SLACK >= PART, "asleep for {sleep:?}");
+        let ran = iothread.usage().thread_times().unwrap().cpu - thread.cpu;
+        assert!(ran <= work + look + SLACK, "on a CPU for {ran:?}, {work:?} and {look:?}");
+        assert!(gauges.rounds.get() > 0 && gauges.sleeps.get() > 0);
+        drop(placed.stop());
+    });
+}
