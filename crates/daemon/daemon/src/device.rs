@@ -22,7 +22,7 @@ use crate::descriptor_check::{self, CheckError, ExportCheck};
 use crate::holding::{Begun, Holding, WhileOurs};
 use crate::ledger::Ledger;
 use crate::resize::Size;
-use crate::takeover::Resumption;
+use crate::resumption::Resumption;
 use crate::unshared::{Unshared, UnsharedRate};
 use crate::visit::Visit;
 

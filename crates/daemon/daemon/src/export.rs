@@ -25,8 +25,8 @@ use crate::chain::chain_of;
 use crate::connection::Connection;
 use crate::device::{BlkDevice, Offer};
 use crate::ledger::Ledger;
+use crate::resumption::Resumption;
 use crate::socket::{Identity, Socket};
-use crate::takeover::Resumption;
 use crate::visit::{Coming, Rates, Visit};
 
 /// A running export. Dropped, it is stopped.

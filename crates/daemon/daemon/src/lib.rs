@@ -26,6 +26,7 @@ pub mod options;
 mod permissions;
 mod pidfile;
 mod resize;
+mod resumption;
 mod sandbox;
 pub mod serve;
 mod signals;

@@ -21,6 +21,8 @@ mod wire;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::resumption::monotonic;
+
 pub use error::TakeoverError;
 pub(crate) use give::{Answer, Doorbell, answer};
 pub(crate) use take::{Predecessor, Taken, take_over};
@@ -52,30 +54,6 @@ impl Deadline {
     fn left(self) -> Duration {
         self.0.saturating_sub(monotonic())
     }
-}
-
-/// Since when a front end waits.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Resumption {
-    /// When its queues were to be stopped, on the clock of [`monotonic`].
-    pub(crate) since: Duration,
-    /// By which process.
-    pub(crate) process: u32,
-}
-
-impl Resumption {
-    /// Says how long it has waited.
-    pub(crate) fn tell(&self, export: &str) {
-        let Self { since, process } = self;
-        let ms = monotonic().saturating_sub(*since).as_secs_f64() * 1e3;
-        tracing::info!("export {export}: served again {ms:.1} ms after process {process} stopped");
-    }
-}
-
-/// The time of a clock that all processes share.
-pub(crate) fn monotonic() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::try_from(now).expect("the time since the start of the host is not negative")
 }
 
 /// What an old process says on this connection up to its end: its offers, then everything that changes hands, each up

@@ -20,11 +20,12 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use super::state::{self, Parcel};
 use super::wire::{self, Message, Offered, SocketFile, Wire, WireError};
-use super::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT, VERSION, monotonic};
+use super::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT, VERSION};
 use crate::build::Built;
 use crate::chain::chain_of;
 use crate::export::{Export, Freeze, Frozen};
 use crate::graph::Place;
+use crate::resumption::monotonic;
 use crate::socket::Identity;
 
 /// How long exports that have nothing in flight any more wait for the others: then they go on until those have

@@ -26,13 +26,14 @@ use super::find::{Served, check_program, hold, server_of};
 use super::give::socket_file;
 use super::state::{self, Parcel, Transfer};
 use super::wire::{self, Message, Offered, SocketFile, Wire, WireError};
-use super::{ANSWER_LIMIT, Deadline, Resumption, VERSION, monotonic};
+use super::{ANSWER_LIMIT, Deadline, VERSION};
 use crate::build::{Built, Prepared};
 use crate::chain::chain_of;
 use crate::claim::{Patience, Told};
 use crate::export::{Adopted, Export};
 use crate::graph::Description;
 use crate::pidfile::Pidfile;
+use crate::resumption::{Resumption, monotonic};
 use crate::socket::{Identity, Socket};
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
