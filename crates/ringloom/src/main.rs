@@ -47,7 +47,7 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
     if let Err(error) = serve::close_inherited(&plan) {
         return output::fail(program, &error);
     }
-    let log = match Log::of(&plan) {
+    let log = match plan.open_log() {
         Ok(log) => Arc::new(log),
         Err(error) => return output::fail(program, &error),
     };

@@ -23,11 +23,12 @@ use crate::claim::{ClaimFailure, Patience, claim};
 use crate::descriptor_check::DescriptorCheck;
 use crate::descriptors;
 use crate::device::Offer;
+use crate::drivers::Activity;
 use crate::export::{Adopted, Export, ExportError};
 use crate::graph::{Graph, GraphError};
 use crate::guest_memory::{self, MemoryDirectoryError};
 use crate::holding::{Holding, OnDemand};
-use crate::options::{Activity, ExportOptions, Object, Plan, PollOptions, Step};
+use crate::options::{ExportOptions, Object, Plan, PollOptions, Step};
 use crate::resize::Size;
 use crate::sandbox::Sandbox;
 use crate::socket::{self, Socket, SocketError};
@@ -187,6 +188,7 @@ impl Built {
     /// Starts the plan's iothreads and opens its images, and checks its exports. Blocks.
     pub(crate) fn prepare(&mut self, plan: &Plan) -> Result<Vec<Prepared>, BuildError> {
         let mut prepared = Vec::new();
+        self.graph.allow_named_files(&plan.named_files);
         let memory_files = Arc::clone(self.descriptor_check.memory_files());
         let (bytes_max, exports) = (plan.guest_memory.bytes_max, plan.exports().count());
         let rules = || Arc::new(guest_memory::rules(&memory_files, bytes_max, exports));
@@ -196,7 +198,7 @@ impl Built {
                     self.spawn(&object.id, settings(object.polling))?;
                 }
                 Step::Object(Object::ThrottleGroup(object)) => {
-                    self.graph.add_throttle_group(object);
+                    self.graph.add_throttle_group(&object.id, object.limits);
                 }
                 Step::Blockdev(blockdev) => self.graph.add(blockdev)?,
                 Step::Export(export) => prepared.push(self.prepare_export(export, rules())?),
@@ -331,7 +333,7 @@ impl Built {
             }
         };
         let freezer = Notifier::new().map_err(|source| ExportError::of(&options.id, source))?;
-        let node = self.graph.add_export(options)?;
+        let node = self.graph.add_export(&options.id, &options.node_name, options.access())?;
         let files = self.graph.files_below(&options.node_name);
         let size = Size::new(&options.id, &node, config.logical_block, files);
         size.warn_if_empty();

@@ -5,7 +5,6 @@
 
 mod change;
 mod describe;
-mod drivers;
 mod named;
 mod root;
 #[cfg(test)]
@@ -17,18 +16,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{Access, Clock, Node};
-use disk::{DiscardPolicy, WindowError};
-use kernel_io::{FileTable, Identity, OpenError, OpenFile};
-use layers::{DelayNode, StripeError, ThrottleGroup};
-use qcow2::Qcow2Node;
+use kernel_io::{Caching, FileTable, Identity, OpenFile};
+use layers::{ThrottleGroup, ThrottleLimits};
 
-use crate::options::{Activity, Blockdev, Child, Discard, Driver, ExportOptions, NamedChild};
-#[cfg(test)]
-use crate::permissions::PassesOn;
-use crate::permissions::{Conflict, Edge, IMAGE, Permissions, ROOT, User, Uses};
+use crate::drivers::{
+    Activity, Blockdev, ChildNode, Made, Making, NamedChild, NodeError, ThrottleGroups,
+};
+use crate::permissions::{ChildRole, Conflict, Edge, Permissions, User, Uses};
 use crate::watch::Watch;
 pub use change::ChangeFault;
 pub(crate) use describe::{Description, Place, Storage};
+pub(crate) use named::NamedFiles;
 pub use named::{NamedFault, What};
 use root::RootNode;
 
@@ -39,15 +37,10 @@ pub(crate) struct Graph {
     /// What is below each export, by id.
     roots: HashMap<String, Below>,
     uses: Uses,
-    /// The nodes whose delays can be changed, by name.
-    delays: HashMap<String, Arc<DelayNode>>,
-    /// What the node that is being made has opened.
-    opened: Vec<Arc<OpenFile>>,
-    /// The image that the node is which is being made.
-    image: Option<Arc<Qcow2Node>>,
     /// The files of the images whose named files are being opened, the upper ones first.
     naming: Vec<Identity>,
-    throttle_groups: HashMap<String, Arc<ThrottleGroup>>,
+    named_files: NamedFiles,
+    throttle_groups: ThrottleGroups,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     watch: Arc<Watch>,
@@ -56,15 +49,11 @@ pub(crate) struct Graph {
 /// A node and what it stands on.
 #[derive(Debug)]
 struct Vertex {
-    node: Arc<dyn Node>,
+    made: Made,
     below: Vec<Below>,
     activity: Activity,
-    /// What it has opened itself.
-    files: Vec<Arc<OpenFile>>,
     /// What it was made with, by key.
     options: Vec<(String, String)>,
-    /// The node itself, if it is an image.
-    image: Option<Arc<Qcow2Node>>,
 }
 
 /// A place below a node or an export, and who is there.
@@ -77,15 +66,9 @@ struct Below {
 /// A node could not be made. Every message names the node.
 #[derive(Debug, thiserror::Error)]
 pub enum GraphError {
-    /// Its file could not be opened.
-    #[error("node {node}")]
-    Open {
-        /// The node-name.
-        node: String,
-        /// Why.
-        #[source]
-        source: OpenError,
-    },
+    /// Its driver says why.
+    #[error(transparent)]
+    Driver(NodeError),
     /// There is one already: a node, or an export.
     #[error("{what} '{name}' exists already")]
     Duplicate {
@@ -95,12 +78,12 @@ pub enum GraphError {
         name: String,
     },
     /// An inactive node below an active one. QEMU's sentence.
-    #[error("Inactive '{child}' can't be a {role} child of active '{node}'")]
+    #[error("Inactive '{child}' can't be a {key} child of active '{node}'")]
     InactiveChild {
         /// The node above.
         node: String,
         /// The key of the child.
-        role: String,
+        key: String,
         /// The child.
         child: String,
     },
@@ -109,31 +92,6 @@ pub enum GraphError {
     Unknown {
         /// The name.
         name: String,
-    },
-    /// There is no throttle group of this name.
-    #[error("node {node}: there is no throttle-group '{group}'")]
-    UnknownThrottleGroup {
-        /// The node-name.
-        node: String,
-        /// The group.
-        group: String,
-    },
-    /// It is no image that can be served.
-    #[error("node {node}")]
-    Image {
-        /// The node-name.
-        node: String,
-        /// Why.
-        #[source]
-        source: qcow2::OpenError,
-    },
-    /// A cache of its image that nobody can have. QEMU's sentence.
-    #[error("node {node}: {what} too big")]
-    Cache {
-        /// The node-name.
-        node: String,
-        /// Which.
-        what: &'static str,
     },
     /// What its image names cannot be opened.
     #[error("node {node}: image {}", image.display())]
@@ -154,21 +112,9 @@ pub enum GraphError {
         /// The file.
         path: PathBuf,
     },
-    /// Its children make no stripe.
-    #[error(transparent)]
-    Stripe(#[from] StripeError),
     /// It would be used in a way which somebody else who uses it does not allow.
     #[error(transparent)]
     Conflict(#[from] Box<Conflict>),
-    /// Its child has not the bytes that it is to show.
-    #[error("node {node}")]
-    Window {
-        /// The node-name.
-        node: String,
-        /// Why.
-        #[source]
-        source: WindowError,
-    },
     /// Direct I/O cannot reach the end of the file.
     #[error(
         "node {node}: the size of {path}, {bytes} bytes, is no multiple of the {alignment} bytes \
@@ -189,22 +135,22 @@ pub enum GraphError {
 impl Graph {
     /// An empty graph whose files go into that table. Nodes that hold requests go by that clock.
     pub(crate) fn new(files: Arc<FileTable>, clock: Arc<dyn Clock>) -> Self {
-        let (vertices, roots) = (HashMap::new(), HashMap::new());
-        let (uses, delays, throttle_groups) = (Uses::default(), HashMap::new(), HashMap::new());
-        let (opened, naming) = (Vec::new(), Vec::new());
         Self {
-            vertices,
-            roots,
-            uses,
-            delays,
-            opened,
-            image: None,
-            naming,
-            throttle_groups,
+            vertices: HashMap::new(),
+            roots: HashMap::new(),
+            uses: Uses::default(),
+            naming: Vec::new(),
+            named_files: NamedFiles::Refused,
+            throttle_groups: HashMap::new(),
             files,
             clock,
             watch: Arc::default(),
         }
+    }
+
+    /// Files that only images name are opened from now on as far as this says.
+    pub(crate) fn allow_named_files(&mut self, allowed: &NamedFiles) {
+        self.named_files.clone_from(allowed);
     }
 
     /// What waits for storage is told of from now on.
@@ -215,6 +161,12 @@ impl Graph {
     /// Who tells of it.
     pub(crate) fn watch(&self) -> &Watch {
         &self.watch
+    }
+
+    /// Makes a throttle group.
+    pub(crate) fn add_throttle_group(&mut self, id: &str, limits: ThrottleLimits) {
+        let group = ThrottleGroup::new(id, limits, Arc::clone(&self.clock));
+        self.throttle_groups.insert(id.to_owned(), group);
     }
 
     /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.
@@ -231,24 +183,24 @@ impl Graph {
     /// The node that stands below an export from now on, in a place where others may be put.
     pub(crate) fn add_export(
         &mut self,
-        options: &ExportOptions,
+        id: &str,
+        node_name: &str,
+        access: Access,
     ) -> Result<Arc<dyn Node>, GraphError> {
-        let ExportOptions { id, node_name, .. } = options;
         if self.roots.contains_key(id) {
-            return Err(GraphError::Duplicate { what: "export", name: id.clone() });
+            return Err(GraphError::Duplicate { what: "export", name: id.to_owned() });
         }
         let place = block::Child::new(Arc::clone(self.node(node_name)?));
         self.check_end(node_name)?;
-        self.uses.add_export(id, node_name, Permissions::of_export(options))?;
+        self.uses.add_export(id, node_name, Permissions::of_export(access))?;
         let root = Arc::new(RootNode::new(node_name, Arc::clone(&place)));
-        let edge = Edge { role: ROOT.to_owned(), node: node_name.clone() };
-        self.roots.insert(id.clone(), Below { edge, place });
+        self.roots.insert(id.to_owned(), Below { edge: Edge::root(node_name), place });
         Ok(root)
     }
 
     /// The node of that name.
     pub(crate) fn node(&self, name: &str) -> Result<&Arc<dyn Node>, GraphError> {
-        self.vertex(name).map(|vertex| &vertex.node)
+        self.vertex(name).map(|vertex| &vertex.made.node)
     }
 
     /// Which files are below that node now, each once.
@@ -257,7 +209,7 @@ impl Graph {
         let (mut seen, mut next) = (HashSet::new(), vec![name]);
         while let Some(name) = next.pop() {
             if let Some(vertex) = self.vertices.get(name).filter(|_| seen.insert(name)) {
-                files.extend_from_slice(&vertex.files);
+                files.extend(vertex.made.file.clone());
                 next.extend(vertex.below.iter().map(|below| below.edge.node.as_str()));
             }
         }
@@ -277,10 +229,11 @@ impl Graph {
     /// Adds a node that no driver makes.
     #[cfg(test)]
     pub(crate) fn add_made(&mut self, node: Arc<dyn Node>) {
-        let (name, below, files) = (node.name().to_owned(), Vec::new(), Vec::new());
-        self.uses.add_node(&name, PassesOn::AsAsked, Vec::new()).expect("it stands on nothing");
-        let (options, image, activity) = (Vec::new(), None, Activity::Active);
-        self.vertices.insert(name, Vertex { node, below, activity, files, options, image });
+        let (name, below) = (node.name().to_owned(), Vec::new());
+        self.uses.add_node(&name, node.access(), Vec::new()).expect("it stands on nothing");
+        let made = Made { node, file: None, image: None };
+        let (options, activity) = (Vec::new(), Activity::Active);
+        self.vertices.insert(name, Vertex { made, below, activity, options });
     }
 
     fn vertex(&self, name: &str) -> Result<&Vertex, GraphError> {
@@ -296,58 +249,96 @@ impl Graph {
     ) -> Result<Arc<dyn Node>, GraphError> {
         let mut blockdev = Cow::Borrowed(blockdev);
         let mut below = Vec::new();
-        for NamedChild { name: role, node } in blockdev.children.clone() {
+        for NamedChild { key, node } in blockdev.children.clone() {
             let (node, child) = match node {
-                Child::Reference(child) => (Arc::clone(self.node(&child)?), child),
-                Child::Inline(inner) => {
-                    let child = inner.name_below(name, &role);
+                ChildNode::Reference(child) => (Arc::clone(self.node(&child)?), child),
+                ChildNode::Inline(inner) => {
+                    let child = inner.name_below(name, &key);
                     (self.build(&inner, &child, made)?, child)
                 }
             };
-            if !(matches!(blockdev.driver, Driver::Qcow2 { .. }) && role == IMAGE) {
+            let role = blockdev.driver.role(&key);
+            // An image may end where it likes.
+            if role != ChildRole::Metadata {
                 self.check_end(&child)?;
             }
             if !blockdev.activity.may_stand_on(self.activity(&child)) {
                 let node = name.to_owned();
-                return Err(GraphError::InactiveChild { node, role, child });
+                return Err(GraphError::InactiveChild { node, key, child });
             }
             // What stands on a read-only node is one, as in QEMU. Who wants to write to it is refused.
-            let is_written = blockdev.driver.writes_to(&role);
-            if is_written && node.access() == Access::ReadOnly && !blockdev.read_only {
-                blockdev.to_mut().read_only = true;
+            if role.is_written() && node.access() == Access::ReadOnly && !blockdev.base.read_only {
+                blockdev.to_mut().base.read_only = true;
             }
-            below.push(Below { edge: Edge { role, node: child }, place: block::Child::new(node) });
+            let edge = Edge { key, role, node: child };
+            below.push(Below { edge, place: block::Child::new(node) });
         }
         if self.vertices.contains_key(name) {
             return Err(GraphError::Duplicate { what: "node-name", name: name.to_owned() });
         }
         self.add_named(name, &blockdev, &mut below, made)?;
         let edges = below.iter().map(|below| below.edge.clone()).collect();
-        self.uses.add_node(name, blockdev.passes_on(), edges)?;
+        self.uses.add_node(name, blockdev.base.access(), edges)?;
         made.push(name.to_owned());
-        let node = self.make(name, &blockdev, &below)?;
-        let files = std::mem::take(&mut self.opened);
-        let (options, image) = (self.options_of(&blockdev), self.image.take());
-        let activity = blockdev.activity;
-        let vertex = Vertex { node: Arc::clone(&node), below, activity, files, options, image };
+        let vertex = self.make(name, &blockdev, below)?;
+        let node = Arc::clone(&vertex.made.node);
         self.vertices.insert(name.to_owned(), vertex);
         Ok(node)
     }
 
+    /// Makes a node of that name over what is below it. Blocks.
+    fn make(
+        &self,
+        name: &str,
+        blockdev: &Blockdev,
+        below: Vec<Below>,
+    ) -> Result<Vertex, GraphError> {
+        let made = blockdev.options.make(&self.making(name, blockdev, &below));
+        let made = made.map_err(GraphError::Driver)?;
+        if let Some(file) = &made.file
+            && self.naming.contains(&file.identity())
+        {
+            let (node, path) = (name.to_owned(), file.path().to_path_buf());
+            return Err(GraphError::StandsOnItself { node, path });
+        }
+        let options = describe::options(blockdev, &self.throttle_groups);
+        Ok(Vertex { made, below, activity: blockdev.activity, options })
+    }
+
+    fn making<'a>(
+        &'a self,
+        name: &'a str,
+        blockdev: &'a Blockdev,
+        below: &'a [Below],
+    ) -> Making<'a> {
+        let child = |below: &'a Below| (below.edge.key.as_str(), &below.place);
+        Making {
+            name,
+            base: &blockdev.base,
+            children: below.iter().map(child).collect(),
+            groups: &self.throttle_groups,
+            files: &self.files,
+            clock: &self.clock,
+            watch: &self.watch,
+        }
+    }
+
+    /// Whether direct I/O reaches the end of what a node has opened. Whoever shows its bytes asks.
+    fn check_end(&self, name: &str) -> Result<(), GraphError> {
+        if let Some(file) = &self.vertex(name)?.made.file {
+            let (alignment, bytes) = (file.offset_alignment(), file.bytes());
+            // What 512-byte blocks need is checked by the export, which has a say in the block size.
+            let direct = file.caching() == Caching::Direct;
+            if direct && alignment > 512 && !bytes.is_multiple_of(alignment.into()) {
+                let (node, path) = (name.to_owned(), file.path().to_path_buf());
+                return Err(GraphError::Size { node, path, bytes, alignment });
+            }
+        }
+        Ok(())
+    }
+
     fn forget(&mut self, name: &str) {
         self.vertices.remove(name);
-        self.delays.remove(name);
         self.uses.remove(&User::Node(name.to_owned()));
-    }
-}
-
-fn access(blockdev: &Blockdev) -> Access {
-    if blockdev.read_only { Access::ReadOnly } else { Access::ReadWrite }
-}
-
-fn policy(discard: Discard) -> DiscardPolicy {
-    match discard {
-        Discard::Ignore => DiscardPolicy::Ignore,
-        Discard::Unmap => DiscardPolicy::Unmap,
     }
 }

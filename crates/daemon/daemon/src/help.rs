@@ -3,16 +3,18 @@
 //! Invariants: every option and key that works is in the text and in `docs/options.md`; the tests
 //! hold both against the tables that the parser reads.
 
+use crate::drivers;
 use crate::options::HelpTopic;
 
 /// The text for a topic, ending in a newline.
 pub fn text(topic: HelpTopic) -> String {
     match topic {
         HelpTopic::Object => OBJECT.to_owned(),
-        HelpTopic::Blockdev => BLOCKDEV.to_owned(),
+        HelpTopic::Blockdev => blockdev(),
         HelpTopic::Export => EXPORT.to_owned(),
         HelpTopic::Serve => {
-            format!("{HEAD}\n{SHORT}\n{LONG}\n{OBJECT}\n{BLOCKDEV}\n{EXPORT}\n{BOTH}\n{EXAMPLES}")
+            let blockdev = blockdev();
+            format!("{HEAD}\n{SHORT}\n{LONG}\n{OBJECT}\n{blockdev}\n{EXPORT}\n{BOTH}\n{EXAMPLES}")
         }
     }
 }
@@ -20,6 +22,11 @@ pub fn text(topic: HelpTopic) -> String {
 /// The version line, ending in a newline.
 pub fn version() -> String {
     format!("ringloom {}\n", env!("CARGO_PKG_VERSION"))
+}
+
+fn blockdev() -> String {
+    let drivers = drivers::ALL.iter().map(|driver| driver.help);
+    drivers.chain([drivers::BASE_HELP]).collect()
 }
 
 const HEAD: &str = "\
@@ -63,50 +70,6 @@ const OBJECT: &str =
                            iops-write  iops-write-max  iops-write-max-length
                          -max: the rate in bursts of so many seconds (-max-length; default: 1);
                          iops-size: larger requests count as several. x-LIMIT=N is the same
-";
-
-const BLOCKDEV: &str = "  --blockdev [driver=]file,node-name=N,filename=PATH
-                         a regular file
-  --blockdev [driver=]host_device,node-name=N,filename=PATH
-                         a block device of the host
-             both: [,aio=io_uring|native|threads]
-                         which engine does the I/O; native (Linux AIO) needs cache.direct=on.
-                         Default: io_uring; where the host forbids it, the better of the others
-                   [,locking=auto|on|off]
-                         lock the image as QEMU does; auto, the default: where the host can
-  --blockdev [driver=]raw,node-name=N,file=NODE[,offset=BYTES][,size=BYTES]
-                         another node's bytes as they are, all or so many from there; the other
-                         node may be written in place: file.driver=file,file.filename=PATH
-  --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off][,latency-ns=NS]
-                         a disk without content; default: 1 GiB, reads give whatever was there.
-                         latency-ns: how long every request takes
-  --blockdev [driver=]throttle,node-name=N,throttle-group=ID,file=NODE
-                         another node's bytes, within the limits of a group
-  --blockdev [driver=]delay,node-name=N,file=NODE[,latency-ns=NS][,ordered=on|off][,seed=NUMBER]
-                   [,read.distribution=fixed|uniform|normal|exponential|histogram,read.…]
-                   [,write.…][,flush.…]
-                         another node, answering later: all requests by latency-ns, or those of
-                         one kind by a distribution: latency-ns; min-ns, max-ns; mean-ns,
-                         stddev-ns; mean-ns; filename (lines of a latency in ns and a count).
-                         ordered: requests of one iothread do not overtake each other
-  --blockdev [driver=]stripe,node-name=N,chunk=SIZE,children.0=NODE,children.1=NODE[,…]
-                         the chunks of 2 to 64 nodes of one size in turn, as in md's RAID0; a
-                         chunk is a multiple of 4 KiB up to 16 MiB
-  --blockdev [driver=]qcow2,node-name=N,file=NODE[,backing=NODE|null][,data-file=NODE]
-                   [,cache-size=BYTES][,l2-cache-size=BYTES][,refcount-cache-size=BYTES]
-                   [,cache-clean-interval=SECONDS][,overlap-check=none|constant|cached|all]
-                         the disk in the qcow2 image that another node holds. backing: what shows
-                         where the image has nothing, null for zeroes; default: what the image
-                         names, if --named-files allows it. data-file: where its data are, if the
-                         image has them elsewhere. The sizes bound the tables in memory
-             all of them: [,read-only=on|off][,auto-read-only=on|off][,discard=ignore|unmap]
-                        [,cache.direct=on|off][,cache.no-flush=on|off][,force-share=on|off]
-                        [,active=on|off]
-                         default: off, off, ignore, off, off, off, on. auto-read-only: open a file
-                         read-only if nobody writes to it. force-share: with read-only=on, deny
-                         others nothing. active=off: hold the image, and its lock, only while
-                         a guest runs on it, as live migration needs. no-flush: flushes have no
-                         effect, and a power loss may cost the whole disk
 ";
 
 const EXPORT: &str =

@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::path::Path;
 
-use crate::options::{Driver, Plan, Step};
+use crate::options::{Plan, Step};
 
 /// Where descriptors have names.
 const DIRECTORIES: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
@@ -32,6 +32,7 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         takeover: _,
         print: _,
         sandbox: _,
+        named_files: _,
         guest_memory: _,
     } = plan;
     let paths =
@@ -45,22 +46,10 @@ fn paths_of(step: &Step) -> Vec<&Path> {
     match step {
         Step::Object(_) => Vec::new(),
         Step::Blockdev(blockdev) => {
-            blockdev.nodes().into_iter().filter_map(|node| filename(&node.driver)).collect()
+            let files = blockdev.nodes().into_iter().flat_map(|node| node.options.needs().files);
+            files.map(|file| file.path).collect()
         }
         Step::Export(export) => vec![&export.socket.path],
-    }
-}
-
-fn filename(driver: &Driver) -> Option<&Path> {
-    match driver {
-        Driver::File { filename, .. } | Driver::HostDevice { filename, .. } => Some(filename),
-        // The histograms of delays have been read.
-        Driver::Raw { .. }
-        | Driver::NullCo { .. }
-        | Driver::Throttle { .. }
-        | Driver::Delay { .. }
-        | Driver::Stripe { .. }
-        | Driver::Qcow2 { .. } => None,
     }
 }
 

@@ -22,7 +22,6 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 
-use crate::options::{Daemonize, Plan};
 use queue::{Kind, Line, Queue};
 use system::SystemLog;
 
@@ -107,17 +106,20 @@ impl Log {
         Self { outlet, queue: Arc::new(Queue::new(WAITING_MAX)) }
     }
 
-    /// As a plan asks for it. Call it before the process goes to the background.
-    pub fn of(plan: &Plan) -> Result<Self, LogError> {
-        let (place, stderr) = match (&plan.log_file, plan.daemonize) {
-            (Some(path), Daemonize::Foreground) => (Some(Place::open(path)?), Stderr::Quiet),
-            (Some(path), Daemonize::Background) => (Some(Place::open(path)?), Stderr::Told),
-            (None, Daemonize::Foreground) => (None, Stderr::Told),
-            (None, Daemonize::Background) => {
-                (SystemLog::connect().map(Place::System), Stderr::Told)
-            }
-        };
+    /// Of a process that stays at its terminal.
+    pub(crate) fn of_foreground(file: Option<&Path>) -> Result<Self, LogError> {
+        let place = file.map(Place::open).transpose()?;
+        let stderr = if place.is_some() { Stderr::Quiet } else { Stderr::Told };
         Ok(Self::new(place, stderr))
+    }
+
+    /// Of a process that goes to the background later.
+    pub(crate) fn of_background(file: Option<&Path>) -> Result<Self, LogError> {
+        let place = match file {
+            Some(file) => Some(Place::open(file)?),
+            None => SystemLog::connect().map(Place::System),
+        };
+        Ok(Self::new(place, Stderr::Told))
     }
 
     /// Writes a line, which ends in a newline; once there is a thread that writes, this waits for nothing.

@@ -12,8 +12,6 @@ use std::fmt;
 
 use block::Access;
 
-use crate::options::ExportOptions;
-
 /// What can be done with a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Permission {
@@ -51,8 +49,11 @@ impl Permissions {
     pub(crate) const READS: Self = Self::NONE.and(Permission::ConsistentRead);
 
     /// What an export uses of its node.
-    pub(crate) fn of_export(options: &ExportOptions) -> Self {
-        if options.writable { Self::READS.and(Permission::Write) } else { Self::READS }
+    pub(crate) fn of_export(access: Access) -> Self {
+        match access {
+            Access::ReadOnly => Self::READS,
+            Access::ReadWrite => Self::READS.and(Permission::Write),
+        }
     }
 
     /// This set and one more.
@@ -86,27 +87,39 @@ impl fmt::Display for Permissions {
     }
 }
 
-/// What a node does to what is asked of it, on the way to its children.
+/// What a child is to the user above it, which says what is used of it and what others may do with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PassesOn {
-    /// It uses of its children what is used of it, and shares what those above it share.
-    AsAsked,
-    /// The same, but its children together have a meaning that writing to one of them destroys: it lets
-    /// others only read them.
-    Alone,
-    /// It is an image with metadata in its children. It lets others only read them. If it takes changes, it
-    /// writes to them and lets them grow whatever is done above; but [`BACKING`] it only reads.
-    Image(Access),
+pub(crate) enum ChildRole {
+    /// What is asked of the user is asked of the child: what is used of the one is used of the other, and shared.
+    Filtered,
+    /// The same, but its children together have a meaning that writing to one of them destroys: others may only read them.
+    Member,
+    /// It holds an image, or its metadata. Others may only read it. An image that takes changes writes to it and lets it
+    /// grow whatever is done above.
+    Metadata,
+    /// It holds the data of an image whose metadata are in another child; the same rules.
+    Data,
+    /// It shows what is not in the image itself: it is only read, by all.
+    Backing,
 }
 
-/// The key under which an image has the node that it is in.
-pub(crate) const IMAGE: &str = "file";
+impl ChildRole {
+    /// Whether what is written to the user is written to the child.
+    pub(crate) fn is_written(self) -> bool {
+        match self {
+            Self::Filtered | Self::Member | Self::Metadata | Self::Data => true,
+            Self::Backing => false,
+        }
+    }
 
-/// The key under which an image has the node that shows what is not in the image itself.
-pub(crate) const BACKING: &str = "backing";
-
-/// The key under which an image has the node that its data are in, if they are not in the image.
-pub(crate) const DATA_FILE: &str = "data-file";
+    /// Whether the user, if it takes changes, writes to the child whatever is done above.
+    pub(crate) fn is_always_written(self) -> bool {
+        match self {
+            Self::Metadata | Self::Data => true,
+            Self::Filtered | Self::Member | Self::Backing => false,
+        }
+    }
+}
 
 /// The key under which an export has its node.
 pub(crate) const ROOT: &str = "root";
@@ -115,9 +128,18 @@ pub(crate) const ROOT: &str = "root";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edge {
     /// The key that the node stands under, as `file`; `root` below an export.
-    pub(crate) role: String,
+    pub(crate) key: String,
+    /// What the node is there.
+    pub(crate) role: ChildRole,
     /// The node.
     pub(crate) node: String,
+}
+
+impl Edge {
+    /// What is below an export.
+    pub(crate) fn root(node: &str) -> Self {
+        Self { key: ROOT.to_owned(), role: ChildRole::Filtered, node: node.to_owned() }
+    }
 }
 
 /// Who uses nodes. Nodes come before exports in what is said first.
@@ -158,8 +180,16 @@ pub struct Conflict {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Uses {
     users: BTreeMap<User, Below>,
-    /// Who stands on each node, and under which key: one entry for each edge.
-    above: BTreeMap<String, Vec<(User, String)>>,
+    /// What stands on each node: one entry for each edge.
+    above: BTreeMap<String, Vec<Above>>,
+}
+
+/// A user of a node.
+#[derive(Debug, Clone)]
+struct Above {
+    user: User,
+    key: String,
+    role: ChildRole,
 }
 
 #[derive(Debug, Clone)]
@@ -167,7 +197,8 @@ struct Below {
     edges: Vec<Edge>,
     /// What it uses of the nodes below by itself.
     own: Permissions,
-    passes_on: PassesOn,
+    /// Whether it takes changes.
+    access: Access,
 }
 
 /// What one user asks of those below it.
@@ -185,11 +216,11 @@ impl Uses {
     pub(crate) fn add_node(
         &mut self,
         name: &str,
-        passes_on: PassesOn,
+        access: Access,
         edges: Vec<Edge>,
     ) -> Result<(), Box<Conflict>> {
         let own = Permissions::NONE;
-        self.add(&User::Node(name.to_owned()), Below { edges, own, passes_on })
+        self.add(&User::Node(name.to_owned()), Below { edges, own, access })
     }
 
     /// Adds an export of that node, which uses these permissions and shares all, as those of
@@ -200,8 +231,8 @@ impl Uses {
         node: &str,
         own: Permissions,
     ) -> Result<(), Box<Conflict>> {
-        let edges = vec![Edge { role: ROOT.to_owned(), node: node.to_owned() }];
-        let below = Below { edges, own, passes_on: PassesOn::AsAsked };
+        // Whether it takes changes says nothing that `own` does not.
+        let below = Below { edges: vec![Edge::root(node)], own, access: Access::ReadWrite };
         self.add(&User::Export(id.to_owned()), below)
     }
 
@@ -210,9 +241,7 @@ impl Uses {
     pub(crate) fn used(&self, node: &str) -> Permissions {
         let found = &mut Found::new();
         let users = self.above.get(node).into_iter().flatten();
-        users.fold(Permissions::NONE, |all, (user, role)| {
-            all.union(self.asks(user, role, found).uses)
-        })
+        users.fold(Permissions::NONE, |all, above| all.union(self.asks(above, found).uses))
     }
 
     /// Whether this user writes by itself, whatever those above it do.
@@ -224,12 +253,12 @@ impl Uses {
     pub(crate) fn replace(
         &mut self,
         user: &User,
-        role: &str,
+        key: &str,
         by: &str,
     ) -> Result<(), Box<Conflict>> {
         let Some(before) = self.users.get(user).cloned() else { return Ok(()) };
         let mut after = before.clone();
-        for edge in after.edges.iter_mut().filter(|edge| edge.role == role) {
+        for edge in after.edges.iter_mut().filter(|edge| edge.key == key) {
             by.clone_into(&mut edge.node);
         }
         self.remove(user);
@@ -271,8 +300,8 @@ impl Uses {
             if !seen.insert(node) {
                 continue;
             }
-            for (user, _) in self.above.get(node).into_iter().flatten() {
-                match user {
+            for above in self.above.get(node).into_iter().flatten() {
+                match &above.user {
                     User::Node(name) => next.push(name),
                     User::Export(id) => {
                         exports.insert(id.clone());
@@ -285,7 +314,7 @@ impl Uses {
 
     fn add(&mut self, user: &User, below: Below) -> Result<(), Box<Conflict>> {
         for edge in &below.edges {
-            let above = (user.clone(), edge.role.clone());
+            let above = Above { user: user.clone(), key: edge.key.clone(), role: edge.role };
             self.above.entry(edge.node.clone()).or_default().push(above);
         }
         let before = self.users.insert(user.clone(), below);
@@ -298,7 +327,7 @@ impl Uses {
         let below = self.users.remove(user);
         for edge in below.into_iter().flat_map(|below| below.edges) {
             if let Some(users) = self.above.get_mut(&edge.node) {
-                users.retain(|(other, _)| other != user);
+                users.retain(|above| above.user != *user);
             }
         }
     }
@@ -319,26 +348,21 @@ impl Uses {
 
     /// Whether all who use a node share what the others use.
     fn check_node<'a>(&'a self, node: &str, found: &mut Found<'a>) -> Result<(), Box<Conflict>> {
-        let asked: Vec<(&User, &String, Asked)> = self
-            .above
-            .get(node)
-            .into_iter()
-            .flatten()
-            .map(|(user, role)| (user, role, self.asks(user, role, found)))
-            .collect();
-        let keepers =
-            asked.iter().enumerate().filter(|(_, (_, _, it))| it.shares != Permissions::ALL);
-        for (place, (keeps, as_kept, kept)) in keepers {
-            for (other, (wants, as_wanted, wanted)) in asked.iter().enumerate() {
+        let users = self.above.get(node).into_iter().flatten();
+        let asked: Vec<(&Above, Asked)> =
+            users.map(|above| (above, self.asks(above, found))).collect();
+        let keepers = asked.iter().enumerate().filter(|(_, (_, it))| it.shares != Permissions::ALL);
+        for (place, (keeps, kept)) in keepers {
+            for (other, (wants, wanted)) in asked.iter().enumerate() {
                 let permissions = wanted.uses.without(kept.shares);
                 if place != other && permissions != Permissions::NONE {
                     return Err(Box::new(Conflict {
                         node: node.to_owned(),
                         permissions,
-                        as_wanted: (*as_wanted).clone(),
-                        wants: (*wants).clone(),
-                        as_kept: (*as_kept).clone(),
-                        keeps: (*keeps).clone(),
+                        as_wanted: wants.key.clone(),
+                        wants: wants.user.clone(),
+                        as_kept: keeps.key.clone(),
+                        keeps: keeps.user.clone(),
                     }));
                 }
             }
@@ -346,20 +370,19 @@ impl Uses {
         Ok(())
     }
 
-    /// What a user asks of the node that it has under this key.
-    fn asks<'a>(&'a self, user: &'a User, role: &str, found: &mut Found<'a>) -> Asked {
-        let Asked { uses, shares } = self.hears(user, found);
-        match self.users[user].passes_on {
-            PassesOn::AsAsked => Asked { uses, shares },
-            PassesOn::Alone => Asked { uses, shares: shares.both(Permissions::READS) },
-            PassesOn::Image(_) if role == BACKING => {
-                Asked { uses: uses.both(Permissions::READS), shares: Permissions::READS }
+    /// What a user asks of the node.
+    fn asks<'a>(&'a self, above: &'a Above, found: &mut Found<'a>) -> Asked {
+        let Asked { uses, shares } = self.hears(&above.user, found);
+        let reads = Permissions::READS;
+        match (above.role, self.users[&above.user].access) {
+            (ChildRole::Filtered, _) => Asked { uses, shares },
+            (ChildRole::Member, _) => Asked { uses, shares: shares.both(reads) },
+            (ChildRole::Backing, _) => Asked { uses: uses.both(reads), shares: reads },
+            (ChildRole::Metadata | ChildRole::Data, Access::ReadOnly) => {
+                Asked { uses: reads, shares: reads }
             }
-            PassesOn::Image(Access::ReadOnly) => {
-                Asked { uses: Permissions::READS, shares: Permissions::READS }
-            }
-            PassesOn::Image(Access::ReadWrite) => {
-                Asked { uses: Permissions::ALL, shares: Permissions::READS }
+            (ChildRole::Metadata | ChildRole::Data, Access::ReadWrite) => {
+                Asked { uses: Permissions::ALL, shares: reads }
             }
         }
     }
@@ -371,8 +394,8 @@ impl Uses {
         }
         let mut all = Asked { uses: self.users[user].own, shares: Permissions::ALL };
         if let User::Node(name) = user {
-            for (user, role) in self.above.get(name).into_iter().flatten() {
-                let asked = self.asks(user, role, found);
+            for above in self.above.get(name).into_iter().flatten() {
+                let asked = self.asks(above, found);
                 all.uses = all.uses.union(asked.uses);
                 all.shares = all.shares.both(asked.shares);
             }
@@ -388,20 +411,33 @@ mod tests {
 
     const WRITES: Permissions = Permissions::READS.and(Permission::Write);
 
+    /// What a node does with its children.
+    #[derive(Clone, Copy)]
+    enum Kind {
+        Filter,
+        Image(Access),
+        Stripe,
+    }
+
     /// `node` with the children of a driver, in the words of the command line.
-    fn add(uses: &mut Uses, node: &str, passes_on: PassesOn, below: &[&str]) -> Result<(), String> {
-        let role = |place: usize| match passes_on {
-            PassesOn::AsAsked => "file".to_owned(),
-            PassesOn::Image(_) => ["file", BACKING][place].to_owned(),
-            PassesOn::Alone => format!("children.{place}"),
+    fn add(uses: &mut Uses, node: &str, kind: Kind, below: &[&str]) -> Result<(), String> {
+        let place = |place: usize| match kind {
+            Kind::Filter => ("file".to_owned(), ChildRole::Filtered),
+            Kind::Image(_) if place == 0 => ("file".to_owned(), ChildRole::Metadata),
+            Kind::Image(_) => ("backing".to_owned(), ChildRole::Backing),
+            Kind::Stripe => (format!("children.{place}"), ChildRole::Member),
         };
-        let edge = |(place, node): (usize, &&str)| Edge { role: role(place), node: (*node).into() };
+        let edge = |(number, node): (usize, &&str)| {
+            let (key, role) = place(number);
+            Edge { key, role, node: (*node).into() }
+        };
         let edges = below.iter().enumerate().map(edge).collect();
-        uses.add_node(node, passes_on, edges).map_err(|error| error.to_string())
+        let access = if let Kind::Image(access) = kind { access } else { Access::ReadWrite };
+        uses.add_node(node, access, edges).map_err(|error| error.to_string())
     }
 
     fn plain(uses: &mut Uses, nodes: &[&str]) {
-        nodes.iter().for_each(|node| add(uses, node, PassesOn::AsAsked, &[]).unwrap());
+        nodes.iter().for_each(|node| add(uses, node, Kind::Filter, &[]).unwrap());
     }
 
     fn export(uses: &mut Uses, node: &str, own: Permissions) -> Result<(), String> {
@@ -413,8 +449,8 @@ mod tests {
     fn exports_and_what_passes_on_meet_on_one_node() {
         let mut uses = Uses::default();
         plain(&mut uses, &["n"]);
-        add(&mut uses, "a", PassesOn::AsAsked, &["n"]).unwrap();
-        add(&mut uses, "b", PassesOn::AsAsked, &["n"]).unwrap();
+        add(&mut uses, "a", Kind::Filter, &["n"]).unwrap();
+        add(&mut uses, "b", Kind::Filter, &["n"]).unwrap();
         assert_eq!(uses.used("n"), Permissions::NONE);
         export(&mut uses, "a", Permissions::READS).unwrap();
         assert_eq!(uses.used("n"), Permissions::READS);
@@ -428,7 +464,7 @@ mod tests {
     fn who_is_alone_lets_others_read_and_not_write() {
         let mut uses = Uses::default();
         plain(&mut uses, &["n", "m"]);
-        add(&mut uses, "q", PassesOn::Alone, &["n", "m"]).unwrap();
+        add(&mut uses, "q", Kind::Stripe, &["n", "m"]).unwrap();
         export(&mut uses, "n", Permissions::READS).unwrap();
         export(&mut uses, "q", WRITES).unwrap();
         let refused = export(&mut uses, "n", WRITES).unwrap_err();
@@ -450,14 +486,14 @@ mod tests {
     fn it_counts_who_writes_far_above_and_who_came_first_does_not() {
         let mut uses = Uses::default();
         plain(&mut uses, &["n", "m"]);
-        add(&mut uses, "r", PassesOn::AsAsked, &["n"]).unwrap();
-        add(&mut uses, "s", PassesOn::AsAsked, &["r"]).unwrap();
+        add(&mut uses, "r", Kind::Filter, &["n"]).unwrap();
+        add(&mut uses, "s", Kind::Filter, &["r"]).unwrap();
         export(&mut uses, "s", WRITES).unwrap();
-        let refused = add(&mut uses, "q", PassesOn::Alone, &["n", "m"]).unwrap_err();
+        let refused = add(&mut uses, "q", Kind::Stripe, &["n", "m"]).unwrap_err();
         assert!(refused.contains("'write' are both required by node 'r'"), "{refused}");
         assert!(refused.contains("unshared by node 'q'"), "{refused}");
         // Two of its own that are written: each lets nobody else write.
-        add(&mut uses, "twice", PassesOn::Alone, &["m", "m"]).unwrap();
+        add(&mut uses, "twice", Kind::Stripe, &["m", "m"]).unwrap();
         export(&mut uses, "twice", Permissions::READS).unwrap();
         export(&mut uses, "twice", WRITES).unwrap_err();
     }
@@ -466,8 +502,8 @@ mod tests {
     fn a_change_that_is_refused_leaves_everything_as_it_was() {
         let mut uses = Uses::default();
         plain(&mut uses, &["n", "m"]);
-        add(&mut uses, "q", PassesOn::Alone, &["n"]).unwrap();
-        add(&mut uses, "r", PassesOn::AsAsked, &["m"]).unwrap();
+        add(&mut uses, "q", Kind::Stripe, &["n"]).unwrap();
+        add(&mut uses, "r", Kind::Filter, &["m"]).unwrap();
         export(&mut uses, "r", WRITES).unwrap();
         let r = User::Node("r".to_owned());
         uses.replace(&r, "file", "n").unwrap_err();
@@ -484,7 +520,7 @@ mod tests {
     fn an_image_writes_to_its_file_whoever_is_above_and_only_reads_what_it_stands_on() {
         let mut uses = Uses::default();
         plain(&mut uses, &["f", "b"]);
-        add(&mut uses, "q", PassesOn::Image(Access::ReadWrite), &["f", "b"]).unwrap();
+        add(&mut uses, "q", Kind::Image(Access::ReadWrite), &["f", "b"]).unwrap();
         assert_eq!((uses.used("f"), uses.used("b")), (Permissions::ALL, Permissions::NONE));
         let refused = export(&mut uses, "f", WRITES).unwrap_err();
         assert!(refused.contains("'write' are both required by export"), "{refused}");
@@ -500,11 +536,11 @@ mod tests {
         assert!(refused.contains("unshared by node 'q' (uses node 'b' as 'backing'"), "{refused}");
         // Several may stand on one backing image; two images in one file nobody can tell apart.
         plain(&mut uses, &["g"]);
-        add(&mut uses, "r", PassesOn::Image(Access::ReadWrite), &["g", "b"]).unwrap();
-        add(&mut uses, "s", PassesOn::Image(Access::ReadWrite), &["g", "b"]).unwrap_err();
-        add(&mut uses, "t", PassesOn::Image(Access::ReadOnly), &["b"]).unwrap();
+        add(&mut uses, "r", Kind::Image(Access::ReadWrite), &["g", "b"]).unwrap();
+        add(&mut uses, "s", Kind::Image(Access::ReadWrite), &["g", "b"]).unwrap_err();
+        add(&mut uses, "t", Kind::Image(Access::ReadOnly), &["b"]).unwrap();
         assert_eq!(uses.used("b"), Permissions::READS);
         // An overlay that was committed into is no base any more.
-        add(&mut uses, "u", PassesOn::Image(Access::ReadWrite), &["b"]).unwrap_err();
+        add(&mut uses, "u", Kind::Image(Access::ReadWrite), &["b"]).unwrap_err();
     }
 }

@@ -173,8 +173,8 @@ impl Built {
     /// Puts the node of that name in the place below a node or an export, while guests run. Both must hold the
     /// same bytes; the graph does not look at them. Blocks, as long as the longest request in flight, or [`DRAIN_MAX`].
     #[cfg_attr(not(test), expect(dead_code, reason = "what QMP will change the graph by"))]
-    pub(crate) fn replace(&mut self, user: &User, role: &str, by: &str) -> Result<(), ChangeError> {
-        let change = self.graph.change(user, role, by)?;
+    pub(crate) fn replace(&mut self, user: &User, key: &str, by: &str) -> Result<(), ChangeError> {
+        let change = self.graph.change(user, key, by)?;
         let Self { exports, claims, iothreads, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
         let offers = exports.iter().map(Export::offer);
@@ -216,7 +216,7 @@ impl Built {
             above.settle();
         }
         drop((aboves, hand_over));
-        tracing::info!("{user}: its child '{role}' is node {by} now");
+        tracing::info!("{user}: its child '{key}' is node {by} now");
         Ok(())
     }
 }

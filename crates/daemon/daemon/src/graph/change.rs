@@ -10,14 +10,13 @@ use block::{Access, Node};
 use kernel_io::{OpenFile, Succession};
 
 use super::{Below, Graph, GraphError};
-use crate::options::Activity;
 use crate::permissions::{Conflict, User, Uses};
 
 /// A change that may be made: another node in one place.
 #[derive(Debug)]
 pub(crate) struct Change {
     user: User,
-    role: String,
+    key: String,
     by: String,
     /// Where.
     pub(crate) place: Arc<block::Child>,
@@ -38,12 +37,12 @@ pub enum ChangeFault {
     #[error(transparent)]
     Unknown(#[from] GraphError),
     /// There is no such place.
-    #[error("{user} has no child '{role}'")]
+    #[error("{user} has no child '{key}'")]
     NoPlace {
         /// Who should have it.
         user: String,
         /// The key.
-        role: String,
+        key: String,
     },
     /// It would stand on itself.
     #[error("node '{}' would stand on itself: {}", way[0], way.join(" -> "))]
@@ -55,14 +54,14 @@ pub enum ChangeFault {
     #[error(transparent)]
     Conflict(#[from] Box<Conflict>),
     /// An inactive node below an active one.
-    #[error("Inactive '{child}' can't be a {role} child of active '{node}'")]
+    #[error("Inactive '{child}' can't be a {key} child of active '{node}'")]
     Inactive {
         /// The active one.
         node: String,
         /// The inactive one.
         child: String,
         /// The key that it would stand under.
-        role: String,
+        key: String,
     },
     /// Guests know the size.
     #[error(
@@ -90,10 +89,10 @@ pub enum ChangeFault {
 
 impl Graph {
     /// Whether that node may be put in the place below a user. Nothing is changed.
-    pub(crate) fn change(&self, user: &User, role: &str, by: &str) -> Result<Change, ChangeFault> {
+    pub(crate) fn change(&self, user: &User, key: &str, by: &str) -> Result<Change, ChangeFault> {
         let name = || user.to_string();
-        let no_place = || ChangeFault::NoPlace { user: name(), role: role.to_owned() };
-        let below = self.below(user, role).ok_or_else(no_place)?;
+        let no_place = || ChangeFault::NoPlace { user: name(), key: key.to_owned() };
+        let below = self.below(user, key).ok_or_else(no_place)?;
         let node = Arc::clone(self.node(by)?);
         let mut uses = self.uses.clone();
         let mut is_image = false;
@@ -102,14 +101,13 @@ impl Graph {
                 if let Some(way) = uses.path(by, user) {
                     return Err(ChangeFault::Cycle { way: [vec![user.clone()], way].concat() });
                 }
-                let inactive = Activity::Inactive;
-                if self.activity(user) != inactive && self.activity(by) == inactive {
-                    let (node, child, role) = (user.clone(), by.to_owned(), role.to_owned());
-                    return Err(ChangeFault::Inactive { node, child, role });
+                if !self.activity(user).may_stand_on(self.activity(by)) {
+                    let (node, child, key) = (user.clone(), by.to_owned(), key.to_owned());
+                    return Err(ChangeFault::Inactive { node, child, key });
                 }
                 let vertex = self.vertex(user)?;
-                is_image = vertex.image.is_some();
-                (uses.exports_above(user), vertex.node.access() == Access::ReadWrite)
+                is_image = vertex.made.image.is_some();
+                (uses.exports_above(user), vertex.made.node.access() == Access::ReadWrite)
             }
             User::Export(id) => (BTreeSet::from([id.clone()]), uses.writes(user)),
         };
@@ -122,11 +120,11 @@ impl Graph {
             let (child, user) = (by.to_owned(), name());
             return Err(ChangeFault::Size { child, found, wanted, user });
         }
-        uses.replace(user, role, by)?;
+        uses.replace(user, key, by)?;
         let successions = self.successions(&uses, &below.edge.node, by);
-        let (user, role, by) = (user.clone(), role.to_owned(), by.to_owned());
+        let (user, key, by) = (user.clone(), key.to_owned(), by.to_owned());
         let place = Arc::clone(&below.place);
-        Ok(Change { user, role, by, place, node, exports, successions, uses })
+        Ok(Change { user, key, by, place, node, exports, successions, uses })
     }
 
     /// A change was made.
@@ -136,7 +134,7 @@ impl Graph {
             User::Node(name) => {
                 let vertex =
                     self.vertices.get_mut(name).expect("nodes stay while they are changed");
-                vertex.below.iter_mut().find(|below| below.edge.role == change.role)
+                vertex.below.iter_mut().find(|below| below.edge.key == change.key)
             }
             User::Export(id) => self.roots.get_mut(id),
         };
@@ -162,19 +160,21 @@ impl Graph {
     fn plain_files_below<'a>(&'a self, name: &'a str) -> Vec<(&'a str, &'a Arc<OpenFile>)> {
         let (mut files, mut next) = (Vec::new(), vec![name]);
         while let Some(name) = next.pop() {
-            if let Some(vertex) = self.vertices.get(name).filter(|vertex| vertex.image.is_none()) {
-                files.extend(vertex.files.iter().map(|file| (name, file)));
+            if let Some(vertex) =
+                self.vertices.get(name).filter(|vertex| vertex.made.image.is_none())
+            {
+                files.extend(vertex.made.file.iter().map(|file| (name, file)));
                 next.extend(vertex.below.iter().map(|below| below.edge.node.as_str()));
             }
         }
         files
     }
 
-    fn below(&self, user: &User, role: &str) -> Option<&Below> {
+    fn below(&self, user: &User, key: &str) -> Option<&Below> {
         let places = match user {
             User::Node(name) => self.vertices.get(name)?.below.iter().collect(),
             User::Export(id) => vec![self.roots.get(id)?],
         };
-        places.into_iter().find(|below| below.edge.role == role)
+        places.into_iter().find(|below| below.edge.key == key)
     }
 }

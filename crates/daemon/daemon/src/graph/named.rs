@@ -1,7 +1,6 @@
 //! Files that an image names: its backing file and its data file.
 //!
-//! Where it stands: while a node of `driver=qcow2` is made whose command line leaves it to the image what
-//! is below it. A file is opened only as `--named-files` allows it: who could write an image may have
+//! Where it stands: while a node is made whose options leave it to its image what is below it. A file is opened only as `--named-files` allows it: who could write an image may have
 //! put any name there.
 //!
 //! Invariants: the format of a backing file is what the image says and never guessed. What is below one of
@@ -14,20 +13,28 @@ use std::fmt;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use block::{Child, ErrandRunner};
-use qcow2::Header;
+use block::Child;
+use kernel_io::FileKind;
 
 use super::{Below, Graph, GraphError};
-use crate::options::{
-    self, Activity, AutoReadOnly, Backing, Blockdev, Discard, Driver, Locking, NamedChild,
-    NamedFiles, Qcow2Caches,
-};
-use crate::permissions::{BACKING, DATA_FILE, Edge};
+use crate::drivers::{self, BaseOptions, Blockdev, NamedFile};
+use crate::permissions::{ChildRole, Edge};
+use crate::syntax::Names;
 
 /// How many images may name each other in a row, so that reading them ends; as many as libvirt bears.
 const CHAIN_MAX: usize = 200;
+
+/// Which files are opened that only an image names (`--named-files`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NamedFiles {
+    /// None.
+    Refused,
+    /// Those in one of these directories or below it. Each is there, and has no links in its path.
+    Below(Vec<PathBuf>),
+    /// All.
+    Anywhere,
+}
 
 /// What an image names cannot be opened. Each message follows the path of the image.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +79,9 @@ pub enum NamedFault {
         name: String,
     },
     /// Nobody here reads that.
-    #[error("it names backing file '{name}' of format '{format}' (supported: raw, qcow2)")]
+    #[error(
+        "it names backing file '{name}' of format '{format}' (supported: {})", Names(&format_names())
+    )]
     Format {
         /// What the image says.
         name: String,
@@ -159,17 +168,12 @@ impl fmt::Display for What {
     }
 }
 
-/// What an image names.
-#[derive(Debug, Clone, Copy)]
-struct Named<'a> {
-    what: What,
-    name: &'a str,
-    allowed: &'a NamedFiles,
+fn format_names() -> Vec<&'static str> {
+    drivers::formats().map(|format| format.name).collect()
 }
 
 impl Graph {
-    /// Makes what is below an image and only named in it, if the command line leaves that to it and allows
-    /// it. Blocks.
+    /// Makes what is below an image and only named in it, if the options leave that to it and it is allowed. Blocks.
     pub(super) fn add_named(
         &mut self,
         name: &str,
@@ -177,141 +181,113 @@ impl Graph {
         below: &mut Vec<Below>,
         made: &mut Vec<String>,
     ) -> Result<(), GraphError> {
-        let Driver::Qcow2 { backing, named_files: allowed, .. } = &blockdev.driver else {
-            return Ok(());
-        };
-        let header = self.header(name, below)?;
-        let file = below.first().expect("an image is in a file").edge.node.clone();
-        let image = self.path_of(&file);
-        let has_data = below.iter().any(|below| below.edge.role == DATA_FILE);
+        let Some(image) = blockdev.options.needs().names_files else { return Ok(()) };
+        let named = image.named(&self.making(name, blockdev, below)).map_err(GraphError::Driver)?;
+        let (file, above) = (&below[0], &blockdev.base);
+        let path = file.place.node().image_file();
         let depth = self.naming.len();
-        let named = || -> Result<Vec<_>, NamedFault> {
-            let mut inner = Vec::new();
-            if let (Backing::OfImage, Some(name)) = (backing, &header.backing) {
-                let named = Named { what: What::Backing, name, allowed };
-                inner.push((
-                    BACKING,
-                    named.backing_node(image.as_deref(), &header, depth, blockdev)?,
-                ));
+        let (allowed, image) = (&self.named_files, path.as_deref());
+        let policy = Policy { allowed, image, above, depth };
+        let inner = named.into_iter().map(|named| match named {
+            NamedFile::Backing { key, name, format } => {
+                policy.backing_node(&name, format.as_deref()).map(|node| (key, node))
             }
-            if header.features.external_data && !has_data {
-                let name = header.data_file.as_ref().ok_or(NamedFault::NoDataFile)?;
-                if *allowed != NamedFiles::Anywhere && !blockdev.read_only {
-                    return Err(NamedFault::Written { name: name.to_owned() });
-                }
-                let named = Named { what: What::Data, name, allowed };
-                inner.push((DATA_FILE, named.file_node(image.as_deref(), blockdev)?));
-            }
-            Ok(inner)
-        };
-        let inner = named().map_err(|source| {
-            let image = image.clone().unwrap_or_else(|| PathBuf::from(&file));
+            NamedFile::Data { key, name } => policy.data_node(name).map(|node| (key, node)),
+        });
+        let inner = inner.collect::<Result<Vec<_>, _>>().map_err(|source| {
+            let image = path.clone().unwrap_or_else(|| PathBuf::from(&file.edge.node));
             GraphError::Named { node: name.to_owned(), image, source }
         })?;
-        self.naming.extend(self.files_below(&file).iter().map(|file| file.identity()));
-        let result = inner.into_iter().try_for_each(|(role, inner)| {
-            let child = inner.name_below(name, role);
+        let files = self.files_below(&file.edge.node);
+        self.naming.extend(files.iter().map(|file| file.identity()));
+        let result = inner.into_iter().try_for_each(|(key, inner)| {
+            let child = inner.name_below(name, key);
             let node = self.build(&inner, &child, made)?;
-            let edge = Edge { role: role.to_owned(), node: child };
+            let (key, role) = (key.to_owned(), blockdev.driver.role(key));
+            let edge = Edge { key, role, node: child };
             below.push(Below { edge, place: Child::new(node) });
             Ok(())
         });
         self.naming.truncate(depth);
         result
     }
-
-    /// What the image says in whose file the first child is.
-    pub(super) fn header(&self, name: &str, below: &[Below]) -> Result<Header, GraphError> {
-        let file = below.first().expect("an image is in a file").place.node();
-        let runner = Arc::clone(&self.files) as Arc<dyn ErrandRunner>;
-        let failed = |source| GraphError::Image { node: name.to_owned(), source };
-        let path = self.path_of(&below[0].edge.node).unwrap_or_default();
-        let what = format!("node {name}: image {}", path.display());
-        let read = || qcow2::read_header(&file, &runner);
-        self.watch.during(what, read).map_err(failed)
-    }
-
-    /// The path of the one file that a node shows the bytes of, as QEMU finds it: of nodes with one child it
-    /// is that of the child.
-    fn path_of<'a>(&'a self, mut name: &'a str) -> Option<PathBuf> {
-        loop {
-            let vertex = self.vertices.get(name)?;
-            match (vertex.files.as_slice(), vertex.below.as_slice()) {
-                ([file], []) => return Some(file.path().to_path_buf()),
-                ([], [only]) => name = &only.edge.node,
-                _ => return None,
-            }
-        }
-    }
 }
 
-impl Named<'_> {
+/// Which files an image may name, and what nodes of them are told.
+#[derive(Clone, Copy)]
+struct Policy<'a> {
+    allowed: &'a NamedFiles,
+    /// Where the image is, if it is in one file.
+    image: Option<&'a Path>,
+    /// What the node of the image is told.
+    above: &'a BaseOptions,
+    /// How many images have named each other up to this one.
+    depth: usize,
+}
+
+impl Policy<'_> {
     /// The node that shows the backing file, to be written inside the image's.
-    fn backing_node(
-        self,
-        image: Option<&Path>,
-        header: &Header,
-        depth: usize,
-        above: &Blockdev,
-    ) -> Result<Blockdev, NamedFault> {
-        let name = || self.name.to_owned();
+    fn backing_node(self, name: &str, format: Option<&str>) -> Result<Blockdev, NamedFault> {
+        let what = What::Backing;
+        let named = || name.to_owned();
         // Whoever has to allow it first hears of that first.
         if *self.allowed == NamedFiles::Refused {
-            return Err(NamedFault::NotAllowed { what: self.what, name: name() });
+            return Err(NamedFault::NotAllowed { what, name: named() });
         }
-        let driver = match header.backing_format.as_deref() {
-            None => return Err(NamedFault::NoFormat { name: name() }),
-            Some("raw") => Driver::Raw { offset: 0, size: None },
-            Some("qcow2") if depth + 1 >= CHAIN_MAX => return Err(NamedFault::TooLong),
-            Some("qcow2") => Driver::Qcow2 {
-                caches: Qcow2Caches::default(),
-                backing: Backing::OfImage,
-                named_files: self.allowed.clone(),
-            },
-            Some(format) => {
-                return Err(NamedFault::Format { name: name(), format: format.to_owned() });
-            }
+        let Some(format) = format else { return Err(NamedFault::NoFormat { name: named() }) };
+        let Some(driver) = drivers::format(format) else {
+            return Err(NamedFault::Format { name: named(), format: format.to_owned() });
         };
-        let read_only = Blockdev { read_only: true, ..above.clone() };
-        let file = options::Child::Inline(Box::new(self.file_node(image, &read_only)?));
-        let children = vec![NamedChild { name: "file".to_owned(), node: file }];
-        Ok(Blockdev { driver, children, discard: Discard::Ignore, ..plain(&read_only) })
+        let names_files = driver.as_format.is_some_and(|it| it().needs().names_files.is_some());
+        if self.depth + 1 >= CHAIN_MAX && names_files {
+            return Err(NamedFault::TooLong);
+        }
+        let (path, kind) = self.file(what, name)?;
+        Ok(Blockdev::of_image(driver, path, kind, self.above.below(ChildRole::Backing)))
     }
 
-    fn file_node(self, image: Option<&Path>, above: &Blockdev) -> Result<Blockdev, NamedFault> {
-        let filename = self.resolve(image)?;
-        let (what, name) = (self.what, self.name.to_owned());
-        let kind = match filename.metadata() {
+    /// The node that shows the data file.
+    fn data_node(self, name: Option<String>) -> Result<Blockdev, NamedFault> {
+        let name = name.ok_or(NamedFault::NoDataFile)?;
+        if *self.allowed != NamedFiles::Anywhere && !self.above.read_only {
+            return Err(NamedFault::Written { name });
+        }
+        let (path, kind) = self.file(What::Data, &name)?;
+        Ok(Blockdev::of_file(path, kind, self.above.below(ChildRole::Data)))
+    }
+
+    /// Where a file is that may be opened, and what it is.
+    fn file(self, what: What, name: &str) -> Result<(PathBuf, FileKind), NamedFault> {
+        let path = self.resolve(what, name)?;
+        let name = name.to_owned();
+        let kind = match path.metadata() {
             Ok(metadata) => metadata.file_type(),
-            Err(cause) => return Err(NamedFault::Open { what, name, path: filename, cause }),
+            Err(cause) => return Err(NamedFault::Open { what, name, path, cause }),
         };
-        let (aio, locking) = (None, Locking::Automatic);
-        let driver = if kind.is_file() {
-            Driver::File { filename, aio, locking }
+        if kind.is_file() {
+            Ok((path, FileKind::Regular))
         } else if kind.is_block_device() {
-            Driver::HostDevice { filename, aio, locking }
+            Ok((path, FileKind::BlockDevice))
         } else {
-            return Err(NamedFault::Kind { what, name });
-        };
-        Ok(Blockdev { driver, ..plain(above) })
+            Err(NamedFault::Kind { what, name })
+        }
     }
 
     /// Where the file is, if it may be opened. If it counts where, the path is without links, so that
     /// nobody can lead it elsewhere from here on.
-    fn resolve(self, image: Option<&Path>) -> Result<PathBuf, NamedFault> {
-        let Self { what, name: given, allowed } = self;
+    fn resolve(self, what: What, given: &str) -> Result<PathBuf, NamedFault> {
         let name = || given.to_owned();
         // As in QEMU, a colon before the first slash ends the name of a protocol; `json:` is one.
         let first = given.split('/').next().unwrap_or_default();
         if first.contains(':') || given.contains('\0') {
             return Err(NamedFault::NoPath { what, name: name() });
         }
-        let path = match (Path::new(given), image) {
+        let path = match (Path::new(given), self.image) {
             (path, _) if path.is_absolute() => path.to_path_buf(),
             (path, Some(image)) => image.parent().unwrap_or(Path::new("")).join(path),
             (_, None) => return Err(NamedFault::NoDirectory { what, name: name() }),
         };
-        match allowed {
+        match self.allowed {
             NamedFiles::Refused => Err(NamedFault::NotAllowed { what, name: name() }),
             NamedFiles::Anywhere => Ok(path),
             NamedFiles::Below(directories) => match path.canonicalize() {
@@ -320,21 +296,5 @@ impl Named<'_> {
                 Err(cause) => Err(NamedFault::Open { what, name: name(), path, cause }),
             },
         }
-    }
-}
-
-/// A node inside that one, with what is inherited.
-fn plain(above: &Blockdev) -> Blockdev {
-    Blockdev {
-        node_name: None,
-        driver: above.driver.clone(),
-        children: Vec::new(),
-        read_only: above.read_only,
-        auto_read_only: AutoReadOnly::Off,
-        discard: Discard::Unmap,
-        cache_direct: above.cache_direct,
-        flushes: above.flushes,
-        force_share: above.force_share,
-        activity: Activity::Active,
     }
 }

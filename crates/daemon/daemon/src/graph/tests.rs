@@ -1,10 +1,12 @@
-//! What is left of nodes that are not made, or not needed any more.
+//! What is left of nodes that are not made, or not needed any more; discards through layers (`layers`).
+
+mod layers;
 
 use std::fs;
 use std::path::Path;
 
 use block::{Outlook, Rights, SystemClock};
-use disk::FileNode;
+use disk::{DiscardPolicy, FileNode};
 use kernel_io::OpenOptions;
 use tempfile::TempDir;
 
@@ -85,7 +87,7 @@ fn what_the_graph_refuses_by_itself_leaves_what_was_there() {
     }
     let above = |child: &str| {
         let mut blockdev = blockdev("raw,node-name=r,file.driver=null-co,file.node-name=x");
-        blockdev.children[0].node = Child::Reference(child.to_owned());
+        blockdev.children[0].node = ChildNode::Reference(child.to_owned());
         blockdev
     };
     let refused = graph.add(&above("i")).unwrap_err().to_string();

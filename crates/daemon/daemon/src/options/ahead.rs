@@ -7,10 +7,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use block::Access;
-
-use super::plan::{AutoReadOnly, Blockdev, Child, NamedChild, Object, Step};
-use crate::permissions::{BACKING, PassesOn};
+use super::plan::{Object, Step};
+use crate::drivers::{AutoReadOnly, Blockdev, ChildNode, NamedChild};
+use crate::syntax::Takes;
 
 /// All names on the line.
 #[derive(Debug, Default)]
@@ -56,13 +55,14 @@ impl Ahead {
 
     /// Has nodes opened read-only that are written by nobody, if that was asked for.
     pub(super) fn settle_read_only(&self, blockdev: &mut Blockdev, name: &str) {
-        let is_auto = blockdev.auto_read_only == AutoReadOnly::On;
-        if is_auto && blockdev.driver.opens_a_file() && !self.written.contains(name) {
-            blockdev.read_only = true;
+        let is_auto = blockdev.base.auto_read_only == AutoReadOnly::On;
+        let opens_a_file = !blockdev.options.needs().files.is_empty();
+        if is_auto && opens_a_file && !self.written.contains(name) {
+            blockdev.base.read_only = true;
         }
         for child in &mut blockdev.children {
-            if let Child::Inline(inner) = &mut child.node {
-                let name = inner.name_below(name, &child.name);
+            if let ChildNode::Inline(inner) = &mut child.node {
+                let name = inner.name_below(name, &child.key);
                 self.settle_read_only(inner, &name);
             }
         }
@@ -70,15 +70,19 @@ impl Ahead {
 
     /// `backing=null` on a command line is a text: it stands for nothing, unless there is a node of
     /// that name.
-    pub(super) fn settle_backing(&self, blockdev: &mut Blockdev) {
+    pub(super) fn settle_null(&self, blockdev: &mut Blockdev) {
+        let keys = &blockdev.driver.keys;
         let null = |child: &NamedChild| {
-            let Child::Reference(node) = &child.node else { return false };
-            child.name == BACKING && node == "null" && !self.has_node(node)
+            let ChildNode::Reference(node) = &child.node else { return false };
+            let may_be_null = keys
+                .supported()
+                .any(|key| key.name == child.key && matches!(key.takes, Takes::NodeOrNull));
+            may_be_null && node == "null" && !self.has_node(node)
         };
         blockdev.children.retain(|child| !null(child));
         for child in &mut blockdev.children {
-            if let Child::Inline(inner) = &mut child.node {
-                self.settle_backing(inner);
+            if let ChildNode::Inline(inner) = &mut child.node {
+                self.settle_null(inner);
             }
         }
     }
@@ -125,20 +129,21 @@ impl Ahead {
         let (mut below, mut written) = (Vec::new(), Vec::new());
         for child in &blockdev.children {
             let node = match &child.node {
-                Child::Reference(node) => node.clone(),
-                Child::Inline(inner) => {
-                    let name = inner.name_below(name, &child.name);
+                ChildNode::Reference(node) => node.clone(),
+                ChildNode::Inline(inner) => {
+                    let name = inner.name_below(name, &child.key);
                     self.add(inner, &name);
                     name
                 }
             };
-            if blockdev.driver.writes_to(&child.name) {
+            let role = blockdev.driver.role(&child.key);
+            if role.is_written() {
                 written.push(node.clone());
             }
+            if role.is_always_written() && !blockdev.base.read_only {
+                self.always_written.push(node.clone());
+            }
             below.push(node);
-        }
-        if blockdev.passes_on() == PassesOn::Image(Access::ReadWrite) {
-            self.always_written.extend_from_slice(&written);
         }
         self.nodes.entry(name.to_owned()).or_default().extend(below);
         self.written_with.entry(name.to_owned()).or_default().extend(written);

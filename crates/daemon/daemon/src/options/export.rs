@@ -6,10 +6,8 @@
 
 use std::path::PathBuf;
 
-use super::fault::Fault;
-use super::fields::{Fields, Keys};
-use super::names::is_identifier;
 use super::plan::{ExportOptions, SocketOptions};
+use crate::syntax::{Fault, Fields, Keys, Takes, Union, is_identifier, optional, required};
 
 /// The most queues of one export.
 const QUEUES_MAX: u16 = 256;
@@ -30,28 +28,50 @@ const SUPPORTED: &[&str] = &["vhost-user-blk"];
 const LATER: &[&str] = &["nbd", "fuse", "vduse-blk"];
 
 /// The keys of `type=vhost-user-blk`.
-pub(super) const VHOST_USER_BLK: Keys = Keys {
+pub(super) static VHOST_USER_BLK: Keys = Keys {
     of: "--export type=vhost-user-blk",
     supported: &[&[
-        "type",
-        "id",
-        "node-name",
-        "addr",
-        "writable",
-        "logical-block-size",
-        "num-queues",
-        "iothread",
-        "writethrough",
+        required("type", Takes::Text),
+        required("id", Takes::Text),
+        required("node-name", Takes::Text),
+        required("addr", Takes::Union(&ADDR)),
+        optional("writable", Takes::Flag),
+        optional("logical-block-size", Takes::Size),
+        optional("num-queues", Takes::Number),
+        optional("iothread", Takes::Texts),
+        optional("writethrough", Takes::Flag),
     ]],
     later: &[&["allow-inactive", "fixed-iothread"]],
 };
 
-/// The keys of `addr`.
-pub(super) const ADDR: Keys = Keys {
+/// The kinds of addresses.
+static ADDR: Union =
+    Union { tag: "type", default: None, branches: &[("unix", UNIX)], later: &["fd"] };
+
+const UNIX: Keys = Keys {
     of: "addr.type=unix",
-    supported: &[&["type", "path"]],
+    supported: &[&[required("type", Takes::Text), required("path", Takes::Text)]],
     later: &[&["abstract", "tight"]],
 };
+
+/// A number that no export can have.
+#[derive(Debug, thiserror::Error)]
+enum ExportFault {
+    /// A block size that no guest can have.
+    #[error("parameter logical-block-size must be a power of 2 between 512 and 2097152, not {0}")]
+    LogicalBlockSize(u64),
+    /// Too few or too many queues.
+    #[error("parameter num-queues must be between 1 and 256, not {0}")]
+    NumQueues(u64),
+    /// A socket path that the kernel cannot take.
+    #[error("socket path '{}' has {bytes} bytes; the limit is 107", path.display())]
+    SocketPathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
+}
 
 /// Reads the argument of `--export`.
 pub(super) fn parse(text: &str) -> Result<ExportOptions, Fault> {
@@ -91,7 +111,7 @@ pub(super) fn check_socket_path(path: PathBuf) -> Result<PathBuf, Fault> {
         return Err(Fault::EmptyPath { what: "socket path" });
     }
     if bytes > SOCKET_PATH_BYTES_MAX {
-        return Err(Fault::SocketPathTooLong { path, bytes });
+        return Err(Fault::own(ExportFault::SocketPathTooLong { path, bytes }));
     }
     Ok(path)
 }
@@ -101,7 +121,7 @@ pub(super) fn check_num_queues(queues: u64) -> Result<u16, Fault> {
     u16::try_from(queues)
         .ok()
         .filter(|queues| (1..=QUEUES_MAX).contains(queues))
-        .ok_or(Fault::NumQueues(queues))
+        .ok_or_else(|| Fault::own(ExportFault::NumQueues(queues)))
 }
 
 fn check_logical_block_size(bytes: u64) -> Result<u32, Fault> {
@@ -109,21 +129,11 @@ fn check_logical_block_size(bytes: u64) -> Result<u32, Fault> {
         .ok()
         .filter(|bytes| bytes.is_power_of_two())
         .filter(|bytes| (LOGICAL_BLOCK_BYTES..=LOGICAL_BLOCK_BYTES_MAX).contains(bytes))
-        .ok_or(Fault::LogicalBlockSize(bytes))
+        .ok_or_else(|| Fault::own(ExportFault::LogicalBlockSize(bytes)))
 }
 
 fn addr(fields: &mut Fields) -> Result<PathBuf, Fault> {
     let missing = Fault::Missing { key: fields.path("addr") };
-    let mut addr = fields.object("addr")?.ok_or(missing)?;
-    let kind = addr.required_text("type")?;
-    match kind.as_str() {
-        "unix" => {}
-        "fd" => {
-            let accepted = vec!["unix"];
-            return Err(Fault::ValueNotYet { key: addr.path("type"), value: kind, accepted });
-        }
-        _ => return Err(addr.unknown_value("type", kind, &["unix"])),
-    }
-    addr.check_keys(&ADDR)?;
+    let (_unix, mut addr) = fields.union("addr")?.ok_or(missing)?;
     check_socket_path(addr.required_text("path")?.into())
 }

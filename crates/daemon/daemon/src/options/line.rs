@@ -3,16 +3,20 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::fault::{Fault, LineFault, OptionError};
-use super::fields::{parse_flag, parse_size};
+use super::fault::{LineFault, OptionError};
 use super::plan::{
-    AttachFormat, Command, Daemonize, GuestMemoryOptions, HelpTopic, NamedFiles, Plan, Sandboxing,
-    Step, Takeover,
+    AttachFormat, Command, Daemonize, GuestMemoryOptions, HelpTopic, Plan, Sandboxing, Step,
+    Takeover,
 };
 use super::words::{Name, SharedName, ShortName, Word};
 #[cfg(test)]
-use super::{blockdev, drivers, export, object};
-use super::{files, long, short, words};
+use super::{export, object};
+use super::{long, short, words};
+use crate::drivers;
+use crate::graph::NamedFiles;
+#[cfg(test)]
+use crate::syntax::Keys;
+use crate::syntax::{Fault, parse_flag, parse_size};
 
 /// Reads the arguments of `ringloom serve` or qemu-storage-daemon, without the program's name.
 ///
@@ -37,13 +41,9 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
         Form::Short => short::steps(&words)?,
     };
     for step in &mut steps {
-        match step {
-            Step::Object(_) => {}
-            Step::Blockdev(blockdev) => blockdev.allow_named_files(&shared.named_files),
-            Step::Export(export) => {
-                export.socket.mode = shared.socket_mode;
-                export.socket.group.clone_from(&shared.socket_group);
-            }
+        if let Step::Export(export) = step {
+            export.socket.mode = shared.socket_mode;
+            export.socket.group.clone_from(&shared.socket_group);
         }
     }
     // Whoever uses the short form has no other place to learn how to attach a guest.
@@ -56,6 +56,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
         takeover: shared.takeover,
         print: shared.print.or(hint),
         sandbox: shared.sandbox,
+        named_files: shared.named_files,
         guest_memory: shared.guest_memory,
     }))
 }
@@ -163,7 +164,7 @@ impl Shared {
             SharedName::MemoryFiles => {
                 let text = word.argument.display();
                 let wrong = |fault| argument(&text.to_string(), fault);
-                let directory = files::directory(Path::new(&word.argument)).map_err(wrong)?;
+                let directory = directory(Path::new(&word.argument)).map_err(wrong)?;
                 self.guest_memory.directories.push(directory);
             }
             SharedName::MaxGuestMemory => {
@@ -197,7 +198,7 @@ impl Shared {
                 return Err(Fault::ExpectsAlone { expected: "'on', 'off' or a directory" });
             }
             None => {
-                let directory = files::directory(Path::new(argument))?;
+                let directory = directory(Path::new(argument))?;
                 match &mut self.named_files {
                     NamedFiles::Below(directories) => directories.push(directory),
                     NamedFiles::Refused | NamedFiles::Anywhere => {
@@ -208,6 +209,10 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+fn directory(path: &Path) -> Result<PathBuf, Fault> {
+    drivers::directory(path).map_err(Fault::own)
 }
 
 fn print(text: &str) -> Result<AttachFormat, Fault> {
@@ -235,21 +240,30 @@ pub(crate) fn documented_names() -> Vec<String> {
         .iter()
         .filter(|known| known.name != Name::Later)
         .map(|known| known.long.to_owned());
-    let objects = object::TABLE.iter().map(|entry| ("", entry.keys));
-    let drivers = drivers::TABLE.iter().map(|entry| ("", entry.keys));
-    let delays = drivers::delay::DISTRIBUTIONS.iter().map(|(_, keys)| ("", *keys));
-    let others = [
-        ("cache.", blockdev::CACHE),
-        ("", object::throttle_group::LIMITS),
-        ("", export::VHOST_USER_BLK),
-        ("addr.", export::ADDR),
-    ];
-    let keys = objects.chain(drivers).chain(delays).chain(others).flat_map(|(prefix, keys)| {
-        let names: Vec<_> = keys.supported().map(|key| format!("{prefix}{key}")).collect();
-        names
-    });
-    // These two appear only with what is inside them. A property of a throttle group is an `x-` before
-    // what is a limit as well; the texts say that and name the limits.
-    let inside = |name: &String| name != "cache" && name != "addr" && !name.starts_with("x-");
-    options.chain(keys).filter(inside).collect()
+    let objects = object::TABLE.iter().map(|entry| &entry.keys);
+    let drivers = drivers::ALL.iter().map(|driver| &driver.keys);
+    let all =
+        objects.chain(drivers).chain([&export::VHOST_USER_BLK]).flat_map(|keys| names(keys, ""));
+    // A property of a throttle group is an `x-` before what is a limit as well; the texts say that and name the limits.
+    options.chain(all.filter(|name| !name.starts_with("x-"))).collect()
+}
+
+/// The names of keys, and of those inside them where there are such: of these two with what stands before them.
+#[cfg(test)]
+fn names(keys: &Keys, prefix: &str) -> Vec<String> {
+    let name = |key: &crate::syntax::Key| {
+        let prefixed = format!("{prefix}{}", key.name);
+        let before = if ["cache", "addr"].contains(&key.name) {
+            format!("{}.", key.name)
+        } else {
+            String::new()
+        };
+        let inner = key.takes.inner().into_iter().flat_map(|keys| names(keys, &before));
+        if before.is_empty() {
+            inner.chain([prefixed]).collect::<Vec<_>>()
+        } else {
+            inner.collect()
+        }
+    };
+    keys.supported().flat_map(name).collect()
 }

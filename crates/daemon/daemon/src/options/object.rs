@@ -7,10 +7,8 @@
 mod iothread;
 pub(super) mod throttle_group;
 
-use super::fault::Fault;
-use super::fields::{Fields, Keys};
-use super::names::is_identifier;
 use super::plan::Object;
+use crate::syntax::{Fault, Fields, Keys, is_identifier};
 
 /// An object type that works.
 #[derive(Debug, Clone, Copy)]

@@ -5,19 +5,19 @@
 //!
 //! Limits: [`IOTHREADS_MAX`] iothreads.
 
+use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
+use formats::Extension;
+use kernel_io::FileKind;
+
 use super::export::{LOGICAL_BLOCK_BYTES, check_num_queues, check_socket_path};
-use super::fault::{Fault, LineFault, OptionError};
-use super::fields::{parse_flag, parse_number};
-use super::files::{self, FileKind};
-use super::nearest::nearest;
-use super::plan::{
-    Activity, AutoReadOnly, Backing, Blockdev, Child, Discard, Driver, ExportOptions, Flushes,
-    IothreadObject, Locking, NamedChild, NamedFiles, Object, PollOptions, Qcow2Caches,
-    SocketOptions, Step,
-};
+use super::fault::{LineFault, OptionError};
+use super::long::check_files;
+use super::plan::{ExportOptions, IothreadObject, Object, PollOptions, SocketOptions, Step};
 use super::words::{Name, ShortName, Word};
+use crate::drivers::{self, BaseOptions, Blockdev, Driver};
+use crate::syntax::{Convert, Fault, nearest, parse_flag, parse_number};
 
 /// The most iothreads of the short form: four times what QEMU's own advice tops out at. More can
 /// be had in the long form.
@@ -32,38 +32,89 @@ struct Short {
     read_only: bool,
     num_queues: Option<u16>,
     cache_direct: bool,
-    format: Format,
+    /// What `--format` says.
+    format: Option<&'static Driver>,
 }
 
-/// What `--format` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    /// Nothing.
-    NotSaid,
-    /// The file's bytes are the disk's.
-    Raw,
-    /// The disk is in an image.
-    Qcow2,
-}
+/// The bytes of a file as they are need no driver above the file.
+const RAW: &str = "raw";
 
 /// What `--format` takes.
-pub(super) const FORMATS: &[&str] = &["raw", "qcow2"];
+fn format_names() -> Vec<&'static str> {
+    drivers::formats().map(|format| format.name).collect()
+}
+
+/// An image that cannot be served as it was given.
+#[derive(Debug, thiserror::Error)]
+enum ImageFault {
+    /// Neither a regular file nor a block device.
+    #[error("not a regular file or a block device")]
+    NeitherFileNorDevice,
+    /// A file that looks like an image format, without `--format`.
+    #[error(
+        "looks like {format} ({reason}); say --format raw to serve its bytes as they are, {}",
+        Inside(format)
+    )]
+    FormatNotSaid {
+        /// What it looks like.
+        format: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// How to serve the disk that is inside an image of this format.
+struct Inside<'a>(&'a str);
+
+impl Display for Inside<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let format = self.0;
+        if format_names().contains(&format) {
+            return write!(formatter, "or --format {format} for the disk inside it");
+        }
+        Convert("or ", format).fmt(formatter)
+    }
+}
 
 /// Reads the short form and writes it out to steps.
 pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
     let short = Short::read(words)?;
     let image = |fault| OptionError::Image { path: short.image.clone(), fault: Box::new(fault) };
-    if short.format == Format::NotSaid {
-        files::check_name(&short.image).map_err(image)?;
+    if short.format.is_none() {
+        check_name(&short.image).map_err(|fault| image(Fault::own(fault)))?;
     }
-    let kind = files::file_kind(&short.image).map_err(image)?;
-    let kind = kind.ok_or_else(|| image(Fault::NeitherFileNorDevice))?;
-    if short.format == Format::NotSaid {
-        files::check_head(&short.image).map_err(image)?;
+    let kind = drivers::file_kind(&short.image).map_err(|fault| image(Fault::own(fault)))?;
+    let kind = kind.ok_or_else(|| image(Fault::own(ImageFault::NeitherFileNorDevice)))?;
+    if short.format.is_none() {
+        check_head(&short.image).map_err(image)?;
     }
     let steps = short.steps(kind);
-    steps.iter().try_for_each(files::check).map_err(image)?;
+    steps.iter().try_for_each(check_files).map_err(image)?;
     Ok(steps)
+}
+
+/// Refuses a file whose name says that it is an image format. Nothing is inferred from it: the
+/// operator has to say what is meant. The file need not be there.
+fn check_name(path: &Path) -> Result<(), ImageFault> {
+    match formats::of_name(path) {
+        Some(Extension { extension, format }) => {
+            let reason = format!("its name ends in .{extension}");
+            Err(ImageFault::FormatNotSaid { format, reason })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a file whose first bytes say that it is an image format, as [`check_name`] does. Nothing else of it is read.
+fn check_head(path: &Path) -> Result<(), Fault> {
+    let head = drivers::waiting_for(path, || formats::of_head(path));
+    match head.map_err(|cause| Fault::own(drivers::open_fault(path, cause)))? {
+        Some(format) => {
+            let reason = "by its first bytes".to_owned();
+            Err(Fault::own(ImageFault::FormatNotSaid { format, reason }))
+        }
+        None => Ok(()),
+    }
 }
 
 impl Short {
@@ -75,7 +126,7 @@ impl Short {
             read_only: false,
             num_queues: None,
             cache_direct: true,
-            format: Format::NotSaid,
+            format: None,
         };
         for word in words {
             let Name::Short(name) = word.name else {
@@ -109,7 +160,7 @@ impl Short {
                 let expected = Fault::ExpectsAlone { expected: "'on' or 'off'" };
                 self.cache_direct = parse_flag(text).ok_or(expected)?;
             }
-            ShortName::Format => self.format = format(text)?,
+            ShortName::Format => self.format = Some(format(text)?),
         }
         Ok(())
     }
@@ -123,29 +174,14 @@ impl Short {
             .cloned()
             .map(|id| IothreadObject { id, polling: PollOptions::default() })
             .map(|object| Step::Object(Object::Iothread(object)));
-        let filename = self.image.clone();
-        let mut node = Blockdev {
-            node_name: Some("disk".to_owned()),
-            driver: match kind {
-                FileKind::Regular => {
-                    Driver::File { filename, aio: None, locking: Locking::Automatic }
-                }
-                FileKind::BlockDevice => {
-                    Driver::HostDevice { filename, aio: None, locking: Locking::Automatic }
-                }
-            },
-            children: Vec::new(),
-            read_only: self.read_only,
-            auto_read_only: AutoReadOnly::Off,
-            discard: Discard::Ignore,
-            cache_direct: self.cache_direct,
-            flushes: Flushes::Obeyed,
-            force_share: false,
-            activity: Activity::Active,
+        let (read_only, cache_direct) = (self.read_only, self.cache_direct);
+        let base = BaseOptions { read_only, cache_direct, ..BaseOptions::DEFAULT };
+        let image = self.image.clone();
+        let node = match self.format {
+            Some(format) if format.name != RAW => Blockdev::of_image(format, image, kind, base),
+            Some(_) | None => Blockdev::of_file(image, kind, base),
         };
-        if self.format == Format::Qcow2 {
-            node = image_in(node);
-        }
+        let node = Blockdev { node_name: Some("disk".to_owned()), ..node };
         let export = ExportOptions {
             id: export_id(&self.image),
             node_name: "disk".to_owned(),
@@ -157,19 +193,6 @@ impl Short {
             writethrough: false,
         };
         objects.chain([Step::Blockdev(node), Step::Export(export)]).collect()
-    }
-}
-
-/// The disk that is in an image in this node.
-fn image_in(file: Blockdev) -> Blockdev {
-    let below = Blockdev { node_name: None, discard: Discard::Unmap, ..file.clone() };
-    let node = Child::Inline(Box::new(below));
-    let caches = Qcow2Caches::default();
-    let (backing, named_files) = (Backing::OfImage, NamedFiles::Refused);
-    Blockdev {
-        driver: Driver::Qcow2 { caches, backing, named_files },
-        children: vec![NamedChild { name: "file".to_owned(), node }],
-        ..file
     }
 }
 
@@ -199,17 +222,15 @@ fn iothreads(text: &str) -> Result<u64, Fault> {
         .ok_or(Fault::ExpectsAlone { expected: "a number from 1 to 64, or 'none'" })
 }
 
-fn format(text: &str) -> Result<Format, Fault> {
-    match text {
-        "raw" => return Ok(Format::Raw),
-        "qcow2" => return Ok(Format::Qcow2),
-        _ => {}
+fn format(text: &str) -> Result<&'static Driver, Fault> {
+    if let Some(format) = drivers::format(text) {
+        return Ok(format);
     }
-    let (key, value, accepted) = ("format".to_owned(), text.to_owned(), FORMATS.to_vec());
+    let (key, value, accepted) = ("format".to_owned(), text.to_owned(), format_names());
     if formats::names().any(|format| format == text) {
         return Err(Fault::ValueNotYet { key, value, accepted });
     }
-    let nearest = nearest(text, FORMATS.iter().copied());
+    let nearest = nearest(text, accepted.iter().copied());
     Err(Fault::UnknownValue { key, value, nearest, accepted })
 }
 

@@ -9,17 +9,21 @@ mod refused;
 mod stripe;
 mod throttle;
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 use std::{env, fs, iter, process};
 
+use disk::DiscardPolicy;
+use kernel_io::Flushes;
+
+use super::plan::IothreadObject;
 use super::{
-    Activity, AioEngine, AttachFormat, AutoReadOnly, Blockdev, Child, Command, Daemonize, Discard,
-    Driver, ExportOptions, Flushes, HelpTopic, IothreadObject, Locking, NamedChild, Object, Plan,
-    PollOptions, SocketOptions, Step, parse,
+    AttachFormat, Command, Daemonize, ExportOptions, HelpTopic, Object, Plan, PollOptions,
+    SocketOptions, Step, parse,
 };
+use crate::drivers::{Activity, BaseOptions, Blockdev, ChildNode, NamedChild};
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
 const ADDR: &str = "node-name=n,addr.type=unix,addr.path=s";
@@ -61,37 +65,57 @@ fn refuse_line(line: &[&str], expected: &str) {
     assert_eq!(command(line), Err(expected.to_owned()), "{line:?}");
 }
 
-fn file_node() -> Blockdev {
-    Blockdev {
-        node_name: Some("a".to_owned()),
-        driver: Driver::File {
-            filename: "Cargo.toml".into(),
-            aio: None,
-            locking: Locking::Automatic,
-        },
-        children: Vec::new(),
-        read_only: false,
-        auto_read_only: AutoReadOnly::Off,
-        discard: Discard::Ignore,
-        cache_direct: false,
-        flushes: Flushes::Obeyed,
-        force_share: false,
-        activity: Activity::Active,
+/// What a node inside another one is told that is told nothing.
+const INNER: BaseOptions = BaseOptions { discard: DiscardPolicy::Unmap, ..BaseOptions::DEFAULT };
+
+/// The node that a line ends with, after a node `n`.
+#[track_caller]
+fn node(argument: &str) -> Blockdev {
+    match plan(&[NULL, "--blockdev", argument]).steps.pop() {
+        Some(Step::Blockdev(node)) => node,
+        other => panic!("{argument} gives {other:?}"),
     }
 }
 
-/// The child of a raw node.
-fn below(node: Child) -> Vec<NamedChild> {
-    vec![NamedChild { name: "file".to_owned(), node }]
+/// What only a node's driver is told.
+fn own(node: &Blockdev) -> String {
+    let files = node.options.needs().files;
+    let files = files.iter().map(|file| file.path.display().to_string());
+    let options = node.options.describe(&HashMap::new()).into_iter();
+    let options = options.map(|(key, value)| format!("{key}={value}"));
+    iter::once(node.driver.name.to_owned())
+        .chain(files)
+        .chain(options)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
-/// The child of a raw node, written inside it.
-fn inline(node: Blockdev) -> Vec<NamedChild> {
-    below(Child::Inline(Box::new(node)))
+/// Checks that these arguments mean the same node, and what it is told.
+#[track_caller]
+fn check_node(arguments: &[&str], said: &str, base: BaseOptions) -> Blockdev {
+    let first = node(arguments[0]);
+    assert_eq!((own(&first).as_str(), first.base), (said, base), "{}", arguments[0]);
+    for argument in arguments {
+        assert_eq!(node(argument), first, "{argument}");
+    }
+    first
 }
 
-fn null_driver() -> Driver {
-    Driver::NullCo { size: 1 << 30, read_zeroes: false, latency: Duration::ZERO }
+/// The children of a node: by name, or what they are told.
+fn children(node: &Blockdev) -> Vec<String> {
+    let child = |NamedChild { key, node }: &NamedChild| match node {
+        ChildNode::Reference(name) => format!("{key}={name}"),
+        ChildNode::Inline(inner) => format!("{key}: {}", own(inner)),
+    };
+    node.children.iter().map(child).collect()
+}
+
+/// The only node inside a node.
+fn inner(node: &Blockdev) -> &Blockdev {
+    match node.children.as_slice() {
+        [NamedChild { node: ChildNode::Inline(inner), .. }] => inner,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn iothread(id: &str, polling: PollOptions) -> Step {
@@ -154,178 +178,122 @@ fn objects_read_the_same_in_both_notations() {
     );
 }
 
+const FILE: &str = "file Cargo.toml aio=any locking=auto";
+
 #[test]
 fn nodes_read_the_same_in_both_notations() {
-    check(
-        "--blockdev",
+    let plain = BaseOptions::DEFAULT;
+    let file = check_node(
         &[
             "file,node-name=a,filename=Cargo.toml",
             "filename=Cargo.toml,driver=file,node-name=x,node-name=a,",
             r#"{"driver":"file","node-name":"a","filename":"Cargo.toml"}"#,
         ],
-        &Step::Blockdev(file_node()),
+        FILE,
+        plain,
     );
-    check(
-        "--blockdev",
+    assert_eq!((file.node_name.as_deref(), file.activity), (Some("a"), Activity::Active));
+    check_node(
         &[
             "file,node-name=a,filename=Cargo.toml,read-only=on,discard=unmap,cache.direct=on",
             "file,node-name=a,filename=Cargo.toml,read-only=yes,discard=unmap,cache.direct=y",
             r#"{"driver":"file","node-name":"a","filename":"Cargo.toml","read-only":true,
                 "discard":"unmap","cache":{"direct":true}}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            read_only: true,
-            auto_read_only: AutoReadOnly::Off,
-            discard: Discard::Unmap,
-            cache_direct: true,
-            ..file_node()
-        }),
+        FILE,
+        BaseOptions { read_only: true, cache_direct: true, discard: DiscardPolicy::Unmap, ..plain },
     );
-    let native = Driver::File {
-        filename: "Cargo.toml".into(),
-        aio: Some(AioEngine::Native),
-        locking: Locking::Automatic,
-    };
-    check(
-        "--blockdev",
+    check_node(
         &[
             "file,node-name=a,filename=Cargo.toml,cache.direct=on,aio=native",
             r#"{"driver":"file","node-name":"a","filename":"Cargo.toml","aio":"native",
                 "cache":{"direct":true}}"#,
         ],
-        &Step::Blockdev(Blockdev { driver: native, cache_direct: true, ..file_node() }),
+        "file Cargo.toml aio=native locking=auto",
+        BaseOptions { cache_direct: true, ..plain },
     );
-    check(
-        "--blockdev",
+    check_node(
         &[
             "null-co,node-name=a,size=0x2000,read-zeroes=on",
             r#"{"driver":"null-co","node-name":"a","size":8192,"read-zeroes":true}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            driver: Driver::NullCo { size: 8192, read_zeroes: true, latency: Duration::ZERO },
-            ..file_node()
-        }),
+        "null-co size=8192 read-zeroes=on latency-ns=0",
+        plain,
     );
 }
 
 #[test]
 fn locks_read_the_same_in_both_notations() {
-    let locked = |locking| Driver::File { filename: "Cargo.toml".into(), aio: None, locking };
-    for (word, locking) in
-        [("auto", Locking::Automatic), ("on", Locking::On), ("off", Locking::Off)]
-    {
-        check(
-            "--blockdev",
+    for word in ["auto", "on", "off"] {
+        check_node(
             &[
                 &format!("file,node-name=a,filename=Cargo.toml,locking={word}"),
                 &format!(
                     r#"{{"driver":"file","node-name":"a","filename":"Cargo.toml","locking":"{word}"}}"#
                 ),
             ],
-            &Step::Blockdev(Blockdev { driver: locked(locking), ..file_node() }),
+            &format!("file Cargo.toml aio=any locking={word}"),
+            BaseOptions::DEFAULT,
         );
     }
-    let inner = Blockdev {
-        node_name: None,
-        read_only: true,
-        auto_read_only: AutoReadOnly::Off,
-        discard: Discard::Unmap,
-        force_share: true,
-        ..file_node()
-    };
-    check(
-        "--blockdev",
-        &["raw,node-name=a,read-only=on,force-share=on,file.driver=file,file.filename=Cargo.toml"],
-        &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { offset: 0, size: None },
-            children: inline(inner),
-            read_only: true,
-            force_share: true,
-            ..file_node()
-        }),
+    let raw = node(
+        "raw,node-name=a,read-only=on,force-share=on,file.driver=file,file.filename=Cargo.toml",
     );
+    let shared = BaseOptions { read_only: true, force_share: true, ..INNER };
+    assert_eq!((own(inner(&raw)).as_str(), inner(&raw).base), (FILE, shared));
 }
 
 #[test]
 fn inactive_nodes_read_the_same_in_both_notations() {
-    let inner = Blockdev { node_name: None, discard: Discard::Unmap, ..file_node() };
-    check(
-        "--blockdev",
+    let raw = check_node(
         &[
             "raw,node-name=a,active=off,file.driver=file,file.filename=Cargo.toml",
             r#"{"driver":"raw","node-name":"a","active":false,
                 "file":{"driver":"file","filename":"Cargo.toml","active":true}}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { offset: 0, size: None },
-            children: inline(inner),
-            activity: Activity::Inactive,
-            ..file_node()
-        }),
+        "raw offset=0 size=all",
+        BaseOptions::DEFAULT,
     );
+    assert_eq!((raw.activity, inner(&raw).activity), (Activity::Inactive, Activity::Active));
 }
 
 #[test]
 fn a_node_inside_another_takes_what_becomes_of_flushes() {
-    let inner = Blockdev {
-        node_name: None,
-        discard: Discard::Unmap,
-        flushes: Flushes::Ignored,
-        ..file_node()
-    };
-    check(
-        "--blockdev",
+    let flushes = Flushes::Ignored;
+    let raw = check_node(
         &[
             "raw,node-name=a,cache.no-flush=on,file.driver=file,file.filename=Cargo.toml",
             r#"{"driver":"raw","node-name":"a","cache":{"no-flush":true},
                 "file":{"driver":"file","filename":"Cargo.toml"}}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { offset: 0, size: None },
-            children: inline(inner),
-            flushes: Flushes::Ignored,
-            ..file_node()
-        }),
+        "raw offset=0 size=all",
+        BaseOptions { flushes, ..BaseOptions::DEFAULT },
     );
+    assert_eq!(inner(&raw).base, BaseOptions { flushes, ..INNER });
 }
 
 #[test]
 fn a_node_inside_another_takes_what_the_other_has() {
-    check(
-        "--blockdev",
+    let raw = check_node(
         &["raw,node-name=a,file=n", r#"{"driver":"raw","node-name":"a","file":"n"}"#],
-        &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { offset: 0, size: None },
-            children: below(Child::Reference("n".to_owned())),
-            ..file_node()
-        }),
+        "raw offset=0 size=all",
+        BaseOptions::DEFAULT,
     );
-    let inner = Blockdev {
-        node_name: None,
-        driver: null_driver(),
-        children: Vec::new(),
-        read_only: true,
-        auto_read_only: AutoReadOnly::Off,
-        discard: Discard::Unmap,
-        cache_direct: false,
-        flushes: Flushes::Obeyed,
-        force_share: false,
-        activity: Activity::Active,
-    };
-    check(
-        "--blockdev",
+    assert_eq!(children(&raw), ["file=n"]);
+    let raw = check_node(
         &[
             "raw,node-name=a,read-only=on,cache.direct=on,file.driver=null-co,file.cache.direct=off",
             r#"{"driver":"raw","node-name":"a","read-only":true,"cache":{"direct":true},
                 "file":{"driver":"null-co","cache":{"direct":false}}}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { offset: 0, size: None },
-            children: inline(inner),
-            read_only: true,
-            cache_direct: true,
-            ..file_node()
-        }),
+        "raw offset=0 size=all",
+        BaseOptions { read_only: true, cache_direct: true, ..BaseOptions::DEFAULT },
+    );
+    assert_eq!(children(&raw), ["file: null-co size=1073741824 read-zeroes=off latency-ns=0"]);
+    let null = inner(&raw);
+    assert_eq!(
+        (null.node_name.as_ref(), null.base),
+        (None, BaseOptions { read_only: true, ..INNER })
     );
 }
 
@@ -339,7 +307,7 @@ fn read_only(line: &[&str], expected: &[&str]) {
             let name = blockdev.node_name.clone().unwrap();
             let inner = blockdev.nodes();
             let named = |node: &&Blockdev| node.node_name.clone().unwrap_or(format!("{name}/file"));
-            found.extend(inner.iter().filter(|node| node.read_only).map(named));
+            found.extend(inner.iter().filter(|node| node.base.read_only).map(named));
         }
     }
     assert_eq!(found, expected, "{line:?}");
@@ -368,18 +336,15 @@ fn files_that_nobody_writes_are_opened_read_only_if_asked_for() {
 
 #[test]
 fn raw_shows_a_part_of_its_child() {
-    check(
-        "--blockdev",
+    let raw = check_node(
         &[
             "raw,node-name=a,offset=0x200,size=1024,file=n",
             r#"{"driver":"raw","node-name":"a","offset":512,"size":1024,"file":"n"}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            driver: Driver::Raw { offset: 512, size: Some(1024) },
-            children: below(Child::Reference("n".to_owned())),
-            ..file_node()
-        }),
+        "raw offset=512 size=1024",
+        BaseOptions::DEFAULT,
     );
+    assert_eq!(children(&raw), ["file=n"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use super::fault::LineFault;
-use super::nearest::nearest;
+use crate::syntax::nearest;
 
 /// What an option is for, which says where it may stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,16 +1,21 @@
 //! The object type `iothread`.
 
 use super::Entry;
-use crate::options::fault::Fault;
-use crate::options::fields::{Fields, Keys};
 use crate::options::plan::{IothreadObject, Object, PollOptions};
+use crate::syntax::{Fault, Fields, Keys, Takes, optional, required};
 
 /// `qom-type=iothread`.
 pub(super) const ENTRY: Entry = Entry {
     name: "iothread",
     keys: Keys {
         of: "--object iothread",
-        supported: &[&["qom-type", "id", "poll-max-ns", "poll-grow", "poll-shrink"]],
+        supported: &[&[
+            required("qom-type", Takes::Text),
+            required("id", Takes::Text),
+            optional("poll-max-ns", Takes::Number),
+            optional("poll-grow", Takes::Number),
+            optional("poll-shrink", Takes::Number),
+        ]],
         later: &[&["aio-max-batch", "thread-pool-max", "thread-pool-min"]],
     },
     read,

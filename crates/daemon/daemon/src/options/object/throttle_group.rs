@@ -6,83 +6,102 @@
 use layers::{LimitKind, ThrottleLimits, ThrottleSettings};
 
 use super::Entry;
-use crate::options::fault::Fault;
-use crate::options::fields::{Fields, Keys};
 use crate::options::plan::{Object, ThrottleGroupObject};
+use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional, required};
 
 /// `qom-type=throttle-group`.
 pub(super) const ENTRY: Entry = Entry {
     name: "throttle-group",
     keys: Keys {
         of: "--object throttle-group",
-        supported: &[&["qom-type", "id", "limits"], PROPERTIES],
+        supported: &[
+            &[
+                required("qom-type", Takes::Text),
+                required("id", Takes::Text),
+                optional("limits", Takes::Object(&LIMITS)),
+            ],
+            PROPERTIES,
+        ],
         later: &[],
     },
     read,
 };
 
 /// The keys of `limits`.
-pub(in crate::options) const LIMITS: Keys = Keys {
+static LIMITS: Keys = Keys {
     of: "--object throttle-group limits",
     supported: &[&[
-        "bps-total",
-        "bps-total-max",
-        "bps-total-max-length",
-        "bps-read",
-        "bps-read-max",
-        "bps-read-max-length",
-        "bps-write",
-        "bps-write-max",
-        "bps-write-max-length",
-        "iops-total",
-        "iops-total-max",
-        "iops-total-max-length",
-        "iops-read",
-        "iops-read-max",
-        "iops-read-max-length",
-        "iops-write",
-        "iops-write-max",
-        "iops-write-max-length",
-        "iops-size",
+        limit("bps-total"),
+        limit("bps-total-max"),
+        limit("bps-total-max-length"),
+        limit("bps-read"),
+        limit("bps-read-max"),
+        limit("bps-read-max-length"),
+        limit("bps-write"),
+        limit("bps-write-max"),
+        limit("bps-write-max-length"),
+        limit("iops-total"),
+        limit("iops-total-max"),
+        limit("iops-total-max-length"),
+        limit("iops-read"),
+        limit("iops-read-max"),
+        limit("iops-read-max-length"),
+        limit("iops-write"),
+        limit("iops-write-max"),
+        limit("iops-write-max-length"),
+        limit("iops-size"),
     ]],
     later: &[],
 };
 
 /// The same as properties.
-const PROPERTIES: &[&str] = &[
-    "x-bps-total",
-    "x-bps-total-max",
-    "x-bps-total-max-length",
-    "x-bps-read",
-    "x-bps-read-max",
-    "x-bps-read-max-length",
-    "x-bps-write",
-    "x-bps-write-max",
-    "x-bps-write-max-length",
-    "x-iops-total",
-    "x-iops-total-max",
-    "x-iops-total-max-length",
-    "x-iops-read",
-    "x-iops-read-max",
-    "x-iops-read-max-length",
-    "x-iops-write",
-    "x-iops-write-max",
-    "x-iops-write-max-length",
-    "x-iops-size",
+const PROPERTIES: &[Key] = &[
+    limit("x-bps-total"),
+    limit("x-bps-total-max"),
+    limit("x-bps-total-max-length"),
+    limit("x-bps-read"),
+    limit("x-bps-read-max"),
+    limit("x-bps-read-max-length"),
+    limit("x-bps-write"),
+    limit("x-bps-write-max"),
+    limit("x-bps-write-max-length"),
+    limit("x-iops-total"),
+    limit("x-iops-total-max"),
+    limit("x-iops-total-max-length"),
+    limit("x-iops-read"),
+    limit("x-iops-read-max"),
+    limit("x-iops-read-max-length"),
+    limit("x-iops-write"),
+    limit("x-iops-write-max"),
+    limit("x-iops-write-max-length"),
+    limit("x-iops-size"),
 ];
+
+const fn limit(name: &'static str) -> Key {
+    optional(name, Takes::Number)
+}
+
+/// One limit with two values.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}={limit} and {property}={other} are the same limit")]
+struct SaidTwice {
+    /// The key in `limits`.
+    key: String,
+    limit: u64,
+    property: String,
+    other: u64,
+}
 
 fn read(id: String, fields: &mut Fields) -> Result<Object, Fault> {
     let mut limits = fields.object("limits")?;
-    if let Some(limits) = &limits {
-        limits.check_keys(&LIMITS)?;
-    }
     let mut take = |key: &str| {
         let property = format!("x-{key}");
         let as_property = fields.number(&property)?;
         let as_limit = limits.as_mut().map(|limits| limits.number(key)).transpose()?.flatten();
         match (as_limit, as_property) {
             (Some(limit), Some(other)) if limit != other => {
-                Err(Fault::SaidTwice { key: format!("limits.{key}"), limit, property, other })
+                let key = format!("limits.{key}");
+                Err(Fault::own(SaidTwice { key, limit, property, other }))
             }
             (limit, property) => Ok(limit.or(property)),
         }
@@ -96,6 +115,6 @@ fn read(id: String, fields: &mut Fields) -> Result<Object, Fault> {
         limit.burst_seconds = length.unwrap_or(limit.burst_seconds);
     }
     settings.iops_size = take("iops-size")?.unwrap_or(settings.iops_size);
-    let limits = ThrottleLimits::check(settings)?;
+    let limits = ThrottleLimits::check(settings).map_err(Fault::own)?;
     Ok(Object::ThrottleGroup(ThrottleGroupObject { id, limits }))
 }

@@ -3,13 +3,11 @@
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use block::Order;
-use layers::{Bounds, DelaySettings, Distribution, Histogram, Latency};
+use layers::{Bounds, Distribution, Histogram, Latency};
 
-use super::{NULL, plan, refuse};
-use crate::options::{Driver, Step};
+use super::{node, own, refuse};
 
 fn latency(ns: u64) -> Latency {
     Latency::from_ns(ns).unwrap()
@@ -19,19 +17,16 @@ fn fixed(ns: u64) -> Distribution {
     Distribution::Fixed(latency(ns))
 }
 
-/// What the driver of the last node is.
-fn driver(argument: &str) -> Driver {
-    match plan(&[NULL, "--blockdev", argument]).steps.pop() {
-        Some(Step::Blockdev(node)) => node.driver,
-        other => panic!("{other:?} is no node"),
-    }
+/// What a node says that has these delays.
+fn said([read, write, flush]: [Distribution; 3], order: Order, seed: u64) -> String {
+    let ordered = if order == Order::AsBegun { "on" } else { "off" };
+    format!("delay read={read:?} write={write:?} flush={flush:?} ordered={ordered} seed={seed}")
 }
 
 #[track_caller]
-fn check(argument: &str, [read, write, flush]: [Distribution; 3], order: Order, seed: u64) {
-    let settings = DelaySettings { read, write, flush, order };
+fn check(argument: &str, delays: [Distribution; 3], order: Order, seed: u64) {
     let argument = format!("delay,node-name=d,file=n{argument}");
-    assert_eq!(driver(&argument), Driver::Delay { settings, seed }, "{argument}");
+    assert_eq!(own(&node(&argument)), said(delays, order, seed), "{argument}");
 }
 
 fn file(content: &[u8]) -> tempfile::NamedTempFile {
@@ -69,17 +64,13 @@ fn json_and_nodes_written_in_place_say_the_same() {
     let json = r#"{"driver": "delay", "node-name": "d", "file": {"driver": "null-co"},
         "latency-ns": 5, "read": {"distribution": "exponential", "mean-ns": 7}, "ordered": true}"#;
     let read = Distribution::Exponential { mean: latency(7) };
-    let (write, flush, order) = (fixed(5), fixed(5), Order::AsBegun);
-    let settings = DelaySettings { read, write, flush, order };
-    assert_eq!(driver(json), Driver::Delay { settings, seed: 0 });
+    assert_eq!(own(&node(json)), said([read, fixed(5), fixed(5)], Order::AsBegun, 0));
 }
 
 #[test]
 fn null_takes_its_latency() {
-    let Driver::NullCo { latency, .. } = driver("null-co,node-name=slow,latency-ns=100000") else {
-        panic!("no null disk")
-    };
-    assert_eq!(latency, Duration::from_micros(100));
+    let slow = node("null-co,node-name=slow,latency-ns=100000");
+    assert_eq!(own(&slow), "null-co size=1073741824 read-zeroes=off latency-ns=100000");
     let refuse = |value: &str, expected: &str| {
         refuse("--blockdev", &format!("null-co,node-name=slow,latency-ns={value}"), expected);
     };

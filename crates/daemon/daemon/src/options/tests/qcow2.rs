@@ -2,62 +2,41 @@
 
 use std::path::PathBuf;
 
-use qcow2::OverlapCheck;
-
-use super::{
-    AutoReadOnly, Blockdev, Child, Discard, Driver, NamedChild, Step, check, file_node, plan,
-    read_only, refuse, refuse_line,
-};
-use crate::options::{Backing, NamedFiles, Qcow2Caches};
-
-fn driver(caches: Qcow2Caches, backing: Backing) -> Driver {
-    Driver::Qcow2 { caches, backing, named_files: NamedFiles::Refused }
-}
-
-fn child(name: &str, node: Child) -> NamedChild {
-    NamedChild { name: name.to_owned(), node }
-}
-
-fn reference(name: &str, node: &str) -> NamedChild {
-    child(name, Child::Reference(node.to_owned()))
-}
+use super::{check_node, children, node, own, plan, read_only, refuse, refuse_line};
+use crate::drivers::{AutoReadOnly, BaseOptions};
+use crate::graph::NamedFiles;
+use crate::options::Step;
+use disk::DiscardPolicy;
 
 #[test]
 fn images_read_the_same_in_both_notations() {
-    let caches = Qcow2Caches {
-        l2: Some(1 << 20),
-        refcount: None,
-        both: Some(2 << 20),
-        ..Qcow2Caches::default()
-    };
-    check(
-        "--blockdev",
+    let image = check_node(
         &[
             "qcow2,node-name=a,file=n,l2-cache-size=1048576,cache-size=2097152",
             r#"{"driver":"qcow2","node-name":"a","file":"n","l2-cache-size":1048576,
                 "cache-size":2097152}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            driver: driver(caches, Backing::OfImage),
-            children: vec![reference("file", "n")],
-            ..file_node()
-        }),
+        "qcow2 l2-cache-size=1048576 refcount-cache-size=auto cache-size=2097152 \
+         cache-clean-interval=auto overlap-check=cached",
+        BaseOptions::DEFAULT,
     );
-    let none = Qcow2Caches::default();
-    check(
-        "--blockdev",
+    assert_eq!(children(&image), ["file=n"]);
+    let none = "qcow2 l2-cache-size=auto refcount-cache-size=auto cache-size=auto \
+                cache-clean-interval=auto overlap-check=cached";
+    let image = check_node(
         &[
             "qcow2,node-name=a,file=n,backing=",
             "qcow2,node-name=a,file=n,backing=null",
             r#"{"driver":"qcow2","node-name":"a","file":"n","backing":null}"#,
             r#"{"driver":"qcow2","node-name":"a","file":"n","backing":""}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            driver: driver(none, Backing::OfLine),
-            children: vec![reference("file", "n")],
-            ..file_node()
-        }),
+        none,
+        BaseOptions::DEFAULT,
     );
+    assert_eq!(children(&image), ["file=n"]);
+    // What is not said is left to the image.
+    let open = node("qcow2,node-name=a,file=n");
+    assert!(own(&open) == none && open != image);
 }
 
 /// What a node inside an image takes from it.
@@ -72,15 +51,16 @@ fn what_an_image_stands_on_is_only_read_and_what_it_is_in_takes_discards() {
     let found: Vec<_> = image
         .nodes()
         .iter()
-        .map(|node| (node.read_only, node.auto_read_only, node.discard, node.cache_direct))
+        .map(|node| node.base)
+        .map(|it| (it.read_only, it.auto_read_only, it.discard, it.cache_direct))
         .collect();
     let (on, off) = (AutoReadOnly::On, AutoReadOnly::Off);
     let expected = [
-        (false, on, Discard::Unmap, true),
-        (true, off, Discard::Unmap, true),
-        (true, off, Discard::Ignore, true),
-        (false, on, Discard::Unmap, true),
-        (false, on, Discard::Unmap, true),
+        (false, on, DiscardPolicy::Unmap, true),
+        (true, off, DiscardPolicy::Unmap, true),
+        (true, off, DiscardPolicy::Ignore, true),
+        (false, on, DiscardPolicy::Unmap, true),
+        (false, on, DiscardPolicy::Unmap, true),
     ];
     assert_eq!(found, expected);
 }
@@ -90,7 +70,7 @@ fn null_is_nothing_unless_a_node_has_that_name() {
     let null = "--blockdev=null-co,node-name=null";
     let plan = plan(&[null, "--blockdev=qcow2,node-name=a,file.driver=null-co,backing=null"]);
     let [_, Step::Blockdev(image)] = plan.steps.as_slice() else { panic!("{plan:?}") };
-    assert_eq!(image.children[1], reference("backing", "null"));
+    assert_eq!(children(image)[1], "backing=null");
     let missing = "node 'nul' is not defined before its use";
     refuse("--blockdev", "qcow2,node-name=a,file=n,backing=nul", missing);
 }
@@ -115,21 +95,14 @@ fn caches_that_contradict_each_other_are_refused_in_qemus_words() {
 #[test]
 fn what_is_held_against_metadata_is_a_template() {
     for (argument, expected) in [
-        ("overlap-check=none", OverlapCheck::None),
-        ("overlap-check=constant", OverlapCheck::Cached),
-        ("overlap-check=cached", OverlapCheck::Cached),
-        ("overlap-check.template=all", OverlapCheck::All),
-        ("cache-size=8388608", OverlapCheck::Cached),
+        ("overlap-check=none", "none"),
+        ("overlap-check=constant", "cached"),
+        ("overlap-check=cached", "cached"),
+        ("overlap-check.template=all", "all"),
+        ("cache-size=8388608", "cached"),
     ] {
-        let file = "--blockdev=null-co,node-name=n";
-        let image = format!("--blockdev=qcow2,node-name=a,file=n,{argument}");
-        let steps = plan(&[file, &image]).steps;
-        let found = steps.iter().find_map(|step| {
-            let Step::Blockdev(node) = step else { return None };
-            let Driver::Qcow2 { caches, .. } = &node.driver else { return None };
-            Some(caches.overlap_check)
-        });
-        assert_eq!(found, Some(expected), "{argument}");
+        let image = node(&format!("qcow2,node-name=a,file=n,{argument}"));
+        assert!(own(&image).ends_with(&format!(" overlap-check={expected}")), "{argument}");
     }
 }
 
@@ -200,26 +173,12 @@ fn directories_of_named_files_add_up_until_all_or_none_are_said() {
         (&["on", "src"], below(&["src"])),
         (&["src", "off"], NamedFiles::Refused),
     ] {
-        let mut line = vec![
-            "--blockdev=qcow2,node-name=a,file=n,backing.driver=qcow2,\
-                             backing.file=m"
-                .to_owned(),
-        ];
-        line.insert(0, "--blockdev=null-co,node-name=m".to_owned());
-        line.insert(0, "--blockdev=null-co,node-name=n".to_owned());
-        line.extend(words.iter().map(|word| format!("--named-files={word}")));
-        let line: Vec<&str> = line.iter().map(String::as_str).collect();
-        let plan = plan(&line);
-        let [.., Step::Blockdev(image)] = plan.steps.as_slice() else { panic!("{plan:?}") };
-        let named: Vec<_> = image
-            .nodes()
+        let words: Vec<String> = words.iter().map(|word| format!("--named-files={word}")).collect();
+        let line: Vec<&str> = ["--blockdev=null-co,node-name=n"]
             .into_iter()
-            .filter_map(|node| {
-                let Driver::Qcow2 { named_files, .. } = &node.driver else { return None };
-                Some(named_files.clone())
-            })
+            .chain(words.iter().map(String::as_str))
             .collect();
-        assert_eq!(named, [expected.clone(), expected], "{words:?}");
+        assert_eq!(plan(&line).named_files, expected, "{words:?}");
     }
     refuse_line(
         &["--named-files=Cargo.toml"],

@@ -1,32 +1,21 @@
 //! `driver=stripe`: what it means, and what is said about wrong ones.
 
-use block::ByteCount;
-use layers::Chunk;
-
-use super::{Blockdev, Child, Driver, NamedChild, Step, check, file_node, null_driver, refuse};
-use crate::options::Discard;
+use super::{check_node, children, refuse};
+use crate::drivers::BaseOptions;
 
 #[test]
 fn stripes_read_the_same_in_both_notations() {
-    let inner =
-        Blockdev { node_name: None, driver: null_driver(), discard: Discard::Unmap, ..file_node() };
-    let child = |name: &str, node| NamedChild { name: name.to_owned(), node };
-    check(
-        "--blockdev",
+    let stripe = check_node(
         &[
             "stripe,node-name=a,chunk=12k,children.0=n,children.1.driver=null-co",
             r#"{"driver":"stripe","node-name":"a","chunk":12288,
                 "children":["n",{"driver":"null-co"}]}"#,
         ],
-        &Step::Blockdev(Blockdev {
-            driver: Driver::Stripe { chunk: Chunk::new(ByteCount(12288)).unwrap() },
-            children: vec![
-                child("children.0", Child::Reference("n".to_owned())),
-                child("children.1", Child::Inline(Box::new(inner))),
-            ],
-            ..file_node()
-        }),
+        "stripe chunk=12288",
+        BaseOptions::DEFAULT,
     );
+    let null = "children.1: null-co size=1073741824 read-zeroes=off latency-ns=0";
+    assert_eq!(children(&stripe), ["children.0=n", null]);
 }
 
 fn null_children(count: usize) -> String {

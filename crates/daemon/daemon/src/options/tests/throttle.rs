@@ -2,8 +2,9 @@
 
 use layers::{Limit, LimitKind, ThrottleLimits, ThrottleSettings};
 
-use super::{NULL, below, check, file_node, inline, null_driver, plan, refuse, refuse_line};
-use crate::options::{Blockdev, Child, Discard, Driver, Object, Step, ThrottleGroupObject};
+use super::{NULL, check, children, own, plan, refuse, refuse_line};
+use crate::options::plan::ThrottleGroupObject;
+use crate::options::{Object, Step};
 
 fn group(change: impl FnOnce(&mut ThrottleSettings)) -> Step {
     let mut settings = ThrottleSettings::default();
@@ -96,34 +97,23 @@ fn wrong_limits_are_named() {
     );
 }
 
-fn throttle(children: Vec<crate::options::NamedChild>) -> Step {
-    Step::Blockdev(Blockdev {
-        driver: Driver::Throttle { group: "g".to_owned() },
-        children,
-        ..file_node()
-    })
-}
-
 const GROUP: &str = "--object=throttle-group,id=g";
-
-#[track_caller]
-fn check_node(argument: &str, expected: &Step) {
-    let plan = plan(&[GROUP, NULL, "--blockdev", argument]);
-    assert_eq!(plan.steps.last(), Some(expected), "{argument}");
-}
 
 #[test]
 fn a_throttle_node_names_its_group_and_its_child() {
-    let expected = throttle(below(Child::Reference("n".to_owned())));
-    check_node("throttle,node-name=a,throttle-group=g,file=n", &expected);
-    check_node(
-        r#"{"driver":"throttle","node-name":"a","throttle-group":"g","file":"n"}"#,
-        &expected,
-    );
-    let null =
-        Blockdev { node_name: None, driver: null_driver(), discard: Discard::Unmap, ..file_node() };
-    let argument = "throttle,node-name=a,throttle-group=g,file.driver=null-co";
-    check_node(argument, &throttle(inline(null)));
+    for (argument, child) in [
+        ("throttle,node-name=a,throttle-group=g,file=n", "file=n"),
+        (r#"{"driver":"throttle","node-name":"a","throttle-group":"g","file":"n"}"#, "file=n"),
+        (
+            "throttle,node-name=a,throttle-group=g,file.driver=null-co",
+            "file: null-co size=1073741824 read-zeroes=off latency-ns=0",
+        ),
+    ] {
+        let plan = plan(&[GROUP, NULL, "--blockdev", argument]);
+        let Some(Step::Blockdev(node)) = plan.steps.last() else { panic!("{plan:?}") };
+        assert_eq!(own(node), "throttle throttle-group=g");
+        assert_eq!(children(node), [child]);
+    }
 }
 
 #[test]

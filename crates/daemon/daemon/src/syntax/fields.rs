@@ -2,67 +2,48 @@
 //!
 //! In the keyval form a number or a boolean is text; in JSON it has its own type and text is
 //! refused, as in QEMU.
+//!
+//! Invariants: a key is taken as its table says; one that is not in the table, or is something else there, is our own
+//! mistake and panics.
 
 use serde_json::{Map, Value};
 
 use super::fault::Fault;
+use super::keys::{Key, Keys, Takes};
 use super::keyval::{self, Notation};
 use super::nearest::nearest;
-use super::{blockdev, export, object};
-
-/// The keys of one kind of thing.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Keys {
-    /// What has them, for messages.
-    pub(super) of: &'static str,
-    /// The keys that work, in groups.
-    pub(super) supported: &'static [&'static [&'static str]],
-    /// The keys that qemu-storage-daemon has and ringloom does not have yet, in groups.
-    pub(super) later: &'static [&'static [&'static str]],
-}
-
-impl Keys {
-    /// The keys that work.
-    pub(super) fn supported(&self) -> impl Iterator<Item = &'static str> {
-        self.supported.iter().flat_map(|group| group.iter().copied())
-    }
-}
-
-/// Keys that are objects, and what is in them.
-const NESTED: &[(&str, &Keys)] = &[
-    ("limits", &object::throttle_group::LIMITS),
-    ("cache", &blockdev::CACHE),
-    ("addr", &export::ADDR),
-];
 
 /// What is left to take of one object.
 #[derive(Debug)]
-pub(super) struct Fields {
+pub(crate) struct Fields {
     map: Map<String, Value>,
     notation: Notation,
     /// Where the object stands in the option: empty, or ends in a dot.
     prefix: String,
+    /// The keys that there are, once they were checked.
+    keys: Option<&'static Keys>,
 }
 
 impl Fields {
     /// Reads an option's argument; a first parameter without `=` belongs to `implied`.
-    pub(super) fn parse(text: &str, implied: &str) -> Result<Self, Fault> {
+    pub(crate) fn parse(text: &str, implied: &str) -> Result<Self, Fault> {
         let (map, notation) = keyval::parse(text, implied)?;
-        Ok(Self { map, notation, prefix: String::new() })
+        Ok(Self { map, notation, prefix: String::new(), keys: None })
     }
 
-    /// Refuses the first key that is left and not in the table. Call it before taking what is
-    /// required: a misspelt key is a better message than the missing one.
-    pub(super) fn check_keys(&self, keys: &Keys) -> Result<(), Fault> {
+    /// Refuses the first key that is left and not in the table, by which all others are taken from now on. Call it
+    /// before taking what is required: a misspelt key is a better message than the missing one.
+    pub(crate) fn check_keys(&mut self, keys: &'static Keys) -> Result<(), Fault> {
+        self.keys = Some(keys);
         for key in self.map.keys() {
-            if keys.supported().any(|name| name == key) {
+            if keys.names().any(|name| name == key) {
                 continue;
             }
             let of = keys.of;
             if keys.later.iter().any(|group| group.contains(&key.as_str())) {
                 return Err(Fault::KeyNotYet { key: self.path(key), of });
             }
-            let supported: Vec<_> = keys.supported().collect();
+            let supported: Vec<_> = keys.names().collect();
             let nearest = self
                 .nested_key(keys, key)
                 .or_else(|| nearest(key, supported.iter().copied()).map(str::to_owned));
@@ -73,11 +54,12 @@ impl Fields {
 
     /// How a key is written that belongs into an object of this one: with the object before it, and in JSON not with a dot.
     fn nested_key(&self, keys: &Keys, key: &str) -> Option<String> {
-        let is_here = |(object, _): &&(&str, &Keys)| keys.supported().any(|name| name == *object);
-        NESTED.iter().filter(is_here).find_map(|(object, inner)| {
+        keys.supported().find_map(|Key { name: object, takes, .. }| {
             let name = key.strip_prefix(object).and_then(|rest| rest.strip_prefix('.'));
             let name = name.unwrap_or(key);
-            inner.supported().any(|known| known == name).then(|| match self.notation {
+            let is_inside =
+                takes.inner().iter().any(|inner| inner.names().any(|known| known == name));
+            is_inside.then(|| match self.notation {
                 Notation::Keyval => format!("{}{object}.{name}", self.prefix),
                 Notation::Json => format!("\"{object}\": {{\"{name}\": …}}"),
             })
@@ -85,12 +67,17 @@ impl Fields {
     }
 
     /// The key with all that stands before it.
-    pub(super) fn path(&self, key: &str) -> String {
+    pub(crate) fn path(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
 
     /// A text.
-    pub(super) fn text(&mut self, key: &str) -> Result<Option<String>, Fault> {
+    pub(crate) fn text(&mut self, key: &str) -> Result<Option<String>, Fault> {
+        self.expect(key, |takes| matches!(takes, Takes::Text));
+        self.any_text(key)
+    }
+
+    fn any_text(&mut self, key: &str) -> Result<Option<String>, Fault> {
         match self.map.remove(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -99,13 +86,14 @@ impl Fields {
     }
 
     /// A text that must be there.
-    pub(super) fn required_text(&mut self, key: &str) -> Result<String, Fault> {
+    pub(crate) fn required_text(&mut self, key: &str) -> Result<String, Fault> {
         let missing = Fault::Missing { key: self.path(key) };
         self.text(key)?.ok_or(missing)
     }
 
     /// A boolean.
-    pub(super) fn flag(&mut self, key: &str) -> Result<Option<bool>, Fault> {
+    pub(crate) fn flag(&mut self, key: &str) -> Result<Option<bool>, Fault> {
+        self.expect(key, |takes| matches!(takes, Takes::Flag));
         let Some(value) = self.map.remove(key) else {
             return Ok(None);
         };
@@ -117,22 +105,34 @@ impl Fields {
     }
 
     /// A whole number without unit.
-    pub(super) fn number(&mut self, key: &str) -> Result<Option<u64>, Fault> {
+    pub(crate) fn number(&mut self, key: &str) -> Result<Option<u64>, Fault> {
+        self.expect(key, |takes| matches!(takes, Takes::Number));
         self.unsigned(key, parse_number, "a whole number without unit")
     }
 
+    /// A whole number that fits a signed one of 64 bits, as the place in a file must; QEMU's bound.
+    pub(crate) fn int(&mut self, key: &str) -> Result<Option<u64>, Fault> {
+        self.expect(key, |takes| matches!(takes, Takes::Int));
+        match self.unsigned(key, parse_number, "a whole number without unit")? {
+            Some(number) if i64::try_from(number).is_err() => {
+                Err(self.expects(key, "at most 2^63 - 1"))
+            }
+            number => Ok(number),
+        }
+    }
+
     /// A size in bytes; in the keyval form it may have a unit.
-    pub(super) fn size(&mut self, key: &str) -> Result<Option<u64>, Fault> {
+    pub(crate) fn size(&mut self, key: &str) -> Result<Option<u64>, Fault> {
+        self.expect(key, |takes| matches!(takes, Takes::Size));
         self.unsigned(key, parse_size, "a size: a whole number, optionally with k, M, G or T")
     }
 
-    /// One of a few words.
-    pub(super) fn choice(
-        &mut self,
-        key: &str,
-        accepted: &[&'static str],
-    ) -> Result<Option<&'static str>, Fault> {
-        let Some(value) = self.text(key)? else {
+    /// One of the words that the key takes.
+    pub(crate) fn word(&mut self, key: &str) -> Result<Option<&'static str>, Fault> {
+        let (Takes::Word(accepted) | Takes::WordOrObject(accepted, _)) = self.takes(key) else {
+            panic!("'{key}' takes no word")
+        };
+        let Some(value) = self.any_text(key)? else {
             return Ok(None);
         };
         match accepted.iter().find(|name| **name == value) {
@@ -142,7 +142,7 @@ impl Fields {
     }
 
     /// What says that a value is none of those accepted.
-    pub(super) fn unknown_value(
+    pub(crate) fn unknown_value(
         &self,
         key: &str,
         value: String,
@@ -156,8 +156,37 @@ impl Fields {
         }
     }
 
-    /// An object.
-    pub(super) fn object(&mut self, key: &str) -> Result<Option<Self>, Fault> {
+    /// An object, whose keys were checked.
+    pub(crate) fn object(&mut self, key: &str) -> Result<Option<Self>, Fault> {
+        let (Takes::Object(keys) | Takes::WordOrObject(_, keys)) = self.takes(key) else {
+            panic!("'{key}' takes no object")
+        };
+        let Some(mut object) = self.any_object(key)? else { return Ok(None) };
+        object.check_keys(keys)?;
+        Ok(Some(object))
+    }
+
+    /// An object of which one key says what the others are: the value of that one, and the rest.
+    pub(crate) fn union(&mut self, key: &str) -> Result<Option<(&'static str, Self)>, Fault> {
+        let Takes::Union(union) = self.takes(key) else { panic!("'{key}' takes no union") };
+        let Some(mut object) = self.any_object(key)? else { return Ok(None) };
+        let given = match union.default {
+            Some(default) => object.text(union.tag)?.unwrap_or_else(|| default.to_owned()),
+            None => object.required_text(union.tag)?,
+        };
+        let Some((name, keys)) = union.branches.iter().find(|(name, _)| *name == given) else {
+            let accepted: Vec<_> = union.branches.iter().map(|(name, _)| *name).collect();
+            if union.later.contains(&given.as_str()) {
+                let key = object.path(union.tag);
+                return Err(Fault::ValueNotYet { key, value: given, accepted });
+            }
+            return Err(object.unknown_value(union.tag, given, &accepted));
+        };
+        object.check_keys(keys)?;
+        Ok(Some((name, object)))
+    }
+
+    fn any_object(&mut self, key: &str) -> Result<Option<Self>, Fault> {
         match self.map.remove(key) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(self.nested(key, map))),
@@ -168,13 +197,18 @@ impl Fields {
         }
     }
 
+    /// Whether the key is given.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
     /// Whether there is an object.
-    pub(super) fn is_object(&self, key: &str) -> bool {
+    pub(crate) fn is_object(&self, key: &str) -> bool {
         matches!(self.map.get(key), Some(Value::Object(_)))
     }
 
     /// A text or an object.
-    pub(super) fn text_or_object(&mut self, key: &str) -> Result<TextOrObject, Fault> {
+    pub(crate) fn text_or_object(&mut self, key: &str) -> Result<TextOrObject, Fault> {
         match self.map.remove(key) {
             None => Err(Fault::Missing { key: self.path(key) }),
             Some(Value::String(text)) => Ok(TextOrObject::Text(text)),
@@ -183,16 +217,8 @@ impl Fields {
         }
     }
 
-    /// A text or an object, if there is any.
-    pub(super) fn text_or_object_if_any(
-        &mut self,
-        key: &str,
-    ) -> Result<Option<TextOrObject>, Fault> {
-        if self.map.contains_key(key) { self.text_or_object(key).map(Some) } else { Ok(None) }
-    }
-
     /// Whether it is said that there is nothing: null, or as QEMU still bears it, an empty text.
-    pub(super) fn is_nothing(&mut self, key: &str) -> bool {
+    pub(crate) fn is_nothing(&mut self, key: &str) -> bool {
         let nothing = match self.map.get(key) {
             Some(Value::Null) => true,
             Some(Value::String(text)) => text.is_empty(),
@@ -205,8 +231,9 @@ impl Fields {
     }
 
     /// A text or a list of texts.
-    pub(super) fn texts(&mut self, key: &str) -> Result<Vec<String>, Fault> {
+    pub(crate) fn texts(&mut self, key: &str) -> Result<Vec<String>, Fault> {
         let wrong = self.expects(key, "a string or a list of strings");
+        self.expect(key, |takes| matches!(takes, Takes::Texts));
         match self.map.remove(key) {
             None => Ok(Vec::new()),
             Some(Value::String(text)) => Ok(vec![text]),
@@ -229,7 +256,7 @@ impl Fields {
     }
 
     /// A list of texts and objects, which must be there.
-    pub(super) fn texts_or_objects(&mut self, key: &str) -> Result<Vec<TextOrObject>, Fault> {
+    pub(crate) fn texts_or_objects(&mut self, key: &str) -> Result<Vec<TextOrObject>, Fault> {
         let list = match self.map.remove(key) {
             None => return Err(Fault::Missing { key: self.path(key) }),
             Some(Value::Array(list)) => list,
@@ -271,7 +298,18 @@ impl Fields {
     }
 
     fn nested(&self, key: &str, map: Map<String, Value>) -> Self {
-        Self { map, notation: self.notation, prefix: format!("{}{key}.", self.prefix) }
+        Self { map, notation: self.notation, prefix: format!("{}{key}.", self.prefix), keys: None }
+    }
+
+    /// What a key takes by the table.
+    fn takes(&self, key: &str) -> &'static Takes {
+        let known = self.keys.and_then(|keys| keys.supported().find(|known| known.name == key));
+        &known.unwrap_or_else(|| panic!("no table has '{key}'")).takes
+    }
+
+    /// Whether a key is what it is taken for. Before there is a table, that is what says which.
+    fn expect(&self, key: &str, is_right: fn(&Takes) -> bool) {
+        assert!(self.keys.is_none() || is_right(self.takes(key)), "'{key}' takes something else");
     }
 
     fn expects(&self, key: &str, expected: &'static str) -> Fault {
@@ -281,15 +319,21 @@ impl Fields {
 
 /// A reference by name, or the thing itself.
 #[derive(Debug)]
-pub(super) enum TextOrObject {
+pub(crate) enum TextOrObject {
     /// A name.
     Text(String),
     /// The thing itself.
     Object(Fields),
 }
 
+/// Whether a name is letters, digits, `-`, `.` and `_` and starts with a letter.
+pub(crate) fn is_identifier(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+}
+
 /// A boolean as QEMU reads it on a command line.
-pub(super) fn parse_flag(text: &str) -> Option<bool> {
+pub(crate) fn parse_flag(text: &str) -> Option<bool> {
     match text {
         "on" | "yes" | "true" | "y" => Some(true),
         "off" | "no" | "false" | "n" => Some(false),
@@ -298,7 +342,7 @@ pub(super) fn parse_flag(text: &str) -> Option<bool> {
 }
 
 /// A number in C's notation: decimal, `0x` hexadecimal or `0` octal, as QEMU reads it.
-pub(super) fn parse_number(text: &str) -> Option<u64> {
+pub(crate) fn parse_number(text: &str) -> Option<u64> {
     let digits = text.strip_prefix('+').unwrap_or(text);
     let (digits, radix) = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         Some(hexadecimal) => (hexadecimal, 16),
@@ -314,7 +358,7 @@ pub(super) fn parse_number(text: &str) -> Option<u64> {
 
 /// A number of bytes: decimal with an optional unit (b, k, M, G, T, P, E in either case), or
 /// hexadecimal.
-pub(super) fn parse_size(text: &str) -> Option<u64> {
+pub(crate) fn parse_size(text: &str) -> Option<u64> {
     if text.starts_with("0x") || text.starts_with("0X") {
         return parse_number(text);
     }

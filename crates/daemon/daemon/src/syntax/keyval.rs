@@ -19,7 +19,7 @@ const FRAGMENT_BYTES_MAX: usize = 127;
 
 /// Which notation a value was written in: scalars have other rules in each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Notation {
+pub(crate) enum Notation {
     /// `key=value,…`: every scalar is text.
     Keyval,
     /// JSON: scalars have types.
@@ -28,7 +28,7 @@ pub(super) enum Notation {
 
 /// Reads one option's value. A value that starts with `{` is JSON. Otherwise, a first parameter
 /// without `=` is the value of `implied`.
-pub(super) fn parse(text: &str, implied: &str) -> Result<(Map<String, Value>, Notation), Fault> {
+pub(crate) fn parse(text: &str, implied: &str) -> Result<(Map<String, Value>, Notation), Fault> {
     if text.starts_with('{') {
         let map = serde_json::from_str(text).map_err(Fault::Json)?;
         return Ok((map, Notation::Json));
@@ -49,7 +49,7 @@ pub(super) fn parse(text: &str, implied: &str) -> Result<(Map<String, Value>, No
 }
 
 /// Whether the value asks for help: `help` or `?` as a parameter of its own.
-pub(super) fn asks_for_help(text: &str) -> bool {
+pub(crate) fn asks_for_help(text: &str) -> bool {
     !text.starts_with('{') && text.split(',').any(|part| part == "help" || part == "?")
 }
 

@@ -1,0 +1,29 @@
+//! The drivers of `--blockdev`, one file each: keys, rules for children, files and objects, help, and how a node is made.
+//!
+//! Where it stands: below the graph, which asks drivers by the contract in `driver`, and the options, which read nodes by
+//! it. A new driver is a file here and a line in [`ALL`].
+//!
+//! Not here: names, permissions and what stands on what (the graph).
+
+mod base;
+mod delay;
+mod driver;
+mod file;
+mod files;
+mod node;
+mod null;
+mod qcow2;
+mod raw;
+mod read;
+mod stripe;
+mod table;
+#[cfg(test)]
+pub(crate) mod tests;
+mod throttle;
+
+pub(crate) use base::{Activity, AutoReadOnly, BASE_HELP, BaseOptions};
+pub(crate) use driver::{Driver, Made, Making, NamedFile, NodeError, ObjectName, ThrottleGroups};
+pub(crate) use files::{check_files, directory, file_kind, open_fault, waiting_for};
+pub(crate) use node::{Blockdev, ChildNode, NamedChild};
+pub(crate) use read::parse;
+pub(crate) use table::{ALL, format, formats};

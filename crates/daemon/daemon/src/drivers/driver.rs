@@ -1,0 +1,191 @@
+//! What a driver says of itself: the contract of the files beside this one.
+//!
+//! Where it stands: the options read nodes by [`Driver`], the graph makes them by [`DriverOptions`]. Nothing outside of
+//! a driver's file knows which driver a node has.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::fmt::{self, Debug};
+use std::path::Path;
+use std::sync::Arc;
+
+use block::{Child, Clock, Node};
+use kernel_io::{FileKind, FileTable, OpenFile};
+use layers::ThrottleGroup;
+use qcow2::Qcow2Node;
+
+use super::base::BaseOptions;
+use crate::permissions::ChildRole;
+use crate::syntax::{Fault, Fields, Keys};
+use crate::watch::Watch;
+
+/// A driver.
+pub(crate) struct Driver {
+    /// Its name, as in `driver=`.
+    pub(crate) name: &'static str,
+    /// All its keys. Those of nodes are its children, in the order in which it takes them.
+    pub(crate) keys: Keys,
+    /// What each of these children is to it.
+    pub(crate) roles: &'static [(&'static str, ChildRole)],
+    /// How the help shows it.
+    pub(crate) help: &'static str,
+    /// If it is a format that an image can be said to have: its options when nothing else is said. The image is in the
+    /// first of `roles`.
+    pub(crate) as_format: Option<fn() -> Options>,
+    /// Reads the keys that only this driver has, but its children.
+    pub(crate) read: fn(&mut Fields, &BaseOptions) -> Result<Options, Fault>,
+}
+
+impl Driver {
+    /// What the child under this key is to it; one of a list has a number after the key (`children.0`).
+    pub(crate) fn role(&self, key: &str) -> ChildRole {
+        let key = key.split('.').next().unwrap_or_default();
+        let role = self.roles.iter().find(|(known, _)| *known == key);
+        role.unwrap_or_else(|| panic!("driver {} has no child '{key}'", self.name)).1
+    }
+}
+
+impl Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// What only a node's driver was told.
+pub(crate) type Options = Arc<dyn DriverOptions>;
+
+/// What one node of a driver was told besides what all nodes can be told.
+pub(crate) trait DriverOptions: Debug + Send + Sync {
+    /// What it needs that is no node.
+    fn needs(&self) -> Needs<'_>;
+
+    /// All options but the children and files, in words that stay the same from version to version: what is served by two
+    /// processes in turn is compared so.
+    fn describe(&self, groups: &ThrottleGroups) -> Vec<(String, String)>;
+
+    /// Makes the node. Blocks.
+    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError>;
+}
+
+/// What a node needs that is no node.
+#[derive(Default)]
+pub(crate) struct Needs<'a> {
+    /// Files that it opens: checked before anything is started, kept open if they are descriptors of the process, fenced.
+    pub(crate) files: Vec<HostFile<'a>>,
+    /// Objects that it names.
+    pub(crate) objects: Vec<ObjectName<'a>>,
+    /// What finds files that are only named in the node's image, if there can be any.
+    pub(crate) names_files: Option<&'a dyn NamesFiles>,
+}
+
+/// A file of the host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostFile<'a> {
+    /// Where it is.
+    pub(crate) path: &'a Path,
+    /// What it must be.
+    pub(crate) kind: FileKind,
+}
+
+/// The name of an object.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ObjectName<'a> {
+    /// Its type, as in `qom-type=`.
+    pub(crate) kind: &'static str,
+    /// Its id.
+    pub(crate) id: &'a str,
+}
+
+/// A format whose images may name other files.
+pub(crate) trait NamesFiles {
+    /// The files that are to stand below the node and that only its image names, lower ones last. Blocks.
+    fn named(&self, making: &Making<'_>) -> Result<Vec<NamedFile>, NodeError>;
+}
+
+/// A file that an image names.
+#[derive(Debug)]
+pub(crate) enum NamedFile {
+    /// What shows where the image has nothing.
+    Backing {
+        /// The key of the child that it becomes.
+        key: &'static str,
+        /// What the image calls it.
+        name: String,
+        /// Its format, if the image says it.
+        format: Option<String>,
+    },
+    /// What the data are in.
+    Data {
+        /// The key of the child that it becomes.
+        key: &'static str,
+        /// What the image calls it, if it says so.
+        name: Option<String>,
+    },
+}
+
+/// The throttle groups by id.
+pub(crate) type ThrottleGroups = HashMap<String, Arc<ThrottleGroup>>;
+
+/// What a node is made of.
+#[derive(Debug)]
+pub(crate) struct Making<'a> {
+    /// The node's name.
+    pub(crate) name: &'a str,
+    /// What all nodes can be told.
+    pub(crate) base: &'a BaseOptions,
+    /// What stands below it, by key.
+    pub(crate) children: Vec<(&'a str, &'a Arc<Child>)>,
+    /// The throttle groups that there are.
+    pub(crate) groups: &'a ThrottleGroups,
+    /// Where files are opened.
+    pub(crate) files: &'a Arc<FileTable>,
+    /// What nodes that hold requests go by.
+    pub(crate) clock: &'a Arc<dyn Clock>,
+    /// What waits for storage is told of.
+    pub(crate) watch: &'a Watch,
+}
+
+impl Making<'_> {
+    /// The child under this key, if there is one.
+    pub(super) fn child(&self, key: &str) -> Option<Arc<Child>> {
+        self.children.iter().find(|(known, _)| *known == key).map(|(_, child)| Arc::clone(child))
+    }
+
+    /// The child of a driver that requires one.
+    pub(super) fn file(&self) -> Arc<Child> {
+        self.child("file").expect("the reader has taken it")
+    }
+
+    /// What is wrong, with the node's name before it.
+    pub(super) fn failed(&self, source: impl Into<NodeError>) -> NodeError {
+        Box::new(Failed { node: self.name.to_owned(), source: source.into() })
+    }
+}
+
+/// A node could not be made, or an image not be read. The message names the node.
+pub(crate) type NodeError = Box<dyn Error + Send + Sync>;
+
+#[derive(Debug, thiserror::Error)]
+#[error("node {node}")]
+struct Failed {
+    node: String,
+    source: NodeError,
+}
+
+/// A node that was made.
+#[derive(Debug)]
+pub(crate) struct Made {
+    /// The node.
+    pub(crate) node: Arc<dyn Node>,
+    /// What it has opened.
+    pub(crate) file: Option<Arc<OpenFile>>,
+    /// The node itself, if it is an image whose state another process can take over.
+    pub(crate) image: Option<Arc<Qcow2Node>>,
+}
+
+impl Made {
+    /// A node that has opened nothing.
+    pub(super) fn of(node: Arc<dyn Node>) -> Self {
+        Self { node, file: None, image: None }
+    }
+}

@@ -1,0 +1,147 @@
+//! Looks at the files that nodes open, before anything is started.
+//!
+//! Invariants: a disk's file is opened here only to learn that it can be; nothing is read from it, and nothing is written.
+//! Not here: which files a driver opens (its file), locks, sizes and alignment (the graph).
+
+use std::fs::{Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+
+use kernel_io::FileKind;
+
+use super::driver::HostFile;
+use super::node::Blockdev;
+use crate::syntax::Fault;
+use crate::watch::TOLD_AFTER;
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FileFault {
+    /// It cannot be opened.
+    #[error("could not open '{}'", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// It can be opened, but not to write.
+    #[error(
+        "could not open '{}' for writing; say --read-only, or read-only=on of its node, to serve it for reading",
+        path.display()
+    )]
+    OpenForWriting {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// It is of another kind than the driver serves.
+    #[error("'{driver}' driver requires '{}' to be a {kind}", path.display())]
+    Kind {
+        /// The driver.
+        driver: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it should be.
+        kind: FileKind,
+    },
+}
+
+/// Checks that the files of a node, and of those written inside it, are there, of the right kind and ours to open.
+pub(crate) fn check_files(blockdev: &Blockdev) -> Result<(), Fault> {
+    blockdev.nodes().into_iter().try_for_each(|node| {
+        let files = node.options.needs().files;
+        files.iter().try_for_each(|file| check(node, file)).map_err(Fault::own)
+    })
+}
+
+fn check(node: &Blockdev, file: &HostFile<'_>) -> Result<(), FileFault> {
+    // The type comes first: opening a FIFO would wait for its other end.
+    check_kind(node.driver.name, file)?;
+    let open = |write| {
+        waiting_for(file.path, || OpenOptions::new().read(true).write(write).open(file.path))
+    };
+    let (path, can_read) = (file.path.to_owned(), || open(false).is_ok());
+    match open(!node.base.read_only) {
+        Ok(_file) => Ok(()),
+        Err(cause) if !node.base.read_only && forbids(&cause) && can_read() => {
+            Err(FileFault::OpenForWriting { path, cause })
+        }
+        Err(cause) => Err(FileFault::Open { path, cause }),
+    }
+}
+
+/// Checks that a file is of the kind that its driver serves.
+pub(super) fn check_kind(driver: &'static str, file: &HostFile<'_>) -> Result<(), FileFault> {
+    if file_kind(file.path)? == Some(file.kind) {
+        return Ok(());
+    }
+    Err(FileFault::Kind { driver, path: file.path.to_owned(), kind: file.kind })
+}
+
+/// Whether it is the rights that are lacking: the file's, its file system's or its device's.
+fn forbids(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+}
+
+/// A directory: where it really is.
+pub(crate) fn directory(path: &Path) -> Result<PathBuf, FileFault> {
+    let real = path.canonicalize().map_err(|cause| open_fault(path, cause))?;
+    if real.is_dir() {
+        return Ok(real);
+    }
+    Err(open_fault(path, ErrorKind::NotADirectory.into()))
+}
+
+/// What a file is; `None` if it cannot hold a disk. A directory is an error of its own, as in
+/// QEMU.
+pub(crate) fn file_kind(path: &Path) -> Result<Option<FileKind>, FileFault> {
+    let metadata = waiting_for(path, || path.metadata());
+    let metadata: Metadata = metadata.map_err(|cause| open_fault(path, cause))?;
+    if metadata.is_dir() {
+        return Err(open_fault(path, ErrorKind::IsADirectory.into()));
+    }
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        return Ok(Some(FileKind::Regular));
+    }
+    Ok(kind.is_block_device().then_some(FileKind::BlockDevice))
+}
+
+/// Does something that waits for a file's storage, and says so if it takes long: there is no log yet, and the process may
+/// be in a system call that only SIGKILL ends.
+pub(crate) fn waiting_for<T>(path: &Path, work: impl FnOnce() -> T) -> T {
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        // Where no thread can be had, nothing is said.
+        let teller = thread::Builder::new().spawn_scoped(scope, move || {
+            if is_done.recv_timeout(TOLD_AFTER) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let (path, seconds) = (path.display(), TOLD_AFTER.as_secs());
+                let told = writeln!(
+                    io::stderr(),
+                    "{path}: its storage has not answered for {seconds} s; waiting"
+                );
+                // There is nobody else to tell.
+                drop(told);
+            }
+        });
+        let result = work();
+        drop(done);
+        // Its end comes before the process forks, which the end of the scope does not wait for.
+        if let Ok(teller) = teller {
+            teller.join().expect("it does not panic");
+        }
+        result
+    })
+}
+
+/// A file that cannot be opened.
+pub(crate) fn open_fault(path: &Path, cause: io::Error) -> FileFault {
+    FileFault::Open { path: path.to_owned(), cause }
+}

@@ -1,0 +1,102 @@
+//! A node as it was asked for: `--blockdev`, or a node written inside another one.
+
+use std::path::PathBuf;
+
+use kernel_io::FileKind;
+
+use super::base::{Activity, BaseOptions};
+use super::driver::{Driver, Options};
+use super::file;
+
+/// A node as it was asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Blockdev {
+    /// Its name. `None` only for a node written inside another one.
+    pub(crate) node_name: Option<String>,
+    /// What it is.
+    pub(crate) driver: &'static Driver,
+    /// What only this driver is told.
+    pub(crate) options: Options,
+    /// The nodes below it, in the order in which its driver takes them.
+    pub(crate) children: Vec<NamedChild>,
+    /// What all nodes are told.
+    pub(crate) base: BaseOptions,
+    /// Whether its exports hold it from the start. Not inherited.
+    pub(crate) activity: Activity,
+}
+
+/// Two are equal if all that they were told is.
+impl PartialEq for Blockdev {
+    fn eq(&self, other: &Self) -> bool {
+        format!("{self:?}") == format!("{other:?}")
+    }
+}
+
+impl Eq for Blockdev {}
+
+impl Blockdev {
+    /// A file of the host as a node without a name, with what that driver does when nothing else is said.
+    pub(crate) fn of_file(path: PathBuf, kind: FileKind, base: BaseOptions) -> Self {
+        let (driver, options) = file::host_file(path, kind);
+        let (children, activity) = (Vec::new(), Activity::Active);
+        Self { node_name: None, driver, options, children, base, activity }
+    }
+
+    /// The disk that is inside an image in a file of the host.
+    ///
+    /// # Panics
+    /// If the driver is no format.
+    pub(crate) fn of_image(
+        format: &'static Driver,
+        path: PathBuf,
+        kind: FileKind,
+        base: BaseOptions,
+    ) -> Self {
+        let options = format.as_format.expect("only formats are asked for")();
+        let (key, role) = format.roles[0];
+        let node = ChildNode::Inline(Box::new(Self::of_file(path, kind, base.below(role))));
+        let children = vec![NamedChild { key: key.to_owned(), node }];
+        let activity = Activity::Active;
+        Self { node_name: None, driver: format, options, children, base, activity }
+    }
+
+    /// Its name in messages: a node written inside another one may have none of its own.
+    /// `parent` is the name of the other one, `key` what it stands under there.
+    pub(crate) fn name_below(&self, parent: &str, key: &str) -> String {
+        self.node_name.clone().unwrap_or_else(|| format!("{parent}/{key}"))
+    }
+
+    /// The node and every node written inside it, the lower ones first.
+    pub(crate) fn nodes(&self) -> Vec<&Self> {
+        let below = self.children.iter().filter_map(|child| match &child.node {
+            ChildNode::Inline(inner) => Some(inner.nodes()),
+            ChildNode::Reference(_) => None,
+        });
+        below.flatten().chain([self]).collect()
+    }
+
+    /// Whether it may write to a block device: one that it opens, or one that its image names if that is allowed.
+    pub(crate) fn may_write_device(&self, may_name_any: bool) -> bool {
+        let needs = self.options.needs();
+        let opens = needs.files.iter().any(|file| file.kind == FileKind::BlockDevice);
+        !self.base.read_only && (opens || may_name_any && needs.names_files.is_some())
+    }
+}
+
+/// A node below another one, and the key that it stands under.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedChild {
+    /// The key, as `file` or `children.0`.
+    pub(crate) key: String,
+    /// The node.
+    pub(crate) node: ChildNode,
+}
+
+/// A node below another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ChildNode {
+    /// A node made before, by its node-name.
+    Reference(String),
+    /// A node written in place.
+    Inline(Box<Blockdev>),
+}

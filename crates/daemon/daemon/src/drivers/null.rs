@@ -1,0 +1,76 @@
+//! The driver `null-co`: a disk without content.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{ByteCount, DiskSize};
+use disk::{NullNode, ReadContent};
+
+use super::base::{BASE, BASE_LATER, BaseOptions, on_off, pair};
+use super::driver::{
+    Driver, DriverOptions, Made, Making, Needs, NodeError, Options, ThrottleGroups,
+};
+use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional};
+
+/// QEMU's default size: 1 GiB.
+const BYTES: u64 = 1 << 30;
+
+const OWN: &[Key] = &[
+    // As long as in QEMU: 292 years.
+    optional("latency-ns", Takes::Int),
+    optional("size", Takes::Int),
+    optional("read-zeroes", Takes::Flag),
+];
+
+/// `driver=null-co`.
+pub(super) static NULL_CO: Driver = Driver {
+    name: "null-co",
+    keys: Keys { of: "--blockdev driver=null-co", supported: &[BASE, OWN], later: &[BASE_LATER] },
+    roles: &[],
+    help:
+        "  --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off][,latency-ns=NS]
+                         a disk without content; default: 1 GiB, reads give whatever was there.
+                         latency-ns: how long every request takes
+",
+    as_format: None,
+    read,
+};
+
+#[derive(Debug)]
+struct NullOptions {
+    size: u64,
+    latency: Duration,
+    content: ReadContent,
+}
+
+fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
+    let content = match fields.flag("read-zeroes")? {
+        Some(true) => ReadContent::Zeroes,
+        Some(false) | None => ReadContent::Untouched,
+    };
+    Ok(Arc::new(NullOptions {
+        size: fields.int("size")?.unwrap_or(BYTES),
+        latency: Duration::from_nanos(fields.int("latency-ns")?.unwrap_or(0)),
+        content,
+    }))
+}
+
+impl DriverOptions for NullOptions {
+    fn needs(&self) -> Needs<'_> {
+        Needs::default()
+    }
+
+    fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
+        vec![
+            pair("size", &self.size),
+            pair("read-zeroes", on_off(self.content == ReadContent::Zeroes)),
+            pair("latency-ns", &self.latency.as_nanos()),
+        ]
+    }
+
+    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
+        let size = DiskSize(ByteCount(self.size));
+        let node = NullNode::new(making.name, size, making.base.access(), self.content);
+        Ok(Made::of(Arc::new(node.with_latency(self.latency, Arc::clone(making.clock)))))
+    }
+}

@@ -1,0 +1,80 @@
+//! The driver `raw`: the bytes of another node as they are, or a part of them.
+
+use std::sync::Arc;
+
+use block::Child;
+use disk::{DiscardPolicy, RawNode, Window};
+
+use super::base::{BASE, BASE_LATER, BaseOptions, pair};
+use super::driver::{
+    Driver, DriverOptions, Made, Making, Needs, NodeError, Options, ThrottleGroups,
+};
+use crate::permissions::ChildRole;
+use crate::syntax::{Fault, Fields, Keys, Takes, optional, required};
+
+/// `driver=raw`.
+pub(super) static RAW: Driver = Driver {
+    name: "raw",
+    keys: Keys {
+        of: "--blockdev driver=raw",
+        supported: &[
+            BASE,
+            &[
+                required("file", Takes::Node),
+                optional("offset", Takes::Int),
+                optional("size", Takes::Int),
+            ],
+        ],
+        later: &[BASE_LATER],
+    },
+    roles: &[("file", ChildRole::Filtered)],
+    help: "  --blockdev [driver=]raw,node-name=N,file=NODE[,offset=BYTES][,size=BYTES]
+                         another node's bytes as they are, all or so many from there; the other
+                         node may be written in place: file.driver=file,file.filename=PATH
+",
+    as_format: Some(|| Arc::new(RawOptions { offset: 0, size: None })),
+    read,
+};
+
+#[derive(Debug)]
+struct RawOptions {
+    /// Where the bytes begin in the child.
+    offset: u64,
+    /// How many they are; `None` is all that follow.
+    size: Option<u64>,
+}
+
+fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
+    let offset = fields.int("offset")?.unwrap_or(0);
+    Ok(Arc::new(RawOptions { offset, size: fields.int("size")? }))
+}
+
+impl DriverOptions for RawOptions {
+    fn needs(&self) -> Needs<'_> {
+        Needs::default()
+    }
+
+    fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
+        let size = self.size.map_or_else(|| "all".to_owned(), |size| size.to_string());
+        vec![pair("offset", &self.offset), pair("size", &size)]
+    }
+
+    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
+        let Making { name, base, .. } = making;
+        let window = Window { offset: self.offset, size: self.size };
+        let node = RawNode::new(name, making.file(), window, base.access(), base.discard);
+        Ok(Made::of(Arc::new(node.map_err(|error| making.failed(error))?)))
+    }
+}
+
+/// A node through which only those discards come that the node above may pass on (`discard=ignore`).
+pub(super) fn discarding(making: &Making<'_>, child: Arc<Child>) -> Arc<Child> {
+    match making.base.discard {
+        DiscardPolicy::Unmap => child,
+        DiscardPolicy::Ignore => {
+            let (name, access) = (making.name, making.base.access());
+            let node = RawNode::new(name, child, Window::WHOLE, access, DiscardPolicy::Ignore);
+            Child::new(Arc::new(node.expect("all of it fits")))
+        }
+    }
+}

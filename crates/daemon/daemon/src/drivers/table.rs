@@ -1,0 +1,90 @@
+//! The table of drivers.
+
+use super::driver::Driver;
+use super::{delay, file, null, qcow2, raw, stripe, throttle};
+use crate::syntax::{Fault, Fields};
+
+/// The drivers, in the order in which messages name them and the help shows them.
+pub(crate) const ALL: &[&Driver] = &[
+    &file::FILE,
+    &file::HOST_DEVICE,
+    &raw::RAW,
+    &qcow2::QCOW2,
+    &null::NULL_CO,
+    &throttle::THROTTLE,
+    &delay::DELAY,
+    &stripe::STRIPE,
+];
+
+/// The drivers of qemu-storage-daemon. One that is not in [`ALL`] is not there yet.
+const OF_QEMU: &[&str] = &[
+    "blkdebug",
+    "blklogwrites",
+    "blkreplay",
+    "blkverify",
+    "bochs",
+    "cloop",
+    "compress",
+    "copy-before-write",
+    "copy-on-read",
+    "dmg",
+    "file",
+    "ftp",
+    "ftps",
+    "gluster",
+    "host_cdrom",
+    "host_device",
+    "http",
+    "https",
+    "io_uring",
+    "iscsi",
+    "luks",
+    "nbd",
+    "nfs",
+    "null-aio",
+    "null-co",
+    "nvme",
+    "nvme-io_uring",
+    "parallels",
+    "preallocate",
+    "qcow",
+    "qcow2",
+    "qed",
+    "quorum",
+    "raw",
+    "rbd",
+    "replication",
+    "snapshot-access",
+    "ssh",
+    "throttle",
+    "vdi",
+    "vhdx",
+    "virtio-blk-vfio-pci",
+    "virtio-blk-vhost-user",
+    "virtio-blk-vhost-vdpa",
+    "vmdk",
+    "vpc",
+    "vvfat",
+];
+
+/// The driver of that name. What is not there yet and what nobody knows are told apart.
+pub(super) fn find(fields: &Fields, name: String) -> Result<&'static Driver, Fault> {
+    if let Some(driver) = ALL.iter().find(|driver| driver.name == name) {
+        return Ok(driver);
+    }
+    let accepted: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
+    if OF_QEMU.contains(&name.as_str()) {
+        return Err(Fault::ValueNotYet { key: fields.path("driver"), value: name, accepted });
+    }
+    Err(fields.unknown_value("driver", name, &accepted))
+}
+
+/// The formats that an image can be said to have.
+pub(crate) fn formats() -> impl Iterator<Item = &'static Driver> {
+    ALL.iter().copied().filter(|driver| driver.as_format.is_some())
+}
+
+/// The format of that name.
+pub(crate) fn format(name: &str) -> Option<&'static Driver> {
+    formats().find(|driver| driver.name == name)
+}

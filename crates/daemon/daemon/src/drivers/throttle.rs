@@ -1,0 +1,79 @@
+//! The driver `throttle`: another node's bytes, within the limits of a group.
+
+use std::sync::Arc;
+
+use block::Child;
+use layers::{Limit, LimitKind, ThrottleNode};
+
+use super::base::{BASE, BASE_LATER, BaseOptions, pair};
+use super::driver::{
+    Driver, DriverOptions, Made, Making, Needs, NodeError, ObjectName, Options, ThrottleGroups,
+};
+use super::raw;
+use crate::permissions::ChildRole;
+use crate::syntax::{Fault, Fields, Keys, Takes, required};
+
+/// `driver=throttle`.
+pub(super) static THROTTLE: Driver = Driver {
+    name: "throttle",
+    keys: Keys {
+        of: "--blockdev driver=throttle",
+        supported: &[
+            BASE,
+            &[required("throttle-group", Takes::Text), required("file", Takes::Node)],
+        ],
+        later: &[BASE_LATER],
+    },
+    roles: &[("file", ChildRole::Filtered)],
+    help: "  --blockdev [driver=]throttle,node-name=N,throttle-group=ID,file=NODE
+                         another node's bytes, within the limits of a group
+",
+    as_format: None,
+    read,
+};
+
+#[derive(Debug)]
+struct ThrottleOptions {
+    group: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("there is no throttle-group '{0}'")]
+struct NoGroup(String);
+
+fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
+    Ok(Arc::new(ThrottleOptions { group: fields.required_text("throttle-group")? }))
+}
+
+impl DriverOptions for ThrottleOptions {
+    fn needs(&self) -> Needs<'_> {
+        let objects = vec![ObjectName { kind: "throttle-group", id: &self.group }];
+        Needs { objects, ..Needs::default() }
+    }
+
+    fn describe(&self, groups: &ThrottleGroups) -> Vec<(String, String)> {
+        let mut options = vec![pair("throttle-group", &self.group)];
+        let Some(group) = groups.get(&self.group) else { return options };
+        let limits = group.limits();
+        let settings = limits.settings();
+        for kind in LimitKind::ALL {
+            let Limit { rate, burst, burst_seconds } = *settings.limit(kind);
+            let key = |suffix: &str| format!("limits.{}{suffix}", kind.name());
+            options.push((key(""), rate.to_string()));
+            options.push((key("-max"), burst.to_string()));
+            options.push((key("-max-length"), burst_seconds.to_string()));
+        }
+        options.push(pair("limits.iops-size", &settings.iops_size));
+        options
+    }
+
+    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
+        let Some(group) = making.groups.get(&self.group) else {
+            return Err(making.failed(NoGroup(self.group.clone())));
+        };
+        let (group, access) = (Arc::clone(group), making.base.access());
+        let node = ThrottleNode::new(making.name, making.file(), group, access);
+        // As in QEMU, discards that do nothing cost nothing: they end above the throttle.
+        Ok(Made::of(raw::discarding(making, Child::new(Arc::new(node))).node()))
+    }
+}

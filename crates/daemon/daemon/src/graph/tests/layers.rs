@@ -1,0 +1,78 @@
+//! Discards below `throttle` and `delay`: `discard=ignore` ends them above the node.
+
+use block::{
+    Answer, ByteCount, ByteOffset, Durability, LaneIo, Mapping, Operation, PieceList, SystemClock,
+    Token,
+};
+
+use super::Graph;
+use crate::options::{Command, Object, Plan, Step, parse};
+
+/// A graph with the throttle groups and nodes of a line.
+fn graph(words: &[&str]) -> Graph {
+    let Command::Serve(Plan { steps, .. }) = parse(words.iter().map(Into::into)).unwrap() else {
+        panic!("{words:?} is no plan")
+    };
+    let mut graph = Graph::new(std::sync::Arc::default(), std::sync::Arc::new(SystemClock));
+    for step in &steps {
+        match step {
+            Step::Object(Object::ThrottleGroup(group)) => {
+                graph.add_throttle_group(&group.id, group.limits);
+            }
+            Step::Blockdev(blockdev) => graph.add(blockdev).unwrap(),
+            Step::Object(_) | Step::Export(_) => panic!("{step:?}"),
+        }
+    }
+    graph
+}
+
+/// Which of four requests of 4 KiB a disk holds that may write, or do, one in a thousand seconds:
+/// two discards, two writes.
+fn held(limits: &str, discard: &str) -> [bool; 4] {
+    let group = format!("--object=throttle-group,id=g,{limits}");
+    let node =
+        format!("--blockdev=throttle,node-name=n,throttle-group=g,file.driver=null-co{discard}");
+    let graph = graph(&[&group, &node]);
+    let node = graph.node("n").unwrap();
+    let extent = node.size().check(ByteOffset(0), ByteCount(4096)).unwrap();
+    let discard = Operation::Discard(extent, Durability::Cached);
+    let write = Operation::Write(extent, Durability::Cached);
+    let mut batch = [discard, discard, write, write];
+    let mut tokens = (0..).map(Token);
+    let mut batch =
+        batch.each_mut().map(|operation| Mapping::new(tokens.next().unwrap(), *operation));
+    node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut PieceList::default());
+    batch.map(|mapping| mapping.answer == Answer::Held)
+}
+
+#[test]
+fn discards_are_paid_for_if_they_do_something() {
+    assert_eq!(held("x-bps-write=4", ",discard=unmap"), [false, true, true, true]);
+    assert_eq!(held("x-bps-write=4", ""), [false, false, false, true]);
+    assert_eq!(held("x-bps-read=4,limits.iops-read=1", ""), [false; 4]);
+}
+
+/// What a new lane on the node says to a read and a discard.
+fn answers(graph: &Graph, name: &str) -> ([Answer; 2], PieceList) {
+    let node = graph.node(name).unwrap();
+    let extent = node.size().check(ByteOffset(0), ByteCount(512)).unwrap();
+    let mut pieces = PieceList::default();
+    let mut batch = [Operation::Read(extent), Operation::Discard(extent, Durability::Cached)]
+        .map(|operation| Mapping::new(Token(0), operation));
+    node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut pieces);
+    (batch.map(|mapping| mapping.answer), pieces)
+}
+
+#[test]
+fn discards_pass_only_if_it_may_unmap() {
+    let graph = graph(&[
+        "--blockdev=null-co,node-name=n",
+        "--blockdev=delay,node-name=kept,file=n",
+        "--blockdev=delay,node-name=unmapped,file=n,discard=unmap",
+    ]);
+    for (name, expected) in [("kept", 0), ("unmapped", 1)] {
+        let ([_, discard], pieces) = answers(&graph, name);
+        let Answer::Now(range) = discard else { panic!("{discard:?}") };
+        assert_eq!(pieces.get(range).len(), expected, "{name}");
+    }
+}

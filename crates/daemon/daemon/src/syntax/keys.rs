@@ -1,0 +1,117 @@
+//! The keys of options: how each is called, what it takes, and whether it must be given.
+//!
+//! Where it stands: values are taken by these tables, and the help and the documents are held against them. Each
+//! [`Takes`] is a type of QEMU's schema language (QAPI), so that a schema can be made of them.
+
+/// The keys of one kind of thing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keys {
+    /// What has them, for messages.
+    pub(crate) of: &'static str,
+    /// The keys that work, in groups.
+    pub(crate) supported: &'static [&'static [Key]],
+    /// The keys that qemu-storage-daemon has and ringloom does not have yet, in groups.
+    pub(crate) later: &'static [&'static [&'static str]],
+}
+
+impl Keys {
+    /// The keys that work.
+    pub(crate) fn supported(&self) -> impl Iterator<Item = &'static Key> {
+        self.supported.iter().flat_map(|group| group.iter())
+    }
+
+    /// The names of these.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.supported().map(|key| key.name)
+    }
+}
+
+/// One key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What it takes.
+    pub(crate) takes: Takes,
+    /// Whether it must be given.
+    pub(crate) is_required: bool,
+}
+
+/// A key that must be given.
+pub(crate) const fn required(name: &'static str, takes: Takes) -> Key {
+    Key { name, takes, is_required: true }
+}
+
+/// A key that may be left out.
+pub(crate) const fn optional(name: &'static str, takes: Takes) -> Key {
+    Key { name, takes, is_required: false }
+}
+
+/// What a key takes, with the type of QAPI.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Takes {
+    /// A text: `str`.
+    Text,
+    /// A boolean: `bool`.
+    Flag,
+    /// A whole number: `uint64`.
+    Number,
+    /// A whole number below 2^63: `int`.
+    Int,
+    /// A number of bytes, on a command line with a unit: `size`.
+    Size,
+    /// One of these words: an enumeration.
+    Word(&'static [&'static str]),
+    /// A text or a list of texts: an alternate.
+    Texts,
+    /// Keys of its own: a structure.
+    Object(&'static Keys),
+    /// One of these words, or keys of its own: an alternate.
+    WordOrObject(&'static [&'static str], &'static Keys),
+    /// Keys of its own that depend on one of them: a union.
+    Union(&'static Union),
+    /// A node, by name or written in place: `BlockdevRef`.
+    Node,
+    /// A node or nothing: `BlockdevRefOrNull`.
+    NodeOrNull,
+    /// A list of so many nodes: `['BlockdevRef']`.
+    Nodes {
+        /// At least.
+        least: usize,
+        /// At most.
+        most: usize,
+    },
+}
+
+impl Takes {
+    /// The keys in it.
+    pub(crate) fn inner(&self) -> Vec<&'static Keys> {
+        match self {
+            Self::Object(keys) | Self::WordOrObject(_, keys) => vec![*keys],
+            Self::Union(union) => union.branches.iter().map(|(_, keys)| keys).collect(),
+            Self::Text
+            | Self::Flag
+            | Self::Number
+            | Self::Int
+            | Self::Size
+            | Self::Word(_)
+            | Self::Texts
+            | Self::Node
+            | Self::NodeOrNull
+            | Self::Nodes { .. } => Vec::new(),
+        }
+    }
+}
+
+/// Keys that depend on one of them.
+#[derive(Debug)]
+pub(crate) struct Union {
+    /// The one on which the others depend.
+    pub(crate) tag: &'static str,
+    /// Its value if it is not given; without one it must be given.
+    pub(crate) default: Option<&'static str>,
+    /// Its values, each with all keys that there are then.
+    pub(crate) branches: &'static [(&'static str, Keys)],
+    /// The values that qemu-storage-daemon has and ringloom does not have yet.
+    pub(crate) later: &'static [&'static str],
+}
