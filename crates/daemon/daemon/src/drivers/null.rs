@@ -1,4 +1,5 @@
-//! The driver `null-co`: a disk without content.
+//! The drivers `null-co` and `null-aio`: a disk without content. QEMU has two ways to answer, a coroutine and a callback;
+//! here they are one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +32,18 @@ pub(super) static NULL_CO: Driver = Driver {
         "  --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off][,latency-ns=NS]
                          a disk without content; default: 1 GiB, reads give whatever was there.
                          latency-ns: how long every request takes
+",
+    as_format: None,
+    read,
+};
+
+/// `driver=null-aio`.
+pub(super) static NULL_AIO: Driver = Driver {
+    name: "null-aio",
+    keys: Keys { of: "--blockdev driver=null-aio", supported: &[BASE, OWN], later: &[BASE_LATER] },
+    roles: &[],
+    help: "  --blockdev [driver=]null-aio,node-name=N[,…]
+                         the same
 ",
     as_format: None,
     read,

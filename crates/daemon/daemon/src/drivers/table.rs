@@ -11,6 +11,7 @@ pub(crate) const ALL: &[&Driver] = &[
     &raw::RAW,
     &qcow2::QCOW2,
     &null::NULL_CO,
+    &null::NULL_AIO,
     &throttle::THROTTLE,
     &delay::DELAY,
     &stripe::STRIPE,
