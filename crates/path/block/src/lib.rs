@@ -35,6 +35,6 @@ pub use node::{
     After, Answer, BehindEnd, Due, Lane, LaneError, Limits, Mapping, Node, Order, Token, Told,
     known_as,
 };
-pub use operation::{Durability, FailKind, Operation, Outcome, Unmap};
+pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
 pub use pieces::{FileId, MemoryId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
 pub use rate::SentenceRate;

@@ -5,6 +5,11 @@
 
 use crate::Extent;
 
+/// Names a request among those that one source has in flight: a head of a virtio ring, or what stands for a request in
+/// another protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slot(pub u16);
+
 /// One request to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {

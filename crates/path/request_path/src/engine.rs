@@ -24,13 +24,12 @@ use std::sync::Arc;
 
 use block::{
     After, Answer, Buffers, Clock, Errand, LaneError, Mapping, Node, Operation, Order, Outcome,
-    PieceList,
+    PieceList, Slot,
 };
 use kernel_io::{
     Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineBudget,
     InlineShare, IoFailure, Kernel, KernelError, Notifier, Reactors, Ringer, Wait, WaitsWith,
 };
-use virtio::Head;
 
 use crate::holds::{Wanted, hold_changes};
 use crate::job::{Addressee, JobIndex, Jobs, Owner, Phase};
@@ -261,11 +260,11 @@ impl Engine {
         &mut self,
         seat: Seat,
         lane: LaneIndex,
-        head: Head,
+        slot: Slot,
         operation: Operation,
         memory: &mut Buffers,
     ) {
-        let ticket = self.seats.open(seat, head);
+        let ticket = self.seats.open(seat, slot);
         let bytes = weight(operation, memory);
         self.new_segments += memory.segments().len();
         self.new_bytes += bytes;
@@ -348,15 +347,15 @@ impl Engine {
     }
 
     /// Takes the finished requests of a seat, into an empty list.
-    pub(crate) fn take_finished(&mut self, seat: Seat, into: &mut Vec<(Head, Outcome)>) {
+    pub(crate) fn take_finished(&mut self, seat: Seat, into: &mut Vec<(Slot, Outcome)>) {
         self.seats.take(seat, into);
     }
 
     /// The reads that are carried out here for the ring of a seat, and where their data go.
-    pub(crate) fn reads_in_flight(&self, seat: Seat) -> impl Iterator<Item = (Head, &Buffers)> {
+    pub(crate) fn reads_in_flight(&self, seat: Seat) -> impl Iterator<Item = (Slot, &Buffers)> {
         self.jobs
             .open_reads()
-            .filter_map(move |(ticket, memory)| Some((ticket.head_at(seat)?, memory)))
+            .filter_map(move |(ticket, memory)| Some((ticket.slot_at(seat)?, memory)))
     }
 
     /// How much may be done inline from the next wait on.

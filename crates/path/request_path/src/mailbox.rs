@@ -4,7 +4,7 @@
 //! If the ring has moved on meanwhile, its outcome is posted here and whoever owns the ring now
 //! is woken to drain it.
 //!
-//! Invariants: capacity is the ring size and a head has at most one request in flight, so there
+//! Invariants: capacity is the number of slots and a slot has at most one request in flight, so there
 //! is a place for every outcome and posting never waits for room. Each outcome is drained exactly
 //! once. A new owner drains after it has become the owner; a poster posts before it asks who the
 //! owner is; so either the new owner finds the outcome or the poster wakes it (model-checked
@@ -14,8 +14,7 @@
 
 use std::sync::Arc;
 
-use block::{FailKind, Outcome};
-use virtio::Head;
+use block::{FailKind, Outcome, Slot};
 
 use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
 
@@ -34,22 +33,22 @@ impl Wake for kernel_io::Notifier {
 /// The mailbox of one ring.
 #[derive(Debug)]
 pub struct Mailbox {
-    /// One bit for each head whose outcome waits.
+    /// One bit for each slot whose outcome waits.
     waiting: Box<[AtomicU64]>,
-    /// The outcomes by head; valid where the bit is set.
+    /// The outcomes by slot; valid where the bit is set.
     outcomes: Box<[AtomicU8]>,
     owner: Mutex<Arc<dyn Wake>>,
 }
 
-const HEADS_PER_WORD: usize = 64;
+const SLOTS_PER_WORD: usize = 64;
 
 impl Mailbox {
-    /// An empty mailbox for a ring of `size` heads, owned by `owner`.
-    pub fn new(size: u16, owner: Arc<dyn Wake>) -> Self {
-        let heads = usize::from(size);
+    /// An empty mailbox for a source of so many slots, owned by `owner`.
+    pub fn new(slots: u16, owner: Arc<dyn Wake>) -> Self {
+        let slots = usize::from(slots);
         Self {
-            waiting: (0..heads.div_ceil(HEADS_PER_WORD)).map(|_| AtomicU64::new(0)).collect(),
-            outcomes: (0..heads).map(|_| AtomicU8::new(0)).collect(),
+            waiting: (0..slots.div_ceil(SLOTS_PER_WORD)).map(|_| AtomicU64::new(0)).collect(),
+            outcomes: (0..slots).map(|_| AtomicU8::new(0)).collect(),
             owner: Mutex::new(owner),
         }
     }
@@ -60,12 +59,12 @@ impl Mailbox {
     }
 
     /// Leaves an outcome for the ring's owner and wakes it. From any thread.
-    pub fn post(&self, head: Head, outcome: Outcome) {
-        let head = usize::from(head.0);
-        self.outcomes[head].store(encode(outcome), Ordering::Relaxed);
-        let bit = 1 << (head % HEADS_PER_WORD);
-        let before = self.waiting[head / HEADS_PER_WORD].fetch_or(bit, Ordering::AcqRel);
-        assert_eq!(before & bit, 0, "request {head} was completed twice");
+    pub fn post(&self, slot: Slot, outcome: Outcome) {
+        let slot = usize::from(slot.0);
+        self.outcomes[slot].store(encode(outcome), Ordering::Relaxed);
+        let bit = 1 << (slot % SLOTS_PER_WORD);
+        let before = self.waiting[slot / SLOTS_PER_WORD].fetch_or(bit, Ordering::AcqRel);
+        assert_eq!(before & bit, 0, "request {slot} was completed twice");
         self.owner.lock().expect("no holder of this lock panics").wake();
     }
 
@@ -75,17 +74,17 @@ impl Mailbox {
     }
 
     /// Takes out all outcomes that wait. Only the owner may call it.
-    pub fn drain(&self, mut take: impl FnMut(Head, Outcome)) {
+    pub fn drain(&self, mut take: impl FnMut(Slot, Outcome)) {
         for (place, word) in self.waiting.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
             let mut bits = word.swap(0, Ordering::AcqRel);
             while bits != 0 {
-                let head = place * HEADS_PER_WORD + bits.trailing_zeros() as usize;
+                let slot = place * SLOTS_PER_WORD + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                let outcome = decode(self.outcomes[head].load(Ordering::Relaxed));
-                take(Head(u16::try_from(head).expect("heads are 16 bit")), outcome);
+                let outcome = decode(self.outcomes[slot].load(Ordering::Relaxed));
+                take(Slot(u16::try_from(slot).expect("slots are 16 bit")), outcome);
             }
         }
     }
@@ -129,7 +128,7 @@ mod tests {
 
     fn drained(mailbox: &Mailbox) -> Vec<(u16, Outcome)> {
         let mut all = Vec::new();
-        mailbox.drain(|head, outcome| all.push((head.0, outcome)));
+        mailbox.drain(|slot, outcome| all.push((slot.0, outcome)));
         all
     }
 
@@ -145,21 +144,21 @@ mod tests {
             Outcome::Failed(FailKind::Malformed),
             Outcome::Failed(FailKind::Unsupported),
         ];
-        let heads = [0, 1, 63, 64, 127, 200, 255];
-        for (head, outcome) in heads.into_iter().zip(kinds) {
-            mailbox.post(Head(head), outcome);
+        let slots = [0, 1, 63, 64, 127, 200, 255];
+        for (slot, outcome) in slots.into_iter().zip(kinds) {
+            mailbox.post(Slot(slot), outcome);
         }
         assert!(!mailbox.is_empty());
-        assert_eq!(drained(&mailbox), heads.into_iter().zip(kinds).collect::<Vec<_>>());
+        assert_eq!(drained(&mailbox), slots.into_iter().zip(kinds).collect::<Vec<_>>());
         assert!(mailbox.is_empty());
         assert!(drained(&mailbox).is_empty());
     }
 
     #[test]
-    fn a_full_mailbox_holds_an_outcome_for_every_head() {
+    fn a_full_mailbox_holds_an_outcome_for_every_slot() {
         let mailbox = Mailbox::new(100, Arc::new(Nobody));
-        for head in 0..100 {
-            mailbox.post(Head(head), Outcome::Done);
+        for slot in 0..100 {
+            mailbox.post(Slot(slot), Outcome::Done);
         }
         assert_eq!(drained(&mailbox).len(), 100);
     }
@@ -185,9 +184,9 @@ mod loom_tests {
     }
 
     fn drain(mailbox: &Mailbox, seen: &mut [u32]) {
-        mailbox.drain(|head, outcome| {
+        mailbox.drain(|slot, outcome| {
             assert_eq!(outcome, Outcome::Failed(FailKind::Io));
-            seen[usize::from(head.0)] += 1;
+            seen[usize::from(slot.0)] += 1;
         });
     }
 
@@ -205,7 +204,7 @@ mod loom_tests {
             let mailbox = Arc::new(Mailbox::new(2, a.clone() as Arc<dyn Wake>));
             let poster = {
                 let mailbox = mailbox.clone();
-                loom::thread::spawn(move || mailbox.post(Head(1), Outcome::Failed(FailKind::Io)))
+                loom::thread::spawn(move || mailbox.post(Slot(1), Outcome::Failed(FailKind::Io)))
             };
             // The ring moves from A to B: B becomes the owner, then drains once unconditionally.
             let arrival = {
@@ -233,11 +232,11 @@ mod loom_tests {
             let mailbox = Arc::new(Mailbox::new(2, a.clone() as Arc<dyn Wake>));
             let late_on_a = {
                 let mailbox = mailbox.clone();
-                loom::thread::spawn(move || mailbox.post(Head(0), Outcome::Failed(FailKind::Io)))
+                loom::thread::spawn(move || mailbox.post(Slot(0), Outcome::Failed(FailKind::Io)))
             };
             let late_on_b = {
                 let mailbox = mailbox.clone();
-                loom::thread::spawn(move || mailbox.post(Head(1), Outcome::Failed(FailKind::Io)))
+                loom::thread::spawn(move || mailbox.post(Slot(1), Outcome::Failed(FailKind::Io)))
             };
             // A to B, B drains; B to A, A drains.
             let mut seen = [0; 2];

@@ -13,7 +13,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::{ByteCount, Node, Operation, Outcome, Segment};
+use block::{ByteCount, Node, Operation, Outcome, Segment, Slot};
 use virtio::{BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingLog, reached};
 
 use crate::engine::Started;
@@ -50,11 +50,12 @@ pub struct RingSourceSetup {
 /// The most requests taken on in one turn that were in flight before the ring came.
 const INHERITED_MAX: u32 = 64;
 
-/// A request in flight, by head.
+/// A request in flight.
 #[derive(Debug, Clone, Copy)]
-enum Slot {
-    Free,
-    Busy { kind: Kind, status: Segment, written: u32 },
+struct Open {
+    kind: Kind,
+    status: Segment,
+    written: u32,
 }
 
 /// What a request is counted as.
@@ -99,12 +100,13 @@ pub struct RingSource {
     mailbox: Arc<Mailbox>,
     home: Option<Home>,
     health: Health,
-    slots: Box<[Slot]>,
+    /// By head.
+    open: Box<[Option<Open>]>,
     in_flight: usize,
     chain: Chain,
     /// Whether the last requests were carried out by the iothread itself.
     inline: bool,
-    finished: Vec<(Head, Outcome)>,
+    finished: Vec<(Slot, Outcome)>,
     /// What the dirty log needs to know.
     noted: Noted<Segment>,
     counters: Counters,
@@ -129,7 +131,7 @@ impl RingSource {
             owes_interrupt: setup.ring.is_inherited(),
             tempo: Tempo::default(),
             mailbox: Arc::new(Mailbox::new(size, setup.owner)),
-            slots: vec![Slot::Free; usize::from(size)].into_boxed_slice(),
+            open: vec![None; usize::from(size)].into_boxed_slice(),
             finished: Vec::with_capacity(usize::from(size)),
             noted: Noted::new(size, setup.ring.marks_buffers()),
             ring: setup.ring,
@@ -243,7 +245,7 @@ impl RingSource {
                     | Operation::WriteZeroes(..)
                     | Operation::Flush => &mut self.chain.readable,
                 };
-                engine.add(seat, lane, head, operation, memory);
+                engine.add(seat, lane, Slot(head.0), operation, memory);
                 (count_as(&operation), None)
             }
             BlkKind::GetId => {
@@ -258,7 +260,7 @@ impl RingSource {
                 (Kind::Other, Some(Outcome::Failed(kind)))
             }
         };
-        self.slots[usize::from(head.0)] = Slot::Busy { kind: counted, status, written };
+        self.open[usize::from(head.0)] = Some(Open { kind: counted, status, written });
         self.in_flight += 1;
         if let Some(outcome) = outcome {
             self.complete(head, outcome);
@@ -270,7 +272,7 @@ impl RingSource {
     fn collect(&mut self, engine: &mut Engine) {
         self.collect_here(engine);
         let mut finished = std::mem::take(&mut self.finished);
-        self.mailbox.drain(|head, outcome| finished.push((head, outcome)));
+        self.mailbox.drain(|slot, outcome| finished.push((slot, outcome)));
         self.complete_all(finished);
     }
 
@@ -281,17 +283,17 @@ impl RingSource {
         self.complete_all(finished);
     }
 
-    fn complete_all(&mut self, mut finished: Vec<(Head, Outcome)>) {
-        for (head, outcome) in finished.drain(..) {
-            self.complete(head, outcome);
+    fn complete_all(&mut self, mut finished: Vec<(Slot, Outcome)>) {
+        for (slot, outcome) in finished.drain(..) {
+            self.complete(Head(slot.0), outcome);
         }
         self.finished = finished;
     }
 
     /// Answers one request. The guest sees it with the next [`RingSource::publish`].
     fn complete(&mut self, head: Head, outcome: Outcome) {
-        let slot = std::mem::replace(&mut self.slots[usize::from(head.0)], Slot::Free);
-        let Slot::Busy { kind, status, written } = slot else {
+        let open = self.open[usize::from(head.0)].take();
+        let Some(Open { kind, status, written }) = open else {
             panic!("request {} was completed twice", head.0)
         };
         self.in_flight -= 1;
@@ -324,8 +326,8 @@ impl RingSource {
 
     /// Notes where the data of all reads go that this iothread carries out for the ring.
     fn note_reads(&mut self, engine: &Engine) {
-        for (head, memory) in engine.reads_in_flight(self.home().seat) {
-            self.noted.note(head, memory.segments().iter().copied());
+        for (slot, memory) in engine.reads_in_flight(self.home().seat) {
+            self.noted.note(Head(slot.0), memory.segments().iter().copied());
         }
     }
 

@@ -6,8 +6,7 @@
 
 use std::sync::Arc;
 
-use block::Outcome;
-use virtio::Head;
+use block::{Outcome, Slot};
 
 use crate::{Mailbox, SourceKey};
 
@@ -20,13 +19,13 @@ pub struct Seat(u32);
 #[must_use = "a request that is never completed hangs its guest"]
 pub(crate) struct Ticket {
     seat: Seat,
-    head: Head,
+    slot: Slot,
 }
 
 impl Ticket {
-    /// The request's head, if it is of the ring of this seat.
-    pub(crate) fn head_at(&self, seat: Seat) -> Option<Head> {
-        (self.seat == seat).then_some(self.head)
+    /// The request's slot, if it is of the ring of this seat.
+    pub(crate) fn slot_at(&self, seat: Seat) -> Option<Slot> {
+        (self.seat == seat).then_some(self.slot)
     }
 }
 
@@ -40,7 +39,7 @@ struct Entry {
 #[derive(Debug)]
 enum Residence {
     /// The ring is served here; finished requests wait for its next turn.
-    Here { key: SourceKey, finished: Vec<(Head, Outcome)> },
+    Here { key: SourceKey, finished: Vec<(Slot, Outcome)> },
     /// The ring has moved away.
     Away,
 }
@@ -85,15 +84,15 @@ impl Seats {
     }
 
     /// A request is taken on.
-    pub(crate) fn open(&mut self, seat: Seat, head: Head) -> Ticket {
+    pub(crate) fn open(&mut self, seat: Seat, slot: Slot) -> Ticket {
         self.entry(seat).requests += 1;
-        Ticket { seat, head }
+        Ticket { seat, slot }
     }
 
     /// A request is over: its outcome goes to whoever owns the ring now.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is used up: one answer for each")]
     pub(crate) fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
-        let Ticket { seat, head } = ticket;
+        let Ticket { seat, slot } = ticket;
         let entry = self.entries[seat.0 as usize].as_mut().expect("a ticket keeps its seat");
         entry.requests -= 1;
         match &mut entry.residence {
@@ -101,17 +100,17 @@ impl Seats {
                 if finished.is_empty() {
                     self.called.push(seat);
                 }
-                finished.push((head, outcome));
+                finished.push((slot, outcome));
             }
             Residence::Away => {
-                entry.mailbox.post(head, outcome);
+                entry.mailbox.post(slot, outcome);
                 self.forget_if_over(seat);
             }
         }
     }
 
     /// Takes what is finished for a ring, into an empty list that is swapped in.
-    pub(crate) fn take(&mut self, seat: Seat, into: &mut Vec<(Head, Outcome)>) {
+    pub(crate) fn take(&mut self, seat: Seat, into: &mut Vec<(Slot, Outcome)>) {
         if let Residence::Here { finished, .. } = &mut self.entry(seat).residence {
             std::mem::swap(finished, into);
         }
