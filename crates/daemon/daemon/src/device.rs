@@ -5,6 +5,7 @@
 //!
 //! Threads: belongs to the session's thread.
 
+use std::error::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use block::{DiskSize, Durability, Node};
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
-use request_path::{Fault, RingSource, RingSourceSetup};
+use request_path::{BlkRing, BlkRingSetup, Served};
 use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingStart, Started};
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
 
@@ -74,7 +75,7 @@ pub(crate) struct BlkDevice {
     ledger: Arc<Mutex<Ledger>>,
     visit: Arc<Visit>,
     unshared: Arc<Unshared>,
-    placed: Vec<Option<Placed>>,
+    placed: Vec<Option<Placed<BlkRing>>>,
     /// Where answers about descriptors arrive, once the front end has sent any.
     answers: Option<OwnedFd>,
 }
@@ -107,7 +108,7 @@ impl BlkDevice {
         &self,
         queue: QueueIndex,
         start: RingStart,
-    ) -> Result<Placed, Box<dyn std::error::Error + Send + Sync>> {
+    ) -> Result<Placed<BlkRing>, Box<dyn Error + Send + Sync>> {
         let (rules, setup) = (self.rules(start.features), start.setup);
         // The mailbox needs somebody to wake before the ring is placed.
         let nobody = Arc::new(Notifier::new()?);
@@ -117,17 +118,16 @@ impl BlkDevice {
         };
         let inherited = ring.is_inherited().then(|| ring.pending());
         ring.set_log(start.log);
-        let source = RingSource::new(RingSourceSetup {
+        let front = BlkRing::new(BlkRingSetup {
             ring,
             rules,
             capacity: Arc::clone(self.offer.size.capacity()),
-            node: Arc::clone(&self.offer.node),
             serial: self.offer.id.clone(),
             kick: start.kick,
             call: start.call,
             error: start.error,
-            owner: nobody,
         });
+        let source = Served::new(front, vec![Arc::clone(&self.offer.node)], nobody);
         let iothreads = &self.offer.iothreads;
         let iothread = &iothreads[usize::from(queue.0) % iothreads.len()];
         let watcher = SessionEnder {
@@ -135,7 +135,7 @@ impl BlkDevice {
             session: Arc::clone(&self.session),
             unshared: Arc::clone(&self.unshared),
         };
-        let placed = Placed::on(iothread, Box::new(source), Arc::new(watcher))
+        let placed = Placed::on(iothread, source, Arc::new(watcher))
             // The source goes with the session.
             .map_err(|refusal| Box::new(refusal.source))?;
         let cache = match self.cache_mode().durability(start.features) {
@@ -158,7 +158,7 @@ impl BlkDevice {
         self.placed.iter().any(Option::is_some)
     }
 
-    fn slot(&mut self, queue: QueueIndex) -> &mut Option<Placed> {
+    fn slot(&mut self, queue: QueueIndex) -> &mut Option<Placed<BlkRing>> {
         let place = usize::from(queue.0);
         if place >= self.placed.len() {
             self.placed.resize_with(place + 1, || None);
@@ -260,12 +260,12 @@ impl Device for BlkDevice {
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {
         let placed = self.slot(queue).take().expect("a session stops only what it has started");
         let iothread = placed.iothread();
-        let ending = placed.stop().ending();
+        let source = placed.stop();
         self.visit.stopped(queue);
         let mut ledger = self.ledger.lock().expect("no holder of this lock panics");
-        ledger.add(queue, iothread.name(), ending.counters);
+        ledger.add(queue, iothread.name(), source.counters());
         drop(ledger);
-        Ok(ending.base)
+        Ok(source.front().base())
     }
 
     /// Gives the node back, if it is to be inactive now.
@@ -278,13 +278,13 @@ impl Device for BlkDevice {
 
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {
         if let Some(placed) = self.slot(queue) {
-            placed.set_call(call);
+            placed.post(|front, port| front.set_call(call, port));
         }
     }
 
     fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
         if let Some(placed) = self.slot(queue) {
-            placed.set_log(log);
+            placed.visit(|front, port| front.set_log(log, port));
         }
     }
 }
@@ -307,7 +307,7 @@ struct SessionEnder {
 }
 
 impl Watcher for SessionEnder {
-    fn broken(&self, fault: &Fault) {
+    fn broken(&self, fault: &(dyn Error + 'static)) {
         self.session.end_because(format!("queue {}: {}", self.queue, chain_of(fault)));
     }
 

@@ -1,7 +1,7 @@
 //! Self-refilling rings: each iothread plays its own guest, so that the path and its scaling over
 //! threads can be measured without a client and on few CPUs.
 //!
-//! A [`Refilling`] is a ring's `Source` and its guest: after each turn it takes what is used and
+//! A [`Refilling`] is a front end, a ring with its guest: after each turn it takes what is used and
 //! makes as much available, on the same thread. The data path is the shipped one, from the event
 //! loop to the used ring; only kick and interrupt are missing, since nobody sleeps.
 //!
@@ -11,6 +11,7 @@ mod fairness;
 mod guest;
 mod layers;
 
+use std::error::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use block::{Access, ByteCount, Child, Claim, DiskSize, Durability, Node, Rights, SystemClock};
+use block::{
+    Access, ByteCount, Child, Claim, DiskSize, Durability, Node, Outcome, Rights, Slot, SystemClock,
+};
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent, Window};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{
@@ -27,8 +30,7 @@ use kernel_io::{
 use load::probe::CacheMode;
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use request_path::{
-    Appetite, Capacity, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingLog, RingSource,
-    RingSourceSetup, Source, SourceKey, Turn,
+    BlkFault, BlkReply, BlkRing, BlkRingSetup, Capacity, FrontEnd, NewRequest, Port, Rest, Served,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
@@ -59,44 +61,54 @@ struct Answers(AtomicU64);
 /// A ring whose guest is served by the same thread.
 #[derive(Debug)]
 struct Refilling {
-    ring: RingSource,
+    ring: BlkRing,
     guest: Guest,
     answers: Arc<Answers>,
 }
 
-impl Source for Refilling {
+impl FrontEnd for Refilling {
+    type Reply = BlkReply;
+    type Fault = BlkFault;
+
     fn kick(&self) -> BorrowedFd<'_> {
         self.ring.kick()
     }
 
-    fn node(&self) -> &Arc<dyn Node> {
-        self.ring.node()
+    fn slots(&self) -> u16 {
+        self.ring.slots()
     }
 
-    fn mailbox(&self) -> &Arc<Mailbox> {
-        self.ring.mailbox()
+    fn begin_batch(&mut self) {
+        self.ring.begin_batch();
     }
 
-    fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey) {
-        self.ring.arrive(engine, lane, key);
+    #[inline]
+    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkFault> {
+        self.ring.take()
     }
 
-    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
-        let turn = self.ring.turn(engine, appetite);
-        if matches!(appetite, Appetite::DrainOnly) {
-            return turn;
-        }
+    #[inline]
+    fn answer(&mut self, slot: Slot, reply: BlkReply, outcome: Outcome) {
+        self.ring.answer(slot, reply, outcome);
+    }
+
+    fn publish(&mut self, port: &mut Port<'_>) {
+        self.ring.publish(port);
         let answered = self.guest.refill();
-        if answered == 0 {
-            return turn;
-        }
-        let answers = self.answers.0.load(Ordering::Relaxed) + answered;
-        self.answers.0.store(answers, Ordering::Relaxed);
-        match turn {
+        if answered > 0 {
+            let answers = self.answers.0.load(Ordering::Relaxed) + answered;
+            self.answers.0.store(answers, Ordering::Relaxed);
             // No kick comes from a guest on this thread.
-            Turn::Idle => Turn::More,
-            Turn::More | Turn::Full | Turn::Broken(_) => turn,
+            port.call();
         }
+    }
+
+    fn check(&self) -> Result<(), BlkFault> {
+        self.ring.check()
+    }
+
+    fn report_fault(&self, port: &mut Port<'_>) {
+        self.ring.report_fault(port);
     }
 
     fn has_new(&self) -> bool {
@@ -107,28 +119,16 @@ impl Source for Refilling {
         self.ring.rest()
     }
 
-    fn depart(&mut self, engine: &mut Engine) {
-        self.ring.depart(engine);
+    fn inherited(&self) -> usize {
+        self.ring.inherited()
     }
 
-    fn in_flight(&self) -> usize {
-        self.ring.in_flight()
+    fn arrive(&mut self, port: &mut Port<'_>) {
+        self.ring.arrive(port);
     }
 
-    fn set_call(&mut self, engine: &mut Engine, call: Option<OwnedFd>) {
-        self.ring.set_call(engine, call);
-    }
-
-    fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>) {
-        self.ring.set_log(engine, log);
-    }
-
-    fn signal_error(&self, engine: &mut Engine) {
-        self.ring.signal_error(engine);
-    }
-
-    fn ending(&self) -> Ending {
-        self.ring.ending()
+    fn leave(&mut self, port: &mut Port<'_>) {
+        self.ring.leave(port);
     }
 }
 
@@ -136,7 +136,7 @@ impl Source for Refilling {
 struct NoFault;
 
 impl Watcher for NoFault {
-    fn broken(&self, fault: &Fault) {
+    fn broken(&self, fault: &(dyn Error + 'static)) {
         panic!("our own guest broke the rules: {fault}");
     }
 
@@ -146,7 +146,7 @@ impl Watcher for NoFault {
 /// Self-refilling rings on iothreads and one disk.
 #[derive(Debug)]
 struct Rings {
-    placed: Vec<Placed>,
+    placed: Vec<Placed<Refilling>>,
     answers: Vec<Arc<Answers>>,
 }
 
@@ -171,8 +171,7 @@ impl Rings {
     }
 
     fn stop(self) -> u64 {
-        let endings = self.placed.into_iter().map(|placed| placed.stop().ending());
-        endings.map(|ending| ending.counters.errors).sum()
+        self.placed.into_iter().map(|placed| placed.stop().counters().errors).sum()
     }
 }
 
@@ -277,15 +276,15 @@ impl Stage {
         shape: Shape,
         seed: u64,
         on: &Arc<Iothread>,
-    ) -> Result<(Placed, Arc<Answers>)> {
+    ) -> Result<(Placed<Refilling>, Arc<Answers>)> {
         let guest = Guest::new(shape, seed, DISK_BYTES).context("make a guest")?;
         let (answers, kick) = (Arc::new(Answers::default()), eventfd(0, EventfdFlags::CLOEXEC)?);
         let ring = self.ring(&guest, kick)?;
-        let source = Refilling { ring, guest, answers: Arc::clone(&answers) };
-        Ok((place(Box::new(source), on)?, answers))
+        let front = Refilling { ring, guest, answers: Arc::clone(&answers) };
+        Ok((self.place(front, on)?, answers))
     }
 
-    fn ring(&self, guest: &Guest, kick: OwnedFd) -> Result<RingSource> {
+    fn ring(&self, guest: &Guest, kick: OwnedFd) -> Result<BlkRing> {
         let node = &self.node;
         let rules = BlkRules {
             size: node.size(),
@@ -294,23 +293,22 @@ impl Stage {
             discard: true,
             write_zeroes: true,
         };
-        Ok(RingSource::new(RingSourceSetup {
+        Ok(BlkRing::new(BlkRingSetup {
             ring: Ring::new(guest.memory(), guest.setup())?,
             rules,
             capacity: Arc::new(Capacity::new(node.size())),
-            node: Arc::clone(node),
             serial: String::new(),
             kick,
             call: Some(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             error: None,
-            owner: Arc::new(Notifier::new()?),
         }))
     }
-}
 
-fn place(source: Box<dyn Source>, on: &Arc<Iothread>) -> Result<Placed> {
-    Placed::on(on, source, Arc::new(NoFault))
-        .map_err(|error| anyhow::anyhow!("place a ring: {error}"))
+    fn place<F: FrontEnd>(&self, front: F, on: &Arc<Iothread>) -> Result<Placed<F>> {
+        let source = Served::new(front, vec![Arc::clone(&self.node)], Arc::new(Notifier::new()?));
+        Placed::on(on, source, Arc::new(NoFault))
+            .map_err(|error| anyhow::anyhow!("place a ring: {error}"))
+    }
 }
 
 /// One sample with so many rings on each of so many iothreads.

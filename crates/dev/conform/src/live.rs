@@ -8,6 +8,7 @@
 mod guest;
 mod image;
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -17,7 +18,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use block::{Clock, Durability, FileId, Node, SystemClock};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Notifier, Reactors};
-use request_path::{Capacity, Fault, RingSource, RingSourceSetup};
+use request_path::{BlkRing, BlkRingSetup, Capacity, Served};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::conformance::checked::Complaints;
 use testkit::conformance::faults::Faulty;
@@ -97,19 +98,19 @@ fn play_through(player: Result<Player>, names: Vec<&'static str>) -> Result<Play
 struct Watch(Arc<Complaints>);
 
 impl Watcher for Watch {
-    fn broken(&self, fault: &Fault) {
+    fn broken(&self, fault: &(dyn Error + 'static)) {
         self.0.add(format!("a well-behaved ring was found broken: {fault}"));
     }
 
     fn kicked_in_vain(&self) {}
 }
 
-/// A ring, and where it is served.
-struct Served {
+/// A guest, and where its ring is served.
+struct Client {
     guest: Guest,
     durability: Durability,
     /// `None` while it is stopped.
-    placed: Option<Placed>,
+    placed: Option<Placed<BlkRing>>,
 }
 
 /// What the disk under test stands on.
@@ -125,7 +126,7 @@ struct Player {
     complaints: Arc<Complaints>,
     workload: Workload,
     iothreads: [Arc<Iothread>; 2],
-    rings: Vec<Served>,
+    rings: Vec<Client>,
     rng: Rng,
 }
 
@@ -167,7 +168,7 @@ impl Player {
 
     fn add_ring(&mut self) -> Result<()> {
         let durability = if self.rng.one_in(4) { Durability::Stable } else { Durability::Cached };
-        self.rings.push(Served { guest: Guest::new()?, durability, placed: None });
+        self.rings.push(Client { guest: Guest::new()?, durability, placed: None });
         let ring = self.rings.len() - 1;
         self.start(ring, RingBase(0))
     }
@@ -175,7 +176,7 @@ impl Player {
     /// Has a ring served that is stopped, by one iothread or the other.
     fn start(&mut self, ring: usize, base: RingBase) -> Result<()> {
         let iothread = &self.iothreads[(ring + self.rng.index(2)) % 2];
-        let Served { guest, durability, placed } = &mut self.rings[ring];
+        let Client { guest, durability, placed } = &mut self.rings[ring];
         let rules = BlkRules {
             size: self.node.size(),
             access: self.node.access(),
@@ -183,19 +184,18 @@ impl Player {
             discard: true,
             write_zeroes: true,
         };
-        let source = RingSource::new(RingSourceSetup {
+        let front = BlkRing::new(BlkRingSetup {
             ring: Ring::new(guest.memory(), guest.setup(base))?,
             rules,
             capacity: Arc::new(Capacity::new(self.node.size())),
-            node: Arc::clone(&self.node),
             serial: "conform".to_owned(),
             kick: guest.kick_fd()?,
             call: Some(guest.call_fd()?),
             error: None,
-            owner: Arc::new(Notifier::new()?),
         });
+        let source = Served::new(front, vec![Arc::clone(&self.node)], Arc::new(Notifier::new()?));
         let watch = Arc::new(Watch(Arc::clone(&self.complaints)));
-        let on = Placed::on(iothread, Box::new(source), watch);
+        let on = Placed::on(iothread, source, watch);
         *placed = Some(on.map_err(|error| anyhow!("place a ring: {error}"))?);
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Player {
 
     fn collect(&mut self) -> Result<()> {
         self.complaints.check()?;
-        for Served { guest, .. } in &mut self.rings {
+        for Client { guest, .. } in &mut self.rings {
             for (request, status) in guest.collect()? {
                 complete(&mut self.workload, &request, status)?;
             }
@@ -247,7 +247,7 @@ impl Player {
 
     /// Waits until a guest is interrupted, if one has something in flight.
     fn wait(&self) -> Result<()> {
-        let waits = |ring: &&Served| ring.guest.in_flight() > 0;
+        let waits = |ring: &&Client| ring.guest.in_flight() > 0;
         let calls = self.rings.iter().filter(waits).map(|ring| ring.guest.call());
         let mut fds: Vec<_> = calls.map(|call| PollFd::new(call, PollFlags::IN)).collect();
         if fds.is_empty() {
@@ -290,7 +290,7 @@ impl Player {
         });
         let source = source.recv_timeout(PATIENCE).context("a ring does not stop")?;
         ensure!(source.in_flight() == 0, "a ring was stopped with requests in flight");
-        Ok(source.ending().base)
+        Ok(source.front().base())
     }
 
     fn stop_all(&mut self) -> Result<()> {

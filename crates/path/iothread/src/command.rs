@@ -2,15 +2,15 @@
 //!
 //! Threads: commands are queued under a lock that is held to push or take them; the iothread is
 //! woken by its bell. Answers come back over a channel of one message.
-//! Limits: a control thread has at most one command outstanding for each ring it controls: it waits for the answer, and
-//! a new call descriptor, for which it does not wait, takes the place of the one that still lies here.
+//! Limits: a control thread has at most one command outstanding for each source it controls: it waits for the answer, and
+//! what it posts, for which it does not wait, takes the place of what it posted before and still lies here.
 
-use std::os::fd::OwnedFd;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use block::{LaneError, Node};
 use kernel_io::Notifier;
-use request_path::{LaneIndex, RingLog, Source};
+use request_path::{Engine, LaneIndex, Source};
 
 use crate::Watcher;
 
@@ -26,20 +26,43 @@ pub(crate) struct Cargo {
     pub(crate) watcher: Arc<dyn Watcher>,
 }
 
+/// What a control thread has to do with a source where it is served.
+pub(crate) struct Visit(Box<Paid>);
+
+type Paid = dyn FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send;
+
+impl Visit {
+    pub(crate) fn new(
+        visit: impl FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send + 'static,
+    ) -> Self {
+        Self(Box::new(visit))
+    }
+
+    pub(crate) fn pay(self, source: &mut (dyn Source + 'static), engine: &mut Engine) {
+        (self.0)(source, engine);
+    }
+}
+
+impl fmt::Debug for Visit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Visit")
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Open a lane on the node and keep it for a source that will arrive.
-    Prepare { node: Arc<dyn Node>, reply: mpsc::Sender<Result<LaneIndex, LaneError>> },
-    /// Serve this source, on a lane prepared for it.
-    Arrive { cargo: Cargo, lane: LaneIndex, reply: mpsc::Sender<()> },
-    /// Send the source to another iothread, where a lane is prepared.
-    Depart { id: SourceId, to: Arc<Inbox>, lane: LaneIndex, reply: mpsc::Sender<()> },
+    /// Open lanes on the nodes, all or none, and keep them for a source that will arrive.
+    Prepare { nodes: Vec<Arc<dyn Node>>, reply: mpsc::Sender<Result<Vec<LaneIndex>, LaneError>> },
+    /// Serve this source, on lanes prepared for it.
+    Arrive { cargo: Cargo, lanes: Vec<LaneIndex>, reply: mpsc::Sender<()> },
+    /// Send the source to another iothread, where lanes are prepared.
+    Depart { id: SourceId, to: Arc<Inbox>, lanes: Vec<LaneIndex>, reply: mpsc::Sender<()> },
     /// Take nothing new from the source, finish what is in flight and give it back.
     Stop { id: SourceId, reply: mpsc::Sender<Box<dyn Source>> },
-    /// Interrupt the guest through this descriptor from now on.
-    SetCall { id: SourceId, call: Option<OwnedFd> },
-    /// Mark what is written in this log from now on.
-    SetLog { id: SourceId, log: Option<RingLog>, reply: mpsc::Sender<()> },
+    /// Pay this source a visit, whose answer somebody waits for.
+    Visit { id: SourceId, visit: Visit },
+    /// Pay this source a visit that nobody waits for.
+    Post { id: SourceId, visit: Visit },
     /// Go on at once with what is held on the node: somebody waits for it, who is served elsewhere now.
     Release { node: Arc<dyn Node> },
     /// Take nothing new for this node, finish what is in flight here, held or not, and close the lane.
@@ -79,18 +102,18 @@ impl Inbox {
         self.bell.wake();
     }
 
-    /// Has it interrupt a guest through this descriptor from now on. What lay here of that ring before is closed: an
-    /// iothread that stands still collects no descriptors.
-    pub(crate) fn set_call(&self, id: SourceId, call: Option<OwnedFd>) {
+    /// Has it pay a source a visit. The one that lay here of that source before is dropped: an iothread that stands
+    /// still collects nothing.
+    pub(crate) fn post(&self, id: SourceId, visit: Visit) {
         let mut commands = self.lock();
         let outstanding = commands.iter_mut().find_map(|command| {
-            let Command::SetCall { id: known, call } = command else { return None };
-            (*known == id).then_some(call)
+            let Command::Post { id: known, visit } = command else { return None };
+            (*known == id).then_some(visit)
         });
         match outstanding {
-            // Nothing of this ring came after it: for all else the control thread waits.
-            Some(outstanding) => *outstanding = call,
-            None => commands.push(Command::SetCall { id, call }),
+            // Nothing of this source came after it: for all else the control thread waits.
+            Some(outstanding) => *outstanding = visit,
+            None => commands.push(Command::Post { id, visit }),
         }
         drop(commands);
         self.bell.wake();
@@ -108,6 +131,8 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
     use rustix::pipe::pipe;
 
@@ -116,27 +141,32 @@ mod tests {
         rustix::io::read(reader, &mut [0; 1]) == Ok(0)
     }
 
+    /// A visit that brings a descriptor.
+    fn bringing(descriptor: OwnedFd) -> Visit {
+        Visit::new(move |_, _| drop(descriptor))
+    }
+
     #[test]
-    fn of_a_ring_at_most_one_call_descriptor_lies_in_the_inbox() {
+    fn of_a_source_at_most_one_visit_lies_in_the_inbox_that_nobody_waits_for() {
         let inbox = Inbox::new(Arc::new(Notifier::new().expect("an eventfd")));
         let mut readers = Vec::new();
         for round in 0..100 {
             for ring in [SourceId(3), SourceId(8)] {
                 let (reader, writer) = pipe().expect("a pipe");
-                inbox.set_call(ring, Some(writer));
+                inbox.post(ring, bringing(writer));
                 readers.push(reader);
             }
             let (last, before) = readers.split_at(2 * round);
             assert!(last.iter().all(is_closed), "round {round}");
             assert_eq!(before.len(), 2);
         }
-        inbox.set_call(SourceId(3), None);
+        inbox.post(SourceId(3), Visit::new(|_, _| ()));
         assert!(is_closed(&readers[198]));
         let commands = inbox.take();
         let of = |command: &Command| {
-            let Command::SetCall { id, call } = command else { panic!("{command:?}") };
-            (id.0, call.is_some())
+            let Command::Post { id, .. } = command else { panic!("{command:?}") };
+            id.0
         };
-        assert_eq!(commands.iter().map(of).collect::<Vec<_>>(), [(3, false), (8, true)]);
+        assert_eq!(commands.iter().map(of).collect::<Vec<_>>(), [3, 8]);
     }
 }

@@ -18,8 +18,9 @@
 
 mod commands;
 mod pause;
-mod served;
+mod source_entry;
 
+use std::error::Error;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
@@ -27,10 +28,10 @@ use std::time::{Duration, Instant};
 
 use block::{ByteCount, Clock, GaugeWriter};
 use kernel_io::{InlineShare, Wait};
-use request_path::{Appetite, Engine, Fault, LaneIndex, Share, Signal, SourceKey, Step, Turn};
+use request_path::{Appetite, Engine, LaneIndex, Share, Signal, SourceKey, Step, Turn};
 
-use self::served::Life;
-pub(crate) use self::served::Served;
+use self::source_entry::Life;
+pub(crate) use self::source_entry::SourceEntry;
 use crate::command::Inbox;
 use crate::gauges::{Activity, LoopGauges, Times};
 use crate::looker::Looker;
@@ -59,7 +60,7 @@ const ROUNDS_PER_CLOCK: u32 = 64;
 pub(crate) struct EventLoop {
     engine: Engine,
     inbox: Arc<Inbox>,
-    sources: Vec<Option<Served>>,
+    sources: Vec<Option<SourceEntry>>,
     /// Sources that shall have a turn, in order.
     ready: Vec<SourceKey>,
     /// Sources that shall have one after those, because their last one was too short for them.
@@ -231,7 +232,7 @@ impl EventLoop {
         full.rotate_left(1);
         full.retain(|key| match &mut sources[key.0 as usize] {
             Some(served) if served.full => {
-                let waits = engine.room(served.lane) == 0;
+                let waits = !served.cargo.source.has_room(engine);
                 if !waits {
                     served.full = false;
                     if !std::mem::replace(&mut served.called, true) {
@@ -357,19 +358,18 @@ impl EventLoop {
                 served.full = true;
                 self.full.push(key);
             }
-            Turn::Broken(fault) => self.broken(key, &fault),
+            Turn::Broken(fault) => self.broken(key, &*fault),
         }
         self.release_if_stopping(key);
         self.finish_stop(key);
     }
 
-    fn broken(&mut self, key: SourceKey, fault: &Fault) {
+    fn broken(&mut self, key: SourceKey, fault: &(dyn Error + 'static)) {
         let served = self.sources[key.0 as usize].as_mut().expect("it had a turn");
         // Who stops or leaves does so all the same, and is waited for.
         if served.life.is_serving() {
             served.life = Life::Broken;
         }
-        served.cargo.source.signal_error(&mut self.engine);
         served.cargo.watcher.broken(fault);
         // What was popped before the fault is still carried out; its outcomes need a turn.
         self.call(key);

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 
 use request_path::{Others, SourceKey};
 
-use crate::event_loop::Served;
+use crate::event_loop::SourceEntry;
 
 /// How many sources one glance takes in. A look costs a few nanoseconds, a request about 100.
 const GLANCES_MAX: usize = 16;
@@ -51,9 +51,9 @@ impl Glance {
 #[derive(Debug)]
 pub(crate) struct Neighbours<'a> {
     /// Those with smaller keys.
-    pub(crate) before: &'a [Option<Served>],
+    pub(crate) before: &'a [Option<SourceEntry>],
     /// Those with larger ones.
-    pub(crate) after: &'a [Option<Served>],
+    pub(crate) after: &'a [Option<SourceEntry>],
     pub(crate) awake: &'a [SourceKey],
     pub(crate) glance: &'a Glance,
 }

@@ -1,24 +1,27 @@
 //! A source that is being served, as its control thread sees it.
 //!
 //! Invariants: where the source is, is known under a lock that a move holds from its beginning to
-//! its end; so a stop, a second move, a new call descriptor or log that comes in mid-move waits and
-//! then goes to the right iothread. A move never waits for I/O: what is in flight stays behind.
+//! its end; so a stop, a second move, a visit that comes in mid-move waits and
+//! then goes to the right iothread. A move never waits for I/O: what is in flight stays behind. What stands behind
+//! `dyn Source` on the iothread is the `Served<F>` that was placed.
 //! Threads: any control thread; never an iothread, since the methods may wait for one.
 
-use std::os::fd::OwnedFd;
+use std::any::Any;
+use std::error::Error;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
 
 use block::{LaneError, Node};
-use request_path::{Fault, LaneIndex, RingLog, Source};
+use request_path::{Engine, FrontEnd, LaneIndex, Port, Served, Source};
 
 use crate::Iothread;
-use crate::command::{Cargo, Command, Inbox, SourceId};
+use crate::command::{Cargo, Command, Inbox, SourceId, Visit};
 
-/// Is told what a source's guest does wrong. Called on the iothread: must not block.
+/// Is told what a source's client does wrong. Called on the iothread: must not block.
 pub trait Watcher: std::fmt::Debug + Send + Sync {
-    /// The source's guest broke the rules. The source stays until it is stopped.
-    fn broken(&self, fault: &Fault);
+    /// The source's client broke the rules. The source stays until it is stopped.
+    fn broken(&self, fault: &(dyn Error + 'static));
 
     /// The source was kicked more than once, and there was never anything in it since it came: whoever kicks
     /// writes to other memory. Said once.
@@ -28,11 +31,11 @@ pub trait Watcher: std::fmt::Debug + Send + Sync {
 /// A source could not be placed; it is handed back.
 #[derive(Debug, thiserror::Error)]
 #[error("iothread {iothread} cannot serve it")]
-pub struct PlaceError {
+pub struct PlaceError<F: FrontEnd> {
     /// Where it should have gone.
     pub iothread: String,
     /// The source.
-    pub rejected: Box<dyn Source>,
+    pub rejected: Box<Served<F>>,
     /// Why.
     #[source]
     pub source: LaneError,
@@ -49,12 +52,13 @@ pub struct MoveError {
     pub source: LaneError,
 }
 
-/// A source on an iothread.
+/// A source with that front end on an iothread.
 #[derive(Debug)]
-pub struct Placed {
+pub struct Placed<F> {
     id: SourceId,
-    node: Arc<dyn Node>,
+    nodes: Vec<Arc<dyn Node>>,
     place: Mutex<Place>,
+    front: PhantomData<fn() -> F>,
 }
 
 /// Where a source is served, and was.
@@ -79,19 +83,17 @@ impl Place {
     }
 }
 
-impl Placed {
+impl<F: FrontEnd> Placed<F> {
     /// Has an iothread serve the source.
     pub fn on(
         iothread: &Arc<Iothread>,
-        source: Box<dyn Source>,
+        source: Served<F>,
         watcher: Arc<dyn Watcher>,
-    ) -> Result<Self, PlaceError> {
-        // Only uniqueness matters.
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = SourceId(NEXT.fetch_add(1, Ordering::Relaxed));
-        let node = Arc::clone(source.node());
-        let lane = match prepare(iothread.inbox(), &node) {
-            Ok(lane) => lane,
+    ) -> Result<Self, PlaceError<F>> {
+        let (id, source) = (next_id(), Box::new(source));
+        let nodes = source.nodes().to_vec();
+        let lanes = match prepare(iothread.inbox(), &nodes) {
+            Ok(lanes) => lanes,
             Err(error) => {
                 let iothread = iothread.name().to_owned();
                 return Err(PlaceError { iothread, rejected: source, source: error });
@@ -100,9 +102,9 @@ impl Placed {
         let bell = Arc::clone(iothread.inbox().bell());
         source.mailbox().set_owner(bell as Arc<dyn request_path::Wake>);
         let cargo = Cargo { id, source, watcher };
-        ask(iothread.inbox(), |reply| Command::Arrive { cargo, lane, reply });
+        ask(iothread.inbox(), |reply| Command::Arrive { cargo, lanes, reply });
         let place = Place { now: Arc::clone(iothread), before: Vec::new() };
-        Ok(Self { id, node, place: Mutex::new(place) })
+        Ok(Self { id, nodes, place: Mutex::new(place), front: PhantomData })
     }
 
     /// The iothread that serves the source now.
@@ -110,41 +112,52 @@ impl Placed {
         Arc::clone(&self.place().now)
     }
 
-    /// Moves the source to another iothread while its guest runs. Returns when the other serves
+    /// Moves the source to another iothread while its client runs. Returns when the other serves
     /// it; requests in flight are finished by the one that started them.
     pub fn move_to(&self, to: &Arc<Iothread>) -> Result<(), MoveError> {
         let mut place = self.place();
         if Arc::ptr_eq(&place.now, to) {
             return Ok(());
         }
-        let lane = prepare(to.inbox(), &self.node)
+        let lanes = prepare(to.inbox(), &self.nodes)
             .map_err(|source| MoveError { iothread: to.name().to_owned(), source })?;
         let (id, destination) = (self.id, Arc::clone(to.inbox()));
-        ask(place.inbox(), |reply| Command::Depart { id, to: destination, lane, reply });
+        ask(place.inbox(), |reply| Command::Depart { id, to: destination, lanes, reply });
         place.change(to);
         Ok(())
     }
 
-    /// Interrupts the guest through another descriptor from now on. Does not wait.
-    pub fn set_call(&self, call: Option<OwnedFd>) {
-        self.place().inbox().set_call(self.id, call);
+    /// Has the front end do something on its iothread, where what is finished was published before, and waits for the
+    /// answer. No request waits for it.
+    pub fn visit<R: Send + 'static>(
+        &self,
+        visit: impl FnOnce(&mut F, &mut Port<'_>) -> R + Send + 'static,
+    ) -> R {
+        let (id, place) = (self.id, self.place());
+        ask(place.inbox(), |reply| {
+            let visit = visit_of(move |front, port| {
+                reply.send(visit(front, port)).expect("whoever asks waits for the answer");
+            });
+            Command::Visit { id, visit }
+        })
     }
 
-    /// Marks in this log from now on what is written to guest memory, or nothing any more, without a
-    /// pause. Returns when that is in effect and nobody uses the log before.
-    pub fn set_log(&self, log: Option<RingLog>) {
-        let (id, place) = (self.id, self.place());
-        ask(place.inbox(), |reply| Command::SetLog { id, log, reply });
+    /// The same without an answer. Does not wait, and takes the place of what was posted before and was not done yet.
+    pub fn post(&self, visit: impl FnOnce(&mut F, &mut Port<'_>) + Send + 'static) {
+        self.place().inbox().post(self.id, visit_of(visit));
     }
 
     /// Takes nothing new, waits until nothing is in flight on any thread, and gives the source
     /// back. What layers hold of it goes on at once.
-    pub fn stop(self) -> Box<dyn Source> {
+    pub fn stop(self) -> Box<Served<F>> {
         let (id, place) = (self.id, self.place());
         for iothread in place.before.iter().filter_map(Weak::upgrade) {
-            iothread.inbox().send(Command::Release { node: Arc::clone(&self.node) });
+            for node in &self.nodes {
+                iothread.inbox().send(Command::Release { node: Arc::clone(node) });
+            }
         }
-        ask(place.inbox(), |reply| Command::Stop { id, reply })
+        let source: Box<dyn Any> = ask(place.inbox(), |reply| Command::Stop { id, reply });
+        source.downcast().expect("the source that was placed")
     }
 
     fn place(&self) -> MutexGuard<'_, Place> {
@@ -152,9 +165,24 @@ impl Placed {
     }
 }
 
-fn prepare(inbox: &Inbox, node: &Arc<dyn Node>) -> Result<LaneIndex, LaneError> {
-    let node = Arc::clone(node);
-    ask(inbox, |reply| Command::Prepare { node, reply })
+fn next_id() -> SourceId {
+    // Only uniqueness matters.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    SourceId(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A visit to a source with that front end.
+fn visit_of<F: FrontEnd>(visit: impl FnOnce(&mut F, &mut Port<'_>) + Send + 'static) -> Visit {
+    Visit::new(move |source: &mut (dyn Source + 'static), engine: &mut Engine| {
+        let source: &mut dyn Any = source;
+        let served: &mut Served<F> = source.downcast_mut().expect("the source that was placed");
+        served.visit(engine, visit);
+    })
+}
+
+fn prepare(inbox: &Inbox, nodes: &[Arc<dyn Node>]) -> Result<Vec<LaneIndex>, LaneError> {
+    let nodes = nodes.to_vec();
+    ask(inbox, |reply| Command::Prepare { nodes, reply })
 }
 
 fn ask<T>(inbox: &Inbox, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> T {

@@ -12,10 +12,10 @@
 mod errands;
 mod failures;
 mod held;
-mod interrupts;
 mod pieces;
 mod staging;
 mod syncs;
+mod timed_turns;
 
 use std::collections::VecDeque;
 use std::io;
@@ -38,8 +38,8 @@ use crate::report::Report;
 use crate::seats::{Seat, Seats};
 use crate::submit::must_sync;
 use crate::{Mailbox, SourceKey};
-use interrupts::Owed;
 use syncs::Syncs;
+use timed_turns::TimedTurns;
 
 /// The bounce buffers of the lanes: 4 MiB of one that is alone. A request keeps its buffer until all of it is through.
 const BUFFERS: Budget = Budget::new(16, 1);
@@ -109,8 +109,7 @@ pub struct Engine {
     new_segments: usize,
     /// What those count for, in bytes.
     new_bytes: usize,
-    /// Interrupts that are put off.
-    owed: Owed,
+    timed_turns: TimedTurns,
     report: Report,
     /// Rings when it is time to tell how many sentences were left out; made when it is first needed.
     alarm: Option<Alarm>,
@@ -151,7 +150,7 @@ impl Engine {
             pieces_open: 0,
             new_segments: 0,
             new_bytes: 0,
-            owed: Owed::default(),
+            timed_turns: TimedTurns::default(),
             report: Report::new(clock),
             alarm: None,
         })
@@ -167,15 +166,24 @@ impl Engine {
         &self.bell
     }
 
-    /// Opens the iothread's lane on a node, or uses the one that is open.
-    pub fn open_lane(&mut self, node: &Arc<dyn Node>) -> Result<LaneIndex, LaneError> {
-        let lane = self.lanes.open(node)?;
-        self.note_lane(lane);
-        Ok(lane)
+    /// Opens the iothread's lanes on these nodes, all or none, or uses those that are open.
+    pub fn open_lanes(&mut self, nodes: &[Arc<dyn Node>]) -> Result<Vec<LaneIndex>, LaneError> {
+        let mut lanes = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            match self.lanes.open(node) {
+                Ok(lane) => lanes.push(lane),
+                Err(error) => {
+                    lanes.into_iter().for_each(|lane| self.close_lane(lane));
+                    return Err(error);
+                }
+            }
+        }
+        lanes.iter().for_each(|lane| self.note_lane(*lane));
+        Ok(lanes)
     }
 
     /// Gives a lane back.
-    pub fn close_lane(&mut self, lane: LaneIndex) {
+    pub(crate) fn close_lane(&mut self, lane: LaneIndex) {
         self.lanes.close(lane);
     }
 
@@ -223,13 +231,13 @@ impl Engine {
         (lane, result)
     }
 
-    /// Gives a ring that has arrived a seat.
-    pub fn sit(&mut self, mailbox: &Arc<Mailbox>, size: u16, key: SourceKey) -> Seat {
-        self.seats.sit(Arc::clone(mailbox), size, key)
+    /// Gives a source of so many slots that has arrived a seat.
+    pub(crate) fn sit(&mut self, mailbox: &Arc<Mailbox>, slots: u16, key: SourceKey) -> Seat {
+        self.seats.sit(Arc::clone(mailbox), slots, key)
     }
 
-    /// Takes a seat back; what is in flight there will be posted to the ring's mailbox.
-    pub fn leave(&mut self, seat: Seat) {
+    /// Takes a seat back; what is in flight there will be posted to the source's mailbox.
+    pub(crate) fn leave(&mut self, seat: Seat) {
         self.seats.leave(seat);
     }
 
@@ -243,20 +251,20 @@ impl Engine {
         self.kernel.cancel_poll(Addressee::Kick(key).to_tag());
     }
 
-    /// Tells the other side of a ring by its eventfd. Does not sleep, whatever that side did to it.
-    pub fn signal(&mut self, fd: BorrowedFd<'_>, what: &str) {
+    /// Tells the other side of a front end by its eventfd. Does not sleep, whatever that side did to it.
+    pub(crate) fn signal(&mut self, fd: BorrowedFd<'_>, what: &str) {
         if let Err(error) = self.ringer.ring(fd) {
             tracing::debug!("{what} descriptor of the front end: {error}");
         }
     }
 
     /// How many more requests may be added now for that lane.
-    pub fn room(&self, lane: LaneIndex) -> usize {
+    pub(crate) fn room(&self, lane: LaneIndex) -> usize {
         self.lanes.room(lane, self.jobs.open() - self.held, self.pieces_open)
     }
 
     /// Takes a request on. Its memory is swapped out of `memory`. It starts with the batch.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         seat: Seat,
         lane: LaneIndex,
@@ -406,8 +414,8 @@ impl Engine {
             self.take_events(signals);
         }
         signals.extend(self.seats.drain_called().map(Signal::Finished));
-        if !self.owed.is_empty() {
-            signals.extend(self.owed.take(self.clock.now()));
+        if !self.timed_turns.is_empty() {
+            signals.extend(self.timed_turns.take(self.clock.now()));
         }
     }
 

@@ -1,24 +1,29 @@
-//! The hot loop: from a ring through a lane to the kernel and back to the used ring.
+//! The hot loop: from a front end through a lane to the kernel and back to the front end.
 //!
-//! Where it stands in the life of a request: all of it. A [`RingSource`] pops and decodes, the
-//! [`Engine`] of its iothread maps, submits and finishes, and the outcome goes back to whoever
-//! owns the ring by then: directly, or through the ring's [`Mailbox`].
+//! Where it stands in the life of a request: all of it. A [`FrontEnd`] takes and decodes, [`Served`] has its requests
+//! carried out by the [`Engine`] of its iothread, which maps, submits and finishes, and the outcome goes back to
+//! whoever serves the front end by then: directly, or through its [`Mailbox`].
 //!
-//! Not here: when a ring gets its turn, and on which thread (`iothread`).
+//! Not here: any protocol (`virtio_blk`); when a source gets its turn, and on which thread (`iothread`).
 
 #![forbid(unsafe_code)]
 
 mod called;
 mod capacity;
 mod engine;
+mod front_end;
 mod holds;
+mod interrupts;
 mod job;
 mod lanes;
 mod mailbox;
 mod noted;
+mod open_requests;
+mod port;
 mod report;
 mod ring;
 mod seats;
+mod served;
 mod source;
 mod staged;
 mod submit;
@@ -27,12 +32,11 @@ mod tempo;
 
 pub use capacity::Capacity;
 pub use engine::{Engine, Signal};
+pub use front_end::{FrontEnd, NewRequest, UnitIndex, Words, Work};
 pub use lanes::LaneIndex;
 pub use mailbox::{Mailbox, Wake};
-pub use ring::{RingSource, RingSourceSetup};
-pub use seats::Seat;
-pub use source::{
-    Appetite, Counters, Ending, Fault, Others, Rest, Share, Source, SourceKey, Step, Turn,
-};
-/// What a source is given to mark its writes in; made by whoever sets it up.
-pub use virtio::{RingBase, RingLog};
+pub use port::Port;
+pub use ring::{BlkFault, BlkReply, BlkRing, BlkRingSetup};
+pub(crate) use seats::Seat;
+pub use served::Served;
+pub use source::{Appetite, Counters, Fault, Others, Rest, Share, Source, SourceKey, Step, Turn};

@@ -1,7 +1,7 @@
-//! Where outcomes wait that arose on a thread which no longer owns the ring.
+//! Where outcomes wait that arose on a thread which no longer serves the source.
 //!
 //! Where it stands in the life of a request: an operation stays on the iothread that started it.
-//! If the ring has moved on meanwhile, its outcome is posted here and whoever owns the ring now
+//! If the source has moved on meanwhile, its outcome is posted here and whoever owns the source now
 //! is woken to drain it.
 //!
 //! Invariants: capacity is the number of slots and a slot has at most one request in flight, so there
@@ -10,7 +10,7 @@
 //! owner is; so either the new owner finds the outcome or the poster wakes it (model-checked
 //! below with loom).
 //! Threads: anyone posts; the owner drains. The mutex guards one pointer and is only taken when a
-//! ring moves or an outcome arrives after a move.
+//! source moves or an outcome arrives after a move.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Wake for kernel_io::Notifier {
     }
 }
 
-/// The mailbox of one ring.
+/// The mailbox of one source.
 #[derive(Debug)]
 pub struct Mailbox {
     /// One bit for each slot whose outcome waits.
@@ -58,7 +58,7 @@ impl Mailbox {
         *self.owner.lock().expect("no holder of this lock panics") = owner;
     }
 
-    /// Leaves an outcome for the ring's owner and wakes it. From any thread.
+    /// Leaves an outcome for the source's owner and wakes it. From any thread.
     pub fn post(&self, slot: Slot, outcome: Outcome) {
         let slot = usize::from(slot.0);
         self.outcomes[slot].store(encode(outcome), Ordering::Relaxed);

@@ -8,9 +8,9 @@
 //! Invariants: while buffers are logged there is a list for each read in flight, wherever it is
 //! carried out. Threads: travels with its ring.
 //! Limits: a list for each read in flight, as long as its request's own (`lanes` bounds the segments of all of them);
-//! beside those a number for each head, and room for [`SPARE_MAX`] short lists. Without a log nothing is kept.
+//! beside those a number for each slot, and room for [`SPARE_MAX`] short lists. Without a log nothing is kept.
 
-use virtio::Head;
+use block::Slot;
 
 /// The most segments whose room a list keeps for the next read.
 const ROOM_KEPT: usize = 16;
@@ -24,12 +24,12 @@ const NONE: u16 = u16::MAX;
 /// The lists of one ring, of segments.
 #[derive(Debug)]
 pub(crate) struct Noted<S> {
-    /// The number of heads.
+    /// The number of slots.
     size: u16,
-    /// By head, the place of its list. Made with the first list.
+    /// By slot, the place of its list. Made with the first list.
     places: Box<[u16]>,
     /// Those that are not empty, in no order.
-    open: Vec<(Head, Vec<S>)>,
+    open: Vec<(Slot, Vec<S>)>,
     /// Empty ones, kept for their room.
     spare: Vec<Vec<S>>,
     /// Whether new reads are noted.
@@ -39,7 +39,7 @@ pub(crate) struct Noted<S> {
 }
 
 impl<S> Noted<S> {
-    /// Nothing was noted yet of a ring of so many heads; new reads are if buffers are logged.
+    /// Nothing was noted yet of a ring of so many slots; new reads are if buffers are logged.
     pub(crate) fn new(size: u16, logging: bool) -> Self {
         let (places, open, spare) = (Box::default(), Vec::new(), Vec::new());
         Self { size, places, open, spare, logging, in_use: logging }
@@ -62,25 +62,25 @@ impl<S> Noted<S> {
     }
 
     /// Notes where data of a request go, instead of what was noted of it before.
-    pub(crate) fn note(&mut self, head: Head, segments: impl IntoIterator<Item = S>) {
-        let mut list = self.take(head).or_else(|| self.spare.pop()).unwrap_or_default();
+    pub(crate) fn note(&mut self, slot: Slot, segments: impl IntoIterator<Item = S>) {
+        let mut list = self.take(slot).or_else(|| self.spare.pop()).unwrap_or_default();
         list.clear();
         list.extend(segments);
         if !list.is_empty() {
             if self.places.is_empty() {
                 self.places = vec![NONE; usize::from(self.size)].into_boxed_slice();
             }
-            let place = u16::try_from(self.open.len()).expect("fewer than heads, at most 32768");
-            self.places[usize::from(head.0)] = place;
-            self.open.push((head, list));
+            let place = u16::try_from(self.open.len()).expect("fewer than slots, at most 32768");
+            self.places[usize::from(slot.0)] = place;
+            self.open.push((slot, list));
         }
         self.look_if_in_use();
     }
 
     /// Says what was noted of a request, which is over.
     #[cold]
-    pub(crate) fn answered(&mut self, head: Head, mut mark: impl FnMut(S)) {
-        let Some(mut list) = self.take(head) else { return };
+    pub(crate) fn answered(&mut self, slot: Slot, mut mark: impl FnMut(S)) {
+        let Some(mut list) = self.take(slot) else { return };
         list.drain(..).for_each(&mut mark);
         if list.capacity() <= ROOM_KEPT && self.spare.len() < SPARE_MAX {
             self.spare.push(list);
@@ -89,8 +89,8 @@ impl<S> Noted<S> {
     }
 
     /// Takes the list of a request out.
-    fn take(&mut self, head: Head) -> Option<Vec<S>> {
-        let place = self.places.get_mut(usize::from(head.0))?;
+    fn take(&mut self, slot: Slot) -> Option<Vec<S>> {
+        let place = self.places.get_mut(usize::from(slot.0))?;
         let place = usize::from(std::mem::replace(place, NONE));
         if place == usize::from(NONE) {
             return None;
@@ -117,7 +117,7 @@ impl<S> Noted<S> {
 mod tests {
     use super::*;
 
-    const HEADS: u16 = 1 << 15;
+    const SLOTS: u16 = 1 << 15;
 
     impl<S> Noted<S> {
         /// What it keeps room for, in bytes.
@@ -130,23 +130,23 @@ mod tests {
         }
     }
 
-    fn answered(noted: &mut Noted<u64>, head: u16) -> Vec<u64> {
+    fn answered(noted: &mut Noted<u64>, slot: u16) -> Vec<u64> {
         let mut marked = Vec::new();
-        noted.answered(Head(head), |segment| marked.push(segment));
+        noted.answered(Slot(slot), |segment| marked.push(segment));
         marked
     }
 
     #[test]
     fn what_was_noted_last_of_a_request_is_said_once() {
-        let mut noted = Noted::new(HEADS, true);
-        for head in [7, 0, HEADS - 1, 9] {
-            noted.note(Head(head), [1, 2]);
-            noted.note(Head(head), [u64::from(head), 5, 6]);
+        let mut noted = Noted::new(SLOTS, true);
+        for slot in [7, 0, SLOTS - 1, 9] {
+            noted.note(Slot(slot), [1, 2]);
+            noted.note(Slot(slot), [u64::from(slot), 5, 6]);
         }
-        noted.note(Head(9), []);
-        for head in [0, HEADS - 1, 7] {
-            assert_eq!(answered(&mut noted, head), [u64::from(head), 5, 6]);
-            assert!(answered(&mut noted, head).is_empty());
+        noted.note(Slot(9), []);
+        for slot in [0, SLOTS - 1, 7] {
+            assert_eq!(answered(&mut noted, slot), [u64::from(slot), 5, 6]);
+            assert!(answered(&mut noted, slot).is_empty());
         }
         assert!(answered(&mut noted, 9).is_empty());
     }
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn lists_are_kept_as_long_as_they_are_needed_after_the_log_has_gone() {
         let mut noted = Noted::new(4, true);
-        noted.note(Head(3), [1]);
+        noted.note(Slot(3), [1]);
         noted.follow(false);
         assert!(noted.is_in_use() && !noted.is_logging());
         assert_eq!(answered(&mut noted, 3), [1]);
@@ -165,18 +165,18 @@ mod tests {
     /// Half a gigabyte for each ring, before.
     #[test]
     fn a_read_of_many_segments_on_each_head_leaves_little_behind() {
-        let mut noted = Noted::new(HEADS, true);
-        for heads in (0..HEADS).collect::<Vec<_>>().chunks(1000) {
-            heads.iter().for_each(|&head| noted.note(Head(head), 0..1024));
+        let mut noted = Noted::new(SLOTS, true);
+        for slots in (0..SLOTS).collect::<Vec<_>>().chunks(1000) {
+            slots.iter().for_each(|&slot| noted.note(Slot(slot), 0..1024));
             assert!(noted.bytes() <= 1000 * 1024 * 8 + (128 << 10), "{}", noted.bytes());
-            for &head in heads {
-                assert_eq!(answered(&mut noted, head).len(), 1024);
+            for &slot in slots {
+                assert_eq!(answered(&mut noted, slot).len(), 1024);
             }
         }
         assert!(noted.bytes() <= 128 << 10, "{} bytes are kept", noted.bytes());
         // Short lists are kept for the next reads.
-        (0..100).for_each(|head| noted.note(Head(head), 0..16));
-        (0..100).for_each(|head| assert_eq!(answered(&mut noted, head).len(), 16));
+        (0..100).for_each(|slot| noted.note(Slot(slot), 0..16));
+        (0..100).for_each(|slot| assert_eq!(answered(&mut noted, slot).len(), 16));
         assert_eq!(noted.spare.len(), SPARE_MAX);
     }
 }

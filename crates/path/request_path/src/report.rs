@@ -3,13 +3,13 @@
 //! Invariants: a sentence names the file or node, the operation, the place and the error; what was left out
 //! is counted and told, at the latest when the iothread ends.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{Clock, FailKind, Node, Operation, SentenceRate};
 use kernel_io::IoFailure;
-use virtio::BlkHeader;
 
 use crate::job::Phase;
 
@@ -63,19 +63,16 @@ impl Report {
         say(&mut self.refusals, now, what)
     }
 
-    /// The same of a request that no operation was made of.
-    pub(crate) fn refused_to_decode(
+    /// The same of a request that its front end has made no operation of.
+    pub(crate) fn refused_by_front(
         &mut self,
         node: &dyn Node,
-        header: BlkHeader,
+        what: &dyn fmt::Display,
         kind: FailKind,
     ) -> Option<Duration> {
         let now = self.clock.now();
-        say(&mut self.refusals, now, || {
-            let BlkHeader { request_type, sector } = header;
-            let what = format!("a guest's request of type {request_type} at sector {}", sector.0);
-            format!("{}: {what} failed: {}", known_as(node), reason(kind))
-        })
+        let sentence = || format!("{}: {what} failed: {}", known_as(node), reason(kind));
+        say(&mut self.refusals, now, sentence)
     }
 
     /// Tells how many sentences were left out, if none came after them. If it is too early: after what

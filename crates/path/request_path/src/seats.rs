@@ -1,8 +1,8 @@
-//! Which rings have, or had, requests in flight on this iothread, and how their outcomes reach
+//! Which sources have, or had, requests in flight on this iothread, and how their outcomes reach
 //! them.
 //!
-//! Invariants: a seat is kept until its last request is finished, also after its ring has moved
-//! away. While the ring is here outcomes are handed over directly, afterwards by its mailbox.
+//! Invariants: a seat is kept until its last request is finished, also after its source has moved
+//! away. While the source is here outcomes are handed over directly, afterwards by its mailbox.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use block::{Outcome, Slot};
 
 use crate::{Mailbox, SourceKey};
 
-/// A ring's place at one iothread's table.
+/// A source's place at one iothread's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat(u32);
+pub(crate) struct Seat(u32);
 
 /// Whose request it is. Consumed by its completion: exactly one answer for each.
 #[derive(Debug)]
-#[must_use = "a request that is never completed hangs its guest"]
+#[must_use = "a request that is never completed hangs its client"]
 pub(crate) struct Ticket {
     seat: Seat,
     slot: Slot,
 }
 
 impl Ticket {
-    /// The request's slot, if it is of the ring of this seat.
+    /// The request's slot, if it is of the source of this seat.
     pub(crate) fn slot_at(&self, seat: Seat) -> Option<Slot> {
         (self.seat == seat).then_some(self.slot)
     }
@@ -38,9 +38,9 @@ struct Entry {
 
 #[derive(Debug)]
 enum Residence {
-    /// The ring is served here; finished requests wait for its next turn.
+    /// The source is served here; finished requests wait for its next turn.
     Here { key: SourceKey, finished: Vec<(Slot, Outcome)> },
-    /// The ring has moved away.
+    /// The source has moved away.
     Away,
 }
 
@@ -52,30 +52,30 @@ pub(crate) struct Seats {
 }
 
 impl Seats {
-    /// Seats a ring that has arrived.
-    pub(crate) fn sit(&mut self, mailbox: Arc<Mailbox>, size: u16, key: SourceKey) -> Seat {
-        let finished = Vec::with_capacity(usize::from(size));
+    /// Seats a source of so many slots that has arrived.
+    pub(crate) fn sit(&mut self, mailbox: Arc<Mailbox>, slots: u16, key: SourceKey) -> Seat {
+        let finished = Vec::with_capacity(usize::from(slots));
         let entry = Entry { mailbox, residence: Residence::Here { key, finished }, requests: 0 };
         let place = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
         if place == self.entries.len() {
             self.entries.push(None);
         }
         self.entries[place] = Some(entry);
-        Seat(u32::try_from(place).expect("fewer rings than descriptors"))
+        Seat(u32::try_from(place).expect("fewer sources than descriptors"))
     }
 
-    /// The ring moves away; what is still in flight will be posted. It must have taken what is
+    /// The source moves away; what is still in flight will be posted. It must have taken what is
     /// finished before.
     pub(crate) fn leave(&mut self, seat: Seat) {
         let entry = self.entry(seat);
         if let Residence::Here { finished, .. } = &entry.residence {
-            assert!(finished.is_empty(), "a ring leaves outcomes behind");
+            assert!(finished.is_empty(), "a source leaves outcomes behind");
         }
         entry.residence = Residence::Away;
         self.forget_if_over(seat);
     }
 
-    /// The ring that is served there.
+    /// The source that is served there.
     pub(crate) fn key(&self, seat: Seat) -> Option<SourceKey> {
         match &self.entries[seat.0 as usize].as_ref()?.residence {
             Residence::Here { key, .. } => Some(*key),
@@ -89,7 +89,7 @@ impl Seats {
         Ticket { seat, slot }
     }
 
-    /// A request is over: its outcome goes to whoever owns the ring now.
+    /// A request is over: its outcome goes to whoever owns the source now.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is used up: one answer for each")]
     pub(crate) fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
         let Ticket { seat, slot } = ticket;
@@ -109,7 +109,7 @@ impl Seats {
         }
     }
 
-    /// Takes what is finished for a ring, into an empty list that is swapped in.
+    /// Takes what is finished for a source, into an empty list that is swapped in.
     pub(crate) fn take(&mut self, seat: Seat, into: &mut Vec<(Slot, Outcome)>) {
         if let Residence::Here { finished, .. } = &mut self.entry(seat).residence {
             std::mem::swap(finished, into);
@@ -131,7 +131,7 @@ impl Seats {
     }
 
     fn entry(&mut self, seat: Seat) -> &mut Entry {
-        self.entries[seat.0 as usize].as_mut().expect("a ring keeps its seat until it leaves")
+        self.entries[seat.0 as usize].as_mut().expect("a source keeps its seat until it leaves")
     }
 
     fn forget_if_over(&mut self, seat: Seat) {

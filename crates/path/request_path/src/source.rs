@@ -3,11 +3,11 @@
 //! Threads: a source belongs to one iothread at a time and travels whole; what belongs to a
 //! thread (lanes, operations in flight) stays in that thread's [`Engine`].
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use block::{ByteCount, Node};
-use virtio::{RingBase, RingLog};
 
 use crate::{Engine, LaneIndex, Mailbox};
 
@@ -77,7 +77,7 @@ pub enum Turn {
     More,
     /// There may be more, but the iothread has no room; give it another turn after completions.
     Full,
-    /// The guest broke the rules of the ring: it is not served any more.
+    /// The client broke the rules: it is not served any more.
     Broken(Fault),
 }
 
@@ -91,22 +91,8 @@ pub enum Rest {
     More,
 }
 
-/// Why a source cannot be served any more.
-#[derive(Debug, thiserror::Error)]
-pub enum Fault {
-    /// The ring itself is wrong.
-    #[error(transparent)]
-    Ring(#[from] virtio::RingError),
-    /// A request cannot be answered.
-    #[error("request {head} cannot be answered")]
-    NoStatus {
-        /// The request's head.
-        head: u16,
-        /// Why.
-        #[source]
-        source: virtio::NoStatus,
-    },
-}
+/// Why a source cannot be served any more, as its front end says it.
+pub type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 /// How many requests of each kind a source has completed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -125,28 +111,22 @@ pub struct Counters {
     pub errors: u64,
 }
 
-/// What remains of a source when it is stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ending {
-    /// How far the ring has been served: where a successor goes on.
-    pub base: RingBase,
-    /// What it did.
-    pub counters: Counters,
-}
-
-/// Something that brings requests: a ring.
-pub trait Source: std::fmt::Debug + Send {
+/// Something that brings requests: a front end that is [`Served`](crate::Served), whatever its protocol.
+pub trait Source: Any + std::fmt::Debug + Send {
     /// The descriptor that becomes readable when there is something new.
     fn kick(&self) -> BorrowedFd<'_>;
 
-    /// The node its requests go to.
-    fn node(&self) -> &Arc<dyn Node>;
+    /// The nodes its requests go to, by unit.
+    fn nodes(&self) -> &[Arc<dyn Node>];
+
+    /// The lanes its requests go to where it is served, by unit.
+    fn lanes(&self) -> &[LaneIndex];
 
     /// Where outcomes from other threads arrive.
     fn mailbox(&self) -> &Arc<Mailbox>;
 
-    /// Settles down on the calling iothread, with a lane it has opened on [`Source::node`].
-    fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey);
+    /// Settles down on the calling iothread, with lanes that it has opened on [`Source::nodes`].
+    fn arrive(&mut self, engine: &mut Engine, lanes: Vec<LaneIndex>, key: SourceKey);
 
     /// Does a bounded piece of work. Afterwards new requests need not come with a kick: before
     /// the iothread sleeps it must look ([`Source::has_new`]) or call [`Source::rest`].
@@ -155,25 +135,18 @@ pub trait Source: std::fmt::Debug + Send {
     /// Whether there is something new. Cheap enough to be asked again and again.
     fn has_new(&self) -> bool;
 
+    /// Whether there is room by now for that for which there was none in its last turn.
+    fn has_room(&self, engine: &Engine) -> bool;
+
+    /// Whether there was ever anything in it since it arrived.
+    fn has_brought(&self) -> bool;
+
     /// Asks for kicks, so that the iothread need not look any more.
     fn rest(&mut self) -> Rest;
 
-    /// Leaves the calling iothread: takes along what is finished, leaves what is in flight.
+    /// Leaves the calling iothread and its lanes: takes along what is finished, leaves what is in flight.
     fn depart(&mut self, engine: &mut Engine);
 
-    /// Requests taken from the guest and not yet completed.
+    /// Requests taken from the client and not yet answered.
     fn in_flight(&self) -> usize;
-
-    /// Replaces the descriptor that interrupts the guest, and interrupts it.
-    fn set_call(&mut self, engine: &mut Engine, call: Option<OwnedFd>);
-
-    /// Has another log, or none, mark what is written for requests that are not answered yet. The
-    /// source is served here.
-    fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>);
-
-    /// Tells the front end of a fault, if it has given a descriptor for that.
-    fn signal_error(&self, engine: &mut Engine);
-
-    /// What it has done, and where a successor would go on.
-    fn ending(&self) -> Ending;
 }

@@ -1,7 +1,7 @@
 //! How often a ring interrupts its guest if that is expensive: the kernel calls everybody who waits on the eventfd, and the
 //! front end can have tens of thousands wait.
 //!
-//! Where it stands in the life of a request: at its end; the engine asks before it rings.
+//! Where it stands in the life of a request: at its end; `interrupts` asks before it rings.
 //!
 //! Limits: every [`SAMPLED`]th call is timed. If one took [`EXPENSIVE`], the next ones are measured by the thread's CPU time,
 //! which no other thread's work adds to, and after one that took that much there is a pause of [`PAUSE`] times as long. So
@@ -30,7 +30,7 @@ pub(crate) struct Tempo {
     watched: u8,
     /// The end of the pause.
     not_before: Option<Instant>,
-    /// Whether the engine knows when an interrupt is owed.
+    /// Whether the iothread knows when an interrupt is owed.
     noted: bool,
 }
 
@@ -83,7 +83,7 @@ impl Tempo {
         }
     }
 
-    /// Whether the engine has still to be told of the pause; then it is, now.
+    /// Whether the iothread has still to be told of the pause; then it is, now.
     pub(crate) fn note(&mut self) -> bool {
         !std::mem::replace(&mut self.noted, true)
     }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use iothread::{Iothread, Placed};
 use load::Latency;
+use request_path::BlkRing;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::clock;
@@ -23,7 +24,7 @@ use crate::cpus::Cpus;
 use crate::disks::{DISK_BYTES, DiskFile};
 use crate::measure::{Values, as_f64, percentiles};
 use crate::refill::guest::{Guest, Shape};
-use crate::refill::{Answers, RAMP, SATURATED, Stage, place};
+use crate::refill::{Answers, RAMP, Refilling, SATURATED, Stage};
 use crate::results::{Contender, Metric};
 use crate::rows::Disk;
 
@@ -103,10 +104,10 @@ impl Fairness {
     }
 }
 
-fn stop(busy: Option<(Placed, Arc<Answers>)>, quiet: Vec<Quiet>) -> Result<()> {
-    let busy = busy.into_iter().map(|(placed, _)| placed);
-    let endings = busy.chain(quiet.into_iter().map(|quiet| quiet.placed));
-    let errors: u64 = endings.map(|placed| placed.stop().ending().counters.errors).sum();
+fn stop(busy: Option<(Placed<Refilling>, Arc<Answers>)>, quiet: Vec<Quiet>) -> Result<()> {
+    let busy = busy.into_iter().map(|(placed, _)| placed.stop().counters());
+    let quiet = quiet.into_iter().map(|quiet| quiet.placed.stop().counters());
+    let errors: u64 = busy.chain(quiet).map(|counters| counters.errors).sum();
     anyhow::ensure!(errors == 0, "{errors} requests failed");
     Ok(())
 }
@@ -116,7 +117,7 @@ fn stop(busy: Option<(Placed, Arc<Answers>)>, quiet: Vec<Quiet>) -> Result<()> {
 struct Quiet {
     guest: Guest,
     kick: OwnedFd,
-    placed: Placed,
+    placed: Placed<BlkRing>,
     /// When its request was made available.
     since: Instant,
 }
@@ -126,7 +127,7 @@ impl Quiet {
         let guest = Guest::new(QUIET, seed, DISK_BYTES).context("make a guest")?;
         let kick = eventfd(0, EventfdFlags::CLOEXEC)?;
         let ring = stage.ring(&guest, kick.try_clone()?)?;
-        let placed = place(Box::new(ring), on)?;
+        let placed = stage.place(ring, on)?;
         Ok(Self { guest, kick, placed, since: clock::now() })
     }
 

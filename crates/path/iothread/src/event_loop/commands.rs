@@ -1,6 +1,6 @@
 //! What control threads ask of a loop: its sources come and go, and lanes are opened, drained and exchanged.
 //!
-//! A hand-over from A to B: the control thread has had a lane prepared on B; A stops popping and
+//! A hand-over from A to B: the control thread has had lanes prepared on B; A stops popping and
 //! cancels the kick poll, waits until the kernel says that it is cancelled, makes B the owner of
 //! the mailbox and sends the source; B arms the poll and gives the source one turn
 //! unconditionally, because a kick may have been consumed by A. What A has in flight stays there
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use request_path::{LaneIndex, SourceKey};
 
-use super::served::{Life, Served, Watch};
+use super::source_entry::{Life, SourceEntry, Watch};
 use super::{EventLoop, answer};
 use crate::command::{Cargo, Command, SourceId};
 use crate::polling::{Adaptive, LookedFor};
@@ -36,25 +36,21 @@ impl EventLoop {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Prepare { node, reply } => answer(&reply, self.engine.open_lane(&node)),
-            Command::Arrive { cargo, lane, reply } => {
-                self.arrive(cargo, lane);
+            Command::Prepare { nodes, reply } => answer(&reply, self.engine.open_lanes(&nodes)),
+            Command::Arrive { cargo, lanes, reply } => {
+                self.arrive(cargo, lanes);
                 answer(&reply, ());
             }
-            Command::Depart { id, to, lane, reply } => {
-                self.leave_when_unwatched(id, Life::Departing { to, lane, reply });
+            Command::Depart { id, to, lanes, reply } => {
+                self.leave_when_unwatched(id, Life::Departing { to, lanes, reply });
             }
             Command::Stop { id, reply } => self.leave_when_unwatched(id, Life::Stopping { reply }),
-            Command::SetCall { id, call } => {
+            Command::Visit { id, visit } | Command::Post { id, visit } => {
                 let key = self.find(id);
                 let served = self.sources[key.0 as usize].as_mut().expect("it was found");
-                served.cargo.source.set_call(&mut self.engine, call);
-            }
-            Command::SetLog { id, log, reply } => {
-                let key = self.find(id);
-                let served = self.sources[key.0 as usize].as_mut().expect("it was found");
-                served.cargo.source.set_log(&mut self.engine, log);
-                answer(&reply, ());
+                visit.pay(&mut *served.cargo.source, &mut self.engine);
+                // It may have something new now, for which no kick comes.
+                self.call(key);
             }
             Command::Release { node } => self.engine.release_on(&node),
             Command::Drain { node, reply } => {
@@ -76,17 +72,15 @@ impl EventLoop {
         }
     }
 
-    fn arrive(&mut self, cargo: Cargo, lane: LaneIndex) {
+    fn arrive(&mut self, cargo: Cargo, lanes: Vec<LaneIndex>) {
         let place = self.sources.iter().position(Option::is_none).unwrap_or(self.sources.len());
         if place == self.sources.len() {
             self.sources.push(None);
         }
         let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
         let (life, watch) = (Life::Serving, Watch::On);
-        let first = cargo.source.ending().base;
-        let served = self.sources[place].insert(Served {
+        let served = self.sources[place].insert(SourceEntry {
             cargo,
-            lane,
             life,
             watch,
             called: false,
@@ -95,9 +89,8 @@ impl EventLoop {
             adaptive: Adaptive::new(LookedFor::Requests),
             last_new: self.now,
             kicks: 0,
-            first,
         });
-        served.cargo.source.arrive(&mut self.engine, lane, key);
+        served.cargo.source.arrive(&mut self.engine, lanes, key);
         self.engine.watch(served.cargo.source.kick(), key);
         self.call(key);
     }
@@ -118,7 +111,7 @@ impl EventLoop {
         if let Some(served) = &self.sources[key.0 as usize]
             && let Life::Stopping { .. } = served.life
         {
-            self.engine.release(served.lane);
+            served.cargo.source.lanes().iter().for_each(|lane| self.engine.release(*lane));
         }
     }
 
@@ -134,16 +127,14 @@ impl EventLoop {
 
     fn hand_over(&mut self, key: SourceKey) {
         let served = self.sources[key.0 as usize].take().expect("an unwatched source is here");
-        let Served { mut cargo, lane: own_lane, life: Life::Departing { to, lane, reply }, .. } =
-            served
+        let SourceEntry { mut cargo, life: Life::Departing { to, lanes, reply }, .. } = served
         else {
             panic!("only a departing source is handed over")
         };
         cargo.source.depart(&mut self.engine);
         self.awake.retain(|awake| *awake != key);
-        self.engine.close_lane(own_lane);
         cargo.source.mailbox().set_owner(Arc::clone(to.bell()) as Arc<dyn request_path::Wake>);
-        to.send(Command::Arrive { cargo, lane, reply });
+        to.send(Command::Arrive { cargo, lanes, reply });
     }
 
     pub(super) fn finish_stop(&mut self, key: SourceKey) {
@@ -156,23 +147,23 @@ impl EventLoop {
         if !over {
             return;
         }
-        if let Some(Served { mut cargo, lane, life: Life::Stopping { reply }, .. }) = place.take() {
+        if let Some(SourceEntry { mut cargo, life: Life::Stopping { reply }, .. }) = place.take() {
             // Whoever serves the ring next may rely on kicks; what came meanwhile is theirs.
             let _more = cargo.source.rest();
             cargo.source.depart(&mut self.engine);
             self.awake.retain(|awake| *awake != key);
-            self.engine.close_lane(lane);
             answer(&reply, cargo.source);
         }
     }
 
-    fn served(&mut self, key: SourceKey) -> &mut Served {
+    fn served(&mut self, key: SourceKey) -> &mut SourceEntry {
         let place = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut);
         place.expect("the source of this key is served here")
     }
 
     fn find(&self, id: SourceId) -> SourceKey {
-        let known = |served: &Option<Served>| served.as_ref().is_some_and(|s| s.cargo.id == id);
+        let known =
+            |served: &Option<SourceEntry>| served.as_ref().is_some_and(|s| s.cargo.id == id);
         let place = self.sources.iter().position(known);
         let place = place.expect("a source is asked for where its controller placed it");
         SourceKey(u32::try_from(place).expect("fewer sources than descriptors"))

@@ -6,7 +6,7 @@ use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
 use layers::{Chunk, StripeDiscards, StripeNode};
-use request_path::{Appetite, Engine, Rest, Signal, Source, SourceKey, Turn};
+use request_path::{Appetite, BlkRing, Engine, Rest, Served, Signal, Source, SourceKey, Turn};
 
 use testkit::counting::{Counting, allocations};
 
@@ -18,21 +18,21 @@ use crate::setup::{file_node, source};
 static COUNTING: Counting = Counting;
 
 /// Serves the ring on this thread as an iothread would, and counts what that allocates.
-struct Served {
+struct Rig {
     engine: Engine,
-    source: Box<dyn Source>,
+    source: Served<BlkRing>,
     signals: Vec<Signal>,
     allocations: u64,
 }
 
-impl Served {
+impl Rig {
     fn new(guest: &Guest, node: &Arc<dyn Node>, files: &Arc<FileTable>) -> Self {
         let bell = Arc::new(Notifier::new().unwrap());
         let mut engine =
             Engine::new(Arc::clone(files), bell, Arc::new(SystemClock), Reactors::Any).unwrap();
         let mut source = source(guest, node);
-        let lane = engine.open_lane(node).unwrap();
-        source.arrive(&mut engine, lane, SourceKey(0));
+        let lanes = engine.open_lanes(source.nodes()).unwrap();
+        source.arrive(&mut engine, lanes, SourceKey(0));
         Self { engine, source, signals: Vec::new(), allocations: 0 }
     }
 
@@ -62,9 +62,10 @@ fn check(node: &Arc<dyn Node>, files: &Arc<FileTable>, log: Option<&Log>) {
 #[track_caller]
 fn check_asks(asks: [Ask; 4], node: &Arc<dyn Node>, files: &Arc<FileTable>, log: Option<&Log>) {
     let mut guest = Guest::new();
-    let mut served = Served::new(&guest, node, files);
+    let mut served = Rig::new(&guest, node, files);
     if let Some(log) = log {
-        served.source.set_log(&mut served.engine, Some(guest.ring_log(log.shared())));
+        let log = guest.ring_log(log.shared());
+        served.source.visit(&mut served.engine, |ring, port| ring.set_log(Some(log), port));
     }
     let mut allocations = [0; 5];
     // The first round fills the lists that are kept. On a busy machine a later one may meet a new

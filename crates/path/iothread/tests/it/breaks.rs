@@ -1,80 +1,84 @@
 //! Rings whose guest is found to break the rules while they stop.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::cell::Cell;
+use std::error::Error;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use block::Node;
+use block::{Outcome, Slot};
 use iothread::{Placed, Watcher};
 use kernel_io::FileTable;
-use request_path::{
-    Appetite, Ending, Engine, Fault, LaneIndex, Mailbox, Rest, RingLog, Source, SourceKey, Turn,
-};
+use request_path::{BlkFault, BlkReply, BlkRing, FrontEnd, NewRequest, Port, Rest};
 use virtio::RingError;
 
 use crate::guest::{Ask, BLOCK, Guest};
-use crate::setup::{file_node, iothreads, on_both, source};
+use crate::setup::{file_node, iothreads, on_both, ring, served};
 
 /// A ring that finds that its guest has broken the rules when it is already stopping or leaving: it
 /// still takes what was in flight before it came.
 #[derive(Debug)]
-struct BreaksAtTheEnd(Box<dyn Source>);
+struct BreaksAtTheEnd {
+    ring: BlkRing,
+    /// Nobody asks for what was in flight before who does not stop it.
+    is_ending: Cell<bool>,
+}
 
-impl Source for BreaksAtTheEnd {
-    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
-        let is_ending = matches!(appetite, Appetite::DrainOnly);
-        match self.0.turn(engine, appetite) {
-            Turn::Idle if is_ending => Turn::Broken(RingError::MemoryLost.into()),
-            other @ (Turn::Idle | Turn::More | Turn::Full | Turn::Broken(_)) => other,
-        }
+impl FrontEnd for BreaksAtTheEnd {
+    type Reply = BlkReply;
+    type Fault = BlkFault;
+
+    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkFault> {
+        if self.is_ending.get() { Err(RingError::MemoryLost.into()) } else { self.ring.take() }
+    }
+
+    fn inherited(&self) -> usize {
+        self.is_ending.set(true);
+        1
     }
 
     fn kick(&self) -> BorrowedFd<'_> {
-        self.0.kick()
+        self.ring.kick()
     }
 
-    fn node(&self) -> &Arc<dyn Node> {
-        self.0.node()
+    fn slots(&self) -> u16 {
+        self.ring.slots()
     }
 
-    fn mailbox(&self) -> &Arc<Mailbox> {
-        self.0.mailbox()
+    fn begin_batch(&mut self) {
+        self.ring.begin_batch();
     }
 
-    fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey) {
-        self.0.arrive(engine, lane, key);
+    fn answer(&mut self, slot: Slot, reply: BlkReply, outcome: Outcome) {
+        self.ring.answer(slot, reply, outcome);
+    }
+
+    fn publish(&mut self, port: &mut Port<'_>) {
+        self.ring.publish(port);
+    }
+
+    fn check(&self) -> Result<(), BlkFault> {
+        self.ring.check()
+    }
+
+    fn report_fault(&self, port: &mut Port<'_>) {
+        self.ring.report_fault(port);
     }
 
     fn has_new(&self) -> bool {
-        self.0.has_new()
+        self.ring.has_new()
     }
 
     fn rest(&mut self) -> Rest {
-        self.0.rest()
+        self.ring.rest()
     }
 
-    fn depart(&mut self, engine: &mut Engine) {
-        self.0.depart(engine);
+    fn arrive(&mut self, port: &mut Port<'_>) {
+        self.ring.arrive(port);
     }
 
-    fn in_flight(&self) -> usize {
-        self.0.in_flight()
-    }
-
-    fn set_call(&mut self, engine: &mut Engine, call: Option<OwnedFd>) {
-        self.0.set_call(engine, call);
-    }
-
-    fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>) {
-        self.0.set_log(engine, log);
-    }
-
-    fn signal_error(&self, engine: &mut Engine) {
-        self.0.signal_error(engine);
-    }
-
-    fn ending(&self) -> Ending {
-        self.0.ending()
+    fn leave(&mut self, port: &mut Port<'_>) {
+        self.ring.leave(port);
     }
 }
 
@@ -83,7 +87,7 @@ impl Source for BreaksAtTheEnd {
 struct Hears(AtomicU32);
 
 impl Watcher for Hears {
-    fn broken(&self, _: &Fault) {
+    fn broken(&self, _: &(dyn Error + 'static)) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -99,12 +103,13 @@ fn a_ring_that_breaks_while_it_stops_is_given_back_all_the_same() {
         let hears = Arc::new(Hears::default());
         for _ in 0..50 {
             let mut guest = Guest::new();
-            let ring = Box::new(BreaksAtTheEnd(source(&guest, &node)));
-            let placed = Placed::on(&iothread, ring, Arc::clone(&hears) as Arc<dyn Watcher>);
+            let front = BreaksAtTheEnd { ring: ring(&guest, &node), is_ending: Cell::new(false) };
+            let watcher = Arc::clone(&hears) as Arc<dyn Watcher>;
+            let placed = Placed::on(&iothread, served(front, &node), watcher);
             let slot = guest.free_slot().unwrap();
             guest.submit(slot, Ask::Read, 0);
             assert_eq!(placed.unwrap().stop().in_flight(), 0);
         }
-        assert!(hears.0.load(Ordering::Relaxed) > 0, "it was never broken while it stopped");
+        assert_eq!(hears.0.load(Ordering::Relaxed), 50, "each is found broken while it stops");
     });
 }

@@ -13,12 +13,13 @@ use std::time::Duration;
 
 use iothread::{Iothread, Placed};
 use kernel_io::FileTable;
+use request_path::BlkRing;
 use rustix::fs::MemfdFlags;
 use virtio::DirtyLog;
 
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::open_requests::pipe_node;
-use crate::setup::{file_node, iothreads, on_both, place};
+use crate::setup::{file_node, iothreads, on_both, place, set_log};
 
 const LOG_BYTES: usize = 4096;
 
@@ -61,7 +62,7 @@ fn answers(slots: &[u16]) -> Vec<usize> {
 /// A guest on a disk whose reads last until the test lets them end.
 struct Rig {
     guest: Guest,
-    placed: Placed,
+    placed: Placed<BlkRing>,
     pipe: std::fs::File,
     begun: Receiver<()>,
     threads: [Arc<Iothread>; 2],
@@ -105,7 +106,7 @@ impl Rig {
     }
 
     fn log_to(&self, log: &Log) {
-        self.placed.set_log(Some(self.guest.ring_log(log.shared())));
+        set_log(&self.placed, Some(self.guest.ring_log(log.shared())));
         log.take();
     }
 
@@ -170,7 +171,7 @@ fn a_log_that_is_switched_off_and_on_again_marks_what_is_open() {
     Rig::on_both(|rig| {
         rig.log_on();
         rig.begin_read(1);
-        rig.placed.set_log(None);
+        set_log(&rig.placed, None);
         rig.begin_read(2);
         rig.move_to(1);
         rig.log_on();
@@ -187,7 +188,7 @@ fn nothing_is_marked_once_the_log_was_switched_off() {
     Rig::on_both(|rig| {
         rig.log_on();
         rig.begin_read(1);
-        rig.placed.set_log(None);
+        set_log(&rig.placed, None);
         rig.log.take();
         rig.end_read();
         Vec::new()
@@ -199,7 +200,7 @@ fn a_slot_that_is_used_again_is_marked_for_its_own_read_only() {
     Rig::on_both(|rig| {
         rig.log_on();
         rig.begin_read(5);
-        rig.placed.set_log(None);
+        set_log(&rig.placed, None);
         rig.end_read();
         rig.log_on();
         // Nothing of that read is left for the next request of its head, a write that is refused.
@@ -242,7 +243,7 @@ fn no_answer_is_unmarked_while_rings_move_and_logs_change() {
         let mut answered = Vec::new();
         let mut checked = 0;
         for round in 0..300_usize {
-            placed.set_log(Some(guest.ring_log(logs[round % 2].shared())));
+            set_log(&placed, Some(guest.ring_log(logs[round % 2].shared())));
             // Nobody marks in the other one now.
             marked[1 - round % 2] = logs[1 - round % 2].take();
             for slot in answered.drain(..) {

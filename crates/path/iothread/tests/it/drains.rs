@@ -183,7 +183,7 @@ fn thousands_of_changes_under_load_lose_nothing_and_repeat_nothing() {
         for (load, placed) in loads.iter().zip(placed) {
             let source = placed.stop();
             assert_eq!(source.in_flight(), 0);
-            let counters = source.ending().counters;
+            let counters = source.counters();
             let counted = counters.reads + counters.writes + counters.flushes;
             assert_eq!((counted, counters.errors), (load.completed, 0));
             assert!(load.completed >= REQUESTS_MIN, "only {} requests", load.completed);
@@ -275,7 +275,7 @@ fn a_drain_is_given_up_after_a_while_and_all_go_on() {
         }
         drain(&threads, &node).end().unwrap();
         for placed in placed {
-            assert_eq!(placed.stop().ending().counters.errors, 0);
+            assert_eq!(placed.stop().counters().errors, 0);
         }
     });
 }
@@ -328,7 +328,7 @@ fn rings_come_move_and_go_while_their_node_is_drained() {
         // What comes now is there when the ring goes, and nobody has begun it.
         leaves.submit(1, Ask::Read, 0);
         let source = leaving.stop();
-        assert_eq!((source.in_flight(), source.ending().counters.reads), (0, 1));
+        assert_eq!((source.in_flight(), source.counters().reads), (0, 1));
         let coming = place(&comes, &node, &threads[1]);
         comes.submit(0, Ask::Read, 0);
         stays.submit(1, Ask::Read, 0);

@@ -156,7 +156,7 @@ fn a_stop_waits_for_the_work_of_a_lane_and_the_lane_closes_after_it() {
                 }
                 let source = placed.stop();
                 assert_eq!(source.in_flight(), 0);
-                let counters = source.ending().counters;
+                let counters = source.counters();
                 let done = guest.poll();
                 let served = counters.reads + counters.writes + counters.flushes;
                 assert_eq!(done.len() as u64, served);

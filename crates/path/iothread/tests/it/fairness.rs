@@ -9,17 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use block::{Lane, Mapping, Node, PieceList};
+use block::{Lane, Mapping, Node, Outcome, PieceList, Slot};
 use disk::ReadContent;
+use iothread::{Iothread, Placed};
 use kernel_io::FileTable;
-use request_path::{
-    Appetite, Ending, Engine, LaneIndex, Mailbox, Rest, RingLog, RingSource, Source, SourceKey,
-    Turn,
-};
+use request_path::{BlkRing, FrontEnd, NewRequest, Port, Rest};
 
 use crate::guest::{Ask, BULKS, Guest};
 use crate::lanes::{null_disk, with_lanes};
-use crate::setup::{iothreads, on_both, place_source, ring};
+use crate::setup::{iothreads, on_both, place_source, ring, served};
 
 /// What ARCHITECTURE.md promises: so many requests of each other ring at most.
 const STEP: u64 = 8;
@@ -50,7 +48,7 @@ fn counting_node() -> (Arc<dyn Node>, Arc<AtomicU64>) {
 
 /// A guest on the iothread of its ring.
 pub(crate) trait Player: std::fmt::Debug + Send {
-    fn before_turn(&mut self) {}
+    fn before_batch(&mut self) {}
 
     /// Whether it has made requests available.
     fn after_turn(&mut self) -> bool;
@@ -118,7 +116,7 @@ impl Quiet {
 }
 
 impl Player for Quiet {
-    fn before_turn(&mut self) {
+    fn before_batch(&mut self) {
         if let Some(then) = self.asked_at.take() {
             let waited = self.had().iter().zip(then).map(|(now, then)| now - then).collect();
             // The test ends when it has heard enough.
@@ -156,25 +154,48 @@ impl Player for Quiet {
 /// A ring and its guest.
 #[derive(Debug)]
 pub(crate) struct Played<P> {
-    pub(crate) ring: RingSource,
-    pub(crate) player: RefCell<P>,
+    ring: BlkRing,
+    player: RefCell<P>,
 }
 
-impl<P: Player> Source for Played<P> {
-    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
-        let player = self.player.get_mut();
-        player.before_turn();
-        let turn = self.ring.turn(engine, appetite);
-        match turn {
-            Turn::Idle if !matches!(appetite, Appetite::DrainOnly) && player.after_turn() => {
-                Turn::More
-            }
-            Turn::More => {
-                player.after_turn();
-                Turn::More
-            }
-            other @ (Turn::Idle | Turn::Full | Turn::Broken(_)) => other,
+impl<P: Player + 'static> FrontEnd for Played<P> {
+    type Reply = <BlkRing as FrontEnd>::Reply;
+    type Fault = <BlkRing as FrontEnd>::Fault;
+
+    fn kick(&self) -> BorrowedFd<'_> {
+        self.ring.kick()
+    }
+
+    fn slots(&self) -> u16 {
+        self.ring.slots()
+    }
+
+    fn begin_batch(&mut self) {
+        self.player.get_mut().before_batch();
+        self.ring.begin_batch();
+    }
+
+    fn take(&mut self) -> Result<Option<NewRequest<'_, Self::Reply>>, Self::Fault> {
+        self.ring.take()
+    }
+
+    fn answer(&mut self, slot: Slot, reply: Self::Reply, outcome: Outcome) {
+        self.ring.answer(slot, reply, outcome);
+    }
+
+    fn publish(&mut self, port: &mut Port<'_>) {
+        self.ring.publish(port);
+        if self.player.get_mut().after_turn() {
+            port.call();
         }
+    }
+
+    fn check(&self) -> Result<(), Self::Fault> {
+        self.ring.check()
+    }
+
+    fn report_fault(&self, port: &mut Port<'_>) {
+        self.ring.report_fault(port);
     }
 
     fn has_new(&self) -> bool {
@@ -185,22 +206,6 @@ impl<P: Player> Source for Played<P> {
         found
     }
 
-    fn kick(&self) -> BorrowedFd<'_> {
-        self.ring.kick()
-    }
-
-    fn node(&self) -> &Arc<dyn Node> {
-        self.ring.node()
-    }
-
-    fn mailbox(&self) -> &Arc<Mailbox> {
-        self.ring.mailbox()
-    }
-
-    fn arrive(&mut self, engine: &mut Engine, lane: LaneIndex, key: SourceKey) {
-        self.ring.arrive(engine, lane, key);
-    }
-
     fn rest(&mut self) -> Rest {
         let rest = self.ring.rest();
         if rest == Rest::Kicks {
@@ -209,29 +214,28 @@ impl<P: Player> Source for Played<P> {
         rest
     }
 
-    fn depart(&mut self, engine: &mut Engine) {
-        self.ring.depart(engine);
+    fn inherited(&self) -> usize {
+        self.ring.inherited()
     }
 
-    fn in_flight(&self) -> usize {
-        self.ring.in_flight()
+    fn arrive(&mut self, port: &mut Port<'_>) {
+        self.ring.arrive(port);
     }
 
-    fn set_call(&mut self, engine: &mut Engine, call: Option<OwnedFd>) {
-        self.ring.set_call(engine, call);
+    fn leave(&mut self, port: &mut Port<'_>) {
+        self.ring.leave(port);
     }
+}
 
-    fn set_log(&mut self, engine: &mut Engine, log: Option<RingLog>) {
-        self.ring.set_log(engine, log);
-    }
-
-    fn signal_error(&self, engine: &mut Engine) {
-        self.ring.signal_error(engine);
-    }
-
-    fn ending(&self) -> Ending {
-        self.ring.ending()
-    }
+/// Places a ring with its guest.
+pub(crate) fn play<P: Player + 'static>(
+    ring: BlkRing,
+    player: P,
+    node: &Arc<dyn Node>,
+    on: &Arc<Iothread>,
+) -> Placed<Played<P>> {
+    let player = RefCell::new(player);
+    place_source(served(Played { ring, player }, node), on)
 }
 
 /// What each request of a quiet ring waits for beside so many saturated ones.
@@ -247,24 +251,23 @@ fn waits(reactors: kernel_io::Reactors, saturated: usize) -> Vec<Vec<u64>> {
         while let Some(slot) = guest.free_slot() {
             guest.submit(slot, Ask::Read, 0);
         }
-        let player = RefCell::new(Saturating(guest));
-        placed.push(place_source(Box::new(Played { ring, player }), &iothread));
+        placed.push(play(ring, Saturating(guest), &node, &iothread));
     }
     let (node, _) = counting_node();
     let (sender, receiver) = mpsc::channel();
     let mut guest = Guest::new();
     let ring = ring(&guest, &node);
     guest.submit(0, Ask::Read, 0);
-    let player = RefCell::new(Quiet::new(guest, counters, sender));
-    placed.push(place_source(Box::new(Played { ring, player }), &iothread));
+    let quiet = play(ring, Quiet::new(guest, counters, sender), &node, &iothread);
     let next = |round| {
         let waited = receiver.recv_timeout(Duration::from_secs(60));
         waited.unwrap_or_else(|_| panic!("request {round} of the quiet ring is not served"))
     };
     let waits = (0..ROUNDS).map(next).collect();
     for placed in placed {
-        assert_eq!(placed.stop().ending().counters.errors, 0);
+        assert_eq!(placed.stop().counters().errors, 0);
     }
+    assert_eq!(quiet.stop().counters().errors, 0);
     waits
 }
 
@@ -321,23 +324,23 @@ fn a_quiet_ring_does_not_wait_for_a_large_read_of_zeroes() {
         let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
         let null = |content| null_disk(1 << 30, content);
         let mut greedy = Guest::with_bulk(ZEROES);
-        let ring_of_zeroes = ring(&greedy, &null(ReadContent::Zeroes));
+        let zeroes = null(ReadContent::Zeroes);
+        let ring_of_zeroes = ring(&greedy, &zeroes);
         (0..BULKS).for_each(|slot| greedy.submit(slot, Ask::BulkRead, 0));
         let given_up = Arc::new(AtomicU64::new(0));
         let meter = Meter::Touched(greedy.memory_file(), Arc::clone(&given_up));
-        let player = RefCell::new(Zeroed { guest: greedy, given_up });
-        let greedy = place_source(Box::new(Played { ring: ring_of_zeroes, player }), &iothread);
+        let player = Zeroed { guest: greedy, given_up };
+        let greedy = play(ring_of_zeroes, player, &zeroes, &iothread);
         let (sender, receiver) = mpsc::channel();
         let mut guest = Guest::new();
-        let ring = ring(&guest, &null(ReadContent::Untouched));
+        let node = null(ReadContent::Untouched);
+        let ring = ring(&guest, &node);
         guest.submit(0, Ask::Read, 0);
-        let player = RefCell::new(Quiet::new(guest, vec![meter], sender));
-        let quiet = place_source(Box::new(Played { ring, player }), &iothread);
+        let quiet = play(ring, Quiet::new(guest, vec![meter], sender), &node, &iothread);
         let waited = |_| receiver.recv_timeout(Duration::from_secs(60)).expect("it is served")[0];
         let longest = (0..300).map(waited).max().unwrap();
         assert!(longest <= 2 << 20, "{longest} bytes were zeroed");
-        for placed in [quiet, greedy] {
-            assert_eq!(placed.stop().ending().counters.errors, 0);
-        }
+        assert_eq!(quiet.stop().counters().errors, 0);
+        assert_eq!(greedy.stop().counters().errors, 0);
     });
 }

@@ -1,7 +1,6 @@
 //! Rings that have more to do than there is room for: they wait without using a CPU, and each gets its
 //! share of the room that there comes to be.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -15,10 +14,10 @@ use disk::ReadContent;
 use iothread::Placed;
 use kernel_io::{FileTable, Reactors};
 
-use crate::fairness::{Played, Player};
+use crate::fairness::{Played, Player, play};
 use crate::guest::{Ask, Guest, SLOTS};
 use crate::lanes::{null_disk, with_lanes};
-use crate::setup::{iothreads, on_both, place_source, ring};
+use crate::setup::{iothreads, on_both, ring};
 
 /// So many that together they want a quarter more than a lane holds (4096).
 const GUESTS: usize = 5120 / SLOTS as usize;
@@ -84,7 +83,7 @@ struct Greedy {
 }
 
 impl Player for Greedy {
-    fn before_turn(&mut self) {
+    fn before_batch(&mut self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -100,7 +99,7 @@ impl Player for Greedy {
 
 /// Rings of greedy guests on an iothread.
 struct Crowd {
-    placed: Vec<Placed>,
+    placed: Vec<Placed<Played<Greedy>>>,
     turns: Arc<AtomicU64>,
     /// Of each ring.
     done: Vec<Arc<AtomicU64>>,
@@ -120,8 +119,7 @@ impl Crowd {
             let (turns, told) = (Arc::clone(&turns), told.clone());
             let counter = Arc::new(AtomicU64::new(0));
             done.push(Arc::clone(&counter));
-            let player = RefCell::new(Greedy { guest, turns, done: counter, told });
-            place_source(Box::new(Played { ring, player }), &iothread)
+            play(ring, Greedy { guest, turns, done: counter, told }, node, &iothread)
         });
         let placed = placed.collect();
         Self { placed, turns, done, tells }
@@ -129,7 +127,7 @@ impl Crowd {
 
     fn stop(self) {
         for placed in self.placed {
-            assert_eq!(placed.stop().ending().counters.errors, 0);
+            assert_eq!(placed.stop().counters().errors, 0);
         }
     }
 }

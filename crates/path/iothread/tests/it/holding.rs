@@ -125,7 +125,7 @@ fn a_stop_waits_for_nothing_that_is_held() {
         // It would not come back.
         let source = placed.stop();
         assert_eq!(source.in_flight(), 0);
-        assert_eq!(guest.poll().len() as u64, source.ending().counters.reads);
+        assert_eq!(guest.poll().len() as u64, source.counters().reads);
     });
 }
 
@@ -145,7 +145,7 @@ fn a_stop_waits_for_nothing_that_was_left_held_on_other_threads() {
         }
         assert!(guest.poll().is_empty());
         let source = placed.stop();
-        assert_eq!((source.in_flight(), source.ending().counters.reads), (0, 4));
+        assert_eq!((source.in_flight(), source.counters().reads), (0, 4));
         assert_eq!(guest.poll().len(), 4);
     });
 }
@@ -167,7 +167,7 @@ fn a_stop_waits_for_no_layer_below_the_one_that_holds() {
         guest.submit(1, Ask::Read, 0);
         tells.recv_timeout(LIMIT).unwrap();
         let source = placed.stop();
-        assert_eq!((source.in_flight(), source.ending().counters.reads), (0, 2));
+        assert_eq!((source.in_flight(), source.counters().reads), (0, 2));
     });
 }
 
@@ -217,8 +217,8 @@ fn a_lane_that_holds_all_it_may_keeps_nobody_else_waiting() {
         let stopped = held.pop().unwrap().1.stop();
         assert_eq!(stopped.in_flight(), 0);
         for (mut guest, placed) in held {
-            let ending = placed.stop().ending();
-            assert_eq!(guest.poll().len() as u64, ending.counters.reads);
+            let source = placed.stop();
+            assert_eq!(guest.poll().len() as u64, source.counters().reads);
         }
     });
 }

@@ -10,10 +10,11 @@ use block::{Access, ByteCount, DiskSize, Node};
 use disk::{NullNode, ReadContent};
 use iothread::Placed;
 use kernel_io::{Aio, FileTable, OpenFile};
+use request_path::BlkRing;
 
 use crate::guest::{Ask, BLOCK, BULKS, Guest, SLOTS};
 use crate::open_requests::OneFile;
-use crate::setup::{iothreads, on_both, place};
+use crate::setup::{iothreads, on_both, place, set_log};
 
 /// A file as one of the disks has it.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +53,7 @@ fn check(reads: usize, hung: Shape, healthy: impl Fn(&FileTable) -> Arc<dyn Node
         let [iothread] = iothreads::<1>(&files, reactors);
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let (node, beginnings) = hung.node(reader, &files);
-        let mut crowd: Vec<(Guest, Placed)> = Vec::new();
+        let mut crowd: Vec<(Guest, Placed<BlkRing>)> = Vec::new();
         for _ in 0..=reads / usize::from(SLOTS) {
             let mut guest = Guest::new();
             let placed = place(&guest, &node, &iothread);
@@ -130,7 +131,7 @@ fn only_so_many_bytes_are_in_flight() {
             beginnings.recv_timeout(Duration::from_secs(60)).expect("two reads begin");
         }
         // Each is answered in a round of its own.
-        (0..5).for_each(|_| placed.set_log(None));
+        (0..5).for_each(|_| set_log(&placed, None));
         assert_eq!(beginnings.try_iter().count(), 0, "two of 512 MiB are in flight already");
         // They meet the end of the pipe.
         drop(writer);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use block::{Node, SystemClock};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
-use request_path::{Appetite, Engine, Source, SourceKey, Turn};
+use request_path::{Appetite, BlkRing, Engine, Served, Source, SourceKey, Turn};
 use virtio::{InflightQueue, InflightRegion, InflightShape, Ring, RingBase, RingSetup};
 
 use crate::guest::{Ask, BLOCK, Guest, RING_SIZE, SLOTS};
@@ -45,18 +45,18 @@ impl Rig {
         Ring::tracked(self.guest.memory(), setup, &self.inflight).unwrap()
     }
 
-    fn source(&self, ring: Ring) -> Box<dyn Source> {
+    fn source(&self, ring: Ring) -> Served<BlkRing> {
         source_of(ring, &self.guest, &self.node)
     }
 }
 
-fn arrive(source: &mut Box<dyn Source>, engine: &mut Engine) {
-    let lane = engine.open_lane(source.node()).unwrap();
-    source.arrive(engine, lane, KEY);
+fn arrive(source: &mut Served<BlkRing>, engine: &mut Engine) {
+    let lanes = engine.open_lanes(source.nodes()).unwrap();
+    source.arrive(engine, lanes, KEY);
 }
 
 /// Gives turns without an appetite for new requests until nothing is in flight.
-fn drain(source: &mut Box<dyn Source>, engine: &mut Engine) {
+fn drain(source: &mut Served<BlkRing>, engine: &mut Engine) {
     while source.in_flight() > 0 {
         match source.turn(engine, Appetite::DrainOnly) {
             Turn::More => {}
@@ -102,7 +102,7 @@ fn a_ring_that_stops_at_once_serves_what_was_in_flight_before() {
         assert_eq!(source.in_flight(), 5);
         drain(&mut source, &mut engine);
         assert_eq!(rig.guest.poll().len(), 5);
-        assert_eq!(source.ending().base.0, 5, "nothing new was popped");
+        assert_eq!(source.front().base().0, 5, "nothing new was popped");
         assert_eq!(rig.ring().pending(), 0);
         drain(&mut killed, &mut first);
     });

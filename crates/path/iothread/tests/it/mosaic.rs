@@ -107,7 +107,7 @@ fn an_answer_of_very_many_pieces_is_carried_out_whole() {
                 assert_eq!(wrong, None, "slot {slot}");
             }
         }
-        assert_eq!(placed.stop().ending().counters.errors, 0);
+        assert_eq!(placed.stop().counters().errors, 0);
     });
 }
 

@@ -199,7 +199,7 @@ fn thousands_of_moves_under_load_lose_nothing_and_repeat_nothing() {
         for (load, placed) in loads.iter().zip(placed) {
             let source = placed.stop();
             assert_eq!(source.in_flight(), 0);
-            let counters = source.ending().counters;
+            let counters = source.counters();
             let counted = counters.reads + counters.writes + counters.flushes;
             assert_eq!((counted, counters.errors), (load.completed, 0));
             assert!(load.completed >= REQUESTS_MIN, "only {} requests", load.completed);

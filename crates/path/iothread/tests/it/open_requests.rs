@@ -169,7 +169,7 @@ fn a_stop_in_mid_move_waits_for_requests_open_on_both_threads() {
             assert!(early.is_err(), "stopped with one request open");
             pipe.write_all(&[2; BLOCK]).unwrap();
             let source = stop.recv_timeout(Duration::from_secs(10)).unwrap();
-            assert_eq!((source.in_flight(), source.ending().base), (0, RingBase(2)));
+            assert_eq!((source.in_flight(), source.front().base()), (0, RingBase(2)));
         });
         assert_eq!(guest.poll().len(), 2);
     });
@@ -194,7 +194,7 @@ fn moves_and_stops_from_several_threads_at_once_are_all_obeyed() {
             });
             assert_eq!(guest.completions(), [0]);
             let placed = Arc::into_inner(placed).unwrap();
-            assert_eq!(placed.stop().ending().counters.reads, 1);
+            assert_eq!(placed.stop().counters().reads, 1);
         }
     });
 }

@@ -1,13 +1,14 @@
 //! Iothreads and disks for tests.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Caching, FileTable, OpenOptions, Reactors};
-use request_path::{Capacity, Fault, RingSource, RingSourceSetup, Source};
-use virtio::{BlkRules, Ring};
+use request_path::{BlkRing, BlkRingSetup, Capacity, FrontEnd, Served};
+use virtio::{BlkRules, Ring, RingLog};
 
 use crate::guest::Guest;
 
@@ -16,11 +17,16 @@ use crate::guest::Guest;
 struct NoFault;
 
 impl Watcher for NoFault {
-    fn broken(&self, fault: &Fault) {
+    fn broken(&self, fault: &(dyn Error + 'static)) {
         panic!("a well-behaved ring was found broken: {fault}");
     }
 
     fn kicked_in_vain(&self) {}
+}
+
+/// Has this log, or none, mark what is written from now on.
+pub(crate) fn set_log(placed: &Placed<BlkRing>, log: Option<RingLog>) {
+    placed.visit(|ring, port| ring.set_log(log, port));
 }
 
 /// Runs a test on both reactors.
@@ -63,26 +69,27 @@ pub(crate) fn cached_file_node(
     (Arc::new(node), image.into_temp_path())
 }
 
-pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
-    Box::new(ring(guest, node))
+pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Served<BlkRing> {
+    served(ring(guest, node), node)
 }
 
-pub(crate) fn ring(guest: &Guest, node: &Arc<dyn Node>) -> RingSource {
+pub(crate) fn ring(guest: &Guest, node: &Arc<dyn Node>) -> BlkRing {
     let ring = Ring::new(guest.memory(), guest.setup()).unwrap();
-    ring_source(ring, guest, node, Durability::Cached)
+    blk_ring(ring, guest, node, Durability::Cached)
 }
 
 /// The source of a ring of the guest that was started already.
-pub(crate) fn source_of(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> Box<dyn Source> {
-    Box::new(ring_source(ring, guest, node, Durability::Cached))
+pub(crate) fn source_of(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> Served<BlkRing> {
+    served(blk_ring(ring, guest, node, Durability::Cached), node)
 }
 
-fn ring_source(
-    ring: Ring,
-    guest: &Guest,
-    node: &Arc<dyn Node>,
-    durability: Durability,
-) -> RingSource {
+/// A front end whose requests go to one node.
+pub(crate) fn served<F: FrontEnd>(front: F, node: &Arc<dyn Node>) -> Served<F> {
+    let owner = Arc::new(kernel_io::Notifier::new().unwrap());
+    Served::new(front, vec![Arc::clone(node)], owner)
+}
+
+fn blk_ring(ring: Ring, guest: &Guest, node: &Arc<dyn Node>, durability: Durability) -> BlkRing {
     let rules = BlkRules {
         size: node.size(),
         access: node.access(),
@@ -90,29 +97,31 @@ fn ring_source(
         discard: true,
         write_zeroes: true,
     };
-    RingSource::new(RingSourceSetup {
+    BlkRing::new(BlkRingSetup {
         ring,
         rules,
         capacity: Arc::new(Capacity::new(node.size())),
-        node: Arc::clone(node),
         serial: "test".to_owned(),
         kick: guest.kick_fd(),
         call: Some(guest.call_fd()),
         error: None,
-        owner: Arc::new(kernel_io::Notifier::new().unwrap()),
     })
 }
 
-pub(crate) fn place(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed {
+pub(crate) fn place(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed<BlkRing> {
     place_source(source(guest, node), on)
 }
 
 /// A ring whose changes are durable when they are answered.
-pub(crate) fn place_stable(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed {
+pub(crate) fn place_stable(
+    guest: &Guest,
+    node: &Arc<dyn Node>,
+    on: &Arc<Iothread>,
+) -> Placed<BlkRing> {
     let ring = Ring::new(guest.memory(), guest.setup()).unwrap();
-    place_source(Box::new(ring_source(ring, guest, node, Durability::Stable)), on)
+    place_source(served(blk_ring(ring, guest, node, Durability::Stable), node), on)
 }
 
-pub(crate) fn place_source(source: Box<dyn Source>, on: &Arc<Iothread>) -> Placed {
+pub(crate) fn place_source<F: FrontEnd>(source: Served<F>, on: &Arc<Iothread>) -> Placed<F> {
     Placed::on(on, source, Arc::new(NoFault)).unwrap()
 }

@@ -8,6 +8,7 @@ use block::{Clock, FileId, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use iothread::{Iothread, Placed};
 use kernel_io::{FileTable, Notifier, OpenFile, Reactors, SyncGuard, SyncTurn};
+use request_path::BlkRing;
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
 use crate::setup::{file_node, iothreads, on_both, place};
@@ -53,7 +54,7 @@ impl<const N: usize> Rig<N> {
     }
 
     /// So many guests on an iothread, each with as many flushes under way as its ring holds.
-    fn flushing(&self, guests: usize, on: &Arc<Iothread>) -> Vec<(Guest, Placed)> {
+    fn flushing(&self, guests: usize, on: &Arc<Iothread>) -> Vec<(Guest, Placed<BlkRing>)> {
         let flushing = (0..guests).map(|_| {
             let mut guest = Guest::new();
             let placed = place(&guest, &self.node, on);
@@ -83,7 +84,7 @@ fn settle(iothread: &Arc<Iothread>) {
 
 /// Waits for all flushes, which must end with this status, and stops the rings.
 #[track_caller]
-fn finish(flushing: Vec<(Guest, Placed)>, status: u8) {
+fn finish(flushing: Vec<(Guest, Placed<BlkRing>)>, status: u8) {
     for (mut guest, placed) in flushing {
         let mut done = 0;
         while done < usize::from(SLOTS) {

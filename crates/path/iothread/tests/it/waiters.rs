@@ -1,6 +1,5 @@
 //! A front end that has very many wait on its interrupts takes its neighbours no more than a part of the iothread.
 
-use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +9,10 @@ use block::{Clock, SystemClock};
 use kernel_io::FileTable;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::fairness::{Played, Player};
+use crate::fairness::{Player, play};
 use crate::guest::{Ask, Guest, SLOTS};
 use crate::holding::null;
-use crate::setup::{iothreads, on_both, place, place_source, ring};
+use crate::setup::{iothreads, on_both, place, ring};
 
 /// Entries of so many sets for so many descriptors each: one ring costs some hundred microseconds.
 const SETS: usize = 10;
@@ -77,11 +76,12 @@ fn interrupts_with_many_waiters_take_a_part_of_the_iothread() {
         let all = crowd(&call);
         let cost = cost(&call);
         assert!(cost > Duration::from_micros(40), "{cost:?} with all that wait");
-        let ring = ring(&guest, &null());
+        let node = null();
+        let ring = ring(&guest, &node);
         (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
         let turns = Arc::new(AtomicU64::new(0));
-        let player = RefCell::new(Greedy { guest, turns: Arc::clone(&turns) });
-        let greedy = place_source(Box::new(Played { ring, player }), &iothread);
+        let player = Greedy { guest, turns: Arc::clone(&turns) };
+        let greedy = play(ring, player, &node, &iothread);
         // After those that show what they cost.
         let mut bystander = Guest::new();
         let placed = place(&bystander, &null(), &iothread);

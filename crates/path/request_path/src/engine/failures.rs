@@ -1,6 +1,7 @@
 //! What becomes of a request when the host fails it: another way, a failure of the request, a sentence
 //! for the operator.
 
+use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -9,7 +10,6 @@ use block::{
     BehindEnd, ByteCount, ByteOffset, FailKind, FileId, Node, Operation, Outcome, Piece, Target,
 };
 use kernel_io::{Alarm, Caching, IoFailure, whole_blocks};
-use virtio::BlkHeader;
 
 use super::Engine;
 use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
@@ -109,9 +109,14 @@ impl Engine {
         self.finish(index, Outcome::Failed(kind));
     }
 
-    /// A guest has asked for what cannot be done.
-    pub(crate) fn refused_to_decode(&mut self, node: &dyn Node, header: BlkHeader, kind: FailKind) {
-        let wait = self.report.refused_to_decode(node, header, kind);
+    /// A client has asked for what cannot be done.
+    pub(crate) fn refused_by_front(
+        &mut self,
+        node: &dyn Node,
+        what: &dyn fmt::Display,
+        kind: FailKind,
+    ) {
+        let wait = self.report.refused_by_front(node, what, kind);
         self.catch_up_after(wait);
     }
 

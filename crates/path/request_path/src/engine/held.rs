@@ -14,10 +14,10 @@ use crate::job::JobIndex;
 impl Engine {
     /// When [`Engine::resume`] has something to do.
     pub fn due(&self) -> Option<Due> {
-        if self.owed.is_empty() {
+        if self.timed_turns.is_empty() {
             return self.lanes.due();
         }
-        Due::first(self.lanes.due(), self.owed.due())
+        Due::first(self.lanes.due(), self.timed_turns.due())
     }
 
     /// Goes on with what was held and may go on by now. What is over at once is told by the next

@@ -6,7 +6,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use request_path::{LaneIndex, RingBase, Source};
+use request_path::{LaneIndex, Source};
 
 use crate::command::{Cargo, Inbox};
 use crate::polling::Adaptive;
@@ -19,7 +19,7 @@ pub(super) enum Life {
     /// Does not take anything from it: its guest broke the rules.
     Broken,
     /// Hands it over once its poll is cancelled.
-    Departing { to: Arc<Inbox>, lane: LaneIndex, reply: mpsc::Sender<()> },
+    Departing { to: Arc<Inbox>, lanes: Vec<LaneIndex>, reply: mpsc::Sender<()> },
     /// Gives it back once its poll is cancelled and nothing is in flight.
     Stopping { reply: mpsc::Sender<Box<dyn Source>> },
 }
@@ -40,9 +40,8 @@ pub(super) enum Watch {
 
 /// A source with what the loop knows of it.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct SourceEntry {
     pub(super) cargo: Cargo,
-    pub(super) lane: LaneIndex,
     pub(super) life: Life,
     pub(super) watch: Watch,
     /// It is in `ready` already.
@@ -57,14 +56,12 @@ pub(crate) struct Served {
     pub(super) last_new: Instant,
     /// How often it was kicked since it came, up to [`KICKS_IN_VAIN`].
     pub(super) kicks: u8,
-    /// Where it stood when it came.
-    pub(super) first: RingBase,
 }
 
 /// A source that was kicked so often has something in it. The first kick may come with the descriptor, as QEMU's does.
 pub(super) const KICKS_IN_VAIN: u8 = 2;
 
-impl Served {
+impl SourceEntry {
     /// Counts a kick; whether it is the one with which there must have been something in the source, and there never was.
     pub(super) fn is_kicked_in_vain(&mut self) -> bool {
         if self.kicks == KICKS_IN_VAIN {
@@ -76,7 +73,7 @@ impl Served {
             && self.life.is_serving()
             && !source.has_new()
             && source.in_flight() == 0
-            && source.ending().base == self.first
+            && !source.has_brought()
     }
 
     /// Whether it has something new that it was not called for yet.

@@ -1,0 +1,114 @@
+//! What a protocol implements to bring requests: a front end.
+//!
+//! Where it stands in the life of a request: at its beginning and its end. [`Served`](crate::Served) asks a front
+//! end for new requests, tells it how they ended and has it show its client the answers; everything between is the
+//! same for all protocols and stands in `Served`.
+//!
+//! Invariants: a [`Slot`] that was brought is not brought again before it was answered (`Served` checks it). Answers
+//! come on the iothread that serves the front end, each exactly once.
+//! Threads: a front end belongs to one iothread at a time and travels whole, with its requests in flight.
+//! Limits: [`FrontEnd::slots`] requests in flight.
+//! Not here: turns, fairness and drains (`served`), when a source gets a turn (`iothread`).
+
+use std::error::Error;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+
+use block::{Buffers, FailKind, Operation, Outcome, Slot};
+
+use crate::{Port, Rest};
+
+/// One protocol's side of a source: takes requests from a client and answers them.
+pub trait FrontEnd: fmt::Debug + Send + 'static {
+    /// What it needs to answer a request, kept for it until then.
+    type Reply: fmt::Debug + Copy + Send;
+
+    /// Why it cannot be served any more.
+    type Fault: Error + Send + Sync + 'static;
+
+    /// The descriptor that becomes readable when there is something new. Always the same.
+    fn kick(&self) -> BorrowedFd<'_>;
+
+    /// How many requests it may have in flight: all its slots are smaller. Always the same.
+    fn slots(&self) -> u16;
+
+    /// A batch of new requests begins. From now on until [`FrontEnd::rest`] nobody needs its kicks.
+    fn begin_batch(&mut self);
+
+    /// Takes the next new request from its client, if there is one. After a fault it is not asked again.
+    fn take(&mut self) -> Result<Option<NewRequest<'_, Self::Reply>>, Self::Fault>;
+
+    /// Answers a request that it has brought. Its client need not see that before [`FrontEnd::publish`].
+    fn answer(&mut self, slot: Slot, reply: Self::Reply, outcome: Outcome);
+
+    /// Shows its client everything answered since the last time. Called at the end of each turn.
+    fn publish(&mut self, port: &mut Port<'_>);
+
+    /// Whether it can still be served. Asked at the end of each turn in which it may bring something new.
+    fn check(&self) -> Result<(), Self::Fault>;
+
+    /// Tells its client of a fault: nothing new is taken any more.
+    fn report_fault(&self, port: &mut Port<'_>);
+
+    /// Whether there is something new. Cheap enough to be asked again and again.
+    fn has_new(&self) -> bool;
+
+    /// Asks for kicks, so that the iothread need not look any more.
+    fn rest(&mut self) -> Rest;
+
+    /// How many of those requests that it will bring first were in flight before it came. They are taken on also while
+    /// it stops.
+    fn inherited(&self) -> usize;
+
+    /// It is served on this iothread from now on.
+    fn arrive(&mut self, port: &mut Port<'_>);
+
+    /// It leaves this iothread; everything answered was published. What is in flight stays and is answered later,
+    /// wherever it is served then.
+    fn leave(&mut self, port: &mut Port<'_>);
+}
+
+/// One of the disks that the requests of a source go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct UnitIndex(pub u16);
+
+/// A request as a front end brings it.
+#[derive(Debug)]
+pub struct NewRequest<'a, R> {
+    /// Names it until it is answered.
+    pub slot: Slot,
+    /// Comes back with its answer.
+    pub reply: R,
+    /// What is to be done for it.
+    pub work: Work<'a>,
+}
+
+/// What is to be done for a request.
+#[derive(Debug)]
+pub enum Work<'a> {
+    /// An operation on a disk.
+    Disk {
+        /// Which of them.
+        unit: UnitIndex,
+        /// Inside the disk, allowed there and of whole sectors.
+        operation: Operation,
+        /// What is read into or written from; swapped for an empty list. It stays mapped until the answer.
+        memory: &'a mut Buffers,
+    },
+    /// Nothing: the front end has carried it out.
+    Done,
+    /// Nothing: it cannot be carried out. The operator hears of it.
+    Refuse {
+        /// Of which disk the sentence is.
+        unit: UnitIndex,
+        /// Why.
+        kind: FailKind,
+        /// Says what was asked, such as `a guest's request of type 77`.
+        what: &'a dyn Words,
+    },
+}
+
+/// Words about a request for the operator.
+pub trait Words: fmt::Debug + fmt::Display {}
+
+impl<T: fmt::Debug + fmt::Display> Words for T {}

@@ -1,0 +1,402 @@
+//! A front end as a source: the hot loop, the same for all protocols.
+//!
+//! Where it stands in the life of a request: at its beginning and its end. In a turn a source first
+//! takes back what is finished, then takes new requests from its front end and starts them in one batch,
+//! and last has the front end publish all answers at once.
+//!
+//! Invariants: exactly one answer for each request (`open_requests`). After a fault nothing is taken any more, wherever the
+//! source goes. A batch is of one unit: one call of its lane.
+//! Threads: belongs to the iothread that serves it and travels with all its requests.
+//! Limits: of several units, a request whose unit has no room waits here, and nothing is taken after it.
+//! Not here: what a request is and how it is answered ([`FrontEnd`]).
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use block::{Buffers, Node, Operation, Outcome, Slot};
+
+use crate::engine::Started;
+use crate::front_end::{NewRequest, UnitIndex, Work};
+use crate::open_requests::{Kind, OpenRequests};
+use crate::{
+    Appetite, Counters, Engine, FrontEnd, LaneIndex, Mailbox, Port, Rest, Seat, Share, Source,
+    SourceKey, Step, Turn, Wake,
+};
+
+/// The most requests taken on in one turn that were in flight before the source came.
+const INHERITED_MAX: u32 = 64;
+
+/// A front end and everything that travels with it.
+pub struct Served<F: FrontEnd> {
+    front: F,
+    /// The disks that its requests go to, by unit.
+    nodes: Vec<Arc<dyn Node>>,
+    mailbox: Arc<Mailbox>,
+    home: Option<Home>,
+    health: Health,
+    open: OpenRequests<F::Reply>,
+    waiting: Option<Waiting>,
+    /// Whether the last requests were carried out by the iothread itself.
+    inline: bool,
+    /// Whether it has brought anything since it arrived.
+    has_brought: bool,
+    finished: Vec<(Slot, Outcome)>,
+}
+
+/// Where a source is served.
+#[derive(Debug)]
+struct Home {
+    seat: Seat,
+    /// By unit.
+    lanes: Vec<LaneIndex>,
+}
+
+/// A request that was taken when its unit had no room.
+#[derive(Debug)]
+struct Waiting {
+    slot: Slot,
+    unit: UnitIndex,
+    operation: Operation,
+    memory: Buffers,
+}
+
+/// Whether the front end may still be asked for requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Health {
+    Sound,
+    Broken,
+}
+
+/// The requests that are taken on for one unit and not started yet.
+#[derive(Debug)]
+struct Batch {
+    unit: UnitIndex,
+    lane: LaneIndex,
+    /// How many more there may be. Asked once: the step bounds what a batch can add.
+    room: usize,
+}
+
+impl<F: FrontEnd> fmt::Debug for Served<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served")
+            .field("front", &self.front)
+            .field("in_flight", &self.open.count())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<F: FrontEnd> Served<F> {
+    /// A source that is not served yet, whose units are these nodes, at least one. `owner` is woken until it is placed.
+    pub fn new(front: F, nodes: Vec<Arc<dyn Node>>, owner: Arc<dyn Wake>) -> Self {
+        assert!(!nodes.is_empty(), "the requests of a source go to a disk");
+        let slots = front.slots();
+        Self {
+            front,
+            nodes,
+            mailbox: Arc::new(Mailbox::new(slots, owner)),
+            home: None,
+            health: Health::Sound,
+            open: OpenRequests::new(slots),
+            waiting: None,
+            inline: false,
+            has_brought: false,
+            finished: Vec::with_capacity(usize::from(slots)),
+        }
+    }
+
+    /// The front end.
+    pub fn front(&self) -> &F {
+        &self.front
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Counters {
+        self.open.counters()
+    }
+
+    /// Requests taken from the client and not yet answered.
+    pub fn in_flight(&self) -> usize {
+        match self.health {
+            Health::Sound => self.open.count() + self.front.inherited(),
+            // What is still to be taken never will be.
+            Health::Broken => self.open.count(),
+        }
+    }
+
+    /// Has the front end do something where it is served. What is finished is answered before.
+    pub fn visit<R>(
+        &mut self,
+        engine: &mut Engine,
+        visit: impl FnOnce(&mut F, &mut Port<'_>) -> R,
+    ) -> R {
+        self.collect(engine);
+        self.publish(engine);
+        self.with_port(engine, visit)
+    }
+
+    fn home(&self) -> &Home {
+        self.home.as_ref().expect("a source is only served where it has arrived")
+    }
+
+    fn with_port<R>(
+        &mut self,
+        engine: &mut Engine,
+        lent: impl FnOnce(&mut F, &mut Port<'_>) -> R,
+    ) -> R {
+        let seat = self.home().seat;
+        let waiting = self.waiting.as_ref().and_then(Waiting::as_read);
+        lent(&mut self.front, &mut Port::new(engine, seat, waiting))
+    }
+
+    /// Takes new requests on, as many as it may.
+    fn take_new(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
+        match (appetite, self.health) {
+            (_, Health::Broken) => Turn::Idle,
+            (Appetite::Pop(requests), Health::Sound) => self.take_on(engine, Step::of(requests)).0,
+            (Appetite::Share(share), Health::Sound) => self.take_share(engine, share),
+            (Appetite::DrainOnly, Health::Sound) => self.take_inherited(engine),
+        }
+    }
+
+    /// Takes new requests on: a step, and more steps while nobody else has something new.
+    fn take_share(&mut self, engine: &mut Engine, share: Share<'_>) -> Turn {
+        let mut left = share.requests;
+        loop {
+            let step = if self.inline { share.inline_step } else { share.step };
+            let step = Step { requests: step.requests.min(left), ..step };
+            let (turn, taken) = self.take_on(engine, step);
+            left -= taken;
+            if !matches!(turn, Turn::More) || left == 0 || share.others.have_new() {
+                return turn;
+            }
+        }
+    }
+
+    /// Takes on what was in flight before the source came. Who stops still serves it: these requests are
+    /// taken, and a successor may never hear of them.
+    fn take_inherited(&mut self, engine: &mut Engine) -> Turn {
+        match u32::try_from(self.front.inherited()).expect("at most the number of slots") {
+            0 => Turn::Idle,
+            inherited => self.take_on(engine, Step::of(inherited.min(INHERITED_MAX))).0,
+        }
+    }
+
+    /// Takes new requests on and starts them. Returns how many it were, too.
+    fn take_on(&mut self, engine: &mut Engine, step: Step) -> (Turn, u32) {
+        let mut batch = Batch::of(UnitIndex(0), self.home(), engine);
+        let (turn, taken) = self.take(engine, step, &mut batch);
+        if let Turn::Broken(_) = turn {
+            self.health = Health::Broken;
+        }
+        if taken > 0 {
+            self.has_brought = true;
+            self.inline = engine.start_batch(batch.lane) == Started::Inline;
+            self.collect_here(engine);
+        }
+        (turn, taken)
+    }
+
+    /// Takes requests from the front end until it has no more, or one of the bounds is met. The last batch is still to
+    /// be started.
+    fn take(&mut self, engine: &mut Engine, step: Step, batch: &mut Batch) -> (Turn, u32) {
+        let Self { front, nodes, home, open, waiting, .. } = self;
+        let home = home.as_ref().expect("a source is only served where it has arrived");
+        let (mut taken, mut bytes) = (0, 0);
+        front.begin_batch();
+        let turn = loop {
+            if taken == step.requests || bytes >= step.bytes.0 {
+                break Turn::More;
+            }
+            // Of several units, another one may have room.
+            if batch.room == 0 && nodes.len() == 1 {
+                break Turn::Full;
+            }
+            let NewRequest { slot, reply, work } = match front.take() {
+                Ok(Some(request)) => request,
+                Ok(None) => break Turn::Idle,
+                Err(fault) => break Turn::Broken(Box::new(fault)),
+            };
+            taken += 1;
+            match work {
+                Work::Disk { unit, operation, memory } => {
+                    open.enter(slot, Kind::of(&operation), reply);
+                    bytes += operation.extent().map_or(0, |extent| extent.count().0);
+                    if unit != batch.unit {
+                        engine.start_batch(batch.lane);
+                        *batch = Batch::of(unit, home, engine);
+                    }
+                    if batch.room == 0 {
+                        let memory = std::mem::take(memory);
+                        *waiting = Some(Waiting { slot, unit, operation, memory });
+                        break Turn::Full;
+                    }
+                    batch.room -= 1;
+                    engine.add(home.seat, batch.lane, slot, operation, memory);
+                }
+                Work::Done => {
+                    open.enter(slot, Kind::Other, reply);
+                    answer(front, open, slot, Outcome::Done);
+                }
+                Work::Refuse { unit, kind, what } => {
+                    engine.refused_by_front(&*nodes[usize::from(unit.0)], what, kind);
+                    open.enter(slot, Kind::Other, reply);
+                    answer(front, open, slot, Outcome::Failed(kind));
+                }
+            }
+        };
+        (turn, taken)
+    }
+
+    /// Starts the request that waits for room in its unit, if there is some. Whether none waits any more.
+    fn start_waiting(&mut self, engine: &mut Engine) -> bool {
+        let Some(waiting) = &self.waiting else { return true };
+        let batch = Batch::of(waiting.unit, self.home(), engine);
+        if batch.room == 0 {
+            return false;
+        }
+        if let Some(Waiting { slot, operation, mut memory, .. }) = self.waiting.take() {
+            engine.add(self.home().seat, batch.lane, slot, operation, &mut memory);
+            self.inline = engine.start_batch(batch.lane) == Started::Inline;
+            self.collect_here(engine);
+        }
+        true
+    }
+
+    /// Takes back everything that is finished, here or on a thread the source has left.
+    fn collect(&mut self, engine: &mut Engine) {
+        self.collect_here(engine);
+        let Self { front, open, mailbox, .. } = self;
+        mailbox.drain(|slot, outcome| answer(front, open, slot, outcome));
+    }
+
+    /// Takes back what is finished here.
+    fn collect_here(&mut self, engine: &mut Engine) {
+        let seat = self.home().seat;
+        let Self { front, open, finished, .. } = self;
+        engine.take_finished(seat, finished);
+        for (slot, outcome) in finished.drain(..) {
+            answer(front, open, slot, outcome);
+        }
+    }
+
+    /// Shows the client everything answered since the last time; whether the front end wants another turn.
+    fn publish(&mut self, engine: &mut Engine) -> bool {
+        self.with_port(engine, |front, port| {
+            front.publish(port);
+            port.wants_turn()
+        })
+    }
+
+    /// What a turn with that result has left behind, now that all answers were published.
+    fn judge(&self, turn: Turn, appetite: Appetite<'_>, wants_turn: bool) -> Turn {
+        match (appetite, self.health) {
+            // Of a source that stops, leaves or is broken nobody is told any more: nothing is taken from its client.
+            (Appetite::DrainOnly, _) | (_, Health::Broken) => turn,
+            (Appetite::Pop(_) | Appetite::Share(_), Health::Sound) => match self.front.check() {
+                Err(fault) => Turn::Broken(Box::new(fault)),
+                Ok(()) if wants_turn && matches!(turn, Turn::Idle) => Turn::More,
+                Ok(()) => turn,
+            },
+        }
+    }
+}
+
+impl<F: FrontEnd> Source for Served<F> {
+    fn kick(&self) -> BorrowedFd<'_> {
+        self.front.kick()
+    }
+
+    fn nodes(&self) -> &[Arc<dyn Node>] {
+        &self.nodes
+    }
+
+    fn lanes(&self) -> &[LaneIndex] {
+        &self.home().lanes
+    }
+
+    fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
+    }
+
+    fn arrive(&mut self, engine: &mut Engine, lanes: Vec<LaneIndex>, key: SourceKey) {
+        assert_eq!(lanes.len(), self.nodes.len(), "a lane for each unit");
+        let seat = engine.sit(&self.mailbox, self.front.slots(), key);
+        self.home = Some(Home { seat, lanes });
+        self.has_brought = false;
+        self.with_port(engine, |front, port| front.arrive(port));
+    }
+
+    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
+        self.collect(engine);
+        let turn =
+            if self.start_waiting(engine) { self.take_new(engine, appetite) } else { Turn::Full };
+        let wants_turn = self.publish(engine);
+        let turn = self.judge(turn, appetite, wants_turn);
+        if let Turn::Broken(_) = turn {
+            self.health = Health::Broken;
+            self.with_port(engine, |front, port| front.report_fault(port));
+        }
+        turn
+    }
+
+    fn has_new(&self) -> bool {
+        self.health == Health::Sound && self.front.has_new()
+    }
+
+    fn has_room(&self, engine: &Engine) -> bool {
+        let unit = self.waiting.as_ref().map_or(UnitIndex(0), |waiting| waiting.unit);
+        engine.room(self.home().lanes[usize::from(unit.0)]) > 0
+    }
+
+    fn has_brought(&self) -> bool {
+        self.has_brought
+    }
+
+    fn rest(&mut self) -> Rest {
+        match self.health {
+            Health::Sound => self.front.rest(),
+            Health::Broken => Rest::Kicks,
+        }
+    }
+
+    fn depart(&mut self, engine: &mut Engine) {
+        self.collect(engine);
+        self.publish(engine);
+        self.with_port(engine, |front, port| front.leave(port));
+        if let Some(Home { seat, lanes }) = self.home.take() {
+            engine.leave(seat);
+            lanes.into_iter().for_each(|lane| engine.close_lane(lane));
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight()
+    }
+}
+
+impl Waiting {
+    /// Where its data go, of a read.
+    fn as_read(&self) -> Option<(Slot, &Buffers)> {
+        matches!(self.operation, Operation::Read(_)).then_some((self.slot, &self.memory))
+    }
+}
+
+impl Batch {
+    fn of(unit: UnitIndex, home: &Home, engine: &Engine) -> Self {
+        let lane = home.lanes[usize::from(unit.0)];
+        Self { unit, lane, room: engine.room(lane) }
+    }
+}
+
+/// A request is over: its client is told with the next publish.
+#[inline]
+fn answer<F: FrontEnd>(
+    front: &mut F,
+    open: &mut OpenRequests<F::Reply>,
+    slot: Slot,
+    outcome: Outcome,
+) {
+    let reply = open.answer(slot, outcome);
+    front.answer(slot, reply, outcome);
+}
