@@ -13,9 +13,10 @@ use std::sync::{Arc, Mutex};
 use block::{DiskSize, Durability, Node};
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
-use request_path::{BlkRing, BlkRingSetup, Served};
+use request_path::Served;
 use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingStart, Started};
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
+use virtio_blk::{BlkRing, BlkRingSetup};
 
 use crate::chain::chain_of;
 use crate::connection::Connection;

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{ByteCount, DiskSize, Node};
 use kernel_io::{FileKind, OpenFile};
-use request_path::Capacity;
 use vhost_user::BackendChannel;
+use virtio_blk::Capacity;
 
 /// How large an export's disk is.
 #[derive(Debug)]

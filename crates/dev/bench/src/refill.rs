@@ -29,11 +29,10 @@ use kernel_io::{
 };
 use load::probe::CacheMode;
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
-use request_path::{
-    BlkFault, BlkReply, BlkRing, BlkRingSetup, Capacity, FrontEnd, NewRequest, Port, Rest, Served,
-};
+use request_path::{FrontEnd, NewRequest, Port, Rest, Served};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
+use virtio_blk::{BlkFault, BlkReply, BlkRing, BlkRingSetup, Capacity};
 
 use crate::clock;
 use crate::counters::cpu_ns;

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use block::{Clock, Durability, FileId, Node, SystemClock};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Notifier, Reactors};
-use request_path::{BlkRing, BlkRingSetup, Capacity, Served};
+use request_path::Served;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::conformance::checked::Complaints;
 use testkit::conformance::faults::Faulty;
@@ -29,6 +29,7 @@ use testkit::conformance::workload::{Ended, Habits, Overlap, Request, Workload};
 use testkit::deadline::Deadline;
 use testkit::rng::Rng;
 use virtio::{BlkRules, Ring, RingBase};
+use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
 
 use crate::subjects::{FileEnd, Medium};
 use guest::{Guest, REQUEST_SECTORS_MAX};

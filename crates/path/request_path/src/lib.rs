@@ -9,34 +9,27 @@
 #![forbid(unsafe_code)]
 
 mod called;
-mod capacity;
 mod engine;
 mod front_end;
 mod holds;
-mod interrupts;
 mod job;
 mod lanes;
 mod mailbox;
-mod noted;
 mod open_requests;
 mod port;
 mod report;
-mod ring;
 mod seats;
 mod served;
 mod source;
 mod staged;
 mod submit;
 mod sync;
-mod tempo;
 
-pub use capacity::Capacity;
 pub use engine::{Engine, Signal};
 pub use front_end::{FrontEnd, NewRequest, UnitIndex, Words, Work};
 pub use lanes::LaneIndex;
 pub use mailbox::{Mailbox, Wake};
 pub use port::Port;
-pub use ring::{BlkFault, BlkReply, BlkRing, BlkRingSetup};
 pub(crate) use seats::Seat;
 pub use served::Served;
 pub use source::{Appetite, Counters, Fault, Others, Rest, Share, Source, SourceKey, Step, Turn};

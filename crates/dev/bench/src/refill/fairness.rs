@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use iothread::{Iothread, Placed};
 use load::Latency;
-use request_path::BlkRing;
 use rustix::event::{EventfdFlags, eventfd};
+use virtio_blk::BlkRing;
 
 use crate::clock;
 use crate::cpus::Cpus;

@@ -6,9 +6,9 @@ use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
 use layers::{Chunk, StripeDiscards, StripeNode};
-use request_path::{Appetite, BlkRing, Engine, Rest, Served, Signal, Source, SourceKey, Turn};
-
+use request_path::{Appetite, Engine, Rest, Served, Signal, Source, SourceKey, Turn};
 use testkit::counting::{Counting, allocations};
+use virtio_blk::BlkRing;
 
 use crate::dirty_log::Log;
 use crate::guest::{Ask, BLOCK, Guest};

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use block::{Outcome, Slot};
 use iothread::{Placed, Watcher};
 use kernel_io::FileTable;
-use request_path::{BlkFault, BlkReply, BlkRing, FrontEnd, NewRequest, Port, Rest};
+use request_path::{FrontEnd, NewRequest, Port, Rest};
 use virtio::RingError;
+use virtio_blk::{BlkFault, BlkReply, BlkRing};
 
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::setup::{file_node, iothreads, on_both, ring, served};

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use iothread::{Iothread, Placed};
 use kernel_io::FileTable;
-use request_path::BlkRing;
 use rustix::fs::MemfdFlags;
 use virtio::DirtyLog;
+use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::open_requests::pipe_node;

@@ -13,7 +13,8 @@ use block::{Lane, Mapping, Node, Outcome, PieceList, Slot};
 use disk::ReadContent;
 use iothread::{Iothread, Placed};
 use kernel_io::FileTable;
-use request_path::{BlkRing, FrontEnd, NewRequest, Port, Rest};
+use request_path::{FrontEnd, NewRequest, Port, Rest};
+use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BULKS, Guest};
 use crate::lanes::{null_disk, with_lanes};

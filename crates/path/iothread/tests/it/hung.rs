@@ -10,7 +10,7 @@ use block::{Access, ByteCount, DiskSize, Node};
 use disk::{NullNode, ReadContent};
 use iothread::Placed;
 use kernel_io::{Aio, FileTable, OpenFile};
-use request_path::BlkRing;
+use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BLOCK, BULKS, Guest, SLOTS};
 use crate::open_requests::OneFile;

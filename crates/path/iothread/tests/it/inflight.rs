@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use block::{Node, SystemClock};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
-use request_path::{Appetite, BlkRing, Engine, Served, Source, SourceKey, Turn};
+use request_path::{Appetite, Engine, Served, Source, SourceKey, Turn};
 use virtio::{InflightQueue, InflightRegion, InflightShape, Ring, RingBase, RingSetup};
+use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BLOCK, Guest, RING_SIZE, SLOTS};
 use crate::setup::{file_node, on_both, source_of};

@@ -7,8 +7,9 @@ use block::{Access, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Caching, FileTable, OpenOptions, Reactors};
-use request_path::{BlkRing, BlkRingSetup, Capacity, FrontEnd, Served};
+use request_path::{FrontEnd, Served};
 use virtio::{BlkRules, Ring, RingLog};
+use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
 
 use crate::guest::Guest;
 

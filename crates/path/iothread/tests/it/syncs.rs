@@ -8,7 +8,7 @@ use block::{Clock, FileId, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use iothread::{Iothread, Placed};
 use kernel_io::{FileTable, Notifier, OpenFile, Reactors, SyncGuard, SyncTurn};
-use request_path::BlkRing;
+use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
 use crate::setup::{file_node, iothreads, on_both, place};

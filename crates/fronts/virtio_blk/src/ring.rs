@@ -13,14 +13,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use block::{Operation, Outcome, Sector, Segment, Slot};
+use request_path::{FrontEnd, NewRequest, Port, Rest, UnitIndex, Work};
 use virtio::{
     BlkHeader, BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingBase, RingLog,
     reached,
 };
 
+use crate::Capacity;
 use crate::interrupts::Interrupts;
 use crate::noted::Noted;
-use crate::{Capacity, FrontEnd, NewRequest, Port, Rest, UnitIndex, Work};
 
 /// What a ring is made of.
 #[derive(Debug)]

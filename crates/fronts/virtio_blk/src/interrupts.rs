@@ -6,9 +6,9 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use request_path::Port;
 use virtio::reached;
 
-use crate::Port;
 use crate::tempo::{Pace, Tempo};
 
 /// The way to interrupt a guest.

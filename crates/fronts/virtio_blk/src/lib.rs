@@ -1,0 +1,18 @@
+//! A virtio-blk ring as a front end: decoding, status bytes, interrupts, the dirty log.
+//!
+//! Where it stands in the life of a request: at its beginning and its end. `request_path` asks a [`BlkRing`] for
+//! requests and tells it how they ended.
+//!
+//! Not here: the ring itself (`virtio`), who describes it (`vhost_user`), and everything between a request and its
+//! answer (`request_path`).
+
+#![forbid(unsafe_code)]
+
+mod capacity;
+mod interrupts;
+mod noted;
+mod ring;
+mod tempo;
+
+pub use capacity::Capacity;
+pub use ring::{BlkFault, BlkReply, BlkRing, BlkRingSetup};
