@@ -96,7 +96,7 @@ const TABLE: &[Row] = &[
     row("host", &["block"], &[]),
     row("block", &[], &[]),
     row("formats", &[], &[]),
-    row(TESTKIT, &["block", "guest", "kernel_io"], &[]),
+    row(TESTKIT, &["block", "guest", "kernel_io", "request_path"], &[]),
     row("guest", &[], &[]),
     row("xtask", &[], &[]),
 ];

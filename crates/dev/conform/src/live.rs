@@ -1,45 +1,44 @@
-//! The suite on iothreads: rings of guests on two iothreads at once, and files of the host.
+//! The suite on iothreads: several clients on two iothreads at once, guests with rings and others, and files of the host.
 //!
-//! Where it stands: one thread plays all guests. Rings are moved between the iothreads and stopped and started again
+//! Where it stands: one thread plays all clients. They are moved between the iothreads and stopped and started again
 //! while their requests are under way; a stop must not wait for what a layer holds.
 //!
 //! Limits: nothing may take longer than [`PATIENCE`].
 
+mod client;
 mod guest;
 mod image;
+mod segments;
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use block::{Clock, Durability, FileId, Node, SystemClock};
-use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
-use kernel_io::{Notifier, Reactors};
-use request_path::Served;
+use iothread::{Host, Iothread, PollSettings, Polling, Watcher};
+use kernel_io::Reactors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::conformance::checked::Complaints;
 use testkit::conformance::faults::Faulty;
 use testkit::conformance::layout::Layout;
 use testkit::conformance::play::Played;
 use testkit::conformance::stack::{Sizes, Stack, Subject, Which};
-use testkit::conformance::workload::{Ended, Habits, Overlap, Request, Workload};
+use testkit::conformance::workload::{Habits, Overlap, Workload};
 use testkit::deadline::Deadline;
 use testkit::rng::Rng;
-use virtio::{BlkRules, Ring, RingBase};
-use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
 
 use crate::subjects::{FileEnd, Medium};
-use guest::{Guest, REQUEST_SECTORS_MAX};
+use client::{Client, OnPlainMemory, OnRing};
 use image::Image;
+use segments::REQUEST_SECTORS_MAX;
 
 /// How long an answer or a stop may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The most requests of a stack before it is compared as a whole.
 const REQUESTS_MAX: u64 = 300;
-const RINGS_MAX: usize = 4;
+const CLIENTS_MAX: usize = 4;
 
 /// Makes the stack of this seed and plays with it, with files in one of the directories.
 pub(crate) fn play(
@@ -100,18 +99,10 @@ struct Watch(Arc<Complaints>);
 
 impl Watcher for Watch {
     fn broken(&self, fault: &(dyn Error + 'static)) {
-        self.0.add(format!("a well-behaved ring was found broken: {fault}"));
+        self.0.add(format!("a well-behaved client was found broken: {fault}"));
     }
 
     fn kicked_in_vain(&self) {}
-}
-
-/// A guest, and where its ring is served.
-struct Client {
-    guest: Guest,
-    durability: Durability,
-    /// `None` while it is stopped.
-    placed: Option<Placed<BlkRing>>,
 }
 
 /// What the disk under test stands on.
@@ -127,7 +118,7 @@ struct Player {
     complaints: Arc<Complaints>,
     workload: Workload,
     iothreads: [Arc<Iothread>; 2],
-    rings: Vec<Client>,
+    clients: Vec<Box<dyn Client>>,
     rng: Rng,
 }
 
@@ -159,60 +150,45 @@ impl Player {
             durability: None,
         };
         let workload = Workload::new(layout, habits);
-        let rings = Vec::new();
-        let mut player = Self { below, medium, node, complaints, workload, iothreads, rings, rng };
-        for _ in 0..2 + player.rng.index(RINGS_MAX - 1) {
-            player.add_ring()?;
+        let clients = Vec::new();
+        let mut player =
+            Self { below, medium, node, complaints, workload, iothreads, clients, rng };
+        for _ in 0..2 + player.rng.index(CLIENTS_MAX - 1) {
+            player.add_client()?;
         }
         Ok(player)
     }
 
-    fn add_ring(&mut self) -> Result<()> {
+    fn add_client(&mut self) -> Result<()> {
         let durability = if self.rng.one_in(4) { Durability::Stable } else { Durability::Cached };
-        self.rings.push(Client { guest: Guest::new()?, durability, placed: None });
-        let ring = self.rings.len() - 1;
-        self.start(ring, RingBase(0))
+        let client: Box<dyn Client> = if self.rng.one_in(3) {
+            Box::new(OnPlainMemory::new()?)
+        } else {
+            Box::new(OnRing::new(durability)?)
+        };
+        self.clients.push(client);
+        self.start(self.clients.len() - 1)
     }
 
-    /// Has a ring served that is stopped, by one iothread or the other.
-    fn start(&mut self, ring: usize, base: RingBase) -> Result<()> {
-        let iothread = &self.iothreads[(ring + self.rng.index(2)) % 2];
-        let Client { guest, durability, placed } = &mut self.rings[ring];
-        let rules = BlkRules {
-            size: self.node.size(),
-            access: self.node.access(),
-            durability: *durability,
-            discard: true,
-            write_zeroes: true,
-        };
-        let front = BlkRing::new(BlkRingSetup {
-            ring: Ring::new(guest.memory(), guest.setup(base))?,
-            rules,
-            capacity: Arc::new(Capacity::new(self.node.size())),
-            serial: "conform".to_owned(),
-            kick: guest.kick_fd()?,
-            call: Some(guest.call_fd()?),
-            error: None,
-        });
-        let source = Served::new(front, vec![Arc::clone(&self.node)], Arc::new(Notifier::new()?));
-        let watch = Arc::new(Watch(Arc::clone(&self.complaints)));
-        let on = Placed::on(iothread, source, watch);
-        *placed = Some(on.map_err(|error| anyhow!("place a ring: {error}"))?);
-        Ok(())
+    /// Has a client served that is stopped, by one iothread or the other.
+    fn start(&mut self, client: usize) -> Result<()> {
+        let iothread = &self.iothreads[(client + self.rng.index(2)) % 2];
+        let watch = Watch(Arc::clone(&self.complaints));
+        self.clients[client].start(&self.node, iothread, watch)
     }
 
     fn work(&mut self) -> Result<()> {
         let requests = 20 + self.rng.below(REQUESTS_MAX - 20);
         let mut begun = 0;
         while begun < requests {
-            let ring = self.rng.index(self.rings.len());
+            let client = self.rng.index(self.clients.len());
             match self.rng.below(1000) {
-                0..680 => begun += self.submit_some(ring)?,
+                0..680 => begun += self.submit_some(client)?,
                 680..870 => self.wait()?,
-                870..920 => self.move_ring(ring)?,
+                870..920 => self.clients[client].change_iothread(&self.iothreads)?,
                 920..940 => {
-                    let base = self.stop(ring)?;
-                    self.start(ring, base)?;
+                    self.clients[client].stop()?;
+                    self.start(client)?;
                 }
                 _ => self.workload.change_refusals(&mut self.rng),
             }
@@ -223,14 +199,14 @@ impl Player {
         self.check_all().context("reading the whole disk")
     }
 
-    fn submit_some(&mut self, ring: usize) -> Result<u64> {
+    fn submit_some(&mut self, client: usize) -> Result<u64> {
         let mut begun = 0;
         for _ in 0..1 + self.rng.below(4) {
-            if !self.rings[ring].guest.has_room() {
+            if !self.clients[client].has_room() {
                 break;
             }
             let Some(request) = self.workload.next(&mut self.rng) else { break };
-            self.rings[ring].guest.submit(request, &mut self.rng)?;
+            self.clients[client].submit(request, &mut self.rng)?;
             begun += 1;
         }
         Ok(begun)
@@ -238,19 +214,20 @@ impl Player {
 
     fn collect(&mut self) -> Result<()> {
         self.complaints.check()?;
-        for Client { guest, .. } in &mut self.rings {
-            for (request, status) in guest.collect()? {
-                complete(&mut self.workload, &request, status)?;
+        for client in &mut self.clients {
+            for (request, ended) in client.collect()? {
+                self.workload.complete(&request, ended)?;
             }
         }
         Ok(())
     }
 
-    /// Waits until a guest is interrupted, if one has something in flight.
+    /// Waits until a client is called, if one has something in flight.
     fn wait(&self) -> Result<()> {
-        let waits = |ring: &&Client| ring.guest.in_flight() > 0;
-        let calls = self.rings.iter().filter(waits).map(|ring| ring.guest.call());
-        let mut fds: Vec<_> = calls.map(|call| PollFd::new(call, PollFlags::IN)).collect();
+        let waiting = self.clients.iter().filter(|client| client.in_flight() > 0);
+        let calls = waiting.map(|client| client.call());
+        let mut fds: Vec<_> =
+            calls.map(|call| PollFd::from_borrowed_fd(call, PollFlags::IN)).collect();
         if fds.is_empty() {
             return Ok(());
         }
@@ -261,7 +238,7 @@ impl Player {
     }
 
     fn in_flight(&self) -> Vec<usize> {
-        self.rings.iter().map(|ring| ring.guest.in_flight()).collect()
+        self.clients.iter().map(|client| client.in_flight()).collect()
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -274,32 +251,8 @@ impl Player {
         Ok(())
     }
 
-    fn move_ring(&self, ring: usize) -> Result<()> {
-        let Some(placed) = &self.rings[ring].placed else { return Ok(()) };
-        let on_first = Arc::ptr_eq(&placed.iothread(), &self.iothreads[0]);
-        Ok(placed.move_to(&self.iothreads[usize::from(on_first)])?)
-    }
-
-    /// Stops a ring, whose requests are answered then but for those that were not begun.
-    fn stop(&mut self, ring: usize) -> Result<RingBase> {
-        let placed = self.rings[ring].placed.take().context("the ring is served")?;
-        let (stopped, source) = channel();
-        // It has no limit of its own.
-        std::thread::spawn(move || {
-            // Nobody waits for it any more, after too long.
-            let _late = stopped.send(placed.stop());
-        });
-        let source = source.recv_timeout(PATIENCE).context("a ring does not stop")?;
-        ensure!(source.in_flight() == 0, "a ring was stopped with requests in flight");
-        Ok(source.front().base())
-    }
-
     fn stop_all(&mut self) -> Result<()> {
-        for ring in 0..self.rings.len() {
-            if self.rings[ring].placed.is_some() {
-                self.stop(ring)?;
-            }
-        }
+        self.clients.iter_mut().try_for_each(|client| client.stop())?;
         self.complaints.check()
     }
 
@@ -309,8 +262,8 @@ impl Player {
         let step = (1 + self.rng.index(all)).min(longest).max(all / 64);
         for start in (0..all).step_by(step) {
             let request = self.workload.read(&(start..(start + step).min(all)));
-            let ring = self.rng.index(self.rings.len());
-            self.rings[ring].guest.submit(request, &mut self.rng)?;
+            let client = self.rng.index(self.clients.len());
+            self.clients[client].submit(request, &mut self.rng)?;
             self.finish()?;
         }
         Ok(())
@@ -336,13 +289,4 @@ impl Player {
         }
         Ok(())
     }
-}
-
-fn complete(workload: &mut Workload, request: &Request, status: u8) -> Result<()> {
-    let ended = match status {
-        0 => Ended::Well,
-        1 => Ended::FailedSomehow,
-        other => return Err(anyhow!("{:?}: status {other}", request.operation)),
-    };
-    workload.complete(request, ended)
 }

@@ -1,8 +1,8 @@
 //! Development only: what tests need to run ringloom, and its peers, as a process and from outside.
 //!
 //! Where it stands: only ever a dev-dependency, but for `conform`, which is a test itself. Of the daemon's crates it links
-//! none but `block`, whose contracts [`conformance`] checks, so that a mistake in the data path cannot hide in the tool
-//! that looks for it.
+//! none but `block`, whose contracts [`conformance`] checks, and `request_path`, one of whose front ends
+//! [`plain_front`] is, so that a mistake in the data path cannot hide in the tool that looks for it.
 //!
 //! Invariants: every wait has a deadline; every process is ended by its own pid when its owner is dropped.
 #![deny(unsafe_code)]
@@ -24,6 +24,7 @@ pub mod loop_device;
 pub mod machines;
 pub mod memory;
 pub mod model;
+pub mod plain_front;
 pub mod process;
 pub mod qcow2rig;
 pub mod queue_report;

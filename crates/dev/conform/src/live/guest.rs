@@ -10,20 +10,16 @@ use std::sync::atomic::{Ordering, fence};
 use anyhow::{Context, Result, ensure};
 use block::{Operation, Unmap};
 use rustix::event::{EventfdFlags, eventfd};
-use testkit::conformance::workload::{CANARY, Request};
+use testkit::conformance::workload::Request;
 use testkit::memory::SharedMemory;
 use testkit::rng::Rng;
 use virtio::{
     GuestAddress, GuestMemory, Region, RegionSpec, RingAddresses, RingBase, RingLayout, RingSetup,
 };
 
-/// Requests in flight.
-pub(crate) const SLOTS: usize = 8;
-/// The longest request.
-pub(crate) const REQUEST_SECTORS_MAX: u64 = 4096;
+use super::segments::{SEGMENTS_MAX, SLOT_BYTES, SLOTS, lay_out, spread, take_in};
 
 const RING_SIZE: usize = 512;
-const SEGMENTS_MAX: usize = 40;
 const SLOT_DESCRIPTORS: usize = SEGMENTS_MAX + 2;
 const AVAILABLE: usize = 0x2000;
 const USED: usize = 0x3000;
@@ -33,9 +29,6 @@ const HEADER_BYTES: usize = 64;
 const RANGE: usize = 16;
 const STATUS: usize = 32;
 const DATA: usize = 0x1_0000;
-/// The longest request, and what lies between its segments.
-const SLOT_BYTES: usize = 4096 * 512 + (1 << 18);
-const GAP_MAX: usize = 5000;
 const MEMORY: usize = DATA + SLOTS * SLOT_BYTES;
 const USER_ADDRESS: u64 = 0x10_0000;
 const UNSET: u8 = 0xaa;
@@ -148,7 +141,7 @@ impl Guest {
         match request.operation {
             Operation::Read(_) | Operation::Write(..) => {
                 segments = spread(DATA + slot * SLOT_BYTES, request.data.len(), rng);
-                self.lay_out(&request, &segments);
+                lay_out(&self.memory, &request, &segments);
                 let flags = if kind == 0 { DEVICE_WRITES } else { 0 };
                 parts.extend(segments.iter().map(|(at, count)| (*at, *count, flags)));
             }
@@ -188,44 +181,13 @@ impl Guest {
             let open = self.slots.get_mut(slot).and_then(Option::take);
             let Open { mut request, segments } =
                 open.with_context(|| format!("head {head} was completed twice"))?;
-            self.take_in(&mut request, &segments)?;
+            take_in(&self.memory, &mut request, &segments)?;
             let status = self.memory.read(HEADERS + slot * HEADER_BYTES + STATUS, 1)[0];
             ensure!(status != UNSET, "{:?} has no status", request.operation);
             over.push((request, status));
             self.used = self.used.wrapping_add(1);
         }
         Ok(over)
-    }
-
-    /// Writes what the device is to read, and the canary wherever it may or must not write.
-    fn lay_out(&self, request: &Request, segments: &[(usize, usize)]) {
-        let Some(((first, _), (last, count))) = segments.first().zip(segments.last()) else {
-            return;
-        };
-        self.memory.fill(*first, last + count - first, CANARY);
-        if let Operation::Write(..) = request.operation {
-            let mut done = 0;
-            for (at, count) in segments {
-                self.memory.write(*at, &request.data[done..done + count]);
-                done += count;
-            }
-        }
-    }
-
-    fn take_in(&self, request: &mut Request, segments: &[(usize, usize)]) -> Result<()> {
-        let Operation::Read(_) = request.operation else { return Ok(()) };
-        let mut done = 0;
-        for (at, count) in segments {
-            self.memory.read_into(*at, &mut request.data[done..done + count]);
-            done += count;
-        }
-        for pair in segments.windows(2) {
-            let end = pair[0].0 + pair[0].1;
-            let gap = self.memory.read(end, pair[1].0 - end);
-            let same = gap.iter().all(|byte| *byte == CANARY);
-            ensure!(same, "{:?} wrote between its segments", request.operation);
-        }
-        Ok(())
     }
 
     fn write_descriptor(&self, index: usize, at: usize, count: usize, flags: u16) -> Result<()> {
@@ -248,25 +210,6 @@ impl Guest {
         }
         Ok(())
     }
-}
-
-/// Cuts so many bytes into segments behind `start`: one that is aligned, whole sectors, or anything.
-fn spread(start: usize, bytes: usize, rng: &mut Rng) -> Vec<(usize, usize)> {
-    let unit = match rng.below(4) {
-        0 => return vec![(start, bytes)],
-        1 => 512,
-        _ => 1,
-    };
-    let (mut at, mut left, mut segments) = (start, bytes, Vec::new());
-    while left > 0 {
-        at += rng.index(GAP_MAX) / unit * unit;
-        let is_last = segments.len() + 1 == SEGMENTS_MAX;
-        let ceiling = (left / unit).min(1 << rng.below(18)).max(1);
-        let count = if is_last { left } else { ((1 + rng.index(ceiling)) * unit).min(left) };
-        segments.push((at, count));
-        (at, left) = (at + count, left - count);
-    }
-    segments
 }
 
 fn as_u64(number: usize) -> u64 {

@@ -29,7 +29,7 @@ const IO_ERROR: u8 = 1;
 
 /// A node whose child is replaced. It counts its lanes, and opens none when told so.
 #[derive(Debug)]
-struct Top {
+pub(crate) struct Top {
     child: Arc<Child>,
     lanes: Arc<AtomicUsize>,
     refuses: AtomicBool,
@@ -42,16 +42,16 @@ struct TopLane {
 }
 
 impl Top {
-    fn over(node: Arc<dyn Node>) -> Arc<Self> {
+    pub(crate) fn over(node: Arc<dyn Node>) -> Arc<Self> {
         let (lanes, refuses) = (Arc::default(), AtomicBool::new(false));
         Arc::new(Self { child: Child::new(node), lanes, refuses })
     }
 
-    fn lanes(&self) -> usize {
+    pub(crate) fn lanes(&self) -> usize {
         self.lanes.load(Ordering::SeqCst)
     }
 
-    fn refuse(&self, refuses: bool) {
+    pub(crate) fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Ordering::SeqCst);
     }
 }

@@ -22,5 +22,6 @@ mod moves;
 mod open_requests;
 mod setup;
 mod syncs;
+mod units;
 mod usage;
 mod waiters;

@@ -15,7 +15,7 @@ use crate::guest::Guest;
 
 /// A test's guest keeps the rules.
 #[derive(Debug)]
-struct NoFault;
+pub(crate) struct NoFault;
 
 impl Watcher for NoFault {
     fn broken(&self, fault: &(dyn Error + 'static)) {
