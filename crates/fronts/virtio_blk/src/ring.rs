@@ -189,6 +189,7 @@ impl FrontEnd for BlkRing {
         self.rules.size = self.capacity.get();
     }
 
+    #[inline]
     fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkFault> {
         let Some(head) = self.ring.pop(&mut self.chain)? else { return Ok(None) };
         let BlkRequest { header, kind, status } = virtio::decode(&mut self.chain, &self.rules)
@@ -199,6 +200,7 @@ impl FrontEnd for BlkRing {
         Ok(Some(NewRequest { slot, reply, work: self.work(slot, header, kind) }))
     }
 
+    #[inline]
     fn answer(&mut self, slot: Slot, reply: BlkReply, outcome: Outcome) {
         let BlkReply { status, written } = reply;
         virtio::write_status(status, virtio::status_byte(outcome));
