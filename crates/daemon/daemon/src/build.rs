@@ -8,6 +8,7 @@
 
 mod change;
 mod inherit;
+mod remove;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,12 +24,12 @@ use crate::claim::{ClaimFailure, Patience, claim};
 use crate::descriptor_check::DescriptorCheck;
 use crate::descriptors;
 use crate::device::Offer;
-use crate::drivers::Activity;
 use crate::export::{Adopted, Export, ExportError};
 use crate::graph::{Graph, GraphError};
 use crate::guest_memory::{self, MemoryDirectoryError};
 use crate::holding::{Holding, OnDemand};
-use crate::options::{ExportOptions, Object, Plan, PollOptions, Step};
+use crate::model::{Activity, ModelFault};
+use crate::options::{ExportOptions, Object, ObjectKind, Plan, PollOptions, Step};
 use crate::resize::Size;
 use crate::sandbox::Sandbox;
 use crate::socket::{self, Socket, SocketError};
@@ -90,14 +91,9 @@ pub enum BuildError {
     /// A node could not be made.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// An export names an iothread that there is not.
-    #[error("export {export}: there is no iothread '{iothread}'")]
-    NoIothread {
-        /// The export.
-        export: String,
-        /// The name.
-        iothread: String,
-    },
+    /// An object or an export does not fit what there is.
+    #[error(transparent)]
+    Model(#[from] ModelFault),
     /// An export's disk cannot be shown in blocks of the size asked for.
     #[error(
         "export {export}: the size of node {node}, {bytes} bytes, is no multiple of the logical \
@@ -112,14 +108,6 @@ pub enum BuildError {
         bytes: u64,
         /// The block size.
         block: u32,
-    },
-    /// An export is to be writable and its node is not.
-    #[error("export {export}: node {node} is read-only, so writable=on cannot be")]
-    ReadOnly {
-        /// The export.
-        export: String,
-        /// Its node.
-        node: String,
     },
     /// An export could not claim its node.
     #[error(transparent)]
@@ -194,12 +182,7 @@ impl Built {
         let rules = || Arc::new(guest_memory::rules(&memory_files, bytes_max, exports));
         for step in &plan.steps {
             match step {
-                Step::Object(Object::Iothread(object)) => {
-                    self.spawn(&object.id, settings(object.polling))?;
-                }
-                Step::Object(Object::ThrottleGroup(object)) => {
-                    self.graph.add_throttle_group(&object.id, object.limits);
-                }
+                Step::Object(object) => self.add_object(object)?,
                 Step::Blockdev(blockdev) => self.graph.add(blockdev)?,
                 Step::Export(export) => prepared.push(self.prepare_export(export, rules())?),
             }
@@ -305,6 +288,19 @@ impl Built {
         }
     }
 
+    fn add_object(&mut self, object: &Object) -> Result<(), BuildError> {
+        match object.kind {
+            ObjectKind::Iothread(polling) => {
+                self.graph.add_object(object.name())?;
+                self.spawn(&object.id, settings(polling))?;
+            }
+            ObjectKind::ThrottleGroup(limits) => {
+                self.graph.add_throttle_group(&object.id, limits)?;
+            }
+        }
+        Ok(())
+    }
+
     fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
         let host = Host {
             files: Arc::clone(&self.files),
@@ -324,16 +320,16 @@ impl Built {
         memory_rules: Arc<MemoryRules>,
     ) -> Result<Prepared, BuildError> {
         let config = config(options, &**self.graph.node(&options.node_name)?)?;
-        let iothreads = self.iothreads_of(options)?;
         let rights = Rights::of_user(config.access);
-        let holding = match self.graph.activity(&options.node_name) {
+        let holding = match self.graph.activity(&options.node_name)? {
             Activity::Active => Holding::Always,
             Activity::Inactive => {
                 Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::clone(&self.clock))))
             }
         };
         let freezer = Notifier::new().map_err(|source| ExportError::of(&options.id, source))?;
-        let node = self.graph.add_export(&options.id, &options.node_name, options.access())?;
+        let node = self.graph.add_export(options.entry())?;
+        let iothreads = self.iothreads_of(options)?;
         let files = self.graph.files_below(&options.node_name);
         let size = Size::new(&options.id, &node, config.logical_block, files);
         size.warn_if_empty();
@@ -355,6 +351,7 @@ impl Built {
         Ok(Prepared { options: options.clone(), offer, rights })
     }
 
+    /// The iothreads that serve an export, all of which there are.
     fn iothreads_of(&mut self, options: &ExportOptions) -> Result<Vec<Arc<Iothread>>, BuildError> {
         if options.iothreads.is_empty() {
             return Ok(vec![match self.iothreads.get(MAIN) {
@@ -362,14 +359,7 @@ impl Built {
                 None => self.spawn(MAIN, PollSettings::OFF)?,
             }]);
         }
-        let find = |name: &String| {
-            let missing = || {
-                let (export, iothread) = (options.id.clone(), name.clone());
-                BuildError::NoIothread { export, iothread }
-            };
-            self.iothreads.get(name).cloned().ok_or_else(missing)
-        };
-        options.iothreads.iter().map(find).collect()
+        Ok(options.iothreads.iter().map(|id| Arc::clone(&self.iothreads[id])).collect())
     }
 }
 
@@ -392,13 +382,7 @@ fn config(options: &ExportOptions, node: &dyn Node) -> Result<BlkConfig, BuildEr
     if !bytes.is_multiple_of(u64::from(block)) {
         return Err(BuildError::Size { export, node: name, bytes, block });
     }
-    let access = match (options.writable, node.access()) {
-        (true, Access::ReadOnly) => {
-            return Err(BuildError::ReadOnly { export, node: name });
-        }
-        (true, Access::ReadWrite) => Access::ReadWrite,
-        (false, _) => Access::ReadOnly,
-    };
+    let access = options.entry().access;
     let changes = access == Access::ReadWrite;
     let limits = node.limits();
     Ok(BlkConfig {

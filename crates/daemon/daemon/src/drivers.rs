@@ -21,9 +21,11 @@ mod table;
 pub(crate) mod tests;
 mod throttle;
 
-pub(crate) use base::{Activity, AutoReadOnly, BASE_HELP, BaseOptions};
-pub(crate) use driver::{Driver, Made, Making, NamedFile, NodeError, ObjectName, ThrottleGroups};
+pub(crate) use base::{AutoReadOnly, BASE_HELP, BaseOptions};
+pub(crate) use driver::{Driver, Made, Making, NamedFile, NodeError, ThrottleGroups};
 pub(crate) use files::{check_files, directory, file_kind, open_fault, waiting_for};
-pub(crate) use node::{Blockdev, ChildNode, NamedChild};
+#[cfg(test)]
+pub(crate) use node::NamedChild;
+pub(crate) use node::{Blockdev, ChildNode};
 pub(crate) use read::parse;
 pub(crate) use table::{ALL, format, formats};

@@ -19,12 +19,16 @@ use block::{Access, Clock, Node};
 use kernel_io::{Caching, FileTable, Identity, OpenFile};
 use layers::{ThrottleGroup, ThrottleLimits};
 
-use crate::drivers::{
-    Activity, Blockdev, ChildNode, Made, Making, NamedChild, NodeError, ThrottleGroups,
+use crate::drivers::{Blockdev, Made, Making, NodeError, ThrottleGroups};
+#[cfg(test)]
+use crate::model::NewNode;
+use crate::model::{
+    Activity, ChildRole, Edge, Model, ModelFault, NewExport, ObjectName, Owner, THROTTLE_GROUP,
+    User,
 };
-use crate::permissions::{ChildRole, Conflict, Edge, Permissions, User, Uses};
 use crate::watch::Watch;
 pub use change::ChangeFault;
+pub(crate) use change::{Change, Replacement};
 pub(crate) use describe::{Description, Place, Storage};
 pub(crate) use named::NamedFiles;
 pub use named::{NamedFault, What};
@@ -33,10 +37,12 @@ use root::RootNode;
 /// The nodes of a daemon, and the exports that stand on them.
 #[derive(Debug)]
 pub(crate) struct Graph {
+    /// What there is, and what stands on what.
+    model: Model,
+    /// The nodes by name.
     vertices: HashMap<String, Vertex>,
-    /// What is below each export, by id.
-    roots: HashMap<String, Below>,
-    uses: Uses,
+    /// The place below each export, by id.
+    roots: HashMap<String, Arc<block::Child>>,
     /// The files of the images whose named files are being opened, the upper ones first.
     naming: Vec<Identity>,
     named_files: NamedFiles,
@@ -46,17 +52,16 @@ pub(crate) struct Graph {
     watch: Arc<Watch>,
 }
 
-/// A node and what it stands on.
+/// A node, and the places below it by key.
 #[derive(Debug)]
 struct Vertex {
     made: Made,
-    below: Vec<Below>,
-    activity: Activity,
+    places: Vec<(String, Arc<block::Child>)>,
     /// What it was made with, by key.
     options: Vec<(String, String)>,
 }
 
-/// A place below a node or an export, and who is there.
+/// What stands below a node that is being made.
 #[derive(Debug)]
 struct Below {
     edge: Edge,
@@ -69,30 +74,9 @@ pub enum GraphError {
     /// Its driver says why.
     #[error(transparent)]
     Driver(NodeError),
-    /// There is one already: a node, or an export.
-    #[error("{what} '{name}' exists already")]
-    Duplicate {
-        /// What.
-        what: &'static str,
-        /// Its name.
-        name: String,
-    },
-    /// An inactive node below an active one. QEMU's sentence.
-    #[error("Inactive '{child}' can't be a {key} child of active '{node}'")]
-    InactiveChild {
-        /// The node above.
-        node: String,
-        /// The key of the child.
-        key: String,
-        /// The child.
-        child: String,
-    },
-    /// There is no node of this name.
-    #[error("there is no node '{name}'")]
-    Unknown {
-        /// The name.
-        name: String,
-    },
+    /// It does not fit what there is.
+    #[error(transparent)]
+    Model(#[from] ModelFault),
     /// What its image names cannot be opened.
     #[error("node {node}: image {}", image.display())]
     Named {
@@ -112,9 +96,6 @@ pub enum GraphError {
         /// The file.
         path: PathBuf,
     },
-    /// It would be used in a way which somebody else who uses it does not allow.
-    #[error(transparent)]
-    Conflict(#[from] Box<Conflict>),
     /// Direct I/O cannot reach the end of the file.
     #[error(
         "node {node}: the size of {path}, {bytes} bytes, is no multiple of the {alignment} bytes \
@@ -136,9 +117,9 @@ impl Graph {
     /// An empty graph whose files go into that table. Nodes that hold requests go by that clock.
     pub(crate) fn new(files: Arc<FileTable>, clock: Arc<dyn Clock>) -> Self {
         Self {
+            model: Model::default(),
             vertices: HashMap::new(),
             roots: HashMap::new(),
-            uses: Uses::default(),
             naming: Vec::new(),
             named_files: NamedFiles::Refused,
             throttle_groups: HashMap::new(),
@@ -163,54 +144,85 @@ impl Graph {
         &self.watch
     }
 
+    /// Notes an object that somebody else makes.
+    pub(crate) fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelFault> {
+        self.model.add_object(object)
+    }
+
     /// Makes a throttle group.
-    pub(crate) fn add_throttle_group(&mut self, id: &str, limits: ThrottleLimits) {
+    pub(crate) fn add_throttle_group(
+        &mut self,
+        id: &str,
+        limits: ThrottleLimits,
+    ) -> Result<(), ModelFault> {
+        self.model.add_object(ObjectName { kind: THROTTLE_GROUP, id })?;
         let group = ThrottleGroup::new(id, limits, Arc::clone(&self.clock));
         self.throttle_groups.insert(id.to_owned(), group);
+        Ok(())
+    }
+
+    /// Lets go of an object that nothing names.
+    pub(crate) fn remove_object(&mut self, id: &str) -> Result<(), ModelFault> {
+        self.model.remove_object(id)?;
+        self.throttle_groups.remove(id);
+        Ok(())
     }
 
     /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.
     pub(crate) fn add(&mut self, blockdev: &Blockdev) -> Result<(), GraphError> {
         let mut made = Vec::new();
-        let result = self.build(blockdev, &blockdev.name_below("", ""), &mut made);
+        let name = blockdev.name_below("", "");
+        let result = self.build(blockdev, &name, Owner::Operator, &mut made);
         if result.is_err() {
-            // Upper ones first: each holds what it stands on.
-            made.iter().rev().for_each(|name| self.forget(name));
+            // Upper ones first. One may be gone already with the one that it was written in.
+            made.iter().rev().for_each(|name| drop(self.remove(name)));
         }
-        result.map(drop)
+        result
+    }
+
+    /// Lets go of a node on which nothing stands, and of what was written inside it and nothing else uses. Its files are
+    /// closed when nothing of it is in use any more.
+    pub(crate) fn remove(&mut self, name: &str) -> Result<(), ModelFault> {
+        for name in self.model.remove_node(name)? {
+            self.vertices.remove(&name);
+        }
+        Ok(())
     }
 
     /// The node that stands below an export from now on, in a place where others may be put.
     pub(crate) fn add_export(
         &mut self,
-        id: &str,
-        node_name: &str,
-        access: Access,
+        export: NewExport<'_>,
     ) -> Result<Arc<dyn Node>, GraphError> {
-        if self.roots.contains_key(id) {
-            return Err(GraphError::Duplicate { what: "export", name: id.to_owned() });
-        }
-        let place = block::Child::new(Arc::clone(self.node(node_name)?));
-        self.check_end(node_name)?;
-        self.uses.add_export(id, node_name, Permissions::of_export(access))?;
-        let root = Arc::new(RootNode::new(node_name, Arc::clone(&place)));
-        self.roots.insert(id.to_owned(), Below { edge: Edge::root(node_name), place });
+        let NewExport { id, node, .. } = export;
+        let place = block::Child::new(Arc::clone(self.node(node)?));
+        self.check_end(node)?;
+        self.model.add_export(export)?;
+        let root = Arc::new(RootNode::new(node, Arc::clone(&place)));
+        self.roots.insert(id.to_owned(), place);
         Ok(root)
     }
 
+    /// Lets go of an export.
+    pub(crate) fn remove_export(&mut self, id: &str) -> Result<(), ModelFault> {
+        self.model.remove_export(id)?;
+        self.roots.remove(id);
+        Ok(())
+    }
+
     /// The node of that name.
-    pub(crate) fn node(&self, name: &str) -> Result<&Arc<dyn Node>, GraphError> {
-        self.vertex(name).map(|vertex| &vertex.made.node)
+    pub(crate) fn node(&self, name: &str) -> Result<&Arc<dyn Node>, ModelFault> {
+        self.model.activity(name)?;
+        Ok(&self.vertices[name].made.node)
     }
 
     /// Which files are below that node now, each once.
     pub(crate) fn files_below(&self, name: &str) -> Vec<Arc<OpenFile>> {
-        let mut files: Vec<Arc<OpenFile>> = Vec::new();
-        let (mut seen, mut next) = (HashSet::new(), vec![name]);
+        let (mut files, mut seen, mut next) = (Vec::new(), HashSet::new(), vec![name]);
         while let Some(name) = next.pop() {
             if let Some(vertex) = self.vertices.get(name).filter(|_| seen.insert(name)) {
                 files.extend(vertex.made.file.clone());
-                next.extend(vertex.below.iter().map(|below| below.edge.node.as_str()));
+                next.extend(self.below(name).iter().map(|edge| edge.node.as_str()));
             }
         }
         files
@@ -218,26 +230,30 @@ impl Graph {
 
     /// Which files are below that export now, each once.
     pub(crate) fn files_below_export(&self, id: &str) -> Vec<Arc<OpenFile>> {
-        self.roots.get(id).map_or_else(Vec::new, |below| self.files_below(&below.edge.node))
+        self.model.root(id).map_or_else(Vec::new, |node| self.files_below(node))
     }
 
     /// Whether that node is held from the start.
-    pub(crate) fn activity(&self, name: &str) -> Activity {
-        self.vertices.get(name).map_or(Activity::Active, |vertex| vertex.activity)
+    pub(crate) fn activity(&self, name: &str) -> Result<Activity, ModelFault> {
+        self.model.activity(name)
     }
 
     /// Adds a node that no driver makes.
     #[cfg(test)]
     pub(crate) fn add_made(&mut self, node: Arc<dyn Node>) {
-        let (name, below) = (node.name().to_owned(), Vec::new());
-        self.uses.add_node(&name, node.access(), Vec::new()).expect("it stands on nothing");
+        let name = node.name().to_owned();
+        let (access, activity) = (node.access(), Activity::Active);
+        let (edges, objects, owner) = (Vec::new(), Vec::new(), Owner::Operator);
+        let new = NewNode { name: &name, access, activity, edges, objects, owner };
+        self.model.add_node(new).expect("it stands on nothing");
         let made = Made { node, file: None, image: None };
-        let (options, activity) = (Vec::new(), Activity::Active);
-        self.vertices.insert(name, Vertex { made, below, activity, options });
+        let (places, options) = (Vec::new(), Vec::new());
+        self.vertices.insert(name, Vertex { made, places, options });
     }
 
-    fn vertex(&self, name: &str) -> Result<&Vertex, GraphError> {
-        self.vertices.get(name).ok_or_else(|| GraphError::Unknown { name: name.to_owned() })
+    /// What stands below a node.
+    fn below(&self, name: &str) -> &[Edge] {
+        self.model.below(&User::Node(name.to_owned()))
     }
 
     /// Makes a node, and notes the names of all that were made, the lower ones first.
@@ -245,45 +261,33 @@ impl Graph {
         &mut self,
         blockdev: &Blockdev,
         name: &str,
+        owner: Owner,
         made: &mut Vec<String>,
-    ) -> Result<Arc<dyn Node>, GraphError> {
-        let mut blockdev = Cow::Borrowed(blockdev);
-        let mut below = Vec::new();
-        for NamedChild { key, node } in blockdev.children.clone() {
-            let (node, child) = match node {
-                ChildNode::Reference(child) => (Arc::clone(self.node(&child)?), child),
-                ChildNode::Inline(inner) => {
-                    let child = inner.name_below(name, &key);
-                    (self.build(&inner, &child, made)?, child)
-                }
-            };
-            let role = blockdev.driver.role(&key);
-            // An image may end where it likes.
-            if role != ChildRole::Metadata {
-                self.check_end(&child)?;
-            }
-            if !blockdev.activity.may_stand_on(self.activity(&child)) {
-                let node = name.to_owned();
-                return Err(GraphError::InactiveChild { node, key, child });
-            }
-            // What stands on a read-only node is one, as in QEMU. Who wants to write to it is refused.
-            if role.is_written() && node.access() == Access::ReadOnly && !blockdev.base.read_only {
-                blockdev.to_mut().base.read_only = true;
-            }
-            let edge = Edge { key, role, node: child };
-            below.push(Below { edge, place: block::Child::new(node) });
+    ) -> Result<(), GraphError> {
+        for (name, inner) in blockdev.inner(name) {
+            self.build(inner, &name, Owner::Parent, made)?;
         }
-        if self.vertices.contains_key(name) {
-            return Err(GraphError::Duplicate { what: "node-name", name: name.to_owned() });
+        let mut blockdev = Cow::Borrowed(blockdev);
+        let access = self.model.judge(&blockdev.entry(name, blockdev.edges(name), owner))?;
+        let mut below = Vec::new();
+        for edge in blockdev.edges(name) {
+            // An image may end where it likes.
+            if edge.role != ChildRole::Metadata {
+                self.check_end(&edge.node)?;
+            }
+            let place = block::Child::new(Arc::clone(self.node(&edge.node)?));
+            below.push(Below { edge, place });
+        }
+        if access == Access::ReadOnly && !blockdev.base.read_only {
+            blockdev.to_mut().base.read_only = true;
         }
         self.add_named(name, &blockdev, &mut below, made)?;
         let edges = below.iter().map(|below| below.edge.clone()).collect();
-        self.uses.add_node(name, blockdev.base.access(), edges)?;
+        self.model.add_node(blockdev.entry(name, edges, owner))?;
         made.push(name.to_owned());
         let vertex = self.make(name, &blockdev, below)?;
-        let node = Arc::clone(&vertex.made.node);
         self.vertices.insert(name.to_owned(), vertex);
-        Ok(node)
+        Ok(())
     }
 
     /// Makes a node of that name over what is below it. Blocks.
@@ -302,7 +306,8 @@ impl Graph {
             return Err(GraphError::StandsOnItself { node, path });
         }
         let options = describe::options(blockdev, &self.throttle_groups);
-        Ok(Vertex { made, below, activity: blockdev.activity, options })
+        let places = below.into_iter().map(|below| (below.edge.key, below.place)).collect();
+        Ok(Vertex { made, places, options })
     }
 
     fn making<'a>(
@@ -325,7 +330,7 @@ impl Graph {
 
     /// Whether direct I/O reaches the end of what a node has opened. Whoever shows its bytes asks.
     fn check_end(&self, name: &str) -> Result<(), GraphError> {
-        if let Some(file) = &self.vertex(name)?.made.file {
+        if let Some(file) = &self.vertices[name].made.file {
             let (alignment, bytes) = (file.offset_alignment(), file.bytes());
             // What 512-byte blocks need is checked by the export, which has a say in the block size.
             let direct = file.caching() == Caching::Direct;
@@ -335,10 +340,5 @@ impl Graph {
             }
         }
         Ok(())
-    }
-
-    fn forget(&mut self, name: &str) {
-        self.vertices.remove(name);
-        self.uses.remove(&User::Node(name.to_owned()));
     }
 }

@@ -2,19 +2,18 @@
 //!
 //! Where it stands: the binary calls [`parse`] and hands the [`Plan`] to the daemon. An argument goes
 //! through two steps: as written (`words` and [`syntax`](crate::syntax)) and as valid (`object`, [`drivers`](crate::drivers),
-//! `export`, then `names` for what it refers to).
+//! `export`, then `references` and the [`model`](crate::model) for what it refers to).
 //!
 //! Invariants: what ringloom does not do yet is refused by name, never accepted and ignored.
 //! Not here: the help texts ([`help`](crate::help)), building what was asked for (the graph).
 
-mod ahead;
 mod export;
 mod fault;
 mod line;
 mod long;
-mod names;
 mod object;
 mod plan;
+mod references;
 mod short;
 #[cfg(test)]
 mod tests;
@@ -28,4 +27,4 @@ pub use line::parse;
 pub use plan::{
     AttachFormat, Command, Daemonize, GuestMemoryOptions, HelpTopic, Plan, Sandboxing, Takeover,
 };
-pub(crate) use plan::{ExportOptions, Object, PollOptions, SocketOptions, Step};
+pub(crate) use plan::{ExportOptions, Object, ObjectKind, PollOptions, SocketOptions, Step};

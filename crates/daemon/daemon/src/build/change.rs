@@ -1,10 +1,10 @@
 //! Changes the graph below exports while their guests run.
 //!
-//! The order: what would go wrong is looked for first; what the exports above need of the new node is
+//! Prepare: what would go wrong is looked for first; what the exports above need of the new nodes is
 //! claimed, so that nobody else can have it; what was written is made durable; everything that stands above is
-//! drained on all iothreads; the node is replaced; what the exports need of the graph with it is claimed; lanes are
-//! opened again, on all iothreads or, if one cannot, on the old node; requests go on; what the exports no longer need
-//! is given back.
+//! drained on all iothreads; the nodes are put into their places; what the exports need of the graph with them is
+//! claimed. Commit: lanes are opened again, on all iothreads or, if one cannot, on the old nodes; requests go on; what
+//! the exports no longer need is given back. Abort: the old nodes are put back, and requests go on there.
 //!
 //! Invariants: a change that fails leaves the graph, the claims and the guests as they were. No export is
 //! without its claim at any time, and none is in flight on a node without one. A file may take the place of another
@@ -21,14 +21,14 @@ use std::time::Duration;
 
 use block::{Claim, ClaimError, LaneError, Rights, SystemClock};
 use iothread::{Drained, GaveUp};
-use kernel_io::Succession;
+use kernel_io::{HandOver, Succession};
 
 use super::{Built, Claimed};
 use crate::device::Offer;
 use crate::export::Export;
-use crate::graph::ChangeFault;
+use crate::graph::{Change, ChangeFault, Graph, Replacement};
 use crate::holding::{Holding, Still};
-use crate::permissions::User;
+use crate::model::ModelFault;
 
 /// How long a change waits for requests in flight: as long as for a lock.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
@@ -39,6 +39,9 @@ pub enum ChangeError {
     /// It may not be.
     #[error(transparent)]
     Fault(#[from] ChangeFault),
+    /// It may not be.
+    #[error(transparent)]
+    Model(#[from] ModelFault),
     /// A session is waiting for the image.
     #[error("export {export} is being activated or inactivated just now")]
     Activation {
@@ -86,13 +89,25 @@ pub enum ChangeError {
     },
 }
 
+/// A change that is prepared: the new nodes are in their places, and nothing is in flight. Dropped, it is taken back.
+#[must_use = "dropped, it is taken back"]
+struct Transaction<'a> {
+    change: Option<Change>,
+    // Dropped in this order, once the places are as they were: requests go on, and what was claimed for the change is
+    // given back.
+    drained: Option<Drained>,
+    above: Vec<Above<'a>>,
+    _hand_over: HandOver<'a>,
+    graph: &'a mut Graph,
+}
+
 /// An export above the change, and what it holds.
 struct Above<'a> {
     offer: &'a Offer,
     rights: Rights,
     held: Held<'a>,
-    /// What is held of the new node besides.
-    ahead: Option<Claim>,
+    /// What is held of the new nodes besides.
+    ahead: Vec<Claim>,
     /// What is held in the graph as it is with the change.
     after: Option<Claim>,
 }
@@ -122,6 +137,18 @@ impl Above<'_> {
         }
     }
 
+    /// Claims what the new nodes need, if it holds anything, besides what it holds.
+    fn claim_ahead(&mut self, change: &Change) -> Result<(), ChangeError> {
+        if self.claim().is_some() {
+            for node in change.nodes() {
+                let claimed = node.claim(self.rights);
+                let failed = |source| ChangeError::Claim { export: self.export(), source };
+                self.ahead.push(claimed.map_err(failed)?);
+            }
+        }
+        Ok(())
+    }
+
     /// Claims what the graph of now needs, besides what is held.
     fn claim_after(&mut self) -> Result<(), ChangeError> {
         let export = self.export();
@@ -137,7 +164,7 @@ impl Above<'_> {
     fn settle(&mut self) {
         if let Some(after) = self.after.take() {
             *self.claim() = Some(after);
-            self.ahead = None;
+            self.ahead.clear();
         }
     }
 }
@@ -164,59 +191,82 @@ fn aboves<'a>(
                 (still.rights(), Held::OnDemand(still))
             }
         };
-        Ok(Above { offer, rights, held, ahead: None, after: None })
+        Ok(Above { offer, rights, held, ahead: Vec::new(), after: None })
     };
     offers.map(above).collect()
 }
 
 impl Built {
-    /// Puts the node of that name in the place below a node or an export, while guests run. Both must hold the
-    /// same bytes; the graph does not look at them. Blocks, as long as the longest request in flight, or [`DRAIN_MAX`].
+    /// Puts nodes into places below nodes or exports while guests run: all of them, or none. Each must hold the same
+    /// bytes as the one that it replaces; the graph does not look at them. Blocks, as long as the longest request in
+    /// flight, or [`DRAIN_MAX`].
     #[cfg_attr(not(test), expect(dead_code, reason = "what QMP will change the graph by"))]
-    pub(crate) fn replace(&mut self, user: &User, key: &str, by: &str) -> Result<(), ChangeError> {
-        let change = self.graph.change(user, key, by)?;
+    pub(crate) fn replace(&mut self, replacements: &[Replacement]) -> Result<(), ChangeError> {
+        self.prepare_change(replacements)?.commit()?;
+        for Replacement { user, key, by } in replacements {
+            tracing::info!("{user}: its child '{key}' is node {by} now");
+        }
+        Ok(())
+    }
+
+    /// Does all of a change that can fail, but opening lanes.
+    fn prepare_change(
+        &mut self,
+        replacements: &[Replacement],
+    ) -> Result<Transaction<'_>, ChangeError> {
+        let change = self.graph.change(replacements)?;
         let Self { exports, claims, iothreads, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
         let offers = exports.iter().map(Export::offer);
         let above = offers.filter(|offer| change.exports.contains(&offer.id));
-        let mut aboves = aboves(above, claims)?;
-        for above in &mut aboves {
-            if above.claim().is_some() {
-                let claimed = change.node.claim(above.rights);
-                let export = above.export();
-                let failed = |source| ChangeError::Claim { export, source };
-                above.ahead = Some(claimed.map_err(failed)?);
-            }
-        }
+        let mut above = aboves(above, claims)?;
+        above.iter_mut().try_for_each(|above| above.claim_ahead(&change))?;
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
-        aboves.iter_mut().try_for_each(Above::flush)?;
-        let nodes = aboves.iter().map(|above| Arc::clone(&above.offer.node)).collect();
+        above.iter_mut().try_for_each(Above::flush)?;
+        let nodes = above.iter().map(|above| Arc::clone(&above.offer.node)).collect();
         let iothreads = iothreads.values().cloned().collect();
-        let drained = Drained::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?;
-        aboves.iter_mut().try_for_each(Above::flush)?;
+        let drained = Some(Drained::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?);
+        above.iter_mut().try_for_each(Above::flush)?;
         for Succession { before, after } in &change.successions {
             let path = before.path().to_owned();
             after.measure().map_err(|source| ChangeError::Measure { path, source })?;
         }
-        let before = change.place.replace(Arc::clone(&change.node));
-        if let Err(error) = aboves.iter_mut().try_for_each(Above::claim_after) {
-            change.place.replace(before);
-            return Err(error);
+        let mut transaction =
+            Transaction { change: Some(change), drained, above, _hand_over: hand_over, graph };
+        transaction.swap();
+        transaction.above.iter_mut().try_for_each(Above::claim_after)?;
+        Ok(transaction)
+    }
+}
+
+impl Transaction<'_> {
+    fn swap(&mut self) {
+        if let Some(change) = &mut self.change {
+            change.swap();
         }
+    }
+
+    /// Has requests go on on the new nodes. If a lane cannot be opened on one of them, the change is taken back.
+    fn commit(mut self) -> Result<(), ChangeError> {
+        let drained = self.drained.take().expect("it is drained until it is over");
         if let Err(refused) = drained.end() {
-            change.place.replace(before);
-            // If this fails too, it is said, and requests fail.
-            drop(refused.drained);
             let (iothread, source) = (refused.iothread, refused.source);
+            // If this fails too, it is said, and requests fail.
+            self.drained = Some(refused.drained);
             return Err(ChangeError::Lane { iothread, source });
         }
-        graph.changed(change);
-        for above in &mut aboves {
-            above.offer.size.stands_on(graph.files_below_export(&above.offer.id));
+        let change = self.change.take().expect("a change is committed once");
+        self.graph.changed(change);
+        for above in &mut self.above {
+            above.offer.size.stands_on(self.graph.files_below_export(&above.offer.id));
             above.settle();
         }
-        drop((aboves, hand_over));
-        tracing::info!("{user}: its child '{key}' is node {by} now");
         Ok(())
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        self.swap();
     }
 }

@@ -4,7 +4,7 @@ use block::Access;
 use disk::DiscardPolicy;
 use kernel_io::Flushes;
 
-use crate::permissions::ChildRole;
+use crate::model::{Activity, ChildRole};
 use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional, required};
 
 /// The keys that every driver has.
@@ -67,30 +67,10 @@ pub(crate) enum AutoReadOnly {
     On,
 }
 
-/// Whether a node is held from the start (`active=`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Activity {
-    /// From the start of an export to its end.
-    Active,
-    /// While an export of it serves rings.
-    Inactive,
-}
-
-impl Activity {
-    /// Whether a node that is like this may have a child that is like that.
-    pub(crate) fn may_stand_on(self, child: Self) -> bool {
-        match (self, child) {
-            (Self::Active, Self::Inactive) => false,
-            (Self::Active, Self::Active) | (Self::Inactive, _) => true,
-        }
-    }
-
-    pub(super) fn read(fields: &mut Fields) -> Result<Self, Fault> {
-        Ok(match fields.flag("active")? {
-            Some(false) => Self::Inactive,
-            Some(true) | None => Self::Active,
-        })
-    }
+/// Whether a node is held from the start.
+pub(super) fn read_activity(fields: &mut Fields) -> Result<Activity, Fault> {
+    let activity = fields.either("active", Activity::Active, Activity::Inactive)?;
+    Ok(activity.unwrap_or(Activity::Active))
 }
 
 /// What is wrong with what a node is told.
@@ -135,11 +115,8 @@ impl BaseOptions {
 
     pub(super) fn read(fields: &mut Fields, inherited: Self) -> Result<Self, Fault> {
         let read_only = fields.flag("read-only")?.unwrap_or(inherited.read_only);
-        let auto_read_only = match fields.flag("auto-read-only")? {
-            Some(true) => AutoReadOnly::On,
-            Some(false) => AutoReadOnly::Off,
-            None => inherited.auto_read_only,
-        };
+        let auto = fields.either("auto-read-only", AutoReadOnly::On, AutoReadOnly::Off)?;
+        let auto_read_only = auto.unwrap_or(inherited.auto_read_only);
         let force_share = fields.flag("force-share")?.unwrap_or(inherited.force_share);
         if force_share && !read_only {
             return Err(Fault::own(BaseFault::ForceShareWritable));
@@ -159,12 +136,8 @@ impl BaseOptions {
             return Ok((self.cache_direct, self.flushes));
         };
         let direct = cache.flag("direct")?.unwrap_or(self.cache_direct);
-        let flushes = match cache.flag("no-flush")? {
-            Some(true) => Flushes::Ignored,
-            Some(false) => Flushes::Obeyed,
-            None => self.flushes,
-        };
-        Ok((direct, flushes))
+        let flushes = cache.either("no-flush", Flushes::Ignored, Flushes::Obeyed)?;
+        Ok((direct, flushes.unwrap_or(self.flushes)))
     }
 
     /// These options in canonical form.

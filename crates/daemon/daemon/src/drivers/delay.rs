@@ -19,7 +19,7 @@ use super::driver::{
     Driver, DriverOptions, HostFile, Made, Making, Needs, NodeError, Options, ThrottleGroups,
 };
 use super::{files, raw};
-use crate::permissions::ChildRole;
+use crate::model::ChildRole;
 use crate::syntax::{Fault, Fields, Key, Keys, Takes, Union, optional, required};
 
 /// `driver=delay`.

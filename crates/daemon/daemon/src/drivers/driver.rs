@@ -15,7 +15,7 @@ use layers::ThrottleGroup;
 use qcow2::Qcow2Node;
 
 use super::base::BaseOptions;
-use crate::permissions::ChildRole;
+use crate::model::{ChildRole, ObjectName};
 use crate::syntax::{Fault, Fields, Keys};
 use crate::watch::Watch;
 
@@ -85,15 +85,6 @@ pub(crate) struct HostFile<'a> {
     pub(crate) path: &'a Path,
     /// What it must be.
     pub(crate) kind: FileKind,
-}
-
-/// The name of an object.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ObjectName<'a> {
-    /// Its type, as in `qom-type=`.
-    pub(crate) kind: &'static str,
-    /// Its id.
-    pub(crate) id: &'a str,
 }
 
 /// A format whose images may name other files.

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use kernel_io::FileKind;
 
-use super::base::{Activity, BaseOptions};
+use super::base::BaseOptions;
 use super::driver::{Driver, Options};
 use super::file;
+use crate::model::{Activity, Edge, NewNode, Owner};
 
 /// A node as it was asked for.
 #[derive(Debug, Clone)]
@@ -64,6 +65,49 @@ impl Blockdev {
     /// `parent` is the name of the other one, `key` what it stands under there.
     pub(crate) fn name_below(&self, parent: &str, key: &str) -> String {
         self.node_name.clone().unwrap_or_else(|| format!("{parent}/{key}"))
+    }
+
+    /// What stands below it. `name` is its own name.
+    pub(crate) fn edges(&self, name: &str) -> Vec<Edge> {
+        let edge = |NamedChild { key, node }: &NamedChild| {
+            let node = match node {
+                ChildNode::Reference(node) => node.clone(),
+                ChildNode::Inline(inner) => inner.name_below(name, key),
+            };
+            Edge { key: key.clone(), role: self.driver.role(key), node }
+        };
+        self.children.iter().map(edge).collect()
+    }
+
+    /// The node for the model, under this name and above this.
+    pub(crate) fn entry<'a>(
+        &'a self,
+        name: &'a str,
+        edges: Vec<Edge>,
+        owner: Owner,
+    ) -> NewNode<'a> {
+        let (access, activity) = (self.base.access(), self.activity);
+        let objects = self.options.needs().objects;
+        NewNode { name, access, activity, edges, objects, owner }
+    }
+
+    /// The nodes written directly inside it, with their names. `name` is its own name.
+    pub(crate) fn inner<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (String, &'a Self)> {
+        self.children.iter().filter_map(move |child| match &child.node {
+            ChildNode::Inline(inner) => Some((inner.name_below(name, &child.key), &**inner)),
+            ChildNode::Reference(_) => None,
+        })
+    }
+
+    /// Does something to the node and to every node written inside it, each with its name. `name` is its own.
+    pub(crate) fn for_each_mut(&mut self, name: &str, work: &mut dyn FnMut(&mut Self, &str)) {
+        work(self, name);
+        for child in &mut self.children {
+            if let ChildNode::Inline(inner) = &mut child.node {
+                let name = inner.name_below(name, &child.key);
+                inner.for_each_mut(&name, work);
+            }
+        }
     }
 
     /// The node and every node written inside it, the lower ones first.

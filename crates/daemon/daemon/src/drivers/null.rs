@@ -57,14 +57,11 @@ struct NullOptions {
 }
 
 fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
-    let content = match fields.flag("read-zeroes")? {
-        Some(true) => ReadContent::Zeroes,
-        Some(false) | None => ReadContent::Untouched,
-    };
+    let content = fields.either("read-zeroes", ReadContent::Zeroes, ReadContent::Untouched)?;
     Ok(Arc::new(NullOptions {
         size: fields.int("size")?.unwrap_or(BYTES),
         latency: Duration::from_nanos(fields.int("latency-ns")?.unwrap_or(0)),
-        content,
+        content: content.unwrap_or(ReadContent::Untouched),
     }))
 }
 

@@ -12,7 +12,7 @@ use super::driver::{
     Driver, DriverOptions, Made, Making, NamedFile, NamesFiles, Needs, NodeError, Options,
     ThrottleGroups,
 };
-use crate::permissions::ChildRole;
+use crate::model::ChildRole;
 use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional, required};
 
 const IMAGE: &str = "file";

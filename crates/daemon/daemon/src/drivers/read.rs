@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::base::{Activity, BaseOptions};
+use super::base::{self, BaseOptions};
 use super::driver::Driver;
 use super::node::{Blockdev, ChildNode, NamedChild};
 use super::table;
@@ -66,7 +66,7 @@ fn read(mut fields: Fields, inherited: BaseOptions, depth: usize) -> Result<Bloc
     fields.check_keys(&driver.keys)?;
     let node_name = fields.text("node-name")?.map(check_node_name).transpose()?;
     let base = BaseOptions::read(&mut fields, inherited)?;
-    let activity = Activity::read(&mut fields)?;
+    let activity = base::read_activity(&mut fields)?;
     let options = (driver.read)(&mut fields, &base)?;
     let mut children = Children { fields, driver, base, depth, read: Vec::new() };
     for key in driver.keys.supported() {

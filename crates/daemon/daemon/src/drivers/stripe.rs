@@ -10,7 +10,7 @@ use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
     Driver, DriverOptions, Made, Making, Needs, NodeError, Options, ThrottleGroups,
 };
-use crate::permissions::ChildRole;
+use crate::model::ChildRole;
 use crate::syntax::{Fault, Fields, Keys, Takes, required};
 
 /// `driver=stripe`.

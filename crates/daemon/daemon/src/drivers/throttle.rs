@@ -7,10 +7,10 @@ use layers::{Limit, LimitKind, ThrottleNode};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, Made, Making, Needs, NodeError, ObjectName, Options, ThrottleGroups,
+    Driver, DriverOptions, Made, Making, Needs, NodeError, Options, ThrottleGroups,
 };
 use super::raw;
-use crate::permissions::ChildRole;
+use crate::model::{ChildRole, ObjectName, THROTTLE_GROUP};
 use crate::syntax::{Fault, Fields, Keys, Takes, required};
 
 /// `driver=throttle`.
@@ -47,7 +47,7 @@ fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
 
 impl DriverOptions for ThrottleOptions {
     fn needs(&self) -> Needs<'_> {
-        let objects = vec![ObjectName { kind: "throttle-group", id: &self.group }];
+        let objects = vec![ObjectName { kind: THROTTLE_GROUP, id: &self.group }];
         Needs { objects, ..Needs::default() }
     }
 

@@ -1,68 +1,53 @@
 //! What a change of the graph is, whether it may be, and that it was made.
 //!
-//! Where it stands: asked before anything is touched. Who carries a change out (`build::change`) drains what
+//! Where it stands: asked before anything is touched. `build::change` carries a change out: it drains what
 //! stands above, and tells how it ended.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use block::{Access, Node};
+use block::{Child, Node};
 use kernel_io::{OpenFile, Succession};
 
-use super::{Below, Graph, GraphError};
-use crate::permissions::{Conflict, User, Uses};
+use super::Graph;
+use crate::model::{Model, ModelFault, User};
 
-/// A change that may be made: another node in one place.
+/// Another node for one place.
+#[derive(Debug, Clone)]
+pub(crate) struct Replacement {
+    /// What stands above.
+    pub(crate) user: User,
+    /// The key of the place, as `file`; `root` below an export.
+    pub(crate) key: String,
+    /// The node that goes there.
+    pub(crate) by: String,
+}
+
+/// A change that may be made: other nodes in some places.
 #[derive(Debug)]
 pub(crate) struct Change {
-    user: User,
-    key: String,
-    by: String,
-    /// Where.
-    pub(crate) place: Arc<block::Child>,
-    /// What goes there.
-    pub(crate) node: Arc<dyn Node>,
+    places: Vec<Place>,
     /// Which exports stand above, by id.
     pub(crate) exports: BTreeSet<String>,
     /// Where a file takes the place of another one of the same image, which no export uses any more afterwards.
     pub(crate) successions: Vec<Succession>,
     /// The graph with it.
-    uses: Uses,
+    model: Model,
+}
+
+#[derive(Debug)]
+struct Place {
+    replacement: Replacement,
+    child: Arc<Child>,
+    node: Arc<dyn Node>,
 }
 
 /// A change cannot be. Every message names the node.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeFault {
-    /// There is no such node.
+    /// The nodes do not fit together.
     #[error(transparent)]
-    Unknown(#[from] GraphError),
-    /// There is no such place.
-    #[error("{user} has no child '{key}'")]
-    NoPlace {
-        /// Who should have it.
-        user: String,
-        /// The key.
-        key: String,
-    },
-    /// It would stand on itself.
-    #[error("node '{}' would stand on itself: {}", way[0], way.join(" -> "))]
-    Cycle {
-        /// The way down from the node to itself; never empty.
-        way: Vec<String>,
-    },
-    /// Users of a node could not meet there.
-    #[error(transparent)]
-    Conflict(#[from] Box<Conflict>),
-    /// An inactive node below an active one.
-    #[error("Inactive '{child}' can't be a {key} child of active '{node}'")]
-    Inactive {
-        /// The active one.
-        node: String,
-        /// The inactive one.
-        child: String,
-        /// The key that it would stand under.
-        key: String,
-    },
+    Model(#[from] ModelFault),
     /// Guests know the size.
     #[error(
         "node {child} has {found} bytes, and {wanted} bytes are wanted in its place below {user}"
@@ -74,78 +59,62 @@ pub enum ChangeFault {
         found: u64,
         /// The size of the node that is there.
         wanted: u64,
-        /// Who is above.
-        user: String,
-    },
-    /// Who is above writes.
-    #[error("node {child} is read-only, and {user} is not")]
-    ReadOnly {
-        /// The node.
-        child: String,
-        /// Who is above.
-        user: String,
+        /// What stands above.
+        user: User,
     },
 }
 
+impl Change {
+    /// The nodes that go into the places.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &Arc<dyn Node>> {
+        self.places.iter().map(|place| &place.node)
+    }
+
+    /// Puts them there; what was there is put back by doing it again.
+    pub(crate) fn swap(&mut self) {
+        // One place can be in it twice: what came first is put back last.
+        for place in &mut self.places {
+            place.node = place.child.replace(Arc::clone(&place.node));
+        }
+        self.places.reverse();
+    }
+}
+
 impl Graph {
-    /// Whether that node may be put in the place below a user. Nothing is changed.
-    pub(crate) fn change(&self, user: &User, key: &str, by: &str) -> Result<Change, ChangeFault> {
-        let name = || user.to_string();
-        let no_place = || ChangeFault::NoPlace { user: name(), key: key.to_owned() };
-        let below = self.below(user, key).ok_or_else(no_place)?;
-        let node = Arc::clone(self.node(by)?);
-        let mut uses = self.uses.clone();
-        let mut is_image = false;
-        let (exports, writes) = match user {
-            User::Node(user) => {
-                if let Some(way) = uses.path(by, user) {
-                    return Err(ChangeFault::Cycle { way: [vec![user.clone()], way].concat() });
-                }
-                if !self.activity(user).may_stand_on(self.activity(by)) {
-                    let (node, child, key) = (user.clone(), by.to_owned(), key.to_owned());
-                    return Err(ChangeFault::Inactive { node, child, key });
-                }
-                let vertex = self.vertex(user)?;
-                is_image = vertex.made.image.is_some();
-                (uses.exports_above(user), vertex.made.node.access() == Access::ReadWrite)
+    /// Whether these nodes may be put in their places, one after the other. Nothing is changed.
+    pub(crate) fn change(&self, replacements: &[Replacement]) -> Result<Change, ChangeFault> {
+        let mut model = self.model.clone();
+        let (mut exports, mut places, mut left) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for replacement in replacements {
+            let Replacement { user, key, by } = replacement;
+            left.push(model.replace(user, key, by)?);
+            exports.extend(model.exports_above(user));
+            let child = Arc::clone(self.place(user, key));
+            let node = Arc::clone(self.node(by)?);
+            let (found, wanted) = (node.size().0.0, child.node().size().0.0);
+            // The size of an image is what it says itself; its file grows.
+            if found != wanted && !self.is_image(user) {
+                let (child, user) = (by.clone(), user.clone());
+                return Err(ChangeFault::Size { child, found, wanted, user });
             }
-            User::Export(id) => (BTreeSet::from([id.clone()]), uses.writes(user)),
-        };
-        if writes && node.access() == Access::ReadOnly {
-            return Err(ChangeFault::ReadOnly { child: by.to_owned(), user: name() });
+            places.push(Place { replacement: replacement.clone(), child, node });
         }
-        let (found, wanted) = (node.size().0.0, below.place.node().size().0.0);
-        // The size of an image is what it says itself; its file grows.
-        if found != wanted && !is_image {
-            let (child, user) = (by.to_owned(), name());
-            return Err(ChangeFault::Size { child, found, wanted, user });
-        }
-        uses.replace(user, key, by)?;
-        let successions = self.successions(&uses, &below.edge.node, by);
-        let (user, key, by) = (user.clone(), key.to_owned(), by.to_owned());
-        let place = Arc::clone(&below.place);
-        Ok(Change { user, key, by, place, node, exports, successions, uses })
+        let succession =
+            |(old, place): (&String, &Place)| self.successions(&model, old, &place.replacement.by);
+        let successions = left.iter().zip(&places).flat_map(succession).collect();
+        Ok(Change { places, exports, successions, model })
     }
 
     /// A change was made.
     pub(crate) fn changed(&mut self, change: Change) {
-        self.uses = change.uses;
-        let below = match &change.user {
-            User::Node(name) => {
-                let vertex =
-                    self.vertices.get_mut(name).expect("nodes stay while they are changed");
-                vertex.below.iter_mut().find(|below| below.edge.key == change.key)
-            }
-            User::Export(id) => self.roots.get_mut(id),
-        };
-        below.expect("places stay while they are changed").edge.node = change.by;
+        self.model = change.model;
     }
 
     /// The files below the one node that take the place of files below the other. Not those below an image: what it
     /// knows of its file would be from before the change.
-    fn successions(&self, after: &Uses, old: &str, new: &str) -> Vec<Succession> {
+    fn successions(&self, after: &Model, old: &str, new: &str) -> Vec<Succession> {
         let mut leaving = self.plain_files_below(old);
-        leaving.retain(|(node, _)| after.exports_above(node).is_empty());
+        leaving.retain(|(node, _)| after.exports_above(&User::Node((*node).to_owned())).is_empty());
         let succession = |(_, file): (&str, &Arc<OpenFile>)| {
             let same = |(_, other): &&(&str, &Arc<OpenFile>)| {
                 other.identity() == file.identity() && !Arc::ptr_eq(other, file)
@@ -160,21 +129,28 @@ impl Graph {
     fn plain_files_below<'a>(&'a self, name: &'a str) -> Vec<(&'a str, &'a Arc<OpenFile>)> {
         let (mut files, mut next) = (Vec::new(), vec![name]);
         while let Some(name) = next.pop() {
-            if let Some(vertex) =
-                self.vertices.get(name).filter(|vertex| vertex.made.image.is_none())
-            {
+            let vertex = &self.vertices[name];
+            if vertex.made.image.is_none() {
                 files.extend(vertex.made.file.iter().map(|file| (name, file)));
-                next.extend(vertex.below.iter().map(|below| below.edge.node.as_str()));
+                next.extend(self.below(name).iter().map(|edge| edge.node.as_str()));
             }
         }
         files
     }
 
-    fn below(&self, user: &User, key: &str) -> Option<&Below> {
-        let places = match user {
-            User::Node(name) => self.vertices.get(name)?.below.iter().collect(),
-            User::Export(id) => vec![self.roots.get(id)?],
+    /// The place below a user, which the model knows.
+    fn place(&self, user: &User, key: &str) -> &Arc<Child> {
+        let place = match user {
+            User::Node(name) => {
+                let mut places = self.vertices[name].places.iter();
+                places.find(|(known, _)| known == key).map(|(_, place)| place)
+            }
+            User::Export(id) => self.roots.get(id),
         };
-        places.into_iter().find(|below| below.edge.key == key)
+        place.expect("every edge of the model has its place")
+    }
+
+    fn is_image(&self, user: &User) -> bool {
+        matches!(user, User::Node(name) if self.vertices[name].made.image.is_some())
     }
 }

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use kernel_io::OpenFile;
 use qcow2::Qcow2Node;
 
-use super::{Below, Graph, Vertex};
-use crate::drivers::{Activity, Blockdev, ThrottleGroups};
+use super::{Graph, Vertex};
+use crate::drivers::{Blockdev, ThrottleGroups};
+use crate::model::Activity;
 
 /// The options of nodes by place and key, in words that stay the same from version to version.
 pub(crate) type Description = BTreeMap<String, String>;
@@ -67,15 +68,12 @@ impl Graph {
 
     /// Visits each place below an export, the upper ones first.
     fn walk<'a>(&'a self, export: &str, visit: &mut dyn FnMut(&str, &'a Vertex)) {
-        let Some(root) = self.roots.get(export) else { return };
-        let mut next: Vec<(String, &Below)> = vec![(String::new(), root)];
-        while let Some((place, below)) = next.pop() {
-            if let Some(vertex) = self.vertices.get(&below.edge.node) {
-                visit(&place, vertex);
-                next.extend(
-                    vertex.below.iter().map(|below| (join(&place, &below.edge.key), below)),
-                );
-            }
+        let Some(root) = self.model.root(export) else { return };
+        let mut next = vec![(String::new(), root)];
+        while let Some((place, node)) = next.pop() {
+            visit(&place, &self.vertices[node]);
+            let below = self.below(node).iter();
+            next.extend(below.map(|edge| (join(&place, &edge.key), edge.node.as_str())));
         }
     }
 }

@@ -13,13 +13,14 @@ use std::fmt;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use block::Child;
 use kernel_io::FileKind;
 
 use super::{Below, Graph, GraphError};
 use crate::drivers::{self, BaseOptions, Blockdev, NamedFile};
-use crate::permissions::{ChildRole, Edge};
+use crate::model::{ChildRole, Edge, Owner};
 use crate::syntax::Names;
 
 /// How many images may name each other in a row, so that reading them ends; as many as libvirt bears.
@@ -202,10 +203,11 @@ impl Graph {
         self.naming.extend(files.iter().map(|file| file.identity()));
         let result = inner.into_iter().try_for_each(|(key, inner)| {
             let child = inner.name_below(name, key);
-            let node = self.build(&inner, &child, made)?;
+            self.build(&inner, &child, Owner::Parent, made)?;
+            let place = Child::new(Arc::clone(self.node(&child)?));
             let (key, role) = (key.to_owned(), blockdev.driver.role(key));
             let edge = Edge { key, role, node: child };
-            below.push(Below { edge, place: Child::new(node) });
+            below.push(Below { edge, place });
             Ok(())
         });
         self.naming.truncate(depth);

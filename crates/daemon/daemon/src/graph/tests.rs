@@ -11,6 +11,7 @@ use kernel_io::OpenOptions;
 use tempfile::TempDir;
 
 use super::*;
+use crate::drivers::ChildNode;
 use crate::options::{Command, Plan, Step, parse};
 
 /// A directory with the images `a` and `b` of 64 KiB.

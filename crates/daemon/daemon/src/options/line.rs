@@ -34,31 +34,21 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, O
     if let Some(word) = words.iter().find(|word| word.name == Name::Later) {
         return Err(LineFault::NotYet { option: word.option }.into());
     }
-    let shared = Shared::read(&words)?;
+    let Shared { mut plan, socket_mode, socket_group } = Shared::read(&words)?;
     let form = form(&words)?;
-    let mut steps = match form {
+    plan.steps = match form {
         Form::Long => long::steps(&words)?,
         Form::Short => short::steps(&words)?,
     };
-    for step in &mut steps {
+    for step in &mut plan.steps {
         if let Step::Export(export) = step {
-            export.socket.mode = shared.socket_mode;
-            export.socket.group.clone_from(&shared.socket_group);
+            export.socket.mode = socket_mode;
+            export.socket.group.clone_from(&socket_group);
         }
     }
     // Whoever uses the short form has no other place to learn how to attach a guest.
-    let hint = (form == Form::Short).then_some(AttachFormat::Qemu);
-    Ok(Command::Serve(Plan {
-        steps,
-        pidfile: shared.pidfile,
-        log_file: shared.log_file,
-        daemonize: shared.daemonize,
-        takeover: shared.takeover,
-        print: shared.print.or(hint),
-        sandbox: shared.sandbox,
-        named_files: shared.named_files,
-        guest_memory: shared.guest_memory,
-    }))
+    plan.print = plan.print.or((form == Form::Short).then_some(AttachFormat::Qemu));
+    Ok(Command::Serve(plan))
 }
 
 /// How a line says what to serve.
@@ -89,35 +79,28 @@ fn form(words: &[Word]) -> Result<Form, LineFault> {
     }
 }
 
-/// What both forms have. The last of several wins, as in qemu-storage-daemon.
+/// What both forms have: a plan without steps. The last of several wins, as in qemu-storage-daemon.
 #[derive(Debug)]
 struct Shared {
-    pidfile: Option<PathBuf>,
-    log_file: Option<PathBuf>,
-    daemonize: Daemonize,
-    takeover: Takeover,
-    print: Option<AttachFormat>,
+    plan: Plan,
     socket_mode: Option<u32>,
     socket_group: Option<String>,
-    sandbox: Sandboxing,
-    named_files: NamedFiles,
-    guest_memory: GuestMemoryOptions,
 }
 
 impl Shared {
     fn read(words: &[Word]) -> Result<Self, OptionError> {
-        let mut shared = Self {
+        let plan = Plan {
+            steps: Vec::new(),
             pidfile: None,
             log_file: None,
             daemonize: Daemonize::Foreground,
             takeover: Takeover::Never,
             print: None,
-            socket_mode: None,
-            socket_group: None,
             sandbox: Sandboxing::Possible,
             named_files: NamedFiles::Refused,
             guest_memory: GuestMemoryOptions::default(),
         };
+        let mut shared = Self { plan, socket_mode: None, socket_group: None };
         for word in words {
             if let Name::Shared(name) = word.name {
                 shared.take(name, word)?;
@@ -127,60 +110,46 @@ impl Shared {
     }
 
     fn take(&mut self, name: SharedName, word: &Word) -> Result<(), OptionError> {
-        let argument = |text: &str, fault| OptionError::Argument {
-            option: word.option,
-            text: text.to_owned(),
-            fault: Box::new(fault),
-        };
+        let wrong = |fault| word.wrong(fault);
         let path = |what| match word.argument.is_empty() {
-            true => Err(argument("", Fault::EmptyPath { what })),
+            true => Err(wrong(Fault::EmptyPath { what })),
             false => Ok(PathBuf::from(&word.argument)),
         };
         match name {
-            SharedName::Pidfile => self.pidfile = Some(path("pidfile's path")?),
-            SharedName::LogFile => self.log_file = Some(path("log file's path")?),
-            SharedName::Daemonize => self.daemonize = Daemonize::Background,
-            SharedName::Takeover => self.takeover = Takeover::WhereServed,
-            SharedName::Print => {
-                let text = word.text()?;
-                self.print = Some(print(text).map_err(|fault| argument(text, fault))?);
-            }
+            SharedName::Pidfile => self.plan.pidfile = Some(path("pidfile's path")?),
+            SharedName::LogFile => self.plan.log_file = Some(path("log file's path")?),
+            SharedName::Daemonize => self.plan.daemonize = Daemonize::Background,
+            SharedName::Takeover => self.plan.takeover = Takeover::WhereServed,
+            SharedName::Print => self.plan.print = Some(print(word.text()?).map_err(wrong)?),
             SharedName::SocketMode => {
-                let text = word.text()?;
-                self.socket_mode = Some(socket_mode(text).map_err(|fault| argument(text, fault))?);
+                self.socket_mode = Some(socket_mode(word.text()?).map_err(wrong)?);
             }
             SharedName::SocketGroup => {
                 let text = word.text()?;
                 if text.is_empty() {
-                    return Err(argument(text, Fault::ExpectsAlone { expected: "a group" }));
+                    return Err(wrong(Fault::ExpectsAlone { expected: "a group" }));
                 }
                 self.socket_group = Some(text.to_owned());
             }
-            SharedName::NamedFiles => {
-                let text = word.argument.display();
-                let wrong = |fault| argument(&text.to_string(), fault);
-                self.allow_named_files(&word.argument).map_err(wrong)?;
-            }
+            SharedName::NamedFiles => self.allow_named_files(&word.argument).map_err(wrong)?,
             SharedName::MemoryFiles => {
-                let text = word.argument.display();
-                let wrong = |fault| argument(&text.to_string(), fault);
                 let directory = directory(Path::new(&word.argument)).map_err(wrong)?;
-                self.guest_memory.directories.push(directory);
+                self.plan.guest_memory.directories.push(directory);
             }
             SharedName::MaxGuestMemory => {
                 let text = word.text()?;
                 let fault = Fault::ExpectsAlone { expected: "a size above 0, as 16T" };
                 let bytes = parse_size(text).filter(|bytes| *bytes > 0);
-                let bytes = bytes.ok_or_else(|| argument(text, fault))?;
-                self.guest_memory.bytes_max = Some(bytes);
+                let bytes = bytes.ok_or_else(|| wrong(fault))?;
+                self.plan.guest_memory.bytes_max = Some(bytes);
             }
             SharedName::Sandbox => {
                 let text = word.text()?;
                 let fault = Fault::ExpectsAlone { expected: "'on' or 'off'" };
-                self.sandbox = match parse_flag(text) {
+                self.plan.sandbox = match parse_flag(text) {
                     Some(true) => Sandboxing::Required,
                     Some(false) => Sandboxing::Off,
-                    None => return Err(argument(text, fault)),
+                    None => return Err(wrong(fault)),
                 };
             }
         }
@@ -192,17 +161,17 @@ impl Shared {
     /// Directories add up; `on` and `off` put an end to what was said before.
     fn allow_named_files(&mut self, argument: &OsStr) -> Result<(), Fault> {
         match argument.to_str().and_then(parse_flag) {
-            Some(true) => self.named_files = NamedFiles::Anywhere,
-            Some(false) => self.named_files = NamedFiles::Refused,
+            Some(true) => self.plan.named_files = NamedFiles::Anywhere,
+            Some(false) => self.plan.named_files = NamedFiles::Refused,
             None if argument.is_empty() => {
                 return Err(Fault::ExpectsAlone { expected: "'on', 'off' or a directory" });
             }
             None => {
                 let directory = directory(Path::new(argument))?;
-                match &mut self.named_files {
+                match &mut self.plan.named_files {
                     NamedFiles::Below(directories) => directories.push(directory),
                     NamedFiles::Refused | NamedFiles::Anywhere => {
-                        self.named_files = NamedFiles::Below(vec![directory]);
+                        self.plan.named_files = NamedFiles::Below(vec![directory]);
                     }
                 }
             }

@@ -1,12 +1,12 @@
 //! The long form: qemu-storage-daemon's `--object`, `--blockdev` and `--export`, in order.
 
-use super::ahead::Ahead;
 use super::fault::OptionError;
-use super::names::Names;
 use super::plan::{HelpTopic, Step};
+use super::references;
 use super::words::{Name, StepName, Word};
 use super::{export, object};
 use crate::drivers;
+use crate::model::Model;
 use crate::syntax::{Fault, asks_for_help};
 
 /// The help an argument asks for, as `--object help` does.
@@ -25,35 +25,41 @@ pub(super) fn help_topic(word: &Word) -> Option<HelpTopic> {
 /// Reads the steps in the order given and checks each against those before it. What is wrong with the
 /// earliest step counts.
 pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
-    let (mut read, mut fault) = (Vec::new(), None);
+    let (mut of, mut steps, mut fault) = (Vec::new(), Vec::new(), None);
     for word in words {
         let Name::Step(name) = word.name else {
             continue;
         };
         match step(name, word) {
-            Ok(step) => read.push((word, step)),
+            Ok(step) => {
+                of.push(word);
+                steps.push(step);
+            }
             Err(error) => {
                 fault = Some(error);
                 break;
             }
         }
     }
-    let ahead = Ahead::of(read.iter().map(|(_, step)| step));
-    for (_, step) in &mut read {
-        if let Step::Blockdev(blockdev) = step {
-            let name = blockdev.name_below("", "");
-            ahead.settle_null(blockdev);
-            ahead.settle_read_only(blockdev, &name);
+    references::settle_null(&mut steps);
+    let mut model = Model::default();
+    let mut admitted = 0;
+    for (step, word) in steps.iter().zip(&of) {
+        match references::admit(&mut model, step, &steps) {
+            Ok(()) => admitted += 1,
+            Err(error) => {
+                fault = Some(word.wrong(error));
+                break;
+            }
         }
     }
-    let mut names = Names::new(ahead);
-    for (word, step) in &read {
-        let checked = names.admit(step).and_then(|()| check_files(step));
-        checked.map_err(|fault| wrong(word, fault))?;
+    references::settle_read_only(&mut steps, &model);
+    for (step, word) in steps.iter().zip(&of).take(admitted) {
+        check_files(step).map_err(|fault| word.wrong(fault))?;
     }
     match fault {
         Some(fault) => Err(fault),
-        None => Ok(read.into_iter().map(|(_, step)| step).collect()),
+        None => Ok(steps),
     }
 }
 
@@ -64,12 +70,7 @@ fn step(name: StepName, word: &Word) -> Result<Step, OptionError> {
         StepName::Blockdev => drivers::parse(text).map(Step::Blockdev),
         StepName::Export => export::parse(text).map(Step::Export),
     };
-    step.map_err(|fault| wrong(word, fault))
-}
-
-fn wrong(word: &Word, fault: Fault) -> OptionError {
-    let text = word.argument.display().to_string();
-    OptionError::Argument { option: word.option, text, fault: Box::new(fault) }
+    step.map_err(|fault| word.wrong(fault))
 }
 
 /// Whether the files of a step are there and ours to open.

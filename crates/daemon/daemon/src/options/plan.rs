@@ -14,6 +14,7 @@ use layers::ThrottleLimits;
 use crate::drivers::Blockdev;
 use crate::graph::NamedFiles;
 use crate::log::{Log, LogError};
+use crate::model::{IOTHREAD, NewExport, ObjectName, THROTTLE_GROUP};
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,39 +153,31 @@ pub(crate) enum Step {
 
 /// `--object`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Object {
-    /// A thread.
-    Iothread(IothreadObject),
-    /// Limits that several nodes share.
-    ThrottleGroup(ThrottleGroupObject),
+pub(crate) struct Object {
+    /// Its name, which no other object has.
+    pub(crate) id: String,
+    /// What it is.
+    pub(crate) kind: ObjectKind,
+}
+
+/// What an object is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ObjectKind {
+    /// A thread, and how long it looks for work before it sleeps.
+    Iothread(PollOptions),
+    /// What the nodes that name it may do together.
+    ThrottleGroup(ThrottleLimits),
 }
 
 impl Object {
-    /// Its name, which no other object has.
-    pub(crate) fn id(&self) -> &str {
-        match self {
-            Self::Iothread(object) => &object.id,
-            Self::ThrottleGroup(object) => &object.id,
-        }
+    /// The object for the model.
+    pub(crate) fn name(&self) -> ObjectName<'_> {
+        let kind = match self.kind {
+            ObjectKind::Iothread(_) => IOTHREAD,
+            ObjectKind::ThrottleGroup(_) => THROTTLE_GROUP,
+        };
+        ObjectName { kind, id: &self.id }
     }
-}
-
-/// `--object iothread`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct IothreadObject {
-    /// Its name.
-    pub(crate) id: String,
-    /// How long it looks for work before it sleeps.
-    pub(crate) polling: PollOptions,
-}
-
-/// `--object throttle-group`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ThrottleGroupObject {
-    /// Its name.
-    pub(crate) id: String,
-    /// What its members may do together.
-    pub(crate) limits: ThrottleLimits,
 }
 
 /// The polling of an iothread, as in QEMU.
@@ -222,9 +215,15 @@ pub(crate) struct ExportOptions {
 }
 
 impl ExportOptions {
-    /// What clients may do.
-    pub(crate) fn access(&self) -> Access {
-        if self.writable { Access::ReadWrite } else { Access::ReadOnly }
+    /// The export for the model.
+    pub(crate) fn entry(&self) -> NewExport<'_> {
+        NewExport {
+            id: &self.id,
+            node: &self.node_name,
+            access: if self.writable { Access::ReadWrite } else { Access::ReadOnly },
+            iothreads: &self.iothreads,
+            socket: &self.socket.path,
+        }
     }
 }
 

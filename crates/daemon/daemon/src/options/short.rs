@@ -14,7 +14,7 @@ use kernel_io::FileKind;
 use super::export::{LOGICAL_BLOCK_BYTES, check_num_queues, check_socket_path};
 use super::fault::{LineFault, OptionError};
 use super::long::check_files;
-use super::plan::{ExportOptions, IothreadObject, Object, PollOptions, SocketOptions, Step};
+use super::plan::{ExportOptions, Object, ObjectKind, PollOptions, SocketOptions, Step};
 use super::words::{Name, ShortName, Word};
 use crate::drivers::{self, BaseOptions, Blockdev, Driver};
 use crate::syntax::{Convert, Fault, nearest, parse_flag, parse_number};
@@ -132,11 +132,7 @@ impl Short {
             let Name::Short(name) = word.name else {
                 continue;
             };
-            short.take(name, word).map_err(|fault| OptionError::Argument {
-                option: word.option,
-                text: word.argument.display().to_string(),
-                fault: Box::new(fault),
-            })?;
+            short.take(name, word).map_err(|fault| word.wrong(fault))?;
         }
         if short.socket.as_os_str().is_empty() {
             return Err(LineFault::NoSocket { image: short.image }.into());
@@ -169,11 +165,8 @@ impl Short {
     fn steps(&self, kind: FileKind) -> Vec<Step> {
         let iothreads: Vec<String> =
             (0..self.iothreads).map(|number| format!("iothread{number}")).collect();
-        let objects = iothreads
-            .iter()
-            .cloned()
-            .map(|id| IothreadObject { id, polling: PollOptions::default() })
-            .map(|object| Step::Object(Object::Iothread(object)));
+        let object = |id| Object { id, kind: ObjectKind::Iothread(PollOptions::default()) };
+        let objects = iothreads.iter().cloned().map(|id| Step::Object(object(id)));
         let (read_only, cache_direct) = (self.read_only, self.cache_direct);
         let base = BaseOptions { read_only, cache_direct, ..BaseOptions::DEFAULT };
         let image = self.image.clone();

@@ -18,12 +18,12 @@ use std::{env, fs, iter, process};
 use disk::DiscardPolicy;
 use kernel_io::Flushes;
 
-use super::plan::IothreadObject;
 use super::{
-    AttachFormat, Command, Daemonize, ExportOptions, HelpTopic, Object, Plan, PollOptions,
-    SocketOptions, Step, parse,
+    AttachFormat, Command, Daemonize, ExportOptions, HelpTopic, Object, ObjectKind, Plan,
+    PollOptions, SocketOptions, Step, parse,
 };
-use crate::drivers::{Activity, BaseOptions, Blockdev, ChildNode, NamedChild};
+use crate::drivers::{BaseOptions, Blockdev, ChildNode, NamedChild};
+use crate::model::Activity;
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
 const ADDR: &str = "node-name=n,addr.type=unix,addr.path=s";
@@ -119,7 +119,7 @@ fn inner(node: &Blockdev) -> &Blockdev {
 }
 
 fn iothread(id: &str, polling: PollOptions) -> Step {
-    Step::Object(Object::Iothread(IothreadObject { id: id.to_owned(), polling }))
+    Step::Object(Object { id: id.to_owned(), kind: ObjectKind::Iothread(polling) })
 }
 
 fn export() -> ExportOptions {

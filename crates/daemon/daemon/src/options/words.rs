@@ -8,8 +8,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use super::fault::LineFault;
-use crate::syntax::nearest;
+use super::fault::{LineFault, OptionError};
+use crate::syntax::{Fault, nearest};
 
 /// What an option is for, which says where it may stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,6 +166,12 @@ impl Word {
 
     fn image(argument: OsString) -> Self {
         Self { name: Name::Short(ShortName::Image), option: "an image", argument }
+    }
+
+    /// What is wrong with the argument.
+    pub(super) fn wrong(&self, fault: Fault) -> OptionError {
+        let text = self.argument.display().to_string();
+        OptionError::Argument { option: self.option, text, fault: Box::new(fault) }
     }
 
     /// The argument as text.

@@ -104,6 +104,11 @@ impl Fields {
         flag.map(Some).ok_or_else(|| self.expects(key, expected))
     }
 
+    /// What a boolean stands for.
+    pub(crate) fn either<T>(&mut self, key: &str, on: T, off: T) -> Result<Option<T>, Fault> {
+        Ok(self.flag(key)?.map(|is_on| if is_on { on } else { off }))
+    }
+
     /// A whole number without unit.
     pub(crate) fn number(&mut self, key: &str) -> Result<Option<u64>, Fault> {
         self.expect(key, |takes| matches!(takes, Takes::Number));

@@ -86,20 +86,11 @@ pub(crate) enum Takes {
 impl Takes {
     /// The keys in it.
     pub(crate) fn inner(&self) -> Vec<&'static Keys> {
-        match self {
-            Self::Object(keys) | Self::WordOrObject(_, keys) => vec![*keys],
-            Self::Union(union) => union.branches.iter().map(|(_, keys)| keys).collect(),
-            Self::Text
-            | Self::Flag
-            | Self::Number
-            | Self::Int
-            | Self::Size
-            | Self::Word(_)
-            | Self::Texts
-            | Self::Node
-            | Self::NodeOrNull
-            | Self::Nodes { .. } => Vec::new(),
+        if let Self::Object(keys) | Self::WordOrObject(_, keys) = self {
+            return vec![*keys];
         }
+        let Self::Union(union) = self else { return Vec::new() };
+        union.branches.iter().map(|(_, keys)| keys).collect()
     }
 }
 

@@ -1,12 +1,15 @@
 //! Why the place of another process could not be taken.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::find::FindError;
-use super::take::END_LIMIT;
 use super::wire::WireError;
 use crate::build::BuildError;
 use crate::pidfile::PidfileError;
+
+/// How long an old process that was told to end may take: it finishes its requests and flushes.
+pub(super) const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// The place of another process could not be taken.
 #[derive(Debug, thiserror::Error)]

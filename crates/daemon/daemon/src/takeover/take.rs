@@ -21,7 +21,7 @@ use std::time::Duration;
 use rustix::process::{Signal, pidfd_send_signal};
 use virtio::Features;
 
-use super::error::TakeoverError;
+use super::error::{END_LIMIT, TakeoverError};
 use super::find::{Served, check_program, hold, server_of};
 use super::give::socket_file;
 use super::state::{self, Parcel, Transfer};
@@ -53,9 +53,6 @@ const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long the old process may take to say that this one goes on. It says so at once, or not at all.
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
-
-/// How long an old process that was told to end may take: it finishes its requests and flushes.
-pub(super) const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// The process whose place was taken.
 #[derive(Debug)]

@@ -21,6 +21,7 @@ use super::*;
 use crate::chain::chain_of;
 use crate::claim::{Patience, Told, Wait};
 use crate::descriptor_check::DescriptorCheck;
+use crate::model::User;
 use crate::options::{self, Plan, parse};
 
 const IMAGE_BYTES: usize = 1 << 20;
@@ -88,8 +89,18 @@ impl Place {
         connect(&self.path(&format!("{export}.sock")), 1 << 20)
     }
 
-    fn replace(&mut self, user: &User, role: &str, by: &str) -> Result<(), String> {
-        self.built.replace(user, role, by).map_err(|error| chain_of(&error).to_string())
+    fn replace(&mut self, user: &User, key: &str, by: &str) -> Result<(), String> {
+        self.replace_all(&[(user.clone(), key, by)])
+    }
+
+    fn replace_all(&mut self, places: &[(User, &str, &str)]) -> Result<(), String> {
+        let replacement = |(user, key, by): &(User, &str, &str)| Replacement {
+            user: user.clone(),
+            key: (*key).to_owned(),
+            by: (*by).to_owned(),
+        };
+        let replacements: Vec<_> = places.iter().map(replacement).collect();
+        self.built.replace(&replacements).map_err(|error| chain_of(&error).to_string())
     }
 }
 
@@ -458,4 +469,83 @@ fn changes_that_cannot_be_are_named_and_change_nothing() {
          null-co,node-name=alone,size=524288 alone>e",
     );
     assert_eq!(writer.replace(&export("e"), "root", "other"), Err(conflict.to_owned()));
+}
+
+#[test]
+fn several_places_change_together_or_not_at_all() {
+    let mut place = Place::serving(
+        "file,node-name=a,filename=DIR/a file,node-name=b,filename=DIR/b raw,node-name=r,file=a \
+         raw,node-name=s,file=b r>e s>g",
+    );
+    let (a, b) = (place.path("a"), place.path("b"));
+    let [of_a, of_b] = [&a, &b].map(|path| fs::read(path).unwrap());
+    let (mut one, mut other) = (place.client("e"), place.client("g"));
+    let mut check = |below_one: &[u8], below_other: &[u8]| {
+        assert_eq!(one.read(4096, 4096, 0).unwrap(), below_one[4096..8192]);
+        assert_eq!(other.read(4096, 4096, 0).unwrap(), below_other[4096..8192]);
+        assert!(!is_free(&a) && !is_free(&b));
+    };
+    let crossed = [(node("r"), "file", "b"), (node("s"), "file", "a")];
+    place.replace_all(&crossed).unwrap();
+    check(&of_b, &of_a);
+    // What cannot be in the last place takes the first back.
+    let said = place.replace_all(&[(node("r"), "file", "a"), (node("s"), "file", "s")]);
+    assert_eq!(said, Err("node 's' would stand on itself: s -> s".to_owned()));
+    check(&of_b, &of_a);
+    // Each fits what those before it leave.
+    let chain = [(node("s"), "file", "r"), (node("r"), "file", "s")];
+    let said = place.replace_all(&chain);
+    assert_eq!(said, Err("node 'r' would stand on itself: r -> s -> r".to_owned()));
+    // Prepared and not committed.
+    let back = [("r", "a"), ("s", "b")].map(|(user, by)| Replacement {
+        user: node(user),
+        key: "file".to_owned(),
+        by: by.to_owned(),
+    });
+    drop(place.built.prepare_change(&back).unwrap());
+    check(&of_b, &of_a);
+    place.built.prepare_change(&back).unwrap().commit().unwrap();
+    check(&of_a, &of_b);
+    // One place twice: the last one counts.
+    place.replace_all(&[(node("r"), "file", "b"), (node("r"), "file", "a")]).unwrap();
+    check(&of_a, &of_b);
+}
+
+#[test]
+fn what_nothing_uses_can_be_removed_while_others_are_served() {
+    let mut place = Place::serving(
+        "file,node-name=a,filename=DIR/a raw,node-name=r,file=a \
+         raw,node-name=s,file.driver=file,file.filename=DIR/b null-co,node-name=n,size=4096 r>e n>g",
+    );
+    let refused = |result: Result<(), ModelFault>, expected: &str| {
+        assert_eq!(result.unwrap_err().to_string(), expected);
+    };
+    refused(place.built.remove_node("a"), "Block device a is in use");
+    refused(place.built.remove_node("r"), "Block device r is in use");
+    refused(place.built.remove_node("s/file"), "Block device s/file is in use");
+    refused(place.built.remove_node("x"), "there is no node 'x'");
+    refused(place.built.remove_object("t0"), "object 't0' is in use, can not be deleted");
+    refused(place.built.remove_object("t2"), "object 't2' not found");
+    let said = place.built.remove_export("x").unwrap_err();
+    assert_eq!(chain_of(&said).to_string(), "Export 'x' is not found");
+
+    let (mut client, mut stays) = (place.client("e"), place.client("g"));
+    client.write(0, &[0x51; 4096], 0).unwrap();
+    place.built.remove_export("e").unwrap();
+    assert!(!place.path("e.sock").exists() && is_free(&place.path("a")));
+    assert_eq!(fs::read(place.path("a")).unwrap()[..4096], [0x51; 4096]);
+    refused(place.built.remove_node("a"), "Block device a is in use");
+    for name in ["r", "a", "s"] {
+        place.built.remove_node(name).unwrap();
+    }
+    let gone = ["r", "a", "s", "s/file"];
+    assert!(gone.iter().all(|name| place.built.graph.node(name).is_err()));
+    assert!(place.built.files().all().is_empty());
+    stays.write(0, &[0x52; 4096], 0).unwrap();
+    refused(place.built.remove_object("t1"), "object 't1' is in use, can not be deleted");
+    place.built.remove_export("g").unwrap();
+    for id in ["t0", "t1"] {
+        place.built.remove_object(id).unwrap();
+    }
+    refused(place.built.remove_object("t1"), "object 't1' not found");
 }

@@ -6,7 +6,7 @@ use block::{
 };
 
 use super::Graph;
-use crate::options::{Command, Object, Plan, Step, parse};
+use crate::options::{Command, Object, ObjectKind, Plan, Step, parse};
 
 /// A graph with the throttle groups and nodes of a line.
 fn graph(words: &[&str]) -> Graph {
@@ -16,8 +16,8 @@ fn graph(words: &[&str]) -> Graph {
     let mut graph = Graph::new(std::sync::Arc::default(), std::sync::Arc::new(SystemClock));
     for step in &steps {
         match step {
-            Step::Object(Object::ThrottleGroup(group)) => {
-                graph.add_throttle_group(&group.id, group.limits);
+            Step::Object(Object { id, kind: ObjectKind::ThrottleGroup(limits) }) => {
+                graph.add_throttle_group(id, *limits).unwrap();
             }
             Step::Blockdev(blockdev) => graph.add(blockdev).unwrap(),
             Step::Object(_) | Step::Export(_) => panic!("{step:?}"),

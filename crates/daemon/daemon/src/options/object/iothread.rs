@@ -1,7 +1,7 @@
 //! The object type `iothread`.
 
 use super::Entry;
-use crate::options::plan::{IothreadObject, Object, PollOptions};
+use crate::options::plan::{ObjectKind, PollOptions};
 use crate::syntax::{Fault, Fields, Keys, Takes, optional, required};
 
 /// `qom-type=iothread`.
@@ -21,13 +21,12 @@ pub(super) const ENTRY: Entry = Entry {
     read,
 };
 
-fn read(id: String, fields: &mut Fields) -> Result<Object, Fault> {
-    let polling = PollOptions {
+fn read(fields: &mut Fields) -> Result<ObjectKind, Fault> {
+    Ok(ObjectKind::Iothread(PollOptions {
         max_ns: fields.number("poll-max-ns")?,
         grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(0))?,
         shrink: factor("poll-shrink", fields.number("poll-shrink")?.unwrap_or(0))?,
-    };
-    Ok(Object::Iothread(IothreadObject { id, polling }))
+    }))
 }
 
 /// A factor of polling; what is more than a million is no factor that anybody wants.

@@ -6,8 +6,12 @@
 use layers::{LimitKind, ThrottleLimits, ThrottleSettings};
 
 use super::Entry;
-use crate::options::plan::{Object, ThrottleGroupObject};
+use crate::options::plan::ObjectKind;
 use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional, required};
+
+macro_rules! limits {
+    ($($name:literal)*) => { (&[$(limit($name)),*], &[$(limit(concat!("x-", $name))),*]) };
+}
 
 /// `qom-type=throttle-group`.
 pub(super) const ENTRY: Entry = Entry {
@@ -20,7 +24,7 @@ pub(super) const ENTRY: Entry = Entry {
                 required("id", Takes::Text),
                 optional("limits", Takes::Object(&LIMITS)),
             ],
-            PROPERTIES,
+            OF_LIMITS.1,
         ],
         later: &[],
     },
@@ -28,54 +32,19 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 /// The keys of `limits`.
-static LIMITS: Keys = Keys {
-    of: "--object throttle-group limits",
-    supported: &[&[
-        limit("bps-total"),
-        limit("bps-total-max"),
-        limit("bps-total-max-length"),
-        limit("bps-read"),
-        limit("bps-read-max"),
-        limit("bps-read-max-length"),
-        limit("bps-write"),
-        limit("bps-write-max"),
-        limit("bps-write-max-length"),
-        limit("iops-total"),
-        limit("iops-total-max"),
-        limit("iops-total-max-length"),
-        limit("iops-read"),
-        limit("iops-read-max"),
-        limit("iops-read-max-length"),
-        limit("iops-write"),
-        limit("iops-write-max"),
-        limit("iops-write-max-length"),
-        limit("iops-size"),
-    ]],
-    later: &[],
-};
+static LIMITS: Keys =
+    Keys { of: "--object throttle-group limits", supported: &[OF_LIMITS.0], later: &[] };
 
-/// The same as properties.
-const PROPERTIES: &[Key] = &[
-    limit("x-bps-total"),
-    limit("x-bps-total-max"),
-    limit("x-bps-total-max-length"),
-    limit("x-bps-read"),
-    limit("x-bps-read-max"),
-    limit("x-bps-read-max-length"),
-    limit("x-bps-write"),
-    limit("x-bps-write-max"),
-    limit("x-bps-write-max-length"),
-    limit("x-iops-total"),
-    limit("x-iops-total-max"),
-    limit("x-iops-total-max-length"),
-    limit("x-iops-read"),
-    limit("x-iops-read-max"),
-    limit("x-iops-read-max-length"),
-    limit("x-iops-write"),
-    limit("x-iops-write-max"),
-    limit("x-iops-write-max-length"),
-    limit("x-iops-size"),
-];
+/// The limits as keys of `limits`, and as properties.
+const OF_LIMITS: (&[Key], &[Key]) = limits!(
+    "bps-total" "bps-total-max" "bps-total-max-length"
+    "bps-read" "bps-read-max" "bps-read-max-length"
+    "bps-write" "bps-write-max" "bps-write-max-length"
+    "iops-total" "iops-total-max" "iops-total-max-length"
+    "iops-read" "iops-read-max" "iops-read-max-length"
+    "iops-write" "iops-write-max" "iops-write-max-length"
+    "iops-size"
+);
 
 const fn limit(name: &'static str) -> Key {
     optional(name, Takes::Number)
@@ -92,7 +61,7 @@ struct SaidTwice {
     other: u64,
 }
 
-fn read(id: String, fields: &mut Fields) -> Result<Object, Fault> {
+fn read(fields: &mut Fields) -> Result<ObjectKind, Fault> {
     let mut limits = fields.object("limits")?;
     let mut take = |key: &str| {
         let property = format!("x-{key}");
@@ -115,6 +84,5 @@ fn read(id: String, fields: &mut Fields) -> Result<Object, Fault> {
         limit.burst_seconds = length.unwrap_or(limit.burst_seconds);
     }
     settings.iops_size = take("iops-size")?.unwrap_or(settings.iops_size);
-    let limits = ThrottleLimits::check(settings).map_err(Fault::own)?;
-    Ok(Object::ThrottleGroup(ThrottleGroupObject { id, limits }))
+    ThrottleLimits::check(settings).map(ObjectKind::ThrottleGroup).map_err(Fault::own)
 }

@@ -3,14 +3,13 @@
 use layers::{Limit, LimitKind, ThrottleLimits, ThrottleSettings};
 
 use super::{NULL, check, children, own, plan, refuse, refuse_line};
-use crate::options::plan::ThrottleGroupObject;
-use crate::options::{Object, Step};
+use crate::options::{Object, ObjectKind, Step};
 
 fn group(change: impl FnOnce(&mut ThrottleSettings)) -> Step {
     let mut settings = ThrottleSettings::default();
     change(&mut settings);
     let limits = ThrottleLimits::check(settings).unwrap();
-    Step::Object(Object::ThrottleGroup(ThrottleGroupObject { id: "g".to_owned(), limits }))
+    Step::Object(Object { id: "g".to_owned(), kind: ObjectKind::ThrottleGroup(limits) })
 }
 
 #[test]

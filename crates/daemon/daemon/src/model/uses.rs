@@ -1,125 +1,15 @@
-//! Who uses which node for what, and what they let others do with it meanwhile: QEMU's permissions.
+//! Which node or export uses which node for what, and what it lets others do with it meanwhile.
 //!
-//! Where it stands: before anything is opened the plan is put into it, node by node; a change of the graph
-//! asks it first. An edge leads from a user, a node or an export, to the node below. It uses some
+//! Where it stands: an edge leads from a user, a node or an export, to the node below. It uses some
 //! permissions and shares some; two users meet on a node only if each shares what the other uses.
 //!
-//! Invariants: what is in it has no cycle and no conflict, if everything was admitted that was added.
-//! Not here: locks against other processes (`kernel_io::image_lock`), opening (the graph).
+//! Invariants: there is no circle and no conflict in it. What is refused leaves it as it was.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use block::Access;
 
-/// What can be done with a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Permission {
-    /// Read, and find what was written.
-    ConsistentRead,
-    /// Write.
-    Write,
-    /// Change the size.
-    Resize,
-}
-
-const ALL: [Permission; 3] = [Permission::ConsistentRead, Permission::Write, Permission::Resize];
-
-impl fmt::Display for Permission {
-    /// QEMU's names.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ConsistentRead => "consistent read",
-            Self::Write => "write",
-            Self::Resize => "resize",
-        })
-    }
-}
-
-/// A set of permissions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Permissions(u8);
-
-impl Permissions {
-    /// The empty set.
-    pub(crate) const NONE: Self = Self(0);
-    /// All of them.
-    pub(crate) const ALL: Self = Self::READS.and(Permission::Write).and(Permission::Resize);
-    /// What who only reads uses.
-    pub(crate) const READS: Self = Self::NONE.and(Permission::ConsistentRead);
-
-    /// What an export uses of its node.
-    pub(crate) fn of_export(access: Access) -> Self {
-        match access {
-            Access::ReadOnly => Self::READS,
-            Access::ReadWrite => Self::READS.and(Permission::Write),
-        }
-    }
-
-    /// This set and one more.
-    pub(crate) const fn and(self, permission: Permission) -> Self {
-        Self(self.0 | 1 << permission as u8)
-    }
-
-    /// Whether it is in the set.
-    pub(crate) const fn has(self, permission: Permission) -> bool {
-        self.0 & (1 << permission as u8) != 0
-    }
-
-    const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    const fn both(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    const fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
-}
-
-impl fmt::Display for Permissions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> =
-            ALL.into_iter().filter(|it| self.has(*it)).map(|it| it.to_string()).collect();
-        f.write_str(&names.join(", "))
-    }
-}
-
-/// What a child is to the user above it, which says what is used of it and what others may do with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ChildRole {
-    /// What is asked of the user is asked of the child: what is used of the one is used of the other, and shared.
-    Filtered,
-    /// The same, but its children together have a meaning that writing to one of them destroys: others may only read them.
-    Member,
-    /// It holds an image, or its metadata. Others may only read it. An image that takes changes writes to it and lets it
-    /// grow whatever is done above.
-    Metadata,
-    /// It holds the data of an image whose metadata are in another child; the same rules.
-    Data,
-    /// It shows what is not in the image itself: it is only read, by all.
-    Backing,
-}
-
-impl ChildRole {
-    /// Whether what is written to the user is written to the child.
-    pub(crate) fn is_written(self) -> bool {
-        match self {
-            Self::Filtered | Self::Member | Self::Metadata | Self::Data => true,
-            Self::Backing => false,
-        }
-    }
-
-    /// Whether the user, if it takes changes, writes to the child whatever is done above.
-    pub(crate) fn is_always_written(self) -> bool {
-        match self {
-            Self::Metadata | Self::Data => true,
-            Self::Filtered | Self::Member | Self::Backing => false,
-        }
-    }
-}
+use super::permissions::{ChildRole, Conflict, Permission, Permissions, User};
 
 /// The key under which an export has its node.
 pub(crate) const ROOT: &str = "root";
@@ -137,48 +27,14 @@ pub(crate) struct Edge {
 
 impl Edge {
     /// What is below an export.
-    pub(crate) fn root(node: &str) -> Self {
+    pub(super) fn root(node: &str) -> Self {
         Self { key: ROOT.to_owned(), role: ChildRole::Filtered, node: node.to_owned() }
     }
 }
 
-/// Who uses nodes. Nodes come before exports in what is said first.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum User {
-    /// A node, by name.
-    Node(String),
-    /// An export, by id.
-    Export(String),
-}
-
-impl fmt::Display for User {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Node(name) => write!(f, "node '{name}'"),
-            Self::Export(id) => write!(f, "export '{id}'"),
-        }
-    }
-}
-
-/// Two users that cannot meet on a node. QEMU's sentence.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "Permission conflict on node '{node}': permissions '{permissions}' are both required by {wants} \
-     (uses node '{node}' as '{as_wanted}' child) and unshared by {keeps} (uses node '{node}' as \
-     '{as_kept}' child)"
-)]
-pub struct Conflict {
-    node: String,
-    permissions: Permissions,
-    wants: User,
-    as_wanted: String,
-    keeps: User,
-    as_kept: String,
-}
-
 /// All nodes and exports, and who uses whom.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Uses {
+pub(super) struct Uses {
     users: BTreeMap<User, Below>,
     /// What stands on each node: one entry for each edge.
     above: BTreeMap<String, Vec<Above>>,
@@ -213,7 +69,7 @@ type Found<'a> = BTreeMap<&'a User, Asked>;
 
 impl Uses {
     /// Adds a node over those that are there. Takes it back if they cannot be used like that.
-    pub(crate) fn add_node(
+    pub(super) fn add_node(
         &mut self,
         name: &str,
         access: Access,
@@ -225,7 +81,7 @@ impl Uses {
 
     /// Adds an export of that node, which uses these permissions and shares all, as those of
     /// qemu-storage-daemon do. Takes it back if it cannot.
-    pub(crate) fn add_export(
+    pub(super) fn add_export(
         &mut self,
         id: &str,
         node: &str,
@@ -237,20 +93,29 @@ impl Uses {
     }
 
     /// What all who stand on a node use of it.
-    #[cfg(test)]
-    pub(crate) fn used(&self, node: &str) -> Permissions {
+    pub(super) fn used(&self, node: &str) -> Permissions {
         let found = &mut Found::new();
         let users = self.above.get(node).into_iter().flatten();
         users.fold(Permissions::NONE, |all, above| all.union(self.asks(above, found).uses))
     }
 
+    /// Whether anything stands on a node.
+    pub(super) fn is_used(&self, node: &str) -> bool {
+        self.above.get(node).is_some_and(|above| !above.is_empty())
+    }
+
+    /// What stands below a user, in order.
+    pub(super) fn below(&self, user: &User) -> &[Edge] {
+        self.users.get(user).map_or(&[], |below| &below.edges)
+    }
+
     /// Whether this user writes by itself, whatever those above it do.
-    pub(crate) fn writes(&self, user: &User) -> bool {
+    pub(super) fn writes(&self, user: &User) -> bool {
         self.users.get(user).is_some_and(|below| below.own.has(Permission::Write))
     }
 
     /// Puts another node in the place of one. Leaves it as it was if the users cannot meet then.
-    pub(crate) fn replace(
+    pub(super) fn replace(
         &mut self,
         user: &User,
         key: &str,
@@ -269,31 +134,12 @@ impl Uses {
     }
 
     /// A way down from one node to another, both included; `None` if there is none.
-    pub(crate) fn path(&self, from: &str, to: &str) -> Option<Vec<String>> {
-        self.path_unseen(from, to, &mut BTreeSet::new())
-    }
-
-    fn path_unseen(
-        &self,
-        from: &str,
-        to: &str,
-        seen: &mut BTreeSet<String>,
-    ) -> Option<Vec<String>> {
-        if from == to {
-            return Some(vec![to.to_owned()]);
-        }
-        if !seen.insert(from.to_owned()) {
-            return None;
-        }
-        let below = self.users.get(&User::Node(from.to_owned()))?;
-        let mut edges = below.edges.iter();
-        let mut path = edges.find_map(|edge| self.path_unseen(&edge.node, to, seen))?;
-        path.insert(0, from.to_owned());
-        Some(path)
+    pub(super) fn path(&self, from: &str, to: &str) -> Option<Vec<String>> {
+        way_down(&|node| self.below(&User::Node(node.to_owned())), from, to)
     }
 
     /// The exports that stand on a node, directly or not.
-    pub(crate) fn exports_above(&self, node: &str) -> BTreeSet<String> {
+    pub(super) fn exports_above(&self, node: &str) -> BTreeSet<String> {
         let (mut exports, mut seen) = (BTreeSet::new(), BTreeSet::new());
         let mut next = vec![node];
         while let Some(node) = next.pop() {
@@ -323,7 +169,7 @@ impl Uses {
     }
 
     /// Takes a node or an export away on which nobody stands.
-    pub(crate) fn remove(&mut self, user: &User) {
+    pub(super) fn remove(&mut self, user: &User) {
         let below = self.users.remove(user);
         for edge in below.into_iter().flat_map(|below| below.edges) {
             if let Some(users) = self.above.get_mut(&edge.node) {
@@ -403,6 +249,32 @@ impl Uses {
         found.insert(user, all);
         all
     }
+}
+
+/// A way down from one node to another, both included, where this stands below each.
+pub(crate) fn way_down<'a>(
+    below: &impl Fn(&str) -> &'a [Edge],
+    from: &str,
+    to: &str,
+) -> Option<Vec<String>> {
+    fn unseen<'a>(
+        below: &impl Fn(&str) -> &'a [Edge],
+        from: &str,
+        to: &str,
+        seen: &mut BTreeSet<String>,
+    ) -> Option<Vec<String>> {
+        if from == to {
+            return Some(vec![to.to_owned()]);
+        }
+        if !seen.insert(from.to_owned()) {
+            return None;
+        }
+        let mut edges = below(from).iter();
+        let mut way = edges.find_map(|edge| unseen(below, &edge.node, to, seen))?;
+        way.insert(0, from.to_owned());
+        Some(way)
+    }
+    unseen(below, from, to, &mut BTreeSet::new())
 }
 
 #[cfg(test)]

@@ -1,0 +1,341 @@
+//! What there is and what stands on what: objects, nodes, exports and sockets by name, and who uses which node for what.
+//!
+//! Where it stands: the command line feeds it step by step before anything is opened; the graph owns one and asks it
+//! before anything is made, changed or removed.
+//!
+//! Invariants: every name is used once; what is named exists; there is no circle and no conflict of permissions; no
+//! active node stands on an inactive one, and nothing writable on what is read-only. What is refused leaves it as it was.
+//! Pure: it opens nothing and knows no driver.
+//! Not here: names that come later on a command line (`options`), sizes and locks (the graph).
+
+mod fault;
+mod permissions;
+#[cfg(test)]
+mod tests;
+mod uses;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use block::Access;
+
+pub use fault::ModelFault;
+pub(crate) use permissions::ChildRole;
+pub use permissions::{Conflict, User};
+use permissions::{Permission, Permissions};
+use uses::Uses;
+pub(crate) use uses::{Edge, way_down};
+
+/// Whether a node is held from the start (`active=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// From the start of an export to its end.
+    Active,
+    /// While an export of it serves rings.
+    Inactive,
+}
+
+impl Activity {
+    /// Whether a node that is like this may have a child that is like that.
+    fn may_stand_on(self, child: Self) -> bool {
+        match (self, child) {
+            (Self::Active, Self::Inactive) => false,
+            (Self::Active, Self::Active) | (Self::Inactive, _) => true,
+        }
+    }
+}
+
+/// What nodes are called among things that have names.
+pub(crate) const NODE: &str = "node";
+
+/// The type of objects that are threads.
+pub(crate) const IOTHREAD: &str = "iothread";
+
+/// The type of objects that are limits which several nodes share.
+pub(crate) const THROTTLE_GROUP: &str = "throttle-group";
+
+/// The name of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ObjectName<'a> {
+    /// Its type, as in `qom-type=`.
+    pub(crate) kind: &'static str,
+    /// Its id.
+    pub(crate) id: &'a str,
+}
+
+/// A node that is to be added.
+#[derive(Debug, Clone)]
+pub(crate) struct NewNode<'a> {
+    /// Its name.
+    pub(crate) name: &'a str,
+    /// Whether it is asked to take changes.
+    pub(crate) access: Access,
+    /// Whether it is held from the start.
+    pub(crate) activity: Activity,
+    /// What stands below it.
+    pub(crate) edges: Vec<Edge>,
+    /// The objects that it names.
+    pub(crate) objects: Vec<ObjectName<'a>>,
+    /// What it goes with.
+    pub(crate) owner: Owner,
+}
+
+/// What a node goes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// Nothing: it stays until it is removed by name.
+    Operator,
+    /// The node that it is written in, or whose image names it.
+    Parent,
+}
+
+/// An export that is to be added.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewExport<'a> {
+    /// Its id.
+    pub(crate) id: &'a str,
+    /// Its node.
+    pub(crate) node: &'a str,
+    /// What clients may do.
+    pub(crate) access: Access,
+    /// The iothreads that it names.
+    pub(crate) iothreads: &'a [String],
+    /// Where it listens.
+    pub(crate) socket: &'a Path,
+}
+
+/// All that there is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Model {
+    /// The type of each object.
+    objects: BTreeMap<String, &'static str>,
+    nodes: BTreeMap<String, Node>,
+    exports: BTreeMap<String, Export>,
+    uses: Uses,
+}
+
+#[derive(Debug, Clone)]
+struct Node {
+    /// Whether it takes changes, and all below it that is written with it.
+    access: Access,
+    activity: Activity,
+    objects: Vec<String>,
+    owner: Owner,
+}
+
+#[derive(Debug, Clone)]
+struct Export {
+    socket: PathBuf,
+    iothreads: Vec<String>,
+}
+
+impl Model {
+    /// Adds an object.
+    pub(crate) fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelFault> {
+        let ObjectName { kind, id } = object;
+        if self.objects.contains_key(id) {
+            return Err(ModelFault::Duplicate { what: "object id", name: id.to_owned() });
+        }
+        self.objects.insert(id.to_owned(), kind);
+        Ok(())
+    }
+
+    /// Takes an object away that nothing names.
+    pub(crate) fn remove_object(&mut self, id: &str) -> Result<(), ModelFault> {
+        let named = self.nodes.values().flat_map(|node| &node.objects);
+        let mut named = named.chain(self.exports.values().flat_map(|export| &export.iothreads));
+        if !self.objects.contains_key(id) {
+            return Err(ModelFault::NoObject { id: id.to_owned() });
+        }
+        if named.any(|named| named == id) {
+            return Err(ModelFault::ObjectInUse { id: id.to_owned() });
+        }
+        self.objects.remove(id);
+        Ok(())
+    }
+
+    /// Whether a node could be added, but for conflicts with others: then whether it takes changes. What stands on a
+    /// read-only node is one, as in QEMU.
+    pub(crate) fn judge(&self, new: &NewNode<'_>) -> Result<Access, ModelFault> {
+        if self.nodes.contains_key(new.name) {
+            return Err(ModelFault::Duplicate { what: "node-name", name: new.name.to_owned() });
+        }
+        new.objects.iter().try_for_each(|object| self.find_object(*object))?;
+        let mut access = new.access;
+        for edge in &new.edges {
+            let below = self.find_node(&edge.node, Some(new.name))?;
+            if !new.activity.may_stand_on(below.activity) {
+                let (node, child, key) = (new.name.to_owned(), edge.node.clone(), edge.key.clone());
+                return Err(ModelFault::InactiveChild { node, child, key });
+            }
+            if below.access == Access::ReadOnly && edge.role.is_written() {
+                if new.access == Access::ReadWrite && edge.role.is_always_written() {
+                    let (node, child) = (new.name.to_owned(), edge.node.clone());
+                    return Err(ModelFault::ReadOnlyFile { node, child });
+                }
+                access = Access::ReadOnly;
+            }
+        }
+        Ok(access)
+    }
+
+    /// Adds a node over those that are there.
+    pub(crate) fn add_node(&mut self, new: NewNode<'_>) -> Result<(), ModelFault> {
+        let access = self.judge(&new)?;
+        let NewNode { name, access: asked, activity, edges, objects, owner } = new;
+        self.uses.add_node(name, asked, edges)?;
+        let objects = objects.iter().map(|object| object.id.to_owned()).collect();
+        self.nodes.insert(name.to_owned(), Node { access, activity, objects, owner });
+        Ok(())
+    }
+
+    /// Takes a node away on which nothing stands, and what was written inside it and nothing else uses, as in QEMU. Gives
+    /// the names of all that are gone, upper ones first.
+    pub(crate) fn remove_node(&mut self, name: &str) -> Result<Vec<String>, ModelFault> {
+        self.find_node(name, None)?;
+        if self.uses.is_used(name) {
+            return Err(ModelFault::NodeInUse { name: name.to_owned() });
+        }
+        let (mut gone, mut next) = (Vec::new(), vec![name.to_owned()]);
+        while let Some(name) = next.pop() {
+            let user = User::Node(name.clone());
+            let below: Vec<_> = self.below(&user).iter().map(|edge| edge.node.clone()).collect();
+            self.uses.remove(&user);
+            self.nodes.remove(&name);
+            gone.push(name);
+            let is_alone = |name: &String| {
+                let node = self.nodes.get(name);
+                node.is_some_and(|it| it.owner == Owner::Parent) && !self.uses.is_used(name)
+            };
+            next.extend(below.into_iter().filter(is_alone));
+        }
+        Ok(gone)
+    }
+
+    /// Adds an export, which uses what its clients may do and shares all, as those of qemu-storage-daemon do.
+    pub(crate) fn add_export(&mut self, new: NewExport<'_>) -> Result<(), ModelFault> {
+        let NewExport { id, node, access, iothreads, socket } = new;
+        if self.exports.contains_key(id) {
+            return Err(ModelFault::Duplicate { what: "export id", name: id.to_owned() });
+        }
+        let below = self.find_node(node, None)?.access;
+        if (access, below) == (Access::ReadWrite, Access::ReadOnly) {
+            return Err(ModelFault::ReadOnlyNode { node_name: node.to_owned() });
+        }
+        for (place, id) in iothreads.iter().enumerate() {
+            self.find_object(ObjectName { kind: IOTHREAD, id })?;
+            if iothreads[..place].contains(id) {
+                return Err(ModelFault::IothreadTwice { id: id.clone() });
+            }
+        }
+        if self.exports.values().any(|export| export.socket == socket) {
+            let name = socket.display().to_string();
+            return Err(ModelFault::Duplicate { what: "an export with socket", name });
+        }
+        self.uses.add_export(id, node, Permissions::of_export(access))?;
+        let (socket, iothreads) = (socket.to_owned(), iothreads.to_vec());
+        self.exports.insert(id.to_owned(), Export { socket, iothreads });
+        Ok(())
+    }
+
+    /// Takes an export away.
+    pub(crate) fn remove_export(&mut self, id: &str) -> Result<(), ModelFault> {
+        if self.exports.remove(id).is_none() {
+            return Err(ModelFault::NoExport { id: id.to_owned() });
+        }
+        self.uses.remove(&User::Export(id.to_owned()));
+        Ok(())
+    }
+
+    /// Puts another node in the place below a user; gives the name of the one that was there.
+    pub(crate) fn replace(
+        &mut self,
+        user: &User,
+        key: &str,
+        by: &str,
+    ) -> Result<String, ModelFault> {
+        let edge = self.below(user).iter().find(|edge| edge.key == key);
+        let Some(edge) = edge else {
+            return Err(ModelFault::NoPlace { user: user.clone(), key: key.to_owned() });
+        };
+        let (before, found) = (edge.node.clone(), self.find_node(by, None)?);
+        if let User::Node(above) = user {
+            if let Some(way) = self.uses.path(by, above) {
+                return Err(ModelFault::Circle { way: [vec![above.clone()], way].concat() });
+            }
+            let activity = self.find_node(above, None)?.activity;
+            if !activity.may_stand_on(found.activity) {
+                let (node, child, key) = (above.clone(), by.to_owned(), key.to_owned());
+                return Err(ModelFault::InactiveChild { node, child, key });
+            }
+        }
+        if self.takes_changes(user) && found.access == Access::ReadOnly {
+            let (child, user) = (by.to_owned(), user.clone());
+            return Err(ModelFault::ReadOnlyBelow { child, user });
+        }
+        self.uses.replace(user, key, by)?;
+        Ok(before)
+    }
+
+    /// What stands below a user, in order.
+    pub(crate) fn below(&self, user: &User) -> &[Edge] {
+        self.uses.below(user)
+    }
+
+    /// The node below an export.
+    pub(crate) fn root(&self, export: &str) -> Option<&str> {
+        let edges = self.below(&User::Export(export.to_owned()));
+        edges.first().map(|edge| edge.node.as_str())
+    }
+
+    /// Whether something writes to that node.
+    pub(crate) fn is_written(&self, node: &str) -> bool {
+        self.uses.used(node).has(Permission::Write)
+    }
+
+    /// The exports that stand on a node, directly or not, or the export itself.
+    pub(crate) fn exports_above(&self, user: &User) -> BTreeSet<String> {
+        match user {
+            User::Node(name) => self.uses.exports_above(name),
+            User::Export(id) => BTreeSet::from([id.clone()]),
+        }
+    }
+
+    /// Whether that node is held from the start.
+    pub(crate) fn activity(&self, node: &str) -> Result<Activity, ModelFault> {
+        self.find_node(node, None).map(|node| node.activity)
+    }
+
+    /// The names of all nodes, and of all objects of a type.
+    pub(crate) fn names(&self, what: &str) -> Vec<&str> {
+        let objects = self.objects.iter().filter(|(_, kind)| **kind == what);
+        let nodes = self.nodes.keys().filter(|_| what == NODE);
+        nodes.chain(objects.map(|(id, _)| id)).map(String::as_str).collect()
+    }
+
+    fn takes_changes(&self, user: &User) -> bool {
+        match user {
+            User::Node(name) => {
+                self.nodes.get(name).is_some_and(|node| node.access == Access::ReadWrite)
+            }
+            User::Export(_) => self.uses.writes(user),
+        }
+    }
+
+    fn find_node(&self, name: &str, user: Option<&str>) -> Result<&Node, ModelFault> {
+        let missing = || ModelFault::NotFound {
+            what: NODE,
+            name: name.to_owned(),
+            user: user.map(str::to_owned),
+        };
+        self.nodes.get(name).ok_or_else(missing)
+    }
+
+    fn find_object(&self, object: ObjectName<'_>) -> Result<(), ModelFault> {
+        let ObjectName { kind, id } = object;
+        if self.objects.get(id) == Some(&kind) {
+            return Ok(());
+        }
+        Err(ModelFault::NotFound { what: kind, name: id.to_owned(), user: None })
+    }
+}

@@ -1,0 +1,107 @@
+//! What cannot be: names, edges and permissions that do not fit what there is.
+
+use super::permissions::{Conflict, User};
+
+/// A change of the model that is refused. QEMU's sentences where it has some.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelFault {
+    /// A name given twice.
+    #[error("{what} '{name}' exists already")]
+    Duplicate {
+        /// What kind of thing it names.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// A name of something that there is not.
+    #[error("there is no {what} '{name}'")]
+    NotFound {
+        /// What kind of thing it names.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The node that wants to stand on it, if one does.
+        user: Option<String>,
+    },
+    /// An id that no object has.
+    #[error("object '{id}' not found")]
+    NoObject {
+        /// The id.
+        id: String,
+    },
+    /// An object that a node or an export names.
+    #[error("object '{id}' is in use, can not be deleted")]
+    ObjectInUse {
+        /// The id.
+        id: String,
+    },
+    /// A node on which something stands.
+    #[error("Block device {name} is in use")]
+    NodeInUse {
+        /// Its name.
+        name: String,
+    },
+    /// An id that no export has.
+    #[error("Export '{id}' is not found")]
+    NoExport {
+        /// The id.
+        id: String,
+    },
+    /// A place that a user does not have.
+    #[error("{user} has no child '{key}'")]
+    NoPlace {
+        /// What should have it.
+        user: User,
+        /// The key.
+        key: String,
+    },
+    /// An image that takes changes in a file that takes none.
+    #[error(
+        "node '{child}' is read-only, and image '{node}' in it is not; say read-only=on for both"
+    )]
+    ReadOnlyFile {
+        /// The image.
+        node: String,
+        /// The file.
+        child: String,
+    },
+    /// A read-only node in a place below what takes changes.
+    #[error("node {child} is read-only, and {user} is not")]
+    ReadOnlyBelow {
+        /// The node.
+        child: String,
+        /// What stands above.
+        user: User,
+    },
+    /// A writable export of something that is not.
+    #[error("cannot export read-only node '{node_name}' as writable")]
+    ReadOnlyNode {
+        /// The node.
+        node_name: String,
+    },
+    /// An inactive node below an active one.
+    #[error("Inactive '{child}' can't be a {key} child of active '{node}'")]
+    InactiveChild {
+        /// The active one.
+        node: String,
+        /// The inactive one.
+        child: String,
+        /// The key that it stands under.
+        key: String,
+    },
+    /// Nodes that would stand on each other in a circle.
+    #[error("node '{}' would stand on itself: {}", way[0], way.join(" -> "))]
+    Circle {
+        /// The way down from the node to itself; never empty.
+        way: Vec<String>,
+    },
+    /// A node that is used in a way which somebody else who uses it does not allow.
+    #[error(transparent)]
+    Conflict(#[from] Box<Conflict>),
+    /// One iothread twice in an export.
+    #[error("iothread '{id}' is listed twice")]
+    IothreadTwice {
+        /// The iothread.
+        id: String,
+    },
+}

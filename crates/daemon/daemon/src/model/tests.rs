@@ -1,0 +1,120 @@
+//! What the model admits, and what it leaves as it was.
+
+use std::path::Path;
+
+use super::*;
+
+fn new<'a>(name: &'a str, below: &[(&str, ChildRole, &str)]) -> NewNode<'a> {
+    let edge = |(key, role, node): &(&str, ChildRole, &str)| Edge {
+        key: (*key).to_owned(),
+        role: *role,
+        node: (*node).to_owned(),
+    };
+    NewNode {
+        name,
+        access: Access::ReadWrite,
+        activity: Activity::Active,
+        edges: below.iter().map(edge).collect(),
+        objects: Vec::new(),
+        owner: Owner::Operator,
+    }
+}
+
+fn filter<'a>(name: &'a str, below: &str) -> NewNode<'a> {
+    new(name, &[("file", ChildRole::Filtered, below)])
+}
+
+fn export<'a>(id: &'a str, node: &'a str, access: Access) -> NewExport<'a> {
+    NewExport { id, node, access, iothreads: &[], socket: Path::new(id) }
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, ModelFault>, expected: &str) {
+    assert_eq!(result.unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn what_is_refused_leaves_everything_as_it_was() {
+    let mut model = Model::default();
+    let group = ObjectName { kind: THROTTLE_GROUP, id: "g" };
+    model.add_object(group).unwrap();
+    model.add_node(new("n", &[])).unwrap();
+    model.add_node(NewNode { objects: vec![group], ..filter("t", "n") }).unwrap();
+    model.add_node(NewNode { access: Access::ReadOnly, ..new("fixed", &[]) }).unwrap();
+    model.add_node(NewNode { activity: Activity::Inactive, ..new("asleep", &[]) }).unwrap();
+    model.add_export(export("e", "t", Access::ReadWrite)).unwrap();
+    let before = format!("{model:?}");
+    refused(model.add_object(group), "object id 'g' exists already");
+    refused(model.add_node(new("n", &[])), "node-name 'n' exists already");
+    refused(model.add_node(filter("u", "m")), "there is no node 'm'");
+    let other = ObjectName { kind: IOTHREAD, id: "g" };
+    refused(
+        model.add_node(NewNode { objects: vec![other], ..filter("u", "n") }),
+        "there is no iothread 'g'",
+    );
+    refused(
+        model.add_node(filter("u", "asleep")),
+        "Inactive 'asleep' can't be a file child of active 'u'",
+    );
+    refused(
+        model.add_node(new("q", &[("file", ChildRole::Metadata, "fixed")])),
+        "node 'fixed' is read-only, and image 'q' in it is not; say read-only=on for both",
+    );
+    let conflict = model.add_node(new("q", &[("file", ChildRole::Metadata, "n")])).unwrap_err();
+    assert!(conflict.to_string().starts_with("Permission conflict on node 'n'"), "{conflict}");
+    refused(
+        model.add_export(export("f", "fixed", Access::ReadWrite)),
+        "cannot export read-only node 'fixed' as writable",
+    );
+    refused(model.add_export(export("e", "n", Access::ReadOnly)), "export id 'e' exists already");
+    refused(
+        model.add_export(NewExport { id: "f", ..export("e", "n", Access::ReadOnly) }),
+        "an export with socket 'e' exists already",
+    );
+    let e = User::Export("e".to_owned());
+    refused(model.replace(&e, "root", "fixed"), "node fixed is read-only, and export 'e' is not");
+    refused(model.replace(&e, "file", "n"), "export 'e' has no child 'file'");
+    let t = User::Node("t".to_owned());
+    refused(model.replace(&t, "file", "t"), "node 't' would stand on itself: t -> t");
+    refused(model.remove_object("g"), "object 'g' is in use, can not be deleted");
+    refused(model.remove_node("t"), "Block device t is in use");
+    assert_eq!(format!("{model:?}"), before);
+}
+
+#[test]
+fn what_stands_on_a_read_only_node_is_one_and_what_is_written_is_known() {
+    let mut model = Model::default();
+    model.add_node(NewNode { access: Access::ReadOnly, ..new("n", &[]) }).unwrap();
+    assert_eq!(model.judge(&filter("r", "n")).unwrap(), Access::ReadOnly);
+    model.add_node(filter("r", "n")).unwrap();
+    refused(
+        model.add_export(export("e", "r", Access::ReadWrite)),
+        "cannot export read-only node 'r' as writable",
+    );
+    model.add_node(new("f", &[])).unwrap();
+    let image = [("file", ChildRole::Metadata, "f"), ("backing", ChildRole::Backing, "n")];
+    model.add_node(new("q", &image)).unwrap();
+    assert!(model.is_written("f") && !model.is_written("q") && !model.is_written("n"));
+    model.add_export(export("e", "q", Access::ReadWrite)).unwrap();
+    assert!(model.is_written("q") && !model.is_written("n"));
+    model.remove_export("e").unwrap();
+    assert!(!model.is_written("q"));
+}
+
+#[test]
+fn a_node_goes_with_what_was_written_inside_it_and_nothing_else_uses() {
+    let mut model = Model::default();
+    let inside = |new| NewNode { owner: Owner::Parent, ..new };
+    model.add_node(inside(new("a/file/file", &[]))).unwrap();
+    model.add_node(inside(filter("a/file", "a/file/file"))).unwrap();
+    model.add_node(filter("a", "a/file")).unwrap();
+    model.add_node(inside(new("shared", &[]))).unwrap();
+    model.add_node(filter("b", "shared")).unwrap();
+    model.add_node(filter("c", "shared")).unwrap();
+    refused(model.remove_node("a/file"), "Block device a/file is in use");
+    assert_eq!(model.remove_node("a").unwrap(), ["a", "a/file", "a/file/file"]);
+    assert_eq!(model.remove_node("b").unwrap(), ["b"]);
+    assert_eq!(model.remove_node("c").unwrap(), ["c", "shared"]);
+    assert!(model.names(NODE).is_empty());
+    refused(model.remove_node("a"), "there is no node 'a'");
+}
