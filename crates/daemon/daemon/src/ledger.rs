@@ -31,12 +31,14 @@ impl Ledger {
         sum.discards += counters.discards;
         sum.write_zeroes += counters.write_zeroes;
         sum.errors += counters.errors;
+        sum.read_bytes += counters.read_bytes;
+        sum.written_bytes += counters.written_bytes;
     }
 
     /// One line for each queue.
     pub(crate) fn lines(&self, export: &str) -> Vec<String> {
         let line = |(queue, entry): (&QueueIndex, &Entry)| {
-            let Counters { reads, writes, flushes, discards, write_zeroes, errors } =
+            let Counters { reads, writes, flushes, discards, write_zeroes, errors, .. } =
                 entry.counters;
             format!(
                 "export {export}: queue {queue} on {}: reads={reads} writes={writes} \

@@ -12,8 +12,8 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
 
-use block::{LaneError, Node};
-use request_path::{Engine, FrontEnd, LaneIndex, Port, Served, Source};
+use block::{Gauges, LaneError, Node};
+use request_path::{Engine, FrontEnd, LaneIndex, Port, Served, Source, SourceGauges};
 
 use crate::Iothread;
 use crate::command::{Cargo, Command, Inbox, SourceId, Visit};
@@ -58,6 +58,7 @@ pub struct Placed<F> {
     id: SourceId,
     nodes: Vec<Arc<dyn Node>>,
     place: Mutex<Place>,
+    gauges: Gauges<SourceGauges>,
     front: PhantomData<fn() -> F>,
 }
 
@@ -101,10 +102,16 @@ impl<F: FrontEnd> Placed<F> {
         };
         let bell = Arc::clone(iothread.inbox().bell());
         source.mailbox().set_owner(bell as Arc<dyn request_path::Wake>);
+        let gauges = source.gauges();
         let cargo = Cargo { id, source, watcher };
         ask(iothread.inbox(), |reply| Command::Arrive { cargo, lanes, reply });
         let place = Place { now: Arc::clone(iothread), before: Vec::new() };
-        Ok(Self { id, nodes, place: Mutex::new(place), front: PhantomData })
+        Ok(Self { id, nodes, place: Mutex::new(place), gauges, front: PhantomData })
+    }
+
+    /// What the source does, wherever it is served. May be read from any thread, also after it was stopped.
+    pub fn gauges(&self) -> &Gauges<SourceGauges> {
+        &self.gauges
     }
 
     /// The iothread that serves the source now.

@@ -11,6 +11,7 @@
 mod called;
 mod engine;
 mod front_end;
+mod gauges;
 mod holds;
 mod job;
 mod lanes;
@@ -27,6 +28,7 @@ mod sync;
 
 pub use engine::{Engine, Signal};
 pub use front_end::{FrontEnd, NewRequest, UnitIndex, Words, Work};
+pub use gauges::{Latency, SourceGauges};
 pub use lanes::LaneIndex;
 pub use mailbox::{Mailbox, Wake};
 pub use port::Port;

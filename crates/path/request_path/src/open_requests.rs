@@ -4,9 +4,10 @@
 //! for each, also if a front end or an iothread is wrong.
 //! Threads: travels with its source.
 
-use block::{Operation, Outcome, Slot};
+use block::{ByteCount, Operation, Outcome, SECTOR_BYTES, Slot};
 
 use crate::Counters;
+use crate::gauges::{Meter, Ticks};
 
 /// What a request is counted as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +32,30 @@ impl Kind {
     }
 }
 
+/// A request that is not answered yet.
+#[derive(Debug, Clone, Copy)]
+struct Request<R> {
+    kind: Kind,
+    /// Of the disk; of a flush none.
+    sectors: u32,
+    /// When it began, if that is measured.
+    begun: Option<Ticks>,
+    reply: R,
+}
+
 /// The requests of one source, by slot, with what their answers need.
 #[derive(Debug)]
 pub(crate) struct OpenRequests<R> {
-    places: Box<[Option<(Kind, R)>]>,
+    places: Box<[Option<Request<R>>]>,
     count: usize,
+    /// How many of them have a time at which they began.
+    timed: usize,
+    /// Those without one that may get it yet.
+    new: Vec<Slot>,
+    /// When the requests that are brought now began, if that is measured.
+    pub(crate) begin: Option<Ticks>,
+    /// What the clock says for the answers that are given now.
+    pub(crate) now: Option<Ticks>,
     counters: Counters,
 }
 
@@ -43,7 +63,15 @@ impl<R: Copy> OpenRequests<R> {
     /// None yet, of so many slots.
     pub(crate) fn new(slots: u16) -> Self {
         let places = vec![None; usize::from(slots)].into_boxed_slice();
-        Self { places, count: 0, counters: Counters::default() }
+        Self {
+            places,
+            count: 0,
+            timed: 0,
+            new: Vec::with_capacity(usize::from(slots)),
+            begin: None,
+            now: None,
+            counters: Counters::default(),
+        }
     }
 
     /// How many there are.
@@ -51,34 +79,84 @@ impl<R: Copy> OpenRequests<R> {
         self.count
     }
 
+    /// Whether some of them began at a time that is known: their answers need to know the time.
+    pub(crate) fn are_timed(&self) -> bool {
+        self.timed > 0
+    }
+
     /// Those that were answered.
-    pub(crate) fn counters(&self) -> Counters {
-        self.counters
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// A request was brought. Panics if another one has its slot.
-    pub(crate) fn enter(&mut self, slot: Slot, kind: Kind, reply: R) {
-        let before = self.places[usize::from(slot.0)].replace((kind, reply));
+    #[inline]
+    pub(crate) fn enter(&mut self, slot: Slot, kind: Kind, bytes: ByteCount, reply: R) {
+        // Requests are below 2 GiB.
+        let sectors = u32::try_from(bytes.0 / SECTOR_BYTES).unwrap_or(u32::MAX);
+        let request = Request { kind, sectors, begun: self.begin, reply };
+        let before = self.places[usize::from(slot.0)].replace(request);
         assert!(before.is_none(), "request {} was brought twice", slot.0);
         self.count += 1;
+        match self.begin {
+            Some(_) => self.timed += 1,
+            None => self.new.push(slot),
+        }
+    }
+
+    /// Whether requests that were brought since the last time are open, and have no time at which they began.
+    pub(crate) fn has_untimed(&mut self) -> bool {
+        if self.count == self.timed {
+            self.new.clear();
+        }
+        !self.new.is_empty()
+    }
+
+    /// They began now.
+    pub(crate) fn time(&mut self, now: Ticks) {
+        for slot in self.new.drain(..) {
+            if let Some(request) = &mut self.places[usize::from(slot.0)]
+                && request.begun.is_none()
+            {
+                request.begun = Some(now);
+                self.timed += 1;
+            }
+        }
     }
 
     /// A request is answered. Panics if it was before.
-    pub(crate) fn answer(&mut self, slot: Slot, outcome: Outcome) -> R {
-        let Some((kind, reply)) = self.places[usize::from(slot.0)].take() else {
+    #[inline]
+    pub(crate) fn answer(&mut self, slot: Slot, outcome: Outcome, meter: &mut Meter) -> R {
+        let Some(request) = self.places[usize::from(slot.0)].take() else {
             panic!("request {} was completed twice", slot.0)
         };
         self.count -= 1;
-        self.counters.add(kind, outcome);
-        reply
+        if let Some(begun) = request.begun {
+            self.timed -= 1;
+            if let Some(now) = self.now {
+                meter.answered(begun, now);
+            }
+        }
+        self.counters.add(request.kind, request.sectors, outcome);
+        request.reply
     }
 }
 
 impl Counters {
-    fn add(&mut self, kind: Kind, outcome: Outcome) {
+    fn add(&mut self, kind: Kind, sectors: u32, outcome: Outcome) {
+        let bytes = match outcome {
+            Outcome::Done => u64::from(sectors) * SECTOR_BYTES,
+            Outcome::Failed(_) => 0,
+        };
         match kind {
-            Kind::Read => self.reads += 1,
-            Kind::Write => self.writes += 1,
+            Kind::Read => {
+                self.reads += 1;
+                self.read_bytes += bytes;
+            }
+            Kind::Write => {
+                self.writes += 1;
+                self.written_bytes += bytes;
+            }
             Kind::Flush => self.flushes += 1,
             Kind::Discard => self.discards += 1,
             Kind::WriteZeroes => self.write_zeroes += 1,
@@ -96,37 +174,69 @@ mod tests {
 
     use block::FailKind;
 
+    const BLOCK: ByteCount = ByteCount(4096);
+
     #[test]
     fn an_answer_has_what_the_request_came_with_and_is_counted() {
-        let mut open = OpenRequests::new(4);
-        open.enter(Slot(3), Kind::Read, 'r');
-        open.enter(Slot(0), Kind::Flush, 'f');
-        open.enter(Slot(1), Kind::Other, 'o');
+        let (mut open, mut meter) = (OpenRequests::new(4), Meter::new());
+        open.enter(Slot(3), Kind::Read, BLOCK, 'r');
+        open.enter(Slot(0), Kind::Flush, ByteCount(0), 'f');
+        open.enter(Slot(1), Kind::Other, ByteCount(0), 'o');
         assert_eq!(open.count(), 3);
-        assert_eq!(open.answer(Slot(3), Outcome::Done), 'r');
-        assert_eq!(open.answer(Slot(0), Outcome::Failed(FailKind::Io)), 'f');
-        assert_eq!(open.answer(Slot(1), Outcome::Done), 'o');
+        assert_eq!(open.answer(Slot(3), Outcome::Done, &mut meter), 'r');
+        assert_eq!(open.answer(Slot(0), Outcome::Failed(FailKind::Io), &mut meter), 'f');
+        assert_eq!(open.answer(Slot(1), Outcome::Done, &mut meter), 'o');
         assert_eq!(open.count(), 0);
-        let counters = Counters { reads: 1, flushes: 1, errors: 1, ..Counters::default() };
-        assert_eq!(open.counters(), counters);
-        open.enter(Slot(3), Kind::Write, 'w');
-        assert_eq!(open.answer(Slot(3), Outcome::Done), 'w');
+        let counters = Counters {
+            reads: 1,
+            read_bytes: BLOCK.0,
+            flushes: 1,
+            errors: 1,
+            ..Counters::default()
+        };
+        assert_eq!(*open.counters(), counters);
+        open.enter(Slot(3), Kind::Write, BLOCK, 'w');
+        assert_eq!(open.answer(Slot(3), Outcome::Failed(FailKind::Io), &mut meter), 'w');
+        assert_eq!((open.counters().writes, open.counters().written_bytes), (1, 0));
+    }
+
+    #[test]
+    fn what_is_open_after_its_batch_was_started_is_timed_from_then_on() {
+        let (mut open, mut meter) = (OpenRequests::new(4), Meter::new());
+        let ticks = |count: u64| Ticks::after(std::time::Duration::from_nanos(count * 256));
+        open.enter(Slot(0), Kind::Read, BLOCK, ());
+        open.enter(Slot(1), Kind::Read, BLOCK, ());
+        open.answer(Slot(0), Outcome::Done, &mut meter);
+        assert!(open.has_untimed() && !open.are_timed());
+        open.time(ticks(100));
+        assert!(!open.has_untimed() && open.are_timed());
+        open.begin = Some(ticks(101));
+        open.enter(Slot(0), Kind::Read, BLOCK, ());
+        open.now = Some(ticks(103));
+        open.answer(Slot(0), Outcome::Done, &mut meter);
+        open.answer(Slot(1), Outcome::Done, &mut meter);
+        assert!(!open.are_timed());
+        let gauges = meter.gauges();
+        let found: Vec<_> =
+            gauges.latency.buckets().map(|(from, _, count)| (from, count)).collect();
+        let time = |count: u64| std::time::Duration::from_nanos(count * 256);
+        assert_eq!(found, [(time(2), 1), (time(3), 1)]);
     }
 
     #[test]
     #[should_panic(expected = "request 2 was completed twice")]
     fn a_second_answer_is_a_mistake() {
-        let mut open = OpenRequests::new(4);
-        open.enter(Slot(2), Kind::Read, ());
-        open.answer(Slot(2), Outcome::Done);
-        open.answer(Slot(2), Outcome::Done);
+        let (mut open, mut meter) = (OpenRequests::new(4), Meter::new());
+        open.enter(Slot(2), Kind::Read, BLOCK, ());
+        open.answer(Slot(2), Outcome::Done, &mut meter);
+        open.answer(Slot(2), Outcome::Done, &mut meter);
     }
 
     #[test]
     #[should_panic(expected = "request 2 was brought twice")]
     fn a_slot_that_is_in_flight_is_not_brought_again() {
         let mut open = OpenRequests::new(4);
-        open.enter(Slot(2), Kind::Read, ());
-        open.enter(Slot(2), Kind::Write, ());
+        open.enter(Slot(2), Kind::Read, BLOCK, ());
+        open.enter(Slot(2), Kind::Write, BLOCK, ());
     }
 }

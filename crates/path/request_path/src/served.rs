@@ -13,11 +13,13 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
-use block::{Buffers, Node, Operation, Outcome, Slot};
+use block::{Buffers, ByteCount, Gauges, Node, Operation, Outcome, Slot};
 
 use crate::engine::Started;
 use crate::front_end::{NewRequest, UnitIndex, Work};
+use crate::gauges::{Meter, SourceGauges, Ticks};
 use crate::open_requests::{Kind, OpenRequests};
 use crate::{
     Appetite, Counters, Engine, FrontEnd, LaneIndex, Mailbox, Port, Rest, Seat, Share, Source,
@@ -36,6 +38,9 @@ pub struct Served<F: FrontEnd> {
     home: Option<Home>,
     health: Health,
     open: OpenRequests<F::Reply>,
+    meter: Meter,
+    /// What times of requests are counted from.
+    epoch: Option<Instant>,
     waiting: Option<Waiting>,
     /// Whether the last requests were carried out by the iothread itself.
     inline: bool,
@@ -98,6 +103,8 @@ impl<F: FrontEnd> Served<F> {
             home: None,
             health: Health::Sound,
             open: OpenRequests::new(slots),
+            meter: Meter::new(),
+            epoch: None,
             waiting: None,
             inline: false,
             has_brought: false,
@@ -112,7 +119,18 @@ impl<F: FrontEnd> Served<F> {
 
     /// What it has done so far.
     pub fn counters(&self) -> Counters {
-        self.open.counters()
+        *self.open.counters()
+    }
+
+    /// What it does, for whoever watches it.
+    pub fn gauges(&self) -> Gauges<SourceGauges> {
+        self.meter.gauges()
+    }
+
+    /// The time.
+    fn now(&mut self, engine: &Engine) -> Ticks {
+        let now = engine.now();
+        Ticks::after(now.saturating_duration_since(*self.epoch.get_or_insert(now)))
     }
 
     /// Requests taken from the client and not yet answered.
@@ -193,14 +211,23 @@ impl<F: FrontEnd> Served<F> {
             self.has_brought = true;
             self.inline = engine.start_batch(batch.lane) == Started::Inline;
             self.collect_here(engine);
+            self.time_new(engine);
         }
         (turn, taken)
+    }
+
+    /// What was not over at once is worth a look at the clock.
+    fn time_new(&mut self, engine: &Engine) {
+        if self.open.has_untimed() {
+            let now = self.now(engine);
+            self.open.time(now);
+        }
     }
 
     /// Takes requests from the front end until it has no more, or one of the bounds is met. The last batch is still to
     /// be started.
     fn take(&mut self, engine: &mut Engine, step: Step, batch: &mut Batch) -> (Turn, u32) {
-        let Self { front, nodes, home, open, waiting, .. } = self;
+        let Self { front, nodes, home, open, meter, waiting, .. } = self;
         let home = home.as_ref().expect("a source is only served where it has arrived");
         let (mut taken, mut bytes) = (0, 0);
         front.begin_batch();
@@ -220,8 +247,9 @@ impl<F: FrontEnd> Served<F> {
             taken += 1;
             match work {
                 Work::Disk { unit, operation, memory } => {
-                    open.enter(slot, Kind::of(&operation), reply);
-                    bytes += operation.extent().map_or(0, |extent| extent.count().0);
+                    let count = operation.extent().map_or(ByteCount(0), |extent| extent.count());
+                    open.enter(slot, Kind::of(&operation), count, reply);
+                    bytes += count.0;
                     if unit != batch.unit {
                         engine.start_batch(batch.lane);
                         *batch = Batch::of(unit, home, engine);
@@ -235,13 +263,13 @@ impl<F: FrontEnd> Served<F> {
                     engine.add(home.seat, batch.lane, slot, operation, memory);
                 }
                 Work::Done => {
-                    open.enter(slot, Kind::Other, reply);
-                    answer(front, open, slot, Outcome::Done);
+                    open.enter(slot, Kind::Other, ByteCount(0), reply);
+                    answer(front, open, meter, slot, Outcome::Done);
                 }
                 Work::Refuse { unit, kind, what } => {
                     engine.refused_by_front(&*nodes[usize::from(unit.0)], what, kind);
-                    open.enter(slot, Kind::Other, reply);
-                    answer(front, open, slot, Outcome::Failed(kind));
+                    open.enter(slot, Kind::Other, ByteCount(0), reply);
+                    answer(front, open, meter, slot, Outcome::Failed(kind));
                 }
             }
         };
@@ -259,6 +287,7 @@ impl<F: FrontEnd> Served<F> {
             engine.add(self.home().seat, batch.lane, slot, operation, &mut memory);
             self.inline = engine.start_batch(batch.lane) == Started::Inline;
             self.collect_here(engine);
+            self.time_new(engine);
         }
         true
     }
@@ -266,17 +295,18 @@ impl<F: FrontEnd> Served<F> {
     /// Takes back everything that is finished, here or on a thread the source has left.
     fn collect(&mut self, engine: &mut Engine) {
         self.collect_here(engine);
-        let Self { front, open, mailbox, .. } = self;
-        mailbox.drain(|slot, outcome| answer(front, open, slot, outcome));
+        let Self { front, open, meter, mailbox, .. } = self;
+        mailbox.drain(|slot, outcome| answer(front, open, meter, slot, outcome));
     }
 
     /// Takes back what is finished here.
     fn collect_here(&mut self, engine: &mut Engine) {
         let seat = self.home().seat;
-        let Self { front, open, finished, .. } = self;
+        self.open.now = self.open.are_timed().then(|| self.now(engine));
+        let Self { front, open, meter, finished, .. } = self;
         engine.take_finished(seat, finished);
         for (slot, outcome) in finished.drain(..) {
-            answer(front, open, slot, outcome);
+            answer(front, open, meter, slot, outcome);
         }
     }
 
@@ -328,6 +358,8 @@ impl<F: FrontEnd> Source for Served<F> {
     }
 
     fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
+        let sampled = self.meter.is_sampled().then(|| engine.now());
+        self.open.begin = sampled.map(|_| self.now(engine));
         self.collect(engine);
         let turn =
             if self.start_waiting(engine) { self.take_new(engine, appetite) } else { Turn::Full };
@@ -337,6 +369,11 @@ impl<F: FrontEnd> Source for Served<F> {
             self.health = Health::Broken;
             self.with_port(engine, |front, port| front.report_fault(port));
         }
+        if let Some(begun) = sampled {
+            self.meter.timed(engine.now().saturating_duration_since(begun));
+        }
+        let Self { open, meter, .. } = self;
+        meter.show(open.counters(), open.count(), matches!(turn, Turn::More));
         turn
     }
 
@@ -394,9 +431,10 @@ impl Batch {
 fn answer<F: FrontEnd>(
     front: &mut F,
     open: &mut OpenRequests<F::Reply>,
+    meter: &mut Meter,
     slot: Slot,
     outcome: Outcome,
 ) {
-    let reply = open.answer(slot, outcome);
+    let reply = open.answer(slot, outcome, meter);
     front.answer(slot, reply, outcome);
 }

@@ -109,6 +109,10 @@ pub struct Counters {
     pub write_zeroes: u64,
     /// Requests that ended with an error, whatever their kind.
     pub errors: u64,
+    /// Bytes of reads without an error.
+    pub read_bytes: u64,
+    /// Bytes of writes without an error.
+    pub written_bytes: u64,
 }
 
 /// Something that brings requests: a front end that is [`Served`](crate::Served), whatever its protocol.
