@@ -122,6 +122,10 @@ impl FrontEnd for Refilling {
         self.ring.inherited()
     }
 
+    fn stays(&self) -> Option<&'static str> {
+        self.ring.stays()
+    }
+
     fn arrive(&mut self, port: &mut Port<'_>) {
         self.ring.arrive(port);
     }

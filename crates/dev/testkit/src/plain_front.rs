@@ -35,12 +35,14 @@ pub struct PlainRequest {
     pub segments: Vec<(usize, usize)>,
 }
 
-/// What is wrong with a front end, on purpose.
+/// What is particular about a front end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mischief {
+pub enum Habit {
     /// Nothing.
     None,
-    /// It brings each request a second time while the first is in flight.
+    /// It refuses to be moved.
+    Stays,
+    /// A mistake: it brings each request a second time while the first is in flight.
     BringsTwice,
 }
 
@@ -55,7 +57,7 @@ pub struct PlainClient {
 #[derive(Debug)]
 pub struct PlainFront {
     shared: Arc<Shared>,
-    mischief: Mischief,
+    habit: Habit,
     /// Kept for its room.
     memory: Buffers,
     /// Answered and not shown to the client yet.
@@ -95,13 +97,13 @@ impl PlainClient {
 
     /// A front end of this client, of which one is served at a time. It goes on where the one before was stopped.
     pub fn front(&self) -> PlainFront {
-        self.wrong_front(Mischief::None)
+        self.front_with(Habit::None)
     }
 
-    /// The same with something wrong.
-    pub fn wrong_front(&self, mischief: Mischief) -> PlainFront {
+    /// The same with a habit.
+    pub fn front_with(&self, habit: Habit) -> PlainFront {
         let shared = Arc::clone(&self.shared);
-        PlainFront { shared, mischief, memory: Buffers::default(), staged: Vec::new() }
+        PlainFront { shared, habit, memory: Buffers::default(), staged: Vec::new() }
     }
 
     /// Its memory.
@@ -182,9 +184,9 @@ impl FrontEnd for PlainFront {
 
     fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, Infallible> {
         let mut queues = self.shared.queues();
-        let request = match self.mischief {
-            Mischief::None => queues.new.pop_front(),
-            Mischief::BringsTwice => {
+        let request = match self.habit {
+            Habit::None | Habit::Stays => queues.new.pop_front(),
+            Habit::BringsTwice => {
                 let first = queues.new.front().cloned();
                 queues.new.extend(first);
                 queues.new.pop_front()
@@ -229,6 +231,10 @@ impl FrontEnd for PlainFront {
 
     fn inherited(&self) -> usize {
         0
+    }
+
+    fn stays(&self) -> Option<&'static str> {
+        (self.habit == Habit::Stays).then_some("it was told to")
     }
 
     fn arrive(&mut self, _: &mut Port<'_>) {}

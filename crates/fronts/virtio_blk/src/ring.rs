@@ -243,6 +243,10 @@ impl FrontEnd for BlkRing {
         self.ring.pending()
     }
 
+    fn stays(&self) -> Option<&'static str> {
+        None
+    }
+
     fn arrive(&mut self, port: &mut Port<'_>) {
         reached(virtio::Step::Arrived);
         self.interrupts.arrive(port);

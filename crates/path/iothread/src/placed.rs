@@ -43,13 +43,24 @@ pub struct PlaceError<F: FrontEnd> {
 
 /// A source could not be moved; it is served where it was.
 #[derive(Debug, thiserror::Error)]
-#[error("iothread {iothread} cannot take it over")]
-pub struct MoveError {
-    /// Where it should have gone.
-    pub iothread: String,
-    /// Why.
-    #[source]
-    pub source: LaneError,
+pub enum MoveError {
+    /// Its disks cannot be used there.
+    #[error("iothread {iothread} cannot take it over")]
+    Lanes {
+        /// Where it should have gone.
+        iothread: String,
+        /// Why.
+        #[source]
+        source: LaneError,
+    },
+    /// Its front end refuses.
+    #[error("it stays on iothread {iothread}: {why}")]
+    Stays {
+        /// Where it is served.
+        iothread: String,
+        /// Why.
+        why: &'static str,
+    },
 }
 
 /// A source with that front end on an iothread.
@@ -120,14 +131,17 @@ impl<F: FrontEnd> Placed<F> {
     }
 
     /// Moves the source to another iothread while its client runs. Returns when the other serves
-    /// it; requests in flight are finished by the one that started them.
+    /// it; requests in flight are finished by the one that started them. The front end may refuse.
     pub fn move_to(&self, to: &Arc<Iothread>) -> Result<(), MoveError> {
         let mut place = self.place();
         if Arc::ptr_eq(&place.now, to) {
             return Ok(());
         }
+        if let Some(why) = self.visit_at(&place, |front, _| front.stays()) {
+            return Err(MoveError::Stays { iothread: place.now.name().to_owned(), why });
+        }
         let lanes = prepare(to.inbox(), &self.nodes)
-            .map_err(|source| MoveError { iothread: to.name().to_owned(), source })?;
+            .map_err(|source| MoveError::Lanes { iothread: to.name().to_owned(), source })?;
         let (id, destination) = (self.id, Arc::clone(to.inbox()));
         ask(place.inbox(), |reply| Command::Depart { id, to: destination, lanes, reply });
         place.change(to);
@@ -140,7 +154,15 @@ impl<F: FrontEnd> Placed<F> {
         &self,
         visit: impl FnOnce(&mut F, &mut Port<'_>) -> R + Send + 'static,
     ) -> R {
-        let (id, place) = (self.id, self.place());
+        self.visit_at(&self.place(), visit)
+    }
+
+    fn visit_at<R: Send + 'static>(
+        &self,
+        place: &Place,
+        visit: impl FnOnce(&mut F, &mut Port<'_>) -> R + Send + 'static,
+    ) -> R {
+        let id = self.id;
         ask(place.inbox(), |reply| {
             let visit = visit_of(move |front, port| {
                 reply.send(visit(front, port)).expect("whoever asks waits for the answer");

@@ -60,6 +60,9 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     /// it stops.
     fn inherited(&self) -> usize;
 
+    /// Why no other iothread can serve it from now on; `None` if any can. Asked before each move.
+    fn stays(&self) -> Option<&'static str>;
+
     /// It is served on this iothread from now on.
     fn arrive(&mut self, port: &mut Port<'_>);
 

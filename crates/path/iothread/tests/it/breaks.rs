@@ -74,6 +74,10 @@ impl FrontEnd for BreaksAtTheEnd {
         self.ring.rest()
     }
 
+    fn stays(&self) -> Option<&'static str> {
+        self.ring.stays()
+    }
+
     fn arrive(&mut self, port: &mut Port<'_>) {
         self.ring.arrive(port);
     }

@@ -219,6 +219,10 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
         self.ring.inherited()
     }
 
+    fn stays(&self) -> Option<&'static str> {
+        self.ring.stays()
+    }
+
     fn arrive(&mut self, port: &mut Port<'_>) {
         self.ring.arrive(port);
     }

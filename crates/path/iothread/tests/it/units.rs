@@ -13,7 +13,7 @@ use iothread::{Iothread, Placed};
 use kernel_io::{FileTable, Notifier, Reactors};
 use request_path::{Appetite, Engine, Served, Source, SourceKey, Turn, UnitIndex};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use testkit::plain_front::{Mischief, PlainClient, PlainFront, PlainRequest};
+use testkit::plain_front::{Habit, PlainClient, PlainFront, PlainRequest};
 use testkit::rng::Rng;
 
 use crate::drains::{Top, drain};
@@ -253,6 +253,24 @@ fn a_source_is_given_back_if_one_of_its_disks_opens_no_lane() {
     assert_eq!((opens.lanes(), refuses.lanes()), (0, 0));
 }
 
+#[test]
+fn a_source_whose_front_end_refuses_to_move_is_served_where_it_is() {
+    on_both(|reactors| {
+        let [a, b] = iothreads::<2>(&Arc::new(FileTable::default()), reactors);
+        let top = Top::over(null_disk(DISK_BYTES, ReadContent::Zeroes));
+        let node: Arc<dyn Node> = top.clone();
+        let mut client = Client::new();
+        let placed = place_source(source(client.0.front_with(Habit::Stays), &[&node]), &a);
+        let refusal = placed.move_to(&b).unwrap_err();
+        assert_eq!(refusal.to_string(), "it stays on iothread t0: it was told to");
+        assert!(Arc::ptr_eq(&placed.iothread(), &a));
+        assert_eq!(top.lanes(), 1);
+        client.read(0, 0, 0);
+        assert_eq!(client.outcomes(), [(0, Outcome::Done)]);
+        assert_eq!(placed.stop().in_flight(), 0);
+    });
+}
+
 /// A mistake of a front end that would give one request two answers.
 #[test]
 fn a_front_end_that_brings_a_request_twice_is_found() {
@@ -261,7 +279,7 @@ fn a_front_end_that_brings_a_request_twice_is_found() {
     client.read(3, 0, 0);
     let (files, bell) = (Arc::new(FileTable::default()), Arc::new(Notifier::new().unwrap()));
     let mut engine = Engine::new(files, bell, Arc::new(SystemClock), Reactors::Any).unwrap();
-    let mut source = source(client.0.wrong_front(Mischief::BringsTwice), &[&node]);
+    let mut source = source(client.0.front_with(Habit::BringsTwice), &[&node]);
     let lanes = engine.open_lanes(source.nodes()).unwrap();
     source.arrive(&mut engine, lanes, SourceKey(0));
     let turn = AssertUnwindSafe(|| -> Turn { source.turn(&mut engine, Appetite::Pop(8)) });
