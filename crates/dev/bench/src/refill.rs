@@ -29,7 +29,7 @@ use kernel_io::{
 };
 use load::probe::CacheMode;
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
-use request_path::{FrontEnd, NewRequest, Port, Rest, Served};
+use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, Served};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
 use virtio_blk::{BlkFault, BlkReply, BlkRing, BlkRingSetup, Capacity};
@@ -71,6 +71,10 @@ impl FrontEnd for Refilling {
 
     fn kick(&self) -> BorrowedFd<'_> {
         self.ring.kick()
+    }
+
+    fn interest(&self) -> Interest {
+        self.ring.interest()
     }
 
     fn slots(&self) -> u16 {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, Result, ensure};
 use block::{Buffers, Operation, Outcome, Segment, Slot};
-use request_path::{FrontEnd, NewRequest, Port, Rest, UnitIndex, Work};
+use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, UnitIndex, Work};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::memory::SharedMemory;
@@ -172,6 +172,10 @@ impl FrontEnd for PlainFront {
 
     fn kick(&self) -> BorrowedFd<'_> {
         self.shared.kick.as_fd()
+    }
+
+    fn interest(&self) -> Interest {
+        Interest::Read
     }
 
     fn slots(&self) -> u16 {

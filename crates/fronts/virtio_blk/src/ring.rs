@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use block::{Operation, Outcome, Sector, Segment, Slot};
-use request_path::{FrontEnd, NewRequest, Port, Rest, UnitIndex, Work};
+use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, UnitIndex, Work};
 use virtio::{
     BlkHeader, BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingBase, RingLog,
     reached,
@@ -178,6 +178,10 @@ impl FrontEnd for BlkRing {
 
     fn kick(&self) -> BorrowedFd<'_> {
         self.kick.as_fd()
+    }
+
+    fn interest(&self) -> Interest {
+        Interest::Read
     }
 
     fn slots(&self) -> u16 {

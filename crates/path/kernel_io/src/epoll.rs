@@ -18,7 +18,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::parked::SlotIndex;
-use crate::reactor::Completion;
+use crate::reactor::{Completion, Interest};
 use crate::{Alarm, Wait};
 
 /// Events taken with one call; the others come with the next.
@@ -54,10 +54,13 @@ impl Epoll {
     }
 
     /// Watches a descriptor, which stays open until the end of the watch has been told.
-    pub(crate) fn watch(&mut self, index: SlotIndex, fd: RawFd) {
+    pub(crate) fn watch(&mut self, index: SlotIndex, fd: RawFd, interest: Interest) {
         let data = epoll::EventData::new_u64(u64::from(index.0));
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        if let Err(errno) = epoll::add(&self.fd, borrow(fd), data, flags) {
+        let flags = match interest {
+            Interest::Read => epoll::EventFlags::IN,
+            Interest::ReadOrWrite => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+        };
+        if let Err(errno) = epoll::add(&self.fd, borrow(fd), data, flags | epoll::EventFlags::ET) {
             let result = -errno.raw_os_error();
             self.completed.push_back(Completion { index, result, more: false });
         }

@@ -55,12 +55,12 @@ pub enum Event {
         /// The bounce buffer it worked on, if it did.
         bounce: Option<BounceBuffer>,
     },
-    /// A polled descriptor has something to read.
-    Readable {
+    /// A polled descriptor is ready for what it is polled for, or was a moment ago.
+    Ready {
         /// Whose.
         tag: Tag,
     },
-    /// A cancelled poll is over: no [`Event::Readable`] of it comes any more.
+    /// A cancelled poll is over: no [`Event::Ready`] of it comes any more.
     PollEnded {
         /// Whose.
         tag: Tag,

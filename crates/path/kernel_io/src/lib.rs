@@ -53,7 +53,7 @@ pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use parked::Tag;
 pub use ranges::{RangeGuard, WriteRanges};
-pub use reactor::{Reactors, Wait, WaitsWith};
+pub use reactor::{Interest, Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
 pub use space::{Allocation, whole_blocks};
 pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};

@@ -11,6 +11,7 @@
 use block::{ByteOffset, Durability, FileId, Segment};
 
 use crate::BounceBuffer;
+use crate::reactor::Interest;
 use crate::space::Space;
 
 /// For so many segments a slot keeps room when its operation is over.
@@ -85,10 +86,11 @@ enum State {
 pub(crate) struct PollState {
     pub(crate) owner: PollOwner,
     pub(crate) fd: i32,
+    pub(crate) interest: Interest,
     pub(crate) phase: PollPhase,
 }
 
-/// Who wants to know that a descriptor is readable.
+/// Who wants to know that a descriptor is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PollOwner {
     /// The caller, by this tag.

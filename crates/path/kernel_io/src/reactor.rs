@@ -28,6 +28,15 @@ pub enum Wait {
     Poll,
 }
 
+/// What a descriptor is watched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Something to read.
+    Read,
+    /// The same, or room to write.
+    ReadOrWrite,
+}
+
 /// Something that has happened to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
@@ -96,11 +105,11 @@ impl Reactor {
     }
 
     /// Watches a descriptor until [`Reactor::unwatch`]: a completion each time that it becomes
-    /// readable, or one without more to come when that cannot be, or not any longer.
-    pub(crate) fn watch(&mut self, index: SlotIndex, fd: RawFd) {
+    /// ready, or one without more to come when that cannot be, or not any longer.
+    pub(crate) fn watch(&mut self, index: SlotIndex, fd: RawFd, interest: Interest) {
         match self {
-            Self::Uring(uring) => uring.push_poll(index, fd),
-            Self::Epoll(epoll) => epoll.watch(index, fd),
+            Self::Uring(uring) => uring.push_poll(index, fd, interest),
+            Self::Epoll(epoll) => epoll.watch(index, fd, interest),
         }
     }
 

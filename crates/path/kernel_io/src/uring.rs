@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use crate::calls::{Iovecs, NOWAIT, write_flags};
 use crate::parked::{SlotIndex, Work};
-use crate::reactor::Completion;
+use crate::reactor::{Completion, Interest};
 use crate::{Caching, KernelError, OpenFile, Wait};
 
 /// Submission entries: a batch; more are submitted on the way.
@@ -254,8 +254,12 @@ impl Uring {
     }
 
     /// Queues a multishot poll.
-    pub(crate) fn push_poll(&mut self, index: SlotIndex, fd: RawFd) {
-        let events = u32::try_from(libc::POLLIN).expect("a positive constant");
+    pub(crate) fn push_poll(&mut self, index: SlotIndex, fd: RawFd, interest: Interest) {
+        let events = match interest {
+            Interest::Read => libc::POLLIN,
+            Interest::ReadOrWrite => libc::POLLIN | libc::POLLOUT,
+        };
+        let events = u32::try_from(events).expect("positive constants");
         let poll = opcode::PollAdd::new(types::Fd(fd), events).multi(true).build();
         // SAFETY: a poll names no memory.
         unsafe { self.push(&poll.user_data(u64::from(index.0))) };

@@ -28,7 +28,8 @@ use block::{
 };
 use kernel_io::{
     Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineBudget,
-    InlineShare, IoFailure, Kernel, KernelError, Notifier, Reactors, Ringer, Wait, WaitsWith,
+    InlineShare, Interest, IoFailure, Kernel, KernelError, Notifier, Reactors, Ringer, Wait,
+    WaitsWith,
 };
 
 use crate::holds::{Wanted, hold_changes};
@@ -51,7 +52,7 @@ const LANE_CALLS_MAX: u32 = 64;
 /// Something for the event loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
-    /// The guest has kicked: give the source a turn.
+    /// The client has kicked: give the source a turn.
     Kicked(SourceKey),
     /// Finished requests wait at the source's seat: give it a turn.
     Finished(SourceKey),
@@ -125,7 +126,7 @@ impl Engine {
     ) -> Result<Self, KernelError> {
         table.tell(&bell);
         let mut kernel = Kernel::new(table, allowed)?;
-        kernel.poll(bell.as_fd(), Addressee::Bell.to_tag());
+        kernel.poll(bell.as_fd(), Interest::Read, Addressee::Bell.to_tag());
         Ok(Self {
             kernel,
             lanes: Lanes::new(Arc::clone(&bell)),
@@ -241,9 +242,9 @@ impl Engine {
         self.seats.leave(seat);
     }
 
-    /// Watches a source's kick.
-    pub fn watch(&mut self, kick: BorrowedFd<'_>, key: SourceKey) {
-        self.kernel.poll(kick, Addressee::Kick(key).to_tag());
+    /// Watches a source's kick; [`Signal::Kicked`] follows each time that it becomes ready.
+    pub fn watch(&mut self, kick: BorrowedFd<'_>, interest: Interest, key: SourceKey) {
+        self.kernel.poll(kick, interest, Addressee::Kick(key).to_tag());
     }
 
     /// Ends watching; [`Signal::Unwatched`] follows. The descriptor must stay open until then.
@@ -423,7 +424,7 @@ impl Engine {
         while let Some(event) = self.kernel.next_event() {
             match event {
                 Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
-                Event::Readable { tag } => match Addressee::from_tag(tag) {
+                Event::Ready { tag } => match Addressee::from_tag(tag) {
                     Addressee::Kick(key) => signals.push(Signal::Kicked(key)),
                     Addressee::Bell => {
                         self.bell.clear();

@@ -16,7 +16,7 @@ use std::os::fd::BorrowedFd;
 
 use block::{Buffers, FailKind, Operation, Outcome, Slot};
 
-use crate::{Port, Rest};
+use crate::{Interest, Port, Rest};
 
 /// One protocol's side of a source: takes requests from a client and answers them.
 pub trait FrontEnd: fmt::Debug + Send + 'static {
@@ -26,8 +26,12 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     /// Why it cannot be served any more.
     type Fault: Error + Send + Sync + 'static;
 
-    /// The descriptor that becomes readable when there is something new. Always the same.
+    /// The descriptor that becomes ready when there is something new, or room for answers that could not be published.
+    /// Always the same.
     fn kick(&self) -> BorrowedFd<'_>;
+
+    /// What for. It has a turn each time that its kick becomes ready, and need not have one while it stays so.
+    fn interest(&self) -> Interest;
 
     /// How many requests it may have in flight: all its slots are smaller. Always the same.
     fn slots(&self) -> u16;
@@ -41,7 +45,8 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     /// Answers a request that it has brought. Its client need not see that before [`FrontEnd::publish`].
     fn answer(&mut self, slot: Slot, reply: Self::Reply, outcome: Outcome);
 
-    /// Shows its client everything answered since the last time. Called at the end of each turn.
+    /// Shows its client everything answered since the last time, or as much as there is room for. Called at the end of
+    /// each turn.
     fn publish(&mut self, port: &mut Port<'_>);
 
     /// Whether it can still be served. Asked at the end of each turn in which it may bring something new.

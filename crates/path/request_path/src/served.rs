@@ -22,8 +22,8 @@ use crate::front_end::{NewRequest, UnitIndex, Work};
 use crate::gauges::{Meter, SourceGauges, Ticks};
 use crate::open_requests::{Kind, OpenRequests};
 use crate::{
-    Appetite, Counters, Engine, FrontEnd, LaneIndex, Mailbox, Port, Rest, Seat, Share, Source,
-    SourceKey, Step, Turn, Wake,
+    Appetite, Counters, Engine, FrontEnd, Interest, LaneIndex, Mailbox, Port, Rest, Seat, Share,
+    Source, SourceKey, Step, Turn, Wake,
 };
 
 /// The most requests taken on in one turn that were in flight before the source came.
@@ -335,6 +335,10 @@ impl<F: FrontEnd> Served<F> {
 impl<F: FrontEnd> Source for Served<F> {
     fn kick(&self) -> BorrowedFd<'_> {
         self.front.kick()
+    }
+
+    fn interest(&self) -> Interest {
+        self.front.interest()
     }
 
     fn nodes(&self) -> &[Arc<dyn Node>] {

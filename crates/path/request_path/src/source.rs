@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use block::{ByteCount, Node};
 
-use crate::{Engine, LaneIndex, Mailbox};
+use crate::{Engine, Interest, LaneIndex, Mailbox};
 
 /// What an iothread calls a source that it serves now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -117,8 +117,11 @@ pub struct Counters {
 
 /// Something that brings requests: a front end that is [`Served`](crate::Served), whatever its protocol.
 pub trait Source: Any + std::fmt::Debug + Send {
-    /// The descriptor that becomes readable when there is something new.
+    /// The descriptor that becomes ready when it needs a turn.
     fn kick(&self) -> BorrowedFd<'_>;
+
+    /// What for.
+    fn interest(&self) -> Interest;
 
     /// The nodes its requests go to, by unit.
     fn nodes(&self) -> &[Arc<dyn Node>];

@@ -91,7 +91,8 @@ impl EventLoop {
             kicks: 0,
         });
         served.cargo.source.arrive(&mut self.engine, lanes, key);
-        self.engine.watch(served.cargo.source.kick(), key);
+        let source = &served.cargo.source;
+        self.engine.watch(source.kick(), source.interest(), key);
         self.call(key);
     }
 

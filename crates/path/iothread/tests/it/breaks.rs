@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use block::{Outcome, Slot};
 use iothread::{Placed, Watcher};
 use kernel_io::FileTable;
-use request_path::{FrontEnd, NewRequest, Port, Rest};
+use request_path::{FrontEnd, Interest, NewRequest, Port, Rest};
 use virtio::RingError;
 use virtio_blk::{BlkFault, BlkReply, BlkRing};
 
@@ -40,6 +40,10 @@ impl FrontEnd for BreaksAtTheEnd {
 
     fn kick(&self) -> BorrowedFd<'_> {
         self.ring.kick()
+    }
+
+    fn interest(&self) -> Interest {
+        self.ring.interest()
     }
 
     fn slots(&self) -> u16 {

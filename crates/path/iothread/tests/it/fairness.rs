@@ -13,7 +13,7 @@ use block::{Lane, Mapping, Node, Outcome, PieceList, Slot};
 use disk::ReadContent;
 use iothread::{Iothread, Placed};
 use kernel_io::FileTable;
-use request_path::{FrontEnd, NewRequest, Port, Rest};
+use request_path::{FrontEnd, Interest, NewRequest, Port, Rest};
 use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BULKS, Guest};
@@ -165,6 +165,10 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
 
     fn kick(&self) -> BorrowedFd<'_> {
         self.ring.kick()
+    }
+
+    fn interest(&self) -> Interest {
+        self.ring.interest()
     }
 
     fn slots(&self) -> u16 {

@@ -21,6 +21,7 @@ mod mosaic;
 mod moves;
 mod open_requests;
 mod setup;
+mod socket;
 mod syncs;
 mod units;
 mod usage;

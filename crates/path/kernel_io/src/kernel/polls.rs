@@ -1,6 +1,6 @@
 //! Descriptors that are watched: those of the caller, and the bells of the engines.
 //!
-//! Where it stands in the life of a request: a kick becomes [`Event::Readable`]; an engine's bell brings its completions.
+//! Where it stands in the life of a request: a kick becomes [`Event::Ready`]; an engine's bell brings its completions.
 //!
 //! Invariants: after [`Event::PollEnded`] nothing of a poll comes any more. One that the kernel refuses is told and stays,
 //! deaf, until it is cancelled.
@@ -13,19 +13,25 @@ use rustix::io::Errno;
 use super::{Event, Kernel};
 use crate::Tag;
 use crate::parked::{Content, PollOwner, PollPhase, PollState};
-use crate::reactor::Completion;
+use crate::reactor::{Completion, Interest};
 
 impl Kernel {
-    /// Watches a descriptor until [`Kernel::cancel_poll`]. The kernel keeps the descriptor's file
-    /// alive meanwhile. Neither its counter nor its flags are touched: the front end shares them.
-    pub fn poll(&mut self, fd: BorrowedFd<'_>, tag: Tag) {
-        self.watch(fd.as_raw_fd(), PollOwner::Caller(tag));
+    /// Watches a descriptor until [`Kernel::cancel_poll`]: it is told each time that it becomes ready, and need not be if
+    /// it stays so. The kernel keeps the descriptor's file alive meanwhile. Neither its counter nor its flags are touched:
+    /// the front end shares them.
+    pub fn poll(&mut self, fd: BorrowedFd<'_>, interest: Interest, tag: Tag) {
+        self.watch_for(fd.as_raw_fd(), interest, PollOwner::Caller(tag));
     }
 
+    /// Watches the bell of an engine.
     pub(super) fn watch(&mut self, fd: RawFd, owner: PollOwner) {
-        let poll = PollState { owner, fd, phase: PollPhase::Armed };
+        self.watch_for(fd, Interest::Read, owner);
+    }
+
+    fn watch_for(&mut self, fd: RawFd, interest: Interest, owner: PollOwner) {
+        let poll = PollState { owner, fd, interest, phase: PollPhase::Armed };
         let index = self.in_flight.park_poll(poll);
-        self.reactor.watch(index, fd);
+        self.reactor.watch(index, fd, interest);
     }
 
     /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
@@ -55,7 +61,7 @@ impl Kernel {
             PollOwner::Workers => {
                 done = self.workers.take_done();
             }
-            PollOwner::Caller(tag) => self.events.push_back(Event::Readable { tag }),
+            PollOwner::Caller(tag) => self.events.push_back(Event::Ready { tag }),
         }
         self.conclude_all(done);
         Ok(())
@@ -75,7 +81,7 @@ impl Kernel {
             return Ok(());
         }
         if armed && result >= 0 {
-            self.reactor.watch(index, poll.fd);
+            self.reactor.watch(index, poll.fd, poll.interest);
         } else if armed {
             let errno = Errno::from_raw_os_error(-result);
             tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);

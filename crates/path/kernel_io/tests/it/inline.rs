@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId};
 use kernel_io::{
-    Aio, Allocation, Event, FileTable, InlineShare, IoFailure, Kernel, Notifier, OpenFile,
-    Reactors, Residence, Tag, Wait,
+    Aio, Allocation, Event, FileTable, InlineShare, Interest, IoFailure, Kernel, Notifier,
+    OpenFile, Reactors, Residence, Tag, Wait,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -122,7 +122,7 @@ fn a_turn_is_bounded_and_polls_get_theirs_between_two() {
         let id = memory_file(&table, 4 * MIB);
         let mut kernel = rig.kernel(table);
         let bell = Notifier::new().unwrap();
-        kernel.poll(bell.as_fd(), Tag(9));
+        kernel.poll(bell.as_fd(), Interest::Read, Tag(9));
         kernel.wait(Wait::Poll).unwrap();
         let (_, to) = memory(&vec![0; 4 * MIB]);
         kernel.read(id, ByteOffset(0), std::iter::once(to(0, 3 * MIB + 5)), Tag(0));
@@ -132,7 +132,7 @@ fn a_turn_is_bounded_and_polls_get_theirs_between_two() {
         // The next turn goes to the large read as well; the call must not block.
         kernel.wait(Wait::Block).unwrap();
         let found = events(&mut kernel);
-        assert!(matches!(found[..], [Event::Readable { tag: Tag(9) }]), "{found:?}");
+        assert!(matches!(found[..], [Event::Ready { tag: Tag(9) }]), "{found:?}");
         // What is left of the larger read has queued behind the other.
         finished(&mut kernel, Tag(1)).unwrap();
         finished(&mut kernel, Tag(0)).unwrap();

@@ -4,6 +4,7 @@
 
 mod errands;
 mod inline;
+mod interest;
 mod misled;
 mod waits;
 
@@ -14,8 +15,8 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use kernel_io::{
-    Aio, Allocation, Event, FileTable, IoFailure, Kernel, Notifier, OpenFile, Reactors, Tag, Wait,
-    WaitsWith,
+    Aio, Allocation, Event, FileTable, Interest, IoFailure, Kernel, Notifier, OpenFile, Reactors,
+    Tag, Wait, WaitsWith,
 };
 use rustix::io::Errno;
 
@@ -88,7 +89,7 @@ fn next(kernel: &mut Kernel) -> Event {
 fn finished(kernel: &mut Kernel, expected: Tag) -> Result<(), IoFailure> {
     match next(kernel) {
         Event::Finished { tag, result, .. } if tag == expected => result,
-        other @ (Event::Finished { .. } | Event::Readable { .. } | Event::PollEnded { .. }) => {
+        other @ (Event::Finished { .. } | Event::Ready { .. } | Event::PollEnded { .. }) => {
             panic!("expected the end of {expected:?}, got {other:?}")
         }
     }
@@ -264,7 +265,7 @@ fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
         };
         // POLL_REMOVE gave up here within some hundred rounds.
         for round in 0..5000 {
-            kernel.poll(bell.as_fd(), Tag(round));
+            kernel.poll(bell.as_fd(), Interest::Read, Tag(round));
             if round % 2 == 0 {
                 kernel.wait(Wait::Poll).unwrap();
             }
@@ -272,7 +273,7 @@ fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
             loop {
                 match next(&mut kernel) {
                     Event::PollEnded { tag } => break assert_eq!(tag, Tag(round)),
-                    Event::Readable { tag } => assert_eq!(tag, Tag(round)),
+                    Event::Ready { tag } => assert_eq!(tag, Tag(round)),
                     other @ Event::Finished { .. } => panic!("{other:?}"),
                 }
             }
@@ -291,7 +292,7 @@ fn a_descriptor_that_cannot_be_polled_is_cancelled_like_any_other() {
         let closed = i32::MAX - 1;
         // SAFETY: nobody has this descriptor, and a poll of a closed one only fails.
         let closed = unsafe { std::os::fd::BorrowedFd::borrow_raw(closed) };
-        kernel.poll(closed, Tag(5));
+        kernel.poll(closed, Interest::Read, Tag(5));
         kernel.wait(Wait::Poll).unwrap();
         kernel.cancel_poll(Tag(5));
         assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(5) }));
@@ -374,14 +375,14 @@ fn a_counter_that_nobody_reads_is_told_once_for_each_write() {
         let mut kernel = rig.kernel(Arc::new(FileTable::default()));
         let bell = Notifier::new().unwrap();
         bell.wake();
-        kernel.poll(bell.as_fd(), Tag(1));
-        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(1) }));
+        kernel.poll(bell.as_fd(), Interest::Read, Tag(1));
+        assert!(matches!(next(&mut kernel), Event::Ready { tag: Tag(1) }));
         for _ in 0..10 {
             kernel.wait(Wait::Poll).unwrap();
             assert!(kernel.next_event().is_none(), "an unread counter must not spin");
         }
         bell.wake();
-        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(1) }));
+        assert!(matches!(next(&mut kernel), Event::Ready { tag: Tag(1) }));
         bell.wake();
         kernel.wait(Wait::Poll).unwrap();
         kernel.cancel_poll(Tag(1));
@@ -398,15 +399,15 @@ fn two_descriptors_of_one_counter_are_watched_each_for_itself() {
         let mut kernel = rig.kernel(Arc::new(FileTable::default()));
         let bell = Notifier::new().unwrap();
         let second = bell.as_fd().try_clone_to_owned().unwrap();
-        kernel.poll(bell.as_fd(), Tag(1));
-        kernel.poll(second.as_fd(), Tag(2));
+        kernel.poll(bell.as_fd(), Interest::Read, Tag(1));
+        kernel.poll(second.as_fd(), Interest::Read, Tag(2));
         kernel.cancel_poll(Tag(1));
         assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(1) }));
         bell.wake();
-        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(2) }));
+        assert!(matches!(next(&mut kernel), Event::Ready { tag: Tag(2) }));
         // The number is free for another watch.
-        kernel.poll(bell.as_fd(), Tag(3));
-        assert!(matches!(next(&mut kernel), Event::Readable { tag: Tag(3) }));
+        kernel.poll(bell.as_fd(), Interest::Read, Tag(3));
+        assert!(matches!(next(&mut kernel), Event::Ready { tag: Tag(3) }));
     });
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kernel_io::{Event, FileTable, Kernel, Notifier, Reactors, Tag, Wait};
+use kernel_io::{Event, FileTable, Interest, Kernel, Notifier, Reactors, Tag, Wait};
 
 const ROUNDS: u64 = 30_000;
 const ENTERS_MAX: u32 = 100;
@@ -22,7 +22,7 @@ fn settle(kernel: &mut Kernel, bell: &Notifier) -> bool {
         }
         let mut quiet = !kernel.has_news();
         while let Some(event) = kernel.next_event() {
-            assert!(matches!(event, Event::Readable { tag: Tag(1) }), "{event:?}");
+            assert!(matches!(event, Event::Ready { tag: Tag(1) }), "{event:?}");
             quiet = !kernel.has_news();
         }
         if quiet && !kernel.is_misled() {
@@ -36,7 +36,7 @@ fn settle(kernel: &mut Kernel, bell: &Notifier) -> bool {
 fn a_flag_with_nothing_behind_it_is_noticed_and_taken_down() {
     let mut kernel = Kernel::new(Arc::new(FileTable::default()), Reactors::Any).unwrap();
     let bell = Arc::new(Notifier::new().unwrap());
-    kernel.poll(bell.as_fd(), Tag(1));
+    kernel.poll(bell.as_fd(), Interest::Read, Tag(1));
     let round = Arc::new(AtomicU64::new(0));
     let ringer = {
         let (bell, round) = (Arc::clone(&bell), Arc::clone(&round));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use block::{
     BehindEnd, ByteCount, ByteOffset, FailKind, FileId, Node, Operation, Outcome, Piece, Target,
 };
-use kernel_io::{Alarm, Caching, IoFailure, whole_blocks};
+use kernel_io::{Alarm, Caching, Interest, IoFailure, whole_blocks};
 
 use super::Engine;
 use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
@@ -139,7 +139,7 @@ impl Engine {
             return alarm.set(after);
         }
         let alarm = Alarm::new()?;
-        self.kernel.poll(alarm.as_fd(), Addressee::Alarm.to_tag());
+        self.kernel.poll(alarm.as_fd(), Interest::Read, Addressee::Alarm.to_tag());
         let set = alarm.set(after);
         self.alarm = Some(alarm);
         set

@@ -1,0 +1,123 @@
+//! A front end whose client is behind a socket that has no room for all answers.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Outcome, Slot};
+use disk::ReadContent;
+use kernel_io::FileTable;
+use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, Work};
+use rustix::net::{RecvFlags, recv};
+
+use crate::lanes::null_disk;
+use crate::setup::{iothreads, on_both, place_source, served};
+
+/// More than a socket holds, for a few of them.
+const ANSWER_BYTES: usize = 100_000;
+
+/// A request is a byte; its answer has that byte many times.
+#[derive(Debug)]
+struct OnSocket {
+    socket: UnixStream,
+    unsent: VecDeque<u8>,
+}
+
+impl FrontEnd for OnSocket {
+    type Reply = ();
+    type Fault = Infallible;
+
+    fn kick(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn interest(&self) -> Interest {
+        Interest::ReadOrWrite
+    }
+
+    fn slots(&self) -> u16 {
+        256
+    }
+
+    fn begin_batch(&mut self) {}
+
+    fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, Infallible> {
+        let mut byte = [0];
+        Ok(match self.socket.read(&mut byte) {
+            Ok(1) => Some(NewRequest { slot: Slot(byte[0].into()), reply: (), work: Work::Done }),
+            Ok(_) | Err(_) => None,
+        })
+    }
+
+    fn answer(&mut self, slot: Slot, (): (), _: Outcome) {
+        let byte = u8::try_from(slot.0).unwrap();
+        self.unsent.extend([byte; ANSWER_BYTES]);
+    }
+
+    fn publish(&mut self, _: &mut Port<'_>) {
+        while !self.unsent.is_empty() {
+            match self.socket.write(self.unsent.as_slices().0) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) => return assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn report_fault(&self, _: &mut Port<'_>) {}
+
+    fn has_new(&self) -> bool {
+        let mut byte = [0];
+        matches!(recv(&self.socket, &mut byte, RecvFlags::PEEK), Ok((1, _)))
+    }
+
+    fn rest(&mut self) -> Rest {
+        if self.has_new() { Rest::More } else { Rest::Kicks }
+    }
+
+    fn inherited(&self) -> usize {
+        0
+    }
+
+    fn stays(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn arrive(&mut self, _: &mut Port<'_>) {}
+
+    fn leave(&mut self, _: &mut Port<'_>) {}
+}
+
+#[test]
+fn answers_that_find_no_room_in_a_socket_are_sent_when_there_is_some() {
+    on_both(|reactors| {
+        let iothreads = iothreads::<2>(&Arc::new(FileTable::default()), reactors);
+        let (socket, mut client) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let front = OnSocket { socket, unsent: VecDeque::new() };
+        let node = null_disk(1 << 20, ReadContent::Untouched);
+        let placed = place_source(served(front, &node), &iothreads[0]);
+        for round in 0..20 {
+            let requests: Vec<u8> = (0..30).collect();
+            client.write_all(&requests).unwrap();
+            // Also in the middle of an answer.
+            let mut answers = vec![0; requests.len() * ANSWER_BYTES];
+            let (first, rest) = answers.split_at_mut(round * 30_000);
+            client.read_exact(first).unwrap();
+            placed.move_to(&iothreads[round % 2]).unwrap();
+            client.read_exact(rest).unwrap();
+            for (answer, byte) in answers.chunks(ANSWER_BYTES).zip(requests) {
+                assert!(answer.iter().all(|found| *found == byte));
+            }
+        }
+        assert_eq!(placed.stop().in_flight(), 0);
+    });
+}
