@@ -31,7 +31,7 @@ pub use change::ChangeFault;
 pub(crate) use change::{Change, Replacement};
 pub(crate) use describe::{Description, Place, Storage};
 pub(crate) use named::NamedFiles;
-pub use named::{NamedFault, What};
+pub use named::{NamedFault, Refusal, What};
 use root::RootNode;
 
 /// The nodes of a daemon, and the exports that stand on them.

@@ -42,7 +42,7 @@ pub use build::{BuildError, ChangeError};
 pub use claim::ClaimFailure;
 pub use descriptor_check::CheckStartError;
 pub use export::ExportError;
-pub use graph::{ChangeFault, GraphError, NamedFault, What};
+pub use graph::{ChangeFault, GraphError, NamedFault, Refusal, What};
 pub use guest_memory::MemoryDirectoryError;
 pub use model::{Conflict, ModelFault, User};
 pub use pidfile::PidfileError;

@@ -40,70 +40,15 @@ pub(crate) enum NamedFiles {
 /// What an image names cannot be opened. Each message follows the path of the image.
 #[derive(Debug, thiserror::Error)]
 pub enum NamedFault {
-    /// Nobody allowed it.
-    #[error(
-        "it names {what} '{name}', and files that only an image names are not opened unasked; say {}, \
-         or allow it with --named-files DIRECTORY or --named-files on", what.answers()
-    )]
-    NotAllowed {
+    /// It may not be, or means nothing.
+    #[error("it names {what} '{name}'{why}")]
+    Refused {
         /// What it is to the image.
         what: What,
         /// What the image says.
         name: String,
-    },
-    /// It would be written.
-    #[error(
-        "it names data file '{name}', and a data file that only an image names is not written unasked; \
-         say data-file=NODE or read-only=on, or allow it with --named-files on"
-    )]
-    Written {
-        /// What the image says.
-        name: String,
-    },
-    /// It is somewhere else.
-    #[error("it names {what} '{name}', and {} is in no directory of --named-files", path.display())]
-    Outside {
-        /// What it is to the image.
-        what: What,
-        /// What the image says.
-        name: String,
-        /// Where that is, without links.
-        path: PathBuf,
-    },
-    /// The image does not say what it is.
-    #[error(
-        "it names backing file '{name}' without its format, which is not guessed; say backing=NODE \
-         or backing=null, or write the format into the image: qemu-img rebase -u -b '{name}' -F FORMAT"
-    )]
-    NoFormat {
-        /// What the image says.
-        name: String,
-    },
-    /// Nobody here reads that.
-    #[error(
-        "it names backing file '{name}' of format '{format}' (supported: {})", Names(&format_names())
-    )]
-    Format {
-        /// What the image says.
-        name: String,
-        /// The format.
-        format: String,
-    },
-    /// It is not a path.
-    #[error("it names {what} '{name}', which is no path of a file; say {}", what.node())]
-    NoPath {
-        /// What it is to the image.
-        what: What,
-        /// What the image says.
-        name: String,
-    },
-    /// The image has no place that the name could be relative to.
-    #[error("it names {what} '{name}', which is relative to an image that is not in one file")]
-    NoDirectory {
-        /// What it is to the image.
-        what: What,
-        /// What the image says.
-        name: String,
+        /// Why.
+        why: Refusal,
     },
     /// It is not there, or not ours to open.
     #[error("it names {what} '{name}': could not open '{}'", path.display())]
@@ -118,20 +63,50 @@ pub enum NamedFault {
         #[source]
         cause: io::Error,
     },
-    /// It cannot hold a disk.
-    #[error("it names {what} '{name}', which is neither a regular file nor a block device")]
-    Kind {
-        /// What it is to the image.
-        what: What,
-        /// What the image says.
-        name: String,
-    },
     /// The image has a data file and does not name it.
     #[error("its data are in a file that it does not name; say data-file=NODE")]
     NoDataFile,
     /// There is no end.
     #[error("it is the last of {CHAIN_MAX} images that name each other, and names another one")]
     TooLong,
+}
+
+/// Why a file is not opened: the rest of a sentence that has named it.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Nobody allowed it.
+    #[error(
+        ", and files that only an image names are not opened unasked; say {}, or allow it with \
+         --named-files DIRECTORY or --named-files on", .0.answers()
+    )]
+    NotAllowed(What),
+    /// It would be written.
+    #[error(
+        ", and a data file that only an image names is not written unasked; say data-file=NODE or \
+         read-only=on, or allow it with --named-files on"
+    )]
+    Written,
+    /// It is somewhere else: there, without links.
+    #[error(", and {} is in no directory of --named-files", .0.display())]
+    Outside(PathBuf),
+    /// The image does not say what the file of that name is.
+    #[error(
+        " without its format, which is not guessed; say backing=NODE or backing=null, or write the \
+         format into the image: qemu-img rebase -u -b '{0}' -F FORMAT"
+    )]
+    NoFormat(String),
+    /// Nobody here reads that format.
+    #[error(" of format '{0}' (supported: {names})", names = Names(&format_names()))]
+    Format(String),
+    /// It is not a path.
+    #[error(", which is no path of a file; say {}", .0.node())]
+    NoPath(What),
+    /// The image has no place that the name could be relative to.
+    #[error(", which is relative to an image that is not in one file")]
+    NoDirectory,
+    /// It cannot hold a disk.
+    #[error(", which is neither a regular file nor a block device")]
+    Kind,
 }
 
 /// What a file is to the image that names it.
@@ -150,6 +125,10 @@ impl What {
             Self::Backing => "backing=NODE",
             Self::Data => "data-file=NODE",
         }
+    }
+
+    fn refused(self, name: &str, why: Refusal) -> NamedFault {
+        NamedFault::Refused { what: self, name: name.to_owned(), why }
     }
 
     fn answers(self) -> &'static str {
@@ -231,15 +210,14 @@ impl Policy<'_> {
     /// The node that shows the backing file, to be written inside the image's.
     fn backing_node(self, name: &str, format: Option<&str>) -> Result<Blockdev, NamedFault> {
         let what = What::Backing;
-        let named = || name.to_owned();
         // Whoever has to allow it first hears of that first.
         if *self.allowed == NamedFiles::Refused {
-            return Err(NamedFault::NotAllowed { what, name: named() });
+            return Err(what.refused(name, Refusal::NotAllowed(what)));
         }
-        let Some(format) = format else { return Err(NamedFault::NoFormat { name: named() }) };
-        let Some(driver) = drivers::format(format) else {
-            return Err(NamedFault::Format { name: named(), format: format.to_owned() });
-        };
+        let format =
+            format.ok_or_else(|| what.refused(name, Refusal::NoFormat(name.to_owned())))?;
+        let unknown = || what.refused(name, Refusal::Format(format.to_owned()));
+        let driver = drivers::format(format).ok_or_else(unknown)?;
         let names_files = driver.as_format.is_some_and(|it| it().needs().names_files.is_some());
         if self.depth + 1 >= CHAIN_MAX && names_files {
             return Err(NamedFault::TooLong);
@@ -252,7 +230,7 @@ impl Policy<'_> {
     fn data_node(self, name: Option<String>) -> Result<Blockdev, NamedFault> {
         let name = name.ok_or(NamedFault::NoDataFile)?;
         if *self.allowed != NamedFiles::Anywhere && !self.above.read_only {
-            return Err(NamedFault::Written { name });
+            return Err(What::Data.refused(&name, Refusal::Written));
         }
         let (path, kind) = self.file(What::Data, &name)?;
         Ok(Blockdev::of_file(path, kind, self.above.below(ChildRole::Data)))
@@ -261,41 +239,42 @@ impl Policy<'_> {
     /// Where a file is that may be opened, and what it is.
     fn file(self, what: What, name: &str) -> Result<(PathBuf, FileKind), NamedFault> {
         let path = self.resolve(what, name)?;
-        let name = name.to_owned();
         let kind = match path.metadata() {
             Ok(metadata) => metadata.file_type(),
-            Err(cause) => return Err(NamedFault::Open { what, name, path, cause }),
+            Err(cause) => {
+                return Err(NamedFault::Open { what, name: name.to_owned(), path, cause });
+            }
         };
         if kind.is_file() {
             Ok((path, FileKind::Regular))
         } else if kind.is_block_device() {
             Ok((path, FileKind::BlockDevice))
         } else {
-            Err(NamedFault::Kind { what, name })
+            Err(what.refused(name, Refusal::Kind))
         }
     }
 
     /// Where the file is, if it may be opened. If it counts where, the path is without links, so that
     /// nobody can lead it elsewhere from here on.
     fn resolve(self, what: What, given: &str) -> Result<PathBuf, NamedFault> {
-        let name = || given.to_owned();
+        let refused = |why| Err(what.refused(given, why));
         // As in QEMU, a colon before the first slash ends the name of a protocol; `json:` is one.
         let first = given.split('/').next().unwrap_or_default();
         if first.contains(':') || given.contains('\0') {
-            return Err(NamedFault::NoPath { what, name: name() });
+            return refused(Refusal::NoPath(what));
         }
         let path = match (Path::new(given), self.image) {
             (path, _) if path.is_absolute() => path.to_path_buf(),
             (path, Some(image)) => image.parent().unwrap_or(Path::new("")).join(path),
-            (_, None) => return Err(NamedFault::NoDirectory { what, name: name() }),
+            (_, None) => return refused(Refusal::NoDirectory),
         };
         match self.allowed {
-            NamedFiles::Refused => Err(NamedFault::NotAllowed { what, name: name() }),
+            NamedFiles::Refused => refused(Refusal::NotAllowed(what)),
             NamedFiles::Anywhere => Ok(path),
             NamedFiles::Below(directories) => match path.canonicalize() {
                 Ok(real) if directories.iter().any(|it| real.starts_with(it)) => Ok(real),
-                Ok(path) => Err(NamedFault::Outside { what, name: name(), path }),
-                Err(cause) => Err(NamedFault::Open { what, name: name(), path, cause }),
+                Ok(path) => refused(Refusal::Outside(path)),
+                Err(cause) => Err(NamedFault::Open { what, name: given.to_owned(), path, cause }),
             },
         }
     }

@@ -216,9 +216,17 @@ impl Fields {
     pub(crate) fn text_or_object(&mut self, key: &str) -> Result<TextOrObject, Fault> {
         match self.map.remove(key) {
             None => Err(Fault::Missing { key: self.path(key) }),
-            Some(Value::String(text)) => Ok(TextOrObject::Text(text)),
-            Some(Value::Object(map)) => Ok(TextOrObject::Object(self.nested(key, map))),
-            Some(_) => Err(self.expects(key, "a string or an object")),
+            Some(value) => self.text_or_object_in(key, value),
+        }
+    }
+
+    fn text_or_object_in(&self, key: &str, value: Value) -> Result<TextOrObject, Fault> {
+        match value {
+            Value::String(text) => Ok(TextOrObject::Text(text)),
+            Value::Object(map) => Ok(TextOrObject::Object(self.nested(key, map))),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
+                Err(self.expects(key, "a string or an object"))
+            }
         }
     }
 
@@ -246,15 +254,8 @@ impl Fields {
                 Err(Fault::EmptyList { key: self.path(key) })
             }
             Some(Value::Array(list)) => {
-                let texts = list.into_iter().map(|value| match value {
-                    Value::String(text) => Some(text),
-                    Value::Null
-                    | Value::Bool(_)
-                    | Value::Number(_)
-                    | Value::Array(_)
-                    | Value::Object(_) => None,
-                });
-                texts.collect::<Option<_>>().ok_or(wrong)
+                let text = |value: Value| value.as_str().map(str::to_owned);
+                list.into_iter().map(text).collect::<Option<_>>().ok_or(wrong)
             }
             Some(_) => Err(wrong),
         }
@@ -267,15 +268,7 @@ impl Fields {
             Some(Value::Array(list)) => list,
             Some(_) => return Err(self.expects(key, "a list")),
         };
-        let element = |(index, value)| match value {
-            Value::String(text) => Ok(TextOrObject::Text(text)),
-            Value::Object(map) => {
-                Ok(TextOrObject::Object(self.nested(&format!("{key}.{index}"), map)))
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
-                Err(self.expects(&format!("{key}.{index}"), "a string or an object"))
-            }
-        };
+        let element = |(index, value)| self.text_or_object_in(&format!("{key}.{index}"), value);
         list.into_iter().enumerate().map(element).collect()
     }
 
