@@ -194,7 +194,8 @@ pub enum Order {
 pub enum After {
     /// It is over.
     Over,
-    /// The lane is told, and says.
+    /// The lane is told, and says. Until then it may keep other requests waiting, so the answer is carried out
+    /// without waiting for anything else of this lane, not even for other parts of the same request.
     Tell,
 }
 

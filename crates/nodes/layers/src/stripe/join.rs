@@ -3,14 +3,16 @@
 //! Where it stands: `lane` spreads an operation over members and puts the answers together. What is
 //! answered at once, and is over then, never comes here, but for the name under which its parts are asked for.
 //!
-//! Invariants: a name is given to one operation at a time. Limits: as many as the asker has requests
+//! Invariants: a name is given to one operation at a time. What a member wants to be told of is carried out
+//! without waiting for parts that others hold: until it is told it may keep other requests waiting, also those
+//! that hold these parts. Limits: as many as the asker has requests
 //! in the lane; of each as many pieces as its members have answered with, before they are cut.
 
 use std::collections::HashMap;
 
 use block::{
     After, Answer, BehindEnd, ByteCount, ByteOffset, Durability, FailKind, LaneIo, Mapping,
-    Operation, Order, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
+    Operation, Order, Outcome, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
 };
 
 use super::layout::{Layout, Split};
@@ -158,9 +160,11 @@ struct Join {
     whole: Whole,
     /// How many parts are held.
     held: usize,
-    /// The members that want to be told, a bit for each.
+    /// The members that want to be told of what they have answered, a bit for each.
     told: u64,
-    /// What members have answered: the place of the part and its pieces.
+    /// Those of the answer that is carried out now.
+    telling: u64,
+    /// What members have answered since: the place of the part and its pieces.
     kept: Vec<(usize, Piece)>,
 }
 
@@ -172,7 +176,7 @@ impl Joins {
         self.free.pop().unwrap_or_else(|| {
             let token = Token(u32::try_from(self.joins.len()).expect("requests are few"));
             let whole = Whole::new(Mapping::new(token, Operation::Flush), Spread::Nowhere);
-            self.joins.push(Join { whole, held: 0, told: 0, kept: Vec::new() });
+            self.joins.push(Join { whole, held: 0, told: 0, telling: 0, kept: Vec::new() });
             token
         })
     }
@@ -186,7 +190,7 @@ impl Joins {
     pub(super) fn begin(&mut self, name: Token, whole: Whole) {
         let join = self.get(name);
         join.whole = whole;
-        (join.held, join.told) = (0, 0);
+        (join.held, join.told, join.telling) = (0, 0, 0);
     }
 
     /// A member answers the part that it held; returns the part's place.
@@ -218,6 +222,7 @@ impl Joins {
             Answer::Now(_) | Answer::Refused(_) => {}
         }
         if let Spread::One(_) = join.whole.spread {
+            join.telling = std::mem::take(&mut join.told);
             let whole = join.whole.as_part(*part);
             self.answered(name, &whole);
             return Some(whole);
@@ -226,7 +231,14 @@ impl Joins {
         None
     }
 
-    /// The answer to an operation all of whose parts are answered.
+    /// Whether the operation can be answered now: nothing of it is carried out, and no part is held or some member
+    /// wants to be told of its part.
+    pub(super) fn can_answer(&mut self, name: Token) -> bool {
+        let join = self.get(name);
+        join.telling == 0 && (join.held == 0 || join.told != 0)
+    }
+
+    /// The answer to an operation, of those parts that are answered.
     pub(super) fn answer(
         &mut self,
         name: Token,
@@ -234,13 +246,14 @@ impl Joins {
         pieces: &mut PieceList,
     ) -> Mapping {
         let join = self.get(name);
-        let after = if join.told == 0 { After::Over } else { After::Tell };
+        join.telling = std::mem::take(&mut join.told);
+        let after = if join.telling == 0 { After::Over } else { After::Tell };
         Mapping { after, ..join.answered(Answering::new(layout, io, pieces)) }
     }
 
     /// Notes that an operation is answered with that: it is over, or its members are to be told.
     pub(super) fn answered(&mut self, name: Token, whole: &Mapping) {
-        if self.get(name).told == 0 {
+        if self.get(name).telling == 0 {
             self.give_back(name);
         } else {
             self.telling.insert(whole.token, name);
@@ -255,11 +268,11 @@ impl Joins {
     /// Takes the next member that has to be told.
     pub(super) fn next_told(&mut self, name: Token) -> Option<usize> {
         let join = self.get(name);
-        if join.told == 0 {
+        if join.telling == 0 {
             return None;
         }
-        let member = join.told.trailing_zeros();
-        join.told &= join.told - 1;
+        let member = join.telling.trailing_zeros();
+        join.telling &= join.telling - 1;
         Some(member as usize)
     }
 
@@ -271,6 +284,21 @@ impl Joins {
     /// Whether members hold parts of the operation.
     pub(super) fn is_held(&mut self, name: Token) -> bool {
         self.get(name).held > 0
+    }
+
+    /// Whether nothing more comes of the operation, whose members were told of all answers.
+    pub(super) fn is_over(&mut self, name: Token) -> bool {
+        let join = self.get(name);
+        join.held == 0 && join.told == 0 && join.kept.is_empty()
+    }
+
+    /// How the operation ended, if its last answer ended so.
+    pub(super) fn outcome(&mut self, name: Token, outcome: Outcome) -> Outcome {
+        let whole = &self.get(name).whole;
+        match (outcome, whole.spread, whole.refused) {
+            (_, Spread::One(_), _) | (Outcome::Failed(_), ..) | (_, _, None) => outcome,
+            (Outcome::Done, _, Some(kind)) => Outcome::Failed(kind),
+        }
     }
 
     /// Whether one member has all of the operation.

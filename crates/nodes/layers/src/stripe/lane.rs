@@ -4,8 +4,9 @@
 //! each member, and each member is asked once for all of the batch. What lies in one chunk is
 //! answered as its member answers it.
 //!
-//! Invariants: an operation is answered when all its parts are; if a member refuses its part, the
-//! whole is refused, after that. A member that asked for it is told of the whole, once for each answer to
+//! Invariants: an operation is answered when all its parts are, or as far as they are when a member wants to be
+//! told of its part; if a member refuses its part, the whole is refused, after that. A member that asked for it
+//! is told of the answer, once for each answer to
 //! its part, also if that came to nothing; what it keeps, it answers again. The pieces of one member follow each other, so that what is
 //! neighbouring in a file goes to the kernel together.
 //! Limits: an answer has at most [`block::PIECES_MAX`] pieces; what needs more is refused.
@@ -33,6 +34,8 @@ pub(super) struct StripeLane {
     asked: Vec<(Token, Spread)>,
     /// What a member answers late. Empty between calls.
     late: Vec<Mapping>,
+    /// Operations that can be answered again when the lane is called.
+    again: Vec<Token>,
 }
 
 /// What is decided by.
@@ -64,8 +67,8 @@ impl StripeLane {
         let shape = Shape { layout, access, discards };
         let member = |lane| Member { lane, parts: Vec::new(), taken: 0 };
         let members = lanes.into_iter().map(member).collect();
-        let (joins, asked, late) = (Joins::default(), Vec::new(), Vec::new());
-        Self { shape, io: io.clone(), members, joins, asked, late }
+        let (joins, asked, late, again) = Default::default();
+        Self { shape, io: io.clone(), members, joins, asked, late, again }
     }
 
     /// Decides who is asked for an operation, and notes what each member is asked for.
@@ -228,8 +231,11 @@ impl Lane for StripeLane {
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        let Self { shape, io, members, joins, late: parts, .. } = self;
+        let Self { shape, io, members, joins, late: parts, again, .. } = self;
         let layout = shape.layout;
+        for name in again.drain(..) {
+            late.extend(conclude((layout, io), members, joins, name, pieces));
+        }
         for member in 0..members.len() {
             members[member].lane.resume(now, parts, pieces);
             for part in parts.drain(..) {
@@ -244,17 +250,21 @@ impl Lane for StripeLane {
     }
 
     fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        let Self { members, joins, .. } = self;
+        let Self { io, members, joins, again, .. } = self;
         let name = joins.told(token);
         let outcome = tell(members, joins, name, outcome);
-        if joins.is_held(name) {
-            if let Outcome::Failed(kind) = outcome {
-                joins.refuse(name, kind);
-            }
-            return Told::Kept;
+        if joins.is_over(name) {
+            joins.give_back(name);
+            return Told::Over(joins.outcome(name, outcome));
         }
-        joins.give_back(name);
-        Told::Over(outcome)
+        if let Outcome::Failed(kind) = outcome {
+            joins.refuse(name, kind);
+        }
+        if joins.can_answer(name) {
+            again.push(name);
+            io.waker().wake_by_ref();
+        }
+        Told::Kept
     }
 
     fn release(&mut self) {
@@ -264,8 +274,8 @@ impl Lane for StripeLane {
     }
 }
 
-/// The answer to an operation none of whose parts is held any more; none if a member keeps its part when
-/// it hears that the whole is refused.
+/// The answer to an operation, if there can be one now; none if a member keeps its part when it hears that the
+/// whole is refused.
 fn conclude(
     way: (Layout, &LaneIo),
     members: &mut [Member],
@@ -273,7 +283,7 @@ fn conclude(
     name: Token,
     pieces: &mut PieceList,
 ) -> Option<Mapping> {
-    if joins.is_held(name) {
+    if !joins.can_answer(name) {
         return None;
     }
     let mut whole = joins.answer(name, way, pieces);

@@ -322,10 +322,37 @@ fn members_hear_that_the_whole_was_refused() {
     assert_eq!(pair.ask(read(2)).answer, Answer::Refused(FailKind::NoSpace));
     assert_eq!(pair.told(), [vec![FAILED], vec![]]);
     // One that keeps its part all the same holds the whole until it has answered.
-    let refuses = Conduct::HoldAndRefuse { ms: 3 };
-    let mut pair = Pair::new([Conduct::TellAndKeep { ms: 5 }, refuses]);
+    let mut pair = Pair::new([Conduct::TellAndKeep { ms: 5 }, Conduct::Refuse(FailKind::NoSpace)]);
     assert_eq!(pair.ask(read(2)).answer, Answer::Held);
-    assert!(pair.resume(3).is_none());
     assert_eq!(pair.told(), [vec![FAILED], vec![]]);
+    assert!(pair.resume(3).is_none());
     assert_eq!(pair.resume(5).unwrap().answer, Answer::Refused(FailKind::NoSpace));
+}
+
+#[test]
+fn what_a_member_wants_to_hear_of_waits_for_no_other_part() {
+    let mut pair = Pair::new([Conduct::Tell, Conduct::Hold { ms: 5 }]);
+    let first = pair.ask(read(2));
+    assert_eq!((pair.pieces(&first), first.after), (&[at(0, 0, 0, CHUNK)][..], After::Tell));
+    assert_eq!(pair.carried_out(Outcome::Done), Told::Kept);
+    assert_eq!(pair.told(), [vec![Outcome::Done], vec![]]);
+    let second = pair.resume(5).unwrap();
+    assert_eq!((second.token, second.after), (Token(77), After::Over));
+    assert_eq!(pair.pieces(&second), [at(1, 0, CHUNK, CHUNK)]);
+    // What is answered while the first part is carried out comes after it.
+    let first = pair.ask(read(2));
+    assert!(matches!(first.answer, Answer::Now(_)));
+    assert!(pair.resume(5).is_none());
+    assert_eq!(pair.carried_out(Outcome::Done), Told::Kept);
+    let second = pair.resume(5).unwrap();
+    assert_eq!(pair.pieces(&second), [at(1, 0, CHUNK, CHUNK)]);
+    // A part that is refused meanwhile fails the whole, which has nothing left to do then.
+    let mut pair = Pair::new([Conduct::Tell, Conduct::HoldAndRefuse { ms: 3 }]);
+    assert!(matches!(pair.ask(read(2)).answer, Answer::Now(_)));
+    assert!(pair.resume(3).is_none());
+    assert_eq!(pair.carried_out(Outcome::Done), Told::Over(FAILED));
+    // And one that is refused later, too.
+    assert!(matches!(pair.ask(read(2)).answer, Answer::Now(_)));
+    assert_eq!(pair.carried_out(Outcome::Done), Told::Kept);
+    assert_eq!(pair.resume(3).unwrap().answer, Answer::Refused(FailKind::NoSpace));
 }
