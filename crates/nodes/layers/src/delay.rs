@@ -3,13 +3,15 @@
 //! Where it stands in the life of a request: a request is held first, and then the lane below is asked. So
 //! it takes its delay and what the lower disk takes.
 //!
-//! Invariants: what is held is passed on once, whatever becomes of the settings meanwhile. Without any
+//! Invariants: what is held is passed on once, whatever becomes of the settings meanwhile. Ordered requests go to
+//! the lane below, and are over, in the order in which they came; below several are carried out at once. Without any
 //! delay the clock is not read.
 //! Threads: settings are replaced by control threads; lanes see it by one load for each batch, and take
 //! the lock only then.
 
 mod distribution;
 mod histogram;
+mod order;
 mod random;
 #[cfg(test)]
 mod tests;
@@ -21,12 +23,22 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, Child, Claim, ClaimError, Clock, DiskSize, Due, HoldQueue, Lane, LaneError,
-    LaneIo, Limits, Mapping, Node, Operation, Order, Outcome, PieceList, Rights, Token, Told,
+    LaneIo, Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, Told,
 };
 
 pub use distribution::{Bounds, Distribution, Latency, TooLong};
 pub use histogram::{Histogram, HistogramError};
+use order::CompletionOrder;
 use random::Random;
+
+/// Whether requests may overtake each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DelayOrder {
+    /// They may.
+    Any,
+    /// Those of one iothread do not, neither while they are held nor when they are over.
+    AsBegun,
+}
 
 /// How long requests are delayed. Any combination is legal.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,9 +49,8 @@ pub struct DelaySettings {
     pub write: Distribution,
     /// Flushes.
     pub flush: Distribution,
-    /// Whether requests may overtake each other. `AsBegun`: those of one iothread do not, neither while
-    /// they are held nor when they complete.
-    pub order: Order,
+    /// Whether requests may overtake each other.
+    pub order: DelayOrder,
 }
 
 impl DelaySettings {
@@ -162,6 +173,8 @@ impl Node for DelayNode {
             random: Random::new(self.seed, &self.name, stream),
             held: HoldQueue::default(),
             last: None,
+            order: CompletionOrder::default(),
+            io: io.clone(),
             passed_on: Vec::new(),
         }))
     }
@@ -180,6 +193,9 @@ struct DelayLane {
     held: HoldQueue,
     /// When the last of those is due that must not be overtaken.
     last: Option<Instant>,
+    /// Those, until they are over.
+    order: CompletionOrder,
+    io: LaneIo,
     /// Room for what is passed on later.
     passed_on: Vec<Mapping>,
 }
@@ -196,21 +212,22 @@ impl DelayLane {
         }
     }
 
+    /// Whether what comes now is ordered.
+    fn is_ordered(&self) -> bool {
+        self.settings.order == DelayOrder::AsBegun
+    }
+
     /// Whether nothing can be held by these settings.
     fn passes_all(&self) -> bool {
-        !self.delays && (self.settings.order == Order::Any || self.held.due().is_none())
+        !self.delays && (!self.is_ordered() || self.held.due().is_none())
     }
 
     /// Holds a request if it has to wait. The clock is read once for a batch, into `now`.
     fn hold(&mut self, mapping: &mut Mapping, now: &mut Option<Instant>) -> Passage {
         let settings = &self.settings;
-        let ordered = settings.order == Order::AsBegun;
+        let ordered = settings.order == DelayOrder::AsBegun;
         let delay = settings.of(&mapping.operation).draw(&mut self.random);
-        let may_pass = delay == Latency::ZERO && (!ordered || self.held.due().is_none());
-        if ordered {
-            mapping.order = Order::AsBegun;
-        }
-        if may_pass {
+        if delay == Latency::ZERO && (!ordered || self.held.due().is_none()) {
             return Passage::Free;
         }
         let now = *now.get_or_insert_with(|| self.clock.now());
@@ -223,10 +240,18 @@ impl DelayLane {
         Passage::Held
     }
 
-    /// Answers ordered from here up are ordered, whatever held them below.
-    fn order(&self, answered: &mut [Mapping]) {
-        if self.settings.order == Order::AsBegun {
-            answered.iter_mut().for_each(|mapping| mapping.order = Order::AsBegun);
+    /// Asks the lane below about requests that need not wait.
+    fn pass_on(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        self.below.map(batch, pieces);
+        if !self.order.is_empty() {
+            batch.iter_mut().for_each(|mapping| self.order.answered(mapping));
+        }
+    }
+
+    /// Has the iothread call the lane if others have waited for what is over now.
+    fn note_ordered(&self) {
+        if self.order.has_waited() {
+            self.io.waker().wake_by_ref();
         }
     }
 }
@@ -241,23 +266,25 @@ enum Passage {
 impl Lane for DelayLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         self.follow();
-        if self.passes_all() {
-            self.order(batch);
-            return self.below.map(batch, pieces);
+        if self.is_ordered() {
+            batch.iter().for_each(|mapping| self.order.enter(mapping));
         }
         // Neighbours that need not wait are passed on together.
         let (mut now, mut first) = (None, 0);
-        for place in 0..batch.len() {
-            if self.hold(&mut batch[place], &mut now) == Passage::Held {
-                if first < place {
-                    self.below.map(&mut batch[first..place], pieces);
+        if !self.passes_all() {
+            for place in 0..batch.len() {
+                if self.hold(&mut batch[place], &mut now) == Passage::Held {
+                    if first < place {
+                        self.pass_on(&mut batch[first..place], pieces);
+                    }
+                    first = place + 1;
                 }
-                first = place + 1;
             }
         }
         if first < batch.len() {
-            self.below.map(&mut batch[first..], pieces);
+            self.pass_on(&mut batch[first..], pieces);
         }
+        self.note_ordered();
     }
 
     fn due(&self) -> Option<Due> {
@@ -266,16 +293,24 @@ impl Lane for DelayLane {
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        let first = late.len();
-        self.passed_on.clear();
-        self.passed_on.extend(std::iter::from_fn(|| self.held.take(now)));
-        if !self.passed_on.is_empty() {
-            self.below.map(&mut self.passed_on, pieces);
+        let mut passed_on = std::mem::take(&mut self.passed_on);
+        passed_on.extend(std::iter::from_fn(|| self.held.take(now)));
+        if !passed_on.is_empty() {
+            self.pass_on(&mut passed_on, pieces);
             // What the lane below holds in its turn comes from its own `resume`.
-            late.extend(self.passed_on.iter().filter(|it| it.answer != Answer::Held));
+            late.extend(passed_on.drain(..).filter(|mapping| mapping.answer != Answer::Held));
         }
+        self.passed_on = passed_on;
+        let (first, mut place) = (late.len(), 0);
         self.below.resume(now, late, pieces);
-        self.order(&mut late[first..]);
+        late.retain_mut(|mapping| {
+            place += 1;
+            if place > first {
+                self.order.answered(mapping);
+            }
+            place <= first || mapping.answer != Answer::Held
+        });
+        late.extend(std::iter::from_fn(|| self.order.take_waited(pieces)));
     }
 
     fn release(&mut self) {
@@ -286,6 +321,8 @@ impl Lane for DelayLane {
     }
 
     fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
+        let told = self.order.carried_out(&mut *self.below, token, outcome);
+        self.note_ordered();
+        told
     }
 }

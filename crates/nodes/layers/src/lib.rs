@@ -14,7 +14,8 @@ mod sync;
 mod throttle;
 
 pub use delay::{
-    Bounds, DelayNode, DelaySettings, Distribution, Histogram, HistogramError, Latency, TooLong,
+    Bounds, DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
+    TooLong,
 };
 pub use stripe::{Chunk, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeError, StripeNode};
 pub use throttle::{

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, BehindEnd, ByteCount, Clock, Due, Durability, Extent, FailKind, Lane, Mapping,
-    Operation, Order, Outcome, Piece, PieceList, SystemClock, Target, Token, Told, Unmap,
+    Operation, Outcome, Piece, PieceList, SystemClock, Target, Token, Told, Unmap,
 };
 
 use crate::core::Core;
@@ -331,7 +331,6 @@ impl Qcow2Lane {
                     );
                 }
                 mapping.answer = question.answer;
-                mapping.order = question.order;
                 match question.answer {
                     Answer::Refused(_) => self.core.leave(epoch),
                     Answer::Now(_) | Answer::Held => {
@@ -359,9 +358,6 @@ impl Qcow2Lane {
             is_over_at_once &= is_over(question);
             if let Answer::Refused(kind) = question.answer {
                 refused = Some(kind);
-            }
-            if question.order == Order::AsBegun {
-                mapping.order = Order::AsBegun;
             }
         }
         if !is_over_at_once {

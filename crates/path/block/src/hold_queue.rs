@@ -48,8 +48,8 @@ impl HoldQueue {
         if self.due()? > now {
             return None;
         }
-        let Mapping { token, operation, order, .. } = self.heap.pop()?.mapping;
-        Some(Mapping { order, ..Mapping::new(token, operation) })
+        let Mapping { token, operation, .. } = self.heap.pop()?.mapping;
+        Some(Mapping::new(token, operation))
     }
 
     /// Makes all due that are held, in the order in which they came.
@@ -88,7 +88,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Clock as _, FailKind, Operation, Order, SystemClock, Token};
+    use crate::{Clock as _, FailKind, Operation, SystemClock, Token};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -139,11 +139,9 @@ mod tests {
         let start = SystemClock.now();
         let mut queue = HoldQueue::default();
         let mut mapping = Mapping::new(Token(7), Operation::Flush);
-        mapping.order = Order::AsBegun;
         queue.hold(&mut mapping, start, start);
         let taken = queue.take(start).unwrap();
         assert_eq!((taken.token, taken.operation), (Token(7), Operation::Flush));
         assert_eq!(taken.answer, Answer::Refused(FailKind::Io));
-        assert_eq!(taken.order, Order::AsBegun);
     }
 }

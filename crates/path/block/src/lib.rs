@@ -32,8 +32,7 @@ pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use hold_queue::HoldQueue;
 pub use kept::KeptError;
 pub use node::{
-    After, Answer, BehindEnd, Due, Lane, LaneError, Limits, Mapping, Node, Order, Token, Told,
-    known_as,
+    After, Answer, BehindEnd, Due, Lane, LaneError, Limits, Mapping, Node, Token, Told, known_as,
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
 pub use pieces::{FileId, MemoryId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};

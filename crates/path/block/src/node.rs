@@ -147,8 +147,6 @@ pub struct Mapping {
     pub operation: Operation,
     /// Where the bytes live.
     pub answer: Answer,
-    /// When it may be completed; a lane may make it stricter.
-    pub order: Order,
     /// What becomes of it when the answer was carried out. Means nothing to a request that is refused.
     pub after: After,
     /// What a read finds behind the end of a file.
@@ -162,7 +160,6 @@ impl Mapping {
             token,
             operation,
             answer: Answer::Refused(FailKind::Io),
-            order: Order::Any,
             after: After::Over,
             behind_end: BehindEnd::Failure,
         }
@@ -178,15 +175,6 @@ pub enum Answer {
     Held,
     /// It cannot be carried out.
     Refused(FailKind),
-}
-
-/// When a request that is carried out may be completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// As soon as it is.
-    Any,
-    /// Not before those with this order that one iothread began on the same node before it.
-    AsBegun,
 }
 
 /// What becomes of a request when an answer to it was carried out.

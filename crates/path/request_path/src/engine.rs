@@ -23,8 +23,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use block::{
-    After, Answer, Buffers, Clock, Errand, LaneError, Mapping, Node, Operation, Order, Outcome,
-    PieceList, Slot,
+    After, Answer, Buffers, Clock, Errand, LaneError, Mapping, Node, Operation, Outcome, PieceList,
+    Slot,
 };
 use kernel_io::{
     Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineBudget,
@@ -311,13 +311,6 @@ impl Engine {
         self.lanes.opened_pieces(lane, pieces);
         for mapping in &mappings {
             let index = JobIndex::of(mapping.token);
-            if mapping.order == Order::AsBegun && mapping.answer != Answer::Held {
-                let job = self.jobs.get(index);
-                // With a second answer it keeps its place.
-                if std::mem::replace(&mut job.order, mapping.order) != mapping.order {
-                    self.lanes.ordered(job.lane).push_back(index);
-                }
-            }
             match mapping.answer {
                 Answer::Refused(kind) => self.refused(index, kind),
                 Answer::Held => {
@@ -523,26 +516,8 @@ impl Engine {
         }
     }
 
-    /// A request is over, and is answered unless others have to be before it.
+    /// A request is over.
     fn finish(&mut self, index: JobIndex, outcome: Outcome) {
-        let job = self.jobs.get(index);
-        if job.order == Order::Any {
-            return self.answer(index, outcome);
-        }
-        job.ended = Some(outcome);
-        // One that has to be answered before it may wait for what this one holds.
-        job.holds.clear();
-        let lane = job.lane;
-        // The last answer of a lane without rings closes it.
-        while let Some(first) = self.lanes.first_ordered(lane)
-            && let Some(outcome) = self.jobs.get(first).ended.take()
-        {
-            self.lanes.ordered(lane).pop_front();
-            self.answer(first, outcome);
-        }
-    }
-
-    fn answer(&mut self, index: JobIndex, outcome: Outcome) {
         let job = self.jobs.get(index);
         let (lane, pieces) = (job.lane, job.pieces.len());
         let (segments, bytes) = (job.memory.segments().len(), job.memory.count());

@@ -6,7 +6,7 @@
 //! short.
 
 use block::{
-    After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Order, Outcome, Piece, Token,
+    After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Outcome, Piece, Token,
 };
 use kernel_io::{RangeGuard, Tag};
 
@@ -84,12 +84,9 @@ pub(crate) struct Job {
     pub(crate) has_pieces_later: bool,
     /// Whether it has found bytes in memory that its lane keeps.
     pub(crate) finds_kept: bool,
-    pub(crate) order: Order,
     /// What becomes of it when the answer was carried out.
     pub(crate) after: After,
     pub(crate) behind_end: BehindEnd,
-    /// How it ended, while it waits for those that have to end before.
-    pub(crate) ended: Option<Outcome>,
     /// Kernel operations in flight, and syncs that it waits for.
     pub(crate) outstanding: u32,
     pub(crate) failure: Option<FailKind>,
@@ -150,7 +147,6 @@ impl Jobs {
         job.owner = Some(owner);
         job.lane = lane;
         job.operation = operation;
-        job.order = Order::Any;
         job.after = After::Over;
         job.behind_end = BehindEnd::Failure;
         job.failure = None;
@@ -227,10 +223,8 @@ impl Job {
             moved: 0,
             has_pieces_later: false,
             finds_kept: false,
-            order: Order::Any,
             after: After::Over,
             behind_end: BehindEnd::Failure,
-            ended: None,
             outstanding: 0,
             failure: None,
             phase: Phase::Held,

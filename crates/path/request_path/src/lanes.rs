@@ -5,7 +5,6 @@
 //! it, nothing of it is in flight here, and rings that use it, or come meanwhile, bring nothing new.
 //! Limits: [`REQUESTS`] in flight and [`PIECES`] of them; [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,7 +15,7 @@ use block::{
 use kernel_io::{Budget, Notifier};
 
 use crate::called::{Called, Calls};
-use crate::job::{Job, JobIndex};
+use crate::job::Job;
 
 /// The requests and errands that are carried out: of a lane that is alone sixteen full rings of 256. A disk that hangs
 /// keeps what it has for ever.
@@ -112,8 +111,6 @@ struct OpenLane {
     /// Those of these that were released, and that a layer may still hold.
     released: usize,
     due: Option<Due>,
-    /// Those that are completed in the order in which they were begun, oldest first.
-    ordered: VecDeque<JobIndex>,
     /// Whether the lane is in the iothread's list of those that it attends to.
     attended: bool,
 }
@@ -467,16 +464,6 @@ impl Lanes {
         self.due
     }
 
-    /// Where requests wait that are completed in the order in which they were begun.
-    pub(crate) fn ordered(&mut self, index: LaneIndex) -> &mut VecDeque<JobIndex> {
-        &mut self.get(index).ordered
-    }
-
-    /// The oldest of them; none if the lane is closed.
-    pub(crate) fn first_ordered(&self, index: LaneIndex) -> Option<JobIndex> {
-        self.places[index.0].as_ref()?.ordered.front().copied()
-    }
-
     /// A request or an errand is over.
     pub(crate) fn over(&mut self, index: LaneIndex, ended: Ended) {
         self.segments -= ended.segments;
@@ -551,7 +538,6 @@ impl OpenLane {
             held_bytes: 0,
             released: 0,
             due: None,
-            ordered: VecDeque::new(),
             attended: false,
         }
     }

@@ -8,10 +8,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use block::Order;
 use kernel_io::FileKind;
 use layers::{
-    Bounds, DelayNode, DelaySettings, Distribution, Histogram, HistogramError, Latency, TooLong,
+    Bounds, DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
+    TooLong,
 };
 
 use super::base::{BASE, BASE_LATER, BaseOptions, on_off, pair};
@@ -130,7 +130,8 @@ fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
     }
     let otherwise = all.map_or(Distribution::NONE, Distribution::Fixed);
     let given = |own: Option<Distribution>| own.unwrap_or_else(|| otherwise.clone());
-    let order = if fields.flag("ordered")? == Some(true) { Order::AsBegun } else { Order::Any };
+    let order =
+        if fields.flag("ordered")? == Some(true) { DelayOrder::AsBegun } else { DelayOrder::Any };
     let seed = fields.number("seed")?.unwrap_or(0);
     let (read, write, flush) = (given(read), given(write), given(flush));
     Ok(Arc::new(DelayOptions { settings: DelaySettings { read, write, flush, order }, seed }))
@@ -196,7 +197,7 @@ impl DriverOptions for DelayOptions {
             pair("read", &brief(read)),
             pair("write", &brief(write)),
             pair("flush", &brief(flush)),
-            pair("ordered", on_off(*order == Order::AsBegun)),
+            pair("ordered", on_off(*order == DelayOrder::AsBegun)),
             pair("seed", &self.seed),
         ]
     }

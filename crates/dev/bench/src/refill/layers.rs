@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use block::{Access, ByteCount, Child, DiskSize, Node, Order, SystemClock};
+use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::FileTable;
 use layers::{
-    Chunk, DelayNode, DelaySettings, Distribution, LimitKind, StripeDiscards, StripeNode,
-    ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings,
+    Chunk, DelayNode, DelayOrder, DelaySettings, Distribution, LimitKind, StripeDiscards,
+    StripeNode, ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings,
 };
 
 use super::{Stage, measure_on, node};
@@ -58,7 +58,7 @@ fn stripe() -> Result<Arc<dyn Node>> {
 
 fn delay(below: Arc<dyn Node>) -> Arc<dyn Node> {
     let [read, write, flush] = [Distribution::NONE; 3];
-    let settings = DelaySettings { read, write, flush, order: Order::Any };
+    let settings = DelaySettings { read, write, flush, order: DelayOrder::Any };
     let (access, clock) = (Access::ReadWrite, Arc::new(SystemClock));
     Arc::new(DelayNode::new("delay", Child::new(below), access, settings, 0, clock))
 }

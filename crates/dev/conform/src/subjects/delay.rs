@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use block::{Access, Node, Order};
-use layers::{Bounds, DelayNode, DelaySettings, Distribution, Latency};
+use block::{Access, Node};
+use layers::{Bounds, DelayNode, DelayOrder, DelaySettings, Distribution, Latency};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::rng::Rng;
 
@@ -54,7 +54,7 @@ impl Subject for Delay {
             read: self.distribution(rng),
             write: self.distribution(rng),
             flush: self.distribution(rng),
-            order: if rng.one_in(2) { Order::AsBegun } else { Order::Any },
+            order: if rng.one_in(2) { DelayOrder::AsBegun } else { DelayOrder::Any },
         };
         Some(Arc::new(ChosenDelay { size: below.size, settings, seed: rng.next_u64() }))
     }
@@ -79,6 +79,10 @@ impl Chosen for ChosenDelay {
 
     fn home(&self, at: u64) -> Home {
         Home::Child(0, at)
+    }
+
+    fn keeps_order(&self) -> bool {
+        self.settings.order == DelayOrder::AsBegun
     }
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {

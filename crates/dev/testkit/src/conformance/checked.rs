@@ -7,10 +7,11 @@
 //! operation's bytes once and lie within their files; what is held is answered once, as the operation that was asked;
 //! no token is used for two held requests; something is due exactly while something is held; a release makes it due at
 //! once; nothing comes before it is due, and what is due goes on. Who asked for it is told once of each answer and
-//! nobody else is; what it keeps, it answers again; a lane is closed when nothing of it is left. Where nodes below hold
-//! requests for something else than a time, nobody can say when those are due.
+//! nobody else is; what it keeps, it answers again; a lane is closed when nothing of it is left; where a node keeps the
+//! order, requests are over in it. Where nodes below hold requests for something else than a time, nobody can say when
+//! those are due.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::mem::discriminant;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,8 +20,8 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use block::{
     Access, After, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError,
-    LaneIo, Limits, Mapping, Node, Operation, Order, Outcome, Piece, PieceList, PieceMark,
-    PieceRange, Rights, Target, Token, Told,
+    LaneIo, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList, PieceMark, PieceRange,
+    Rights, Target, Token, Told,
 };
 
 use super::stack::Sizes;
@@ -88,6 +89,7 @@ struct Judge {
     complaints: Arc<Complaints>,
     sizes: Sizes,
     waiting: Waiting,
+    order: Order,
 }
 
 /// What requests are held for, in a node and below.
@@ -95,8 +97,17 @@ struct Judge {
 pub enum Waiting {
     /// A time.
     ForTime,
-    /// A time, or an errand.
-    ForErrands,
+    /// A time, an errand, or other requests.
+    ForOthers,
+}
+
+/// In which order a node's requests are over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Any.
+    Any,
+    /// Those of a lane as they were asked.
+    AsAsked,
 }
 
 impl std::fmt::Debug for Judge {
@@ -112,10 +123,10 @@ impl CheckedNode {
         clock: Arc<dyn Clock>,
         complaints: Arc<Complaints>,
         sizes: Sizes,
-        waiting: Waiting,
+        (waiting, order): (Waiting, Order),
     ) -> Self {
         let name = node.name().to_owned();
-        Self { node, judge: Judge { name, clock, complaints, sizes, waiting } }
+        Self { node, judge: Judge { name, clock, complaints, sizes, waiting, order } }
     }
 }
 
@@ -156,6 +167,7 @@ impl Node for CheckedNode {
             size: self.node.size(),
             held: HashMap::new(),
             telling: HashMap::new(),
+            open: VecDeque::new(),
             fruitless: 0,
             resumed: None,
         }))
@@ -170,6 +182,8 @@ struct CheckedLane {
     held: HashMap<Token, Asked>,
     /// What is to be told of.
     telling: HashMap<Token, Asked>,
+    /// What is not over, in the order in which it was asked.
+    open: VecDeque<Token>,
     /// How often something was due and did not go on, since time has passed.
     fruitless: u32,
     resumed: Option<Instant>,
@@ -179,7 +193,6 @@ struct CheckedLane {
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     operation: Operation,
-    order: Order,
     /// Whether it was answered before, and kept.
     again: bool,
 }
@@ -213,13 +226,14 @@ impl Lane for CheckedLane {
         for mapping in batch.iter_mut() {
             mapping.answer = UNANSWERED;
         }
+        self.open.extend(asked.iter().map(|mapping| mapping.token));
         self.below.map(batch, pieces);
         for (asked, answered) in asked.iter().zip(batch) {
             if asked.token != answered.token {
                 self.judge.complain(&format!("{:?} became {:?}", asked.token, answered.token));
             }
-            let Mapping { token, operation, order, .. } = *asked;
-            let asked = Asked { operation, order, again: false };
+            let Mapping { token, operation, .. } = *asked;
+            let asked = Asked { operation, again: false };
             match answered.answer {
                 UNANSWERED => {
                     self.judge.complain(&format!("{:?} is not answered", asked.operation));
@@ -291,7 +305,9 @@ impl Lane for CheckedLane {
             return Told::Over(outcome);
         };
         let told = self.below.carried_out(token, outcome);
-        if told == Told::Kept {
+        if let Told::Over(_) = told {
+            self.over(token);
+        } else {
             self.judge.complaints.kept.fetch_add(1, Ordering::Relaxed);
             self.held.insert(token, Asked { again: true, ..asked });
         }
@@ -304,14 +320,26 @@ impl CheckedLane {
     fn note_answer(&mut self, asked: Asked, answered: &Mapping) {
         if let (Answer::Now(_), After::Tell) = (answered.answer, answered.after) {
             self.telling.insert(answered.token, asked);
+        } else {
+            self.over(answered.token);
         }
+    }
+
+    fn over(&mut self, token: Token) {
+        let place = self.open.iter().position(|open| *open == token);
+        if self.judge.order == Order::AsAsked && place != Some(0) {
+            self.judge.complain(&format!("{token:?} overtakes {:?}", self.open.front()));
+        }
+        place.and_then(|place| self.open.remove(place));
     }
 
     fn look_at_due(&self, after: &str) {
         let held = self.held.len();
         let due = self.below.due();
         let for_time = self.judge.waiting == Waiting::ForTime;
-        if due.is_some() && held == 0 || due.is_none() && held > 0 && for_time {
+        // Of what it wants to be told of, other parts may be held below.
+        if due.is_some() && held + self.telling.len() == 0 || due.is_none() && held > 0 && for_time
+        {
             self.judge.complain(&format!("after {after} it holds {held}, and due is {due:?}"));
         }
     }
@@ -324,14 +352,11 @@ impl Judge {
 
     /// An answer that says what is to be carried out, or that nothing is.
     fn answer(&self, asked: Asked, answered: &Mapping, pieces: &PieceList, mark: PieceMark) {
-        let Asked { operation: asked, order, again } = asked;
+        let Asked { operation: asked, again } = asked;
         let Mapping { operation, answer, .. } = *answered;
         let bytes = |operation: Operation| operation.extent().map(|extent| extent.count().0);
         if discriminant(&asked) != discriminant(&operation) || bytes(asked) != bytes(operation) {
             self.complain(&format!("{asked:?} became {operation:?}"));
-        }
-        if order == Order::AsBegun && answered.order == Order::Any {
-            self.complain(&format!("{asked:?} lost its order"));
         }
         match answer {
             Answer::Now(range) => {

@@ -1,4 +1,4 @@
-//! A node that passes requests on, and refuses, holds, splits or orders them as a test wants it, or wants to be told of
+//! A node that passes requests on, and refuses, holds or splits them as a test wants it, or wants to be told of
 //! them, keeps them, has errands, and answers again.
 //!
 //! Invariants: the rules may change while requests are under way: what a request meets on its way through is what the
@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use block::{
     Access, After, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
     ErrandDone, FailKind, HostMemory, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation,
-    Order, Outcome, Piece, PieceList, PieceRange, Rights, Target, Token, Told,
+    Outcome, Piece, PieceList, PieceRange, Rights, Target, Token, Told,
 };
 
 use super::number;
@@ -70,8 +70,6 @@ pub struct Mischief {
     pub hold_longest: Duration,
     /// Have their pieces cut and mixed.
     pub split_one_in: u64,
-    /// Are completed in order.
-    pub order_one_in: u64,
     /// Are kept when they were carried out, for an errand and another answer, up to three times.
     pub keep_one_in: u64,
 }
@@ -160,7 +158,6 @@ impl Subject for Faulty {
             hold_one_in: one_in(rng),
             hold_longest: Duration::from_micros(1 << rng.below(12)),
             split_one_in: one_in(rng),
-            order_one_in: one_in(rng),
             keep_one_in: one_in(rng),
         };
         let rules = Rules { refusal: None, mischief, rng: Rng::new(rng.next_u64()) };
@@ -182,12 +179,9 @@ impl ChosenFaults {
 
 impl Chosen for ChosenFaults {
     fn describe(&self) -> String {
-        let Mischief { hold_one_in, hold_longest, split_one_in, order_one_in, keep_one_in } =
+        let Mischief { hold_one_in, hold_longest, split_one_in, keep_one_in } =
             self.faults.with(|rules| rules.mischief);
-        format!(
-            "hold {hold_one_in} {hold_longest:?}, split {split_one_in}, order {order_one_in}, \
-             keep {keep_one_in}"
-        )
+        format!("hold {hold_one_in} {hold_longest:?}, split {split_one_in}, keep {keep_one_in}")
     }
 
     fn size(&self) -> u64 {
@@ -294,9 +288,6 @@ impl Lane for FaultyLane {
         let mut asked = std::mem::take(&mut self.asked);
         asked.clear();
         for mapping in batch.iter_mut() {
-            if self.faults.with(|rules| rules.happens(rules.mischief.order_one_in)) {
-                mapping.order = Order::AsBegun;
-            }
             let hold = self.faults.with(|rules| {
                 rules.happens(rules.mischief.hold_one_in).then(|| {
                     let longest = rules.mischief.hold_longest.as_nanos();

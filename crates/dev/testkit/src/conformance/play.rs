@@ -6,15 +6,14 @@
 //!
 //! Limits: a stack has `REQUESTS_MAX` requests; what is held must be answered after `JUMPS_MAX` jumps of the clock.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    After, Answer, Clock, Due, Errand, FileId, Lane, LaneIo, Mapping, Node, Operation, Order,
-    Outcome, Piece, PieceList, Target, Token, Told,
+    After, Answer, Clock, Due, Errand, FileId, Lane, LaneIo, Mapping, Node, Operation, Outcome,
+    Piece, PieceList, Target, Token, Told,
 };
 
 use super::checked::Complaints;
@@ -69,8 +68,6 @@ struct Side {
     lane: Box<dyn Lane>,
     /// By token.
     jobs: Vec<Option<Job>>,
-    /// Those that are completed in the order in which they were begun.
-    ordered: VecDeque<usize>,
     held: usize,
     io: LaneIo,
     /// Whether the lane has to be called.
@@ -99,8 +96,6 @@ enum State {
     Held,
     /// With what is still to be carried out, and whether the lane is told then.
     Running(Operation, Vec<Piece>, After),
-    /// But others have to be completed before it.
-    Over(Ended),
 }
 
 struct Player {
@@ -231,7 +226,7 @@ impl Player {
     fn take_answers(&mut self, side: usize, answered: &[Mapping]) -> Result<()> {
         for mapping in answered {
             let token = index(mapping.token.0.into());
-            let Side { jobs, ordered, held, io, .. } = &mut self.sides[side];
+            let Side { jobs, held, io, .. } = &mut self.sides[side];
             let job = jobs[token].as_mut().context("an answer to nobody")?;
             match mapping.answer {
                 Answer::Held => {
@@ -243,10 +238,6 @@ impl Player {
                     take_kept(io, mapping.operation, &mut pieces, &mut job.request.data)?;
                     let is_nothing = pieces.is_empty();
                     job.state = State::Running(mapping.operation, pieces, mapping.after);
-                    // With another answer it keeps its place.
-                    if mapping.order == Order::AsBegun && !ordered.contains(&token) {
-                        ordered.push_back(token);
-                    }
                     if is_nothing {
                         self.carried_out(side, token, mapping.after)?;
                     }
@@ -256,7 +247,7 @@ impl Player {
         Ok(())
     }
 
-    /// All of an answer was carried out.
+    /// All of an answer was carried out. The lane may have to be called after that.
     fn carried_out(&mut self, side: usize, token: usize, after: After) -> Result<()> {
         if after == After::Over {
             return self.over(side, token, Ended::Well);
@@ -271,7 +262,7 @@ impl Player {
             Told::Over(Outcome::Done) => self.over(side, token, Ended::Well)?,
             Told::Over(Outcome::Failed(kind)) => self.over(side, token, Ended::Failed(kind))?,
         }
-        self.attend(side)
+        Ok(())
     }
 
     /// Carries out one piece of any errand of the side.
@@ -321,28 +312,13 @@ impl Player {
             .with_context(|| format!("{piece:?} of {operation:?}"))?;
         if is_last {
             self.carried_out(side, token, after)?;
+            self.attend(side)?;
         }
         Ok(true)
     }
 
-    /// A request is over, and is completed unless others have to be before it.
+    /// A request is over.
     fn over(&mut self, side: usize, token: usize, ended: Ended) -> Result<()> {
-        if !self.sides[side].ordered.contains(&token) {
-            return self.complete(side, token, ended);
-        }
-        if let Some(job) = &mut self.sides[side].jobs[token] {
-            job.state = State::Over(ended);
-        }
-        while let Some(&first) = self.sides[side].ordered.front()
-            && let Some(Job { state: State::Over(ended), .. }) = self.sides[side].jobs[first]
-        {
-            self.sides[side].ordered.pop_front();
-            self.complete(side, first, ended)?;
-        }
-        Ok(())
-    }
-
-    fn complete(&mut self, side: usize, token: usize, ended: Ended) -> Result<()> {
         let job = self.sides[side].jobs[token].take().context("a request ends twice")?;
         self.workload.complete(&job.request, ended)
     }
@@ -363,8 +339,8 @@ impl Player {
         Ok(())
     }
 
-    /// Drains what a lane holds, as a stop does: it must come without a jump of the clock. What is let go may be held
-    /// once more by each layer below.
+    /// Drains a lane, as a stop does: what it holds must come without a jump of the clock. What is let go may be held
+    /// once more by each layer below, or wait until others are carried out.
     fn release(&mut self, side: usize) -> Result<()> {
         let layers = self.stack.names().len();
         for _ in 0..=layers {
@@ -373,7 +349,7 @@ impl Player {
             if self.sides[side].lane.due().is_some_and(|due| due.at <= now) {
                 self.resume(side)?;
             }
-            while self.carry_out_errand(side)? {}
+            while self.carry_out_one(side)? {}
         }
         let held = self.sides[side].held;
         ensure!(held == 0, "{held} requests are held after a release");
@@ -449,8 +425,7 @@ impl Side {
         let io = LaneIo::new(Arc::clone(&called).into());
         let lane = node.open_lane(&io)?;
         let jobs = std::iter::repeat_with(|| None).take(DEPTH).collect();
-        let (ordered, errands) = (VecDeque::new(), Vec::new());
-        Ok(Self { lane, jobs, ordered, held: 0, io, called, errands })
+        Ok(Self { lane, jobs, held: 0, io, called, errands: Vec::new() })
     }
 
     fn free_token(&self) -> Option<usize> {

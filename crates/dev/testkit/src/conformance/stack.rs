@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use block::{Child, Clock, FileId, Node};
 
-use super::checked::{CheckedNode, Complaints, Waiting};
+use super::checked::{CheckedNode, Complaints, Order, Waiting};
 use super::faults::{Faults, Faulty};
 use super::stamp::SECTOR_BYTES;
 use super::{index, number};
@@ -75,6 +75,11 @@ pub trait Chosen: fmt::Debug {
     /// Whether it holds requests for errands, and not only for a time.
     fn has_errands(&self) -> bool {
         self.faults().is_some_and(|faults| faults.has_errands())
+    }
+
+    /// Whether a lane's requests are over in the order in which they came.
+    fn keeps_order(&self) -> bool {
+        false
     }
 
     /// The same options with a state of its own, if two nodes of one stack must not share it.
@@ -311,12 +316,13 @@ impl Layer {
         let complaints = Arc::clone(with.complaints);
         let mut waiting = Waiting::ForTime;
         self.visit(&mut |layer| {
-            if layer.chosen.has_errands() {
-                waiting = Waiting::ForErrands;
+            if layer.chosen.has_errands() || layer.chosen.keeps_order() {
+                waiting = Waiting::ForOthers;
             }
         });
+        let order = if self.chosen.keeps_order() { Order::AsAsked } else { Order::Any };
         let sizes = Arc::clone(with.sizes);
-        Ok(Arc::new(CheckedNode::new(node, clock, complaints, sizes, waiting)))
+        Ok(Arc::new(CheckedNode::new(node, clock, complaints, sizes, (waiting, order))))
     }
 
     fn visit(&self, visitor: &mut dyn FnMut(&Self)) {

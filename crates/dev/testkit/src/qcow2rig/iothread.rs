@@ -276,7 +276,6 @@ impl Iothread {
                 job.number,
                 job.phase
             );
-            ensure!(mapping.order == block::Order::Any, "{mapping:?} wants an order");
             match mapping.answer {
                 Answer::Refused(kind) => self.end(slot, Outcome::Failed(kind), world),
                 Answer::Held if was == Phase::Asked => job.phase = Phase::Held,

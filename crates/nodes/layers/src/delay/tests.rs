@@ -1,8 +1,10 @@
 //! The lane on a clock that stands still until it is told.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::task::Wake;
 
-use block::{ByteCount, ByteOffset, Durability, FailKind, LaneIo, SystemClock, Token, Unmap};
+use block::{After, ByteCount, ByteOffset, Durability, FailKind, SystemClock, Unmap};
 
 use super::*;
 
@@ -110,7 +112,7 @@ fn latency(ms: u64) -> Distribution {
     Distribution::Fixed(Latency::from_ns(ms * 1_000_000).unwrap())
 }
 
-fn settings(read: u64, write: u64, flush: u64, order: Order) -> DelaySettings {
+fn settings(read: u64, write: u64, flush: u64, order: DelayOrder) -> DelaySettings {
     DelaySettings { read: latency(read), write: latency(write), flush: latency(flush), order }
 }
 
@@ -129,7 +131,18 @@ struct Rig {
     node: Arc<DelayNode>,
     lane: Box<dyn Lane>,
     calls: Arc<Mutex<Vec<Vec<u32>>>>,
+    called: Arc<Called>,
     pieces: PieceList,
+}
+
+/// Whether the lane has to be called.
+#[derive(Debug, Default)]
+struct Called(AtomicBool);
+
+impl Wake for Called {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Rig {
@@ -138,23 +151,47 @@ impl Rig {
         let below = Below::default();
         let calls = Arc::clone(&below.calls);
         let node = over(Arc::new(below), settings, &clock);
-        let lane = node.open_lane(&LaneIo::idle()).unwrap();
-        Self { clock, node, lane, calls, pieces: PieceList::default() }
+        Self::with(clock, node, calls)
     }
 
-    /// Asks about a batch; the tokens count from the one given. Returns who is held.
-    fn map(&mut self, first: u32, operations: &[Operation]) -> Vec<bool> {
+    fn with(clock: Arc<Hand>, node: Arc<DelayNode>, calls: Arc<Mutex<Vec<Vec<u32>>>>) -> Self {
+        let called = Arc::new(Called::default());
+        let lane = node.open_lane(&LaneIo::new(Arc::clone(&called).into())).unwrap();
+        Self { clock, node, lane, calls, called, pieces: PieceList::default() }
+    }
+
+    /// Asks about a batch; the tokens count from the one given.
+    fn ask(&mut self, first: u32, operations: &[Operation]) -> Vec<Mapping> {
         let tokens = (first..).map(Token);
         let mut batch: Vec<_> =
             tokens.zip(operations).map(|(token, it)| Mapping::new(token, *it)).collect();
         self.lane.map(&mut batch, &mut self.pieces);
-        batch.iter().map(|it| it.answer == Answer::Held).collect()
+        batch
     }
 
-    fn late(&mut self) -> Vec<Mapping> {
+    /// The same, and carries out what is answered. Returns who is held.
+    fn map(&mut self, first: u32, operations: &[Operation]) -> Vec<bool> {
+        let batch = self.ask(first, operations);
+        batch.iter().map(|mapping| !carry_out(&mut *self.lane, mapping)).collect()
+    }
+
+    /// What comes late.
+    fn resume(&mut self) -> Vec<Mapping> {
         let mut late = Vec::new();
         self.lane.resume(self.clock.time(), &mut late, &mut self.pieces);
         late
+    }
+
+    /// The same, and carries it out. Returns what is over.
+    fn late(&mut self) -> Vec<Mapping> {
+        let mut over = Vec::new();
+        loop {
+            let late = self.resume();
+            over.extend(late.into_iter().filter(|mapping| carry_out(&mut *self.lane, mapping)));
+            if !self.called.0.swap(false, Ordering::Relaxed) {
+                return over;
+            }
+        }
     }
 
     fn late_tokens(&mut self) -> Vec<u32> {
@@ -181,6 +218,17 @@ impl Rig {
     }
 }
 
+/// Carries out what is answered; whether the request is over after that.
+fn carry_out(lane: &mut dyn Lane, mapping: &Mapping) -> bool {
+    match (mapping.answer, mapping.after) {
+        (Answer::Held, _) => false,
+        (Answer::Now(_), After::Tell) => {
+            lane.carried_out(mapping.token, Outcome::Done) != Told::Kept
+        }
+        (Answer::Now(_), After::Over) | (Answer::Refused(_), _) => true,
+    }
+}
+
 fn over(below: Arc<dyn Node>, settings: DelaySettings, clock: &Arc<Hand>) -> Arc<DelayNode> {
     let clock: Arc<dyn Clock> = clock.clone();
     Arc::new(DelayNode::new("slow", Child::new(below), Access::ReadWrite, settings, 1, clock))
@@ -188,7 +236,7 @@ fn over(below: Arc<dyn Node>, settings: DelaySettings, clock: &Arc<Hand>) -> Arc
 
 #[test]
 fn every_kind_of_request_takes_its_own_time() {
-    let mut rig = Rig::new(settings(3, 5, 7, Order::Any));
+    let mut rig = Rig::new(settings(3, 5, 7, DelayOrder::Any));
     let extent = SIZE.check(ByteOffset(0), ByteCount(512)).unwrap();
     let cached = Durability::Cached;
     let zeroes = Operation::WriteZeroes(extent, Unmap::Keep, cached);
@@ -202,7 +250,7 @@ fn every_kind_of_request_takes_its_own_time() {
 
 #[test]
 fn without_any_delay_the_clock_is_not_read_and_the_batch_stays_whole() {
-    let mut rig = Rig::new(settings(0, 0, 0, Order::Any));
+    let mut rig = Rig::new(settings(0, 0, 0, DelayOrder::Any));
     assert_eq!(rig.map(0, &[read(), write(), Operation::Flush]), [false; 3]);
     assert_eq!((rig.clock.reads(), rig.lane.due()), (0, None));
     assert_eq!(*rig.calls.lock().unwrap(), [vec![0, 1, 2]]);
@@ -210,7 +258,7 @@ fn without_any_delay_the_clock_is_not_read_and_the_batch_stays_whole() {
 
 #[test]
 fn the_clock_is_read_once_for_a_batch_and_the_undelayed_go_on_together() {
-    let mut rig = Rig::new(settings(0, 5, 0, Order::Any));
+    let mut rig = Rig::new(settings(0, 5, 0, DelayOrder::Any));
     let held = rig.map(0, &[read(), read(), write(), read(), write(), write(), read(), read()]);
     assert_eq!(held, [false, false, true, false, true, true, false, false]);
     assert_eq!(rig.clock.reads(), 1);
@@ -221,17 +269,17 @@ fn the_clock_is_read_once_for_a_batch_and_the_undelayed_go_on_together() {
 #[test]
 fn requests_overtake_each_other_unless_they_are_ordered() {
     let operations = [Operation::Flush, write(), read()];
-    let mut rig = Rig::new(settings(1, 5, 9, Order::Any));
+    let mut rig = Rig::new(settings(1, 5, 9, DelayOrder::Any));
     rig.map(0, &operations);
     assert_eq!(rig.run(), [(2, 1), (1, 5), (0, 9)]);
-    let mut rig = Rig::new(settings(1, 5, 9, Order::AsBegun));
+    let mut rig = Rig::new(settings(1, 5, 9, DelayOrder::AsBegun));
     rig.map(0, &operations);
     assert_eq!(rig.run(), [(0, 9), (1, 9), (2, 9)]);
 }
 
 #[test]
 fn what_need_not_wait_waits_for_those_before_it_if_ordered() {
-    let mut rig = Rig::new(settings(0, 5, 0, Order::AsBegun));
+    let mut rig = Rig::new(settings(0, 5, 0, DelayOrder::AsBegun));
     assert_eq!(rig.map(0, &[read(), write(), read()]), [false, true, true]);
     rig.clock.pass(MS);
     assert_eq!(rig.map(3, &[read(), write()]), [true, true]);
@@ -240,28 +288,47 @@ fn what_need_not_wait_waits_for_those_before_it_if_ordered() {
     assert_eq!(rig.map(5, &[read()]), [false]);
     // Also if nothing is delayed any more, but something is still held.
     assert_eq!(rig.map(6, &[write()]), [true]);
-    rig.node.set(settings(0, 0, 0, Order::AsBegun));
+    rig.node.set(settings(0, 0, 0, DelayOrder::AsBegun));
     assert_eq!(rig.map(7, &[write()]), [true]);
     assert_eq!(rig.run(), [(6, 5), (7, 5)]);
     assert_eq!(rig.map(8, &[write()]), [false]);
 }
 
 #[test]
-fn ordered_requests_say_so_whether_they_were_held_or_not() {
-    let mut rig = Rig::new(settings(0, 5, 0, Order::AsBegun));
-    let mut batch = [Mapping::new(Token(0), read()), Mapping::new(Token(1), write())];
-    rig.lane.map(&mut batch, &mut rig.pieces);
-    assert_eq!(batch[0].order, Order::AsBegun);
-    rig.clock.pass(MS * 5);
-    assert_eq!(rig.late()[0].order, Order::AsBegun);
-    rig.node.set(settings(0, 0, 0, Order::AsBegun));
-    rig.lane.map(&mut batch[..1], &mut rig.pieces);
-    assert_eq!(batch[0].order, Order::AsBegun);
+fn ordered_requests_are_over_in_their_order_however_they_end() {
+    let mut rig = Rig::new(settings(0, 0, 0, DelayOrder::AsBegun));
+    let batch = rig.ask(0, &[read(), write(), Operation::Flush, read()]);
+    // All are carried out together, but the refused one, which has to wait.
+    let now = |mapping: &Mapping| matches!(mapping.answer, Answer::Now(_));
+    assert_eq!(batch.iter().map(now).collect::<Vec<_>>(), [true, true, false, true]);
+    assert_eq!(
+        (batch[2].answer, rig.calls.lock().unwrap().clone()),
+        (Answer::Held, vec![vec![0, 1, 2, 3]])
+    );
+    assert!(batch.iter().filter(|mapping| now(mapping)).all(|it| it.after == After::Tell));
+    assert_eq!(rig.lane.carried_out(Token(3), Outcome::Done), Told::Kept);
+    let failed = Outcome::Failed(FailKind::Io);
+    assert_eq!(rig.lane.carried_out(Token(1), failed), Told::Kept);
+    assert_eq!((rig.late_tokens(), rig.lane.due()), (vec![], None));
+    assert_eq!(rig.lane.carried_out(Token(0), Outcome::Done), Told::Over(Outcome::Done));
+    assert!(rig.called.0.load(Ordering::Relaxed));
+    let late = rig.late();
+    let ends: Vec<_> = late.iter().map(|it| (it.token.0, it.operation, it.answer)).collect();
+    let refused = Answer::Refused;
+    assert_eq!(
+        ends,
+        [
+            (1, write(), refused(FailKind::Io)),
+            (2, Operation::Flush, refused(FailKind::NoSpace)),
+            (3, read(), Answer::Now(rig.pieces.none())),
+        ]
+    );
+    assert!(late.iter().all(|it| it.after == After::Over));
 }
 
 #[test]
 fn what_is_refused_below_is_refused_late() {
-    let mut rig = Rig::new(settings(0, 0, 1, Order::Any));
+    let mut rig = Rig::new(settings(0, 0, 1, DelayOrder::Any));
     rig.map(0, &[Operation::Flush]);
     rig.clock.pass(MS);
     assert_eq!(rig.late()[0].answer, Answer::Refused(FailKind::NoSpace));
@@ -270,19 +337,16 @@ fn what_is_refused_below_is_refused_late() {
 #[test]
 fn delays_on_top_of_each_other_add_up_and_are_released_together() {
     let clock = Hand::new();
-    let lower = over(Arc::new(Below::default()), settings(2, 0, 0, Order::Any), &clock);
-    let upper = over(lower, settings(1, 0, 0, Order::AsBegun), &clock);
-    let lane = upper.open_lane(&LaneIo::idle()).unwrap();
-    let (calls, pieces) = (Arc::default(), PieceList::default());
-    let mut rig = Rig { clock, node: upper, lane, calls, pieces };
+    let lower = over(Arc::new(Below::default()), settings(2, 0, 0, DelayOrder::Any), &clock);
+    let upper = over(lower, settings(1, 0, 0, DelayOrder::AsBegun), &clock);
+    let mut rig = Rig::with(clock, upper, Arc::default());
     assert_eq!(rig.map(0, &[read()]), [true]);
     rig.clock.pass(MS);
     assert_eq!(rig.late_tokens(), [], "the lower one holds it now");
     rig.clock.pass(MS * 2 - NS);
     assert_eq!(rig.late_tokens(), []);
     rig.clock.pass(NS);
-    let late = rig.late();
-    assert_eq!((late[0].token, late[0].order), (Token(0), Order::AsBegun));
+    assert_eq!(rig.late_tokens(), [0]);
     // One above, one below.
     rig.map(1, &[read()]);
     rig.clock.pass(MS);
@@ -298,20 +362,20 @@ fn delays_on_top_of_each_other_add_up_and_are_released_together() {
 
 #[test]
 fn what_is_released_does_not_hold_up_what_comes_later() {
-    let mut rig = Rig::new(settings(1000, 0, 0, Order::AsBegun));
+    let mut rig = Rig::new(settings(1000, 0, 0, DelayOrder::AsBegun));
     rig.map(0, &[read(), write()]);
     rig.lane.release();
-    rig.node.set(settings(1, 0, 0, Order::AsBegun));
+    rig.node.set(settings(1, 0, 0, DelayOrder::AsBegun));
     rig.map(2, &[read()]);
     assert_eq!(rig.run(), [(0, 0), (1, 0), (2, 1)]);
 }
 
 #[test]
 fn new_settings_hold_from_the_next_batch_on_and_change_nothing_that_is_held() {
-    let mut rig = Rig::new(settings(10, 10, 10, Order::Any));
+    let mut rig = Rig::new(settings(10, 10, 10, DelayOrder::Any));
     rig.map(0, &[read()]);
-    rig.node.set(settings(2, 0, 0, Order::Any));
-    assert_eq!(*rig.node.settings(), settings(2, 0, 0, Order::Any));
+    rig.node.set(settings(2, 0, 0, DelayOrder::Any));
+    assert_eq!(*rig.node.settings(), settings(2, 0, 0, DelayOrder::Any));
     assert_eq!(rig.map(1, &[read(), write()]), [true, false]);
     assert_eq!(rig.run(), [(1, 2), (0, 10)]);
     // Other lanes and later ones follow too.
@@ -319,7 +383,7 @@ fn new_settings_hold_from_the_next_batch_on_and_change_nothing_that_is_held() {
     let mut batch = [Mapping::new(Token(0), write())];
     other.map(&mut batch, &mut rig.pieces);
     assert_ne!(batch[0].answer, Answer::Held);
-    rig.node.set(settings(2, 1, 0, Order::Any));
+    rig.node.set(settings(2, 1, 0, DelayOrder::Any));
     other.map(&mut batch, &mut rig.pieces);
     assert_eq!(batch[0].answer, Answer::Held);
 }
@@ -328,11 +392,11 @@ fn new_settings_hold_from_the_next_batch_on_and_change_nothing_that_is_held() {
 /// delay that was ever set.
 #[test]
 fn nothing_is_lost_while_settings_change() {
-    let mut rig = Rig::new(settings(0, 0, 0, Order::Any));
+    let mut rig = Rig::new(settings(0, 0, 0, DelayOrder::Any));
     let mut seen: BTreeMap<u32, u32> = BTreeMap::new();
     let mut count = 0;
     for round in 0..500_u64 {
-        let order = if round % 3 == 0 { Order::AsBegun } else { Order::Any };
+        let order = if round % 3 == 0 { DelayOrder::AsBegun } else { DelayOrder::Any };
         rig.node.set(settings(round % 7, round % 5, round % 2, order));
         let operations = [read(), write(), Operation::Flush, read()];
         let held = rig.map(count, &operations);
@@ -360,7 +424,7 @@ fn a_seed_repeats_the_delays_and_lanes_do_not_repeat_each_other() {
     let random = || {
         let mean = Latency::from_ns(1_000_000).unwrap();
         let read = Distribution::Exponential { mean };
-        DelaySettings { read, ..settings(0, 0, 0, Order::Any) }
+        DelaySettings { read, ..settings(0, 0, 0, DelayOrder::Any) }
     };
     let first_due = |rig: &mut Rig| {
         rig.map(0, &[read()]);
@@ -379,9 +443,9 @@ fn a_seed_repeats_the_delays_and_lanes_do_not_repeat_each_other() {
 fn settings_change_while_two_threads_serve() {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let child = Child::new(Arc::new(Below::default()));
-    let before = settings(0, 0, 0, Order::Any);
+    let before = settings(0, 0, 0, DelayOrder::Any);
     let node = DelayNode::new("slow", child, Access::ReadWrite, before, 1, Arc::clone(&clock));
-    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let serve = || {
             let (mut lane, mut pieces, mut late) =
@@ -400,7 +464,7 @@ fn settings_change_while_two_threads_serve() {
                     assert_eq!(answers, [false, true, false]);
                 }
                 for mapping in &batch {
-                    if mapping.answer == Answer::Held {
+                    if !carry_out(&mut *lane, mapping) {
                         held += 1;
                         assert!(open.insert(mapping.token.0));
                     }
@@ -408,9 +472,16 @@ fn settings_change_while_two_threads_serve() {
                 if last_round {
                     lane.release();
                 }
-                lane.resume(clock.now(), &mut late, &mut pieces);
-                for mapping in late.drain(..) {
-                    assert!(open.remove(&mapping.token.0), "{mapping:?} goes on twice");
+                loop {
+                    lane.resume(clock.now(), &mut late, &mut pieces);
+                    if late.is_empty() {
+                        break;
+                    }
+                    for mapping in late.drain(..) {
+                        if carry_out(&mut *lane, &mapping) {
+                            assert!(open.remove(&mapping.token.0), "{mapping:?} goes on twice");
+                        }
+                    }
                 }
                 pieces.clear();
                 if last_round {
@@ -421,13 +492,13 @@ fn settings_change_while_two_threads_serve() {
         };
         let threads = [scope.spawn(serve), scope.spawn(serve)];
         for round in 0..2000 {
-            let order = if round % 2 == 0 { Order::AsBegun } else { Order::Any };
+            let order = if round % 2 == 0 { DelayOrder::AsBegun } else { DelayOrder::Any };
             let us = |us: u64| Distribution::Fixed(Latency::from_ns(us * 1000).unwrap());
             let (read, write, flush) = (us(round % 7), us(round % 5), us(round % 3));
             node.set(DelaySettings { read, write, flush, order });
             std::thread::yield_now();
         }
-        node.set(settings(0, 3_600_000, 0, Order::Any));
+        node.set(settings(0, 3_600_000, 0, DelayOrder::Any));
         is_over.store(true, Ordering::Release);
         for thread in threads {
             assert!(thread.join().unwrap() > 0, "a thread was never delayed");

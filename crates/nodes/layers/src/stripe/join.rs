@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use block::{
     After, Answer, BehindEnd, ByteCount, ByteOffset, Durability, FailKind, LaneIo, Mapping,
-    Operation, Order, Outcome, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
+    Operation, Outcome, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
 };
 
 use super::layout::{Layout, Split};
@@ -56,7 +56,6 @@ impl Whole {
             Some(operation) => self.asked.operation = operation,
             None => self.refuse(FailKind::Unsupported),
         }
-        self.asked.order = stricter(self.asked.order, part.order);
         if part.behind_end == BehindEnd::Zeroes {
             self.asked.behind_end = BehindEnd::Zeroes;
         }
@@ -64,8 +63,7 @@ impl Whole {
 
     /// The answer of the one member that has all of it.
     pub(super) fn as_part(self, part: Mapping) -> Mapping {
-        let Mapping { token, order, .. } = self.asked;
-        Mapping { token, order: stricter(order, part.order), ..part }
+        Mapping { token: self.asked.token, ..part }
     }
 
     /// The answer, when all parts and pieces were taken. Of one that is refused no memory is kept.
@@ -377,13 +375,6 @@ fn careful(one: Unmap, other: Unmap) -> Unmap {
     match (one, other) {
         (Unmap::Allowed, Unmap::Allowed) => Unmap::Allowed,
         (Unmap::Keep, _) | (_, Unmap::Keep) => Unmap::Keep,
-    }
-}
-
-fn stricter(one: Order, other: Order) -> Order {
-    match (one, other) {
-        (Order::Any, Order::Any) => Order::Any,
-        (Order::AsBegun, _) | (_, Order::AsBegun) => Order::AsBegun,
     }
 }
 

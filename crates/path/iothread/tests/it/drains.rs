@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{
     Access, Child, Claim, ClaimError, DiskSize, Due, Lane, LaneError, LaneIo, Limits, Mapping,
-    Node, Order, Outcome, PieceList, Rights, SystemClock, Token, Told,
+    Node, Outcome, PieceList, Rights, SystemClock, Token, Told,
 };
 use iothread::{Drained, Iothread};
 use kernel_io::FileTable;
@@ -285,7 +285,7 @@ fn a_drain_waits_for_nothing_that_is_held() {
     on_both(|reactors| {
         let files = Arc::new(FileTable::default());
         let threads = iothreads::<2>(&files, reactors);
-        let (held, tells) = holding(null(), FOR_EVER, Order::Any);
+        let (held, tells) = holding(null(), FOR_EVER);
         let top = Top::over(held);
         let node: Arc<dyn Node> = Arc::clone(&top) as _;
         let mut guest = Guest::new();

@@ -236,7 +236,7 @@ fn a_stop_waits_for_nothing_that_is_held_for_its_second_answer() {
     on_both(|reactors| {
         let files = Arc::new(FileTable::default());
         let threads = iothreads::<2>(&files, reactors);
-        let (below, tells) = holding(null(), FOR_EVER, block::Order::Any);
+        let (below, tells) = holding(null(), FOR_EVER);
         let node: Arc<dyn Node> = WorkingNode::over(below, 1 << 20, Behaviour::AskingTwice);
         let mut guest = Guest::new();
         let placed = place(&guest, &node, &threads[0]);
@@ -258,7 +258,7 @@ fn a_stop_waits_for_nothing_that_is_held_after_it_began() {
         let files = Arc::new(FileTable::default());
         let [a, b] = iothreads::<2>(&files, reactors);
         let (pipe, mut writer, begun) = pipe_node(&files);
-        let (held, _tells) = holding(null(), FOR_EVER, block::Order::Any);
+        let (held, _tells) = holding(null(), FOR_EVER);
         let node = WorkingNode::over_two(pipe, held, Behaviour::AskingTwice);
         let node: Arc<dyn Node> = node;
         let mut guest = Guest::new();

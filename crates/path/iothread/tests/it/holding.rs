@@ -6,11 +6,12 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Answer, Clock, Due, Lane, Mapping, Node, Operation, Order, Outcome, PieceList, SystemClock,
-    Token, Told,
+    Access, Answer, Child, Clock, Due, Lane, Mapping, Node, Operation, Outcome, PieceList,
+    SystemClock, Token, Told,
 };
 use disk::ReadContent;
 use kernel_io::{Caching, FileTable};
+use layers::{DelayNode, DelayOrder, DelaySettings, Distribution, Latency};
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
 use crate::lanes::{null_disk, with_lanes};
@@ -28,7 +29,6 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 struct HoldingLane {
     below: Box<dyn Lane>,
     time: Duration,
-    order: Order,
     told: mpsc::Sender<()>,
     held: VecDeque<(Instant, Token, Operation)>,
 }
@@ -52,7 +52,7 @@ impl Lane for HoldingLane {
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         let mut passed_on = Vec::new();
         while let Some((_, token, operation)) = self.held.pop_front_if(|held| held.0 <= now) {
-            passed_on.push(Mapping { order: self.order, ..Mapping::new(token, operation) });
+            passed_on.push(Mapping::new(token, operation));
         }
         self.below.map(&mut passed_on, pieces);
         late.extend(passed_on.into_iter().filter(|it| it.answer != Answer::Held));
@@ -75,17 +75,22 @@ pub(crate) fn null() -> Arc<dyn Node> {
 }
 
 /// The node, and what tells that it holds something more.
-pub(crate) fn holding(
-    below: Arc<dyn Node>,
-    time: Duration,
-    order: Order,
-) -> (Arc<dyn Node>, mpsc::Receiver<()>) {
+pub(crate) fn holding(below: Arc<dyn Node>, time: Duration) -> (Arc<dyn Node>, mpsc::Receiver<()>) {
     let (told, tells) = mpsc::channel();
     let node = with_lanes(below, move |below, _| {
         let (told, held) = (told.clone(), VecDeque::new());
-        Box::new(HoldingLane { below, time, order, told, held })
+        Box::new(HoldingLane { below, time, told, held })
     });
     (node, tells)
+}
+
+/// Delays all requests by that many nanoseconds, and keeps their order.
+fn ordered(below: Arc<dyn Node>, ns: u64) -> Arc<dyn Node> {
+    let latency = Distribution::Fixed(Latency::from_ns(ns).unwrap());
+    let (read, write, flush) = (latency.clone(), latency.clone(), latency);
+    let settings = DelaySettings { read, write, flush, order: DelayOrder::AsBegun };
+    let (child, access, clock) = (Child::new(below), Access::ReadWrite, Arc::new(SystemClock));
+    Arc::new(DelayNode::new("ordered", child, access, settings, 0, clock))
 }
 
 #[test]
@@ -95,7 +100,7 @@ fn a_held_request_is_carried_out_when_it_is_due_and_not_before() {
         for iothread in iothreads::<2>(&files, reactors) {
             let time = Duration::from_millis(20);
             let mut guest = Guest::new();
-            let placed = place(&guest, &holding(null(), time, Order::Any).0, &iothread);
+            let placed = place(&guest, &holding(null(), time).0, &iothread);
             for _ in 0..5 {
                 let start = SystemClock.now();
                 (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
@@ -118,7 +123,7 @@ fn a_stop_waits_for_nothing_that_is_held() {
         let files = Arc::new(FileTable::default());
         let [a, _] = iothreads::<2>(&files, reactors);
         let mut guest = Guest::new();
-        let (node, tells) = holding(null(), FOR_EVER, Order::Any);
+        let (node, tells) = holding(null(), FOR_EVER);
         let placed = place(&guest, &node, &a);
         (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Read, 0));
         tells.recv_timeout(LIMIT).unwrap();
@@ -134,7 +139,7 @@ fn a_stop_waits_for_nothing_that_was_left_held_on_other_threads() {
     on_both(|reactors| {
         let files = Arc::new(FileTable::default());
         let [a, b, c] = iothreads::<3>(&files, reactors);
-        let (node, tells) = holding(null(), FOR_EVER, Order::Any);
+        let (node, tells) = holding(null(), FOR_EVER);
         let mut guest = Guest::new();
         let placed = place(&guest, &node, &a);
         for (slot, to) in (0..).zip([&b, &c, &a, &b]) {
@@ -156,9 +161,9 @@ fn a_stop_waits_for_no_layer_below_the_one_that_holds() {
     on_both(|reactors| {
         let files = Arc::new(FileTable::default());
         let [a, b] = iothreads::<2>(&files, reactors);
-        let (lowest, _lowest_tells) = holding(null(), FOR_EVER, Order::Any);
-        let (lower, _lower_tells) = holding(lowest, FOR_EVER, Order::Any);
-        let (node, tells) = holding(lower, FOR_EVER, Order::Any);
+        let (lowest, _lowest_tells) = holding(null(), FOR_EVER);
+        let (lower, _lower_tells) = holding(lowest, FOR_EVER);
+        let (node, tells) = holding(lower, FOR_EVER);
         let mut guest = Guest::new();
         let placed = place(&guest, &node, &a);
         guest.submit(0, Ask::Read, 0);
@@ -177,7 +182,7 @@ fn who_is_held_keeps_nobody_else_waiting() {
         let files = Arc::new(FileTable::default());
         let [a, _] = iothreads::<2>(&files, reactors);
         let (mut held, mut other) = (Guest::new(), Guest::new());
-        let (node, _) = holding(null(), FOR_EVER, Order::Any);
+        let (node, _) = holding(null(), FOR_EVER);
         let placed = [place(&held, &node, &a), place(&other, &null(), &a)];
         (0..SLOTS).for_each(|slot| held.submit(slot, Ask::Read, 0));
         for _ in 0..1000 {
@@ -196,7 +201,7 @@ fn a_lane_that_holds_all_it_may_keeps_nobody_else_waiting() {
     on_both(|reactors| {
         let files = Arc::new(FileTable::default());
         let [a, _] = iothreads::<2>(&files, reactors);
-        let (node, _) = holding(null(), FOR_EVER, Order::Any);
+        let (node, _) = holding(null(), FOR_EVER);
         let mut held: Vec<_> = (0..GUESTS)
             .map(|_| {
                 let mut guest = Guest::new();
@@ -230,7 +235,7 @@ fn ordered_requests_are_completed_as_they_were_begun() {
         let [a, _] = iothreads::<2>(&files, reactors);
         // The first reads from a pipe that nobody has written to; the flush has nothing to wait for.
         let (pipe, mut writer, begun) = pipe_node(&files);
-        let (node, _) = holding(pipe, Duration::ZERO, Order::AsBegun);
+        let node = ordered(pipe, 0);
         let (mut guest, mut other) = (Guest::new(), Guest::new());
         let (placed, beside) = (place(&guest, &node, &a), place(&other, &null(), &a));
         guest.submit(0, Ask::Read, 0);
@@ -259,7 +264,7 @@ fn an_ordered_request_may_be_the_last_one_on_an_iothread_that_its_ring_has_left(
         let files = Arc::new(FileTable::default());
         let [a, b] = iothreads::<2>(&files, reactors);
         let (pipe, mut writer, begun) = pipe_node(&files);
-        let (node, _) = holding(pipe, Duration::ZERO, Order::AsBegun);
+        let node = ordered(pipe, 0);
         let mut guest = Guest::new();
         let placed = place(&guest, &node, &a);
         guest.submit(0, Ask::Read, 0);
@@ -280,7 +285,7 @@ fn who_is_completed_later_has_no_turn_that_others_wait_for() {
         let files = Arc::new(FileTable::default());
         let [a, _] = iothreads::<2>(&files, reactors);
         let (file, _image) = cached_file_node(&files, 1 << 20, Caching::Buffered);
-        let (node, _) = holding(file, Duration::from_millis(1), Order::AsBegun);
+        let node = ordered(file, 1_000_000);
         let mut guest = Guest::new();
         let placed = place_stable(&guest, &node, &a);
         for _ in 0..10 {

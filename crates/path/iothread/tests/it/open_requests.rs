@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use block::{
-    Answer, ByteCount, ByteOffset, FileId, Lane, Mapping, Node, Order, Piece, PieceList, Target,
+    Answer, ByteCount, ByteOffset, FileId, Lane, Mapping, Node, Piece, PieceList, Target,
 };
 use disk::ReadContent;
 use kernel_io::{Aio, FileTable, OpenFile};
@@ -133,7 +133,7 @@ fn an_iothread_that_ends_mails_what_moved_rings_have_left_there() {
 fn an_iothread_that_ends_lets_go_what_it_holds() {
     on_both(|reactors| {
         let [a, b] = iothreads::<2>(&Arc::new(FileTable::default()), reactors);
-        let (node, held) = holding(null(), FOR_EVER, Order::Any);
+        let (node, held) = holding(null(), FOR_EVER);
         let mut guest = Guest::new();
         let placed = place(&guest, &node, &a);
         guest.submit(0, Ask::Read, 0);

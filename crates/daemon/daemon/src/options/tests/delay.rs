@@ -4,8 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use block::Order;
-use layers::{Bounds, Distribution, Histogram, Latency};
+use layers::{Bounds, DelayOrder, Distribution, Histogram, Latency};
 
 use super::{node, own, refuse};
 
@@ -18,13 +17,13 @@ fn fixed(ns: u64) -> Distribution {
 }
 
 /// What a node says that has these delays.
-fn said([read, write, flush]: [Distribution; 3], order: Order, seed: u64) -> String {
-    let ordered = if order == Order::AsBegun { "on" } else { "off" };
+fn said([read, write, flush]: [Distribution; 3], order: DelayOrder, seed: u64) -> String {
+    let ordered = if order == DelayOrder::AsBegun { "on" } else { "off" };
     format!("delay read={read:?} write={write:?} flush={flush:?} ordered={ordered} seed={seed}")
 }
 
 #[track_caller]
-fn check(argument: &str, delays: [Distribution; 3], order: Order, seed: u64) {
+fn check(argument: &str, delays: [Distribution; 3], order: DelayOrder, seed: u64) {
     let argument = format!("delay,node-name=d,file=n{argument}");
     assert_eq!(own(&node(&argument)), said(delays, order, seed), "{argument}");
 }
@@ -37,12 +36,12 @@ fn file(content: &[u8]) -> tempfile::NamedTempFile {
 
 #[test]
 fn every_distribution_can_be_said_for_every_kind_of_request() {
-    let (any, none) = (Order::Any, || fixed(0));
+    let (any, none) = (DelayOrder::Any, || fixed(0));
     check("", [none(), none(), none()], any, 0);
     check(",latency-ns=5", [fixed(5), fixed(5), fixed(5)], any, 0);
     check(",latency-ns=5,write.latency-ns=7", [fixed(5), fixed(7), fixed(5)], any, 0);
     check(",flush.distribution=fixed,flush.latency-ns=9", [none(), none(), fixed(9)], any, 0);
-    check(",ordered=on,seed=0x10", [none(), none(), none()], Order::AsBegun, 16);
+    check(",ordered=on,seed=0x10", [none(), none(), none()], DelayOrder::AsBegun, 16);
     let uniform = Distribution::Uniform(Bounds::new(latency(3), latency(8)).unwrap());
     let uniform_said = ",read.distribution=uniform,read.min-ns=3,read.max-ns=8";
     check(uniform_said, [uniform, none(), none()], any, 0);
@@ -64,7 +63,7 @@ fn json_and_nodes_written_in_place_say_the_same() {
     let json = r#"{"driver": "delay", "node-name": "d", "file": {"driver": "null-co"},
         "latency-ns": 5, "read": {"distribution": "exponential", "mean-ns": 7}, "ordered": true}"#;
     let read = Distribution::Exponential { mean: latency(7) };
-    assert_eq!(own(&node(json)), said([read, fixed(5), fixed(5)], Order::AsBegun, 0));
+    assert_eq!(own(&node(json)), said([read, fixed(5), fixed(5)], DelayOrder::AsBegun, 0));
 }
 
 #[test]

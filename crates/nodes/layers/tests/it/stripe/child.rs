@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, After, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, Extent,
-    FailKind, FileId, Held, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Order,
-    Outcome, Outlook, Piece, PieceList, PieceRange, Rights, Target, Token, Told,
+    FailKind, FileId, Held, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome,
+    Outlook, Piece, PieceList, PieceRange, Rights, Target, Token, Told,
 };
 
 /// What a child does with what it is asked for.
@@ -22,8 +22,6 @@ pub(crate) enum Conduct {
     HoldAndRefuse { ms: u64 },
     /// Refuses.
     Refuse(FailKind),
-    /// Answers, as something that is completed in order.
-    InOrder,
     /// Makes another operation of it.
     Rewrite(Operation),
     /// Answers and wants to be told; says then that it failed, if it is told so.
@@ -236,10 +234,6 @@ impl Lane for FakeLane {
             call.push(Asked { operation: mapping.operation, conduct });
             mapping.answer = match conduct {
                 Conduct::Answer { run } => Answer::Now(self.pieces(mapping.operation, run, pieces)),
-                Conduct::InOrder => {
-                    mapping.order = Order::AsBegun;
-                    Answer::Now(self.pieces(mapping.operation, u64::MAX, pieces))
-                }
                 Conduct::Tell | Conduct::TellAndKeep { .. } | Conduct::TellAndFail(_) => {
                     mapping.after = After::Tell;
                     self.telling.push((*mapping, conduct));

@@ -1,0 +1,103 @@
+//! Requests that are answered in the order in which they came (`ordered=on`).
+//!
+//! Where it stands in the life of a request: the lane enters a request when it is asked, and shows here what the lane
+//! below answers and that an answer was carried out. Who comes too early is held until those before it are over.
+//!
+//! Invariants: what is entered is over once, and in that order. Limits: as many as the asker has requests in the lane.
+
+use std::collections::VecDeque;
+
+use block::{After, Answer, Lane, Mapping, Operation, Outcome, PieceList, Token, Told};
+
+/// Requests that are not over, the first one first.
+#[derive(Debug, Default)]
+pub(super) struct CompletionOrder {
+    open: VecDeque<OpenRequest>,
+}
+
+#[derive(Debug)]
+struct OpenRequest {
+    token: Token,
+    operation: Operation,
+    /// Whether the lane below wants to be told of its last answer.
+    below: After,
+    /// How it ended, while it waits for those before it.
+    ended: Option<Outcome>,
+}
+
+impl CompletionOrder {
+    /// Adds a request that is asked for, behind the others.
+    pub(super) fn enter(&mut self, asked: &Mapping) {
+        let Mapping { token, operation, .. } = *asked;
+        self.open.push_back(OpenRequest { token, operation, below: After::Over, ended: None });
+    }
+
+    /// The lane below has answered. A refusal that comes too early is held.
+    pub(super) fn answered(&mut self, mapping: &mut Mapping) {
+        // New ones are at the end.
+        let place = self.open.iter().rposition(|open| open.token == mapping.token);
+        let Some(place) = place else { return };
+        match mapping.answer {
+            Answer::Held => {}
+            Answer::Now(_) => {
+                self.open[place].below = std::mem::replace(&mut mapping.after, After::Tell);
+            }
+            Answer::Refused(kind) => {
+                if self.end(place, Outcome::Failed(kind)) == Told::Kept {
+                    mapping.answer = Answer::Held;
+                }
+            }
+        }
+    }
+
+    /// An answer was carried out.
+    pub(super) fn carried_out(
+        &mut self,
+        below: &mut dyn Lane,
+        token: Token,
+        outcome: Outcome,
+    ) -> Told {
+        let Some(place) = self.open.iter().position(|open| open.token == token) else {
+            return below.carried_out(token, outcome);
+        };
+        let told = match self.open[place].below {
+            After::Over => Told::Over(outcome),
+            After::Tell => below.carried_out(token, outcome),
+        };
+        match told {
+            Told::Over(outcome) => self.end(place, outcome),
+            Told::Kept => Told::Kept,
+        }
+    }
+
+    /// A request has ended: it is over if it is the first one.
+    fn end(&mut self, place: usize, outcome: Outcome) -> Told {
+        if place == 0 {
+            self.open.pop_front();
+            return Told::Over(outcome);
+        }
+        self.open[place].ended = Some(outcome);
+        Told::Kept
+    }
+
+    /// Whether somebody has waited for those before it, who are over.
+    pub(super) fn has_waited(&self) -> bool {
+        self.open.front().is_some_and(|open| open.ended.is_some())
+    }
+
+    /// The answers to those, one after the other: nothing is left to do.
+    pub(super) fn take_waited(&mut self, pieces: &PieceList) -> Option<Mapping> {
+        let outcome = self.open.front()?.ended?;
+        let OpenRequest { token, operation, .. } = self.open.pop_front()?;
+        let answer = match outcome {
+            Outcome::Done => Answer::Now(pieces.none()),
+            Outcome::Failed(kind) => Answer::Refused(kind),
+        };
+        Some(Mapping { answer, ..Mapping::new(token, operation) })
+    }
+
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
