@@ -107,7 +107,7 @@ impl NullLane {
             Answer::Refused(FailKind::ReadOnly)
         } else {
             let count = mapping.operation.extent().map_or(ByteCount(0), |extent| extent.count());
-            Answer::Now(pieces.one(Piece { skip: 0, count, target: self.target }))
+            Answer::Now(pieces.one(Piece { skip: 0, count, target: self.target.clone() }))
         };
     }
 }
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(tokens, [0, 1, 2]);
         let Answer::Now(read) = late[0].answer else { panic!("{:?}", late[0].answer) };
         assert_eq!(
-            (list.get(read)[0].count, list.get(read)[0].target),
+            (list.get(read)[0].count, list.get(read)[0].target.clone()),
             (ByteCount(512), Target::Zeroes)
         );
         assert_eq!(late[1].answer, Answer::Refused(FailKind::ReadOnly));

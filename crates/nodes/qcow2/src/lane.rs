@@ -320,7 +320,7 @@ impl Qcow2Lane {
             Plan::Flush(number, epoch, mark) => {
                 let question = *self.to_data.get(number);
                 if !is_over(&question) {
-                    let mut parts = Parts::new(self.core.file.io());
+                    let mut parts = Parts::default();
                     parts.add(0, self.to_data.reply(number, pieces));
                     let (core, token) = (Rc::clone(&self.core), mapping.token);
                     self.core.note_served(token, epoch);
@@ -363,7 +363,7 @@ impl Qcow2Lane {
         if !is_over_at_once {
             return self.wait_for_runs(mapping, runs, epoch, pieces);
         }
-        mapping.answer = match (refused, &self.runs[runs.clone()]) {
+        mapping.answer = match (refused, &self.runs[runs]) {
             (Some(kind), _) => Answer::Refused(kind),
             // By far the most frequent.
             (None, [run]) if let Some(question) = self.question(run) => question.answer,
@@ -387,14 +387,6 @@ impl Qcow2Lane {
                 Answer::Now(pieces.since(mark))
             }
         };
-        // What lanes below keep for a read that is refused, nobody comes for.
-        if let Answer::Refused(_) = mapping.answer {
-            for run in &self.runs[runs] {
-                if let Some(Answer::Now(range)) = self.question(run).map(|asked| asked.answer) {
-                    self.core.file.io().let_go(pieces.get(range));
-                }
-            }
-        }
         match mapping.answer {
             Answer::Now(_) => mapping.after = self.core.note_mapped(mapping.token, epoch),
             Answer::Held | Answer::Refused(_) => self.core.leave(epoch),
@@ -417,7 +409,7 @@ impl Qcow2Lane {
         epoch: Option<Epoch>,
         pieces: &mut PieceList,
     ) {
-        let mut parts = Parts::new(self.core.file.io());
+        let mut parts = Parts::default();
         for run in &self.runs[runs] {
             let Run { skip, count, place } = *run;
             let (questions, number) = match place {

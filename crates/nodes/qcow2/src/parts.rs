@@ -11,14 +11,13 @@
 use std::ops::Range;
 use std::task::Poll;
 
-use block::{ByteCount, ByteOffset, FailKind, FileId, LaneIo, Operation, Outcome, Piece, Target};
+use block::{ByteCount, ByteOffset, FailKind, FileId, Operation, Outcome, Piece, Target};
 
 use crate::storage::{Found, Next, Reply, Storage, Telling, Waiting, extent};
 
 /// The parts of a request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Parts {
-    io: LaneIo,
     /// Answered, and not carried out yet.
     pieces: Vec<Piece>,
     /// How much memory is kept for them, in bytes.
@@ -31,24 +30,18 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// None yet.
-    pub(crate) fn new(io: &LaneIo) -> Self {
-        let (pieces, telling, held) = (Vec::new(), Vec::new(), Vec::new());
-        Self { io: io.clone(), pieces, kept: 0, telling, held, failed: None }
-    }
-
     /// Adds a piece that no lane below has to hear of.
     pub(crate) fn push(&mut self, piece: Piece) {
         let count = usize::try_from(piece.count.0).expect("64-bit host");
-        match (piece.target, self.pieces.last_mut()) {
-            (Target::Kept { .. }, _) => self.kept += count,
+        match (&piece.target, self.pieces.last_mut()) {
+            (Target::Memory { .. }, _) => self.kept += count,
             (Target::Zeroes, Some(last))
                 if last.target == Target::Zeroes && last.skip + last.count.0 == piece.skip =>
             {
                 last.count.0 += piece.count.0;
                 return;
             }
-            (Target::File { file, offset }, Some(last))
+            (&Target::File { file, offset }, Some(last))
                 if last.skip + last.count.0 == piece.skip
                     && last.target == before(file, offset, last.count) =>
             {
@@ -114,7 +107,6 @@ impl Parts {
     /// Takes what is to be carried out now: nothing if the request fails.
     pub(crate) fn take_pieces(&mut self) -> Vec<Piece> {
         if self.failed.is_some() {
-            self.io.let_go(&self.pieces);
             self.pieces.clear();
         }
         // Neighbours in a file go to the kernel together; what was held came late.
@@ -173,11 +165,5 @@ fn before(file: FileId, offset: ByteOffset, count: ByteCount) -> Target {
     match offset.0.checked_sub(count.0) {
         Some(offset) => Target::File { file, offset: ByteOffset(offset) },
         None => Target::Nothing,
-    }
-}
-
-impl Drop for Parts {
-    fn drop(&mut self) {
-        self.io.let_go(&self.pieces);
     }
 }

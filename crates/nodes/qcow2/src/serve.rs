@@ -38,7 +38,7 @@ pub(crate) async fn flush_parts(
 
 /// Has a flush cover the tables and the file with the data.
 pub(crate) async fn flush(core: Rc<Core>, token: Token, mark: Option<SyncMark>) {
-    let mut parts = Parts::new(core.file.io());
+    let mut parts = Parts::default();
     parts.add(0, core.data.storage.ask(Operation::Flush));
     parts.add(0, core.file.ask(Operation::Flush));
     core.answer_flush(token, mark, parts).await;

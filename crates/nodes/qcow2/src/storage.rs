@@ -91,13 +91,6 @@ struct Question {
     token: Token,
 }
 
-impl Found {
-    /// Nothing of it is carried out.
-    pub(crate) fn abandon(self, io: &LaneIo) {
-        io.let_go(&self.pieces);
-    }
-}
-
 impl Telling {
     /// Tells the lane below.
     pub(crate) fn tell(mut self, outcome: Outcome) -> Next {
@@ -284,10 +277,8 @@ impl Storage {
         if is_held {
             return;
         }
-        let polled = self.poll_answer(token, &mut Context::from_waker(Waker::noop()));
-        if let Poll::Ready(Ok(found)) = polled {
-            found.abandon(&self.0.io);
-        }
+        // What it was is not used.
+        drop(self.poll_answer(token, &mut Context::from_waker(Waker::noop())));
     }
 
     /// Asks where the bytes of an operation are.
@@ -340,7 +331,6 @@ impl Storage {
     /// Lets the lane below end what has failed.
     async fn give_up<T>(&self, mut found: Found, kind: FailKind) -> Result<T, FailKind> {
         loop {
-            self.0.io.let_go(&found.pieces);
             let Some(telling) = found.telling else { return Err(kind) };
             match telling.tell(Outcome::Failed(kind)) {
                 Next::Over(_) => return Err(kind),

@@ -16,9 +16,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use crate::kept::Kept;
+use crate::answer_memory::MemoryCounter;
 use crate::{
-    Buffers, FailKind, HostMemory, KeptError, MemoryId, Operation, Outcome, Piece, Target,
+    AnswerMemory, AnswerMemoryFull, Buffers, FailKind, HostMemory, Operation, Outcome, Piece,
 };
 
 /// What a lane may use of its iothread: I/O of its own, memory for answers, and being called again. The
@@ -40,7 +40,7 @@ enum Stage {
 #[derive(Debug, Default)]
 struct Shared {
     submitted: RefCell<Vec<Errand>>,
-    kept: RefCell<Kept>,
+    kept: MemoryCounter,
 }
 
 impl LaneIo {
@@ -67,64 +67,35 @@ impl LaneIo {
 
     /// Has the iothread carry out an operation on these pieces, which some lane has answered with, and
     /// on this memory, if it is a read or a write. It begins when the lane returns. Behind the end of a
-    /// file a read finds zeroes ([`crate::BehindEnd`]). What the pieces name of memory that is kept is
-    /// copied at once and let go, so the errand has files alone.
+    /// file a read finds zeroes ([`crate::BehindEnd`]). What the pieces name of memory is copied at once, so the
+    /// errand has files alone.
     pub fn submit(&self, operation: Operation, pieces: &[Piece], memory: HostMemory) -> ErrandDone {
         let end = Rc::new(RefCell::new(End { over: None, waker: None }));
         let done = ErrandDone { end: Rc::clone(&end) };
-        let mut pieces = pieces.to_vec();
         let mut memory = ManuallyDrop::new(memory);
-        let is_kept = |piece: &Piece| matches!(piece.target, Target::Kept { .. });
-        let mut result = Ok(());
-        if pieces.iter().any(is_kept) {
-            result = self.read_kept(&pieces, |skip, bytes| {
-                memory[skip..skip + bytes.len()].copy_from_slice(bytes);
-            });
-            self.let_go(&pieces);
-            pieces.retain(|piece| !is_kept(piece));
-        }
-        let errand = Errand { operation, pieces, memory, end };
-        match result {
-            Ok(()) => self.shared.submitted.borrow_mut().push(errand),
-            // A lane's own mistake: then it has no bytes.
-            Err(KeptError::Full { .. } | KeptError::Gone { .. }) => {
-                errand.finish(Outcome::Failed(FailKind::Io));
+        let mut in_files = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            match piece.in_memory() {
+                Some(bytes) => {
+                    let skip = usize::try_from(piece.skip).expect("64-bit host");
+                    memory[skip..skip + bytes.len()].copy_from_slice(bytes);
+                }
+                None => in_files.push(piece.clone()),
             }
         }
+        let errand = Errand { operation, pieces: in_files, memory, end };
+        self.shared.submitted.borrow_mut().push(errand);
         done
     }
 
-    /// Keeps memory for one answer, whose pieces name it with [`Target::Kept`]: until they are carried
-    /// out, or somebody lets them go.
-    pub fn keep(&self, memory: Rc<HostMemory>) -> Result<MemoryId, KeptError> {
-        self.shared.kept.borrow_mut().keep(memory)
+    /// Counts memory for one answer, whose pieces name it with [`crate::Target::Memory`].
+    pub fn keep(&self, memory: Rc<HostMemory>) -> Result<AnswerMemory, AnswerMemoryFull> {
+        self.shared.kept.add(memory)
     }
 
-    /// For who carries out a read: has `put` store what these pieces of it name of kept memory, at that place
-    /// of the read's memory. Skips other pieces. What is kept stays until it is let go.
-    pub fn read_kept(
-        &self,
-        pieces: &[Piece],
-        mut put: impl FnMut(usize, &[u8]),
-    ) -> Result<(), KeptError> {
-        let kept = self.shared.kept.borrow();
-        pieces.iter().try_for_each(|piece| kept.read(piece, &mut put))
-    }
-
-    /// Lets the memory go that the pieces of an answer name: for who has carried it out, and for lanes
-    /// that got it from below and do not pass it on.
-    pub fn let_go(&self, pieces: &[Piece]) {
-        self.shared.kept.borrow_mut().let_go(pieces);
-    }
-
-    /// For the iothread, when no request or errand of the lanes is under way: nothing is kept any more.
-    pub fn let_all_go(&self) {
-        self.shared.kept.borrow_mut().let_all_go();
-    }
-
-    /// How many bytes are kept now.
+    /// How many bytes answers keep now.
     pub fn bytes_kept(&self) -> usize {
-        self.shared.kept.borrow().bytes()
+        self.shared.kept.bytes()
     }
 
     /// Has the iothread call [`crate::Lane::resume`] soon. Clones of it may be used by any thread.
@@ -218,7 +189,7 @@ pub trait ErrandRunner: Debug + Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ByteCount, ByteOffset, DiskSize};
+    use crate::{ByteCount, ByteOffset, DiskSize, Target};
 
     #[test]
     fn an_errand_takes_its_memory_along_and_brings_it_back() {
@@ -240,11 +211,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_in_memory_reaches_an_errand_at_once() {
+    fn what_is_in_memory_reaches_an_errand_at_once() {
         let io = LaneIo::idle();
         let lane_below = io.clone();
         let memory = lane_below.keep(Rc::new(HostMemory::of(b"from memory"))).unwrap();
-        let target = Target::Kept { memory, offset: 5 };
+        let target = Target::Memory { memory, offset: 5 };
         let pieces = [
             Piece { skip: 2, count: ByteCount(6), target },
             Piece { skip: 0, count: ByteCount(2), target: Target::Zeroes },
@@ -262,13 +233,8 @@ mod tests {
             panic!("it is over")
         };
         assert_eq!(&*memory, b"\0\0memory");
+        drop(pieces);
         assert_eq!(io.bytes_kept(), 0);
-        // It was let go.
-        let mut done = io.submit(read, &pieces, HostMemory::zeroed(8));
-        let Poll::Ready(Err(kind)) = Pin::new(&mut done).poll(&mut context) else {
-            panic!("it fails at once")
-        };
-        assert_eq!((kind, io.has_submitted()), (FailKind::Io, false));
     }
 
     #[test]

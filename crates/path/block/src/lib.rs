@@ -8,6 +8,7 @@
 
 #![deny(unsafe_code)]
 
+mod answer_memory;
 mod buffers;
 mod child;
 mod claim;
@@ -16,12 +17,12 @@ mod errand;
 mod extent;
 mod gauge;
 mod hold_queue;
-mod kept;
 mod node;
 mod operation;
 mod pieces;
 mod rate;
 
+pub use answer_memory::{AnswerMemory, AnswerMemoryFull};
 pub use buffers::{Buffers, HostMemory, Segment};
 pub use child::Child;
 pub use claim::{Access, Claim, ClaimError, Held, Others, Outlook, Owner, Rights};
@@ -30,10 +31,9 @@ pub use errand::{Errand, ErrandDone, ErrandRunner, LaneIo};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use hold_queue::HoldQueue;
-pub use kept::KeptError;
 pub use node::{
     After, Answer, BehindEnd, Due, Lane, LaneError, Limits, Mapping, Node, Token, Told, known_as,
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
-pub use pieces::{FileId, MemoryId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
+pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
 pub use rate::SentenceRate;

@@ -4,7 +4,7 @@
 //! its own by their range. The list keeps its room from batch to batch, so a warm iothread allocates
 //! nothing for an answer.
 
-use crate::{ByteCount, ByteOffset};
+use crate::{AnswerMemory, ByteCount, ByteOffset};
 
 /// The most pieces one answer has: a request of 256 MiB in the smallest chunks of a stripe. It bounds
 /// what a hostile request makes the daemon remember.
@@ -17,12 +17,8 @@ const ROOM_KEPT: usize = 1 << 12;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId(pub u32);
 
-/// Memory that a lane keeps for an answer, see [`crate::LaneIo::keep`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemoryId(pub(crate) u32);
-
 /// Where a run of bytes lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// At this place of a file. For a flush: the file whose data is to be made durable.
     File {
@@ -35,17 +31,35 @@ pub enum Target {
     Zeroes,
     /// Nowhere: reads leave the memory as it is, changes are done already.
     Nothing,
-    /// In memory that a lane keeps, until the answer is carried out or let go. Only of reads.
-    Kept {
+    /// In memory. Only of reads.
+    Memory {
         /// The memory.
-        memory: MemoryId,
-        /// The place in it, in bytes.
-        offset: u64,
+        memory: AnswerMemory,
+        /// The place in it, in bytes: it has less than 2 GiB.
+        offset: u32,
     },
 }
 
+impl Target {
+    /// So many bytes behind.
+    #[must_use]
+    pub fn behind(&self, bytes: u64) -> Self {
+        match self {
+            Self::File { file, offset } => {
+                Self::File { file: *file, offset: ByteOffset(offset.0 + bytes) }
+            }
+            Self::Memory { memory, offset } => {
+                let bytes = u32::try_from(bytes).expect("the piece is in the memory");
+                Self::Memory { memory: memory.clone(), offset: offset + bytes }
+            }
+            Self::Zeroes => Self::Zeroes,
+            Self::Nothing => Self::Nothing,
+        }
+    }
+}
+
 /// A run of bytes of one operation and where it lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Where the run starts, in bytes from the operation's first: its place in memory. Of an operation
     /// without memory the pieces only count its bytes: whose they are does not matter.
@@ -55,6 +69,18 @@ pub struct Piece {
     /// Where they live.
     pub target: Target,
 }
+
+impl Piece {
+    /// The bytes, if they are in memory.
+    pub fn in_memory(&self) -> Option<&[u8]> {
+        match &self.target {
+            Target::Memory { memory, offset } => Some(memory.get(*offset, self.count)),
+            Target::File { .. } | Target::Zeroes | Target::Nothing => None,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Piece>() == 32, "what clients can make the daemon remember");
 
 /// Some neighbouring pieces of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +139,7 @@ impl PieceList {
 
     /// The piece of an answer, by its place in it. For who adds pieces made of others meanwhile.
     pub fn at(&self, range: PieceRange, place: usize) -> Option<Piece> {
-        self.get(range).get(place).copied()
+        self.get(range).get(place).cloned()
     }
 
     /// Forgets all answers, keeps the room that a batch needs but for a hostile one.

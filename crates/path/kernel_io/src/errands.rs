@@ -45,9 +45,9 @@ fn carry_out(
 ) -> Result<(), FailKind> {
     let mut touched: Vec<FileId> = Vec::new();
     for piece in pieces {
-        match (piece.target, operation) {
+        match (&piece.target, operation) {
             (Target::Nothing, _) => {}
-            (Target::Kept { .. }, _) => panic!("errands have files alone"),
+            (Target::Memory { .. }, _) => panic!("errands have files alone"),
             (Target::Zeroes, Operation::Read(_)) => {
                 memory.zero(in_memory(piece.skip), in_memory(piece.count.0));
             }
@@ -58,7 +58,7 @@ fn carry_out(
                 | Operation::WriteZeroes(..)
                 | Operation::Flush,
             ) => {}
-            (Target::File { file, offset }, _) => {
+            (&Target::File { file, offset }, _) => {
                 if !touched.contains(&file) {
                     touched.push(file);
                 }

@@ -82,8 +82,6 @@ pub(crate) struct Job {
     pub(crate) moved: u64,
     /// Whether pieces are begun later, which counts as something outstanding.
     pub(crate) has_pieces_later: bool,
-    /// Whether it has found bytes in memory that its lane keeps.
-    pub(crate) finds_kept: bool,
     /// What becomes of it when the answer was carried out.
     pub(crate) after: After,
     pub(crate) behind_end: BehindEnd,
@@ -222,7 +220,6 @@ impl Job {
             next_piece: 0,
             moved: 0,
             has_pieces_later: false,
-            finds_kept: false,
             after: After::Over,
             behind_end: BehindEnd::Failure,
             outstanding: 0,

@@ -10,12 +10,11 @@ use std::time::Instant;
 
 use block::{
     Answer, Buffers, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Operation,
-    Outcome, Piece, PieceList, Token, Told,
+    Outcome, PieceList, Token, Told,
 };
 use kernel_io::{Budget, Notifier};
 
 use crate::called::{Called, Calls};
-use crate::job::Job;
 
 /// The requests and errands that are carried out: of a lane that is alone sixteen full rings of 256. A disk that hangs
 /// keeps what it has for ever.
@@ -390,22 +389,6 @@ impl Lanes {
         open.requests += into.len() - begun;
     }
 
-    /// Gives a read what a piece names of memory that its lane keeps.
-    pub(crate) fn read_kept(&self, job: &mut Job, piece: &Piece) {
-        let put = |skip, bytes: &[u8]| {
-            job.memory.copy_from(skip, bytes);
-        };
-        if let Err(error) = self.io(job.lane).read_kept(std::slice::from_ref(piece), put) {
-            tracing::error!("a read is answered with what is not there: {error}");
-            job.failure = Some(FailKind::Io);
-        }
-    }
-
-    /// What its pieces name of such memory is not needed any more.
-    pub(crate) fn let_kept_go(&self, job: &Job) {
-        self.io(job.lane).let_go(&job.pieces);
-    }
-
     /// Whether the lane has submitted errands or has to be called, and nobody has noted it yet.
     pub(crate) fn note(&mut self, index: LaneIndex) -> bool {
         self.needs_attention(index)
@@ -473,20 +456,9 @@ impl Lanes {
         open.request_bytes -= ended.request_bytes;
         open.errand_bytes -= ended.errand_bytes;
         open.requests -= 1;
-        if open.requests > 0 {
-            return;
-        }
-        if open.io.bytes_kept() > 0 {
-            // Of answers that no lane has passed on.
-            open.io.let_all_go();
-        }
-        if open.users == 0 {
+        if open.requests == 0 && open.users == 0 {
             self.close_if_over(index);
         }
-    }
-
-    fn io(&self, index: LaneIndex) -> &LaneIo {
-        &self.places[index.0].as_ref().expect("a lane is open while it is used").io
     }
 
     fn get(&mut self, index: LaneIndex) -> &mut OpenLane {

@@ -182,11 +182,11 @@ pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
         Operation::Discard(..) | Operation::WriteZeroes(..) => stable,
         // Direct writes carry RWF_DSYNC.
         Operation::Write(..) => {
-            let buffered = |target| match target {
+            let buffered = |piece: &Piece| match piece.target {
                 Target::File { file, .. } => kernel.file(file).caching() == Caching::Buffered,
-                Target::Zeroes | Target::Nothing | Target::Kept { .. } => false,
+                Target::Zeroes | Target::Nothing | Target::Memory { .. } => false,
             };
-            stable && job.pieces.iter().map(|piece| piece.target).any(buffered)
+            stable && job.pieces.iter().any(buffered)
         }
     }
 }

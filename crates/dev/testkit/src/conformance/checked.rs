@@ -419,7 +419,7 @@ impl Judge {
                 let end = offset.0.checked_add(piece.count.0);
                 (self.sizes)(file).zip(end).is_some_and(|(size, end)| end <= size)
             }
-            Target::Zeroes | Target::Nothing | Target::Kept { .. } => true,
+            Target::Zeroes | Target::Nothing | Target::Memory { .. } => true,
         }
     }
 }

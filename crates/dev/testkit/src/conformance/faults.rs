@@ -441,9 +441,7 @@ impl FaultyLane {
         let below = mapping.after == After::Tell;
         if below || rounds.is_some() {
             mapping.after = After::Tell;
-            // Memory that was kept for it is gone when it was carried out.
-            let is_file = |piece: &&Piece| !matches!(piece.target, Target::Kept { .. });
-            let pieces = pieces.get(range).iter().filter(is_file).copied().collect();
+            let pieces = pieces.get(range).to_vec();
             let mapping = *mapping;
             self.telling.insert(
                 mapping.token,
@@ -496,12 +494,8 @@ fn cut(range: PieceRange, pieces: &mut PieceList, rng: &mut Rng) -> PieceRange {
 }
 
 fn part(piece: &Piece, from: u64, count: u64) -> Piece {
-    let target = match piece.target {
-        Target::File { file, offset } => Target::File { file, offset: ByteOffset(offset.0 + from) },
-        Target::Kept { memory, offset } => Target::Kept { memory, offset: offset + from },
-        other @ (Target::Zeroes | Target::Nothing) => other,
-    };
-    Piece { skip: piece.skip + from, count: ByteCount(count), target }
+    let (skip, target) = (piece.skip + from, piece.target.behind(from));
+    Piece { skip, count: ByteCount(count), target }
 }
 
 #[cfg(test)]
@@ -511,8 +505,8 @@ mod tests {
 
     #[test]
     fn cut_pieces_are_the_same_bytes() {
-        let target = Target::File { file: FileId(1), offset: ByteOffset(1000) };
         for seed in 0..100 {
+            let target = Target::File { file: FileId(1), offset: ByteOffset(1000) };
             let mut pieces = PieceList::default();
             let whole = pieces.one(Piece { skip: 512, count: ByteCount(4096), target });
             let range = cut(whole, &mut pieces, &mut Rng::new(seed));

@@ -226,7 +226,7 @@ impl Player {
     fn take_answers(&mut self, side: usize, answered: &[Mapping]) -> Result<()> {
         for mapping in answered {
             let token = index(mapping.token.0.into());
-            let Side { jobs, held, io, .. } = &mut self.sides[side];
+            let Side { jobs, held, .. } = &mut self.sides[side];
             let job = jobs[token].as_mut().context("an answer to nobody")?;
             match mapping.answer {
                 Answer::Held => {
@@ -235,7 +235,7 @@ impl Player {
                 Answer::Refused(kind) => self.over(side, token, Ended::Failed(kind))?,
                 Answer::Now(range) => {
                     let mut pieces = self.pieces.get(range).to_vec();
-                    take_kept(io, mapping.operation, &mut pieces, &mut job.request.data)?;
+                    take_memory(mapping.operation, &mut pieces, &mut job.request.data)?;
                     let is_nothing = pieces.is_empty();
                     job.state = State::Running(mapping.operation, pieces, mapping.after);
                     if is_nothing {
@@ -451,20 +451,16 @@ fn build(
     stack.build(&clock, complaints, &sizes)
 }
 
-/// Gives a read what its lane keeps for it; leaves the other pieces.
-fn take_kept(
-    io: &LaneIo,
-    operation: Operation,
-    pieces: &mut Vec<Piece>,
-    data: &mut [u8],
-) -> Result<()> {
-    let is_kept = |piece: &Piece| matches!(piece.target, Target::Kept { .. });
-    if pieces.iter().any(is_kept) {
-        ensure!(matches!(operation, Operation::Read(_)), "{operation:?} finds {pieces:?}");
-        io.read_kept(pieces, |skip, bytes| data[skip..skip + bytes.len()].copy_from_slice(bytes))?;
-        io.let_go(pieces);
-        pieces.retain(|piece| !is_kept(piece));
-    }
+/// Gives a read what it finds in memory; leaves the other pieces.
+fn take_memory(operation: Operation, pieces: &mut Vec<Piece>, data: &mut [u8]) -> Result<()> {
+    let is_in_files = pieces.iter().all(|piece| piece.in_memory().is_none());
+    let may_find = is_in_files || matches!(operation, Operation::Read(_));
+    ensure!(may_find, "{operation:?} finds {pieces:?}");
+    pieces.retain(|piece| {
+        let Some(bytes) = piece.in_memory() else { return true };
+        data[index(piece.skip)..][..bytes.len()].copy_from_slice(bytes);
+        false
+    });
     Ok(())
 }
 
@@ -477,12 +473,12 @@ fn carry_out(
 ) -> Result<()> {
     let (skip, count) = (index(piece.skip), piece.count.0);
     let bytes = skip..skip + index(count);
-    match (operation, piece.target) {
+    match (operation, piece.target.clone()) {
         (Operation::Read(_), Target::Zeroes) => {
             data.get_mut(bytes).context("beyond the memory")?.fill(0);
         }
         (_, Target::Zeroes | Target::Nothing) => {}
-        (_, Target::Kept { .. }) => bail!("memory is kept for requests alone"),
+        (_, Target::Memory { .. }) => bail!("an errand has files alone"),
         (Operation::Read(_), Target::File { file, offset }) => {
             let data = data.get_mut(bytes).context("beyond the memory")?;
             store.read(file, offset.0, data)?;

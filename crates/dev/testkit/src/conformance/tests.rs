@@ -281,21 +281,23 @@ impl WindowLane {
             Answer::Now(range) if self.is(Mistake::Skip) || self.is(Mistake::Short) => {
                 let mut parts = pieces.get(range).to_vec();
                 let mark = pieces.end();
-                if let [first] = parts[..]
+                if let [first] = &parts[..]
                     && let Target::File { file, offset } = first.target
                     && first.count.0 >= 2 * number(SECTOR_BYTES)
                 {
                     let half = ByteCount(number(SECTOR_BYTES));
                     let rest = ByteCount(first.count.0 - half.0);
                     let target = Target::File { file, offset: ByteOffset(offset.0 + half.0) };
-                    // Each has the other's place in memory.
-                    parts = vec![
-                        Piece { skip: rest.0, count: half, target: first.target },
-                        Piece { skip: 0, count: rest, target },
-                    ];
-                    if self.is(Mistake::Short) {
-                        parts = vec![Piece { count: rest, ..first }];
-                    }
+                    parts = if self.is(Mistake::Short) {
+                        vec![Piece { count: rest, ..first.clone() }]
+                    } else {
+                        // Each has the other's place in memory.
+                        let first = first.target.clone();
+                        vec![
+                            Piece { skip: rest.0, count: half, target: first },
+                            Piece { skip: 0, count: rest, target },
+                        ]
+                    };
                 }
                 parts.into_iter().for_each(|part| pieces.push(part));
                 mapping.answer = Answer::Now(pieces.since(mark));

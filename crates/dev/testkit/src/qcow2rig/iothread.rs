@@ -344,10 +344,10 @@ impl Iothread {
                     Owner::Errand(errand) => errand.memory().zero(range.start, range.len()),
                     Owner::Request(_) => job.memory[range].fill(0),
                 },
-                (Target::Zeroes | Target::Nothing | Target::Kept { .. }, _) => {}
+                (Target::Zeroes | Target::Nothing | Target::Memory { .. }, _) => {}
             }
         }
-        self.carry_out_kept(slot)?;
+        self.read_memory(slot)?;
         let job = self.job(slot);
         let is_early = world.mischief == Mischief::EarlyEnds && job.after == After::Tell;
         if is_early && to.asker == Asker::Guest && job.outstanding > 0 {
@@ -362,18 +362,16 @@ impl Iothread {
         Ok(())
     }
 
-    /// Gives a read what its lane keeps in memory for it.
-    fn carry_out_kept(&mut self, slot: usize) -> Result<()> {
+    /// Gives a read what it finds in memory.
+    fn read_memory(&mut self, slot: usize) -> Result<()> {
         let Some(Job { pieces, memory, operation, .. }) = &mut self.jobs[slot] else {
             return Ok(());
         };
-        let is_kept = |piece: &Piece| matches!(piece.target, Target::Kept { .. });
-        if pieces.iter().any(is_kept) {
-            ensure!(matches!(operation, Operation::Read(_)), "{operation:?} finds {pieces:?}");
-            self.io.read_kept(pieces, |skip, bytes| {
-                memory[skip..skip + bytes.len()].copy_from_slice(bytes);
-            })?;
-            self.io.let_go(pieces);
+        for piece in pieces {
+            let Some(bytes) = piece.in_memory() else { continue };
+            ensure!(matches!(operation, Operation::Read(_)), "{operation:?} finds {piece:?}");
+            memory[in_memory(piece.skip, piece.count.0)].copy_from_slice(bytes);
+            piece.target = Target::Nothing;
         }
         Ok(())
     }
@@ -386,7 +384,7 @@ impl Iothread {
             job.phase = Phase::Sync;
             let file = |piece: &Piece| match piece.target {
                 Target::File { file, .. } => Some(file),
-                Target::Zeroes | Target::Nothing | Target::Kept { .. } => None,
+                Target::Zeroes | Target::Nothing | Target::Memory { .. } => None,
             };
             let mut files: Vec<FileId> = job.pieces.iter().filter_map(file).collect();
             files.sort_unstable_by_key(|file| file.0);

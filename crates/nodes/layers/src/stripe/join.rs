@@ -11,8 +11,8 @@
 use std::collections::HashMap;
 
 use block::{
-    After, Answer, BehindEnd, ByteCount, ByteOffset, Durability, FailKind, LaneIo, Mapping,
-    Operation, Outcome, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target, Token, Unmap,
+    After, Answer, BehindEnd, ByteCount, Durability, FailKind, Mapping, Operation, Outcome,
+    PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Token, Unmap,
 };
 
 use super::layout::{Layout, Split};
@@ -66,16 +66,13 @@ impl Whole {
         Mapping { token: self.asked.token, ..part }
     }
 
-    /// The answer, when all parts and pieces were taken. Of one that is refused no memory is kept.
+    /// The answer, when all parts and pieces were taken.
     pub(super) fn answered(self, made: &Answering<'_>) -> Mapping {
         let answer = match self.refused {
             Some(kind) => Answer::Refused(kind),
             None if made.count() > PIECES_MAX => Answer::Refused(FailKind::Unsupported),
             None => Answer::Now(made.range()),
         };
-        if let Answer::Refused(_) = answer {
-            made.io.let_go(made.pieces.get(made.range()));
-        }
         Mapping { answer, ..self.asked }
     }
 
@@ -88,7 +85,6 @@ impl Whole {
 #[derive(Debug)]
 pub(super) struct Answering<'a> {
     layout: Layout,
-    io: &'a LaneIo,
     pieces: &'a mut PieceList,
     from: PieceMark,
     /// Bytes of pieces that were not cut.
@@ -97,9 +93,9 @@ pub(super) struct Answering<'a> {
 
 impl<'a> Answering<'a> {
     /// None yet.
-    pub(super) fn new(layout: Layout, io: &'a LaneIo, pieces: &'a mut PieceList) -> Self {
+    pub(super) fn new(layout: Layout, pieces: &'a mut PieceList) -> Self {
         let from = pieces.end();
-        Self { layout, io, pieces, from, counted: 0 }
+        Self { layout, pieces, from, counted: 0 }
     }
 
     /// Adds the pieces of the part at that place, which are in the same list.
@@ -116,14 +112,14 @@ impl<'a> Answering<'a> {
     /// What is too much is left out.
     fn add(&mut self, whole: &Whole, place: usize, piece: Piece) {
         if self.count() > PIECES_MAX {
-            return self.io.let_go(&[piece]);
+            return;
         }
         match &whole.spread {
             Spread::Parts(split) if has_memory(whole.asked.operation) => {
                 let bytes = piece.skip..piece.skip + piece.count.0;
                 let mut done = 0;
                 for (skip, count) in self.layout.runs(split, place, bytes) {
-                    let target = behind(piece.target, done);
+                    let target = piece.target.behind(done);
                     self.pieces.push(Piece { skip, count: ByteCount(count), target });
                     done += count;
                 }
@@ -240,13 +236,13 @@ impl Joins {
     pub(super) fn answer(
         &mut self,
         name: Token,
-        (layout, io): (Layout, &LaneIo),
+        layout: Layout,
         pieces: &mut PieceList,
     ) -> Mapping {
         let join = self.get(name);
         join.telling = std::mem::take(&mut join.told);
         let after = if join.telling == 0 { After::Over } else { After::Tell };
-        Mapping { after, ..join.answered(Answering::new(layout, io, pieces)) }
+        Mapping { after, ..join.answered(Answering::new(layout, pieces)) }
     }
 
     /// Notes that an operation is answered with that: it is over, or its members are to be told.
@@ -318,7 +314,7 @@ impl Join {
     fn keep(&mut self, place: usize, part: &Mapping, pieces: &PieceList) {
         self.whole.take(part);
         if let Answer::Now(range) = part.answer {
-            self.kept.extend(pieces.get(range).iter().map(|piece| (place, *piece)));
+            self.kept.extend(pieces.get(range).iter().map(|piece| (place, piece.clone())));
         }
     }
 
@@ -375,16 +371,5 @@ fn careful(one: Unmap, other: Unmap) -> Unmap {
     match (one, other) {
         (Unmap::Allowed, Unmap::Allowed) => Unmap::Allowed,
         (Unmap::Keep, _) | (_, Unmap::Keep) => Unmap::Keep,
-    }
-}
-
-/// Where the bytes live that are so far behind the first.
-fn behind(target: Target, bytes: u64) -> Target {
-    match target {
-        Target::File { file, offset } => {
-            Target::File { file, offset: ByteOffset(offset.0 + bytes) }
-        }
-        Target::Kept { memory, offset } => Target::Kept { memory, offset: offset + bytes },
-        Target::Zeroes | Target::Nothing => target,
     }
 }

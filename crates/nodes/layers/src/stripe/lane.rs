@@ -104,7 +104,7 @@ impl StripeLane {
         spread: Spread,
         pieces: &mut PieceList,
     ) {
-        let Self { shape, io, members, joins, .. } = self;
+        let Self { shape, members, joins, .. } = self;
         let count = match spread {
             Spread::Nowhere => 0,
             Spread::One(_) => 1,
@@ -126,7 +126,7 @@ impl StripeLane {
                 answered = joins.take(name, (member, place), &part, pieces);
             }
             let answered =
-                answered.or_else(|| conclude((shape.layout, io), members, joins, name, pieces));
+                answered.or_else(|| conclude(shape.layout, members, joins, name, pieces));
             *mapping = answered.unwrap_or(Mapping { answer: Answer::Held, ..*mapping });
             return;
         }
@@ -135,7 +135,7 @@ impl StripeLane {
             Spread::Nowhere => {}
             Spread::One(member) => *mapping = whole.as_part(members[member].take_back()),
             Spread::Parts(_) | Spread::Everywhere => {
-                let mut answering = Answering::new(shape.layout, io, pieces);
+                let mut answering = Answering::new(shape.layout, pieces);
                 for place in 0..count {
                     let part = members[member_at(place)].take_back();
                     whole.take(&part);
@@ -231,10 +231,10 @@ impl Lane for StripeLane {
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        let Self { shape, io, members, joins, late: parts, again, .. } = self;
+        let Self { shape, members, joins, late: parts, again, .. } = self;
         let layout = shape.layout;
         for name in again.drain(..) {
-            late.extend(conclude((layout, io), members, joins, name, pieces));
+            late.extend(conclude(layout, members, joins, name, pieces));
         }
         for member in 0..members.len() {
             members[member].lane.resume(now, parts, pieces);
@@ -242,9 +242,7 @@ impl Lane for StripeLane {
                 let name = part.token;
                 let place = joins.late(layout, name, member);
                 let answered = joins.take(name, (member, place), &part, pieces);
-                late.extend(
-                    answered.or_else(|| conclude((layout, io), members, joins, name, pieces)),
-                );
+                late.extend(answered.or_else(|| conclude(layout, members, joins, name, pieces)));
             }
         }
     }
@@ -277,7 +275,7 @@ impl Lane for StripeLane {
 /// The answer to an operation, if there can be one now; none if a member keeps its part when it hears that the
 /// whole is refused.
 fn conclude(
-    way: (Layout, &LaneIo),
+    layout: Layout,
     members: &mut [Member],
     joins: &mut Joins,
     name: Token,
@@ -286,7 +284,7 @@ fn conclude(
     if !joins.can_answer(name) {
         return None;
     }
-    let mut whole = joins.answer(name, way, pieces);
+    let mut whole = joins.answer(name, layout, pieces);
     if let Answer::Refused(kind) = whole.answer {
         joins.refuse(name, kind);
         whole.after = After::Over;

@@ -132,7 +132,7 @@ pub(super) fn keep(
 ) -> Result<Piece, FailKind> {
     let count = within.len();
     let (memory, offset) = if count * 2 >= cluster.len() {
-        (Rc::clone(cluster), within.start as u64)
+        (Rc::clone(cluster), u32::try_from(within.start).expect("a cluster is small"))
     } else {
         (Rc::new(HostMemory::of(&cluster[within])), 0)
     };
@@ -140,7 +140,7 @@ pub(super) fn keep(
         core.image.sentences().error(format_args!("a compressed cluster cannot be read: {error}"));
         FailKind::Io
     })?;
-    let target = Target::Kept { memory, offset };
+    let target = Target::Memory { memory, offset };
     Ok(Piece { skip, count: ByteCount(count as u64), target })
 }
 

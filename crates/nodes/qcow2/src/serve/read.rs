@@ -26,7 +26,7 @@ const ROUND_KEPT: usize = 256 << 10;
 
 /// Serves a read.
 pub(crate) async fn read(core: Rc<Core>, token: Token, bytes: Extent) {
-    let mut parts = Parts::new(core.file.io());
+    let mut parts = Parts::default();
     let mut large = None;
     if let Err(kind) = find(&core, token, bytes, &mut parts, &mut large).await {
         parts.fail(kind);

@@ -311,7 +311,7 @@ impl Change {
 
     /// Where the bytes go that begin there in the write.
     fn parts(&self, core: &Core, operation: Operation, first: u64) -> Parts {
-        let mut parts = Parts::new(core.file.io());
+        let mut parts = Parts::default();
         for (skip, bytes) in self.runs(core) {
             parts.ask(&core.data.storage, operation, first + skip, bytes);
         }
@@ -414,7 +414,6 @@ pub(super) async fn is_zero(core: &Core, guest: Range<u64>) -> Result<bool, Fail
     let bytes = extent(guest.start..guest.end.min(backing.size))?;
     let found = backing.storage.resolve(Operation::Read(bytes)).await?;
     let is_zero = found.pieces.iter().all(|piece| piece.target == Target::Zeroes);
-    found.abandon(backing.storage.io());
     Ok(is_zero)
 }
 

@@ -73,9 +73,7 @@ impl Iothread {
             let Answer::Now(range) = mapping.answer else {
                 anyhow::bail!("{:?}: {:?}", mapping.operation, mapping.answer)
             };
-            let pieces = self.pieces.get(range).to_vec();
-            count += pieces.iter().map(|piece| piece.count.0).sum::<u64>();
-            self.io.let_go(&pieces);
+            count += self.pieces.get(range).iter().map(|piece| piece.count.0).sum::<u64>();
             over += usize::from(match mapping.after {
                 After::Over => true,
                 After::Tell => {

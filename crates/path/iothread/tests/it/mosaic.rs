@@ -72,7 +72,7 @@ impl Lane for MosaicLane {
                     Colour::Kept => {
                         let memory = HostMemory::of(&[0xcc; STONE]);
                         let memory = self.io.keep(Rc::new(memory)).unwrap();
-                        Target::Kept { memory, offset: 0 }
+                        Target::Memory { memory, offset: 0 }
                     }
                 };
                 pieces.push(Piece { skip, count: ByteCount(STONE as u64), target });

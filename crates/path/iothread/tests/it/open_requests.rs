@@ -47,7 +47,7 @@ impl Lane for OneFile {
             let mark = pieces.end();
             pieces.push(Piece { skip: 0, count, target });
             let nothing = Piece { skip: 0, count: ByteCount(0), target: Target::Nothing };
-            (0..self.others).for_each(|_| pieces.push(nothing));
+            (0..self.others).for_each(|_| pieces.push(nothing.clone()));
             mapping.answer = Answer::Now(pieces.since(mark));
             // Not every test listens.
             let _heard = self.begun.send(());

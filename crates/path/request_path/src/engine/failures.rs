@@ -26,8 +26,8 @@ impl Engine {
         {
             return self.zero_behind_end(index, piece, offset);
         }
-        let piece = job.pieces[piece.place()];
-        let Target::File { file, offset } = piece.target else {
+        let Piece { target: Target::File { file, offset }, count, .. } = job.pieces[piece.place()]
+        else {
             panic!("only a file's operations fail")
         };
         if job.phase == Phase::Sync {
@@ -39,7 +39,7 @@ impl Engine {
                 Operation::WriteZeroes(..) => {
                     let open = self.kernel.file(file);
                     let alignment = u64::from(open.offset_alignment());
-                    let bytes = offset.0..offset.0 + piece.count.0;
+                    let bytes = offset.0..offset.0 + count.0;
                     let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
                     let (kind, step) = (StagedKind::Zero, Step::Idle);
                     let (at, left) = (whole.start, whole.end - whole.start);
@@ -65,10 +65,12 @@ impl Engine {
         let run = Run::of(&job.pieces, first.place(), job.operation);
         let count = run.expect("it begins with a piece in a file").pieces.len();
         for place in first.place()..first.place() + count {
-            let piece = job.pieces[place];
-            let Target::File { offset, .. } = piece.target else { continue };
-            let found = end.0.saturating_sub(offset.0).min(piece.count.0);
-            let (skip, count) = (piece.skip + found, piece.count.0 - found);
+            let Piece { skip, count, target: Target::File { offset, .. } } = job.pieces[place]
+            else {
+                continue;
+            };
+            let found = end.0.saturating_sub(offset.0).min(count.0);
+            let (skip, count) = (skip + found, count.0 - found);
             match job.pieces[before..].last_mut() {
                 Some(last) if last.skip + last.count.0 == skip => last.count.0 += count,
                 Some(_) | None if count > 0 => {

@@ -1,5 +1,4 @@
-//! From the pieces of an answer to kernel operations, and what is done by hand: zeroes, and bytes from memory that a
-//! lane keeps.
+//! From the pieces of an answer to kernel operations, and what is done by hand: zeroes, and bytes from memory.
 //!
 //! Where it stands in the life of a request: between its answer and its end. An answer of many pieces, or of many bytes
 //! that are moved by hand, is carried out over several turns, so that nobody waits for all of it.
@@ -7,12 +6,11 @@
 //! Limits: a job does [`crate::submit::WINDOW`] pieces in one go, and [`JOBS_MAX`] jobs go on in a turn; all by hand in a turn is bounded
 //! like inline I/O ([`InlineBudget`]).
 
-use block::{ByteCount, Operation, Piece, Target};
+use block::{Operation, Target};
 use kernel_io::InlineBudget;
 
 use super::Engine;
 use crate::job::{Addressee, Job, JobIndex, PieceIndex};
-use crate::lanes::Lanes;
 use crate::submit::{Run, submit_run};
 
 /// How many jobs go on in one turn.
@@ -60,7 +58,7 @@ impl Engine {
 
     /// Begins some of a job's next pieces.
     fn go_through(&mut self, index: JobIndex) -> Pieces {
-        let Self { jobs, kernel, lanes, by_hand, .. } = self;
+        let Self { jobs, kernel, by_hand, .. } = self;
         let job = jobs.get(index);
         if job.failure.is_some() {
             // Nobody waits for the rest of what has failed.
@@ -70,14 +68,14 @@ impl Engine {
         let end = Run::window(&job.pieces, job.next_piece);
         while job.next_piece < end {
             let place = job.next_piece;
-            let piece = job.pieces[place];
-            match (piece.target, job.operation) {
-                (Target::Zeroes | Target::Kept { .. }, Operation::Read(_)) => {
-                    if !move_by_hand(job, piece, by_hand, lanes) {
+            let piece = &job.pieces[place];
+            match (&piece.target, job.operation) {
+                (Target::Zeroes | Target::Memory { .. }, Operation::Read(_)) => {
+                    if !move_by_hand(job, place, by_hand) {
                         return Pieces::MoreLater;
                     }
                 }
-                (Target::Kept { .. }, _) => panic!("only reads find bytes in memory"),
+                (Target::Memory { .. }, _) => panic!("only reads find bytes in memory"),
                 (
                     Target::Zeroes,
                     Operation::Write(..)
@@ -102,27 +100,30 @@ impl Engine {
         if job.next_piece < job.pieces.len() {
             return Pieces::MoreLater;
         }
-        if std::mem::take(&mut job.finds_kept) {
-            lanes.let_kept_go(job);
-        }
         Pieces::AllBegun
     }
 }
 
 /// Gives a read the next bytes of a piece that are in no file; whether those were the last.
-fn move_by_hand(job: &mut Job, piece: Piece, by_hand: &mut InlineBudget, lanes: &Lanes) -> bool {
-    let left = piece.count.0 - job.moved;
+fn move_by_hand(job: &mut Job, place: usize, by_hand: &mut InlineBudget) -> bool {
+    let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
+    let Job { pieces, memory, moved, .. } = job;
+    let piece = &pieces[place];
+    let left = piece.count.0 - *moved;
     let count = by_hand.charge(left);
-    let skip = piece.skip + job.moved;
-    if let Target::Kept { memory, offset } = piece.target {
-        let target = Target::Kept { memory, offset: offset + job.moved };
-        job.finds_kept = true;
-        lanes.read_kept(job, &Piece { skip, count: ByteCount(count), target });
-    } else if count > 0 {
-        let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
-        job.memory.zero(bytes(skip), bytes(count));
+    let (from, skip) = (bytes(*moved), bytes(piece.skip + *moved));
+    match piece.in_memory() {
+        Some(found) => {
+            memory.copy_from(skip, &found[from..from + bytes(count)]);
+        }
+        None if count > 0 => memory.zero(skip, bytes(count)),
+        None => {}
     }
     let is_over = count == left;
-    job.moved = if is_over { 0 } else { job.moved + count };
+    *moved = if is_over { 0 } else { *moved + count };
+    if is_over {
+        // The memory is not needed any more.
+        pieces[place].target = Target::Nothing;
+    }
     is_over
 }

@@ -270,7 +270,7 @@ fn sectors(bytes: Range<u64>) -> impl Iterator<Item = u64> {
 fn file(piece: &Piece) -> (usize, u64) {
     match piece.target {
         Target::File { file: FileId(file), offset } => (usize::try_from(file).unwrap(), offset.0),
-        Target::Zeroes | Target::Nothing | Target::Kept { .. } => {
+        Target::Zeroes | Target::Nothing | Target::Memory { .. } => {
             panic!("the children have files")
         }
     }

@@ -253,7 +253,8 @@ impl WorkingLane {
                     let memory =
                         self.io.keep(Rc::new(HostMemory::of(part))).expect("there is room");
                     let (skip, count) = (skip as u64, ByteCount(part.len() as u64));
-                    pieces.push(Piece { skip, count, target: Target::Kept { memory, offset: 0 } });
+                    let target = Target::Memory { memory, offset: 0 };
+                    pieces.push(Piece { skip, count, target });
                 }
                 mapping.answer = Answer::Now(pieces.since(mark));
             }
