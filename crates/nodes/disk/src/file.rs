@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, FailKind,
-    FileId, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outlook, Piece, PieceList,
-    PieceRange, Rights, Target, Unmap,
+    FileId, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Operation, Outlook, Piece,
+    PieceList, PieceRange, Rights, Target, Unmap,
 };
 use claims::FileClaims;
 use kernel_io::{FileTable, Flushes, OpenError, OpenFile, OpenOptions};
@@ -121,16 +121,8 @@ struct FileLane {
     flushes: Flushes,
 }
 
-impl Lane for FileLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            self.answer(mapping, pieces);
-        }
-    }
-}
-
-impl FileLane {
-    fn answer(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
+impl LeafLane for FileLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
         if mapping.operation.is_change() && self.access == Access::ReadOnly {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
             return;
@@ -156,7 +148,9 @@ impl FileLane {
             Operation::Flush => self.whole(pieces, ByteCount(0), ByteOffset(0)),
         });
     }
+}
 
+impl FileLane {
     fn whole(&self, pieces: &mut PieceList, count: ByteCount, offset: ByteOffset) -> PieceRange {
         pieces.one(Piece { skip: 0, count, target: Target::File { file: self.file, offset } })
     }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, FailKind, HoldQueue, Lane,
-    LaneError, LaneIo, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+    LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Outcome, Piece, PieceList, Rights, Target,
+    Token, Told,
 };
 
 /// What reads from a null disk do (`read-zeroes=`).
@@ -100,8 +101,8 @@ struct NullLane {
     access: Access,
 }
 
-impl NullLane {
-    fn answer(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
+impl LeafLane for NullLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
         let refused = mapping.operation.is_change() && self.access == Access::ReadOnly;
         mapping.answer = if refused {
             Answer::Refused(FailKind::ReadOnly)
@@ -109,14 +110,6 @@ impl NullLane {
             let count = mapping.operation.extent().map_or(ByteCount(0), |extent| extent.count());
             Answer::Now(pieces.one(Piece { skip: 0, count, target: self.target.clone() }))
         };
-    }
-}
-
-impl Lane for NullLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            self.answer(mapping, pieces);
-        }
     }
 }
 
@@ -151,6 +144,10 @@ impl Lane for SlowLane {
     fn release(&mut self) {
         self.held.release();
     }
+
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        self.answers.carried_out(token, outcome)
+    }
 }
 
 #[cfg(test)]
@@ -158,7 +155,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use block::{ByteOffset, Durability, Operation, SystemClock, Token};
+    use block::{ByteOffset, Durability, Operation, SystemClock};
 
     /// A clock that stands still until it is told.
     #[derive(Debug)]

@@ -7,12 +7,10 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, FailKind, Lane,
-    LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, Told,
-    Unmap,
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, FailKind, Lane,
+    LaneError, LaneIo, Limits, Mapping, Node, Operation, PieceList, Rights, Unmap,
 };
 
 use crate::DiscardPolicy;
@@ -189,21 +187,7 @@ impl Lane for RawLane {
         self.pass_on(&mut batch[passed_on..], pieces);
     }
 
-    fn due(&self) -> Option<Due> {
-        self.below.due()
-    }
-
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        self.below.resume(now, late, pieces);
-    }
-
-    fn release(&mut self) {
-        self.below.release();
-    }
-
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
-    }
+    block::pass_on_to!(below);
 }
 
 impl RawLane {
@@ -236,7 +220,7 @@ impl RawLane {
 mod tests {
     use super::*;
     use crate::{NullNode, ReadContent};
-    use block::{Durability, Piece, Target, Token};
+    use block::{Durability, LeafLane, Piece, Target, Token};
 
     /// A child whose pieces say where they are.
     #[derive(Debug)]
@@ -275,19 +259,15 @@ mod tests {
         }
     }
 
-    impl Lane for PlacesLane {
-        fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-            assert!(!batch.is_empty(), "a lane is asked about something");
-            for mapping in batch {
-                mapping.answer = Answer::Now(match mapping.operation.extent() {
-                    None => pieces.none(),
-                    Some(extent) => {
-                        let target =
-                            Target::File { file: block::FileId(0), offset: extent.start() };
-                        pieces.one(Piece { skip: 0, count: extent.count(), target })
-                    }
-                });
-            }
+    impl LeafLane for PlacesLane {
+        fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+            mapping.answer = Answer::Now(match mapping.operation.extent() {
+                None => pieces.none(),
+                Some(extent) => {
+                    let target = Target::File { file: block::FileId(0), offset: extent.start() };
+                    pieces.one(Piece { skip: 0, count: extent.count(), target })
+                }
+            });
         }
     }
 

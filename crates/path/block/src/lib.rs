@@ -32,7 +32,7 @@ pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYT
 pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use hold_queue::HoldQueue;
 pub use node::{
-    After, Answer, BehindEnd, Due, Lane, LaneError, Limits, Mapping, Node, Token, Told, known_as,
+    After, Answer, BehindEnd, Due, Lane, LaneError, LeafLane, Limits, Mapping, Node, Token, Told, known_as,
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
 pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};

@@ -66,8 +66,8 @@ pub fn known_as(node: &dyn Node) -> String {
 
 /// One iothread's handle on a node. Not `Send` by intent: it may hold what belongs to its thread.
 ///
-/// What stands on nothing and holds nothing is done with [`Lane::map`]; a layer passes the other
-/// calls on to the lanes below.
+/// What stands on nothing and holds nothing is a [`LeafLane`]; a layer passes the calls on to the lanes below, all
+/// but the first with [`pass_on_to!`](crate::pass_on_to) if it has nothing to do with them.
 pub trait Lane: Debug {
     /// Answers every mapping of the batch, or holds it. Must not block or do I/O. The pieces of
     /// the answers are added to `pieces`.
@@ -75,26 +75,72 @@ pub trait Lane: Debug {
 
     /// When [`Lane::resume`] has something to do; `None` while nothing is held, here or below, that
     /// waits for a time. Asked again after each of the other calls.
+    fn due(&self) -> Option<Due>;
+
+    /// Adds what was held and may go on by now to `late`, with its token and its answer. Like
+    /// [`Lane::map`] otherwise. May be called too early: then it adds nothing.
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList);
+
+    /// Makes everything due at once that is held, here and below: somebody waits for it to end. Not
+    /// what comes later.
+    fn release(&mut self);
+
+    /// A request that was answered with [`After::Tell`] was carried out, or was not, and nothing of it is
+    /// in flight any more. What the lane keeps, it holds again, and answers once more.
+    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told;
+}
+
+/// A lane that stands on nothing, holds nothing and asks to be told of nothing.
+pub trait LeafLane: Debug {
+    /// Answers a mapping, as [`Lane::map`] does.
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList);
+}
+
+impl<L: LeafLane> Lane for L {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        for mapping in batch {
+            self.answer(mapping, pieces);
+        }
+    }
+
     fn due(&self) -> Option<Due> {
         None
     }
 
-    /// Adds what was held and may go on by now to `late`, with its token and its answer. Like
-    /// [`Lane::map`] otherwise. May be called too early: then it adds nothing.
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        let _ = (now, late, pieces);
-    }
+    fn resume(&mut self, _: Instant, _: &mut Vec<Mapping>, _: &mut PieceList) {}
 
-    /// Makes everything due at once that is held, here and below: somebody waits for it to end. Not
-    /// what comes later.
     fn release(&mut self) {}
 
-    /// A request that was answered with [`After::Tell`] was carried out, or was not, and nothing of it is
-    /// in flight any more. What the lane keeps, it holds again, and answers once more.
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        let _ = token;
-        Told::Over(outcome)
+    fn carried_out(&mut self, token: Token, _: Outcome) -> Told {
+        panic!("{token:?} did not ask to be told")
     }
+}
+
+/// For the [`Lane`] of a layer that only maps: passes the other calls on to the lane in this field.
+#[macro_export]
+macro_rules! pass_on_to {
+    ($below:ident) => {
+        fn due(&self) -> Option<$crate::Due> {
+            self.$below.due()
+        }
+
+        fn resume(
+            &mut self,
+            now: std::time::Instant,
+            late: &mut Vec<$crate::Mapping>,
+            pieces: &mut $crate::PieceList,
+        ) {
+            self.$below.resume(now, late, pieces);
+        }
+
+        fn release(&mut self) {
+            self.$below.release();
+        }
+
+        fn carried_out(&mut self, token: $crate::Token, outcome: $crate::Outcome) -> $crate::Told {
+            self.$below.carried_out(token, outcome)
+        }
+    };
 }
 
 /// When something that is held may go on.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Buffers, Due, Errand, FailKind, Lane, LaneError, LaneIo, Mapping, Node, Operation,
+    Answer, Buffers, Due, Errand, FailKind, Lane, LaneError, LaneIo, LeafLane, Mapping, Node, Operation,
     Outcome, PieceList, Token, Told,
 };
 use kernel_io::{Budget, Notifier};
@@ -542,11 +542,9 @@ fn new_io(calls: &Arc<Calls>) -> (Arc<Called>, LaneIo) {
 #[derive(Debug)]
 struct NoLane;
 
-impl Lane for NoLane {
-    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
-        for mapping in batch {
-            mapping.answer = Answer::Refused(FailKind::Io);
-        }
+impl LeafLane for NoLane {
+    fn answer(&mut self, mapping: &mut Mapping, _: &mut PieceList) {
+        mapping.answer = Answer::Refused(FailKind::Io);
     }
 }
 

@@ -210,6 +210,9 @@ impl Drop for CheckedLane {
 impl Lane for CheckedLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let asked: Vec<Mapping> = batch.to_vec();
+        if asked.is_empty() {
+            self.judge.complain("it is asked about nothing");
+        }
         for (place, mapping) in asked.iter().enumerate() {
             let Mapping { token, operation, .. } = *mapping;
             if self.held.contains_key(&token) || asked[..place].iter().any(|it| it.token == token) {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, ensure};
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, FileId, Lane,
-    LaneError, LaneIo, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+    LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
 };
 
 use super::stack::{Chosen, Home, Parts, Shape, Subject};
@@ -260,15 +260,13 @@ struct MemoryLane {
     file: FileId,
 }
 
-impl Lane for MemoryLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            let extent = mapping.operation.extent();
-            let count = extent.map_or(ByteCount(0), |extent| extent.count());
-            let offset = extent.map_or(ByteOffset(0), |extent| extent.start());
-            let target = Target::File { file: self.file, offset };
-            mapping.answer = Answer::Now(pieces.one(Piece { skip: 0, count, target }));
-        }
+impl LeafLane for MemoryLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        let extent = mapping.operation.extent();
+        let count = extent.map_or(ByteCount(0), |extent| extent.count());
+        let offset = extent.map_or(ByteOffset(0), |extent| extent.start());
+        let target = Target::File { file: self.file, offset };
+        mapping.answer = Answer::Now(pieces.one(Piece { skip: 0, count, target }));
     }
 }
 

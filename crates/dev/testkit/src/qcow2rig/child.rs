@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, Errand,
-    ErrandRunner, FailKind, FileId, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation,
-    Outcome, Piece, PieceList, Rights, Target,
+    ErrandRunner, FailKind, FileId, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Node,
+    Operation, Outcome, Piece, PieceList, Rights, Target,
 };
 
 use super::disk::Disk;
@@ -116,23 +116,21 @@ struct FileLane {
     discards: bool,
 }
 
-impl Lane for FileLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            if mapping.operation.is_change() && self.access == Access::ReadOnly {
-                mapping.answer = Answer::Refused(FailKind::ReadOnly);
-                continue;
-            }
-            let extent = mapping.operation.extent();
-            let bytes = extent.map_or(0..0, block::Extent::bytes);
-            let target = Target::File { file: self.file, offset: ByteOffset(bytes.start) };
-            let count = ByteCount(bytes.end - bytes.start);
-            let is_ignored = matches!(mapping.operation, Operation::Discard(..)) && !self.discards;
-            mapping.answer = Answer::Now(match is_ignored {
-                true => pieces.none(),
-                false => pieces.one(Piece { skip: 0, count, target }),
-            });
+impl LeafLane for FileLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        if mapping.operation.is_change() && self.access == Access::ReadOnly {
+            mapping.answer = Answer::Refused(FailKind::ReadOnly);
+            return;
         }
+        let extent = mapping.operation.extent();
+        let bytes = extent.map_or(0..0, block::Extent::bytes);
+        let target = Target::File { file: self.file, offset: ByteOffset(bytes.start) };
+        let count = ByteCount(bytes.end - bytes.start);
+        let is_ignored = matches!(mapping.operation, Operation::Discard(..)) && !self.discards;
+        mapping.answer = Answer::Now(match is_ignored {
+            true => pieces.none(),
+            false => pieces.one(Piece { skip: 0, count, target }),
+        });
     }
 }
 

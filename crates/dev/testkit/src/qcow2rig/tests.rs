@@ -4,7 +4,8 @@ use std::num::NonZeroU32;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, HostMemory, Lane,
-    LaneError, LaneIo, Limits, Mapping, Operation, Piece, PieceList, Rights, Target, Token,
+    LaneError, LaneIo, LeafLane, Limits, Mapping, Operation, Piece, PieceList, Rights, Target,
+    Token,
 };
 
 use super::disk::Snapshot;
@@ -209,28 +210,25 @@ struct FullLane {
     hosts: Arc<[u64]>,
 }
 
-impl Lane for FullLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            let mark = pieces.end();
-            let target =
-                |offset| Target::File { file: block::FileId(0), offset: ByteOffset(offset) };
-            match mapping.operation.extent() {
-                None => pieces.push(Piece { skip: 0, count: ByteCount(0), target: target(0) }),
-                Some(extent) => {
-                    let bytes = extent.bytes();
-                    let mut at = bytes.start;
-                    while at < bytes.end {
-                        let end = (at - at % self.cluster + self.cluster).min(bytes.end);
-                        let host = self.hosts[index(at / self.cluster)] + at % self.cluster;
-                        let (skip, count) = (at - bytes.start, ByteCount(end - at));
-                        pieces.push(Piece { skip, count, target: target(host) });
-                        at = end;
-                    }
+impl LeafLane for FullLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        let mark = pieces.end();
+        let target = |offset| Target::File { file: block::FileId(0), offset: ByteOffset(offset) };
+        match mapping.operation.extent() {
+            None => pieces.push(Piece { skip: 0, count: ByteCount(0), target: target(0) }),
+            Some(extent) => {
+                let bytes = extent.bytes();
+                let mut at = bytes.start;
+                while at < bytes.end {
+                    let end = (at - at % self.cluster + self.cluster).min(bytes.end);
+                    let host = self.hosts[index(at / self.cluster)] + at % self.cluster;
+                    let (skip, count) = (at - bytes.start, ByteCount(end - at));
+                    pieces.push(Piece { skip, count, target: target(host) });
+                    at = end;
                 }
             }
-            mapping.answer = Answer::Now(pieces.since(mark));
         }
+        mapping.answer = Answer::Now(pieces.since(mark));
     }
 }
 

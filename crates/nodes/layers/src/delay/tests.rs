@@ -106,6 +106,18 @@ impl Lane for BelowLane {
             };
         }
     }
+
+    fn due(&self) -> Option<Due> {
+        None
+    }
+
+    fn resume(&mut self, _: Instant, _: &mut Vec<Mapping>, _: &mut PieceList) {}
+
+    fn release(&mut self) {}
+
+    fn carried_out(&mut self, _: Token, outcome: Outcome) -> Told {
+        Told::Over(outcome)
+    }
 }
 
 fn latency(ms: u64) -> Distribution {

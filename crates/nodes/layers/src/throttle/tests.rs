@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use block::{
     Access, Answer, Child, Claim, ClaimError, DiskSize, Due, Durability, Lane, LaneError, LaneIo,
-    Limits, Mapping, Node, Operation, PieceList, Rights, Token, Unmap,
+    Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, Told, Unmap,
 };
 use simulation::{
     EmptyNode, FakeClock, Load, MICROSECOND, MILLISECOND, Passed, SECOND, Simulation, disk, extent,
@@ -372,6 +372,9 @@ impl Lane for SlowLane {
         for (at, _) in &mut self.held {
             *at = 0;
         }
+    }
+    fn carried_out(&mut self, _: Token, outcome: Outcome) -> Told {
+        Told::Over(outcome)
     }
 }
 

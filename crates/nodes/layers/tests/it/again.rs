@@ -80,6 +80,12 @@ impl Lane for KeepingLane {
         batch.iter_mut().for_each(|mapping| self.answer(mapping, self.rounds, pieces));
     }
 
+    fn due(&self) -> Option<Due> {
+        None
+    }
+
+    fn release(&mut self) {}
+
     fn resume(&mut self, _: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         for (token, operation, rounds) in std::mem::take(&mut self.kept) {
             let mut mapping = Mapping::new(token, operation);

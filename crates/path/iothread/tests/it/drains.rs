@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use block::{
-    Access, Child, Claim, ClaimError, DiskSize, Due, Lane, LaneError, LaneIo, Limits, Mapping,
-    Node, Outcome, PieceList, Rights, SystemClock, Token, Told,
+    Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Mapping, Node,
+    PieceList, Rights, SystemClock,
 };
 use iothread::{Drained, Iothread};
 use kernel_io::FileTable;
@@ -97,21 +97,7 @@ impl Lane for TopLane {
         self.below.map(batch, pieces);
     }
 
-    fn due(&self) -> Option<Due> {
-        self.below.due()
-    }
-
-    fn resume(&mut self, now: std::time::Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
-        self.below.resume(now, late, pieces);
-    }
-
-    fn release(&mut self) {
-        self.below.release();
-    }
-
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
-    }
+    block::pass_on_to!(below);
 }
 
 impl Drop for TopLane {

@@ -36,6 +36,8 @@ impl Lane for CountingLane {
         self.begun.fetch_add(batch.len() as u64, Ordering::Relaxed);
         self.null.map(batch, pieces);
     }
+
+    block::pass_on_to!(null);
 }
 
 fn counting_node() -> (Arc<dyn Node>, Arc<AtomicU64>) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    Answer, BehindEnd, ByteCount, ByteOffset, FileId, HostMemory, Lane, LaneIo, Mapping, Piece,
+    Answer, BehindEnd, ByteCount, ByteOffset, FileId, HostMemory, LaneIo, LeafLane, Mapping, Piece,
     PieceList, Target,
 };
 use disk::ReadContent;
@@ -60,26 +60,24 @@ fn expected(place: usize) -> u8 {
     }
 }
 
-impl Lane for MosaicLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            let mark = pieces.end();
-            for stone in 0..BYTES / STONE {
-                let skip = (stone * STONE) as u64;
-                let target = match colour(stone) {
-                    Colour::File => Target::File { file: self.file, offset: ByteOffset(skip) },
-                    Colour::Zero => Target::Zeroes,
-                    Colour::Kept => {
-                        let memory = HostMemory::of(&[0xcc; STONE]);
-                        let memory = self.io.keep(Rc::new(memory)).unwrap();
-                        Target::Memory { memory, offset: 0 }
-                    }
-                };
-                pieces.push(Piece { skip, count: ByteCount(STONE as u64), target });
-            }
-            mapping.answer = Answer::Now(pieces.since(mark));
-            mapping.behind_end = BehindEnd::Zeroes;
+impl LeafLane for MosaicLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        let mark = pieces.end();
+        for stone in 0..BYTES / STONE {
+            let skip = (stone * STONE) as u64;
+            let target = match colour(stone) {
+                Colour::File => Target::File { file: self.file, offset: ByteOffset(skip) },
+                Colour::Zero => Target::Zeroes,
+                Colour::Kept => {
+                    let memory = HostMemory::of(&[0xcc; STONE]);
+                    let memory = self.io.keep(Rc::new(memory)).unwrap();
+                    Target::Memory { memory, offset: 0 }
+                }
+            };
+            pieces.push(Piece { skip, count: ByteCount(STONE as u64), target });
         }
+        mapping.answer = Answer::Now(pieces.since(mark));
+        mapping.behind_end = BehindEnd::Zeroes;
     }
 }
 
@@ -118,19 +116,17 @@ struct BrokenLane {
     hung: FileId,
 }
 
-impl Lane for BrokenLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            let mark = pieces.end();
-            for stone in 0..BYTES / STONE {
-                let file = if stone < BYTES / STONE / 2 { self.broken } else { self.hung };
-                // Apart in the file, so that each is an operation of its own.
-                let target = Target::File { file, offset: ByteOffset((stone * 2 * STONE) as u64) };
-                let skip = (stone * STONE) as u64;
-                pieces.push(Piece { skip, count: ByteCount(STONE as u64), target });
-            }
-            mapping.answer = Answer::Now(pieces.since(mark));
+impl LeafLane for BrokenLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        let mark = pieces.end();
+        for stone in 0..BYTES / STONE {
+            let file = if stone < BYTES / STONE / 2 { self.broken } else { self.hung };
+            // Apart in the file, so that each is an operation of its own.
+            let target = Target::File { file, offset: ByteOffset((stone * 2 * STONE) as u64) };
+            let skip = (stone * STONE) as u64;
+            pieces.push(Piece { skip, count: ByteCount(STONE as u64), target });
         }
+        mapping.answer = Answer::Now(pieces.since(mark));
     }
 }
 

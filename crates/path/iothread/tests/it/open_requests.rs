@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use block::{
-    Answer, ByteCount, ByteOffset, FileId, Lane, Mapping, Node, Piece, PieceList, Target,
+    Answer, ByteCount, ByteOffset, FileId, LeafLane, Mapping, Node, Piece, PieceList, Target,
 };
 use disk::ReadContent;
 use kernel_io::{Aio, FileTable, OpenFile};
@@ -35,23 +35,21 @@ impl OneFile {
     }
 }
 
-impl Lane for OneFile {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            let Some(extent) = mapping.operation.extent() else {
-                mapping.answer = Answer::Now(pieces.none());
-                continue;
-            };
-            let target = Target::File { file: self.file, offset: ByteOffset(0) };
-            let count = extent.count();
-            let mark = pieces.end();
-            pieces.push(Piece { skip: 0, count, target });
-            let nothing = Piece { skip: 0, count: ByteCount(0), target: Target::Nothing };
-            (0..self.others).for_each(|_| pieces.push(nothing.clone()));
-            mapping.answer = Answer::Now(pieces.since(mark));
-            // Not every test listens.
-            let _heard = self.begun.send(());
-        }
+impl LeafLane for OneFile {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        let Some(extent) = mapping.operation.extent() else {
+            mapping.answer = Answer::Now(pieces.none());
+            return;
+        };
+        let target = Target::File { file: self.file, offset: ByteOffset(0) };
+        let count = extent.count();
+        let mark = pieces.end();
+        pieces.push(Piece { skip: 0, count, target });
+        let nothing = Piece { skip: 0, count: ByteCount(0), target: Target::Nothing };
+        (0..self.others).for_each(|_| pieces.push(nothing.clone()));
+        mapping.answer = Answer::Now(pieces.since(mark));
+        // Not every test listens.
+        let _heard = self.begun.send(());
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Durability,
-    Extent, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, PieceList, Rights,
+    Extent, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Operation, PieceList, Rights,
     SystemClock, Token,
 };
 
@@ -97,12 +97,10 @@ impl Node for EmptyNode {
 #[derive(Debug)]
 struct EmptyLane;
 
-impl Lane for EmptyLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
-        for mapping in batch {
-            assert_ne!(mapping.answer, Answer::Held, "asked about what is held above");
-            mapping.answer = Answer::Now(pieces.none());
-        }
+impl LeafLane for EmptyLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        assert_ne!(mapping.answer, Answer::Held, "asked about what is held above");
+        mapping.answer = Answer::Now(pieces.none());
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use block::{
     Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, Durability,
-    FileId, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Piece, PieceList, Rights,
-    Target, Token,
+    FileId, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList,
+    Rights, Target, Token, Told,
 };
 use layers::{Chunk, StripeDiscards, StripeNode};
 
@@ -103,6 +103,12 @@ impl Lane for PlainLane {
             Self::answer(&mut mapping, pieces);
             late.push(mapping);
         }
+    }
+
+    fn release(&mut self) {}
+
+    fn carried_out(&mut self, _: Token, outcome: Outcome) -> Told {
+        Told::Over(outcome)
     }
 }
 
