@@ -96,8 +96,6 @@ pub struct Engine {
     /// What is new, or was held and may go on, and the answers.
     mappings: Vec<Mapping>,
     pieces: PieceList,
-    /// Lanes that have errands or may have to be called, in order.
-    attended: VecDeque<LaneIndex>,
     /// How many more calls of lanes this round has room for.
     calls_left: u32,
     /// An empty list, kept for its room.
@@ -144,7 +142,6 @@ impl Engine {
             syncs: Syncs::default(),
             mappings: Vec::new(),
             pieces: PieceList::default(),
-            attended: VecDeque::new(),
             calls_left: LANE_CALLS_MAX,
             errands: Vec::new(),
             held: 0,
@@ -179,7 +176,6 @@ impl Engine {
                 }
             }
         }
-        lanes.iter().for_each(|lane| self.note_lane(*lane));
         Ok(lanes)
     }
 
@@ -217,7 +213,6 @@ impl Engine {
     /// Ends a drain: rings go on with the lane that was prepared, or all their requests fail.
     pub fn admit(&mut self, node: &Arc<dyn Node>) {
         self.lanes.admit(node);
-        self.note_called_lanes();
     }
 
     /// Ends a drain that is given up, which is over or not: rings go on with the lane that is there, or with a new one. If
@@ -228,7 +223,6 @@ impl Engine {
         if is_drained {
             self.lanes.admit(node);
         }
-        self.note_called_lanes();
         (lane, result)
     }
 
@@ -293,7 +287,6 @@ impl Engine {
         let (held, bytes) = self.start_answered(lane);
         self.held += held;
         self.lanes.held(lane, held, bytes);
-        self.note_lane(lane);
         self.work_off_finished()
     }
 
@@ -388,7 +381,7 @@ impl Engine {
     /// Whether something waits that [`Engine::wait`] or [`Engine::dispatch`] does without any event. Nobody
     /// may sleep then.
     pub fn has_own_work(&self) -> bool {
-        self.has_called_lanes() || !self.begun.is_empty() || self.kernel.has_inline_work()
+        self.lanes.are_called() || !self.begun.is_empty() || self.kernel.has_inline_work()
     }
 
     /// Whether requests are being carried out here; those that are held are not.

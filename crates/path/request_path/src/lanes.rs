@@ -2,15 +2,17 @@
 //!
 //! Invariants: a lane stays open as long as a ring uses it or a request of it is not over, which a ring
 //! that has moved away may have left behind. While the graph below a node is changed, no lane is open on
-//! it, nothing of it is in flight here, and rings that use it, or come meanwhile, bring nothing new.
+//! it, nothing of it is in flight here, and rings that use it, or come meanwhile, bring nothing new. After each call of a
+//! lane its due time is known, and whether it has errands or has to be called ([`Lanes::with`]).
 //! Limits: [`REQUESTS`] in flight and [`PIECES`] of them; [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Buffers, Due, Errand, FailKind, Lane, LaneError, LaneIo, LeafLane, Mapping, Node, Operation,
-    Outcome, PieceList, Token, Told,
+    Answer, Buffers, Due, Errand, FailKind, Lane, LaneError, LaneIo, LeafLane, Mapping, Node,
+    Operation, Outcome, PieceList, Token, Told,
 };
 use kernel_io::{Budget, Notifier};
 
@@ -77,6 +79,8 @@ pub(crate) struct Lanes {
     /// How others have them called.
     calls: Arc<Calls>,
     places: Vec<Option<OpenLane>>,
+    /// Those that have errands or may have to be called, in order.
+    attended: VecDeque<LaneIndex>,
     /// When the first of them has something to resume.
     due: Option<Due>,
     /// The segments of all requests.
@@ -143,7 +147,8 @@ enum State {
 impl Lanes {
     /// None yet, of the calling iothread, which this bell wakes.
     pub(crate) fn new(bell: Arc<Notifier>) -> Self {
-        Self { calls: Calls::new(bell), places: Vec::new(), due: None, segments: 0 }
+        let (places, attended) = (Vec::new(), VecDeque::new());
+        Self { calls: Calls::new(bell), places, attended, due: None, segments: 0 }
     }
 
     /// The lane on the node, opened if it is not yet.
@@ -156,6 +161,7 @@ impl Lanes {
         open.state = State::Open(node.open_lane(&open.io)?);
         let index = self.enter(open);
         self.get(index).users = 1;
+        self.note(index);
         Ok(index)
     }
 
@@ -202,6 +208,7 @@ impl Lanes {
         match std::mem::replace(&mut open.state, State::Drained) {
             State::Draining(lane) => {
                 open.state = State::Open(lane);
+                self.note(index);
                 self.close_if_over(index);
                 (index, false)
             }
@@ -233,6 +240,7 @@ impl Lanes {
             State::Open(_) | State::Draining(_) | State::Drained => State::Open(Box::new(NoLane)),
         };
         let index = self.find(node).expect("it was found");
+        self.note(index);
         self.close_if_over(index);
     }
 
@@ -291,9 +299,22 @@ impl Lanes {
         open.request_bytes += bytes;
     }
 
+    /// Calls a lane. There is no other way to one.
+    fn with<T>(&mut self, index: LaneIndex, call: impl FnOnce(&mut dyn Lane) -> T) -> T {
+        let open = self.get(index);
+        let lane = open.lane();
+        let result = call(lane);
+        let due = lane.due();
+        if std::mem::replace(&mut open.due, due) != due {
+            self.find_due();
+        }
+        self.note(index);
+        result
+    }
+
     /// Asks the lane about a whole batch of new requests.
     pub(crate) fn map(&mut self, index: LaneIndex, batch: &mut [Mapping], pieces: &mut PieceList) {
-        self.get(index).lane().map(batch, pieces);
+        self.with(index, |lane| lane.map(batch, pieces));
     }
 
     /// An errand with so many bytes of memory is under way.
@@ -311,13 +332,11 @@ impl Lanes {
         self.get(index).pieces -= pieces;
     }
 
-    /// So many requests of a batch that the lane was asked about are held, with so many bytes of memory.
-    /// Also called for none: those held before may be due at another time now.
+    /// So many more requests are held, with so many bytes of memory.
     pub(crate) fn held(&mut self, index: LaneIndex, count: usize, bytes: usize) {
         let open = self.get(index);
         open.held += count;
         open.held_bytes += bytes;
-        self.look_at_due(index);
     }
 
     /// So many bytes belonged to what the lane has just let go.
@@ -345,18 +364,14 @@ impl Lanes {
         late: &mut Vec<Mapping>,
         pieces: &mut PieceList,
     ) {
-        let open = self.get(index);
-        open.lane().resume(now, late, pieces);
-        open.held -= late.len();
-        self.look_at_due(index);
+        self.with(index, |lane| lane.resume(now, late, pieces));
+        self.get(index).held -= late.len();
     }
 
     /// Makes due at once what the lane holds, so many requests more than before.
     pub(crate) fn release(&mut self, index: LaneIndex, count: usize) {
-        let open = self.get(index);
-        open.released += count;
-        open.lane().release();
-        self.look_at_due(index);
+        self.get(index).released += count;
+        self.with(index, |lane| lane.release());
     }
 
     /// Whether the lane may still hold what was released.
@@ -369,16 +384,13 @@ impl Lanes {
         let open = self.get(index);
         open.released -= through;
         if open.released > 0 {
-            open.lane().release();
-            self.look_at_due(index);
+            self.with(index, |lane| lane.release());
         }
     }
 
     /// Tells the lane that an answer was carried out.
     pub(crate) fn carried_out(&mut self, index: LaneIndex, token: Token, outcome: Outcome) -> Told {
-        let told = self.get(index).lane().carried_out(token, outcome);
-        self.look_at_due(index);
-        told
+        self.with(index, |lane| lane.carried_out(token, outcome))
     }
 
     /// Takes the errands that the lane has submitted since; of a lane that is closed there are none.
@@ -389,20 +401,27 @@ impl Lanes {
         open.requests += into.len() - begun;
     }
 
-    /// Whether the lane has submitted errands or has to be called, and nobody has noted it yet.
-    pub(crate) fn note(&mut self, index: LaneIndex) -> bool {
-        self.needs_attention(index)
-            && self.places[index.0]
-                .as_mut()
-                .is_some_and(|open| !std::mem::replace(&mut open.attended, true))
+    /// Notes that the lane has submitted errands or has to be called, if so.
+    fn note(&mut self, index: LaneIndex) {
+        if self.needs_attention(index)
+            && let Some(open) = &mut self.places[index.0]
+            && !std::mem::replace(&mut open.attended, true)
+        {
+            self.attended.push_back(index);
+        }
     }
 
-    /// What was noted is looked at; whether there is still something.
-    pub(crate) fn attend(&mut self, index: LaneIndex) -> bool {
-        if let Some(open) = &mut self.places[index.0] {
-            open.attended = false;
+    /// Takes the next of those lanes.
+    pub(crate) fn next_attended(&mut self) -> Option<LaneIndex> {
+        while let Some(index) = self.attended.pop_front() {
+            if let Some(open) = &mut self.places[index.0] {
+                open.attended = false;
+            }
+            if self.needs_attention(index) {
+                return Some(index);
+            }
         }
-        self.needs_attention(index)
+        None
     }
 
     fn needs_attention(&self, index: LaneIndex) -> bool {
@@ -412,14 +431,16 @@ impl Lanes {
         })
     }
 
-    /// Whether to look at all lanes, because some may have to be called.
-    pub(crate) fn take_calls(&self) -> bool {
-        self.calls.take()
+    /// Notes lanes that others have called since.
+    pub(crate) fn note_called(&mut self) {
+        if self.calls.take() {
+            (0..self.places.len()).map(LaneIndex).for_each(|lane| self.note(lane));
+        }
     }
 
-    /// Whether some lane may have been called since.
+    /// Whether lanes may have something to do that this thread knows of.
     pub(crate) fn are_called(&self) -> bool {
-        self.calls.is_any()
+        !self.attended.is_empty() || self.calls.is_any()
     }
 
     /// Whether the lane had to be called; it is, now.
@@ -430,11 +451,6 @@ impl Lanes {
     /// How many requests and errands of the lane are not over.
     pub(crate) fn requests_of(&self, index: LaneIndex) -> usize {
         self.places[index.0].as_ref().map_or(0, |open| open.requests)
-    }
-
-    /// The first lane from that place on that has errands or has to be called.
-    pub(crate) fn next_in_need(&self, from: usize) -> Option<LaneIndex> {
-        (from..self.places.len()).map(LaneIndex).find(|lane| self.needs_attention(*lane))
     }
 
     /// The first lane from that place on of which something is not over.
@@ -463,14 +479,6 @@ impl Lanes {
 
     fn get(&mut self, index: LaneIndex) -> &mut OpenLane {
         self.places[index.0].as_mut().expect("a lane is open while it is used")
-    }
-
-    fn look_at_due(&mut self, index: LaneIndex) {
-        let open = self.get(index);
-        let due = open.lane().due();
-        if std::mem::replace(&mut open.due, due) != due {
-            self.find_due();
-        }
     }
 
     fn find_due(&mut self) {

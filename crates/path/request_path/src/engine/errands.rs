@@ -8,44 +8,19 @@
 use block::{After, Outcome, Told};
 
 use super::Engine;
-use crate::LaneIndex;
 use crate::job::{JobIndex, Phase};
 
 impl Engine {
-    /// A lane was called: it may have errands.
-    pub(super) fn note_lane(&mut self, lane: LaneIndex) {
-        if self.lanes.note(lane) {
-            self.attended.push_back(lane);
-        }
-    }
-
-    /// Lanes may have been called.
-    pub(super) fn note_called_lanes(&mut self) {
-        let mut from = 0;
-        while let Some(lane) = self.lanes.next_in_need(from) {
-            from = lane.next();
-            self.note_lane(lane);
-        }
-    }
-
-    /// Whether lanes may have something to do that this thread knows of.
-    pub(super) fn has_called_lanes(&self) -> bool {
-        !self.attended.is_empty() || self.lanes.are_called()
-    }
-
     /// Goes on with lanes that have something to do, as far as this round has room; whether there was any.
     /// What is left keeps the iothread awake.
     pub(super) fn attend_lanes(&mut self) -> bool {
         let mut any = false;
-        if self.calls_left > 0 && self.lanes.take_calls() {
-            self.note_called_lanes();
+        if self.calls_left > 0 {
+            self.lanes.note_called();
         }
         while self.calls_left > 0
-            && let Some(lane) = self.attended.pop_front()
+            && let Some(lane) = self.lanes.next_attended()
         {
-            if !self.lanes.attend(lane) {
-                continue;
-            }
             if self.lanes.take_call(lane) {
                 any = true;
                 self.calls_left -= 1;
@@ -93,6 +68,5 @@ impl Engine {
                 }
             }
         }
-        self.note_lane(lane);
     }
 }

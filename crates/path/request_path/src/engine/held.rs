@@ -41,7 +41,6 @@ impl Engine {
         lanes.let_go(lane, late.map(|index| jobs.get(index).memory.count()).sum());
         let (held, _) = self.start_answered(lane);
         assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
-        self.note_lane(lane);
     }
 
     /// Makes due at once what a lane holds: somebody waits for its end.
@@ -49,7 +48,6 @@ impl Engine {
         if self.lanes.requests_of(lane) > 0 {
             let released = self.jobs.release(lane);
             self.lanes.release(lane, released);
-            self.note_lane(lane);
         }
     }
 
