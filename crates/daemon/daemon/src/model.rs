@@ -17,12 +17,11 @@ mod uses;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use block::Access;
+use block::{Access, Permission, Rights};
 
 pub use fault::ModelFault;
 pub(crate) use permissions::ChildRole;
 pub use permissions::{Conflict, User};
-use permissions::{Permission, Permissions};
 use uses::Uses;
 pub(crate) use uses::{Edge, way_down};
 
@@ -232,7 +231,7 @@ impl Model {
             let name = socket.display().to_string();
             return Err(ModelFault::Duplicate { what: "an export with socket", name });
         }
-        self.uses.add_export(id, node, Permissions::of_export(access))?;
+        self.uses.add_export(id, node, Rights::of_user(access).uses)?;
         let (socket, iothreads) = (socket.to_owned(), iothreads.to_vec());
         self.exports.insert(id.to_owned(), Export { socket, iothreads });
         Ok(())

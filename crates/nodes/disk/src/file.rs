@@ -171,7 +171,7 @@ fn cached(operation: Operation) -> Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Extent, Others, Token};
+    use block::{Extent, Token};
     use kernel_io::{Caching, LockOptions, Locking};
 
     fn node(access: Access, discard: DiscardPolicy, flushes: Flushes) -> FileNode {
@@ -326,7 +326,7 @@ mod tests {
         let image = tempfile::NamedTempFile::new().unwrap();
         let ours = claimable(&image, &Arc::default(), Locking::Automatic);
         let other = claimable(&image, &Arc::default(), Locking::Automatic);
-        let rights = Rights { access: Access::ReadOnly, others: Others::Read };
+        let rights = Rights::unchanged_by_others(Access::ReadOnly);
         let held = ours.claim(rights).unwrap();
         other.claim(Rights::of_user(Access::ReadWrite)).unwrap_err();
         drop(other.claim(rights).unwrap());

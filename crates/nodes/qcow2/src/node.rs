@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use block::{
     Access, ByteCount, Child, Claim, ClaimError, DiskSize, ErrandRunner, FailKind, Held,
-    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Others, Outlook, Owner, Rights, known_as,
+    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Outlook, Owner, Permission, Rights,
+    known_as,
 };
 
 use crate::core::{Backing, Core, Data, DataKind};
@@ -250,10 +251,11 @@ impl Shared {
     /// For what an image is used that is claimed like this. Below another image nobody writes to it. Who reads and
     /// bears with writers may meet some, which change tables that they share.
     fn access_for(&self, rights: Rights) -> Access {
-        match (self.settings.access, rights) {
-            (Access::ReadOnly, _)
-            | (_, Rights { access: Access::ReadOnly, others: Others::Read }) => Access::ReadOnly,
-            (Access::ReadWrite, _) => Access::ReadWrite,
+        let write = Permission::Write;
+        if rights.uses.has(write) || rights.shares.has(write) {
+            self.settings.access
+        } else {
+            Access::ReadOnly
         }
     }
 
@@ -405,13 +407,13 @@ impl Node for Qcow2Node {
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
         let shared = &self.shared;
         let access = shared.access_for(rights);
-        let of_file = Rights { access, others: Others::Read };
+        let of_file = Rights::unchanged_by_others(access);
         let mut below = shared.children.file.node().claim(of_file)?;
         if let Some(data) = &shared.children.data_file {
             below = below.and(data.node().claim(of_file)?);
         }
         if let Some(backing) = &shared.children.backing {
-            let rights = Rights { access: Access::ReadOnly, others: Others::Read };
+            let rights = Rights::unchanged_by_others(Access::ReadOnly);
             below = below.and(backing.node().claim(rights)?);
         }
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| ClaimError {

@@ -9,6 +9,8 @@ use std::error::Error;
 use std::fmt::Debug;
 use std::io;
 
+use crate::Permissions;
+
 /// Whether something takes changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -18,23 +20,32 @@ pub enum Access {
     ReadWrite,
 }
 
-/// What is claimed.
+/// What a user does with a node, and lets others do with its storage meanwhile: other processes, and other nodes of
+/// this one. Claims on one node never rule each other out: they share what it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rights {
-    /// What the claimant does.
-    pub access: Access,
-    /// What others may do meanwhile.
-    pub others: Others,
+    /// What it does.
+    pub uses: Permissions,
+    /// What others may do.
+    pub shares: Permissions,
 }
 
 impl Rights {
-    /// What a disk's user needs: who writes must be the only one, who reads bears with others.
-    pub fn of_user(access: Access) -> Self {
-        let others = match access {
-            Access::ReadOnly => Others::Anything,
-            Access::ReadWrite => Others::Read,
+    /// What a disk's user needs: one that writes is the only one, one that reads bears with others.
+    pub const fn of_user(access: Access) -> Self {
+        match access {
+            Access::ReadOnly => Self { uses: Permissions::READS, shares: Permissions::ALL },
+            Access::ReadWrite => Self::unchanged_by_others(access),
+        }
+    }
+
+    /// What a user needs that relies on what it knows of the storage.
+    pub const fn unchanged_by_others(access: Access) -> Self {
+        let uses = match access {
+            Access::ReadOnly => Permissions::READS,
+            Access::ReadWrite => Permissions::WRITES,
         };
-        Self { access, others }
+        Self { uses, shares: Permissions::ALL.without(Permissions::CHANGES) }
     }
 }
 
@@ -47,16 +58,6 @@ pub enum Owner {
     This,
     /// The other one.
     Other,
-}
-
-/// What others may do with a claimed node's storage: other processes, and other nodes of this one.
-/// Claims on one node never rule each other out: they share what it knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Others {
-    /// Read, write and resize it.
-    Anything,
-    /// Read it.
-    Read,
 }
 
 /// Rights that are held. Dropped, they are given back; drop it only when nothing is in flight.
@@ -133,6 +134,7 @@ pub enum Outlook {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Permission;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_writer_wants_to_be_alone_and_a_reader_does_not() {
-        assert_eq!(Rights::of_user(Access::ReadWrite).others, Others::Read);
-        assert_eq!(Rights::of_user(Access::ReadOnly).others, Others::Anything);
+        let shares = |access| Rights::of_user(access).shares.has(Permission::Write);
+        assert_eq!((shares(Access::ReadWrite), shares(Access::ReadOnly)), (false, true));
     }
 }

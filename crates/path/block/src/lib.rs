@@ -19,21 +19,24 @@ mod gauge;
 mod hold_queue;
 mod node;
 mod operation;
+mod permission;
 mod pieces;
 mod rate;
 
 pub use answer_memory::{AnswerMemory, AnswerMemoryFull};
 pub use buffers::{Buffers, HostMemory, Segment};
 pub use child::Child;
-pub use claim::{Access, Claim, ClaimError, Held, Others, Outlook, Owner, Rights};
+pub use claim::{Access, Claim, ClaimError, Held, Outlook, Owner, Rights};
 pub use clock::{Clock, SystemClock};
 pub use errand::{Errand, ErrandDone, ErrandRunner, LaneIo};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use hold_queue::HoldQueue;
 pub use node::{
-    After, Answer, BehindEnd, Due, Lane, LaneError, LeafLane, Limits, Mapping, Node, Token, Told, known_as,
+    After, Answer, BehindEnd, Due, Lane, LaneError, LeafLane, Limits, Mapping, Node, Token, Told,
+    known_as,
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
+pub use permission::{Permission, Permissions};
 pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
 pub use rate::SentenceRate;

@@ -15,71 +15,16 @@
 
 #![expect(unsafe_code, reason = "fcntl takes its lock through a pointer")]
 
-use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+use block::{Permission, Permissions};
 use rustix::io::Errno;
 
 /// Where the bytes of used permissions begin.
 const USES_BASE: libc::off_t = 100;
 /// Where the bytes of permissions that others may not use begin.
 const DENIES_BASE: libc::off_t = 200;
-
-/// What can be done with an image. QEMU's numbering, which is part of the protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Permission {
-    /// Read, and find what was written.
-    ConsistentRead = 0,
-    /// Write.
-    Write = 1,
-    /// Write what is there already.
-    WriteUnchanged = 2,
-    /// Change the size.
-    Resize = 3,
-}
-
-const PERMISSIONS: [Permission; 4] =
-    [Permission::ConsistentRead, Permission::Write, Permission::WriteUnchanged, Permission::Resize];
-
-impl fmt::Display for Permission {
-    /// QEMU's names.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ConsistentRead => "consistent read",
-            Self::Write => "write",
-            Self::WriteUnchanged => "write unchanged",
-            Self::Resize => "resize",
-        })
-    }
-}
-
-/// A set of permissions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Permissions(u8);
-
-impl Permissions {
-    /// The empty set.
-    pub const NONE: Self = Self(0);
-
-    /// This set and one more.
-    #[must_use]
-    pub const fn and(self, permission: Permission) -> Self {
-        Self(self.0 | 1 << permission as u8)
-    }
-
-    fn has(self, permission: Permission) -> bool {
-        self.0 & Self::NONE.and(permission).0 != 0
-    }
-
-    fn meets(self, other: Self) -> bool {
-        self.0 & other.0 != 0
-    }
-
-    fn is_within(self, other: Self) -> bool {
-        self.0 & !other.0 == 0
-    }
-}
 
 /// What one user of an image does with it, and what nobody else may do meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -96,36 +41,36 @@ impl ImageLocks {
 
     /// As two numbers with a bit for each permission, in QEMU's order: what is used and what is denied.
     pub fn bits(self) -> [u8; 2] {
-        [self.uses.0, self.denies.0]
+        [self.uses.bits(), self.denies.bits()]
     }
 
     /// The locks of these numbers, if there are no other bits in them.
     pub fn from_bits([uses, denies]: [u8; 2]) -> Option<Self> {
-        let all = PERMISSIONS.into_iter().fold(Permissions::NONE, Permissions::and);
-        let locks = Self { uses: Permissions(uses), denies: Permissions(denies) };
-        locks.is_within(Self { uses: all, denies: all }).then_some(locks)
+        let (uses, denies) = (Permissions::from_bits(uses)?, Permissions::from_bits(denies)?);
+        Some(Self { uses, denies })
     }
 
     /// Whether two users with these locks cannot be at once.
     pub fn conflicts_with(self, other: Self) -> bool {
-        self.uses.meets(other.denies) || self.denies.meets(other.uses)
+        let meets = self.uses.both(other.denies).union(self.denies.both(other.uses));
+        meets != Permissions::NONE
     }
 
     /// These and the other ones.
     pub(crate) fn with(self, other: Self) -> Self {
-        let uses = Permissions(self.uses.0 | other.uses.0);
-        Self { uses, denies: Permissions(self.denies.0 | other.denies.0) }
+        let (uses, denies) = (self.uses.union(other.uses), self.denies.union(other.denies));
+        Self { uses, denies }
     }
 
     /// These without the other ones.
     fn without(self, other: Self) -> Self {
-        let uses = Permissions(self.uses.0 & !other.uses.0);
-        Self { uses, denies: Permissions(self.denies.0 & !other.denies.0) }
+        let (uses, denies) = (self.uses.without(other.uses), self.denies.without(other.denies));
+        Self { uses, denies }
     }
 
     /// Whether the other ones have all of these.
     pub(crate) fn is_within(self, other: Self) -> bool {
-        self.uses.is_within(other.uses) && self.denies.is_within(other.denies)
+        self.without(other) == Self::NONE
     }
 }
 
@@ -330,12 +275,12 @@ fn unlock_bytes(fd: BorrowedFd<'_>, path: &Path, held: ImageLocks, wanted: Image
 
 /// Looks whether anybody else's locks rule this out.
 fn look(fd: BorrowedFd<'_>, path: &Path, wanted: ImageLocks) -> Result<(), LockError> {
-    for permission in PERMISSIONS.into_iter().filter(|it| wanted.uses.has(*it)) {
+    for permission in wanted.uses.iter() {
         if is_locked(fd, path, DENIES_BASE + permission as libc::off_t)? {
             return Err(LockError::Denied { path: path.to_owned(), permission });
         }
     }
-    for permission in PERMISSIONS.into_iter().filter(|it| wanted.denies.has(*it)) {
+    for permission in wanted.denies.iter() {
         if is_locked(fd, path, USES_BASE + permission as libc::off_t)? {
             return Err(LockError::Used { path: path.to_owned(), permission });
         }
@@ -353,8 +298,7 @@ fn is_locked(fd: BorrowedFd<'_>, path: &Path, byte: libc::off_t) -> Result<bool,
 /// The bytes that these locks lock.
 fn bytes(locks: ImageLocks) -> impl Iterator<Item = libc::off_t> {
     let of = |set: Permissions, base: libc::off_t| {
-        let set = PERMISSIONS.into_iter().filter(move |permission| set.has(*permission));
-        set.map(move |permission| base + permission as libc::off_t)
+        set.iter().map(move |permission| base + permission as libc::off_t)
     };
     of(locks.uses, USES_BASE).chain(of(locks.denies, DENIES_BASE))
 }
@@ -407,14 +351,9 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsFd;
 
-    const READS: ImageLocks = ImageLocks {
-        uses: Permissions::NONE.and(Permission::ConsistentRead),
-        denies: Permissions::NONE,
-    };
-    const WRITES: ImageLocks = ImageLocks {
-        uses: READS.uses.and(Permission::Write),
-        denies: Permissions::NONE.and(Permission::Write).and(Permission::Resize),
-    };
+    const READS: ImageLocks = ImageLocks { uses: Permissions::READS, denies: Permissions::NONE };
+    const WRITES: ImageLocks =
+        ImageLocks { uses: Permissions::WRITES, denies: Permissions::CHANGES };
 
     fn two_descriptions() -> (tempfile::NamedTempFile, File, File) {
         let image = tempfile::NamedTempFile::new().unwrap();

@@ -45,9 +45,7 @@ pub use file::{
     Residence,
 };
 pub use files::{FileTable, HandOver, Succession};
-pub use image_lock::{
-    ImageLocks, LockError, LockOptions, Locking, Permission, Permissions, Sharing,
-};
+pub use image_lock::{ImageLocks, LockError, LockOptions, Locking, Sharing};
 pub use inline::{InlineBudget, InlineShare};
 pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;

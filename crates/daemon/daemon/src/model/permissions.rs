@@ -1,85 +1,10 @@
-//! What can be done with a node, and what a child is to the user above it: QEMU's permissions and roles.
+//! What a child is to the user above it, and who uses nodes: QEMU's roles.
 //!
-//! Not here: who uses which node (`uses`), locks against other processes (`kernel_io::image_lock`).
+//! Not here: the permissions (`block`), who uses which node (`uses`), locks against other processes (`kernel_io::image_lock`).
 
 use std::fmt;
 
-use block::Access;
-
-/// What can be done with a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Permission {
-    /// Read, and find what was written.
-    ConsistentRead,
-    /// Write.
-    Write,
-    /// Change the size.
-    Resize,
-}
-
-const ALL: [Permission; 3] = [Permission::ConsistentRead, Permission::Write, Permission::Resize];
-
-impl fmt::Display for Permission {
-    /// QEMU's names.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ConsistentRead => "consistent read",
-            Self::Write => "write",
-            Self::Resize => "resize",
-        })
-    }
-}
-
-/// A set of permissions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Permissions(u8);
-
-impl Permissions {
-    /// The empty set.
-    pub(super) const NONE: Self = Self(0);
-    /// All of them.
-    pub(super) const ALL: Self = Self::READS.and(Permission::Write).and(Permission::Resize);
-    /// What who only reads uses.
-    pub(super) const READS: Self = Self::NONE.and(Permission::ConsistentRead);
-
-    /// What an export uses of its node.
-    pub(super) fn of_export(access: Access) -> Self {
-        match access {
-            Access::ReadOnly => Self::READS,
-            Access::ReadWrite => Self::READS.and(Permission::Write),
-        }
-    }
-
-    /// This set and one more.
-    pub(super) const fn and(self, permission: Permission) -> Self {
-        Self(self.0 | 1 << permission as u8)
-    }
-
-    /// Whether it is in the set.
-    pub(super) const fn has(self, permission: Permission) -> bool {
-        self.0 & (1 << permission as u8) != 0
-    }
-
-    pub(super) const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    pub(super) const fn both(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    pub(super) const fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
-}
-
-impl fmt::Display for Permissions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> =
-            ALL.into_iter().filter(|it| self.has(*it)).map(|it| it.to_string()).collect();
-        f.write_str(&names.join(", "))
-    }
-}
+use block::Permissions;
 
 /// What a child is to the user above it, which says what is used of it and what others may do with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,9 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use block::Access;
+use block::{Access, Permission, Permissions, Rights};
 
-use super::permissions::{ChildRole, Conflict, Permission, Permissions, User};
+use super::permissions::{ChildRole, Conflict, User};
 
 /// The key under which an export has its node.
 pub(crate) const ROOT: &str = "root";
@@ -57,15 +57,8 @@ struct Below {
     access: Access,
 }
 
-/// What one user asks of those below it.
-#[derive(Debug, Clone, Copy)]
-struct Asked {
-    uses: Permissions,
-    shares: Permissions,
-}
-
 /// What was found already, so that a node that many stand on is looked at once.
-type Found<'a> = BTreeMap<&'a User, Asked>;
+type Found<'a> = BTreeMap<&'a User, Rights>;
 
 impl Uses {
     /// Adds a node over those that are there. Takes it back if they cannot be used like that.
@@ -195,7 +188,7 @@ impl Uses {
     /// Whether all who use a node share what the others use.
     fn check_node<'a>(&'a self, node: &str, found: &mut Found<'a>) -> Result<(), Box<Conflict>> {
         let users = self.above.get(node).into_iter().flatten();
-        let asked: Vec<(&Above, Asked)> =
+        let asked: Vec<(&Above, Rights)> =
             users.map(|above| (above, self.asks(above, found))).collect();
         let keepers = asked.iter().enumerate().filter(|(_, (_, it))| it.shares != Permissions::ALL);
         for (place, (keeps, kept)) in keepers {
@@ -217,28 +210,29 @@ impl Uses {
     }
 
     /// What a user asks of the node.
-    fn asks<'a>(&'a self, above: &'a Above, found: &mut Found<'a>) -> Asked {
-        let Asked { uses, shares } = self.hears(&above.user, found);
+    fn asks<'a>(&'a self, above: &'a Above, found: &mut Found<'a>) -> Rights {
+        let Rights { uses, shares } = self.hears(&above.user, found);
         let reads = Permissions::READS;
         match (above.role, self.users[&above.user].access) {
-            (ChildRole::Filtered, _) => Asked { uses, shares },
-            (ChildRole::Member, _) => Asked { uses, shares: shares.both(reads) },
-            (ChildRole::Backing, _) => Asked { uses: uses.both(reads), shares: reads },
+            (ChildRole::Filtered, _) => Rights { uses, shares },
+            (ChildRole::Member, _) => Rights { uses, shares: shares.both(reads) },
+            (ChildRole::Backing, _) => Rights { uses: uses.both(reads), shares: reads },
             (ChildRole::Metadata | ChildRole::Data, Access::ReadOnly) => {
-                Asked { uses: reads, shares: reads }
+                Rights { uses: reads, shares: reads }
             }
             (ChildRole::Metadata | ChildRole::Data, Access::ReadWrite) => {
-                Asked { uses: Permissions::ALL, shares: reads }
+                let uses = Permissions::WRITES.and(Permission::Resize);
+                Rights { uses, shares: reads }
             }
         }
     }
 
     /// What is asked of a user: by itself, and by those above it.
-    fn hears<'a>(&'a self, user: &'a User, found: &mut Found<'a>) -> Asked {
+    fn hears<'a>(&'a self, user: &'a User, found: &mut Found<'a>) -> Rights {
         if let Some(asked) = found.get(user) {
             return *asked;
         }
-        let mut all = Asked { uses: self.users[user].own, shares: Permissions::ALL };
+        let mut all = Rights { uses: self.users[user].own, shares: Permissions::ALL };
         if let User::Node(name) = user {
             for above in self.above.get(name).into_iter().flatten() {
                 let asked = self.asks(above, found);
@@ -281,7 +275,7 @@ pub(crate) fn way_down<'a>(
 mod tests {
     use super::*;
 
-    const WRITES: Permissions = Permissions::READS.and(Permission::Write);
+    const WRITES: Permissions = Permissions::WRITES;
 
     /// What a node does with its children.
     #[derive(Clone, Copy)]
@@ -393,7 +387,8 @@ mod tests {
         let mut uses = Uses::default();
         plain(&mut uses, &["f", "b"]);
         add(&mut uses, "q", Kind::Image(Access::ReadWrite), &["f", "b"]).unwrap();
-        assert_eq!((uses.used("f"), uses.used("b")), (Permissions::ALL, Permissions::NONE));
+        let resizes = WRITES.and(Permission::Resize);
+        assert_eq!((uses.used("f"), uses.used("b")), (resizes, Permissions::NONE));
         let refused = export(&mut uses, "f", WRITES).unwrap_err();
         assert!(refused.contains("'write' are both required by export"), "{refused}");
         assert!(

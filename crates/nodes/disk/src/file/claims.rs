@@ -5,18 +5,14 @@
 //! nothing, as a read-only export of qemu-storage-daemon.
 //!
 //! Invariants: the file holds the locks of all its claims together, no fewer and no more; they
-//! are changed under the mutex that guards the counts. Threads: any but iothreads, for it may block
+//! are changed under the mutex that guards the list of claims. Threads: any but iothreads, for it may block
 //! where the file system is on another host.
 
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use block::{Access, Claim, FileId, Held, Others, Rights};
-use kernel_io::{FileTable, ImageLocks, LockError, Permission, Permissions, Sharing};
-
-const READS: Permissions = Permissions::NONE.and(Permission::ConsistentRead);
-const WRITES: Permissions = READS.and(Permission::Write);
-const CHANGES: Permissions = Permissions::NONE.and(Permission::Write).and(Permission::Resize);
+use block::{Claim, FileId, Held, Permission, Permissions, Rights};
+use kernel_io::{FileTable, ImageLocks, LockError, Sharing};
 
 /// The claims on one file.
 #[derive(Debug)]
@@ -24,59 +20,33 @@ pub(super) struct FileClaims {
     table: Arc<FileTable>,
     file: FileId,
     sharing: Sharing,
-    counts: Mutex<Counts>,
+    held: Mutex<Vec<Rights>>,
 }
 
-/// How many claims there are of each sort.
-#[derive(Debug, Clone, Copy, Default)]
-struct Counts {
-    all: u32,
-    writers: u32,
-    /// Those that let others only read.
-    deniers: u32,
-}
-
-impl Counts {
-    fn with(self, rights: Rights) -> Self {
-        let (writer, denier) = Self::of(rights);
-        Self { all: self.all + 1, writers: self.writers + writer, deniers: self.deniers + denier }
-    }
-
-    fn without(self, rights: Rights) -> Self {
-        let (writer, denier) = Self::of(rights);
-        Self { all: self.all - 1, writers: self.writers - writer, deniers: self.deniers - denier }
-    }
-
-    fn of(rights: Rights) -> (u32, u32) {
-        let writer = u32::from(rights.access == Access::ReadWrite);
-        (writer, u32::from(rights.others == Others::Read))
-    }
-
-    fn locks(self, sharing: Sharing) -> ImageLocks {
-        let uses = match self {
-            Self { all: 0, .. } => Permissions::NONE,
-            Self { writers: 0, .. } => READS,
-            _ => WRITES,
-        };
-        let denies = match sharing {
-            Sharing::AsClaimed if self.deniers > 0 => CHANGES,
-            Sharing::AsClaimed | Sharing::Forced => Permissions::NONE,
-        };
-        ImageLocks { uses, denies }
-    }
+/// What these claims need together.
+fn locks(claims: &[Rights], sharing: Sharing) -> ImageLocks {
+    let uses = claims.iter().fold(Permissions::NONE, |all, claim| all.union(claim.uses));
+    let shares = claims.iter().fold(Permissions::ALL, |all, claim| all.both(claim.shares));
+    let denies = match sharing {
+        Sharing::AsClaimed => Permissions::ALL.without(shares),
+        Sharing::Forced => Permissions::NONE,
+    };
+    ImageLocks { uses, denies }
 }
 
 impl FileClaims {
     pub(super) fn new(table: Arc<FileTable>, file: FileId, sharing: Sharing) -> Self {
-        Self { table, file, sharing, counts: Mutex::default() }
+        Self { table, file, sharing, held: Mutex::default() }
     }
 
     /// Adds a claim, and the locks that it needs.
     pub(super) fn claim(self: &Arc<Self>, rights: Rights) -> Result<Claim, LockError> {
-        let mut counts = self.counts.lock().expect("no holder of this lock panics");
-        let after = counts.with(rights);
-        self.table.lock(self.file, after.locks(self.sharing))?;
-        *counts = after;
+        let mut held = self.held.lock().expect("no holder of this lock panics");
+        held.push(rights);
+        if let Err(error) = self.table.lock(self.file, locks(&held, self.sharing)) {
+            held.pop();
+            return Err(error);
+        }
         Ok(Claim::of(FileClaim { claims: Arc::clone(self), rights }))
     }
 }
@@ -99,10 +69,10 @@ impl Held for FileClaim {
     /// Also without flushes (`cache.no-flush`): whoever claims the file next, perhaps on another host, finds what
     /// was written.
     fn flush(&self) -> io::Result<()> {
-        match self.rights.access {
-            Access::ReadOnly => Ok(()),
-            Access::ReadWrite => self.claims.table.get(self.claims.file).sync_all(),
+        if self.rights.uses.has(Permission::Write) {
+            self.claims.table.get(self.claims.file).sync_all()?;
         }
+        Ok(())
     }
 
     fn refresh(&self) -> io::Result<()> {
@@ -112,9 +82,10 @@ impl Held for FileClaim {
 
 impl Drop for FileClaim {
     fn drop(&mut self) {
-        let mut counts = self.claims.counts.lock().expect("no holder of this lock panics");
-        *counts = counts.without(self.rights);
-        let locks = counts.locks(self.claims.sharing);
+        let mut held = self.claims.held.lock().expect("no holder of this lock panics");
+        let place = held.iter().position(|rights| *rights == self.rights);
+        held.swap_remove(place.expect("a claim is in the list until it is given back"));
+        let locks = locks(&held, self.claims.sharing);
         if let Err(error) = self.claims.table.lock(self.claims.file, locks) {
             tracing::warn!("cannot give back a lock: {error}");
         }
@@ -124,17 +95,15 @@ impl Drop for FileClaim {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::Access;
     use kernel_io::{Flushes, OpenFile, OpenOptions};
 
-    const READER: Rights = Rights { access: Access::ReadOnly, others: Others::Anything };
-    const WRITER: Rights = Rights { access: Access::ReadWrite, others: Others::Read };
+    const READER: Rights = Rights::of_user(Access::ReadOnly);
+    const WRITER: Rights = Rights::of_user(Access::ReadWrite);
 
     #[track_caller]
     fn check(claims: &[Rights], sharing: Sharing, uses: Permissions, denies: Permissions) {
-        let counts = claims.iter().fold(Counts::default(), |counts, it| counts.with(*it));
-        assert_eq!(counts.locks(sharing), ImageLocks { uses, denies });
-        let none = claims.iter().fold(counts, |counts, it| counts.without(*it));
-        assert_eq!(none.locks(sharing), ImageLocks::NONE);
+        assert_eq!(locks(claims, sharing), ImageLocks { uses, denies });
     }
 
     /// A failed sync is remembered, which shows whether there was one.
@@ -159,11 +128,13 @@ mod tests {
     fn locks_are_those_of_all_claims_together() {
         let (none, shared, forced) = (Permissions::NONE, Sharing::AsClaimed, Sharing::Forced);
         check(&[], shared, none, none);
-        check(&[READER], shared, READS, none);
-        check(&[WRITER], shared, WRITES, CHANGES);
-        check(&[READER, WRITER, READER], shared, WRITES, CHANGES);
-        let alone = Rights { others: Others::Read, ..READER };
-        check(&[alone], shared, READS, CHANGES);
-        check(&[alone, READER], forced, READS, none);
+        let (reads, writes) = (Permissions::READS, Permissions::WRITES);
+        let changes = Permissions::CHANGES;
+        check(&[READER], shared, reads, none);
+        check(&[WRITER], shared, writes, changes);
+        check(&[READER, WRITER, READER], shared, writes, changes);
+        let alone = Rights::unchanged_by_others(Access::ReadOnly);
+        check(&[alone], shared, reads, changes);
+        check(&[alone, READER], forced, reads, none);
     }
 }

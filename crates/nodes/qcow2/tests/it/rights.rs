@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use block::{
     Access, Answer, ByteCount, ByteOffset, Claim, FailKind, LaneIo, Mapping, Node, Operation,
-    Others, PieceList, Rights, Token,
+    PieceList, Rights, Token,
 };
 use kernel_io::FileTable;
 
@@ -17,8 +17,8 @@ use crate::player::Player;
 use crate::qemu;
 
 const MIB: usize = 1 << 20;
-const WRITER: Rights = Rights { access: Access::ReadWrite, others: Others::Read };
-const BACKING: Rights = Rights { access: Access::ReadOnly, others: Others::Read };
+const WRITER: Rights = Rights::of_user(Access::ReadWrite);
+const BACKING: Rights = Rights::unchanged_by_others(Access::ReadOnly);
 
 /// What another process gets that bears no writer.
 fn other(path: &Path) -> Result<Option<Claim>> {

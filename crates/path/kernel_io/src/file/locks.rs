@@ -168,18 +168,13 @@ impl OpenFile {
 mod tests {
     use super::*;
     use crate::OpenOptions;
-    use crate::{FileTable, Permission, Permissions, Succession};
-    use block::Access;
+    use crate::{FileTable, Succession};
+    use block::{Access, Permission, Permissions};
     use std::sync::Arc;
 
-    const READS: ImageLocks = ImageLocks {
-        uses: Permissions::NONE.and(Permission::ConsistentRead),
-        denies: Permissions::NONE,
-    };
-    const WRITES: ImageLocks = ImageLocks {
-        uses: READS.uses.and(Permission::Write),
-        denies: Permissions::NONE.and(Permission::Write),
-    };
+    const READS: ImageLocks = ImageLocks { uses: Permissions::READS, denies: Permissions::NONE };
+    const WRITES: ImageLocks =
+        ImageLocks { uses: Permissions::WRITES, denies: Permissions::NONE.and(Permission::Write) };
 
     fn open(image: &tempfile::NamedTempFile, access: Access) -> OpenFile {
         let options = OpenOptions::regular(image.path(), access);
