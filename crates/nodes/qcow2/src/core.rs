@@ -14,15 +14,14 @@ use std::task::{Poll, Waker};
 use block::{
     After, Answer, BehindEnd, FailKind, Mapping, Operation, Outcome, Piece, PieceList, Token, Told,
 };
+use tasks::{Parts, Pauses, Storage};
 
 use crate::epoch::{Epoch, LaneEpochs};
 use crate::image::Image;
-use crate::parts::Parts;
-use crate::room::{Pauses, Rooms};
+use crate::room::Rooms;
 use crate::serve::Decoder;
 use crate::shape::GuestCluster;
 use crate::space::SyncMark;
-use crate::storage::Storage;
 
 /// What a lane and its tasks share.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use block::{FailKind, HostMemory};
+use tasks::{Storage, Turns};
 
 use crate::claims::{Claimed, Claims};
 use crate::compressed::{CompressedError, Method};
@@ -25,9 +26,7 @@ use crate::said::Sentences;
 use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber, Words};
 use crate::slice::{Ending, Found, Pinned, Slice, SliceCache, Turn};
 use crate::space::{Discards, Space};
-use crate::storage::Storage;
 use crate::tables::may_have;
-use crate::task::Turns;
 use crate::work::{AtWork, Working};
 
 /// Where fields are in the header.

@@ -16,17 +16,14 @@ use block::{
     Access, Answer, BehindEnd, ByteCount, Clock, Due, Durability, Extent, FailKind, Lane, Mapping,
     Operation, Outcome, Piece, PieceList, SystemClock, Target, Token, Told, Unmap,
 };
+use tasks::{Parts, Questions, Storage, Tasks, extent, is_over};
 
 use crate::core::Core;
 use crate::epoch::Epoch;
-use crate::parts::Parts;
-use crate::questions::{Questions, is_over};
 use crate::seen::Seen;
 use crate::serve;
 use crate::shape::{Entry, Unit, bits_of};
 use crate::space::{Discards, SyncMark};
-use crate::storage::{Storage, extent};
-use crate::task::Tasks;
 
 /// The largest request that is planned at once, in bytes.
 const PLANNED_BYTES: u64 = 32 << 20;

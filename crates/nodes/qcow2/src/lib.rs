@@ -24,8 +24,6 @@ mod lane;
 mod node;
 mod open;
 mod overlap;
-mod parts;
-mod questions;
 mod refcount;
 mod repair;
 mod room;
@@ -36,9 +34,7 @@ mod shape;
 mod slice;
 mod snapshots;
 mod space;
-mod storage;
 mod tables;
-mod task;
 mod work;
 
 pub use handover::{ForeignState, ImageState, StateError};

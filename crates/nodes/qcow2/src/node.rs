@@ -19,19 +19,18 @@ use block::{
     HostMemory, Lane, LaneError, LaneIo, Limits, Node, Outlook, Owner, Permission, Rights,
     known_as,
 };
+use tasks::{Control, Storage, Tasks};
 
 use crate::core::{Backing, Core, Data, DataKind};
 use crate::handover::{ImageState, StateError};
 use crate::header::Header;
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
-use crate::open::{Control, OpenError, make_writable, read_header};
+use crate::open::{OpenError, make_writable, read_header};
 use crate::overlap::{Metadata, OverlapCheck};
 use crate::shape::SLICE_BYTES_MAX;
 use crate::space::Discards;
-use crate::storage::Storage;
 use crate::tables::Tables;
-use crate::task::Tasks;
 
 /// How long a lane that no ring uses any more may take to end what it has begun.
 const WORK_LIMIT: Duration = Duration::from_secs(30);

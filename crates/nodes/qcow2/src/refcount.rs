@@ -18,12 +18,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use block::{FailKind, HostMemory};
+use tasks::Storage;
 
 pub(crate) use self::packed::Block;
 use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
 use crate::overlap::Metadata;
 use crate::said::Sentences;
-use crate::storage::Storage;
 use crate::tables::BLOCK_MAX;
 
 /// How many blocks are looked through for free clusters before a run that was found is taken.

@@ -16,13 +16,13 @@ mod counts;
 mod write;
 
 use block::FailKind;
+use tasks::Storage;
 
 use crate::bitmaps;
 use crate::compressed;
 use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
 use crate::shape::{COPIED, Cluster, Entry, OFFSET, Shape, Words};
 use crate::snapshots;
-use crate::storage::Storage;
 use crate::tables::{Damage, Tables, number, words, wrong};
 
 use counts::{BYTES_MAX, Counts};

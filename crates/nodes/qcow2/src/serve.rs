@@ -11,9 +11,9 @@ mod zero;
 use std::rc::Rc;
 
 use block::{Operation, Token};
+use tasks::Parts;
 
 use crate::core::Core;
-use crate::parts::Parts;
 use crate::space::SyncMark;
 
 pub(crate) use compressed::Decoder;

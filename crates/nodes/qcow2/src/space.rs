@@ -14,12 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::FailKind;
+use tasks::{Storage, Turn, Turns};
 
 use crate::epoch::{Epoch, Epochs};
 use crate::handover::ImageState;
 use crate::refcount::{Clusters, Refcounts, TablePlace};
-use crate::storage::Storage;
-use crate::task::{Turn, Turns};
 
 /// The first run of an image, in clusters; each is twice as long as the one before.
 const RUN_FIRST: u64 = 16;

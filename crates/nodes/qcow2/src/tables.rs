@@ -8,9 +8,9 @@
 use std::cell::Cell;
 
 use block::{FailKind, HostMemory};
+use tasks::Storage;
 
 use crate::header::Header;
-use crate::storage::Storage;
 
 /// How much of an image's tables is read in one walk: the L2 tables of 16 TiB with clusters of 64 KiB.
 pub(crate) const TABLE_BYTES_MAX: u64 = 2 << 30;

@@ -4,11 +4,10 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{ByteCount, Extent, FailKind, Operation, Piece, Target, Token};
+use tasks::{Parts, Taken};
 
 use super::compressed;
 use crate::core::Core;
-use crate::parts::Parts;
-use crate::room::Taken;
 use crate::shape::{Entry, Unit};
 use crate::slice::Pinned;
 

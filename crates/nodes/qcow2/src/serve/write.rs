@@ -10,14 +10,13 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Durability, Extent, FailKind, HostMemory, Operation, Target, Token};
+use tasks::{Parts, extent};
 
 use super::compressed;
 use super::read::in_memory;
 use crate::core::Core;
-use crate::parts::Parts;
 use crate::refcount::Clusters;
 use crate::shape::{Cluster, Entry, GuestCluster, Place, Unit, Words, bits_of};
-use crate::storage::extent;
 
 /// How much is copied at once.
 const COPY_BYTES: u64 = 64 << 10;

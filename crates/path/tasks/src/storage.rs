@@ -1,4 +1,4 @@
-//! A child of the image as one lane's tasks use it: reads, writes and syncs that are waited for.
+//! A child of a node as one lane's tasks use it: reads, writes and syncs that are waited for.
 //!
 //! Where it stands: between a task and the lane below, which says where the bytes are, at once or later;
 //! then an errand moves them, or the request that they are for ([`crate::parts`]).
@@ -19,7 +19,7 @@ use block::{
 
 /// One lane's handle on a child. Clones are the same.
 #[derive(Debug, Clone)]
-pub(crate) struct Storage(Rc<Shared>);
+pub struct Storage(Rc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -53,36 +53,41 @@ enum Asked {
 
 /// The answer of the lane below: where the bytes of an operation are.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub struct Found {
     /// The operation as the lanes below leave it.
-    pub(crate) operation: Operation,
-    pub(crate) pieces: Vec<Piece>,
+    pub operation: Operation,
+    /// Where the bytes are.
+    pub pieces: Vec<Piece>,
     /// There if the lane below asked to be told.
-    pub(crate) telling: Option<Telling>,
+    pub telling: Option<Telling>,
 }
 
 /// What the lane below says to a question.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub enum Reply {
+    /// Where the bytes are.
     Found(Found),
+    /// That comes later.
     Held(Waiting),
 }
 
 /// What becomes of a question when the lane below was told.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub enum Next {
+    /// It is over.
     Over(Outcome),
+    /// The lane holds it again.
     Held(Waiting),
 }
 
 /// The lane below wants to be told what became of its answer. Dropped, it is told that nothing did: until
 /// it is told it may keep others waiting.
 #[derive(Debug)]
-pub(crate) struct Telling(Option<Question>);
+pub struct Telling(Option<Question>);
 
 /// The lane below holds a question. Dropped, the answer is not used.
 #[derive(Debug)]
-pub(crate) struct Waiting(Option<Question>);
+pub struct Waiting(Option<Question>);
 
 /// A question under its name, which is given back when nothing more comes of it.
 #[derive(Debug)]
@@ -93,7 +98,7 @@ struct Question {
 
 impl Telling {
     /// Tells the lane below.
-    pub(crate) fn tell(mut self, outcome: Outcome) -> Next {
+    pub fn tell(mut self, outcome: Outcome) -> Next {
         self.0.take().expect("told once").tell(outcome)
     }
 }
@@ -109,7 +114,7 @@ impl Drop for Telling {
 
 impl Waiting {
     /// Takes the answer, if it is there.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Found, FailKind>> {
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Found, FailKind>> {
         let question = self.0.take().expect("an answer is taken once");
         let polled = question.storage.poll_answer(question.token, context);
         if polled.is_pending() {
@@ -119,7 +124,7 @@ impl Waiting {
     }
 
     /// Waits for the answer.
-    pub(crate) async fn answer(mut self) -> Result<Found, FailKind> {
+    pub async fn answer(mut self) -> Result<Found, FailKind> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 }
@@ -158,7 +163,7 @@ impl State {
 }
 
 /// The extent of these bytes, on a disk that may grow.
-pub(crate) fn extent(bytes: Range<u64>) -> Result<Extent, FailKind> {
+pub fn extent(bytes: Range<u64>) -> Result<Extent, FailKind> {
     let count = bytes.end.checked_sub(bytes.start).ok_or(FailKind::OutOfRange)?;
     let largest = DiskSize(ByteCount(i64::MAX as u64));
     largest
@@ -167,7 +172,8 @@ pub(crate) fn extent(bytes: Range<u64>) -> Result<Extent, FailKind> {
 }
 
 impl Storage {
-    pub(crate) fn new(lane: Box<dyn Lane>, io: &LaneIo, alignment: u64) -> Self {
+    /// Over a lane; writes should be a multiple of that many bytes.
+    pub fn new(lane: Box<dyn Lane>, io: &LaneIo, alignment: u64) -> Self {
         let (pieces, late, asked, free) =
             (PieceList::default(), Vec::new(), Vec::new(), Vec::new());
         let state = RefCell::new(State { lane, pieces, late, asked, free });
@@ -175,18 +181,18 @@ impl Storage {
     }
 
     /// What the lane uses of its iothread.
-    pub(crate) fn io(&self) -> &LaneIo {
+    pub fn io(&self) -> &LaneIo {
         &self.0.io
     }
 
     /// What writes should be a multiple of, in bytes; a power of two, 512 at least.
-    pub(crate) fn alignment(&self) -> u64 {
+    pub fn alignment(&self) -> u64 {
         self.0.alignment
     }
 
     /// Asks the lane below about a batch, at once. Whoever asked takes the answer of a question that is
     /// not over with [`Storage::reply`].
-    pub(crate) fn map(&self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    pub fn map(&self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let state = &mut *self.0.state.borrow_mut();
         state.lane.map(batch, pieces);
         for mapping in batch {
@@ -197,7 +203,7 @@ impl Storage {
     }
 
     /// A name for a question, until it is given back.
-    pub(crate) fn name(&self) -> Token {
+    pub fn name(&self) -> Token {
         let state = &mut *self.0.state.borrow_mut();
         let place = state.free.pop().unwrap_or_else(|| {
             state.asked.push(Asked::Nothing);
@@ -207,12 +213,12 @@ impl Storage {
     }
 
     /// Gives it back.
-    pub(crate) fn give_back(&self, token: Token) {
+    pub fn give_back(&self, token: Token) {
         self.0.state.borrow_mut().give_back(token);
     }
 
     /// The answer to a question of a batch. Takes its name along, and gives it back when it is over.
-    pub(crate) fn reply(&self, asked: &Mapping, pieces: &PieceList) -> Result<Reply, FailKind> {
+    pub fn reply(&self, asked: &Mapping, pieces: &PieceList) -> Result<Reply, FailKind> {
         let Mapping { token, operation, answer, after, .. } = *asked;
         match answer {
             Answer::Held => {
@@ -282,7 +288,7 @@ impl Storage {
     }
 
     /// Asks where the bytes of an operation are.
-    pub(crate) fn ask(&self, operation: Operation) -> Result<Reply, FailKind> {
+    pub fn ask(&self, operation: Operation) -> Result<Reply, FailKind> {
         let mut batch = [Mapping::new(self.name(), operation)];
         let mut pieces = std::mem::take(&mut self.0.state.borrow_mut().pieces);
         self.map(&mut batch, &mut pieces);
@@ -293,7 +299,7 @@ impl Storage {
     }
 
     /// Asks, and waits for the answer.
-    pub(crate) async fn resolve(&self, operation: Operation) -> Result<Found, FailKind> {
+    pub async fn resolve(&self, operation: Operation) -> Result<Found, FailKind> {
         match self.ask(operation)? {
             Reply::Found(found) => Ok(found),
             Reply::Held(waiting) => waiting.answer().await,
@@ -301,7 +307,7 @@ impl Storage {
     }
 
     /// Carries out an operation on memory of our own.
-    pub(crate) async fn run(
+    pub async fn run(
         &self,
         operation: Operation,
         mut memory: HostMemory,
@@ -339,41 +345,43 @@ impl Storage {
         }
     }
 
-    pub(crate) async fn read(&self, bytes: Range<u64>) -> Result<HostMemory, FailKind> {
+    /// Reads these bytes.
+    pub async fn read(&self, bytes: Range<u64>) -> Result<HostMemory, FailKind> {
         let count =
             usize::try_from(bytes.end - bytes.start).map_err(|_too_large| FailKind::OutOfRange)?;
         self.run(Operation::Read(extent(bytes)?), HostMemory::zeroed(count)).await
     }
 
-    pub(crate) async fn write(&self, at: u64, memory: HostMemory) -> Result<HostMemory, FailKind> {
+    /// Writes there; gives the memory back.
+    pub async fn write(&self, at: u64, memory: HostMemory) -> Result<HostMemory, FailKind> {
         let end = at.checked_add(memory.len() as u64).ok_or(FailKind::OutOfRange)?;
         self.run(Operation::Write(extent(at..end)?, Durability::Cached), memory).await
     }
 
     /// Zeroes a range in the best way there is.
-    pub(crate) async fn zero(&self, bytes: Range<u64>) -> Result<(), FailKind> {
+    pub async fn zero(&self, bytes: Range<u64>) -> Result<(), FailKind> {
         let zero = Operation::WriteZeroes(extent(bytes)?, Unmap::Allowed, Durability::Cached);
         self.run(zero, HostMemory::zeroed(0)).await.map(drop)
     }
 
     /// Gives the space of a range back, if the child can.
-    pub(crate) async fn discard(&self, bytes: Range<u64>) -> Result<(), FailKind> {
+    pub async fn discard(&self, bytes: Range<u64>) -> Result<(), FailKind> {
         let discard = Operation::Discard(extent(bytes)?, Durability::Cached);
         self.run(discard, HostMemory::zeroed(0)).await.map(drop)
     }
 
     /// Makes durable what was written.
-    pub(crate) async fn sync(&self) -> Result<(), FailKind> {
+    pub async fn sync(&self) -> Result<(), FailKind> {
         self.run(Operation::Flush, HostMemory::zeroed(0)).await.map(drop)
     }
 
     /// When [`Storage::resume`] has something to do.
-    pub(crate) fn due(&self) -> Option<Due> {
+    pub fn due(&self) -> Option<Due> {
         self.0.state.borrow().lane.due()
     }
 
     /// Takes what the lane below answers late.
-    pub(crate) fn resume(&self, now: Instant) {
+    pub fn resume(&self, now: Instant) {
         let (mut wakers, mut abandoned) = (Vec::new(), Vec::new());
         {
             let state = &mut *self.0.state.borrow_mut();
@@ -401,7 +409,7 @@ impl Storage {
     }
 
     /// Makes due at once what the lane below holds.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         self.0.state.borrow_mut().lane.release();
     }
 }

@@ -18,7 +18,7 @@ use crate::room::Pauses;
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// The tasks of one lane.
-pub(crate) struct Tasks {
+pub struct Tasks {
     slots: Vec<Slot>,
     free: Vec<usize>,
     ready: Arc<Ready>,
@@ -50,26 +50,26 @@ struct Woken {
 
 impl Tasks {
     /// None yet; `lane` has the lane called.
-    pub(crate) fn new(lane: Waker) -> Self {
+    pub fn new(lane: Waker) -> Self {
         let ready = Ready { tasks: Mutex::default(), lane };
         let (slots, free, next) = (Vec::new(), Vec::new(), Vec::new());
         Self { slots, free, ready: Arc::new(ready), pauses: Rc::default(), next }
     }
 
     /// Where its tasks pause.
-    pub(crate) fn pauses(&self) -> &Rc<Pauses> {
+    pub fn pauses(&self) -> &Rc<Pauses> {
         &self.pauses
     }
 
     /// Goes on with one task that has paused.
-    pub(crate) fn step(&mut self) {
+    pub fn step(&mut self) {
         if let Some(place) = self.pauses.next() {
             self.poll(place);
         }
     }
 
     /// Begins a task, and goes on with it as far as it gets.
-    pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
+    pub fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
         let place = self.free.pop().unwrap_or_else(|| {
             let (task, ready) = (self.slots.len(), Arc::clone(&self.ready));
             let woken = Arc::new(Woken { task, is_ready: AtomicBool::new(false), ready });
@@ -82,7 +82,7 @@ impl Tasks {
     }
 
     /// Goes on with all that can.
-    pub(crate) fn go_on(&mut self) {
+    pub fn go_on(&mut self) {
         loop {
             let mut next = std::mem::take(&mut self.next);
             std::mem::swap(&mut next, &mut self.ready.tasks.lock().expect("nobody panics here"));
@@ -131,7 +131,7 @@ impl fmt::Debug for Tasks {
 
 /// Something that one task at a time has, across all threads; others wait in no particular order.
 #[derive(Debug)]
-pub(crate) struct Turns<T> {
+pub struct Turns<T> {
     state: Mutex<State<T>>,
 }
 
@@ -143,12 +143,13 @@ struct State<T> {
 }
 
 impl<T> Turns<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// This, which nobody has.
+    pub fn new(value: T) -> Self {
         Self { state: Mutex::new(State { value: Some(value), waiting: Vec::new() }) }
     }
 
     /// Waits for it.
-    pub(crate) async fn take(&self) -> Turn<'_, T> {
+    pub async fn take(&self) -> Turn<'_, T> {
         let value = std::future::poll_fn(|context| {
             let mut state = self.state.lock().expect("nobody panics here");
             match state.value.take() {
@@ -165,7 +166,7 @@ impl<T> Turns<T> {
 
 /// It; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Turn<'a, T> {
+pub struct Turn<'a, T> {
     value: Option<T>,
     turns: &'a Turns<T>,
 }
@@ -197,7 +198,7 @@ impl<T> Drop for Turn<'_, T> {
 
 /// Runs a future on a thread that owns no ring: `work` is called whenever it cannot go on, and carries
 /// out what it has begun.
-pub(crate) fn block_on<T>(future: impl Future<Output = T>, mut work: impl FnMut()) -> T {
+pub fn block_on<T>(future: impl Future<Output = T>, mut work: impl FnMut()) -> T {
     let mut future = std::pin::pin!(future);
     let mut context = Context::from_waker(Waker::noop());
     loop {

@@ -1,7 +1,7 @@
 //! What lanes below have answered for a request of a guest, and what they still hold of it.
 //!
 //! Where it stands in the life of a request: its task asks for one part after the other and has them carried
-//! out ([`crate::core::Core::carry_out`]), in one round or in several.
+//! out (`qcow2::core`), in one round or in several.
 //!
 //! Invariants: a lane below that asked to be told is told when its part was carried out, or was not. Before
 //! that the task waits for nothing else: the lane may keep others waiting until it is told, also
@@ -17,7 +17,7 @@ use crate::storage::{Found, Next, Reply, Storage, Telling, Waiting, extent};
 
 /// The parts of a request.
 #[derive(Debug, Default)]
-pub(crate) struct Parts {
+pub struct Parts {
     /// Answered, and not carried out yet.
     pieces: Vec<Piece>,
     /// How much memory is kept for them, in bytes.
@@ -31,7 +31,7 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Adds a piece that no lane below has to hear of.
-    pub(crate) fn push(&mut self, piece: Piece) {
+    pub fn push(&mut self, piece: Piece) {
         let count = usize::try_from(piece.count.0).expect("64-bit host");
         match (&piece.target, self.pieces.last_mut()) {
             (Target::Memory { .. }, _) => self.kept += count,
@@ -54,7 +54,7 @@ impl Parts {
     }
 
     /// Adds what a lane below has answered for the part that begins there in the request.
-    pub(crate) fn add(&mut self, skip: u64, reply: Result<Reply, FailKind>) {
+    pub fn add(&mut self, skip: u64, reply: Result<Reply, FailKind>) {
         match reply {
             Ok(Reply::Found(found)) => self.found(skip, found),
             Ok(Reply::Held(waiting)) => self.held.push((skip, waiting)),
@@ -63,49 +63,43 @@ impl Parts {
     }
 
     /// Asks a child where bytes of it are that begin there in the request.
-    pub(crate) fn ask(
-        &mut self,
-        storage: &Storage,
-        operation: Operation,
-        skip: u64,
-        bytes: Range<u64>,
-    ) {
+    pub fn ask(&mut self, storage: &Storage, operation: Operation, skip: u64, bytes: Range<u64>) {
         let reply = extent(bytes).and_then(|bytes| storage.ask(operation.on(bytes)));
         self.add(skip, reply);
     }
 
     /// The request fails, whatever becomes of its parts.
-    pub(crate) fn fail(&mut self, kind: FailKind) {
+    pub fn fail(&mut self, kind: FailKind) {
         self.failed.get_or_insert(kind);
     }
 
     /// Whether it fails.
-    pub(crate) fn result(&self) -> Result<(), FailKind> {
+    pub fn result(&self) -> Result<(), FailKind> {
         self.failed.map_or(Ok(()), Err)
     }
 
     /// How many pieces wait to be carried out, and parts to be answered.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.pieces.len() + self.held.len()
     }
 
     /// How much memory is kept for the pieces, in bytes.
-    pub(crate) fn kept(&self) -> usize {
+    pub fn kept(&self) -> usize {
         self.kept
     }
 
     /// Whether a lane below wants to be told: the next thing is a round.
-    pub(crate) fn is_to_be_told(&self) -> bool {
+    pub fn is_to_be_told(&self) -> bool {
         !self.telling.is_empty()
     }
 
     /// Whether nothing more comes of them.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.pieces.is_empty() && self.telling.is_empty() && self.held.is_empty()
     }
 
     /// Takes what is to be carried out now: nothing if the request fails.
-    pub(crate) fn take_pieces(&mut self) -> Vec<Piece> {
+    pub fn take_pieces(&mut self) -> Vec<Piece> {
         if self.failed.is_some() {
             self.pieces.clear();
         }
@@ -118,7 +112,7 @@ impl Parts {
     }
 
     /// Tells the lanes below what became of that. What they hold again is held.
-    pub(crate) fn tell(&mut self, outcome: Outcome) {
+    pub fn tell(&mut self, outcome: Outcome) {
         if let Outcome::Failed(kind) = outcome {
             self.fail(kind);
         }
@@ -132,7 +126,7 @@ impl Parts {
     }
 
     /// Waits until nothing is held, or somebody waits to be told.
-    pub(crate) async fn settle(&mut self) {
+    pub async fn settle(&mut self) {
         while self.telling.is_empty() && !self.held.is_empty() {
             let answered = std::future::poll_fn(|context| {
                 for place in 0..self.held.len() {

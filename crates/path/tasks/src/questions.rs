@@ -12,7 +12,7 @@ const ASKED_KEPT: usize = 1024;
 
 /// The questions of a batch to one lane.
 #[derive(Debug)]
-pub(crate) struct Questions {
+pub struct Questions {
     storage: Storage,
     asked: Vec<Mapping>,
     /// Names for so many questions.
@@ -21,12 +21,12 @@ pub(crate) struct Questions {
 
 impl Questions {
     /// None yet.
-    pub(crate) fn new(storage: &Storage) -> Self {
+    pub fn new(storage: &Storage) -> Self {
         Self { storage: storage.clone(), asked: Vec::new(), names: Vec::new() }
     }
 
     /// Adds a question and returns its number.
-    pub(crate) fn add(&mut self, operation: Operation) -> usize {
+    pub fn add(&mut self, operation: Operation) -> usize {
         let number = self.asked.len();
         if number == self.names.len() {
             self.names.push(self.storage.name());
@@ -36,34 +36,34 @@ impl Questions {
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.asked.len()
     }
 
     /// Takes back all but the first ones, which were not asked yet.
-    pub(crate) fn truncate(&mut self, count: usize) {
+    pub fn truncate(&mut self, count: usize) {
         self.asked.truncate(count);
     }
 
     /// A question, and its answer when all were asked.
-    pub(crate) fn get(&self, number: usize) -> &Mapping {
+    pub fn get(&self, number: usize) -> &Mapping {
         &self.asked[number]
     }
 
     /// Changes what is asked.
-    pub(crate) fn get_mut(&mut self, number: usize) -> &mut Mapping {
+    pub fn get_mut(&mut self, number: usize) -> &mut Mapping {
         &mut self.asked[number]
     }
 
     /// Asks them all.
-    pub(crate) fn ask(&mut self, pieces: &mut PieceList) {
+    pub fn ask(&mut self, pieces: &mut PieceList) {
         if !self.asked.is_empty() {
             self.storage.map(&mut self.asked, pieces);
         }
     }
 
     /// The answer to a question, for a task. Of one that is not over it takes the name along, once.
-    pub(crate) fn reply(&self, number: usize, pieces: &PieceList) -> Result<Reply, FailKind> {
+    pub fn reply(&self, number: usize, pieces: &PieceList) -> Result<Reply, FailKind> {
         let question = &self.asked[number];
         match question.answer {
             _ if !is_over(question) => self.storage.reply(question, pieces),
@@ -77,7 +77,7 @@ impl Questions {
     }
 
     /// Forgets the questions. Whoever waits for more of one has its name.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         for (question, name) in self.asked.drain(..).zip(&mut self.names) {
             if !is_over(&question) {
                 *name = self.storage.name();
@@ -88,7 +88,7 @@ impl Questions {
 }
 
 /// Whether nothing more comes of a question when its answer was carried out.
-pub(crate) fn is_over(question: &Mapping) -> bool {
+pub fn is_over(question: &Mapping) -> bool {
     match question.answer {
         Answer::Held => false,
         Answer::Now(_) => question.after == After::Over,
