@@ -13,10 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use block::{FailKind, HostMemory};
+use block::{FailKind, HostMemory, RangeGuard, RangeLock};
 use tasks::{Storage, Turns};
 
-use crate::claims::{Claimed, Claims};
 use crate::compressed::{CompressedError, Method};
 use crate::epoch::Epochs;
 use crate::header::Header;
@@ -74,9 +73,9 @@ pub(crate) struct Image {
     /// When slices without use went last.
     cleaned: Mutex<Option<Instant>>,
     /// Clusters of the disk that are being changed.
-    clusters: Claims,
+    clusters: RangeLock,
     /// L2 tables that are being made.
-    tables: Claims,
+    tables: RangeLock,
     epochs: Arc<Epochs>,
     /// `None` if the image was never written.
     space: Option<Space>,
@@ -142,8 +141,8 @@ impl Image {
             slices: SliceCache::new(caches.slices),
             clean_after: caches.clean_after,
             cleaned: Mutex::default(),
-            clusters: Claims::default(),
-            tables: Claims::default(),
+            clusters: RangeLock::default(),
+            tables: RangeLock::default(),
             epochs,
             is_writing: AtomicBool::new(space.is_some()),
             is_closed: AtomicBool::new(false),
@@ -272,8 +271,8 @@ impl Image {
     }
 
     /// Waits until nobody else changes what these clusters are.
-    pub(crate) async fn claim(&self, clusters: std::ops::Range<u64>) -> Claimed<'_> {
-        self.clusters.take(clusters).await
+    pub(crate) async fn claim(&self, clusters: std::ops::Range<u64>) -> RangeGuard {
+        self.clusters.lock(clusters).await
     }
 
     /// The slice of that number, pinned; loads it if it is not in memory.
@@ -431,7 +430,7 @@ impl Image {
             return Ok(());
         }
         let place = table as u64;
-        let _claimed = self.tables.take(place..place + 1).await;
+        let _claimed = self.tables.lock(place..place + 1).await;
         let old = self.l1(number);
         if old & COPIED != 0 {
             return Ok(());

@@ -13,7 +13,6 @@
 #![forbid(unsafe_code)]
 
 mod bitmaps;
-mod claims;
 mod compressed;
 mod core;
 mod epoch;

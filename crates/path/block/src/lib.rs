@@ -21,6 +21,7 @@ mod node;
 mod operation;
 mod permission;
 mod pieces;
+mod range_lock;
 mod rate;
 
 pub use answer_memory::{AnswerMemory, AnswerMemoryFull};
@@ -39,4 +40,5 @@ pub use node::{
 pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
 pub use permission::{Permission, Permissions};
 pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
+pub use range_lock::{RangeGuard, RangeLock};
 pub use rate::SentenceRate;

@@ -11,17 +11,18 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::task::Waker;
 
 use block::{
     Buffers, ByteOffset, Durability, Errand, ErrandRunner, FailKind, FileId, HostMemory, Operation,
-    Outcome, Owner, Piece, Target, Unmap,
+    Outcome, Owner, Piece, RangeGuard, Target, Unmap,
 };
 use rustix::io::Errno;
 
 use crate::calls::change;
 use crate::judgement::RETRIES_MAX;
 use crate::space::{Space, Step, whole_blocks};
-use crate::{Allocation, FileTable, IoFailure, Notifier, OpenFile, RangeGuard};
+use crate::{Allocation, FileTable, IoFailure, Notifier, OpenFile};
 
 /// The most bytes of one call.
 const STAGE_BYTES: u64 = 256 << 10;
@@ -153,8 +154,9 @@ impl Part<'_> {
         let start = self.at - self.at % alignment;
         let end = (self.at + self.count).next_multiple_of(alignment);
         let bell = Arc::new(Notifier::new().map_err(|error| self.failure_of(&error))?);
+        let waker = Waker::from(Arc::clone(&bell));
         loop {
-            if let Some(guard) = self.file.ranges().try_hold(start..end, &bell) {
+            if let Some(guard) = self.file.ranges().try_lock(start..end, &waker) {
                 return Ok(Some(guard));
             }
             bell.wait().map_err(|error| self.failure_of(&error))?;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use block::Owner;
+use block::{Owner, RangeLock};
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -26,7 +26,7 @@ use crate::image_lock::Locking;
 use crate::native::Native;
 use crate::space::MissingWays;
 use crate::uring::Uring;
-use crate::{BOUNCE_BYTES, KernelError, Notifier, SyncTurn, SyncTurns, WriteRanges, queue_limits};
+use crate::{BOUNCE_BYTES, KernelError, Notifier, SyncTurn, SyncTurns, queue_limits};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
@@ -89,7 +89,7 @@ pub struct OpenFile {
     allocation_alignment: u32,
     physical_block: u32,
     discard_granularity: u32,
-    ranges: WriteRanges,
+    ranges: RangeLock,
     missing_ways: MissingWays,
     sync_turns: SyncTurns,
     failed_sync: AtomicBool,
@@ -166,7 +166,7 @@ impl OpenFile {
             allocation_alignment: alignment.allocation,
             physical_block: alignment.physical_block,
             discard_granularity: alignment.discard_granularity,
-            ranges: WriteRanges::default(),
+            ranges: RangeLock::default(),
             missing_ways: MissingWays::default(),
             sync_turns: SyncTurns::default(),
             failed_sync: AtomicBool::new(false),
@@ -212,7 +212,7 @@ impl OpenFile {
             allocation_alignment: 1,
             physical_block: 512,
             discard_granularity: 1,
-            ranges: WriteRanges::default(),
+            ranges: RangeLock::default(),
             missing_ways: MissingWays::default(),
             sync_turns: SyncTurns::default(),
             failed_sync: AtomicBool::new(false),
@@ -309,8 +309,8 @@ impl OpenFile {
         &self.missing_ways
     }
 
-    /// Who changes which range now. Only used where a change can need a read-modify-write.
-    pub fn ranges(&self) -> &WriteRanges {
+    /// Which ranges are being changed now. Only used where a change can need a read-modify-write.
+    pub fn ranges(&self) -> &RangeLock {
         &self.ranges
     }
 

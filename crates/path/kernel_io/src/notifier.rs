@@ -5,6 +5,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Wake;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
@@ -49,6 +51,16 @@ impl Notifier {
             Ok(_) | Err(Errno::AGAIN) => {}
             Err(errno) => panic!("an eventfd of our own refuses a read: {errno}"),
         }
+    }
+}
+
+impl Wake for Notifier {
+    fn wake(self: Arc<Self>) {
+        Self::wake(&self);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        Self::wake(self);
     }
 }
 

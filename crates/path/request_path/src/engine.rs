@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::task::Waker;
 
 use block::{
     After, Answer, Buffers, Clock, Errand, LaneError, Mapping, Node, Operation, Outcome, PieceList,
@@ -76,6 +77,8 @@ pub(crate) enum Started {
 pub struct Engine {
     kernel: Kernel,
     bell: Arc<Notifier>,
+    /// Rings it.
+    waker: Waker,
     clock: Arc<dyn Clock>,
     ringer: Ringer,
     lanes: Lanes,
@@ -128,6 +131,7 @@ impl Engine {
         Ok(Self {
             kernel,
             lanes: Lanes::new(Arc::clone(&bell)),
+            waker: Waker::from(Arc::clone(&bell)),
             bell,
             clock: Arc::clone(&clock),
             ringer: Ringer::of_host(),
@@ -464,9 +468,9 @@ impl Engine {
 
     /// Starts a mapped job, once nobody else is changing what it changes.
     fn start(&mut self, index: JobIndex) {
-        let Self { jobs, wanted, kernel, bell, .. } = self;
+        let Self { jobs, wanted, kernel, waker, .. } = self;
         let job = jobs.get(index);
-        if hold_changes(job, wanted, kernel, bell) {
+        if hold_changes(job, wanted, kernel, waker) {
             job.phase = Phase::Transfer;
             self.begin_pieces(index);
             self.settle(index);

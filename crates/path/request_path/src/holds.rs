@@ -1,13 +1,13 @@
 //! What a job must hold before it may go on: ranges that nobody else changes meanwhile.
 //!
 //! Invariants: all or nothing, in the order of files and offsets, so that two jobs never wait for
-//! each other. Whoever gets nothing is woken through its bell and tries again.
+//! each other. Whoever gets nothing is woken through its bell and tries again (`block::RangeLock`).
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::task::Waker;
 
-use block::{FileId, Target};
-use kernel_io::{Kernel, Notifier, RangeGuard};
+use block::{FileId, RangeGuard, Target};
+use kernel_io::Kernel;
 
 use crate::job::Job;
 
@@ -37,7 +37,7 @@ pub(crate) fn hold_changes(
     job: &mut Job,
     wanted: &mut Wanted,
     kernel: &mut Kernel,
-    bell: &Arc<Notifier>,
+    waker: &Waker,
 ) -> bool {
     if !job.operation.is_change() {
         return true;
@@ -56,16 +56,16 @@ pub(crate) fn hold_changes(
         return true;
     }
     wanted.merge();
-    hold_all(job, wanted, |file, range| kernel.file(file).ranges().try_hold(range, bell))
+    hold_all(job, wanted, |file, range| kernel.file(file).ranges().try_lock(range, waker))
 }
 
 fn hold_all(
     job: &mut Job,
     wanted: &Wanted,
-    mut try_hold: impl FnMut(FileId, Range<u64>) -> Option<RangeGuard>,
+    mut try_lock: impl FnMut(FileId, Range<u64>) -> Option<RangeGuard>,
 ) -> bool {
     for (file, range) in &wanted.ranges {
-        match try_hold(*file, range.clone()) {
+        match try_lock(*file, range.clone()) {
             Some(guard) => job.holds.push(guard),
             None => {
                 job.holds.clear();

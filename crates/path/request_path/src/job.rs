@@ -6,9 +6,9 @@
 //! short.
 
 use block::{
-    After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Outcome, Piece, Token,
+    After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Piece, RangeGuard, Token,
 };
-use kernel_io::{RangeGuard, Tag};
+use kernel_io::Tag;
 
 use crate::seats::Ticket;
 use crate::staged::Staged;

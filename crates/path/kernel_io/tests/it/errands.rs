@@ -10,8 +10,8 @@ use block::{
     HostMemory, LaneIo, Operation, Piece, Target, Unmap,
 };
 use kernel_io::{
-    Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Locking, Notifier, OpenFile,
-    OpenOptions, Sharing,
+    Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Locking, OpenFile, OpenOptions,
+    Sharing,
 };
 use testkit::loop_device::LoopDevice;
 use testkit::report;
@@ -226,21 +226,21 @@ fn an_errand_waits_for_whoever_changes_its_block() {
     let device = LoopDevice::attach(&image(directory.path()), 4096).unwrap();
     let table = FileTable::default();
     let file = open(&table, device.path(), FileKind::BlockDevice, Caching::Direct);
-    let bell = Arc::new(Notifier::new().unwrap());
-    let held = table.get(file).ranges().try_hold(0..4096, &bell).unwrap();
-    let pieces = [piece(file, 0, 512, 512)];
+    let held = table.get(file).ranges().try_lock(0..4096, Waker::noop()).unwrap();
+    let pieces = || [piece(file, 0, 512, 512)];
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let zero = Operation::WriteZeroes(extent(512), Unmap::Keep, Durability::Cached);
-            run(&table, zero, &pieces, HostMemory::zeroed(0)).unwrap();
+            run(&table, zero, &pieces(), HostMemory::zeroed(0)).unwrap();
         });
         // Reads wait for nobody.
-        run(&table, Operation::Read(extent(512)), &pieces, HostMemory::zeroed(512)).unwrap();
+        run(&table, Operation::Read(extent(512)), &pieces(), HostMemory::zeroed(512)).unwrap();
         assert!(!writer.is_finished(), "the block is held");
         drop(held);
         writer.join().unwrap();
     });
-    assert!(table.get(file).ranges().try_hold(0..4096, &bell).is_some(), "it gave the block back");
+    let again = table.get(file).ranges().try_lock(0..4096, Waker::noop());
+    assert!(again.is_some(), "it gave the block back");
 }
 
 #[test]
