@@ -356,7 +356,10 @@ impl EventLoop {
             }
             Turn::Full => {
                 served.full = true;
-                self.full.push(key);
+                // From an earlier turn, if nothing had room since then.
+                if !self.full.contains(&key) {
+                    self.full.push(key);
+                }
             }
             Turn::Broken(fault) => self.broken(key, &*fault),
         }
