@@ -19,7 +19,7 @@ use block::{Access, Clock, Node};
 use kernel_io::{Caching, FileTable, Identity, OpenFile};
 use layers::{ThrottleGroup, ThrottleLimits};
 
-use crate::drivers::{Blockdev, Made, Making, NodeError, ThrottleGroups};
+use crate::drivers::{Blockdev, ChildNode, Made, Making, NamedChild, NodeError, ThrottleGroups};
 #[cfg(test)]
 use crate::model::NewNode;
 use crate::model::{
@@ -264,8 +264,13 @@ impl Graph {
         owner: Owner,
         made: &mut Vec<String>,
     ) -> Result<(), GraphError> {
-        for (name, inner) in blockdev.inner(name) {
-            self.build(inner, &name, Owner::Parent, made)?;
+        for NamedChild { key, node } in &blockdev.children {
+            match node {
+                ChildNode::Reference(child) => self.model.check_child(child, name)?,
+                ChildNode::Inline(inner) => {
+                    self.build(inner, &inner.name_below(name, key), Owner::Parent, made)?;
+                }
+            }
         }
         let mut blockdev = Cow::Borrowed(blockdev);
         let access = self.model.judge(&blockdev.entry(name, blockdev.edges(name), owner))?;

@@ -178,6 +178,11 @@ impl Model {
         Ok(access)
     }
 
+    /// Whether there is a node for that user to stand on. What is written inside the user later may have its name.
+    pub(crate) fn check_child(&self, child: &str, user: &str) -> Result<(), ModelFault> {
+        self.find_node(child, Some(user)).map(drop)
+    }
+
     /// Adds a node over those that are there.
     pub(crate) fn add_node(&mut self, new: NewNode<'_>) -> Result<(), ModelFault> {
         let access = self.judge(&new)?;

@@ -107,7 +107,7 @@ impl Children {
             return Ok(());
         }
         let given = self.fields.text_or_object(key)?;
-        self.add(key.to_owned(), given)
+        self.add(key.to_owned(), given).map(drop)
     }
 
     fn take_list(&mut self, key: &str, least: usize, most: usize) -> Result<(), Fault> {
@@ -119,18 +119,21 @@ impl Children {
         }
         let mut names = HashSet::new();
         for (index, given) in list.into_iter().enumerate() {
-            if let TextOrObject::Text(name) = &given
+            let name = match self.add(format!("{key}.{index}"), given)? {
+                ChildNode::Reference(name) => Some(name.clone()),
+                ChildNode::Inline(inner) => inner.node_name.clone(),
+            };
+            if let Some(name) = name
                 && !names.insert(name.clone())
             {
-                let (key, name) = (self.fields.path(key), name.clone());
+                let key = self.fields.path(key);
                 return Err(Fault::own(NodeFault::ChildTwice { key, name }));
             }
-            self.add(format!("{key}.{index}"), given)?;
         }
         Ok(())
     }
 
-    fn add(&mut self, key: String, given: TextOrObject) -> Result<(), Fault> {
+    fn add(&mut self, key: String, given: TextOrObject) -> Result<&ChildNode, Fault> {
         let node = match given {
             TextOrObject::Text(node_name) => ChildNode::Reference(node_name),
             TextOrObject::Object(_) if self.depth + 1 >= NESTING_MAX => {
@@ -143,6 +146,6 @@ impl Children {
             }
         };
         self.read.push(NamedChild { key, node });
-        Ok(())
+        Ok(&self.read.last().expect("it was just added").node)
     }
 }

@@ -43,14 +43,14 @@ pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
     }
     references::settle_null(&mut steps);
     let mut model = Model::default();
-    let mut admitted = 0;
-    for (step, word) in steps.iter().zip(&of) {
-        match references::admit(&mut model, step, &steps) {
-            Ok(()) => admitted += 1,
-            Err(error) => {
-                fault = Some(word.wrong(error));
-                break;
-            }
+    let mut admitted = steps.len();
+    for (place, (step, word)) in steps.iter().zip(&of).enumerate() {
+        // What comes behind a fault still says what is written.
+        if let Err(error) = references::admit(&mut model, step, &steps)
+            && place < admitted
+        {
+            admitted = place;
+            fault = Some(word.wrong(error));
         }
     }
     references::settle_read_only(&mut steps, &model);

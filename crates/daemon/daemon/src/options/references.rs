@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::plan::Step;
-use crate::drivers::{AutoReadOnly, Blockdev, ChildNode};
+use crate::drivers::{AutoReadOnly, Blockdev, ChildNode, NamedChild};
 use crate::model::{Edge, Model, ModelFault, NODE, ObjectName, Owner, way_down};
 use crate::syntax::{Fault, Hint, Takes, is_identifier, nearest};
 
@@ -41,36 +41,41 @@ pub(super) fn admit(model: &mut Model, step: &Step, all: &[Step]) -> Result<(), 
             admit_node(model, blockdev, &blockdev.name_below("", ""), Owner::Operator)
         }
         Step::Export(export) => {
-            check_reference(&export.node_name).and_then(|()| model.add_export(export.entry()))
+            check_reference(&export.node_name, None).and_then(|()| model.add_export(export.entry()))
         }
     };
     admitted.map_err(|fault| explain(fault, model, all))
 }
 
-/// Adds a node, and those inside it, from the bottom up.
+/// Adds a node, and those inside it, from the bottom up. Its children are looked at in order: what one names is there
+/// before the next one is made.
 fn admit_node(
     model: &mut Model,
     blockdev: &Blockdev,
     name: &str,
     owner: Owner,
 ) -> Result<(), ModelFault> {
-    for child in &blockdev.children {
-        if let ChildNode::Reference(child) = &child.node {
-            check_reference(child)?;
+    for NamedChild { key, node } in &blockdev.children {
+        match node {
+            ChildNode::Reference(child) => {
+                check_reference(child, Some(name))?;
+                model.check_child(child, name)?;
+            }
+            ChildNode::Inline(inner) => {
+                admit_node(model, inner, &inner.name_below(name, key), Owner::Parent)?;
+            }
         }
-    }
-    for (name, inner) in blockdev.inner(name) {
-        admit_node(model, inner, &name, Owner::Parent)?;
     }
     model.add_node(blockdev.entry(name, blockdev.edges(name), owner))
 }
 
 /// Nodes inside others that were given no name have one that nobody can give.
-fn check_reference(name: &str) -> Result<(), ModelFault> {
+fn check_reference(name: &str, user: Option<&str>) -> Result<(), ModelFault> {
     if is_identifier(name) {
         return Ok(());
     }
-    Err(ModelFault::NotFound { what: NODE, name: name.to_owned(), user: None })
+    let user = user.map(str::to_owned);
+    Err(ModelFault::NotFound { what: NODE, name: name.to_owned(), user })
 }
 
 /// Tells a name that comes too late from one that never comes, and a circle of names from both.

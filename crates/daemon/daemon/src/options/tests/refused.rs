@@ -339,6 +339,9 @@ fn steps_use_only_what_came_before() {
     refuse_line(&[&export, NULL], &format!("{written}: node 'n' {later}"));
     let raw = "raw,node-name=a,file=n";
     refuse_line(&["--blockdev", raw, NULL], &format!("--blockdev {raw}: node 'n' {later}"));
+    // Also inside a node: what its children name is there before the next one is made.
+    let image = "qcow2,node-name=a,file=x,backing.driver=raw,backing.node-name=x,backing.file=n";
+    refuse_line(&[NULL, "--blockdev", image], &format!("--blockdev {image}: node 'x' {later}"));
     let threaded = format!("vhost-user-blk,id=e,{ADDR},iothread=t");
     refuse_line(
         &[NULL, "--export", &threaded, "--object=iothread,id=t"],
@@ -388,6 +391,7 @@ fn nodes_that_would_stand_on_themselves_are_named_with_the_way() {
         "a -> b -> c -> c/file -> a",
     );
     refuse(&["raw,node-name=a,file.driver=raw,file.file=a"], "a/file -> a -> a/file");
+    refuse(&["raw,node-name=a,file.driver=raw,file.file=a/file"], "a/file -> a/file");
     // A circle that is not the first thing wrong is not what is said.
     let late = "raw,node-name=a,file=b";
     refuse_line(

@@ -48,6 +48,17 @@ fn children_that_make_no_stripe_are_refused() {
         &argument(",children.0=n,children.1.driver=null-co,children.2=n"),
         "parameter 'children' names node 'n' twice",
     );
+    // One node in two places, whoever names it first.
+    refuse(
+        "--blockdev",
+        &argument(",children.0.driver=null-co,children.0.node-name=x,children.1=x"),
+        "parameter 'children' names node 'x' twice",
+    );
+    refuse(
+        "--blockdev",
+        &argument(",children.0=x,children.1.driver=null-co,children.1.node-name=x"),
+        "parameter 'children' names node 'x' twice",
+    );
     refuse(
         "--blockdev",
         &argument(",children.0=n,children.1=m"),
