@@ -1,8 +1,8 @@
 //! The command line of `ringloom serve`: qemu-storage-daemon's, and a short form.
 //!
 //! Where it stands: the binary calls [`parse`] and hands the [`Plan`] to the daemon. An argument goes
-//! through two steps: as written (`words` and [`syntax`](crate::syntax)) and as valid (`object`, [`drivers`](crate::drivers),
-//! `export`, then `references` and the [`model`](crate::model) for what it refers to).
+//! through two steps: as written (`words` and `syntax`) and as valid (`object`, `drivers`,
+//! `export`, then `references` and the `model` for what it refers to).
 //!
 //! Invariants: what ringloom does not do yet is refused by name, never accepted and ignored.
 //! Not here: the help texts ([`help`](crate::help)), building what was asked for (the graph).
