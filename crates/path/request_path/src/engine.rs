@@ -307,6 +307,17 @@ impl Engine {
         self.pieces_open += pieces;
         self.lanes.opened_pieces(lane, pieces);
         for mapping in &mappings {
+            if let Answer::Now(range) = mapping.answer {
+                let job = self.jobs.get(JobIndex::of(mapping.token));
+                job.operation = mapping.operation;
+                job.after = mapping.after;
+                job.behind_end = mapping.behind_end;
+                job.pieces.extend_from_slice(self.pieces.get(range));
+            }
+        }
+        // With the last of them a lane may be closed, and nothing may keep its memory then.
+        self.pieces.clear();
+        for mapping in &mappings {
             let index = JobIndex::of(mapping.token);
             match mapping.answer {
                 Answer::Refused(kind) => self.refused(index, kind),
@@ -314,20 +325,14 @@ impl Engine {
                     held += 1;
                     bytes += self.jobs.get(index).memory.count();
                 }
-                Answer::Now(range) => {
-                    let job = self.jobs.get(index);
-                    job.operation = mapping.operation;
-                    job.after = mapping.after;
-                    job.behind_end = mapping.behind_end;
-                    job.pieces.extend_from_slice(self.pieces.get(range));
-                    job.phase = Phase::Start;
+                Answer::Now(_) => {
+                    self.jobs.get(index).phase = Phase::Start;
                     self.start(index);
                 }
             }
         }
         mappings.clear();
         self.mappings = mappings;
-        self.pieces.clear();
         (held, bytes)
     }
 
