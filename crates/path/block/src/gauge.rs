@@ -48,7 +48,7 @@ impl<S> Deref for Gauges<S> {
     }
 }
 
-/// The one who counts.
+/// The one who counts, and sees the set as readers do.
 ///
 /// There is no second one:
 /// ```compile_fail
@@ -66,6 +66,14 @@ impl<S> Deref for Gauges<S> {
 /// ```
 #[derive(Debug, Default)]
 pub struct GaugeWriter<S>(Arc<Lines<S>>);
+
+impl<S> Deref for GaugeWriter<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.0.0
+    }
+}
 
 impl<S> GaugeWriter<S> {
     /// The set, for readers.

@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn times_add_up_and_a_look_without_a_clock_counts_as_looks_did_before() {
-        let writer = GaugeWriter::default();
-        let gauges: Gauges<LoopGauges> = writer.gauges();
+        let writer = GaugeWriter::<LoopGauges>::default();
+        let gauges = writer.gauges();
         let start = SystemClock.now();
         let at = |us| start + Duration::from_micros(us);
         let mut times = Times::new(writer, start);

@@ -10,7 +10,7 @@ use request_path::Engine;
 
 use crate::command::{Command, Inbox};
 use crate::event_loop::EventLoop;
-use crate::gauges::IothreadUse;
+use crate::gauges::{IothreadUse, LoopGauges};
 use crate::looker::{Looker, Polling};
 use crate::polling::PollSettings;
 
@@ -100,7 +100,7 @@ impl Iothread {
                 match engine {
                     Ok(engine) => {
                         tracing::info!("iothread {own_name}: {}", engine.waits_with());
-                        let gauges = GaugeWriter::default();
+                        let gauges = GaugeWriter::<LoopGauges>::default();
                         let usage = IothreadUse::new(gauges.gauges(), stat);
                         ready.send(Ok(usage)).expect("the starter waits");
                         let looker = Looker::new(settings, polling);

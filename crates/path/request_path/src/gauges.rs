@@ -27,7 +27,7 @@ const BUCKETS: usize = OCTAVES * PARTS;
 const TICK_SHIFT: u32 = 8;
 
 /// What one source has done since it was made, wherever it was served.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SourceGauges {
     /// Reads that were answered.
     pub reads: Gauge,
@@ -57,31 +57,6 @@ pub struct SourceGauges {
     pub latency: Latency,
 }
 
-impl Default for SourceGauges {
-    fn default() -> Self {
-        let [reads, writes, flushes, discards, write_zeroes, errors, read_bytes] =
-            std::array::from_fn(|_| Gauge::default());
-        let [written_bytes, in_flight, turns, turns_cut, turn_ns] =
-            std::array::from_fn(|_| Gauge::default());
-        let latency = Latency(std::array::from_fn(|_| Gauge::default()));
-        Self {
-            reads,
-            writes,
-            flushes,
-            discards,
-            write_zeroes,
-            errors,
-            read_bytes,
-            written_bytes,
-            in_flight,
-            turns,
-            turns_cut,
-            turn_ns,
-            latency,
-        }
-    }
-}
-
 /// A histogram of how long requests took, from when they were taken until their answer was ready to be shown.
 ///
 /// A request that left for the kernel, or is held, counts from when its batch was submitted: too short by the time of
@@ -89,6 +64,12 @@ impl Default for SourceGauges {
 /// bucket is at most a quarter as wide as what is in it is long.
 #[derive(Debug)]
 pub struct Latency([Gauge; BUCKETS]);
+
+impl Default for Latency {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Gauge::default()))
+    }
+}
 
 impl Latency {
     /// The requests that took at least the first and less than the second, for all that are not empty, in order.
@@ -179,7 +160,7 @@ impl Meter {
 
     /// A turn is over, after which so many requests are open.
     pub(crate) fn show(&mut self, counters: &Counters, in_flight: usize, is_cut: bool) {
-        if self.shown == *counters && self.writer.gauges().in_flight.get() == in_flight as u64 {
+        if self.shown == *counters && self.writer.in_flight.get() == in_flight as u64 {
             return;
         }
         self.shown = *counters;

@@ -127,10 +127,9 @@ impl<F: FrontEnd> Served<F> {
         self.meter.gauges()
     }
 
-    /// The time.
-    fn now(&mut self, engine: &Engine) -> Ticks {
-        let now = engine.now();
-        Ticks::after(now.saturating_duration_since(*self.epoch.get_or_insert(now)))
+    /// A time as requests have it.
+    fn ticks(&mut self, at: Instant) -> Ticks {
+        Ticks::after(at.saturating_duration_since(*self.epoch.get_or_insert(at)))
     }
 
     /// Requests taken from the client and not yet answered.
@@ -219,7 +218,7 @@ impl<F: FrontEnd> Served<F> {
     /// What was not over at once is worth a look at the clock.
     fn time_new(&mut self, engine: &Engine) {
         if self.open.has_untimed() {
-            let now = self.now(engine);
+            let now = self.ticks(engine.now());
             self.open.time(now);
         }
     }
@@ -302,7 +301,7 @@ impl<F: FrontEnd> Served<F> {
     /// Takes back what is finished here.
     fn collect_here(&mut self, engine: &mut Engine) {
         let seat = self.home().seat;
-        self.open.now = self.open.are_timed().then(|| self.now(engine));
+        self.open.now = self.open.are_timed().then(|| self.ticks(engine.now()));
         let Self { front, open, meter, finished, .. } = self;
         engine.take_finished(seat, finished);
         for (slot, outcome) in finished.drain(..) {
@@ -363,7 +362,7 @@ impl<F: FrontEnd> Source for Served<F> {
 
     fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
         let sampled = self.meter.is_sampled().then(|| engine.now());
-        self.open.begin = sampled.map(|_| self.now(engine));
+        self.open.begin = sampled.map(|begun| self.ticks(begun));
         self.collect(engine);
         let turn =
             if self.start_waiting(engine) { self.take_new(engine, appetite) } else { Turn::Full };
