@@ -6,30 +6,18 @@
 
 use anyhow::Result;
 
-use crate::steps::{Workspace, cargo_step, must_succeed};
+use crate::steps::{Workspace, cargo_step, run_program};
 
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
-    cargo_step(
-        workspace,
-        "build",
-        &["build", "--release", "-p", "ringloom", "-p", "testkit"],
-        &[],
-    )?;
-    let target = workspace.target_dir();
-    let release = target.join("release");
-    let mut ringloom = release.join("ringloom");
+    let mut ringloom = workspace.release_dir().join("ringloom");
     if arguments.iter().any(|it| it == "--steps") {
-        let beside = target.join("crash");
+        let beside = workspace.target_dir().join("crash");
         let directory = beside.to_string_lossy();
         let build = "build --release -p ringloom --features fault-points --target-dir";
         let build: Vec<&str> = build.split(' ').chain([&*directory]).collect();
         cargo_step(workspace, "build with steps", &build, &[])?;
         ringloom = beside.join("release/ringloom");
     }
-    let mut command = std::process::Command::new(release.join("ringloom-crash"));
-    command.current_dir(&workspace.root);
-    if !arguments.iter().any(|it| it.split('=').next() == Some("--ringloom")) {
-        command.arg("--ringloom").arg(ringloom);
-    }
-    must_succeed(command.args(arguments))
+    let defaults = [("--ringloom", ringloom)];
+    run_program(workspace, &["ringloom", "testkit"], "ringloom-crash", &defaults, arguments)
 }

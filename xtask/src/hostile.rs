@@ -4,20 +4,9 @@
 
 use anyhow::Result;
 
-use crate::steps::{Workspace, cargo_step, must_succeed};
+use crate::steps::{Workspace, run_program};
 
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
-    cargo_step(
-        workspace,
-        "build",
-        &["build", "--release", "-p", "ringloom", "-p", "testkit"],
-        &[],
-    )?;
-    let release = workspace.target_dir().join("release");
-    let mut command = std::process::Command::new(release.join("ringloom-hostile"));
-    command.current_dir(&workspace.root);
-    if !arguments.iter().any(|it| it.split('=').next() == Some("--ringloom")) {
-        command.arg("--ringloom").arg(release.join("ringloom"));
-    }
-    must_succeed(command.args(arguments))
+    let defaults = [("--ringloom", workspace.release_dir().join("ringloom"))];
+    run_program(workspace, &["ringloom", "testkit"], "ringloom-hostile", &defaults, arguments)
 }

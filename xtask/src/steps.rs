@@ -52,6 +52,11 @@ impl Workspace {
         std::env::var_os("CARGO_TARGET_DIR")
             .map_or_else(|| self.root.join("target"), |it| self.root.join(it))
     }
+
+    /// Where cargo puts programs that are built with optimisation.
+    pub(crate) fn release_dir(&self) -> PathBuf {
+        self.target_dir().join("release")
+    }
 }
 
 /// Runs one named step.
@@ -89,6 +94,27 @@ pub(crate) fn cargo_step(
         command.envs(environment.iter().copied());
         must_succeed(&mut command)
     })
+}
+
+/// Builds these packages with optimisation and runs a program of theirs, with its output on the terminal, these
+/// arguments, and a default for each of these options that they do not name.
+pub(crate) fn run_program(
+    workspace: &Workspace,
+    packages: &[&str],
+    program: &str,
+    defaults: &[(&str, PathBuf)],
+    arguments: &[String],
+) -> Result<()> {
+    let mut build = vec!["build", "--release"];
+    build.extend(packages.iter().flat_map(|&package| ["-p", package]));
+    cargo_step(workspace, "build", &build, &[])?;
+    let mut command = Command::new(workspace.release_dir().join(program));
+    command.current_dir(&workspace.root);
+    let is_named = |option| arguments.iter().any(|it| it.split('=').next() == Some(option));
+    for (option, value) in defaults.iter().filter(|(option, _)| !is_named(*option)) {
+        command.arg(option).arg(value);
+    }
+    must_succeed(command.args(arguments))
 }
 
 /// Runs a command with its output on the terminal; any exit but 0 is an error.
