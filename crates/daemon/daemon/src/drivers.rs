@@ -23,7 +23,7 @@ mod throttle;
 
 pub(crate) use base::{AutoReadOnly, BASE_HELP, BaseOptions};
 pub(crate) use driver::{Driver, Made, Making, NamedFile, NodeError, ThrottleGroups};
-pub(crate) use files::{check_files, directory, file_kind, open_fault, waiting_for};
+pub(crate) use files::{check_files, directory, file_kind, open_fault};
 pub(crate) use node::{Blockdev, ChildNode, NamedChild};
 pub(crate) use read::parse;
 pub(crate) use table::{ALL, format, formats};

@@ -1,11 +1,14 @@
 //! Says what the first thread waits for, if it waits for long: a disk that hangs keeps it in a system call, where it
 //! can say nothing.
 //!
-//! Threads: one, from the start to the end of the process; before it is started nothing is said.
+//! Threads: one, from the start to the end of the process ([`Watch`]); before there is a log, one for each wait
+//! ([`waiting_for`]).
 //! Limits: [`TOLD_AFTER`], and what [`Watch::set_limit`] says.
 
-use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use block::{Clock, SystemClock};
@@ -13,7 +16,7 @@ use block::{Clock, SystemClock};
 use crate::log::Log;
 
 /// How long storage may take to answer before that is said.
-pub(crate) const TOLD_AFTER: Duration = Duration::from_secs(3);
+const TOLD_AFTER: Duration = Duration::from_secs(3);
 
 /// What the first thread waits for now.
 #[derive(Debug, Default)]
@@ -40,7 +43,7 @@ impl Watch {
     /// Begins to watch, and to say it there.
     pub(crate) fn start(self: &Arc<Self>, log: &Arc<Log>) -> io::Result<()> {
         let (watch, log) = (Arc::clone(self), Arc::clone(log));
-        std::thread::Builder::new().name("watch".to_owned()).spawn(move || watch.run(&log))?;
+        thread::Builder::new().name("watch".to_owned()).spawn(move || watch.run(&log))?;
         Ok(())
     }
 
@@ -73,11 +76,7 @@ impl Watch {
                     let passed = SystemClock.now().duration_since(wait.since);
                     if passed >= TOLD_AFTER && !wait.is_told {
                         wait.is_told = true;
-                        let seconds = TOLD_AFTER.as_secs();
-                        tracing::warn!(
-                            "{}: its storage has not answered for {seconds} s; waiting",
-                            wait.what
-                        );
+                        tracing::warn!("{}", still_waiting(&wait.what));
                     }
                     if limit.is_some_and(|limit| passed >= limit) {
                         // With the lock, so that the first thread does not go on any more.
@@ -106,4 +105,32 @@ fn end(what: &str, passed: Duration, log: &Log) {
     );
     log.settle();
     signal_hook::low_level::exit(1);
+}
+
+/// Does something that waits for a file's storage, and says so if it takes long: there is no log yet, and the process may
+/// be in a system call that only SIGKILL ends.
+pub(crate) fn waiting_for<T>(path: &Path, work: impl FnOnce() -> T) -> T {
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        // Where no thread can be had, nothing is said.
+        let teller = thread::Builder::new().spawn_scoped(scope, move || {
+            if is_done.recv_timeout(TOLD_AFTER) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let told = writeln!(io::stderr(), "{}", still_waiting(&path.to_string_lossy()));
+                // There is nobody else to tell.
+                drop(told);
+            }
+        });
+        let result = work();
+        drop(done);
+        // Its end comes before the process forks, which the end of the scope does not wait for.
+        if let Ok(teller) = teller {
+            teller.join().expect("it does not panic");
+        }
+        result
+    })
+}
+
+fn still_waiting(what: &str) -> String {
+    let seconds = TOLD_AFTER.as_secs();
+    format!("{what}: its storage has not answered for {seconds} s; waiting")
 }

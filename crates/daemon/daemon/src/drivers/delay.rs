@@ -21,6 +21,7 @@ use super::driver::{
 use super::{files, raw};
 use crate::model::ChildRole;
 use crate::syntax::{Fault, Fields, Key, Keys, Takes, Union, optional, required};
+use crate::watch::waiting_for;
 
 /// `driver=delay`.
 pub(super) static DELAY: Driver = Driver {
@@ -156,7 +157,7 @@ fn distribution((name, mut fields): (&'static str, Fields)) -> Result<Distributi
         "exponential" => Distribution::Exponential { mean: latency(&MEAN)? },
         "histogram" => {
             let path = PathBuf::from(fields.required_text(FILENAME.name)?);
-            Distribution::Histogram(histogram(&path)?)
+            Distribution::Histogram(waiting_for(&path, || histogram(&path))?)
         }
         _ => Distribution::Fixed(latency(&LATENCY)?),
     })

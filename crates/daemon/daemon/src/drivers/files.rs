@@ -3,19 +3,17 @@
 //! Invariants: a disk's file is opened here only to learn that it can be; nothing is read from it, and nothing is written.
 //! Not here: which files a driver opens (its file), locks, sizes and alignment (the graph).
 
-use std::fs::{Metadata, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::thread;
 
 use kernel_io::FileKind;
 
 use super::driver::HostFile;
 use super::node::Blockdev;
 use crate::syntax::Fault;
-use crate::watch::TOLD_AFTER;
+use crate::watch;
 
 /// What is wrong with a file.
 #[derive(Debug, thiserror::Error)]
@@ -57,16 +55,16 @@ pub(crate) enum FileFault {
 pub(crate) fn check_files(blockdev: &Blockdev) -> Result<(), Fault> {
     blockdev.nodes().into_iter().try_for_each(|node| {
         let files = node.options.needs().files;
-        files.iter().try_for_each(|file| check(node, file)).map_err(Fault::own)
+        let mut checked =
+            files.iter().map(|file| watch::waiting_for(file.path, || check(node, file)));
+        checked.try_for_each(|result| result.map_err(Fault::own))
     })
 }
 
 fn check(node: &Blockdev, file: &HostFile<'_>) -> Result<(), FileFault> {
     // The type comes first: opening a FIFO would wait for its other end.
     check_kind(node.driver.name, file)?;
-    let open = |write| {
-        waiting_for(file.path, || OpenOptions::new().read(true).write(write).open(file.path))
-    };
+    let open = |write| OpenOptions::new().read(true).write(write).open(file.path);
     let (path, can_read) = (file.path.to_owned(), || open(false).is_ok());
     match open(!node.base.read_only) {
         Ok(_file) => Ok(()),
@@ -102,8 +100,7 @@ pub(crate) fn directory(path: &Path) -> Result<PathBuf, FileFault> {
 /// What a file is; `None` if it cannot hold a disk. A directory is an error of its own, as in
 /// QEMU.
 pub(crate) fn file_kind(path: &Path) -> Result<Option<FileKind>, FileFault> {
-    let metadata = waiting_for(path, || path.metadata());
-    let metadata: Metadata = metadata.map_err(|cause| open_fault(path, cause))?;
+    let metadata = path.metadata().map_err(|cause| open_fault(path, cause))?;
     if metadata.is_dir() {
         return Err(open_fault(path, ErrorKind::IsADirectory.into()));
     }
@@ -112,33 +109,6 @@ pub(crate) fn file_kind(path: &Path) -> Result<Option<FileKind>, FileFault> {
         return Ok(Some(FileKind::Regular));
     }
     Ok(kind.is_block_device().then_some(FileKind::BlockDevice))
-}
-
-/// Does something that waits for a file's storage, and says so if it takes long: there is no log yet, and the process may
-/// be in a system call that only SIGKILL ends.
-pub(crate) fn waiting_for<T>(path: &Path, work: impl FnOnce() -> T) -> T {
-    let (done, is_done) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        // Where no thread can be had, nothing is said.
-        let teller = thread::Builder::new().spawn_scoped(scope, move || {
-            if is_done.recv_timeout(TOLD_AFTER) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let (path, seconds) = (path.display(), TOLD_AFTER.as_secs());
-                let told = writeln!(
-                    io::stderr(),
-                    "{path}: its storage has not answered for {seconds} s; waiting"
-                );
-                // There is nobody else to tell.
-                drop(told);
-            }
-        });
-        let result = work();
-        drop(done);
-        // Its end comes before the process forks, which the end of the scope does not wait for.
-        if let Ok(teller) = teller {
-            teller.join().expect("it does not panic");
-        }
-        result
-    })
 }
 
 /// A file that cannot be opened.

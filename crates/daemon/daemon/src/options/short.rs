@@ -18,6 +18,7 @@ use super::plan::{ExportOptions, Object, ObjectKind, PollOptions, SocketOptions,
 use super::words::{Name, ShortName, Word};
 use crate::drivers::{self, BaseOptions, Blockdev, Driver};
 use crate::syntax::{Convert, Fault, nearest, parse_flag, parse_number};
+use crate::watch::waiting_for;
 
 /// The most iothreads of the short form: four times what QEMU's own advice tops out at. More can
 /// be had in the long form.
@@ -83,7 +84,8 @@ pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
     if short.format.is_none() {
         check_name(&short.image).map_err(|fault| image(Fault::own(fault)))?;
     }
-    let kind = drivers::file_kind(&short.image).map_err(|fault| image(Fault::own(fault)))?;
+    let kind = waiting_for(&short.image, || drivers::file_kind(&short.image));
+    let kind = kind.map_err(|fault| image(Fault::own(fault)))?;
     let kind = kind.ok_or_else(|| image(Fault::own(ImageFault::NeitherFileNorDevice)))?;
     if short.format.is_none() {
         check_head(&short.image).map_err(image)?;
@@ -107,7 +109,7 @@ fn check_name(path: &Path) -> Result<(), ImageFault> {
 
 /// Refuses a file whose first bytes say that it is an image format, as [`check_name`] does. Nothing else of it is read.
 fn check_head(path: &Path) -> Result<(), Fault> {
-    let head = drivers::waiting_for(path, || formats::of_head(path));
+    let head = waiting_for(path, || formats::of_head(path));
     match head.map_err(|cause| Fault::own(drivers::open_fault(path, cause)))? {
         Some(format) => {
             let reason = "by its first bytes".to_owned();
