@@ -336,7 +336,7 @@ impl Graph {
     /// Whether direct I/O reaches the end of what a node has opened. Whoever shows its bytes asks.
     fn check_end(&self, name: &str) -> Result<(), GraphError> {
         if let Some(file) = &self.vertices[name].made.file {
-            let (alignment, bytes) = (file.offset_alignment(), file.bytes());
+            let (alignment, bytes) = (file.medium().alignments().offset, file.bytes());
             // What 512-byte blocks need is checked by the export, which has a say in the block size.
             let direct = file.caching() == Caching::Direct;
             if direct && alignment > 512 && !bytes.is_multiple_of(alignment.into()) {

@@ -428,7 +428,7 @@ fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
 fn flush(files: &FileTable, watch: &Watch) -> Result<(), ServeError> {
     let mut result = Ok(());
     // What another process owns, it flushes.
-    for file in files.all().iter().filter(|file| file.owner() == Owner::This) {
+    for file in files.all().iter().filter(|file| file.medium().owner() == Owner::This) {
         let what = format!("disk {}: last flush", file.path().display());
         if let Err(source) = watch.during(what, || file.sync())
             && result.is_ok()

@@ -83,7 +83,7 @@ impl Node for FileNode {
         let least = NonZeroU32::new(512).expect("512 is not zero");
         let at_least = |value: u32| NonZeroU32::new(value).map_or(least, |value| value.max(least));
         Limits {
-            request_alignment: at_least(self.file.offset_alignment()),
+            request_alignment: at_least(self.file.medium().alignments().offset),
             physical_block: at_least(self.file.physical_block()),
             discard: self.discard == DiscardPolicy::Unmap,
             discard_granularity: at_least(self.file.discard_granularity()),

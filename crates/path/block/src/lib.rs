@@ -17,12 +17,14 @@ mod errand;
 mod extent;
 mod gauge;
 mod hold_queue;
+mod medium;
 mod node;
 mod operation;
 mod permission;
 mod pieces;
 mod range_lock;
 mod rate;
+mod sync_turns;
 
 pub use answer_memory::{AnswerMemory, AnswerMemoryFull};
 pub use buffers::{Buffers, HostMemory, Segment};
@@ -33,6 +35,7 @@ pub use errand::{Errand, ErrandDone, ErrandRunner, LaneIo};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use hold_queue::HoldQueue;
+pub use medium::{Alignments, Medium, StableWrites};
 pub use node::{
     After, Answer, BehindEnd, Due, Lane, LaneError, LeafLane, Limits, Mapping, Node, Token, Told,
     known_as,
@@ -42,3 +45,4 @@ pub use permission::{Permission, Permissions};
 pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
 pub use range_lock::{RangeGuard, RangeLock};
 pub use rate::SentenceRate;
+pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::calls::change;
 use crate::judgement::RETRIES_MAX;
-use crate::space::{Space, Step, whole_blocks};
+use crate::space::{Space, Step};
 use crate::{Allocation, FileTable, IoFailure, Notifier, OpenFile};
 
 /// The most bytes of one call.
@@ -64,7 +64,7 @@ fn carry_out(
                     touched.push(file);
                 }
                 let open = table.get(file);
-                if operation.is_change() && open.owner() == Owner::Other {
+                if operation.is_change() && open.medium().owner() == Owner::Other {
                     let (path, name) = (open.path().display(), operation.name());
                     tracing::error!("disk {path}: {name} refused: another process owns the image");
                     return Err(FailKind::Io);
@@ -147,16 +147,14 @@ impl Part<'_> {
     /// Waits until nobody else changes these blocks, if there are changes that rewrite more than they
     /// were asked to.
     fn hold(&self) -> Result<Option<RangeGuard>, IoFailure> {
-        let alignment = u64::from(self.file.offset_alignment());
-        if alignment <= block::SECTOR_BYTES {
+        let medium = self.file.medium();
+        let Some(blocks) = medium.blocks_to_lock(&(self.at..self.at + self.count)) else {
             return Ok(None);
-        }
-        let start = self.at - self.at % alignment;
-        let end = (self.at + self.count).next_multiple_of(alignment);
+        };
         let bell = Arc::new(Notifier::new().map_err(|error| self.failure_of(&error))?);
         let waker = Waker::from(Arc::clone(&bell));
         loop {
-            if let Some(guard) = self.file.ranges().try_lock(start..end, &waker) {
+            if let Some(guard) = medium.ranges().try_lock(blocks.clone(), &waker) {
                 return Ok(Some(guard));
             }
             bell.wait().map_err(|error| self.failure_of(&error))?;
@@ -170,7 +168,7 @@ impl Part<'_> {
 
     fn zero(&self, how: Allocation) -> Result<(), IoFailure> {
         let bytes = self.at..self.at + self.count;
-        let whole = whole_blocks(&bytes, u64::from(self.file.allocation_alignment()));
+        let whole = self.file.medium().allocation_blocks(&bytes);
         for end in [bytes.start..whole.start, whole.end..bytes.end] {
             self.part(end.start, end.end - end.start).transfer(Transfer::Zero)?;
         }
@@ -189,7 +187,7 @@ impl Part<'_> {
     /// Discards or zeroes the whole blocks inside.
     fn allocate(&self, goal: Allocation) -> Result<(), IoFailure> {
         let bytes = self.at..self.at + self.count;
-        let whole = whole_blocks(&bytes, u64::from(self.file.allocation_alignment()));
+        let whole = self.file.medium().allocation_blocks(&bytes);
         if whole.is_empty() {
             return Ok(());
         }
@@ -217,7 +215,7 @@ impl Part<'_> {
 
     /// Moves the bytes chunk by chunk through memory that suits direct I/O.
     fn transfer(&self, mut transfer: Transfer<'_>) -> Result<(), IoFailure> {
-        let alignment = u64::from(self.file.offset_alignment());
+        let alignment = u64::from(self.file.medium().alignments().offset);
         let most = self.count.saturating_add(2 * alignment).next_multiple_of(alignment);
         let mut stage = HostMemory::zeroed(in_memory(most.min(STAGE_BYTES)));
         let mut done = 0;
@@ -262,7 +260,7 @@ impl Part<'_> {
 
     /// Reads up to the end of the file; says how much that was.
     fn read(&self, blocks: &mut [u8], at: u64) -> Result<usize, IoFailure> {
-        let alignment = self.file.offset_alignment() as usize;
+        let alignment = self.file.medium().alignments().offset as usize;
         let mut found = 0;
         while found < blocks.len() {
             let place = at + found as u64;

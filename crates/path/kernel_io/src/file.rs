@@ -13,8 +13,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 
-use block::{Owner, RangeLock};
+use block::{Alignments, Medium, Owner, StableWrites, SyncTurn};
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -26,7 +27,7 @@ use crate::image_lock::Locking;
 use crate::native::Native;
 use crate::space::MissingWays;
 use crate::uring::Uring;
-use crate::{BOUNCE_BYTES, KernelError, Notifier, SyncTurn, SyncTurns, queue_limits};
+use crate::{BOUNCE_BYTES, KernelError, Notifier, queue_limits};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
@@ -74,6 +75,7 @@ fn has_magic(fd: BorrowedFd<'_>, magics: [u64; 2]) -> bool {
 /// An open file and what I/O on it needs.
 #[derive(Debug)]
 pub struct OpenFile {
+    medium: Medium,
     path: PathBuf,
     fd: OwnedFd,
     /// See [`OpenFile::measure`].
@@ -84,15 +86,9 @@ pub struct OpenFile {
     flushes: Flushes,
     residence: Residence,
     caches_writes_at_once: bool,
-    memory_alignment: u32,
-    offset_alignment: u32,
-    allocation_alignment: u32,
     physical_block: u32,
     discard_granularity: u32,
-    ranges: RangeLock,
     missing_ways: MissingWays,
-    sync_turns: SyncTurns,
-    failed_sync: AtomicBool,
     identity: Identity,
     locking: Locking,
     /// Held while what this description has locked is changed.
@@ -145,13 +141,14 @@ impl OpenFile {
         let stat = rustix::fs::fstat(&fd).map_err(cause)?;
         check_kind(path, options.kind, stat.st_mode)?;
         let bytes = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(cause)?;
-        let alignment = Alignment::ask(fd.as_fd(), options).map_err(cause)?;
-        if alignment.offset as usize > BOUNCE_BYTES || alignment.memory as usize > BOUNCE_ALIGNMENT
-        {
-            let (memory, offset) = (alignment.memory, alignment.offset);
+        let BlockSizes { alignments, physical_block, discard_granularity } =
+            BlockSizes::ask(fd.as_fd(), options).map_err(cause)?;
+        let Alignments { memory, offset, .. } = alignments;
+        if offset as usize > BOUNCE_BYTES || memory as usize > BOUNCE_ALIGNMENT {
             return Err(OpenError::Alignment { path: path.clone(), memory, offset });
         }
         Ok(Self {
+            medium: medium(path, alignments, options.caching),
             path: path.clone(),
             residence: Residence::ask(fd.as_fd()),
             caches_writes_at_once: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
@@ -161,15 +158,9 @@ impl OpenFile {
             caching: options.caching,
             aio: options.aio,
             flushes: options.flushes,
-            memory_alignment: alignment.memory,
-            offset_alignment: alignment.offset,
-            allocation_alignment: alignment.allocation,
-            physical_block: alignment.physical_block,
-            discard_granularity: alignment.discard_granularity,
-            ranges: RangeLock::default(),
+            physical_block,
+            discard_granularity,
             missing_ways: MissingWays::default(),
-            sync_turns: SyncTurns::default(),
-            failed_sync: AtomicBool::new(false),
             identity: Identity::of(&stat),
             locking: options.lock.locking,
             locks: Mutex::default(),
@@ -194,6 +185,7 @@ impl OpenFile {
         // Without the kernel's answer it is like no other file.
         let identity = rustix::fs::fstat(&fd).map_or(Identity(0, 0), |stat| Identity::of(&stat));
         Self {
+            medium: medium(&path, Alignments::NONE, Caching::Buffered),
             path,
             identity,
             locking: Locking::Off,
@@ -207,22 +199,22 @@ impl OpenFile {
             caching: Caching::Buffered,
             aio,
             flushes: Flushes::Obeyed,
-            memory_alignment: 1,
-            offset_alignment: 1,
-            allocation_alignment: 1,
             physical_block: 512,
             discard_granularity: 1,
-            ranges: RangeLock::default(),
             missing_ways: MissingWays::default(),
-            sync_turns: SyncTurns::default(),
-            failed_sync: AtomicBool::new(false),
         }
     }
 
     /// The same file, on which places and lengths must be multiples of so many bytes, a power of two.
     #[must_use]
     pub fn with_alignment(self, bytes: u32) -> Self {
-        Self { offset_alignment: bytes, ..self }
+        let alignments = Alignments { offset: bytes, ..self.medium.alignments() };
+        Self { medium: medium(&self.path, alignments, self.caching), ..self }
+    }
+
+    /// What does not depend on its being a file.
+    pub fn medium(&self) -> &Medium {
+        &self.medium
     }
 
     /// Where it was opened.
@@ -248,7 +240,7 @@ impl OpenFile {
         let found = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
         Ok(match self.kind {
             FileKind::BlockDevice => found,
-            FileKind::Regular => found - found % u64::from(self.offset_alignment),
+            FileKind::Regular => found - found % u64::from(self.medium.alignments().offset),
         })
     }
 
@@ -277,22 +269,6 @@ impl OpenFile {
         self.caches_writes_at_once
     }
 
-    /// What memory addresses must be a multiple of, in bytes; a power of two.
-    pub fn memory_alignment(&self) -> u32 {
-        self.memory_alignment
-    }
-
-    /// What places, and the lengths of all memory segments, must be a multiple of, in bytes; a
-    /// power of two.
-    pub fn offset_alignment(&self) -> u32 {
-        self.offset_alignment
-    }
-
-    /// What ranges that are punched or zeroed must be a multiple of, in bytes; a power of two.
-    pub fn allocation_alignment(&self) -> u32 {
-        self.allocation_alignment
-    }
-
     /// The physical block size in bytes, for the guest's topology.
     pub fn physical_block(&self) -> u32 {
         self.physical_block
@@ -307,28 +283,6 @@ impl OpenFile {
     /// How it cannot discard or zero, as far as that was tried.
     pub(crate) fn missing_ways(&self) -> &MissingWays {
         &self.missing_ways
-    }
-
-    /// Which ranges are being changed now. Only used where a change can need a read-modify-write.
-    pub fn ranges(&self) -> &RangeLock {
-        &self.ranges
-    }
-
-    /// Notes that a sync has failed. The page cache forgets such data, so no later sync of this
-    /// description may succeed.
-    pub fn remember_failed_sync(&self) {
-        // A lone flag: nothing else is published by it.
-        self.failed_sync.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether a sync has ever failed.
-    pub fn has_failed_sync(&self) -> bool {
-        self.failed_sync.load(Ordering::Relaxed)
-    }
-
-    /// Whose turn it is to sync, and whom a sync has served.
-    pub fn sync_turns(&self) -> &SyncTurns {
-        &self.sync_turns
     }
 
     /// Which image it is, whatever its path.
@@ -355,7 +309,7 @@ impl OpenFile {
         }
         self.measure()?;
         // Another process that owns the description has the same page cache.
-        if self.caching == Caching::Buffered && self.owner() == Owner::This {
+        if self.caching == Caching::Buffered && self.medium.owner() == Owner::This {
             // What is dirty cannot be dropped.
             self.sync_all()?;
             rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed)?;
@@ -377,21 +331,22 @@ impl OpenFile {
     /// [`OpenFile::sync`] does.
     pub fn sync_all(&self) -> io::Result<()> {
         let bell = Arc::new(Notifier::new()?);
-        let ticket = self.sync_turns.ticket();
+        let waker = Waker::from(Arc::clone(&bell));
+        let ticket = self.medium.sync_turns().ticket();
         let turn = loop {
-            match self.sync_turns.try_begin(ticket, &bell) {
+            match self.medium.sync_turns().try_begin(ticket, &waker) {
                 SyncTurn::Over => break None,
                 SyncTurn::Mine(turn) => break Some(turn),
                 SyncTurn::Wait => bell.wait()?,
             }
         };
-        if self.has_failed_sync() {
+        if self.medium.has_failed_sync() {
             return Err(io::Error::other("an earlier flush failed and its data may be lost"));
         }
         let Some(turn) = turn else { return Ok(()) };
         let synced = rustix::fs::fdatasync(&self.fd);
         if synced.is_err() {
-            self.remember_failed_sync();
+            self.medium.remember_failed_sync();
         }
         turn.done();
         Ok(synced?)
@@ -431,16 +386,23 @@ fn check_kind(path: &Path, wanted: FileKind, mode: u32) -> Result<(), OpenError>
     }
 }
 
-/// What I/O on a file must be a multiple of.
-struct Alignment {
-    memory: u32,
-    offset: u32,
-    allocation: u32,
+/// The medium of a file.
+fn medium(path: &Path, alignments: Alignments, caching: Caching) -> Medium {
+    let stable_writes = match caching {
+        Caching::Direct => StableWrites::ByThemselves,
+        Caching::Buffered => StableWrites::BySync,
+    };
+    Medium::new(path.display().to_string(), alignments, stable_writes)
+}
+
+/// The sizes of a file's blocks, in bytes.
+struct BlockSizes {
+    alignments: Alignments,
     physical_block: u32,
     discard_granularity: u32,
 }
 
-impl Alignment {
+impl BlockSizes {
     fn ask(fd: BorrowedFd<'_>, options: &OpenOptions) -> rustix::io::Result<Self> {
         let (block, allocation, physical_block) = match options.kind {
             FileKind::BlockDevice => {
@@ -457,20 +419,17 @@ impl Alignment {
             FileKind::Regular => 1,
         };
         if options.caching == Caching::Buffered {
-            let (memory, offset) = (1, 1);
-            return Ok(Self { memory, offset, allocation, physical_block, discard_granularity });
+            let alignments = Alignments { allocation, ..Alignments::NONE };
+            return Ok(Self { alignments, physical_block, discard_granularity });
         }
         let statx = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
         let told = statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
         let choose = |value: u32| if told && value.is_power_of_two() { value } else { block };
         let offset = choose(statx.stx_dio_offset_align);
-        Ok(Self {
-            memory: choose(statx.stx_dio_mem_align),
-            offset,
-            allocation,
-            physical_block: physical_block.max(offset),
-            discard_granularity,
-        })
+        let memory = choose(statx.stx_dio_mem_align);
+        let physical_block = physical_block.max(offset);
+        let alignments = Alignments { memory, offset, allocation };
+        Ok(Self { alignments, physical_block, discard_granularity })
     }
 }
 

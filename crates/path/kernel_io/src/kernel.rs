@@ -21,7 +21,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
+use block::{ByteCount, ByteOffset, Durability, FileId, Medium, Segment};
 use rustix::io::Errno;
 
 use self::ways::{Opened, Way};
@@ -133,9 +133,9 @@ impl Kernel {
         &self.waits_with
     }
 
-    /// The file behind an id.
-    pub fn file(&mut self, id: FileId) -> &Arc<OpenFile> {
-        &self.opened(id).file
+    /// What I/O on the file behind an id needs.
+    pub fn medium(&mut self, id: FileId) -> &Medium {
+        self.opened(id).file.medium()
     }
 
     /// Reads from the file into the memory.
@@ -205,7 +205,7 @@ impl Kernel {
         how: Allocation,
         tag: Tag,
     ) {
-        let open = self.file(file);
+        let open = &self.opened(file).file;
         match Space::begin(how, open.kind(), count.0, open.missing_ways()) {
             Some(space) => {
                 self.start(Work::Space(space), file, offset, std::iter::empty(), None, tag);
@@ -389,7 +389,7 @@ impl Kernel {
             Way::Uring(..) | Way::Native | Way::Workers => {}
         }
         let memory = iovecs(memory);
-        let file = Arc::clone(self.file(id));
+        let file = Arc::clone(&self.opened(id).file);
         // SAFETY: see `push_transfer`.
         unsafe { self.workers.push(index, work, (id, file), offset, memory) };
     }

@@ -30,7 +30,6 @@ mod queue_limits;
 mod reactor;
 mod ringer;
 mod space;
-mod sync_turns;
 mod uring;
 mod workers;
 
@@ -51,5 +50,4 @@ pub use notifier::Notifier;
 pub use parked::Tag;
 pub use reactor::{Interest, Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
-pub use space::{Allocation, whole_blocks};
-pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};
+pub use space::Allocation;

@@ -9,7 +9,6 @@
 //! way is tried, the range holds zeroes or what it held before.
 //! Threads: the notes are shared by all iothreads; each is a lone flag.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
@@ -163,13 +162,6 @@ fn judge(kind: FileKind, errno: Errno) -> Verdict {
     }
 }
 
-/// The whole blocks inside a range; empty, at the range's end, if there is none.
-pub fn whole_blocks(bytes: &Range<u64>, block: u64) -> Range<u64> {
-    let start = bytes.start.next_multiple_of(block);
-    let end = bytes.end - bytes.end % block;
-    if start < end { start..end } else { bytes.end..bytes.end }
-}
-
 /// The ways that a file turned out not to have.
 #[derive(Debug, Default)]
 pub(crate) struct MissingWays(AtomicU8);
@@ -296,20 +288,5 @@ mod tests {
         assert_eq!(mode & libc::FALLOC_FL_KEEP_SIZE, 0);
         let mode = Method::ZeroRange.mode(FileKind::Regular).unwrap();
         assert_ne!(mode & libc::FALLOC_FL_KEEP_SIZE, 0);
-    }
-
-    #[track_caller]
-    fn check_whole(bytes: Range<u64>, block: u64, expected: Range<u64>) {
-        assert_eq!(whole_blocks(&bytes, block), expected, "{bytes:?} in blocks of {block}");
-    }
-
-    #[test]
-    fn whole_blocks_are_those_that_lie_inside() {
-        check_whole(0..8192, 4096, 0..8192);
-        check_whole(1..8192, 4096, 4096..8192);
-        check_whole(1..8191, 4096, 8191..8191);
-        check_whole(4096..4608, 4096, 4608..4608);
-        check_whole(512..12800, 4096, 4096..12288);
-        check_whole(5..9, 1, 5..9);
     }
 }

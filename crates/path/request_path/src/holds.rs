@@ -45,18 +45,14 @@ pub(crate) fn hold_changes(
     wanted.ranges.clear();
     for piece in &job.pieces {
         let Target::File { file, offset } = piece.target else { continue };
-        let alignment = u64::from(kernel.file(file).offset_alignment());
-        if alignment > block::SECTOR_BYTES {
-            let start = offset.0 - offset.0 % alignment;
-            let end = (offset.0 + piece.count.0).next_multiple_of(alignment);
-            wanted.ranges.push((file, start..end));
-        }
+        let blocks = kernel.medium(file).blocks_to_lock(&(offset.0..offset.0 + piece.count.0));
+        wanted.ranges.extend(blocks.map(|blocks| (file, blocks)));
     }
     if wanted.ranges.is_empty() {
         return true;
     }
     wanted.merge();
-    hold_all(job, wanted, |file, range| kernel.file(file).ranges().try_lock(range, waker))
+    hold_all(job, wanted, |file, range| kernel.medium(file).ranges().try_lock(range, waker))
 }
 
 fn hold_all(

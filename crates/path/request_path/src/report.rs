@@ -4,7 +4,6 @@
 //! is counted and told, at the latest when the iothread ends.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,17 +37,17 @@ impl Report {
         Self { clock, failures, refusals }
     }
 
-    /// Logs what happened to a file, if there is room for it. If not: after what time to call
+    /// Logs what happened to the medium of that name, if there is room for it. If not: after what time to call
     /// [`Report::catch_up`].
     pub(crate) fn failed(
         &mut self,
-        file: &Path,
+        medium: &str,
         operation: Operation,
         phase: Phase,
         trouble: Trouble,
     ) -> Option<Duration> {
         let now = self.clock.now();
-        say(&mut self.failures, now, || sentence(file, operation, phase, trouble))
+        say(&mut self.failures, now, || sentence(medium, operation, phase, trouble))
     }
 
     /// The same of a request that the lane of a node has refused.
@@ -159,7 +158,7 @@ fn reason(kind: FailKind) -> &'static str {
     }
 }
 
-fn sentence(file: &Path, operation: Operation, phase: Phase, trouble: Trouble) -> String {
+fn sentence(medium: &str, operation: Operation, phase: Phase, trouble: Trouble) -> String {
     let what = place(operation);
     let why = match (trouble, phase) {
         (Trouble::EarlierSync, _) => {
@@ -175,7 +174,7 @@ fn sentence(file: &Path, operation: Operation, phase: Phase, trouble: Trouble) -
         }
         (Trouble::Failure(end @ IoFailure::EndOfFile { .. }), _) => end.to_string(),
     };
-    format!("disk {}: {what} failed: {why}", file.display())
+    format!("disk {medium}: {what} failed: {why}")
 }
 
 #[cfg(test)]
@@ -186,7 +185,7 @@ mod tests {
 
     #[track_caller]
     fn check(operation: Operation, phase: Phase, trouble: Trouble, expected: &str) {
-        assert_eq!(sentence(Path::new("/a b"), operation, phase, trouble), expected);
+        assert_eq!(sentence("/a b", operation, phase, trouble), expected);
     }
 
     #[test]

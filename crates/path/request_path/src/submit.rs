@@ -4,10 +4,10 @@
 //! Where it stands in the life of a request: `engine` calls it for each piece in a file.
 
 use block::{
-    Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Piece, Segment,
-    Target, Unmap,
+    Alignments, Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Piece,
+    Segment, StableWrites, Target, Unmap,
 };
-use kernel_io::{Allocation, Caching, IoFailure, Kernel, Tag, whole_blocks};
+use kernel_io::{Allocation, IoFailure, Kernel, Tag};
 
 use crate::job::{Addressee, Job, Phase};
 use crate::staged::{Staged, StagedKind, Step};
@@ -85,15 +85,14 @@ pub(crate) fn submit_run(
 ) -> u32 {
     let Run { file, offset, pieces, .. } = run;
     let tag = addressee.to_tag();
-    let open = kernel.file(file);
-    let alignment = u64::from(open.offset_alignment());
-    let memory_alignment = open.memory_alignment() as usize;
-    // The kernel wants every segment, not only their sum, to be whole blocks.
-    let length_alignment = open.offset_alignment() as usize;
+    let medium = kernel.medium(file);
+    let Alignments { memory: memory_alignment, offset: length_alignment, .. } = medium.alignments();
+    let alignment = u64::from(length_alignment);
     let is_aligned = |piece: &Piece| (piece.skip | piece.count.0).is_multiple_of(alignment);
     let in_place = offset.0.is_multiple_of(alignment)
         && pieces.iter().all(is_aligned)
-        && memory.is_aligned(memory_alignment, length_alignment);
+        // The kernel wants every segment, not only their sum, to be whole blocks.
+        && memory.is_aligned(memory_alignment as usize, length_alignment as usize);
     let mut stage = |kind| {
         let mut at = offset.0;
         for piece in pieces {
@@ -114,10 +113,10 @@ pub(crate) fn submit_run(
             1
         }
         Operation::Write(_, durability) => {
-            let durability = match open.caching() {
-                Caching::Direct => durability,
+            let durability = match medium.stable_writes() {
+                StableWrites::ByThemselves => durability,
                 // Made durable afterwards, see `must_sync`.
-                Caching::Buffered => Durability::Cached,
+                StableWrites::BySync => Durability::Cached,
             };
             match pieces {
                 [one] => {
@@ -149,10 +148,10 @@ fn submit_allocation(
     zero_ends: Option<&mut Vec<Staged>>,
     tag: Tag,
 ) -> u32 {
-    let open = kernel.file(run.file);
-    let alignment = u64::from(open.offset_alignment());
+    let medium = kernel.medium(run.file);
+    let alignment = u64::from(medium.alignments().offset);
     let bytes = run.offset.0..run.offset.0 + run.count;
-    let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
+    let whole = medium.allocation_blocks(&bytes);
     if let Some(staged) = zero_ends {
         for end in [bytes.start..whole.start, whole.end..bytes.end] {
             let (kind, file, step) = (StagedKind::Zero, run.file, Step::Idle);
@@ -180,13 +179,14 @@ pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
         Operation::Flush => true,
         Operation::Read(_) => false,
         Operation::Discard(..) | Operation::WriteZeroes(..) => stable,
-        // Direct writes carry RWF_DSYNC.
         Operation::Write(..) => {
-            let buffered = |piece: &Piece| match piece.target {
-                Target::File { file, .. } => kernel.file(file).caching() == Caching::Buffered,
+            let by_sync = |piece: &Piece| match piece.target {
+                Target::File { file, .. } => {
+                    kernel.medium(file).stable_writes() == StableWrites::BySync
+                }
                 Target::Zeroes | Target::Nothing | Target::Memory { .. } => false,
             };
-            stable && job.pieces.iter().any(buffered)
+            stable && job.pieces.iter().any(by_sync)
         }
     }
 }

@@ -101,7 +101,7 @@ impl Built {
     /// Proves that the other process owns every file below an export: none can be changed here.
     pub(crate) fn check_inherited(&self, export: &str) -> Result<(), InheritError> {
         let Storage { files, images: _ } = self.graph.storage_below(export);
-        match files.into_values().find(|file| file.owner() == Owner::This) {
+        match files.into_values().find(|file| file.medium().owner() == Owner::This) {
             Some(file) => Err(InheritError::Missing(file.path().to_path_buf())),
             None => Ok(()),
         }

@@ -190,7 +190,7 @@ fn agree(wire: &Wire, built: &Built) -> Result<(), Rejection> {
 }
 
 fn check_flushes(built: &Built) -> Result<(), Rejection> {
-    match built.files().all().iter().find(|file| file.has_failed_sync()) {
+    match built.files().all().iter().find(|file| file.medium().has_failed_sync()) {
         Some(file) => Err(Rejection::FailedFlush { path: file.path().display().to_string() }),
         None => Ok(()),
     }

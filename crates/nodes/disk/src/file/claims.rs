@@ -119,7 +119,7 @@ mod tests {
             let claims = Arc::new(FileClaims::new(Arc::clone(&table), id, Sharing::AsClaimed));
             let claim = claims.claim(WRITER).unwrap();
             claim.flush().unwrap();
-            file.remember_failed_sync();
+            file.medium().remember_failed_sync();
             claim.flush().unwrap_err();
         }
     }

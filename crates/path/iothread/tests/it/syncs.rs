@@ -2,12 +2,13 @@
 //! after.
 
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use block::{Clock, FileId, Node, SystemClock};
+use block::{Clock, FileId, Node, SyncGuard, SyncTurn, SystemClock};
 use disk::{NullNode, ReadContent};
 use iothread::{Iothread, Placed};
-use kernel_io::{FileTable, Notifier, OpenFile, Reactors, SyncGuard, SyncTurn};
+use kernel_io::{FileTable, Notifier, OpenFile, Reactors};
 use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
@@ -39,9 +40,9 @@ impl<const N: usize> Rig<N> {
     /// Holds the turn to sync, as another thread does whose sync takes long.
     fn sync(&self) -> SyncGuard {
         let bell = Arc::new(Notifier::new().unwrap());
-        let turns = self.file.sync_turns();
+        let turns = self.file.medium().sync_turns();
         loop {
-            match turns.try_begin(turns.ticket(), &bell) {
+            match turns.try_begin(turns.ticket(), &Waker::from(Arc::clone(&bell))) {
                 SyncTurn::Mine(guard) => return guard,
                 SyncTurn::Wait => bell.wait().unwrap(),
                 SyncTurn::Over => panic!("nobody else takes tickets"),
@@ -50,7 +51,7 @@ impl<const N: usize> Rig<N> {
     }
 
     fn begun(&self) -> u64 {
-        self.file.sync_turns().begun()
+        self.file.medium().sync_turns().begun()
     }
 
     /// So many guests on an iothread, each with as many flushes under way as its ring holds.
@@ -130,7 +131,7 @@ fn a_sync_that_fails_fails_all_who_waited_for_it_and_those_who_come_later() {
         let running = rig.sync();
         let flushing = rig.iothreads.each_ref().map(|iothread| rig.flushing(2, iothread));
         let begun = rig.begun();
-        rig.file.remember_failed_sync();
+        rig.file.medium().remember_failed_sync();
         running.done();
         flushing.into_iter().for_each(|flushing| finish(flushing, 1));
         finish(rig.flushing(1, &rig.iothreads[0]), 1);

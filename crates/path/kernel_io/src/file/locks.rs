@@ -5,7 +5,7 @@
 //!
 //! Invariants: as long as the other process owns the description, nothing is locked or unlocked on it here, so
 //! what this process wants can only be what is locked already; [`OpenFile::own`] then gives back the rest.
-//! Threads: any; the state is changed under its mutex.
+//! Threads: any; the state, and which process owns it, is changed under a mutex.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,7 +23,6 @@ pub(super) struct Locks {
     held: ImageLocks,
     /// What is wanted: `held`, unless the other process owns the description.
     wanted: ImageLocks,
-    owner: Owner,
 }
 
 /// A description of another process cannot be used in the place of this one's.
@@ -70,16 +69,11 @@ impl OpenFile {
         self.lock_state().held
     }
 
-    /// Which process answers for the description.
-    pub fn owner(&self) -> Owner {
-        self.lock_state().owner
-    }
-
     /// Goes over to other locks, or fails and keeps those it had. Does not wait; giving locks up
     /// never fails. While another process owns the description nothing is changed on it.
     pub(crate) fn set_locks(&self, wanted: ImageLocks) -> Result<(), LockError> {
         let mut locks = self.lock_state();
-        match locks.owner {
+        match self.medium.owner() {
             Owner::This => {
                 image_lock::change(self.fd.as_fd(), &self.path, locks.held, wanted)?;
                 locks.held = wanted;
@@ -119,7 +113,7 @@ impl OpenFile {
             source: source.into(),
         };
         let mut locks = self.lock_state();
-        if locks.owner == Owner::Other || locks.held != ImageLocks::NONE {
+        if self.medium.owner() == Owner::Other || locks.held != ImageLocks::NONE {
             return Err(InheritError::InUse(path()));
         }
         let flags = |fd: BorrowedFd<'_>| {
@@ -135,14 +129,15 @@ impl OpenFile {
         }
         exchange_file(&self.fd, theirs)
             .map_err(|source| InheritError::Kernel { path: path(), source })?;
-        *locks = Locks { held, wanted: ImageLocks::NONE, owner: Owner::Other };
+        *locks = Locks { held, wanted: ImageLocks::NONE };
+        self.medium.set_owner(Owner::Other);
         Ok(())
     }
 
     /// From now on this process owns the description: what it does not want of the locks is given back.
     pub fn own(&self) {
         let mut locks = self.lock_state();
-        if locks.owner == Owner::This {
+        if self.medium.owner() == Owner::This {
             return;
         }
         if let Err(error) =
@@ -151,12 +146,14 @@ impl OpenFile {
             // Fewer locks are never refused; this host cannot lock.
             tracing::warn!("{error}");
         }
-        (locks.held, locks.owner) = (locks.wanted, Owner::This);
+        locks.held = locks.wanted;
+        self.medium.set_owner(Owner::This);
     }
 
     /// From now on the other process owns the description, and its locks are not touched here any more.
     pub fn leave(&self) {
-        self.lock_state().owner = Owner::Other;
+        let _locks = self.lock_state();
+        self.medium.set_owner(Owner::Other);
     }
 
     fn lock_state(&self) -> std::sync::MutexGuard<'_, Locks> {

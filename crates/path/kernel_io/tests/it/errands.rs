@@ -226,7 +226,7 @@ fn an_errand_waits_for_whoever_changes_its_block() {
     let device = LoopDevice::attach(&image(directory.path()), 4096).unwrap();
     let table = FileTable::default();
     let file = open(&table, device.path(), FileKind::BlockDevice, Caching::Direct);
-    let held = table.get(file).ranges().try_lock(0..4096, Waker::noop()).unwrap();
+    let held = table.get(file).medium().ranges().try_lock(0..4096, Waker::noop()).unwrap();
     let pieces = || [piece(file, 0, 512, 512)];
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
@@ -239,7 +239,7 @@ fn an_errand_waits_for_whoever_changes_its_block() {
         drop(held);
         writer.join().unwrap();
     });
-    let again = table.get(file).ranges().try_lock(0..4096, Waker::noop());
+    let again = table.get(file).medium().ranges().try_lock(0..4096, Waker::noop());
     assert!(again.is_some(), "it gave the block back");
 }
 
@@ -255,9 +255,9 @@ fn a_sync_that_failed_is_remembered() {
         run(&table, write, &pieces, HostMemory::of(b"data")).map(drop)
     };
     assert_eq!(write(Durability::Cached), Ok(()));
-    assert!(!table.get(file).has_failed_sync());
+    assert!(!table.get(file).medium().has_failed_sync());
     assert_eq!(write(Durability::Stable), Err(FailKind::Io));
-    assert!(table.get(file).has_failed_sync());
+    assert!(table.get(file).medium().has_failed_sync());
     let flush = run(&table, Operation::Flush, &[piece(file, 0, 0, 0)], HostMemory::zeroed(0));
     assert_eq!(flush.map(drop), Err(FailKind::Io));
     // What it cannot do at all is written, or was only a hint.

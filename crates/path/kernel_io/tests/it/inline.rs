@@ -67,12 +67,12 @@ fn failures_inline_are_told_like_any_other() {
     on_both(|rig| {
         let table = Arc::new(FileTable::default());
         let id = memory_file(&table, 1000);
-        let mut kernel = rig.kernel(table);
+        let mut kernel = rig.kernel(Arc::clone(&table));
         let (_, to) = memory(&[0; 2000]);
         kernel.read(id, ByteOffset(0), std::iter::once(to(0, 2000)), Tag(0));
         let failure = finished(&mut kernel, Tag(0)).unwrap_err();
         assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
-        rustix::fs::fcntl_add_seals(kernel.file(id), SealFlags::WRITE).unwrap();
+        rustix::fs::fcntl_add_seals(table.get(id), SealFlags::WRITE).unwrap();
         kernel.allocate(id, ByteOffset(0), ByteCount(4096), Allocation::Zero, Tag(1));
         let failure = finished(&mut kernel, Tag(1)).unwrap_err();
         assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::PERM });
@@ -84,7 +84,7 @@ fn what_is_zeroed_in_memory_keeps_its_space_and_what_is_punched_does_not() {
     on_both(|rig| {
         let table = Arc::new(FileTable::default());
         let id = memory_file(&table, 4 * MIB);
-        let mut kernel = rig.kernel(table);
+        let mut kernel = rig.kernel(Arc::clone(&table));
         let (base, all) = memory(&vec![7; 4 * MIB]);
         let mut tag = 0;
         // A large range is filled by somebody else than this thread.
@@ -101,7 +101,7 @@ fn what_is_zeroed_in_memory_keeps_its_space_and_what_is_punched_does_not() {
             let count = ByteCount(bytes as u64);
             kernel.allocate(id, ByteOffset(MIB as u64), count, how, Tag(tag + 1));
             finished(&mut kernel, Tag(tag + 1)).unwrap();
-            let space = rustix::fs::fstat(kernel.file(id)).unwrap().st_blocks * 512;
+            let space = rustix::fs::fstat(table.get(id)).unwrap().st_blocks * 512;
             assert_eq!(usize::try_from(space), Ok(mib_left * MIB), "{how:?} of {bytes} bytes");
             kernel.read(id, ByteOffset(0), whole(), Tag(tag + 2));
             finished(&mut kernel, Tag(tag + 2)).unwrap();
@@ -183,7 +183,7 @@ fn beside_others_a_turn_is_shorter() {
     on_both(|rig| {
         let table = Arc::new(FileTable::default());
         let id = memory_file(&table, MIB);
-        let mut kernel = rig.kernel(table);
+        let mut kernel = rig.kernel(Arc::clone(&table));
         let (_, to) = memory(&vec![0; MIB]);
         let mut turns = [InlineShare::Alone, InlineShare::Beside].map(|share| {
             kernel.share_inline(share);
@@ -206,7 +206,7 @@ fn many_small_operations_are_bounded_and_stay_in_order() {
     on_both(|rig| {
         let table = Arc::new(FileTable::default());
         let id = memory_file(&table, MIB);
-        let mut kernel = rig.kernel(table);
+        let mut kernel = rig.kernel(Arc::clone(&table));
         let (_, to) = memory(&[0; 512]);
         for number in 0..1000 {
             kernel.read(id, ByteOffset(0), std::iter::once(to(0, 512)), Tag(number));

@@ -7,9 +7,10 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use block::{
-    BehindEnd, ByteCount, ByteOffset, FailKind, FileId, Node, Operation, Outcome, Piece, Target,
+    BehindEnd, ByteCount, ByteOffset, FailKind, FileId, Node, Operation, Outcome, Piece,
+    StableWrites, Target,
 };
-use kernel_io::{Alarm, Caching, Interest, IoFailure, whole_blocks};
+use kernel_io::{Alarm, Interest, IoFailure};
 
 use super::Engine;
 use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
@@ -31,16 +32,15 @@ impl Engine {
             panic!("only a file's operations fail")
         };
         if job.phase == Phase::Sync {
-            self.kernel.file(file).remember_failed_sync();
+            self.kernel.medium(file).remember_failed_sync();
         } else if failure.is_unsupported() {
             match job.operation {
                 // A hint that the file system cannot take.
                 Operation::Discard(..) => return,
                 Operation::WriteZeroes(..) => {
-                    let open = self.kernel.file(file);
-                    let alignment = u64::from(open.offset_alignment());
-                    let bytes = offset.0..offset.0 + count.0;
-                    let whole = whole_blocks(&bytes, u64::from(open.allocation_alignment()));
+                    let medium = self.kernel.medium(file);
+                    let alignment = u64::from(medium.alignments().offset);
+                    let whole = medium.allocation_blocks(&(offset.0..offset.0 + count.0));
                     let (kind, step) = (StagedKind::Zero, Step::Idle);
                     let (at, left) = (whole.start, whole.end - whole.start);
                     job.staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
@@ -50,9 +50,9 @@ impl Engine {
             }
         } else if let Operation::Write(_, durability) = job.operation
             && may_hide_lost_data(durability, failure)
-            && self.kernel.file(file).caching() == Caching::Direct
+            && self.kernel.medium(file).stable_writes() == StableWrites::ByThemselves
         {
-            self.kernel.file(file).remember_failed_sync();
+            self.kernel.medium(file).remember_failed_sync();
         }
         self.fail(index, file, Trouble::Failure(failure));
     }
@@ -97,8 +97,8 @@ impl Engine {
             Trouble::EarlierSync => FailKind::Io,
         });
         let (operation, phase) = (job.operation, job.phase);
-        let path = self.kernel.file(file).path();
-        let wait = self.report.failed(path, operation, phase, trouble);
+        let name = self.kernel.medium(file).name();
+        let wait = self.report.failed(name, operation, phase, trouble);
         self.catch_up_after(wait);
     }
 

@@ -34,7 +34,7 @@ impl Engine {
             if step == Step::Writing
                 && may_hide_lost_data(staged_durability(job.operation), failure)
             {
-                self.kernel.file(file).remember_failed_sync();
+                self.kernel.medium(file).remember_failed_sync();
             }
             self.fail(index, file, Trouble::Failure(failure));
             self.give_back(index, buffer);

@@ -4,14 +4,14 @@
 //! durable. Its files are synced each for itself.
 //!
 //! Invariants: a request is served only by syncs that began after its bytes were there
-//! (`kernel_io::SyncTurns`), on whichever iothread. Who comes while one runs waits for the next one.
+//! (`block::SyncTurns`), on whichever iothread. Who comes while one runs waits for the next one.
 //! A sync that fails fails all whom it was to serve, here and elsewhere.
 //! Limits: as many requests as the iothread has in flight. A file's list keeps its room.
 
 use std::collections::VecDeque;
 
-use block::{FileId, Target};
-use kernel_io::{IoFailure, SyncGuard, SyncTicket, SyncTurn};
+use block::{FileId, SyncGuard, SyncTicket, SyncTurn, Target};
+use kernel_io::IoFailure;
 
 use super::Engine;
 use crate::job::{Addressee, JobIndex, PieceIndex};
@@ -78,7 +78,7 @@ impl Engine {
         }
         // The job is over with the last of them at the earliest.
         for (file, piece) in wanted.drain(..) {
-            let ticket = self.kernel.file(file).sync_turns().ticket();
+            let ticket = self.kernel.medium(file).sync_turns().ticket();
             self.syncs.of(file).waiting.push_back(Waiting { ticket, job: index, piece });
             self.try_sync(file);
         }
@@ -99,17 +99,17 @@ impl Engine {
     /// Answers those whom a sync has served meanwhile, and begins one for the others if nobody syncs the
     /// file.
     fn try_sync(&mut self, file: FileId) {
-        let Self { syncs, kernel, bell, .. } = self;
+        let Self { syncs, kernel, waker, .. } = self;
         let FileSyncs { waiting, served, turn, is_elsewhere } = syncs.of(file);
         if turn.is_some() {
             return;
         }
-        let open = kernel.file(file);
+        let medium = kernel.medium(file);
         while let Some(first) = waiting.front() {
-            match open.sync_turns().try_begin(first.ticket, bell) {
+            match medium.sync_turns().try_begin(first.ticket, waker) {
                 SyncTurn::Over => served.extend(waiting.pop_front()),
                 // No later sync can undo that. The turn is given back.
-                SyncTurn::Mine(_) if open.has_failed_sync() => served.extend(waiting.drain(..)),
+                SyncTurn::Mine(_) if medium.has_failed_sync() => served.extend(waiting.drain(..)),
                 SyncTurn::Mine(mine) => {
                     // Those for whom it is over are answered first.
                     *turn = Some(mine);
@@ -134,7 +134,7 @@ impl Engine {
     /// A sync is over: answers those whom it was to serve, and begins the next one.
     pub(super) fn sync_over(&mut self, file: FileId, result: Result<(), IoFailure>) {
         if result.is_err() {
-            self.kernel.file(file).remember_failed_sync();
+            self.kernel.medium(file).remember_failed_sync();
         }
         let turn = self.syncs.of(file).turn.take();
         turn.expect("a sync is begun with the turn").done();
@@ -150,7 +150,7 @@ impl Engine {
             self.jobs.get(job).outstanding -= 1;
             match result {
                 Err(failure) => self.piece_failed(job, piece, failure),
-                Ok(()) if self.kernel.file(file).has_failed_sync() => {
+                Ok(()) if self.kernel.medium(file).has_failed_sync() => {
                     self.fail(job, file, Trouble::EarlierSync);
                 }
                 Ok(()) => {}

@@ -1,22 +1,21 @@
-//! Whose turn it is to sync a file, and whom a sync that is over has served.
+//! Whose turn it is to sync storage, and whom a sync that is over has served.
 //!
 //! Where it stands in the life of a request: a flush, or a write that has to be durable, takes a ticket
-//! when it comes to its sync. Any sync of the file that begins after that makes its data durable, whoever
+//! when it comes to its sync. Any sync of the medium that begins after that makes its data durable, whoever
 //! does it: so one sync serves all who came while the one before it ran.
 //!
-//! Invariants: syncs of one file never overlap. The kernel tells a failed write-back once per
+//! Invariants: syncs of one medium never overlap. The kernel tells a failed write-back once per
 //! description, so of two at once only one would hear of it. A ticket is over only when a sync that began
-//! after it was taken has been carried out; whether that failed is remembered on the file, before the
+//! after it was taken has been carried out; whether that failed is remembered on the medium, before the
 //! guard says that it is done.
 //! Threads: shared by all iothreads; the lock is held for a few instructions, never across I/O. Whoever
 //! has to wait is woken when a turn ends.
 //! Limits: one waiter for each thread.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
 
-use crate::Notifier;
-
-/// The syncs of one file.
+/// The syncs of one medium.
 #[derive(Debug, Default, Clone)]
 pub struct SyncTurns {
     state: Arc<Mutex<State>>,
@@ -30,7 +29,7 @@ struct State {
     done: u64,
     /// Whether somebody has the turn.
     taken: bool,
-    waiting: Vec<Arc<Notifier>>,
+    waiting: Vec<Waker>,
 }
 
 /// The syncs that had begun at some moment: they may not cover what was written before it.
@@ -41,7 +40,7 @@ pub struct SyncTicket(u64);
 #[derive(Debug)]
 #[must_use = "a turn that is dropped is given back without a sync"]
 pub enum SyncTurn {
-    /// Nothing: a sync that began later has been carried out. The file remembers if it failed.
+    /// Nothing: a sync that began later has been carried out. The medium remembers if it failed.
     Over,
     /// A sync, by whoever asks. It serves all tickets that were taken before.
     Mine(SyncGuard),
@@ -56,14 +55,15 @@ impl SyncTurns {
     }
 
     /// Asks what is to be done for a ticket; `waiter` is woken if that is to wait.
-    pub fn try_begin(&self, ticket: SyncTicket, waiter: &Arc<Notifier>) -> SyncTurn {
+    pub fn try_begin(&self, ticket: SyncTicket, waiter: &Waker) -> SyncTurn {
         let mut state = self.lock();
         if state.done > ticket.0 {
             return SyncTurn::Over;
         }
         if state.taken {
-            if !state.waiting.iter().any(|known| Arc::ptr_eq(known, waiter)) {
-                state.waiting.push(Arc::clone(waiter));
+            // Not `will_wake`, which may tell a clone apart.
+            if !state.waiting.iter().any(|known| known.data() == waiter.data()) {
+                state.waiting.push(waiter.clone());
             }
             return SyncTurn::Wait;
         }
@@ -82,7 +82,7 @@ impl SyncTurns {
     }
 }
 
-/// The turn to sync a file. Dropped, it is given back as if there had been no sync.
+/// The turn to sync a medium. Dropped, it is given back as if there had been no sync.
 #[derive(Debug)]
 #[must_use = "the turn is over as soon as the guard is dropped"]
 pub struct SyncGuard {
@@ -92,8 +92,8 @@ pub struct SyncGuard {
 }
 
 impl SyncGuard {
-    /// The sync was carried out after the turn was given. If it failed, the file remembers that already
-    /// ([`crate::OpenFile::remember_failed_sync`]).
+    /// The sync was carried out after the turn was given. If it failed, the medium remembers that already
+    /// ([`crate::Medium::remember_failed_sync`]).
     pub fn done(mut self) {
         self.is_done = true;
     }
@@ -114,21 +114,38 @@ impl Drop for SyncGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
     use super::*;
+
+    /// Counts how often it was woken.
+    #[derive(Default)]
+    struct Bell(AtomicUsize);
+
+    impl Wake for Bell {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 
     struct Rig {
         turns: SyncTurns,
-        bell: Arc<Notifier>,
+        bell: Arc<Bell>,
     }
 
     impl Rig {
         fn new() -> Self {
-            Self { turns: SyncTurns::default(), bell: Arc::new(Notifier::new().unwrap()) }
+            Self { turns: SyncTurns::default(), bell: Arc::default() }
+        }
+
+        fn try_begin(&self, ticket: SyncTicket) -> SyncTurn {
+            self.turns.try_begin(ticket, &Waker::from(Arc::clone(&self.bell)))
         }
 
         #[track_caller]
         fn begin(&self, ticket: SyncTicket) -> SyncGuard {
-            match self.turns.try_begin(ticket, &self.bell) {
+            match self.try_begin(ticket) {
                 SyncTurn::Mine(guard) => guard,
                 other @ (SyncTurn::Over | SyncTurn::Wait) => panic!("{other:?}"),
             }
@@ -136,12 +153,12 @@ mod tests {
 
         #[track_caller]
         fn check_waits(&self, ticket: SyncTicket) {
-            assert!(matches!(self.turns.try_begin(ticket, &self.bell), SyncTurn::Wait));
+            assert!(matches!(self.try_begin(ticket), SyncTurn::Wait));
         }
 
         #[track_caller]
         fn check_over(&self, ticket: SyncTicket) {
-            assert!(matches!(self.turns.try_begin(ticket, &self.bell), SyncTurn::Over));
+            assert!(matches!(self.try_begin(ticket), SyncTurn::Over));
         }
     }
 
@@ -183,13 +200,13 @@ mod tests {
     fn whoever_waits_is_woken_once_the_turn_is_over() {
         let rig = Rig::new();
         let running = rig.begin(rig.turns.ticket());
-        let (ticket, other) = (rig.turns.ticket(), Arc::new(Notifier::new().unwrap()));
+        let (ticket, other) = (rig.turns.ticket(), Arc::<Bell>::default());
         rig.check_waits(ticket);
         rig.check_waits(ticket);
-        assert!(matches!(rig.turns.try_begin(ticket, &other), SyncTurn::Wait));
+        let waker = Waker::from(Arc::clone(&other));
+        assert!(matches!(rig.turns.try_begin(ticket, &waker), SyncTurn::Wait));
         running.done();
-        rig.bell.wait().unwrap();
-        other.wait().unwrap();
+        assert_eq!([&rig.bell, &other].map(|bell| bell.0.load(Ordering::Relaxed)), [1, 1]);
         assert_eq!(rig.turns.lock().waiting.len(), 0);
     }
 }

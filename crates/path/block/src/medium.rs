@@ -1,0 +1,162 @@
+//! What an engine must know of storage, and what all users of the storage share, whatever it is: a file, a channel.
+//!
+//! Where it stands in the life of a request: whoever carries out pieces asks it how to cut and stage them, which
+//! blocks a change has to lock, how a write becomes durable, and whether an earlier sync has failed.
+//!
+//! Invariants: alignments are powers of two and stay as they are. A failed sync is remembered until the storage is opened
+//! anew. Threads: shared by all iothreads and control threads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::{Owner, RangeLock, SECTOR_BYTES, SyncTurns};
+
+/// One node's storage, as far as it does not matter of what kind it is.
+#[derive(Debug)]
+pub struct Medium {
+    name: String,
+    alignments: Alignments,
+    stable_writes: StableWrites,
+    ranges: RangeLock,
+    sync_turns: SyncTurns,
+    failed_sync: AtomicBool,
+    owned_by_other: AtomicBool,
+}
+
+/// What operations on storage must be a multiple of, in bytes. Powers of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alignments {
+    /// Addresses of memory that is read into or written from.
+    pub memory: u32,
+    /// Places, and the lengths of all memory segments, of reads and writes.
+    pub offset: u32,
+    /// Places and lengths of ranges that are discarded or zeroed.
+    pub allocation: u32,
+}
+
+impl Alignments {
+    /// Of storage that takes any bytes.
+    pub const NONE: Self = Self { memory: 1, offset: 1, allocation: 1 };
+}
+
+/// How a write becomes durable that has to be when it completes ([`crate::Durability::Stable`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StableWrites {
+    /// By itself: a write and a sync in one (RWF_DSYNC, FUA).
+    ByThemselves,
+    /// By a sync after it.
+    BySync,
+}
+
+impl Medium {
+    /// Storage that messages call so. What it is, its opener has found out.
+    pub fn new(name: String, alignments: Alignments, stable_writes: StableWrites) -> Self {
+        let Alignments { memory, offset, allocation } = alignments;
+        assert!([memory, offset, allocation].iter().all(|bytes| bytes.is_power_of_two()));
+        Self {
+            name,
+            alignments,
+            stable_writes,
+            ranges: RangeLock::default(),
+            sync_turns: SyncTurns::default(),
+            failed_sync: AtomicBool::new(false),
+            owned_by_other: AtomicBool::new(false),
+        }
+    }
+
+    /// What messages call it: the path of a file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What operations must be a multiple of.
+    pub fn alignments(&self) -> Alignments {
+        self.alignments
+    }
+
+    /// How writes become durable.
+    pub fn stable_writes(&self) -> StableWrites {
+        self.stable_writes
+    }
+
+    /// The whole blocks inside a range that can be discarded or zeroed; empty, at the range's end, if there is none.
+    pub fn allocation_blocks(&self, bytes: &Range<u64>) -> Range<u64> {
+        let block = u64::from(self.alignments.allocation);
+        let start = bytes.start.next_multiple_of(block);
+        let end = bytes.end - bytes.end % block;
+        if start < end { start..end } else { bytes.end..bytes.end }
+    }
+
+    /// The blocks that a change of these bytes may have to read and write back, which nobody else may change
+    /// meanwhile; `None` if no guest's request cuts a block.
+    pub fn blocks_to_lock(&self, bytes: &Range<u64>) -> Option<Range<u64>> {
+        let block = u64::from(self.alignments.offset);
+        (block > SECTOR_BYTES)
+            .then(|| bytes.start - bytes.start % block..bytes.end.next_multiple_of(block))
+    }
+
+    /// Which ranges are being changed now. Only used where a change can need a read-modify-write.
+    pub fn ranges(&self) -> &RangeLock {
+        &self.ranges
+    }
+
+    /// Whose turn it is to sync, and whom a sync has served.
+    pub fn sync_turns(&self) -> &SyncTurns {
+        &self.sync_turns
+    }
+
+    /// Notes that a sync has failed. The page cache forgets such data, so no later sync may succeed.
+    pub fn remember_failed_sync(&self) {
+        // A lone flag: nothing else is published by it.
+        self.failed_sync.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a sync has ever failed.
+    pub fn has_failed_sync(&self) -> bool {
+        self.failed_sync.load(Ordering::Relaxed)
+    }
+
+    /// Which process may change it.
+    pub fn owner(&self) -> Owner {
+        if self.owned_by_other.load(Ordering::Acquire) { Owner::Other } else { Owner::This }
+    }
+
+    /// Notes which process may change it. For whoever holds the locks on it.
+    pub fn set_owner(&self, owner: Owner) {
+        self.owned_by_other.store(owner == Owner::Other, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn medium(offset: u32, allocation: u32) -> Medium {
+        let alignments = Alignments { memory: 1, offset, allocation };
+        Medium::new("medium".to_owned(), alignments, StableWrites::BySync)
+    }
+
+    #[track_caller]
+    fn check_whole(bytes: Range<u64>, block: u32, expected: Range<u64>) {
+        let found = medium(1, block).allocation_blocks(&bytes);
+        assert_eq!(found, expected, "{bytes:?} in blocks of {block}");
+    }
+
+    #[test]
+    fn whole_blocks_are_those_that_lie_inside() {
+        check_whole(0..8192, 4096, 0..8192);
+        check_whole(1..8192, 4096, 4096..8192);
+        check_whole(1..8191, 4096, 8191..8191);
+        check_whole(4096..4608, 4096, 4608..4608);
+        check_whole(512..12800, 4096, 4096..12288);
+        check_whole(5..9, 1, 5..9);
+    }
+
+    #[test]
+    fn a_change_locks_the_blocks_that_it_touches_where_requests_may_cut_them() {
+        assert_eq!(medium(512, 1).blocks_to_lock(&(0..512)), None);
+        assert_eq!(medium(4096, 1).blocks_to_lock(&(512..1024)), Some(0..4096));
+        assert_eq!(medium(4096, 1).blocks_to_lock(&(4000..4100)), Some(0..8192));
+        assert_eq!(medium(4096, 1).blocks_to_lock(&(4096..8192)), Some(4096..8192));
+    }
+}
