@@ -263,6 +263,7 @@ impl Engine {
     }
 
     /// Takes a request on. Its memory is swapped out of `memory`. It starts with the batch.
+    #[inline]
     pub(crate) fn add(
         &mut self,
         seat: Seat,
