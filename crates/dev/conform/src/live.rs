@@ -205,7 +205,13 @@ impl Player {
             if !self.clients[client].has_room() {
                 break;
             }
-            let Some(request) = self.workload.next(&mut self.rng) else { break };
+            let asks = self.clients[client].asks_status() && self.rng.one_in(4);
+            let request = if asks {
+                self.workload.next_status(&mut self.rng)
+            } else {
+                self.workload.next(&mut self.rng)
+            };
+            let Some(request) = request else { break };
             self.clients[client].submit(request, &mut self.rng)?;
             begun += 1;
         }

@@ -19,6 +19,7 @@ pub mod layout;
 pub mod play;
 pub mod stack;
 pub mod stamp;
+mod status;
 pub mod store;
 pub mod workload;
 

@@ -140,6 +140,7 @@ impl LeafLane for FileLane {
                 self.whole(pieces, extent.count(), extent.start())
             }
             Operation::Read(extent)
+            | Operation::Status(extent)
             | Operation::Write(extent, _)
             | Operation::Discard(extent, _)
             | Operation::WriteZeroes(extent, _, _) => {
@@ -159,7 +160,7 @@ impl FileLane {
 /// The same change, complete as soon as the host's page cache or the device has it.
 fn cached(operation: Operation) -> Operation {
     match operation {
-        Operation::Read(_) | Operation::Flush => operation,
+        Operation::Read(_) | Operation::Status(_) | Operation::Flush => operation,
         Operation::Write(extent, _) => Operation::Write(extent, Durability::Cached),
         Operation::Discard(extent, _) => Operation::Discard(extent, Durability::Cached),
         Operation::WriteZeroes(extent, unmap, _) => {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, FailKind, HoldQueue, Lane,
-    LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Outcome, Piece, PieceList, Rights, Target,
-    Token, Told,
+    LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList,
+    Rights, Target, Token, Told,
 };
 
 /// What reads from a null disk do (`read-zeroes=`).
@@ -123,10 +123,15 @@ struct SlowLane {
 }
 
 impl Lane for SlowLane {
-    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let now = self.clock.now();
         for mapping in batch {
-            self.held.hold(mapping, now, now + self.latency);
+            // As in QEMU: it is no I/O.
+            if let Operation::Status(_) = mapping.operation {
+                self.answers.answer(mapping, pieces);
+            } else {
+                self.held.hold(mapping, now, now + self.latency);
+            }
         }
     }
 
@@ -155,7 +160,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use block::{ByteOffset, Durability, Operation, SystemClock};
+    use block::{ByteOffset, Durability, SystemClock};
 
     /// A clock that stands still until it is told.
     #[derive(Debug)]

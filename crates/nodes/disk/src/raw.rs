@@ -287,7 +287,9 @@ mod tests {
         node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut list);
         let place = |piece: &Piece| match piece.target {
             Target::File { offset, .. } => offset.0,
-            Target::Zeroes | Target::Nothing | Target::Memory { .. } => panic!("{piece:?}"),
+            Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
+                panic!("{piece:?}")
+            }
         };
         let answer = |mapping: &Mapping| match mapping.answer {
             Answer::Now(range) => Ok(list.get(range).iter().map(place).collect()),

@@ -54,13 +54,15 @@ pub struct DelaySettings {
 }
 
 impl DelaySettings {
-    fn of(&self, operation: &Operation) -> &Distribution {
+    /// How an operation is delayed. A status is no I/O, and passes.
+    fn of(&self, operation: &Operation) -> Option<&Distribution> {
         match operation {
-            Operation::Read(_) => &self.read,
+            Operation::Read(_) => Some(&self.read),
             Operation::Write(..) | Operation::Discard(..) | Operation::WriteZeroes(..) => {
-                &self.write
+                Some(&self.write)
             }
-            Operation::Flush => &self.flush,
+            Operation::Flush => Some(&self.flush),
+            Operation::Status(_) => None,
         }
     }
 
@@ -226,7 +228,8 @@ impl DelayLane {
     fn hold(&mut self, mapping: &mut Mapping, now: &mut Option<Instant>) -> Passage {
         let settings = &self.settings;
         let ordered = settings.order == DelayOrder::AsBegun;
-        let delay = settings.of(&mapping.operation).draw(&mut self.random);
+        let delay = settings.of(&mapping.operation);
+        let delay = delay.map_or(Latency::ZERO, |delay| delay.draw(&mut self.random));
         if delay == Latency::ZERO && (!ordered || self.held.due().is_none()) {
             return Passage::Free;
         }

@@ -240,9 +240,18 @@ impl Core {
 
     /// A task is done with its request.
     pub(crate) fn end(&self, token: Token, operation: Operation, result: Result<(), FailKind>) {
+        self.end_with(token, operation, result.map(|()| Vec::new()));
+    }
+
+    /// The same, with what is still to be done for it: nothing that the tables say.
+    pub(crate) fn end_with(
+        &self,
+        token: Token,
+        operation: Operation,
+        result: Result<Vec<Piece>, FailKind>,
+    ) {
         let epoch = self.end_serving(token);
         self.leave(epoch);
-        let result = result.map(|()| Vec::new());
         self.reply(Reply { token, operation, result, after: After::Over });
     }
 

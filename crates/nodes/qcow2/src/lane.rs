@@ -157,7 +157,10 @@ impl Qcow2Lane {
                 mapping.answer = Answer::Now(pieces.none());
                 return Plan::Answered;
             }
-            Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => false,
+            Operation::Status(_)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush => false,
         };
         if is_planned && self.runs.len() - first <= ANSWER_RUNS {
             return Plan::Runs(first..self.runs.len(), epoch);
@@ -435,6 +438,9 @@ impl Qcow2Lane {
         match operation {
             Operation::Read(bytes) => {
                 self.spawn(mapping, pieces, serve::read(core, token, bytes));
+            }
+            Operation::Status(bytes) => {
+                self.spawn(mapping, pieces, serve::status(core, token, bytes));
             }
             Operation::Write(bytes, durability) => {
                 self.spawn(mapping, pieces, serve::write(core, token, bytes, durability));

@@ -5,6 +5,7 @@
 
 mod compressed;
 mod read;
+mod status;
 mod write;
 mod zero;
 
@@ -18,6 +19,7 @@ use crate::space::SyncMark;
 
 pub(crate) use compressed::Decoder;
 pub(crate) use read::read;
+pub(crate) use status::status;
 pub(crate) use write::write;
 pub(crate) use zero::{Zeroing, zero};
 

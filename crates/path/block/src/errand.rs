@@ -67,15 +67,16 @@ impl LaneIo {
 
     /// Has the iothread carry out an operation on these pieces, which some lane has answered with, and
     /// on this memory, if it is a read or a write. It begins when the lane returns. Behind the end of a
-    /// file a read finds zeroes ([`crate::BehindEnd`]). What the pieces name of memory is copied at once, so the
-    /// errand has files alone.
+    /// file a read finds zeroes ([`crate::BehindEnd`]). What the pieces of a read name of memory is copied at once, so
+    /// its errand has files alone.
     pub fn submit(&self, operation: Operation, pieces: &[Piece], memory: HostMemory) -> ErrandDone {
         let end = Rc::new(RefCell::new(End { over: None, waker: None }));
         let done = ErrandDone { end: Rc::clone(&end) };
         let mut memory = ManuallyDrop::new(memory);
         let mut in_files = Vec::with_capacity(pieces.len());
         for piece in pieces {
-            match piece.in_memory() {
+            let is_read = matches!(operation, Operation::Read(_));
+            match piece.in_memory().filter(|_| is_read) {
                 Some(bytes) => {
                     let skip = usize::try_from(piece.skip).expect("64-bit host");
                     memory[skip..skip + bytes.len()].copy_from_slice(bytes);

@@ -24,6 +24,7 @@ mod permission;
 mod pieces;
 mod range_lock;
 mod rate;
+mod status;
 mod sync_turns;
 
 pub use answer_memory::{AnswerMemory, AnswerMemoryFull};
@@ -45,4 +46,5 @@ pub use permission::{Permission, Permissions};
 pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
 pub use range_lock::{RangeGuard, RangeLock};
 pub use rate::SentenceRate;
+pub use status::{BlockStatus, StatusRecord, StatusRun, StatusRuns};
 pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};

@@ -1,7 +1,7 @@
 //! What a guest or client may ask of a disk, and how it ends.
 //!
 //! Invariants: each operation carries exactly what it needs. Memory travels beside it, in
-//! [`crate::Buffers`], because only reads and writes have any.
+//! [`crate::Buffers`], because only reads, writes and status have any.
 
 use crate::Extent;
 
@@ -15,6 +15,8 @@ pub struct Slot(pub u16);
 pub enum Operation {
     /// Fill the buffers from the extent.
     Read(Extent),
+    /// Say what the bytes of the extent are, or of its beginning, in the buffers ([`crate::StatusRecord`]).
+    Status(Extent),
     /// Store the buffers in the extent.
     Write(Extent, Durability),
     /// The guest no longer needs the extent: a hint. Its content is undefined afterwards.
@@ -29,7 +31,7 @@ impl Operation {
     /// Whether the operation may change what a later read returns.
     pub fn is_change(&self) -> bool {
         match self {
-            Self::Read(_) | Self::Flush => false,
+            Self::Read(_) | Self::Status(_) | Self::Flush => false,
             Self::Write(..) | Self::Discard(..) | Self::WriteZeroes(..) => true,
         }
     }
@@ -38,6 +40,7 @@ impl Operation {
     pub fn extent(&self) -> Option<Extent> {
         match *self {
             Self::Read(extent)
+            | Self::Status(extent)
             | Self::Write(extent, _)
             | Self::Discard(extent, _)
             | Self::WriteZeroes(extent, _, _) => Some(extent),
@@ -50,6 +53,7 @@ impl Operation {
     pub fn on(self, extent: Extent) -> Self {
         match self {
             Self::Read(_) => Self::Read(extent),
+            Self::Status(_) => Self::Status(extent),
             Self::Write(_, durability) => Self::Write(extent, durability),
             Self::Discard(_, durability) => Self::Discard(extent, durability),
             Self::WriteZeroes(_, unmap, durability) => Self::WriteZeroes(extent, unmap, durability),
@@ -57,10 +61,10 @@ impl Operation {
         }
     }
 
-    /// When a change must survive a power loss. Reads and flushes have nothing to keep.
+    /// When a change must survive a power loss. What changes nothing has nothing to keep.
     pub fn durability(&self) -> Durability {
         match *self {
-            Self::Read(_) | Self::Flush => Durability::Cached,
+            Self::Read(_) | Self::Status(_) | Self::Flush => Durability::Cached,
             Self::Write(_, durability)
             | Self::Discard(_, durability)
             | Self::WriteZeroes(_, _, durability) => durability,
@@ -71,6 +75,7 @@ impl Operation {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Read(_) => "read",
+            Self::Status(_) => "block status",
             Self::Write(..) => "write",
             Self::Discard(..) => "discard",
             Self::WriteZeroes(..) => "write-zeroes",

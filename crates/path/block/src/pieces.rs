@@ -4,7 +4,7 @@
 //! its own by their range. The list keeps its room from batch to batch, so a warm iothread allocates
 //! nothing for an answer.
 
-use crate::{AnswerMemory, ByteCount, ByteOffset};
+use crate::{AnswerMemory, BlockStatus, ByteCount, ByteOffset};
 
 /// The most pieces one answer has: a request of 256 MiB in the smallest chunks of a stripe. It bounds
 /// what a hostile request makes the daemon remember.
@@ -38,6 +38,8 @@ pub enum Target {
         /// The place in it, in bytes: it has less than 2 GiB.
         offset: u32,
     },
+    /// That is what they are. Only of a status, which may be answered as a read as well.
+    Status(BlockStatus),
 }
 
 impl Target {
@@ -54,6 +56,17 @@ impl Target {
             }
             Self::Zeroes => Self::Zeroes,
             Self::Nothing => Self::Nothing,
+            Self::Status(status) => Self::Status(*status),
+        }
+    }
+
+    /// What bytes are that live there, as far as that tells it: a file may have holes.
+    pub fn status(&self) -> BlockStatus {
+        match self {
+            Self::File { .. } | Self::Memory { .. } => BlockStatus::DATA,
+            Self::Zeroes => BlockStatus::ZEROES,
+            Self::Nothing => BlockStatus::NOTHING,
+            Self::Status(status) => *status,
         }
     }
 }
@@ -75,7 +88,7 @@ impl Piece {
     pub fn in_memory(&self) -> Option<&[u8]> {
         match &self.target {
             Target::Memory { memory, offset } => Some(memory.get(*offset, self.count)),
-            Target::File { .. } | Target::Zeroes | Target::Nothing => None,
+            Target::File { .. } | Target::Zeroes | Target::Nothing | Target::Status(_) => None,
         }
     }
 }
@@ -97,7 +110,7 @@ impl PieceRange {
 }
 
 /// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any
-/// order; of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Pieces that follow each other in one file go to the kernel together if they follow each other
+/// order (of a status those that it tells about); of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Pieces that follow each other in one file go to the kernel together if they follow each other
 /// here.
 #[derive(Debug, Default)]
 pub struct PieceList {

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use block::{ByteOffset, Durability, Segment};
 use rustix::io::Errno;
 
+use crate::extent::FileExtent;
 use crate::parked::Work;
 use crate::space::Space;
 
@@ -48,10 +49,10 @@ pub(crate) unsafe fn perform(
     fd: BorrowedFd<'_>,
     offset: ByteOffset,
     (iovecs, segments): Iovecs,
-) -> i32 {
+) -> i64 {
     let raw = fd.as_raw_fd();
     let Ok(place) = libc::off_t::try_from(offset.0) else {
-        return -Errno::INVAL.raw_os_error();
+        return (-Errno::INVAL.raw_os_error()).into();
     };
     let result = match work {
         Work::Read => {
@@ -65,11 +66,11 @@ pub(crate) unsafe fn perform(
         }
         // SAFETY: as for the read.
         Work::Write(durability) => unsafe { write(raw, place, durability, (iovecs, segments)) },
-        Work::Sync => return completion(rustix::fs::fdatasync(fd)),
-        Work::Space(space) => return change(space, raw, place),
+        Work::Sync => return completion(rustix::fs::fdatasync(fd)).into(),
+        Work::Space(space) => return change(space, raw, place).into(),
+        Work::Extent(count) => return FileExtent::find(fd, offset, count).to_result(),
     };
-    // One call transfers less than 2 GiB.
-    if result < 0 { -last_errno() } else { i32::try_from(result).unwrap_or(i32::MAX) }
+    if result < 0 { (-last_errno()).into() } else { i64::try_from(result).unwrap_or(i64::MAX) }
 }
 
 /// Reads. A single segment goes without the list: the kernel need not copy and check it. Such a

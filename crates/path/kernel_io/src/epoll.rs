@@ -61,7 +61,7 @@ impl Epoll {
             Interest::ReadOrWrite => epoll::EventFlags::IN | epoll::EventFlags::OUT,
         };
         if let Err(errno) = epoll::add(&self.fd, borrow(fd), data, flags | epoll::EventFlags::ET) {
-            let result = -errno.raw_os_error();
+            let result = (-errno.raw_os_error()).into();
             self.completed.push_back(Completion { index, result, more: false });
         }
     }

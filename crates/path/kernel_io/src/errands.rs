@@ -15,14 +15,14 @@ use std::task::Waker;
 
 use block::{
     Buffers, ByteOffset, Durability, Errand, ErrandRunner, FailKind, FileId, HostMemory, Operation,
-    Outcome, Owner, Piece, RangeGuard, Target, Unmap,
+    Outcome, Owner, Piece, RangeGuard, StatusRuns, Target, Unmap,
 };
 use rustix::io::Errno;
 
 use crate::calls::change;
 use crate::judgement::RETRIES_MAX;
 use crate::space::{Space, Step};
-use crate::{Allocation, FileTable, IoFailure, Notifier, OpenFile};
+use crate::{Allocation, FileExtent, FileTable, IoFailure, Notifier, OpenFile};
 
 /// The most bytes of one call.
 const STAGE_BYTES: u64 = 256 << 10;
@@ -45,9 +45,13 @@ fn carry_out(
     memory: &mut Buffers,
 ) -> Result<(), FailKind> {
     let mut touched: Vec<FileId> = Vec::new();
+    let mut runs = StatusRuns::default();
     for piece in pieces {
         match (&piece.target, operation) {
-            (Target::Nothing, _) => {}
+            (target, Operation::Status(_)) => {
+                tell_runs(table, piece, target, &mut runs);
+            }
+            (Target::Nothing | Target::Status(_), _) => {}
             (Target::Memory { .. }, _) => panic!("errands have files alone"),
             (Target::Zeroes, Operation::Read(_)) => {
                 memory.zero(in_memory(piece.skip), in_memory(piece.count.0));
@@ -76,6 +80,9 @@ fn carry_out(
             }
         }
     }
+    if let Operation::Status(_) = operation {
+        runs.write(memory)?;
+    }
     if operation == Operation::Flush || operation.durability() == Durability::Stable {
         for file in touched {
             let open = table.get(file);
@@ -87,6 +94,21 @@ fn carry_out(
         }
     }
     Ok(())
+}
+
+/// Adds what the bytes of a piece are.
+fn tell_runs(table: &FileTable, piece: &Piece, target: &Target, runs: &mut StatusRuns) {
+    let &Target::File { file, offset } = target else {
+        return runs.add(piece.skip, piece.count, target.status());
+    };
+    let open = table.get(file);
+    let mut done = 0;
+    while done < piece.count.0 {
+        let place = ByteOffset(offset.0 + done);
+        let found = FileExtent::find(open.as_fd(), place, piece.count.0 - done);
+        runs.add(piece.skip + done, found.count, found.status());
+        done += found.count.0;
+    }
 }
 
 /// Says what failed. Whoever runs errands here does so when a user changes something, not for each request
@@ -141,6 +163,7 @@ impl Part<'_> {
                 })
             }
             Operation::Flush => Ok(()),
+            Operation::Status(_) => panic!("a status moves no bytes"),
         }
     }
 

@@ -42,6 +42,8 @@ pub(crate) fn suits(work: Work) -> bool {
         // Pages that are filled take as long as a transfer.
         Work::Space(Space { method: Method::Fill, count, .. }) => count <= TURN_BYTES_MAX as u64,
         Work::Space(Space { count, .. }) => count <= ALLOCATION_BYTES_MAX,
+        // Nobody knows how much of the file it looks at.
+        Work::Extent(_) => false,
     }
 }
 
@@ -140,7 +142,7 @@ impl InlineTurn {
             Work::Read | Work::Write(_) => bytes <= SHORT_BYTES_MAX,
             // It is about what is completed, and nothing that waits is.
             Work::Sync => true,
-            Work::Space(_) => false,
+            Work::Space(_) | Work::Extent(_) => false,
         };
         short && self.budget.takes_short(bytes)
     }

@@ -21,11 +21,16 @@ pub(crate) enum Judgement {
     Over(Result<(), IoFailure>),
 }
 
+/// The error of a negative result.
+pub(crate) fn errno_of(result: i64) -> Errno {
+    i32::try_from(-result).map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
 /// Judges the result of a call or a completion: a count of bytes or a negative errno.
-pub(crate) fn judge(parked: &mut Parked, result: i32) -> Judgement {
+pub(crate) fn judge(parked: &mut Parked, result: i64) -> Judgement {
     let offset = parked.offset;
     let Ok(count) = usize::try_from(result) else {
-        let errno = Errno::from_raw_os_error(-result);
+        let errno = errno_of(result);
         let passing = match errno {
             Errno::INTR => true,
             Errno::AGAIN => {
@@ -43,7 +48,7 @@ pub(crate) fn judge(parked: &mut Parked, result: i32) -> Judgement {
         return Judgement::Over(Err(IoFailure::Errno { offset, errno }));
     };
     match parked.work {
-        Work::Sync | Work::Space(_) => Judgement::Over(Ok(())),
+        Work::Sync | Work::Space(_) | Work::Extent(_) => Judgement::Over(Ok(())),
         Work::Read | Work::Write(_) if count > 0 => Judgement::Transferred(count),
         Work::Read => Judgement::Over(Err(IoFailure::EndOfFile { offset })),
         Work::Write(_) => Judgement::Over(Err(IoFailure::Errno { offset, errno: Errno::IO })),

@@ -26,6 +26,7 @@ use rustix::io::Errno;
 
 use self::ways::{Opened, Way};
 use crate::calls::{iovecs, perform};
+use crate::extent::FileExtent;
 use crate::inline::{self, InlineShare, InlineTurn};
 use crate::judgement::{Judgement, judge};
 use crate::native::Native;
@@ -35,8 +36,8 @@ use crate::space::{Space, Step};
 use crate::uring::{FilePlace, Transfer};
 use crate::workers::Workers;
 use crate::{
-    Allocation, BOUNCE_BYTES, BounceBuffer, Budget, FairQueue, FileTable, IoFailure, OpenFile, Tag,
-    Wait,
+    Allocation, BOUNCE_BYTES, BounceBuffer, Budget, FairQueue, FileKind, FileTable, IoFailure,
+    OpenFile, Tag, Wait,
 };
 
 /// Transfers through the page cache that io_uring has at once: for one file 32, if it is alone. For reads the kernel reads ahead
@@ -54,6 +55,13 @@ pub enum Event {
         result: Result<(), IoFailure>,
         /// The bounce buffer it worked on, if it did.
         bounce: Option<BounceBuffer>,
+    },
+    /// What a file has at a place.
+    Extent {
+        /// Whose operation it is.
+        tag: Tag,
+        /// It.
+        found: FileExtent,
     },
     /// A polled descriptor is ready for what it is polled for, or was a moment ago.
     Ready {
@@ -215,6 +223,15 @@ impl Kernel {
                 self.events.push_back(Event::Finished { tag, result, bounce: None });
             }
         }
+    }
+
+    /// Looks what a file has from there on, of so many bytes: an [`Event::Extent`] follows. Devices do not tell.
+    pub fn find_extent(&mut self, file: FileId, offset: ByteOffset, count: ByteCount, tag: Tag) {
+        if self.opened(file).file.kind() == FileKind::BlockDevice {
+            let found = FileExtent { count, is_hole: false };
+            return self.events.push_back(Event::Extent { tag, found });
+        }
+        self.start(Work::Extent(count.0), file, offset, std::iter::empty(), None, tag);
     }
 
     /// How much may be done inline from the next turn on.
@@ -427,7 +444,7 @@ impl Kernel {
             let Way::Uring(place, _) = way else { panic!("only the ring's files take turns") };
             let transfer = match parked.work {
                 Work::Write(durability) => Transfer::CachedWrite(durability),
-                Work::Read | Work::Sync | Work::Space(_) => Transfer::CachedRead,
+                Work::Read | Work::Sync | Work::Space(_) | Work::Extent(_) => Transfer::CachedRead,
             };
             self.push_transfer(index, transfer, place);
         }
@@ -457,10 +474,16 @@ impl Kernel {
     }
 
     /// Works a result off: the operation is over and an event, or has to be started again.
-    fn conclude(&mut self, index: SlotIndex, result: i32) -> Conclusion {
+    fn conclude(&mut self, index: SlotIndex, result: i64) -> Conclusion {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
+        if let Work::Extent(_) = parked.work {
+            let (tag, found) = (parked.tag, FileExtent::of_result(result));
+            self.in_flight.take(index);
+            self.events.push_back(Event::Extent { tag, found });
+            return Conclusion::Over;
+        }
         let result = match (judge(parked, result), parked.work) {
             (Judgement::Again, _) => return Conclusion::Again,
             (Judgement::Transferred(count), _) => match self.in_flight.advance(index, count) {

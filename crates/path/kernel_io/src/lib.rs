@@ -16,6 +16,7 @@ mod cpu;
 mod epoll;
 mod errands;
 mod exchange;
+mod extent;
 mod failure;
 mod file;
 mod files;
@@ -37,6 +38,7 @@ pub use alarm::Alarm;
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use budget::{Budget, FairQueue};
 pub use cpu::{Cpus, ThreadStat, ThreadTimes, process_cpu_time, thread_cpu_time};
+pub use extent::FileExtent;
 pub use failure::IoFailure;
 pub use file::{
     Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,

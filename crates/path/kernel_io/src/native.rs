@@ -176,7 +176,7 @@ impl Native {
         match work {
             Work::Read | Work::Write(_) => true,
             // Syncs would be done by kernel threads that all of the host shares.
-            Work::Sync | Work::Space(_) => false,
+            Work::Sync | Work::Space(_) | Work::Extent(_) => false,
         }
     }
 
@@ -211,7 +211,9 @@ impl Native {
         let (opcode, flags) = match work {
             Work::Read => (IOCB_CMD_PREADV, 0),
             Work::Write(durability) => (IOCB_CMD_PWRITEV, write_flags(durability)),
-            Work::Sync | Work::Space(_) => panic!("Linux AIO is given transfers only"),
+            Work::Sync | Work::Space(_) | Work::Extent(_) => {
+                panic!("Linux AIO is given transfers only")
+            }
         };
         // Otherwise the submission itself sleeps, and the iothread with it.
         let nowait = match (file.residence(), file.caching()) {
@@ -240,11 +242,12 @@ impl Native {
     }
 
     /// An operation is over.
-    fn over(&mut self, data: u64, result: i32) -> Completion {
+    fn over(&mut self, data: u64, result: i64) -> Completion {
         let file = usize::try_from(data >> 32).expect("the upper half");
         self.waiting.done(file);
         // Some file systems say so of a write that would have to wait, as io_uring knows too.
-        let result = if result == -libc::EOPNOTSUPP { -libc::EAGAIN } else { result };
+        let result =
+            if result == -i64::from(libc::EOPNOTSUPP) { -i64::from(libc::EAGAIN) } else { result };
         let index = u32::try_from(data & u64::from(u32::MAX)).expect("masked to 32 bits");
         Completion { index: SlotIndex(index), result, more: false }
     }
@@ -279,7 +282,7 @@ impl Native {
             }
             // The first one is what the kernel did not like.
             let block = self.queue.pop_front().expect("a batch is not empty");
-            refused.push(self.over(block.data, -errno.raw_os_error()));
+            refused.push(self.over(block.data, (-errno.raw_os_error()).into()));
             self.queue_next();
             if errno == Errno::AGAIN {
                 return;
@@ -295,7 +298,7 @@ impl Native {
             self.no_room &= taken == 0;
             for place in 0..taken {
                 let IoEvent { data, result, .. } = self.events[place];
-                done.push(self.over(data, i32::try_from(result).unwrap_or(i32::MAX)));
+                done.push(self.over(data, result));
             }
             if taken < BATCH {
                 self.queue_next();

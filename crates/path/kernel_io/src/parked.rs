@@ -39,6 +39,8 @@ pub(crate) enum Work {
     Sync,
     /// A range that is discarded or zeroed.
     Space(Space),
+    /// What the file has at the beginning of a range of so many bytes.
+    Extent(u64),
 }
 
 /// How far a transfer has come.

@@ -42,7 +42,7 @@ pub enum Interest {
 pub(crate) struct Completion {
     pub(crate) index: SlotIndex,
     /// What it gave, or minus the errno.
-    pub(crate) result: i32,
+    pub(crate) result: i64,
     /// Whether more completions of a poll will come.
     pub(crate) more: bool,
 }

@@ -117,7 +117,7 @@ impl Transfer {
             }
             // The kernel hands all of these to its workers.
             (Work::Write(_), Transfers::CachedReads | Transfers::Cached)
-            | (Work::Sync | Work::Space(_), _) => None,
+            | (Work::Sync | Work::Space(_) | Work::Extent(_), _) => None,
         }
     }
 
@@ -313,7 +313,7 @@ impl Uring {
         let named = |entry: &cqueue::Entry| entry.user_data() != UNNAMED;
         let entry = std::iter::from_fn(|| self.completed.pop_front()).find(named)?;
         let index = u32::try_from(entry.user_data()).expect("user data is a slot's number");
-        let (result, more) = (entry.result(), cqueue::more(entry.flags()));
+        let (result, more) = (entry.result().into(), cqueue::more(entry.flags()));
         Some(Completion { index: SlotIndex(index), result, more })
     }
 
@@ -414,7 +414,7 @@ mod tests {
     use super::*;
 
     /// What the kernel answers to an entry that nothing here would queue.
-    fn result_of(entry: squeue::Entry) -> Option<i32> {
+    fn result_of(entry: squeue::Entry) -> Option<i64> {
         let Ok(mut uring) = Uring::new() else {
             return None;
         };
@@ -440,7 +440,7 @@ mod tests {
             opcode::Fallocate::new(here, 1).build(),
         ] {
             if let Some(result) = result_of(entry.clone()) {
-                assert_eq!(result, -Errno::ACCESS.raw_os_error(), "{entry:?}");
+                assert_eq!(result, i64::from(-Errno::ACCESS.raw_os_error()), "{entry:?}");
             }
         }
     }
@@ -467,7 +467,7 @@ mod tests {
         let (mut byte, fd) = ([0; 1], types::Fd(-1));
         let entry = opcode::Read::new(fd, byte.as_mut_ptr(), 1).build().flags(squeue::Flags::ASYNC);
         if let Some(result) = result_of(entry) {
-            assert_eq!(result, -Errno::ACCESS.raw_os_error());
+            assert_eq!(result, i64::from(-Errno::ACCESS.raw_os_error()));
         }
     }
 

@@ -14,6 +14,7 @@ mod failures;
 mod held;
 mod pieces;
 mod staging;
+mod status;
 mod syncs;
 mod timed_turns;
 
@@ -263,7 +264,6 @@ impl Engine {
     }
 
     /// Takes a request on. Its memory is swapped out of `memory`. It starts with the batch.
-    #[inline]
     pub(crate) fn add(
         &mut self,
         seat: Seat,
@@ -420,6 +420,7 @@ impl Engine {
         while let Some(event) = self.kernel.next_event() {
             match event {
                 Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
+                Event::Extent { tag, found } => self.extent_found(tag, found),
                 Event::Ready { tag } => match Addressee::from_tag(tag) {
                     Addressee::Kick(key) => signals.push(Signal::Kicked(key)),
                     Addressee::Bell => {
@@ -522,6 +523,7 @@ impl Engine {
     /// A request is over.
     fn finish(&mut self, index: JobIndex, outcome: Outcome) {
         let job = self.jobs.get(index);
+        let outcome = job.end_status(outcome);
         let (lane, pieces) = (job.lane, job.pieces.len());
         let (segments, bytes) = (job.memory.segments().len(), job.memory.count());
         let request_bytes = job.weight;

@@ -6,7 +6,8 @@
 //! short.
 
 use block::{
-    After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Piece, RangeGuard, Token,
+    After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Piece, RangeGuard, StatusRuns,
+    Token,
 };
 use kernel_io::Tag;
 
@@ -93,6 +94,8 @@ pub(crate) struct Job {
     pub(crate) released: bool,
     /// What direct I/O could not do in place; carried out one after the other, last first.
     pub(crate) staged: Vec<Staged>,
+    /// Of a status: what was told so far.
+    pub(crate) status: StatusRuns,
     /// The ranges it holds against read-modify-write.
     pub(crate) holds: Vec<RangeGuard>,
 }
@@ -135,7 +138,6 @@ impl Jobs {
         index
     }
 
-    #[inline]
     fn enter(&mut self, owner: Owner, lane: LaneIndex, operation: Operation) -> JobIndex {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.jobs.len()).expect("jobs are numbered by u32");
@@ -165,6 +167,7 @@ impl Jobs {
         assert_eq!(job.outstanding, 0, "a request ends while the kernel works on it");
         job.memory.clear();
         job.memory.shrink_to(index.room_kept());
+        job.status.clear(index.room_kept());
         job.forget_answer(index);
         let owner = job.owner.take().expect("a request ends once");
         self.free.push(index);
@@ -174,7 +177,9 @@ impl Jobs {
     /// The reads that are not over, and where their data go.
     pub(crate) fn open_reads(&self) -> impl Iterator<Item = (&Ticket, &Buffers)> {
         self.jobs.iter().filter_map(|job| match (&job.owner, job.operation) {
-            (Some(Owner::Ring(ticket)), Operation::Read(_)) => Some((ticket, &job.memory)),
+            (Some(Owner::Ring(ticket)), Operation::Read(_) | Operation::Status(_)) => {
+                Some((ticket, &job.memory))
+            }
             (Some(_) | None, _) => None,
         })
     }
@@ -199,7 +204,6 @@ impl Jobs {
 
 impl Job {
     /// Of an answer that was carried out nothing is left; of a large one not even the room.
-    #[inline]
     pub(crate) fn forget_answer(&mut self, index: JobIndex) {
         let room = index.room_kept();
         self.pieces.clear();
@@ -229,6 +233,7 @@ impl Job {
             phase: Phase::Held,
             released: false,
             staged: Vec::new(),
+            status: StatusRuns::default(),
             holds: Vec::new(),
         }
     }

@@ -50,7 +50,9 @@ const INTERNAL_BYTES_MAX: usize = 64 << 20;
 /// zero writes them.
 pub(crate) fn weight(operation: Operation, memory: &Buffers) -> usize {
     match operation {
-        Operation::Read(_) | Operation::Write(..) | Operation::Flush => memory.count(),
+        Operation::Read(_) | Operation::Status(_) | Operation::Write(..) | Operation::Flush => {
+            memory.count()
+        }
         Operation::Discard(extent, _) | Operation::WriteZeroes(extent, ..) => {
             usize::try_from(extent.count().0).unwrap_or(REQUEST_BYTES_MAX)
         }

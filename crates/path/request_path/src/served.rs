@@ -418,7 +418,8 @@ impl<F: FrontEnd> Source for Served<F> {
 impl Waiting {
     /// Where its data go, of a read.
     fn as_read(&self) -> Option<(Slot, &Buffers)> {
-        matches!(self.operation, Operation::Read(_)).then_some((self.slot, &self.memory))
+        matches!(self.operation, Operation::Read(_) | Operation::Status(_))
+            .then_some((self.slot, &self.memory))
     }
 }
 

@@ -135,7 +135,7 @@ pub(crate) fn submit_run(
             };
             submit_allocation(kernel, run, how, Some(staged), tag)
         }
-        Operation::Flush => panic!("a flush has no bytes"),
+        Operation::Flush | Operation::Status(_) => panic!("no bytes of files are moved for it"),
     }
 }
 
@@ -177,14 +177,16 @@ pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
     let stable = job.operation.durability() == Durability::Stable;
     match job.operation {
         Operation::Flush => true,
-        Operation::Read(_) => false,
+        Operation::Read(_) | Operation::Status(_) => false,
         Operation::Discard(..) | Operation::WriteZeroes(..) => stable,
         Operation::Write(..) => {
             let by_sync = |piece: &Piece| match piece.target {
                 Target::File { file, .. } => {
                     kernel.medium(file).stable_writes() == StableWrites::BySync
                 }
-                Target::Zeroes | Target::Nothing | Target::Memory { .. } => false,
+                Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
+                    false
+                }
             };
             stable && job.pieces.iter().any(by_sync)
         }
@@ -197,6 +199,7 @@ pub(crate) fn staged_durability(operation: Operation) -> Durability {
     match operation {
         Operation::Write(_, durability) => durability,
         Operation::Read(_)
+        | Operation::Status(_)
         | Operation::Discard(..)
         | Operation::WriteZeroes(..)
         | Operation::Flush => Durability::Cached,

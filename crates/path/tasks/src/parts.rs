@@ -48,7 +48,7 @@ impl Parts {
                 last.count.0 += piece.count.0;
                 return;
             }
-            (Target::Zeroes | Target::Nothing | Target::File { .. }, _) => {}
+            (Target::Zeroes | Target::Nothing | Target::File { .. } | Target::Status(_), _) => {}
         }
         self.pieces.push(piece);
     }

@@ -14,8 +14,12 @@ use std::time::Instant;
 
 use block::{
     After, Answer, ByteCount, ByteOffset, DiskSize, Due, Durability, Extent, FailKind, HostMemory,
-    Lane, LaneIo, Mapping, Operation, Outcome, Piece, PieceList, Token, Told, Unmap,
+    Lane, LaneIo, Mapping, Operation, Outcome, Piece, PieceList, StatusRecord, StatusRun,
+    StatusRuns, Target, Token, Told, Unmap,
 };
+
+/// How many runs a file is asked for at once.
+const EXTENTS_MAX: usize = 256;
 
 /// One lane's handle on a child. Clones are the same.
 #[derive(Debug, Clone)]
@@ -310,32 +314,77 @@ impl Storage {
     pub async fn run(
         &self,
         operation: Operation,
-        mut memory: HostMemory,
+        memory: HostMemory,
     ) -> Result<HostMemory, FailKind> {
+        let mut memory = memory;
+        self.in_rounds(operation, async |operation, pieces| {
+            let given = std::mem::replace(&mut memory, HostMemory::zeroed(0));
+            memory = self.0.io.submit(operation, pieces, given).await?;
+            Ok(())
+        })
+        .await?;
+        Ok(memory)
+    }
+
+    /// What these bytes are, in their order: all of them, or the first ones. Neighbours are different.
+    pub async fn status(&self, bytes: Range<u64>) -> Result<Vec<StatusRun>, FailKind> {
+        let mut runs = StatusRuns::default();
+        self.in_rounds(Operation::Status(extent(bytes)?), async |_, pieces| {
+            for piece in pieces {
+                self.add_status(piece, &mut runs).await?;
+            }
+            Ok(())
+        })
+        .await?;
+        let runs = runs.in_order();
+        // Whoever asks goes on behind what was told.
+        if runs.is_empty() { Err(FailKind::Io) } else { Ok(runs.to_vec()) }
+    }
+
+    /// Adds what the bytes of a piece are; of a file with many holes the first ones.
+    async fn add_status(&self, piece: &Piece, runs: &mut StatusRuns) -> Result<(), FailKind> {
+        let Target::File { .. } = piece.target else {
+            runs.add(piece.skip, piece.count, piece.target.status());
+            return Ok(());
+        };
+        let memory = HostMemory::zeroed(EXTENTS_MAX * StatusRecord::BYTES);
+        let operation = Operation::Status(extent(0..piece.count.0)?);
+        let there = [Piece { skip: 0, ..piece.clone() }];
+        let memory = self.0.io.submit(operation, &there, memory).await?;
+        let mut skip = piece.skip;
+        for StatusRecord { count, status } in StatusRecord::read_all(&memory) {
+            runs.add(skip, count, status);
+            skip += count.0;
+        }
+        Ok(())
+    }
+
+    /// Carries out what the lane below answers, as often as it does.
+    async fn in_rounds(
+        &self,
+        operation: Operation,
+        mut carry_out: impl AsyncFnMut(Operation, &[Piece]) -> Result<(), FailKind>,
+    ) -> Result<(), FailKind> {
         let mut found = self.resolve(operation).await?;
         loop {
             let Found { operation, pieces, telling } = found;
-            let result = self.0.io.submit(operation, &pieces, memory).await;
+            let result = carry_out(operation, &pieces).await;
             let Some(telling) = telling else { return result };
-            let outcome = match &result {
-                Ok(_) => Outcome::Done,
-                Err(kind) => Outcome::Failed(*kind),
-            };
+            let outcome = result.map_or_else(Outcome::Failed, |()| Outcome::Done);
             let waiting = match telling.tell(outcome) {
                 Next::Over(Outcome::Done) => return result,
                 Next::Over(Outcome::Failed(kind)) => return Err(kind),
                 Next::Held(waiting) => waiting,
             };
             found = waiting.answer().await?;
-            memory = match result {
-                Ok(memory) => memory,
-                Err(kind) => return self.give_up(found, kind).await,
-            };
+            if let Err(kind) = result {
+                return self.give_up(found, kind).await;
+            }
         }
     }
 
     /// Lets the lane below end what has failed.
-    async fn give_up<T>(&self, mut found: Found, kind: FailKind) -> Result<T, FailKind> {
+    async fn give_up(&self, mut found: Found, kind: FailKind) -> Result<(), FailKind> {
         loop {
             let Some(telling) = found.telling else { return Err(kind) };
             match telling.tell(Outcome::Failed(kind)) {

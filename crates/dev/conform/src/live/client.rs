@@ -39,6 +39,9 @@ pub(crate) trait Client {
     /// What becomes readable when there is something for it.
     fn call(&self) -> BorrowedFd<'_>;
 
+    /// Whether it can ask what bytes are.
+    fn asks_status(&self) -> bool;
+
     fn submit(&mut self, request: Request, rng: &mut Rng) -> Result<()>;
 
     /// The requests that are over since the last call, with what reads have brought.
@@ -103,6 +106,10 @@ impl Client for OnRing {
 
     fn call(&self) -> BorrowedFd<'_> {
         self.guest.call().as_fd()
+    }
+
+    fn asks_status(&self) -> bool {
+        false
     }
 
     fn submit(&mut self, request: Request, rng: &mut Rng) -> Result<()> {
@@ -171,11 +178,15 @@ impl Client for OnPlainMemory {
         self.client.call()
     }
 
+    fn asks_status(&self) -> bool {
+        true
+    }
+
     fn submit(&mut self, request: Request, rng: &mut Rng) -> Result<()> {
         let slot = self.client.free_slot().context("a free slot")?;
         let operation = request.operation;
         let segments = match operation {
-            Operation::Read(_) | Operation::Write(..) => {
+            Operation::Read(_) | Operation::Status(_) | Operation::Write(..) => {
                 let start = usize::from(slot.0) * SLOT_BYTES;
                 let segments = spread(start, request.data.len(), rng);
                 lay_out(self.client.memory(), &request, &segments);

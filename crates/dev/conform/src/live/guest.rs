@@ -129,6 +129,7 @@ impl Guest {
             Operation::Flush => 4,
             Operation::Discard(..) => 11,
             Operation::WriteZeroes(..) => 13,
+            Operation::Status(_) => anyhow::bail!("a guest cannot ask for block status"),
         };
         // What a discard is about stands in its data.
         let named = if kind < 2 { sector } else { 0 };
@@ -154,7 +155,7 @@ impl Guest {
                 self.memory.write(header + RANGE + 12, &u32::from(unmap).to_le_bytes());
                 parts.push((header + RANGE, 16, 0));
             }
-            Operation::Flush => {}
+            Operation::Flush | Operation::Status(_) => {}
         }
         parts.push((header + STATUS, 1, DEVICE_WRITES));
         let head = slot * SLOT_DESCRIPTORS;

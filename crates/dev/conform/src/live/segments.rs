@@ -59,7 +59,7 @@ pub(crate) fn take_in(
     request: &mut Request,
     segments: &[(usize, usize)],
 ) -> Result<()> {
-    let Operation::Read(_) = request.operation else { return Ok(()) };
+    let (Operation::Read(_) | Operation::Status(_)) = request.operation else { return Ok(()) };
     let mut done = 0;
     for (at, count) in segments {
         memory.read_into(*at, &mut request.data[done..done + count]);

@@ -363,8 +363,9 @@ impl Judge {
         }
         match answer {
             Answer::Now(range) => {
-                // Of what the lane is told of there may be more to come.
-                let is_part = again || answered.after == After::Tell;
+                // Of what the lane is told of there may be more to come, and a status may end early.
+                let is_status = matches!(asked, Operation::Status(_));
+                let is_part = again || answered.after == After::Tell || is_status;
                 self.pieces(asked, is_part, range, pieces, mark);
             }
             Answer::Held => self.complain(&format!("{asked:?} is said to be held, late")),
@@ -389,6 +390,7 @@ impl Judge {
         }
         let wanted = match asked {
             Operation::Read(extent)
+            | Operation::Status(extent)
             | Operation::Write(extent, _)
             | Operation::Discard(extent, _)
             | Operation::WriteZeroes(extent, _, _) => extent.count().0,
@@ -422,7 +424,7 @@ impl Judge {
                 let end = offset.0.checked_add(piece.count.0);
                 (self.sizes)(file).zip(end).is_some_and(|(size, end)| end <= size)
             }
-            Target::Zeroes | Target::Nothing | Target::Memory { .. } => true,
+            Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => true,
         }
     }
 }

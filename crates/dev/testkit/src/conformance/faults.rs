@@ -41,7 +41,9 @@ impl Victims {
     /// Whether the operation is one of them.
     pub fn include(self, operation: &Operation) -> bool {
         match operation {
-            Operation::Read(_) => matches!(self, Self::Reads | Self::All),
+            Operation::Read(_) | Operation::Status(_) => {
+                matches!(self, Self::Reads | Self::All)
+            }
             Operation::Write(..) | Operation::Discard(..) | Operation::WriteZeroes(..) => {
                 matches!(self, Self::Changes | Self::All)
             }

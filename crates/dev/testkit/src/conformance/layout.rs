@@ -104,7 +104,15 @@ impl Layout {
                     Some(_) | None => always = false,
                 }
             }
-            let is_sheltered = view.is_sheltered && matches!(operation, Operation::Discard(..));
+            let is_sheltered = match operation {
+                Operation::Discard(..) => view.is_sheltered,
+                // It may end before it comes to that.
+                Operation::Status(_) => true,
+                Operation::Read(_)
+                | Operation::Write(..)
+                | Operation::WriteZeroes(..)
+                | Operation::Flush => false,
+            };
             failures.must |= always && !is_sheltered;
         }
         failures

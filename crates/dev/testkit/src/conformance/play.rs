@@ -12,18 +12,19 @@ use std::task::Wake;
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    After, Answer, Clock, Due, Errand, FileId, Lane, LaneIo, Mapping, Node, Operation, Outcome,
-    Piece, PieceList, Target, Token, Told,
+    After, Answer, BlockStatus, ByteCount, Clock, Due, Errand, FileId, Lane, LaneIo, Mapping, Node,
+    Operation, Outcome, Piece, PieceList, StatusRecord, StatusRuns, Target, Token, Told,
 };
 
 use super::checked::Complaints;
 use super::clock::JumpClock;
 use super::faults::Faulty;
-use super::index;
 use super::layout::Layout;
 use super::stack::{Sizes, Stack, Subject, Which};
+use super::stamp::SECTOR_BYTES;
 use super::store::{MemoryFile, Store};
 use super::workload::{Ended, Habits, Overlap, Request, Tally, Workload};
+use super::{index, number};
 use crate::rng::Rng;
 
 /// The most requests one stack gets before it is compared as a whole.
@@ -73,7 +74,7 @@ struct Side {
     /// Whether the lane has to be called.
     called: Arc<Called>,
     /// With what is still to be carried out.
-    errands: Vec<(Errand, Vec<Piece>)>,
+    errands: Vec<(Errand, Vec<Piece>, StatusRuns)>,
 }
 
 #[derive(Debug, Default)]
@@ -89,6 +90,8 @@ impl Wake for Called {
 struct Job {
     request: Request,
     state: State,
+    /// What a status was told.
+    runs: StatusRuns,
 }
 
 #[derive(Debug)]
@@ -181,10 +184,14 @@ impl Player {
         let mut batch = Vec::new();
         for _ in 0..1 + self.rng.below(8) {
             let Some(token) = self.sides[side].free_token() else { break };
-            let Some(request) = self.workload.next(&mut self.rng) else { break };
+            let request = match self.rng.below(16) {
+                0 => self.workload.next_status(&mut self.rng),
+                _ => self.workload.next(&mut self.rng),
+            };
+            let Some(request) = request else { break };
             batch.push(self.sides[side].add(token, request));
         }
-        let count = super::number(batch.len());
+        let count = number(batch.len());
         self.map(side, batch)?;
         Ok(count)
     }
@@ -218,7 +225,7 @@ impl Player {
         io.take_submitted(&mut new);
         for errand in new {
             let pieces = errand.pieces().to_vec();
-            errands.push((errand, pieces));
+            errands.push((errand, pieces, StatusRuns::default()));
         }
         if called.0.swap(false, Ordering::Relaxed) { self.resume(side) } else { Ok(()) }
     }
@@ -273,15 +280,25 @@ impl Player {
             return Ok(false);
         }
         let place = rng.index(errands.len());
-        let (errand, pieces) = &mut errands[place];
+        let (errand, pieces, runs) = &mut errands[place];
         if let Some(piece) = pieces.pop() {
             let mut data = vec![0; index(piece.count.0)];
-            let there = Piece { skip: 0, ..piece };
-            carry_out(store, errand.operation(), &there, &mut data, rng).context("an errand")?;
-            errand.memory().copy_from(index(piece.skip), &data);
+            let there = Piece { skip: 0, ..piece.clone() };
+            let operation = errand.operation();
+            if let Operation::Status(_) = operation {
+                tell(store, &piece, runs, rng)?;
+            } else {
+                carry_out(store, operation, &there, &mut data, rng).context("an errand")?;
+                errand.memory().copy_from(index(piece.skip), &data);
+            }
         }
         if pieces.is_empty() {
-            errands.swap_remove(place).0.finish(Outcome::Done);
+            let (mut errand, _, mut runs) = errands.swap_remove(place);
+            let mut told = Ok(());
+            if let Operation::Status(_) = errand.operation() {
+                told = runs.write(&mut errand.memory());
+            }
+            errand.finish(told.map_or_else(Outcome::Failed, |()| Outcome::Done));
             self.attend(side)?;
         }
         Ok(true)
@@ -301,15 +318,20 @@ impl Player {
             return self.carry_out_errand(side);
         }
         let token = running[self.rng.index(running.len())];
-        let Some(Job { request, state: State::Running(operation, pieces, after) }) =
+        let Some(Job { request, state: State::Running(operation, pieces, after), runs }) =
             &mut jobs[token]
         else {
             return Ok(false);
         };
         let piece = pieces.swap_remove(self.rng.index(pieces.len()));
         let (is_last, after) = (pieces.is_empty(), *after);
-        carry_out(&self.store, *operation, &piece, &mut request.data, &mut self.rng)
-            .with_context(|| format!("{piece:?} of {operation:?}"))?;
+        let Self { store, rng, .. } = self;
+        let done = if let Operation::Status(_) = operation {
+            tell(store, &piece, runs, rng)
+        } else {
+            carry_out(store, *operation, &piece, &mut request.data, rng)
+        };
+        done.with_context(|| format!("{piece:?} of {operation:?}"))?;
         if is_last {
             self.carried_out(side, token, after)?;
             self.attend(side)?;
@@ -319,7 +341,18 @@ impl Player {
 
     /// A request is over.
     fn over(&mut self, side: usize, token: usize, ended: Ended) -> Result<()> {
-        let job = self.sides[side].jobs[token].take().context("a request ends twice")?;
+        let mut job = self.sides[side].jobs[token].take().context("a request ends twice")?;
+        let mut ended = ended;
+        if matches!(job.request.operation, Operation::Status(_)) && ended == Ended::Well {
+            let data = &mut job.request.data;
+            let bytes = data.len();
+            let put = |at, record: &[u8; StatusRecord::BYTES]| {
+                data[at..at + record.len()].copy_from_slice(record);
+            };
+            if let Err(kind) = job.runs.write_with(bytes, put) {
+                ended = Ended::Failed(kind);
+            }
+        }
         self.workload.complete(&job.request, ended)
     }
 
@@ -434,7 +467,7 @@ impl Side {
 
     fn add(&mut self, token: usize, request: Request) -> Mapping {
         let operation = request.operation;
-        self.jobs[token] = Some(Job { request, state: State::Held });
+        self.jobs[token] = Some(Job { request, state: State::Held, runs: StatusRuns::default() });
         Mapping::new(Token(u32::try_from(token).expect("a few tokens")), operation)
     }
 }
@@ -496,6 +529,26 @@ fn carry_out(
             store.zero(file, offset.0, count, durability)?;
         }
         (Operation::Flush, Target::File { file, .. }) => store.flush(file)?,
+        (Operation::Status(_), _) | (_, Target::Status(_)) => bail!("a status moves no bytes"),
+    }
+    Ok(())
+}
+
+/// Adds what the bytes of a piece are: of a file zeroes are a hole, or they are not.
+fn tell(store: &Store, piece: &Piece, runs: &mut StatusRuns, rng: &mut Rng) -> Result<()> {
+    let Target::File { file, offset } = piece.target else {
+        runs.add(piece.skip, piece.count, piece.target.status());
+        return Ok(());
+    };
+    let mut bytes = vec![0; index(piece.count.0)];
+    store.read(file, offset.0, &mut bytes)?;
+    let is_sparse = !rng.one_in(4);
+    let mut skip = piece.skip;
+    for sector in bytes.chunks(SECTOR_BYTES) {
+        let is_hole = is_sparse && sector.iter().all(|byte| *byte == 0);
+        let status = if is_hole { BlockStatus::ZEROES } else { BlockStatus::DATA };
+        runs.add(skip, ByteCount(number(sector.len())), status);
+        skip += number(sector.len());
     }
     Ok(())
 }

@@ -64,9 +64,13 @@ enum Mistake {
     LosesKept,
     /// What is kept below is not answered again.
     NeverAgain,
+    /// A status is asked where it would be if the window began with the child.
+    StatusPlace,
+    /// The end of what a status tells is said to be a hole.
+    StatusHole,
 }
 
-const MISTAKES: [Mistake; 22] = [
+const MISTAKES: [Mistake; 24] = [
     Mistake::Place,
     Mistake::Tail,
     Mistake::Loses,
@@ -89,6 +93,8 @@ const MISTAKES: [Mistake; 22] = [
     Mistake::HidesTell,
     Mistake::LosesKept,
     Mistake::NeverAgain,
+    Mistake::StatusPlace,
+    Mistake::StatusHole,
 ];
 
 #[derive(Debug)]
@@ -240,6 +246,8 @@ impl WindowLane {
         };
         match operation {
             Operation::Read(extent) => Operation::Read(moved(extent)),
+            Operation::Status(extent) if self.is(Mistake::StatusPlace) => Operation::Status(extent),
+            Operation::Status(extent) => Operation::Status(moved(extent)),
             Operation::Write(extent, kept) => Operation::Write(moved(extent), durability(kept)),
             Operation::Discard(extent, kept) => Operation::Discard(moved(extent), durability(kept)),
             Operation::WriteZeroes(extent, unmap, kept) => {
@@ -298,6 +306,22 @@ impl WindowLane {
                             Piece { skip: 0, count: rest, target },
                         ]
                     };
+                }
+                parts.into_iter().for_each(|part| pieces.push(part));
+                mapping.answer = Answer::Now(pieces.since(mark));
+            }
+            Answer::Now(range)
+                if matches!(mapping.operation, Operation::Status(_))
+                    && self.is(Mistake::StatusHole) =>
+            {
+                let mut parts = pieces.get(range).to_vec();
+                let mark = pieces.end();
+                if let Some(last) = parts.pop() {
+                    let half = last.count.0 / 2 / number(SECTOR_BYTES) * number(SECTOR_BYTES);
+                    let (skip, count) = (last.skip + half, ByteCount(last.count.0 - half));
+                    let hole = Piece { skip, count, target: Target::Zeroes };
+                    let rest = Piece { count: ByteCount(half), ..last };
+                    parts.extend([rest, hole].into_iter().filter(|piece| piece.count.0 > 0));
                 }
                 parts.into_iter().for_each(|part| pieces.push(part));
                 mapping.answer = Answer::Now(pieces.since(mark));

@@ -10,14 +10,16 @@ use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use block::{ByteCount, ByteOffset, DiskSize, Durability, FailKind, Operation, Unmap};
+use block::{
+    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Operation, StatusRecord, Unmap,
+};
 
 use super::faults::{Mischief, Refusal, Victims};
 use super::history::{Effect, History, Kept, Moment};
 use super::layout::{Layout, Refusals, sector_range};
 use super::stack::End;
 use super::stamp::{SECTOR_BYTES, Stamp};
-use super::{index, number};
+use super::{index, number, status};
 use crate::rng::Rng;
 
 /// What memory holds that nothing was read into.
@@ -59,7 +61,7 @@ pub enum Ended {
 pub struct Request {
     /// What is asked.
     pub operation: Operation,
-    /// What a write writes, or where a read goes.
+    /// What a write writes, or where a read or a status goes.
     pub data: Vec<u8>,
     begun: Moment,
     /// Which refusals it may have met: from this one on.
@@ -83,6 +85,8 @@ pub struct Workload {
     habits: Habits,
     size: DiskSize,
     requests: u64,
+    /// For how many records the next status has room.
+    records: usize,
     /// What was refused at any time, oldest first; the last is now.
     refusals: Vec<Refusals>,
     /// The sectors of requests in flight that change something, or only read.
@@ -103,6 +107,7 @@ impl Workload {
             habits,
             size,
             requests: 0,
+            records: 1,
             refusals,
             in_flight: Vec::new(),
             tally: Tally::default(),
@@ -134,15 +139,19 @@ impl Workload {
                 88..94 => Operation::WriteZeroes(extent, Unmap::Keep, durability),
                 _ => Operation::WriteZeroes(extent, Unmap::Allowed, durability),
             };
-            let is_change = operation.is_change();
-            let clashes = self.in_flight.iter().any(|(_, other, changes)| {
-                (is_change || *changes) && other.start < sectors.end && sectors.start < other.end
-            });
-            if self.habits.overlap == Overlap::Allowed || !clashes {
+            if self.may_begin(&operation, &sectors) {
                 return Some(self.begin(operation));
             }
         }
         None
+    }
+
+    /// What some random bytes are, if some are found that do not meet another request.
+    pub fn next_status(&mut self, rng: &mut Rng) -> Option<Request> {
+        let sectors = self.any_sectors(rng);
+        self.records = 1 << rng.below(7);
+        let operation = Operation::Status(self.extent(&sectors));
+        self.may_begin(&operation, &sectors).then(|| self.begin(operation))
     }
 
     /// A read of those sectors.
@@ -163,7 +172,7 @@ impl Workload {
         let sectors = operation.extent().map_or(0..0, |extent| sector_range(&extent.bytes()));
         let is_done = ended == Ended::Well;
         match operation {
-            Operation::Read(_) => self.history.end_read(begun),
+            Operation::Read(_) | Operation::Status(_) => self.history.end_read(begun),
             Operation::Flush if is_done => self.history.flushed(begun),
             Operation::Flush => {}
             Operation::Write(_, durability)
@@ -260,6 +269,10 @@ impl Workload {
                 data = vec![CANARY; bytes];
                 self.history.begin_read()
             }
+            Operation::Status(_) => {
+                data = vec![CANARY; self.records * StatusRecord::BYTES + 3];
+                self.history.begin_read()
+            }
             Operation::Write(..) => {
                 data = vec![0; bytes];
                 for (sector, bytes) in sectors.clone().zip(data.chunks_exact_mut(SECTOR_BYTES)) {
@@ -277,6 +290,14 @@ impl Workload {
             self.in_flight.push((begun, sectors, operation.is_change()));
         }
         Request { operation, data, begun, refusals: self.refusals.len() - 1 }
+    }
+
+    fn may_begin(&self, operation: &Operation, sectors: &Range<usize>) -> bool {
+        let is_change = operation.is_change();
+        let clashes = self.in_flight.iter().any(|(_, other, changes)| {
+            (is_change || *changes) && other.start < sectors.end && sectors.start < other.end
+        });
+        self.habits.overlap == Overlap::Allowed || !clashes
     }
 
     fn extent(&self, sectors: &Range<usize>) -> block::Extent {
@@ -316,7 +337,17 @@ impl Workload {
     }
 
     fn check_read(&self, request: &Request) -> Result<()> {
-        let Operation::Read(extent) = request.operation else { return Ok(()) };
+        let extent = match request.operation {
+            Operation::Read(extent) => extent,
+            Operation::Status(extent) => {
+                let known = (&self.layout, &self.history);
+                return status::check(known, (extent, request.begun), &request.data);
+            }
+            Operation::Write(..)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush => return Ok(()),
+        };
         let sectors = sector_range(&extent.bytes());
         for (sector, found) in sectors.zip(request.data.chunks_exact(SECTOR_BYTES)) {
             match self.layout.ends[sector] {

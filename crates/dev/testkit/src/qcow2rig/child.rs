@@ -185,6 +185,7 @@ impl ControlThread {
                     self.disk.zero(file, offset..offset + piece.count.0, op);
                 }
                 Operation::Flush => {}
+                Operation::Status(_) => panic!("the rig asks for no status"),
             }
             self.disk.delivered(op);
             if operation == Operation::Flush {

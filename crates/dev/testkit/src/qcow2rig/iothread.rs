@@ -344,7 +344,10 @@ impl Iothread {
                     Owner::Errand(errand) => errand.memory().zero(range.start, range.len()),
                     Owner::Request(_) => job.memory[range].fill(0),
                 },
-                (Target::Zeroes | Target::Nothing | Target::Memory { .. }, _) => {}
+                (
+                    Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_),
+                    _,
+                ) => {}
             }
         }
         self.read_memory(slot)?;
@@ -384,7 +387,9 @@ impl Iothread {
             job.phase = Phase::Sync;
             let file = |piece: &Piece| match piece.target {
                 Target::File { file, .. } => Some(file),
-                Target::Zeroes | Target::Nothing | Target::Memory { .. } => None,
+                Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
+                    None
+                }
             };
             let mut files: Vec<FileId> = job.pieces.iter().filter_map(file).collect();
             files.sort_unstable_by_key(|file| file.0);
@@ -463,6 +468,7 @@ impl Job {
                 Owner::Request(_) => bytes.extend_from_slice(&self.memory[range]),
             },
             Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => {}
+            Operation::Status(_) => panic!("the rig asks for no status"),
         }
         bytes
     }
@@ -516,6 +522,7 @@ fn check_pieces(
 fn name_of(operation: &Operation) -> &'static str {
     match operation {
         Operation::Read(_) => "is asked to read",
+        Operation::Status(_) => "is asked for block status",
         Operation::Write(..) => "is asked to write",
         Operation::Discard(..) => "is asked to discard",
         Operation::WriteZeroes(_, block::Unmap::Keep, _) => "is asked to zero",

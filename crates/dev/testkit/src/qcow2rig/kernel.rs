@@ -133,6 +133,7 @@ impl Kernel {
             Operation::Discard(..) => (What::Zero, "begins to discard"),
             Operation::WriteZeroes(..) => (What::Zero, "begins to zero"),
             Operation::Flush => panic!("syncs are begun by name"),
+            Operation::Status(_) => panic!("the rig asks for no status"),
         };
         let guest = match to.asker {
             Asker::Guest => {
@@ -343,6 +344,7 @@ pub(crate) fn bytes_of(operation: &Operation) -> Range<u64> {
 pub(crate) fn memory_of(operation: &Operation, memory: usize) -> u64 {
     match operation {
         Operation::Read(_) | Operation::Write(..) => number(memory),
+        Operation::Status(_) => panic!("the rig asks for no status"),
         Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => {
             let bytes = bytes_of(operation);
             bytes.end - bytes.start

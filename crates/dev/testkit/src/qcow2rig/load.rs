@@ -163,6 +163,7 @@ impl Load {
                 self.history.begin_change(sectors.start, sectors.map(|_| Stamp::ZEROES))
             }
             Operation::Flush => self.history.tick(),
+            Operation::Status(_) => panic!("the rig asks for no status"),
         };
         self.open.insert(request, Open { operation, begun });
         (request, operation, data)
@@ -212,6 +213,7 @@ impl Load {
                 };
                 self.history.end_change(first, sectors.len(), begun, effect, kept);
             }
+            Operation::Status(_) => panic!("the rig asks for no status"),
         }
         match outcome {
             Outcome::Done => Ok(()),
@@ -232,7 +234,7 @@ impl Load {
             let sectors = sectors_of(&operation);
             match operation {
                 Operation::Read(_) => self.history.end_read(begun),
-                Operation::Flush => {}
+                Operation::Flush | Operation::Status(_) => {}
                 Operation::Write(..) | Operation::Discard(..) | Operation::WriteZeroes(..) => {
                     let (first, count) = (sectors.start, sectors.len());
                     self.history.end_change(first, count, begun, Effect::Possible, Kept::WithFlush);

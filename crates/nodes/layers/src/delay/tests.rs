@@ -100,6 +100,7 @@ impl Lane for BelowLane {
             mapping.answer = match mapping.operation {
                 Operation::Flush => Answer::Refused(FailKind::NoSpace),
                 Operation::Read(_)
+                | Operation::Status(_)
                 | Operation::Write(..)
                 | Operation::Discard(..)
                 | Operation::WriteZeroes(..) => Answer::Now(pieces.none()),

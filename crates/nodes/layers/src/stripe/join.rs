@@ -115,7 +115,7 @@ impl<'a> Answering<'a> {
             return;
         }
         match &whole.spread {
-            Spread::Parts(split) if has_memory(whole.asked.operation) => {
+            Spread::Parts(split) if has_places(whole.asked.operation) => {
                 let bytes = piece.skip..piece.skip + piece.count.0;
                 let mut done = 0;
                 for (skip, count) in self.layout.runs(split, place, bytes) {
@@ -327,10 +327,10 @@ impl Join {
     }
 }
 
-/// Whether the operation's bytes are in memory as well.
-pub(super) fn has_memory(operation: Operation) -> bool {
+/// Whether it matters where each byte of the operation is: in memory as well, or in what is told.
+pub(super) fn has_places(operation: Operation) -> bool {
     match operation {
-        Operation::Read(_) | Operation::Write(..) => true,
+        Operation::Read(_) | Operation::Status(_) | Operation::Write(..) => true,
         Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => false,
     }
 }
@@ -341,6 +341,7 @@ fn together(whole: Operation, part: Operation) -> Option<Operation> {
     let durability = stronger(whole.durability(), part.durability());
     Some(match (whole, part) {
         (Operation::Read(extent), Operation::Read(_)) => Operation::Read(extent),
+        (Operation::Status(extent), Operation::Status(_)) => Operation::Status(extent),
         (Operation::Write(extent, _), Operation::Write(..)) => Operation::Write(extent, durability),
         (Operation::Discard(extent, _), Operation::Discard(..)) => {
             Operation::Discard(extent, durability)
@@ -351,6 +352,7 @@ fn together(whole: Operation, part: Operation) -> Option<Operation> {
         (Operation::Flush, Operation::Flush) => Operation::Flush,
         (
             Operation::Read(_)
+            | Operation::Status(_)
             | Operation::Write(..)
             | Operation::Discard(..)
             | Operation::WriteZeroes(..)

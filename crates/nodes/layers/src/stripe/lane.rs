@@ -20,8 +20,11 @@ use block::{
 };
 
 use super::StripeDiscards;
-use super::join::{Answering, Joins, Spread, Whole, has_memory};
+use super::join::{Answering, Joins, Spread, Whole, has_places};
 use super::layout::{Layout, Split};
+
+/// For how many chunks a status is answered at most.
+const STATUS_CHUNKS: u64 = 1024;
 
 /// One thread's handle on a stripe.
 #[derive(Debug)]
@@ -88,7 +91,7 @@ impl StripeLane {
                 for place in 0..split.parts {
                     let part = shape.layout.part(&split, place);
                     let extent = shape.extent(part.bytes);
-                    members[part.member].ask(name, about(mapping.operation, extent));
+                    members[part.member].ask(name, mapping.operation.on(extent));
                 }
                 if split.parts == 1 { Spread::One(split.first) } else { Spread::Parts(split) }
             }
@@ -160,7 +163,10 @@ impl Shape {
                 Operation::WriteZeroes(extent, _, durability) => {
                     mapping.operation = Operation::WriteZeroes(extent, Unmap::Keep, durability);
                 }
-                Operation::Read(_) | Operation::Write(..) | Operation::Flush => {}
+                Operation::Read(_)
+                | Operation::Status(_)
+                | Operation::Write(..)
+                | Operation::Flush => {}
             }
         }
         let Some(extent) = mapping.operation.extent() else { return Ok(None) };
@@ -170,12 +176,21 @@ impl Shape {
         if extent.bytes().end > self.layout.size(self.layout.member_bytes_max()).0 {
             return Err(Answer::Refused(FailKind::OutOfRange));
         }
-        let split = self.layout.split(extent);
+        let split = self.layout.split(self.told_at_once(mapping.operation, extent));
         // What the members may answer with at best is too much.
-        if has_memory(mapping.operation) && split.chunks() > PIECES_MAX as u64 {
+        if has_places(mapping.operation) && split.chunks() > PIECES_MAX as u64 {
             return Err(Answer::Refused(FailKind::Unsupported));
         }
         Ok(Some(split))
+    }
+
+    /// The bytes that members are asked about: a status is not answered for more chunks than these.
+    fn told_at_once(&self, operation: Operation, extent: Extent) -> Extent {
+        let Operation::Status(_) = operation else { return extent };
+        let most = self.layout.chunk_bytes().0.saturating_mul(STATUS_CHUNKS);
+        let count = ByteCount(extent.count().0.min(most));
+        let size = DiskSize(ByteCount(extent.bytes().end));
+        size.check(extent.start(), count).expect("the beginning of it")
     }
 
     fn extent(&self, bytes: Range<u64>) -> Extent {
@@ -312,17 +327,4 @@ fn tell(members: &mut [Member], joins: &mut Joins, name: Token, outcome: Outcome
         }
     }
     result
-}
-
-/// The same operation on a member's bytes.
-fn about(operation: Operation, extent: Extent) -> Operation {
-    match operation {
-        Operation::Read(_) => Operation::Read(extent),
-        Operation::Write(_, durability) => Operation::Write(extent, durability),
-        Operation::Discard(_, durability) => Operation::Discard(extent, durability),
-        Operation::WriteZeroes(_, unmap, durability) => {
-            Operation::WriteZeroes(extent, unmap, durability)
-        }
-        Operation::Flush => Operation::Flush,
-    }
 }

@@ -90,6 +90,11 @@ impl Layout {
         Self { chunk: chunk.0, members }
     }
 
+    /// The size of a chunk.
+    pub(super) fn chunk_bytes(self) -> ByteCount {
+        ByteCount(self.chunk.get())
+    }
+
     /// What is used of a member of that size: whole chunks, as md does.
     pub(super) fn used(self, member: ByteCount) -> ByteCount {
         ByteCount(member.0 - member.0 % self.chunk)

@@ -61,15 +61,15 @@ impl Budget {
         &self.buckets[place]
     }
 
-    /// On which way an operation waits, and what it costs. `None` for a flush, which is free, as in
-    /// QEMU: guests wait for it with everything else.
+    /// On which way an operation waits, and what it costs. `None` for what is free, as in QEMU: a flush, for which
+    /// guests wait with everything else, and a status, which moves no bytes.
     pub(super) fn toll(&self, operation: &Operation) -> Option<(usize, Cost)> {
         let way = match operation {
             Operation::Read(_) => 0,
             Operation::Write(..) | Operation::Discard(..) | Operation::WriteZeroes(..) => {
                 self.write_way
             }
-            Operation::Flush => return None,
+            Operation::Flush | Operation::Status(_) => return None,
         };
         let bytes = operation.extent()?.count().0;
         let size = self.limits.settings().iops_size;

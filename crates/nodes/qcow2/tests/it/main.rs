@@ -10,6 +10,7 @@ mod damage;
 mod growth;
 mod handover;
 mod header;
+mod map;
 mod nested;
 mod node;
 mod order;

@@ -196,9 +196,10 @@ impl Player {
                 memory.fill(byte);
                 memory
             }
-            Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => {
-                HostMemory::zeroed(0)
-            }
+            Operation::Status(_)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush => HostMemory::zeroed(0),
         })
     }
 
@@ -216,7 +217,7 @@ impl Player {
             }
             Operation::Write(..) => self.model[bytes].copy_from_slice(memory),
             Operation::Discard(..) | Operation::WriteZeroes(..) => self.model[bytes].fill(0),
-            Operation::Flush => {}
+            Operation::Flush | Operation::Status(_) => {}
         }
         self.changing.extend(sectors);
         Ok(Vec::new())

@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use rustix::io::Errno;
+use crate::judgement::errno_of;
 
 use super::{Event, Kernel};
 use crate::Tag;
@@ -83,7 +83,7 @@ impl Kernel {
         if armed && result >= 0 {
             self.reactor.watch(index, poll.fd, poll.interest);
         } else if armed {
-            let errno = Errno::from_raw_os_error(-result);
+            let errno = errno_of(result);
             tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);
             if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
                 poll.phase = PollPhase::Deaf;

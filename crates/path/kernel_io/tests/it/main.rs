@@ -89,7 +89,10 @@ fn next(kernel: &mut Kernel) -> Event {
 fn finished(kernel: &mut Kernel, expected: Tag) -> Result<(), IoFailure> {
     match next(kernel) {
         Event::Finished { tag, result, .. } if tag == expected => result,
-        other @ (Event::Finished { .. } | Event::Ready { .. } | Event::PollEnded { .. }) => {
+        other @ (Event::Finished { .. }
+        | Event::Extent { .. }
+        | Event::Ready { .. }
+        | Event::PollEnded { .. }) => {
             panic!("expected the end of {expected:?}, got {other:?}")
         }
     }
@@ -274,7 +277,7 @@ fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
                 match next(&mut kernel) {
                     Event::PollEnded { tag } => break assert_eq!(tag, Tag(round)),
                     Event::Ready { tag } => assert_eq!(tag, Tag(round)),
-                    other @ Event::Finished { .. } => panic!("{other:?}"),
+                    other @ (Event::Finished { .. } | Event::Extent { .. }) => panic!("{other:?}"),
                 }
             }
             bell.clear();

@@ -46,7 +46,10 @@ impl Engine {
                     job.staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
                     return;
                 }
-                Operation::Read(_) | Operation::Write(..) | Operation::Flush => {}
+                Operation::Read(_)
+                | Operation::Status(_)
+                | Operation::Write(..)
+                | Operation::Flush => {}
             }
         } else if let Operation::Write(_, durability) = job.operation
             && may_hide_lost_data(durability, failure)

@@ -69,13 +69,17 @@ impl Engine {
         while job.next_piece < end {
             let place = job.next_piece;
             let piece = &job.pieces[place];
+            let tag = Addressee::Job(index, PieceIndex::new(place));
             match (&piece.target, job.operation) {
+                (_, Operation::Status(_)) => job.begin_status_piece(place, kernel, tag.to_tag()),
                 (Target::Zeroes | Target::Memory { .. }, Operation::Read(_)) => {
                     if !move_by_hand(job, place, by_hand) {
                         return Pieces::MoreLater;
                     }
                 }
-                (Target::Memory { .. }, _) => panic!("only reads find bytes in memory"),
+                (Target::Memory { .. } | Target::Status(_), _) => {
+                    panic!("only reads find bytes in memory")
+                }
                 (
                     Target::Zeroes,
                     Operation::Write(..)
@@ -87,7 +91,6 @@ impl Engine {
                 // A flush has no bytes; it only syncs.
                 (Target::File { .. }, _) if piece.count.0 == 0 => {}
                 (Target::File { .. }, operation) => {
-                    let tag = Addressee::Job(index, PieceIndex::new(place));
                     let Job { pieces, next_piece, memory, staged, outstanding, .. } = &mut *job;
                     let run = Run::of(pieces, place, operation);
                     let run = run.expect("it begins with a piece in a file");

@@ -48,6 +48,7 @@ impl Shape {
         let mut members: Vec<usize> = match operation {
             Operation::Flush => (0..self.members).collect(),
             Operation::Read(_)
+            | Operation::Status(_)
             | Operation::Write(..)
             | Operation::Discard(..)
             | Operation::WriteZeroes(..) => {
@@ -74,7 +75,7 @@ fn operation(size: u64, chunk: u64) -> impl Strategy<Value = Operation> {
     let sectors = size / SECTOR_BYTES;
     let short = 1..=chunk / SECTOR_BYTES;
     let count = prop_oneof![short, 1..=sectors];
-    (0..sectors, count, 0..8_u32).prop_map(move |(start, count, kind)| {
+    (0..sectors, count, 0..9_u32).prop_map(move |(start, count, kind)| {
         let end = (start + count).min(sectors);
         let extent = extent(start * SECTOR_BYTES..end * SECTOR_BYTES);
         match kind {
@@ -82,6 +83,7 @@ fn operation(size: u64, chunk: u64) -> impl Strategy<Value = Operation> {
             3..5 => Operation::Write(extent, Durability::Stable),
             5 => Operation::Discard(extent, Durability::Cached),
             6 => Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached),
+            7 => Operation::Status(extent),
             _ => Operation::Flush,
         }
     })
@@ -210,7 +212,9 @@ impl Run {
         assert_eq!(std::mem::discriminant(&operation), std::mem::discriminant(&mapping.operation));
         let pieces = self.pieces.get(range);
         match operation {
-            Operation::Read(_) | Operation::Write(..) => self.check_memory(operation, pieces),
+            Operation::Read(_) | Operation::Status(_) | Operation::Write(..) => {
+                self.check_memory(operation, pieces);
+            }
             Operation::Discard(..) | Operation::WriteZeroes(..) => {
                 self.check_places(operation, parts, pieces);
             }
@@ -270,7 +274,7 @@ fn sectors(bytes: Range<u64>) -> impl Iterator<Item = u64> {
 fn file(piece: &Piece) -> (usize, u64) {
     match piece.target {
         Target::File { file: FileId(file), offset } => (usize::try_from(file).unwrap(), offset.0),
-        Target::Zeroes | Target::Nothing | Target::Memory { .. } => {
+        Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
             panic!("the children have files")
         }
     }
