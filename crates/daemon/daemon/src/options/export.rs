@@ -1,6 +1,6 @@
 //! `--export`: vhost-user-blk on a UNIX socket.
 //!
-//! Limits: 256 queues (ARCHITECTURE.md: rings per export), logical blocks of 512 bytes to 2 MiB
+//! Limits: 256 queues (docs/limits.md), logical blocks of 512 bytes to 2 MiB
 //! (QEMU's), socket paths of 107 bytes (the kernel's `sun_path` with its terminating zero).
 //! Not here: nbd, fuse and vduse-blk exports; they are refused by name.
 

@@ -20,7 +20,7 @@ use crate::guest::{Ask, BULKS, Guest};
 use crate::lanes::{null_disk, with_lanes};
 use crate::setup::{iothreads, on_both, place_source, ring, served};
 
-/// What ARCHITECTURE.md promises: so many requests of each other ring at most.
+/// What docs/limits.md promises: so many requests of each other ring at most.
 const STEP: u64 = 8;
 const ROUNDS: usize = 3000;
 
