@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod browser;
+pub mod channel;
 pub mod client;
 pub mod conformance;
 pub mod counting;

@@ -287,7 +287,11 @@ mod tests {
         node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut list);
         let place = |piece: &Piece| match piece.target {
             Target::File { offset, .. } => offset.0,
-            Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
+            Target::Channel { .. }
+            | Target::Zeroes
+            | Target::Nothing
+            | Target::Memory { .. }
+            | Target::Status(_) => {
                 panic!("{piece:?}")
             }
         };

@@ -9,7 +9,7 @@
 //! because the kernel may be at it. Whoever stops waiting leaves it under way.
 //! Threads: belongs to the iothread that opened the lane. Its waker may be used by any.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
@@ -18,7 +18,8 @@ use std::task::{Context, Poll, Waker};
 
 use crate::answer_memory::MemoryCounter;
 use crate::{
-    AnswerMemory, AnswerMemoryFull, Buffers, FailKind, HostMemory, Operation, Outcome, Piece,
+    AnswerMemory, AnswerMemoryFull, Buffers, Channel, ChannelId, FailKind, HostMemory, Operation,
+    Outcome, Piece,
 };
 
 /// What a lane may use of its iothread: I/O of its own, memory for answers, and being called again. The
@@ -41,12 +42,24 @@ enum Stage {
 struct Shared {
     submitted: RefCell<Vec<Errand>>,
     kept: MemoryCounter,
+    entered: RefCell<Vec<(ChannelId, Box<dyn Channel>)>>,
+    numbers: ChannelNumbers,
 }
+
+/// Numbers the channels of an iothread. Clones go on with the same.
+#[derive(Debug, Default, Clone)]
+pub struct ChannelNumbers(Rc<Cell<u32>>);
 
 impl LaneIo {
     /// Of an iothread that calls [`crate::Lane::resume`] after the waker was used.
     pub fn new(waker: Waker) -> Self {
-        Self { shared: Rc::default(), waker, stage: Stage::Claimed }
+        Self::numbered(waker, &ChannelNumbers::default())
+    }
+
+    /// The same, of an iothread that numbers the channels of all its lanes so.
+    pub fn numbered(waker: Waker, numbers: &ChannelNumbers) -> Self {
+        let shared = Shared { numbers: numbers.clone(), ..Shared::default() };
+        Self { shared: Rc::new(shared), waker, stage: Stage::Claimed }
     }
 
     /// Of a thread that owns no ring and looks at nodes before anybody claims them: it only reads, and
@@ -99,7 +112,21 @@ impl LaneIo {
         self.shared.kept.bytes()
     }
 
-    /// Has the iothread call [`crate::Lane::resume`] soon. Clones of it may be used by any thread.
+    /// Has the iothread use a channel, which pieces name from now on ([`crate::Target::Channel`]). Only while a lane is
+    /// opened; the channel goes with that lane.
+    pub fn enter(&self, channel: Box<dyn Channel>) -> ChannelId {
+        let id = ChannelId(self.shared.numbers.0.get());
+        self.shared.numbers.0.set(id.0 + 1);
+        self.shared.entered.borrow_mut().push((id, channel));
+        id
+    }
+
+    /// For the iothread: takes the channels that were entered.
+    pub fn take_entered(&self) -> Vec<(ChannelId, Box<dyn Channel>)> {
+        self.shared.entered.take()
+    }
+
+    /// Has the iothread call [`crate::Lane::resume`] soon, and collect from the channels. Clones of it may be used by any thread.
     pub fn waker(&self) -> &Waker {
         &self.waker
     }

@@ -10,11 +10,13 @@
 
 mod answer_memory;
 mod buffers;
+mod channel;
 mod child;
 mod claim;
 mod clock;
 mod errand;
 mod extent;
+mod failure;
 mod gauge;
 mod hold_queue;
 mod medium;
@@ -29,11 +31,13 @@ mod sync_turns;
 
 pub use answer_memory::{AnswerMemory, AnswerMemoryFull};
 pub use buffers::{Buffers, HostMemory, Segment};
+pub use channel::{Begun, Cancel, Channel, ChannelId, Interest, Tag, Wants};
 pub use child::Child;
 pub use claim::{Access, Claim, ClaimError, Held, Outlook, Owner, Rights};
 pub use clock::{Clock, SystemClock};
-pub use errand::{Errand, ErrandDone, ErrandRunner, LaneIo};
+pub use errand::{ChannelNumbers, Errand, ErrandDone, ErrandRunner, LaneIo};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
+pub use failure::IoFailure;
 pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use hold_queue::HoldQueue;
 pub use medium::{Alignments, Medium, StableWrites};
@@ -43,7 +47,7 @@ pub use node::{
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
 pub use permission::{Permission, Permissions};
-pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Target};
+pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, StorageId, Target};
 pub use range_lock::{RangeGuard, RangeLock};
 pub use rate::SentenceRate;
 pub use status::{BlockStatus, StatusRecord, StatusRun, StatusRuns};

@@ -7,9 +7,9 @@
 //! anew. Threads: shared by all iothreads and control threads.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::{Owner, RangeLock, SECTOR_BYTES, SyncTurns};
+use crate::{Durability, Owner, RangeLock, SECTOR_BYTES, SyncTurns};
 
 /// One node's storage, as far as it does not matter of what kind it is.
 #[derive(Debug)]
@@ -17,9 +17,11 @@ pub struct Medium {
     name: String,
     alignments: Alignments,
     stable_writes: StableWrites,
+    transfer_max: u64,
     ranges: RangeLock,
     sync_turns: SyncTurns,
     failed_sync: AtomicBool,
+    unfenced: AtomicUsize,
     owned_by_other: AtomicBool,
 }
 
@@ -57,11 +59,20 @@ impl Medium {
             name,
             alignments,
             stable_writes,
+            transfer_max: u64::MAX,
             ranges: RangeLock::default(),
             sync_turns: SyncTurns::default(),
             failed_sync: AtomicBool::new(false),
+            unfenced: AtomicUsize::new(0),
             owned_by_other: AtomicBool::new(false),
         }
+    }
+
+    /// The same, that reads and writes at most so many bytes at once: a multiple of the alignment.
+    #[must_use]
+    pub fn with_transfer_max(self, bytes: u64) -> Self {
+        assert!(bytes > 0 && bytes.is_multiple_of(self.alignments.offset.into()));
+        Self { transfer_max: bytes, ..self }
     }
 
     /// What messages call it: the path of a file.
@@ -77,6 +88,19 @@ impl Medium {
     /// How writes become durable.
     pub fn stable_writes(&self) -> StableWrites {
         self.stable_writes
+    }
+
+    /// As what a write is carried out that is to be so durable: it is made stable afterwards if it cannot be by itself.
+    pub fn write_as(&self, wanted: Durability) -> Durability {
+        match self.stable_writes {
+            StableWrites::ByThemselves => wanted,
+            StableWrites::BySync => Durability::Cached,
+        }
+    }
+
+    /// The most bytes that are read or written at once.
+    pub fn transfer_max(&self) -> u64 {
+        self.transfer_max
     }
 
     /// The whole blocks inside a range that can be discarded or zeroed; empty, at the range's end, if there is none.
@@ -114,6 +138,24 @@ impl Medium {
     /// Whether a sync has ever failed.
     pub fn has_failed_sync(&self) -> bool {
         self.failed_sync.load(Ordering::Relaxed)
+    }
+
+    /// Notes that changes of a channel were abandoned that the storage may still carry out, whatever is written
+    /// meanwhile: nothing is begun on it any more. Whoever waits for a range of it is woken, and gives up.
+    pub fn abandoned(&self) {
+        self.unfenced.fetch_add(1, Ordering::Release);
+        self.ranges.wake_all();
+    }
+
+    /// Notes that those of one channel are over, or will never be carried out.
+    pub fn fenced(&self) {
+        let before = self.unfenced.fetch_sub(1, Ordering::Release);
+        assert_ne!(before, 0, "what is fenced was abandoned");
+    }
+
+    /// Whether it may still carry out abandoned changes.
+    pub fn is_unfenced(&self) -> bool {
+        self.unfenced.load(Ordering::Acquire) > 0
     }
 
     /// Which process may change it.

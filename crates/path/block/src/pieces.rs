@@ -4,7 +4,7 @@
 //! its own by their range. The list keeps its room from batch to batch, so a warm iothread allocates
 //! nothing for an answer.
 
-use crate::{AnswerMemory, BlockStatus, ByteCount, ByteOffset};
+use crate::{AnswerMemory, BlockStatus, ByteCount, ByteOffset, ChannelId};
 
 /// The most pieces one answer has: a request of 256 MiB in the smallest chunks of a stripe. It bounds
 /// what a hostile request makes the daemon remember.
@@ -14,8 +14,17 @@ pub const PIECES_MAX: usize = 1 << 16;
 const ROOM_KEPT: usize = 1 << 12;
 
 /// A file that bytes live in. Opaque here; `kernel_io` resolves it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u32);
+
+/// What stores bytes, as one iothread names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StorageId {
+    /// A file.
+    File(FileId),
+    /// What is behind a channel.
+    Channel(ChannelId),
+}
 
 /// Where a run of bytes lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +34,13 @@ pub enum Target {
         /// The file.
         file: FileId,
         /// The place in the file.
+        offset: ByteOffset,
+    },
+    /// At this place of what is behind a channel. For a flush: what is to be made durable.
+    Channel {
+        /// A channel of the iothread that is asked.
+        channel: ChannelId,
+        /// The place behind it.
         offset: ByteOffset,
     },
     /// Nowhere: reads return zeroes, changes are done already.
@@ -43,12 +59,32 @@ pub enum Target {
 }
 
 impl Target {
+    /// What stores the bytes, and where; `None` if nothing does.
+    pub fn storage(&self) -> Option<(StorageId, ByteOffset)> {
+        match self {
+            Self::File { file, offset } => Some((StorageId::File(*file), *offset)),
+            Self::Channel { channel, offset } => Some((StorageId::Channel(*channel), *offset)),
+            Self::Zeroes | Self::Nothing | Self::Memory { .. } | Self::Status(_) => None,
+        }
+    }
+
+    /// Whether the other one begins where so many bytes from here on end, in the same storage.
+    pub fn is_followed_by(&self, count: ByteCount, other: &Self) -> bool {
+        let end = |(storage, ByteOffset(at)): (StorageId, _)| {
+            at.checked_add(count.0).map(|end| (storage, ByteOffset(end)))
+        };
+        other.storage().is_some_and(|begin| self.storage().and_then(end) == Some(begin))
+    }
+
     /// So many bytes behind.
     #[must_use]
     pub fn behind(&self, bytes: u64) -> Self {
         match self {
             Self::File { file, offset } => {
                 Self::File { file: *file, offset: ByteOffset(offset.0 + bytes) }
+            }
+            Self::Channel { channel, offset } => {
+                Self::Channel { channel: *channel, offset: ByteOffset(offset.0 + bytes) }
             }
             Self::Memory { memory, offset } => {
                 let bytes = u32::try_from(bytes).expect("the piece is in the memory");
@@ -63,7 +99,7 @@ impl Target {
     /// What bytes are that live there, as far as that tells it: a file may have holes.
     pub fn status(&self) -> BlockStatus {
         match self {
-            Self::File { .. } | Self::Memory { .. } => BlockStatus::DATA,
+            Self::File { .. } | Self::Channel { .. } | Self::Memory { .. } => BlockStatus::DATA,
             Self::Zeroes => BlockStatus::ZEROES,
             Self::Nothing => BlockStatus::NOTHING,
             Self::Status(status) => *status,
@@ -88,7 +124,11 @@ impl Piece {
     pub fn in_memory(&self) -> Option<&[u8]> {
         match &self.target {
             Target::Memory { memory, offset } => Some(memory.get(*offset, self.count)),
-            Target::File { .. } | Target::Zeroes | Target::Nothing | Target::Status(_) => None,
+            Target::File { .. }
+            | Target::Channel { .. }
+            | Target::Zeroes
+            | Target::Nothing
+            | Target::Status(_) => None,
         }
     }
 }
@@ -110,7 +150,7 @@ impl PieceRange {
 }
 
 /// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any
-/// order (of a status those that it tells about); of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Pieces that follow each other in one file go to the kernel together if they follow each other
+/// order (of a status those that it tells about); of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Pieces that follow each other in one storage are carried out together if they follow each other
 /// here.
 #[derive(Debug, Default)]
 pub struct PieceList {

@@ -61,6 +61,11 @@ impl RangeLock {
         .await
     }
 
+    /// Wakes all who wait: they may have to do something else than try again.
+    pub fn wake_all(&self) {
+        self.state().waiting.drain(..).for_each(|(_, waker)| waker.wake());
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
     }

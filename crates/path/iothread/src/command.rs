@@ -65,6 +65,8 @@ pub(crate) enum Command {
     Post { id: SourceId, visit: Visit },
     /// Go on at once with what is held on the node: somebody waits for it, who is served elsewhere now.
     Release { node: Arc<dyn Node> },
+    /// Give up the storage behind the channels of the node: what is under way there ends now.
+    Abandon { node: Arc<dyn Node> },
     /// Take nothing new for this node, finish what is in flight here, held or not, and close the lane.
     Drain { node: Arc<dyn Node>, reply: mpsc::Sender<()> },
     /// Open a lane on a drained node for those who use it.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use block::{Clock, GaugeWriter};
+use block::{Clock, GaugeWriter, Node};
 use kernel_io::{FileTable, KernelError, Notifier, Reactors, ThreadStat};
 use request_path::Engine;
 
@@ -125,6 +125,13 @@ impl Iothread {
     /// What it does with its time.
     pub fn usage(&self) -> &IothreadUse {
         &self.usage
+    }
+
+    /// Gives up the storage that is no file below this node, on which rings are served, as far as this iothread uses it:
+    /// requests that wait for it fail soon, so that a stop or a drain need not wait for a server that is gone. Does not
+    /// wait.
+    pub fn abandon(&self, node: &Arc<dyn Node>) {
+        self.inbox.send(Command::Abandon { node: Arc::clone(node) });
     }
 
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {

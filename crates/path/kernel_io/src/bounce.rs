@@ -62,8 +62,8 @@ impl BounceBuffer {
         Self { base }
     }
 
-    /// Names the first `count` bytes, at most all, for the kernel.
-    pub(crate) fn segment(&self, count: usize) -> Segment {
+    /// Names the first `count` bytes, at most all, for an operation. Whoever begins that keeps the buffer until it is over.
+    pub fn segment(&self, count: usize) -> Segment {
         // SAFETY: the memory is ours and aligned; the caller parks `self` until the completion.
         unsafe { Segment::new(self.base, count.min(BOUNCE_BYTES)) }
     }

@@ -17,8 +17,9 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use crate::Interest;
 use crate::parked::SlotIndex;
-use crate::reactor::{Completion, Interest};
+use crate::reactor::Completion;
 use crate::{Alarm, Wait};
 
 /// Events taken with one call; the others come with the next.

@@ -52,7 +52,9 @@ fn carry_out(
                 tell_runs(table, piece, target, &mut runs);
             }
             (Target::Nothing | Target::Status(_), _) => {}
-            (Target::Memory { .. }, _) => panic!("errands have files alone"),
+            (Target::Memory { .. } | Target::Channel { .. }, _) => {
+                panic!("errands have files alone")
+            }
             (Target::Zeroes, Operation::Read(_)) => {
                 memory.zero(in_memory(piece.skip), in_memory(piece.count.0));
             }

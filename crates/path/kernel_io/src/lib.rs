@@ -17,7 +17,6 @@ mod epoll;
 mod errands;
 mod exchange;
 mod extent;
-mod failure;
 mod file;
 mod files;
 mod image_lock;
@@ -35,11 +34,12 @@ mod uring;
 mod workers;
 
 pub use alarm::Alarm;
+/// The words of an operation, which are the same for storage that is no file.
+pub use block::{Interest, IoFailure, Tag};
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use budget::{Budget, FairQueue};
 pub use cpu::{Cpus, ThreadStat, ThreadTimes, process_cpu_time, thread_cpu_time};
 pub use extent::FileExtent;
-pub use failure::IoFailure;
 pub use file::{
     Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,
     Residence,
@@ -49,7 +49,6 @@ pub use image_lock::{ImageLocks, LockError, LockOptions, Locking, Sharing};
 pub use inline::{InlineBudget, InlineShare};
 pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
-pub use parked::Tag;
-pub use reactor::{Interest, Reactors, Wait, WaitsWith};
+pub use reactor::{Reactors, Wait, WaitsWith};
 pub use ringer::Ringer;
 pub use space::Allocation;

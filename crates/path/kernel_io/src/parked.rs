@@ -8,10 +8,9 @@
 //! Limits: the table grows to what its caller has in flight; `request_path` bounds that. Lists are kept as long as they
 //! are short.
 
-use block::{ByteOffset, Durability, FileId, Segment};
+use block::{ByteOffset, Durability, FileId, Interest, Segment, Tag};
 
 use crate::BounceBuffer;
-use crate::reactor::Interest;
 use crate::space::Space;
 
 /// For so many segments a slot keeps room when its operation is over.
@@ -22,10 +21,6 @@ const ROOM_KEPT_BEYOND: usize = 16;
 
 /// How many slots keep room for large operations.
 const WARM_SLOTS: u32 = 256;
-
-/// What the submitter calls an operation; comes back with its event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tag(pub u64);
 
 /// The number of a slot in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,8 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use block::Interest;
+
 use crate::KernelError;
 use crate::epoll::Epoll;
 use crate::parked::SlotIndex;
@@ -26,15 +28,6 @@ pub enum Wait {
     AtMost(Duration),
     /// Not at all: submit what is queued and collect what is there.
     Poll,
-}
-
-/// What a descriptor is watched for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interest {
-    /// Something to read.
-    Read,
-    /// The same, or room to write.
-    ReadOrWrite,
 }
 
 /// Something that has happened to a slot.

@@ -23,8 +23,8 @@ use rustix::io::Errno;
 
 use crate::calls::{Iovecs, NOWAIT, write_flags};
 use crate::parked::{SlotIndex, Work};
-use crate::reactor::{Completion, Interest};
-use crate::{Caching, KernelError, OpenFile, Wait};
+use crate::reactor::Completion;
+use crate::{Caching, Interest, KernelError, OpenFile, Wait};
 
 /// Submission entries: a batch; more are submitted on the way.
 const SUBMISSIONS: u32 = 256;

@@ -9,6 +9,7 @@
 //! Limits: what all lanes may have in flight, and each of them, so that a disk that hangs stops no other one: `lanes`
 //! (sources ask [`Engine::room`] first), and [`BUFFERS`].
 
+mod channels;
 mod errands;
 mod failures;
 mod held;
@@ -37,8 +38,9 @@ use kernel_io::{
 use crate::holds::{Wanted, hold_changes};
 use crate::job::{Addressee, JobIndex, Jobs, Owner, Phase};
 use crate::lanes::{Ended, LaneIndex, Lanes, weight};
-use crate::report::Report;
+use crate::report::{Report, Trouble};
 use crate::seats::{Seat, Seats};
+use crate::storages::Storages;
 use crate::submit::must_sync;
 use crate::{Mailbox, SourceKey};
 use syncs::Syncs;
@@ -372,6 +374,7 @@ impl Engine {
     /// Submits what is queued and waits as told.
     pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
         self.calls_left = LANE_CALLS_MAX;
+        self.lanes.channels.begin_round(None);
         self.by_hand.begin();
         self.kernel.wait(if self.begun.is_empty() { wait } else { Wait::Poll })?;
         self.go_on_with_pieces();
@@ -391,7 +394,10 @@ impl Engine {
     /// Whether something waits that [`Engine::wait`] or [`Engine::dispatch`] does without any event. Nobody
     /// may sleep then.
     pub fn has_own_work(&self) -> bool {
-        self.lanes.are_called() || !self.begun.is_empty() || self.kernel.has_inline_work()
+        self.lanes.are_called()
+            || self.lanes.channels.have_work()
+            || !self.begun.is_empty()
+            || self.kernel.has_inline_work()
     }
 
     /// Whether requests are being carried out here; those that are held are not.
@@ -431,17 +437,19 @@ impl Engine {
                         signals.push(Signal::Bell);
                     }
                     Addressee::Alarm => self.alarm_rang(),
+                    Addressee::Channel(channel) => self.lanes.channels.ready(channel),
                     Addressee::Job(..) | Addressee::Sync(_) => {
                         panic!("an operation is no descriptor")
                     }
                 },
                 Event::PollEnded { tag } => match Addressee::from_tag(tag) {
                     Addressee::Kick(key) => signals.push(Signal::Unwatched(key)),
+                    Addressee::Channel(channel) => self.lanes.channels.unwatched(channel),
                     Addressee::Bell
                     | Addressee::Alarm
                     | Addressee::Job(..)
                     | Addressee::Sync(_) => {
-                        panic!("only kicks are unwatched")
+                        panic!("only kicks and channels are unwatched")
                     }
                 },
             }
@@ -456,8 +464,8 @@ impl Engine {
     ) {
         let (index, piece) = match Addressee::from_tag(tag) {
             Addressee::Job(index, piece) => (index, piece),
-            Addressee::Sync(file) => return self.sync_over(file, result),
-            Addressee::Kick(_) | Addressee::Bell | Addressee::Alarm => {
+            Addressee::Sync(storage) => return self.sync_over(storage, result),
+            Addressee::Kick(_) | Addressee::Bell | Addressee::Alarm | Addressee::Channel(_) => {
                 panic!("only requests have operations")
             }
         };
@@ -475,15 +483,26 @@ impl Engine {
 
     /// Starts a mapped job, once nobody else is changing what it changes.
     fn start(&mut self, index: JobIndex) {
-        let Self { jobs, wanted, kernel, waker, .. } = self;
+        let Self { jobs, wanted, kernel, lanes, waker, .. } = self;
+        let mut storages = Storages { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
-        if hold_changes(job, wanted, kernel, waker) {
+        let is_free = hold_changes(job, wanted, &mut storages, waker);
+        // Looked at after that: who fences something off wakes those that wait for a range.
+        if let Some(storage) = storages.unfenced(job) {
+            self.fail(index, storage, Trouble::Unfenced);
+            self.settle(index);
+        } else if is_free {
             job.phase = Phase::Transfer;
             self.begin_pieces(index);
             self.settle(index);
         } else {
             self.want_range.push_back(index);
         }
+    }
+
+    /// Its files and channels.
+    fn storages(&mut self) -> Storages<'_> {
+        Storages { kernel: &mut self.kernel, channels: &mut self.lanes.channels }
     }
 
     fn retry_ranges(&mut self) {
@@ -497,7 +516,9 @@ impl Engine {
     /// Does what a job with nothing in flight needs next: the next staged transfer, durability,
     /// or the end.
     fn settle(&mut self, index: JobIndex) {
-        let job = self.jobs.get(index);
+        let Self { jobs, kernel, lanes, .. } = self;
+        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let job = jobs.get(index);
         if job.outstanding > 0 {
             return;
         }
@@ -506,7 +527,7 @@ impl Engine {
                 self.want_buffer.push(job.lane.place(), index);
                 return self.hand_out_buffers();
             }
-            if must_sync(job, &mut self.kernel) {
+            if must_sync(job, &mut storages) {
                 job.phase = Phase::Sync;
                 // What it changed is changed.
                 job.holds.clear();

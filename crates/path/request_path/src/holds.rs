@@ -1,28 +1,28 @@
 //! What a job must hold before it may go on: ranges that nobody else changes meanwhile.
 //!
-//! Invariants: all or nothing, in the order of files and offsets, so that two jobs never wait for
+//! Invariants: all or nothing, in the order of storage and offsets, so that two jobs never wait for
 //! each other. Whoever gets nothing is woken through its bell and tries again (`block::RangeLock`).
 
 use std::ops::Range;
 use std::task::Waker;
 
-use block::{FileId, RangeGuard, Target};
-use kernel_io::Kernel;
+use block::{RangeGuard, StorageId};
 
 use crate::job::Job;
+use crate::storages::Storages;
 
-/// Which ranges of which files; in order once [`Wanted::merge`] was called. Kept for its room.
+/// Which ranges of what storage; in order once [`Wanted::merge`] was called. Kept for its room.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
-    ranges: Vec<(FileId, Range<u64>)>,
+    ranges: Vec<(StorageId, Range<u64>)>,
 }
 
 impl Wanted {
-    /// Sorts, and makes one range of those that touch in one file.
+    /// Sorts, and makes one range of those that touch in one storage.
     fn merge(&mut self) {
-        self.ranges.sort_unstable_by_key(|(file, range)| (file.0, range.start));
-        self.ranges.dedup_by(|(next_file, next), (file, range)| {
-            let touch = file == next_file && next.start <= range.end;
+        self.ranges.sort_unstable_by_key(|(storage, range)| (*storage, range.start));
+        self.ranges.dedup_by(|(next_storage, next), (storage, range)| {
+            let touch = storage == next_storage && next.start <= range.end;
             if touch {
                 range.end = range.end.max(next.end);
             }
@@ -31,12 +31,12 @@ impl Wanted {
     }
 }
 
-/// Holds all ranges that the job changes in files where that may need a read-modify-write: those
+/// Holds all ranges that the job changes in storage where that may need a read-modify-write: those
 /// whose block is larger than a sector.
 pub(crate) fn hold_changes(
     job: &mut Job,
     wanted: &mut Wanted,
-    kernel: &mut Kernel,
+    storages: &mut Storages<'_>,
     waker: &Waker,
 ) -> bool {
     if !job.operation.is_change() {
@@ -44,24 +44,24 @@ pub(crate) fn hold_changes(
     }
     wanted.ranges.clear();
     for piece in &job.pieces {
-        let Target::File { file, offset } = piece.target else { continue };
-        let blocks = kernel.medium(file).blocks_to_lock(&(offset.0..offset.0 + piece.count.0));
-        wanted.ranges.extend(blocks.map(|blocks| (file, blocks)));
+        let Some((storage, offset)) = piece.target.storage() else { continue };
+        let blocks = storages.medium(storage).blocks_to_lock(&(offset.0..offset.0 + piece.count.0));
+        wanted.ranges.extend(blocks.map(|blocks| (storage, blocks)));
     }
     if wanted.ranges.is_empty() {
         return true;
     }
     wanted.merge();
-    hold_all(job, wanted, |file, range| kernel.medium(file).ranges().try_lock(range, waker))
+    hold_all(job, wanted, |storage, range| storages.medium(storage).ranges().try_lock(range, waker))
 }
 
 fn hold_all(
     job: &mut Job,
     wanted: &Wanted,
-    mut try_lock: impl FnMut(FileId, Range<u64>) -> Option<RangeGuard>,
+    mut try_lock: impl FnMut(StorageId, Range<u64>) -> Option<RangeGuard>,
 ) -> bool {
-    for (file, range) in &wanted.ranges {
-        match try_lock(*file, range.clone()) {
+    for (storage, range) in &wanted.ranges {
+        match try_lock(*storage, range.clone()) {
             Some(guard) => job.holds.push(guard),
             None => {
                 job.holds.clear();
@@ -75,15 +75,16 @@ fn hold_all(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::FileId;
 
     #[track_caller]
     fn check(ranges: &[(u32, Range<u64>)], expected: &[(u32, Range<u64>)]) {
-        let ranges = ranges.iter().map(|(file, range)| (FileId(*file), range.clone())).collect();
+        let of = |file: u32| StorageId::File(FileId(file));
+        let ranges = ranges.iter().map(|(file, range)| (of(*file), range.clone())).collect();
         let mut wanted = Wanted { ranges };
         wanted.merge();
-        let found: Vec<_> =
-            wanted.ranges.into_iter().map(|(file, range)| (file.0, range)).collect();
-        assert_eq!(found, expected);
+        let expected = expected.iter().map(|(file, range)| (of(*file), range.clone()));
+        assert_eq!(wanted.ranges, expected.collect::<Vec<_>>());
     }
 
     #[test]

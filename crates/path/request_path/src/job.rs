@@ -6,10 +6,9 @@
 //! short.
 
 use block::{
-    After, BehindEnd, Buffers, Errand, FailKind, FileId, Operation, Piece, RangeGuard, StatusRuns,
-    Token,
+    After, BehindEnd, Buffers, ChannelId, Errand, FailKind, FileId, Operation, Piece, RangeGuard,
+    StatusRuns, StorageId, Tag, Token,
 };
-use kernel_io::Tag;
 
 use crate::seats::Ticket;
 use crate::staged::Staged;
@@ -261,8 +260,10 @@ impl PieceIndex {
 pub(crate) enum Addressee {
     /// A piece of a job, by its place in the answer.
     Job(JobIndex, PieceIndex),
-    /// The sync of a file.
-    Sync(FileId),
+    /// The sync of a file, or of what is behind a channel.
+    Sync(StorageId),
+    /// The descriptor of a channel.
+    Channel(ChannelId),
     /// A source's kick.
     Kick(SourceKey),
     /// This iothread's door bell.
@@ -271,6 +272,7 @@ pub(crate) enum Addressee {
     Alarm,
 }
 
+const CHANNEL: u64 = 1 << 59;
 const SYNC: u64 = 1 << 60;
 const ALARM: u64 = 1 << 61;
 const KICK: u64 = 1 << 62;
@@ -280,7 +282,9 @@ impl Addressee {
     pub(crate) fn to_tag(self) -> Tag {
         Tag(match self {
             Self::Job(job, piece) => u64::from(job.0) | u64::from(piece.0) << 32,
-            Self::Sync(file) => SYNC | u64::from(file.0),
+            Self::Sync(StorageId::File(file)) => SYNC | u64::from(file.0),
+            Self::Sync(StorageId::Channel(channel)) => SYNC | CHANNEL | u64::from(channel.0),
+            Self::Channel(channel) => CHANNEL | u64::from(channel.0),
             Self::Kick(key) => KICK | u64::from(key.0),
             Self::Bell => BELL,
             Self::Alarm => ALARM,
@@ -296,7 +300,13 @@ impl Addressee {
         } else if tag.0 & KICK != 0 {
             Self::Kick(SourceKey(low))
         } else if tag.0 & SYNC != 0 {
-            Self::Sync(FileId(low))
+            Self::Sync(if tag.0 & CHANNEL == 0 {
+                StorageId::File(FileId(low))
+            } else {
+                StorageId::Channel(ChannelId(low))
+            })
+        } else if tag.0 & CHANNEL != 0 {
+            Self::Channel(ChannelId(low))
         } else {
             let piece = u32::try_from(tag.0 >> 32).expect("the upper half");
             Self::Job(JobIndex(low), PieceIndex(piece))
@@ -313,7 +323,9 @@ mod tests {
         for addressee in [
             Addressee::Job(JobIndex(0), PieceIndex::FIRST),
             Addressee::Job(JobIndex(u32::MAX), PieceIndex::new(block::PIECES_MAX)),
-            Addressee::Sync(FileId(u32::MAX)),
+            Addressee::Sync(StorageId::File(FileId(u32::MAX))),
+            Addressee::Sync(StorageId::Channel(ChannelId(u32::MAX))),
+            Addressee::Channel(ChannelId(u32::MAX)),
             Addressee::Kick(SourceKey(u32::MAX)),
             Addressee::Bell,
             Addressee::Alarm,

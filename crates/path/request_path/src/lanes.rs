@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Buffers, Due, Errand, FailKind, Lane, LaneError, LaneIo, LeafLane, Mapping, Node,
-    Operation, Outcome, PieceList, Token, Told,
+    Answer, Buffers, ChannelNumbers, Due, Errand, FailKind, Lane, LaneError, LaneIo, LeafLane,
+    Mapping, Node, Operation, Outcome, PieceList, Token, Told,
 };
 use kernel_io::{Budget, Notifier};
 
 use crate::called::{Called, Calls};
+use crate::channels::Channels;
 
 /// The requests and errands that are carried out: of a lane that is alone sixteen full rings of 256. A disk that hangs
 /// keeps what it has for ever.
@@ -87,6 +88,9 @@ pub(crate) struct Lanes {
     due: Option<Due>,
     /// The segments of all requests.
     segments: usize,
+    /// What the lanes have entered. Each goes with its lane.
+    pub(crate) channels: Channels,
+    numbers: ChannelNumbers,
 }
 
 #[derive(Debug)]
@@ -150,7 +154,9 @@ impl Lanes {
     /// None yet, of the calling iothread, which this bell wakes.
     pub(crate) fn new(bell: Arc<Notifier>) -> Self {
         let (places, attended) = (Vec::new(), VecDeque::new());
-        Self { calls: Calls::new(bell), places, attended, due: None, segments: 0 }
+        let (channels, numbers) = (Channels::default(), ChannelNumbers::default());
+        let calls = Calls::new(bell);
+        Self { calls, places, attended, due: None, segments: 0, channels, numbers }
     }
 
     /// The lane on the node, opened if it is not yet.
@@ -159,12 +165,25 @@ impl Lanes {
             self.get(index).users += 1;
             return Ok(index);
         }
-        let mut open = OpenLane::drained(node, &self.calls);
+        let mut open = self.new_entry(node);
         open.state = State::Open(node.open_lane(&open.io)?);
         let index = self.enter(open);
         self.get(index).users = 1;
+        self.enter_channels(index);
         self.note(index);
         Ok(index)
+    }
+
+    /// The entry of a node on which no lane is open.
+    fn new_entry(&self, node: &Arc<dyn Node>) -> OpenLane {
+        let (called, io) = new_io(&self.calls, &self.numbers);
+        OpenLane::drained(node, called, io)
+    }
+
+    /// Takes the channels that the lane has entered.
+    fn enter_channels(&mut self, index: LaneIndex) {
+        let open = self.places[index.0].as_ref().expect("it was opened");
+        self.channels.enter(&open.io, index, &open.called);
     }
 
     /// Adds an entry.
@@ -181,7 +200,7 @@ impl Lanes {
     /// open yet. The same node is not drained twice at once.
     pub(crate) fn drain(&mut self, node: &Arc<dyn Node>) -> LaneIndex {
         let Some(index) = self.find(node) else {
-            return self.enter(OpenLane::drained(node, &self.calls));
+            return self.enter(self.new_entry(node));
         };
         let open = self.get(index);
         let State::Open(lane) = std::mem::replace(&mut open.state, State::Drained) else {
@@ -199,6 +218,7 @@ impl Lanes {
         }
         open.state = State::Drained;
         open.due = None;
+        self.channels.close(index);
         self.find_due();
         true
     }
@@ -221,32 +241,34 @@ impl Lanes {
 
     /// Opens a lane on a node that is drained. Nobody may use it yet.
     pub(crate) fn prepare(&mut self, node: &Arc<dyn Node>) -> Result<(), LaneError> {
-        let calls = Arc::clone(&self.calls);
-        let open = self.drained(node);
         // Nobody who knew the lane before calls this one.
-        (open.called, open.io) = new_io(&calls);
+        let (called, io) = new_io(&self.calls, &self.numbers);
+        let (index, open) = self.drained(node);
+        (open.called, open.io) = (called, io);
         open.state = State::Ready(node.open_lane(&open.io)?);
+        self.enter_channels(index);
         Ok(())
     }
 
     /// Closes that lane again.
     pub(crate) fn withdraw(&mut self, node: &Arc<dyn Node>) {
-        self.drained(node).state = State::Drained;
+        let (index, open) = self.drained(node);
+        open.state = State::Drained;
+        self.channels.close(index);
     }
 
     /// Lets everybody use the lane that was prepared. If there is none, all requests fail.
     pub(crate) fn admit(&mut self, node: &Arc<dyn Node>) {
-        let open = self.drained(node);
+        let (index, open) = self.drained(node);
         open.state = match std::mem::replace(&mut open.state, State::Drained) {
             State::Ready(lane) => State::Open(lane),
             State::Open(_) | State::Draining(_) | State::Drained => State::Open(Box::new(NoLane)),
         };
-        let index = self.find(node).expect("it was found");
         self.note(index);
         self.close_if_over(index);
     }
 
-    fn drained(&mut self, node: &Arc<dyn Node>) -> &mut OpenLane {
+    fn drained(&mut self, node: &Arc<dyn Node>) -> (LaneIndex, &mut OpenLane) {
         let index = self.find(node).expect("a node that is drained has an entry");
         let open = self.get(index);
         assert!(
@@ -254,7 +276,7 @@ impl Lanes {
             "a lane that is in use is not replaced: {:?}",
             open.state
         );
-        open
+        (index, open)
     }
 
     /// The lane that is open on the node.
@@ -437,6 +459,7 @@ impl Lanes {
     pub(crate) fn note_called(&mut self) {
         if self.calls.take() {
             (0..self.places.len()).map(LaneIndex).for_each(|lane| self.note(lane));
+            self.channels.call_all();
         }
     }
 
@@ -496,6 +519,7 @@ impl Lanes {
         };
         if place.as_ref().is_some_and(is_over) {
             *place = None;
+            self.channels.close(index);
             self.find_due();
         }
     }
@@ -503,8 +527,7 @@ impl Lanes {
 
 impl OpenLane {
     /// The entry of a node on which no lane is open.
-    fn drained(node: &Arc<dyn Node>, calls: &Arc<Calls>) -> Self {
-        let (called, io) = new_io(calls);
+    fn drained(node: &Arc<dyn Node>, called: Arc<Called>, io: LaneIo) -> Self {
         Self {
             node: Arc::clone(node),
             io,
@@ -543,9 +566,9 @@ impl OpenLane {
 }
 
 /// What a new lane of the iothread with these calls uses of it, and what says that it has to be called.
-fn new_io(calls: &Arc<Calls>) -> (Arc<Called>, LaneIo) {
+fn new_io(calls: &Arc<Calls>, numbers: &ChannelNumbers) -> (Arc<Called>, LaneIo) {
     let called = Arc::new(Called::new(Arc::clone(calls)));
-    (Arc::clone(&called), LaneIo::new(called.into()))
+    (Arc::clone(&called), LaneIo::numbered(called.into(), numbers))
 }
 
 /// Stands where no lane can be opened any more: every request fails, and no ring hangs.

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod called;
+mod channels;
 mod engine;
 mod front_end;
 mod gauges;
@@ -23,6 +24,7 @@ mod seats;
 mod served;
 mod source;
 mod staged;
+mod storages;
 mod submit;
 mod sync;
 

@@ -19,6 +19,8 @@ pub(crate) enum Trouble {
     Failure(IoFailure),
     /// A sync that failed before: nobody knows what it lost.
     EarlierSync,
+    /// Changes that were abandoned, which may still be carried out.
+    Unfenced,
 }
 
 /// Says what failed, not too often.
@@ -161,6 +163,7 @@ fn reason(kind: FailKind) -> &'static str {
 fn sentence(medium: &str, operation: Operation, phase: Phase, trouble: Trouble) -> String {
     let what = place(operation);
     let why = match (trouble, phase) {
+        (Trouble::Unfenced, _) => "changes that were given up may still be carried out".to_owned(),
         (Trouble::EarlierSync, _) => {
             "an earlier flush failed, so what was written may be lost; no \
              flush succeeds until the file is opened again"

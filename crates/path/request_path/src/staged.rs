@@ -7,17 +7,17 @@
 //! Here is only the deciding: what to do next ([`Staged::begin`], [`Staged::proceed`]). `job` does
 //! it.
 
-use block::{ByteOffset, FileId};
+use block::{ByteOffset, Medium, StorageId};
 use kernel_io::BOUNCE_BYTES;
 
 /// What a transfer does with its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StagedKind {
-    /// File to request memory.
+    /// Storage to request memory.
     Read,
-    /// Request memory to file.
+    /// Request memory to storage.
     Write,
-    /// Zeroes to file.
+    /// Zeroes to storage.
     Zero,
 }
 
@@ -25,15 +25,17 @@ pub(crate) enum StagedKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Staged {
     pub(crate) kind: StagedKind,
-    pub(crate) file: FileId,
-    /// Where the bytes that are left start in the file.
+    pub(crate) storage: StorageId,
+    /// Where the bytes that are left start there.
     pub(crate) at: u64,
     /// Where they start in the request's memory.
     pub(crate) skip: usize,
     /// How many are left.
     pub(crate) left: u64,
-    /// What file ranges must be a multiple of; a power of two, at most [`BOUNCE_BYTES`].
+    /// What ranges must be a multiple of; a power of two, at most [`BOUNCE_BYTES`].
     pub(crate) alignment: u64,
+    /// The most bytes that are read or written at once: a multiple of that, and likewise bounded.
+    pub(crate) chunk_max: u64,
     pub(crate) step: Step,
 }
 
@@ -48,7 +50,7 @@ pub(crate) enum Step {
 /// The part of a transfer that one buffer takes: whole blocks around the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    /// Where the blocks start in the file.
+    /// Where the blocks start in the storage.
     pub(crate) start: ByteOffset,
     /// The blocks' bytes.
     pub(crate) count: usize,
@@ -70,10 +72,23 @@ pub(crate) enum Next {
 }
 
 impl Staged {
+    /// These bytes, of which nothing was moved yet.
+    pub(crate) fn new(
+        kind: StagedKind,
+        (storage, medium): (StorageId, &Medium),
+        at: u64,
+        skip: usize,
+        left: u64,
+    ) -> Self {
+        let alignment = u64::from(medium.alignments().offset);
+        let chunk_max = medium.transfer_max().min(BOUNCE_BYTES as u64);
+        Self { kind, storage, at, skip, left, alignment, chunk_max, step: Step::Idle }
+    }
+
     /// The chunk that starts where the bytes that are left start.
     pub(crate) fn chunk(&self) -> Chunk {
         let lead = self.at % self.alignment;
-        let body = self.left.min(BOUNCE_BYTES as u64 - lead);
+        let body = self.left.min(self.chunk_max - lead);
         let count = (lead + body).next_multiple_of(self.alignment);
         let bounded = |bytes: u64| usize::try_from(bytes).expect("at most a bounce buffer");
         Chunk {
@@ -124,10 +139,12 @@ impl Staged {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::FileId;
 
     fn staged(kind: StagedKind, at: u64, left: u64) -> Staged {
-        let (file, alignment) = (FileId(0), 4096);
-        Staged { kind, file, at, skip: 0, left, alignment, step: Step::Idle }
+        let (storage, alignment) = (StorageId::File(FileId(0)), 4096);
+        let chunk_max = BOUNCE_BYTES as u64;
+        Staged { kind, storage, at, skip: 0, left, alignment, chunk_max, step: Step::Idle }
     }
 
     /// Carries a transfer out on vectors and says which blocks it read and wrote.

@@ -4,22 +4,23 @@
 //! Where it stands in the life of a request: `engine` calls it for each piece in a file.
 
 use block::{
-    Alignments, Buffers, ByteCount, ByteOffset, Durability, FailKind, FileId, Operation, Piece,
-    Segment, StableWrites, Target, Unmap,
+    Alignments, Buffers, ByteCount, ByteOffset, Durability, FailKind, Medium, Operation, Piece,
+    Segment, StableWrites, StorageId, Tag, Unmap,
 };
-use kernel_io::{Allocation, IoFailure, Kernel, Tag};
+use kernel_io::{Allocation, IoFailure};
 
 use crate::job::{Addressee, Job, Phase};
-use crate::staged::{Staged, StagedKind, Step};
+use crate::staged::{Staged, StagedKind};
+use crate::storages::Storages;
 
 /// How many pieces of an answer are begun in one go, and the most that go to the kernel together: 1 MiB of chunks of
 /// 4 KiB.
 pub(crate) const WINDOW: usize = 256;
 
-/// Pieces of a job that follow each other in a file.
+/// Pieces of a job that follow each other in one storage.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Run<'a> {
-    pub(crate) file: FileId,
+    pub(crate) storage: StorageId,
     pub(crate) offset: ByteOffset,
     pub(crate) count: u64,
     /// Where the bytes are in the request's memory; never empty.
@@ -32,7 +33,7 @@ impl<'a> Run<'a> {
         pieces.len().min((place / WINDOW + 1) * WINDOW)
     }
 
-    /// As many of the pieces from this place on as go to the kernel together, if the first is in a file: all of the window
+    /// As many of the pieces from this place on as are carried out together, if the first is in storage: all of the window
     /// that follow each other there, if the operation moves bytes. The others need no memory, and may have to be done
     /// otherwise, each by itself.
     pub(crate) fn of(pieces: &'a [Piece], place: usize, operation: Operation) -> Option<Self> {
@@ -40,16 +41,12 @@ impl<'a> Run<'a> {
     }
 
     fn first_of(pieces: &'a [Piece], operation: Operation) -> Option<Self> {
-        let (Piece { target: Target::File { file, offset }, count, .. }, rest) =
-            pieces.split_first()?
-        else {
-            return None;
-        };
-        let mut run = Self { file: *file, offset: *offset, count: count.0, pieces: &pieces[..1] };
+        let (first, rest) = pieces.split_first()?;
+        let (storage, offset) = first.target.storage()?;
+        let mut run = Self { storage, offset, count: first.count.0, pieces: &pieces[..1] };
         if matches!(operation, Operation::Read(_) | Operation::Write(..)) {
             for piece in rest {
-                let next = Target::File { file: *file, offset: ByteOffset(offset.0 + run.count) };
-                if piece.target != next {
+                if !first.target.is_followed_by(ByteCount(run.count), &piece.target) {
                     break;
                 }
                 run.count += piece.count.0;
@@ -59,7 +56,7 @@ impl<'a> Run<'a> {
         Some(run)
     }
 
-    /// The memory of the run, in the order of the file.
+    /// The memory of the run, in the order of the storage.
     fn memory(self, memory: &Buffers) -> impl Iterator<Item = Segment> {
         self.pieces.iter().flat_map(|piece| memory.range(skip(piece), bytes(piece)))
     }
@@ -76,64 +73,58 @@ fn bytes(piece: &Piece) -> usize {
 /// Submits one run and returns how many operations that is. What direct I/O cannot do in place is
 /// added to `staged`.
 pub(crate) fn submit_run(
-    kernel: &mut Kernel,
+    storages: &mut Storages<'_>,
     operation: Operation,
     run: Run<'_>,
     memory: &Buffers,
     staged: &mut Vec<Staged>,
     addressee: Addressee,
 ) -> u32 {
-    let Run { file, offset, pieces, .. } = run;
+    let Run { storage, offset, pieces, .. } = run;
     let tag = addressee.to_tag();
-    let medium = kernel.medium(file);
+    let is_lent = storages.takes_guest_memory(storage);
+    let medium = storages.medium(storage);
     let Alignments { memory: memory_alignment, offset: length_alignment, .. } = medium.alignments();
     let alignment = u64::from(length_alignment);
     let is_aligned = |piece: &Piece| (piece.skip | piece.count.0).is_multiple_of(alignment);
-    let in_place = offset.0.is_multiple_of(alignment)
+    let in_place = is_lent
+        && offset.0.is_multiple_of(alignment)
         && pieces.iter().all(is_aligned)
         // The kernel wants every segment, not only their sum, to be whole blocks.
         && memory.is_aligned(memory_alignment as usize, length_alignment as usize);
     let mut stage = |kind| {
         let mut at = offset.0;
         for piece in pieces {
-            let (skip, left, step) = (skip(piece), piece.count.0, Step::Idle);
-            staged.push(Staged { kind, file, at, skip, left, alignment, step });
-            at += left;
+            staged.push(Staged::new(kind, (storage, medium), at, skip(piece), piece.count.0));
+            at += piece.count.0;
         }
         0
     };
     match operation {
         Operation::Read(_) if !in_place => stage(StagedKind::Read),
         Operation::Write(..) if !in_place => stage(StagedKind::Write),
-        Operation::Read(_) => {
-            match pieces {
-                [one] => kernel.read(file, offset, memory.range(skip(one), bytes(one)), tag),
-                _ => kernel.read(file, offset, run.memory(memory), tag),
-            }
-            1
-        }
+        Operation::Read(_) => match pieces {
+            [one] => storages.read((storage, offset), memory.range(skip(one), bytes(one)), tag),
+            _ => storages.read((storage, offset), run.memory(memory), tag),
+        },
         Operation::Write(_, durability) => {
-            let durability = match medium.stable_writes() {
-                StableWrites::ByThemselves => durability,
-                // Made durable afterwards, see `must_sync`.
-                StableWrites::BySync => Durability::Cached,
-            };
+            // Made durable afterwards if it is less, see `must_sync`.
+            let durability = medium.write_as(durability);
             match pieces {
                 [one] => {
                     let memory = memory.range(skip(one), bytes(one));
-                    kernel.write(file, offset, durability, memory, tag);
+                    storages.write((storage, offset), durability, memory, tag)
                 }
-                _ => kernel.write(file, offset, durability, run.memory(memory), tag),
+                _ => storages.write((storage, offset), durability, run.memory(memory), tag),
             }
-            1
         }
-        Operation::Discard(..) => submit_allocation(kernel, run, Allocation::Discard, None, tag),
+        Operation::Discard(..) => submit_allocation(storages, run, Allocation::Discard, None, tag),
         Operation::WriteZeroes(_, unmap, _) => {
             let how = match unmap {
                 Unmap::Allowed => Allocation::PunchHole,
                 Unmap::Keep => Allocation::Zero,
             };
-            submit_allocation(kernel, run, how, Some(staged), tag)
+            submit_allocation(storages, run, how, Some(staged), tag)
         }
         Operation::Flush | Operation::Status(_) => panic!("no bytes of files are moved for it"),
     }
@@ -142,22 +133,20 @@ pub(crate) fn submit_run(
 /// Discards or zeroes the whole blocks of a run and returns how many operations that is. The
 /// parts of blocks at its ends are added to `zero_ends`, or left alone.
 fn submit_allocation(
-    kernel: &mut Kernel,
+    storages: &mut Storages<'_>,
     run: Run<'_>,
     how: Allocation,
     zero_ends: Option<&mut Vec<Staged>>,
     tag: Tag,
 ) -> u32 {
-    let medium = kernel.medium(run.file);
-    let alignment = u64::from(medium.alignments().offset);
+    let medium = storages.medium(run.storage);
     let bytes = run.offset.0..run.offset.0 + run.count;
     let whole = medium.allocation_blocks(&bytes);
     if let Some(staged) = zero_ends {
         for end in [bytes.start..whole.start, whole.end..bytes.end] {
-            let (kind, file, step) = (StagedKind::Zero, run.file, Step::Idle);
             let (at, left) = (end.start, end.end - end.start);
             if left > 0 {
-                staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
+                staged.push(Staged::new(StagedKind::Zero, (run.storage, medium), at, 0, left));
             }
         }
     }
@@ -165,12 +154,12 @@ fn submit_allocation(
         return 0;
     }
     let count = ByteCount(whole.end - whole.start);
-    kernel.allocate(run.file, ByteOffset(whole.start), count, how, tag);
+    storages.allocate((run.storage, ByteOffset(whole.start)), count, how, tag);
     1
 }
 
-/// Whether a job whose bytes are there has to sync their files before it is over.
-pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
+/// Whether a job whose bytes are there has to sync their storage before it is over.
+pub(crate) fn must_sync(job: &Job, storages: &mut Storages<'_>) -> bool {
     if job.phase == Phase::Sync {
         return false;
     }
@@ -180,24 +169,20 @@ pub(crate) fn must_sync(job: &Job, kernel: &mut Kernel) -> bool {
         Operation::Read(_) | Operation::Status(_) => false,
         Operation::Discard(..) | Operation::WriteZeroes(..) => stable,
         Operation::Write(..) => {
-            let by_sync = |piece: &Piece| match piece.target {
-                Target::File { file, .. } => {
-                    kernel.medium(file).stable_writes() == StableWrites::BySync
-                }
-                Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
-                    false
-                }
+            let by_sync = |piece: &Piece| {
+                piece.target.storage().is_some_and(|(storage, _)| {
+                    storages.medium(storage).stable_writes() == StableWrites::BySync
+                })
             };
             stable && job.pieces.iter().any(by_sync)
         }
     }
 }
 
-/// When the chunks of a job's staged transfers must be durable: those of a zeroing are synced
-/// together at its end.
-pub(crate) fn staged_durability(operation: Operation) -> Durability {
+/// As what the chunks of a job's staged transfers are written: those of a zeroing are synced together at its end.
+pub(crate) fn staged_durability(operation: Operation, medium: &Medium) -> Durability {
     match operation {
-        Operation::Write(_, durability) => durability,
+        Operation::Write(_, durability) => medium.write_as(durability),
         Operation::Read(_)
         | Operation::Status(_)
         | Operation::Discard(..)
@@ -216,6 +201,7 @@ pub(crate) fn may_hide_lost_data(durability: Durability, failure: IoFailure) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::{FileId, Target};
 
     const FILE: FileId = FileId(1);
 

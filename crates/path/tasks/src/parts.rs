@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::task::Poll;
 
-use block::{ByteCount, ByteOffset, FailKind, FileId, Operation, Outcome, Piece, Target};
+use block::{FailKind, Operation, Outcome, Piece, Target};
 
 use crate::storage::{Found, Next, Reply, Storage, Telling, Waiting, extent};
 
@@ -41,14 +41,21 @@ impl Parts {
                 last.count.0 += piece.count.0;
                 return;
             }
-            (&Target::File { file, offset }, Some(last))
+            (Target::File { .. } | Target::Channel { .. }, Some(last))
                 if last.skip + last.count.0 == piece.skip
-                    && last.target == before(file, offset, last.count) =>
+                    && last.target.is_followed_by(last.count, &piece.target) =>
             {
                 last.count.0 += piece.count.0;
                 return;
             }
-            (Target::Zeroes | Target::Nothing | Target::File { .. } | Target::Status(_), _) => {}
+            (
+                Target::Zeroes
+                | Target::Nothing
+                | Target::File { .. }
+                | Target::Channel { .. }
+                | Target::Status(_),
+                _,
+            ) => {}
         }
         self.pieces.push(piece);
     }
@@ -151,13 +158,5 @@ impl Parts {
             self.push(Piece { skip: skip + piece.skip, ..piece });
         }
         self.telling.extend(telling.map(|telling| (skip, telling)));
-    }
-}
-
-/// So many bytes in front of that place; nowhere if there are not so many.
-fn before(file: FileId, offset: ByteOffset, count: ByteCount) -> Target {
-    match offset.0.checked_sub(count.0) {
-        Some(offset) => Target::File { file, offset: ByteOffset(offset) },
-        None => Target::Nothing,
     }
 }

@@ -424,7 +424,12 @@ impl Judge {
                 let end = offset.0.checked_add(piece.count.0);
                 (self.sizes)(file).zip(end).is_some_and(|(size, end)| end <= size)
             }
-            Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => true,
+            // A channel looks itself.
+            Target::Channel { .. }
+            | Target::Zeroes
+            | Target::Nothing
+            | Target::Memory { .. }
+            | Target::Status(_) => true,
         }
     }
 }

@@ -511,7 +511,9 @@ fn carry_out(
             data.get_mut(bytes).context("beyond the memory")?.fill(0);
         }
         (_, Target::Zeroes | Target::Nothing) => {}
-        (_, Target::Memory { .. }) => bail!("an errand has files alone"),
+        (_, Target::Memory { .. } | Target::Channel { .. }) => {
+            bail!("an errand has files alone")
+        }
         (Operation::Read(_), Target::File { file, offset }) => {
             let data = data.get_mut(bytes).context("beyond the memory")?;
             store.read(file, offset.0, data)?;

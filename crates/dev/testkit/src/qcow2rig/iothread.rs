@@ -344,6 +344,7 @@ impl Iothread {
                     Owner::Errand(errand) => errand.memory().zero(range.start, range.len()),
                     Owner::Request(_) => job.memory[range].fill(0),
                 },
+                (Target::Channel { .. }, _) => anyhow::bail!("the rig has files alone"),
                 (
                     Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_),
                     _,
@@ -387,9 +388,11 @@ impl Iothread {
             job.phase = Phase::Sync;
             let file = |piece: &Piece| match piece.target {
                 Target::File { file, .. } => Some(file),
-                Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
-                    None
-                }
+                Target::Channel { .. }
+                | Target::Zeroes
+                | Target::Nothing
+                | Target::Memory { .. }
+                | Target::Status(_) => None,
             };
             let mut files: Vec<FileId> = job.pieces.iter().filter_map(file).collect();
             files.sort_unstable_by_key(|file| file.0);

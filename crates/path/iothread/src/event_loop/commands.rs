@@ -53,6 +53,7 @@ impl EventLoop {
                 self.call(key);
             }
             Command::Release { node } => self.engine.release_on(&node),
+            Command::Abandon { node } => self.engine.abandon(&node),
             Command::Drain { node, reply } => {
                 let lane = self.engine.drain(&node);
                 self.draining.push((lane, reply));

@@ -5,6 +5,7 @@
 
 mod allocations;
 mod breaks;
+mod channels;
 mod confined;
 mod dirty_log;
 mod drains;

@@ -11,9 +11,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use crate::judgement::errno_of;
 
 use super::{Event, Kernel};
-use crate::Tag;
 use crate::parked::{Content, PollOwner, PollPhase, PollState};
-use crate::reactor::{Completion, Interest};
+use crate::reactor::Completion;
+use crate::{Interest, Tag};
 
 impl Kernel {
     /// Watches a descriptor until [`Kernel::cancel_poll`]: it is told each time that it becomes ready, and need not be if

@@ -14,10 +14,10 @@ impl Engine {
     /// Goes on with lanes that have something to do, as far as this round has room; whether there was any.
     /// What is left keeps the iothread awake.
     pub(super) fn attend_lanes(&mut self) -> bool {
-        let mut any = false;
         if self.calls_left > 0 {
             self.lanes.note_called();
         }
+        let mut any = self.attend_channels();
         while self.calls_left > 0
             && let Some(lane) = self.lanes.next_attended()
         {

@@ -7,43 +7,43 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use block::{
-    BehindEnd, ByteCount, ByteOffset, FailKind, FileId, Node, Operation, Outcome, Piece,
-    StableWrites, Target,
+    BehindEnd, ByteCount, ByteOffset, FailKind, Node, Operation, Outcome, Piece, StableWrites,
+    StorageId, Target,
 };
 use kernel_io::{Alarm, Interest, IoFailure};
 
 use super::Engine;
 use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
 use crate::report::Trouble;
-use crate::staged::{Staged, StagedKind, Step};
+use crate::staged::{Staged, StagedKind};
+use crate::storages::Storages;
 use crate::submit::{Run, may_hide_lost_data};
 
 impl Engine {
     /// A piece failed: some failures mean another way, the others are the guest's.
     pub(super) fn piece_failed(&mut self, index: JobIndex, piece: PieceIndex, failure: IoFailure) {
-        let job = self.jobs.get(index);
+        let Self { jobs, kernel, lanes, .. } = self;
+        let job = jobs.get(index);
         if let IoFailure::EndOfFile { offset } = failure
             && job.behind_end == BehindEnd::Zeroes
         {
             return self.zero_behind_end(index, piece, offset);
         }
-        let Piece { target: Target::File { file, offset }, count, .. } = job.pieces[piece.place()]
-        else {
-            panic!("only a file's operations fail")
-        };
+        let Piece { target, count, .. } = &job.pieces[piece.place()];
+        let (storage, offset) = target.storage().expect("only operations on storage fail");
+        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let medium = storages.medium(storage);
         if job.phase == Phase::Sync {
-            self.kernel.medium(file).remember_failed_sync();
+            medium.remember_failed_sync();
         } else if failure.is_unsupported() {
             match job.operation {
                 // A hint that the file system cannot take.
                 Operation::Discard(..) => return,
                 Operation::WriteZeroes(..) => {
-                    let medium = self.kernel.medium(file);
-                    let alignment = u64::from(medium.alignments().offset);
                     let whole = medium.allocation_blocks(&(offset.0..offset.0 + count.0));
-                    let (kind, step) = (StagedKind::Zero, Step::Idle);
                     let (at, left) = (whole.start, whole.end - whole.start);
-                    job.staged.push(Staged { kind, file, at, skip: 0, left, alignment, step });
+                    let place = (storage, medium);
+                    job.staged.push(Staged::new(StagedKind::Zero, place, at, 0, left));
                     return;
                 }
                 Operation::Read(_)
@@ -53,11 +53,11 @@ impl Engine {
             }
         } else if let Operation::Write(_, durability) = job.operation
             && may_hide_lost_data(durability, failure)
-            && self.kernel.medium(file).stable_writes() == StableWrites::ByThemselves
+            && medium.stable_writes() == StableWrites::ByThemselves
         {
-            self.kernel.medium(file).remember_failed_sync();
+            medium.remember_failed_sync();
         }
-        self.fail(index, file, Trouble::Failure(failure));
+        self.fail(index, storage, Trouble::Failure(failure));
     }
 
     /// Of the run that begins with this piece, a read has found the end of the file there. What lies behind it becomes
@@ -68,10 +68,9 @@ impl Engine {
         let run = Run::of(&job.pieces, first.place(), job.operation);
         let count = run.expect("it begins with a piece in a file").pieces.len();
         for place in first.place()..first.place() + count {
-            let Piece { skip, count, target: Target::File { offset, .. } } = job.pieces[place]
-            else {
-                continue;
-            };
+            let Piece { skip, count, target } = &job.pieces[place];
+            let Some((_, offset)) = target.storage() else { continue };
+            let (skip, count) = (*skip, *count);
             let found = end.0.saturating_sub(offset.0).min(count.0);
             let (skip, count) = (skip + found, count.0 - found);
             match job.pieces[before..].last_mut() {
@@ -90,18 +89,20 @@ impl Engine {
     }
 
     /// Notes that a request fails, and says so; only once for each request.
-    pub(super) fn fail(&mut self, index: JobIndex, file: FileId, trouble: Trouble) {
-        let job = self.jobs.get(index);
+    pub(super) fn fail(&mut self, index: JobIndex, storage: StorageId, trouble: Trouble) {
+        let Self { jobs, kernel, lanes, report, .. } = self;
+        let job = jobs.get(index);
         if job.failure.is_some() {
             return;
         }
         job.failure = Some(match trouble {
             Trouble::Failure(failure) => failure.kind(),
-            Trouble::EarlierSync => FailKind::Io,
+            Trouble::EarlierSync | Trouble::Unfenced => FailKind::Io,
         });
         let (operation, phase) = (job.operation, job.phase);
-        let name = self.kernel.medium(file).name();
-        let wait = self.report.failed(name, operation, phase, trouble);
+        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let name = storages.medium(storage).name();
+        let wait = report.failed(name, operation, phase, trouble);
         self.catch_up_after(wait);
     }
 

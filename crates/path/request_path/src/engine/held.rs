@@ -14,15 +14,17 @@ use crate::job::JobIndex;
 impl Engine {
     /// When [`Engine::resume`] has something to do.
     pub fn due(&self) -> Option<Due> {
+        let due = Due::first(self.lanes.due(), self.lanes.channels.due());
         if self.timed_turns.is_empty() {
-            return self.lanes.due();
+            return due;
         }
-        Due::first(self.lanes.due(), self.timed_turns.due())
+        Due::first(due, self.timed_turns.due())
     }
 
     /// Goes on with what was held and may go on by now. What is over at once is told by the next
     /// [`Engine::dispatch`].
     pub fn resume(&mut self, now: Instant) {
+        self.lanes.channels.begin_round(Some(now));
         let mut from = 0;
         while let Some(lane) = self.lanes.next_due(from, now) {
             from = lane.next();

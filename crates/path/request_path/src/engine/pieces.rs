@@ -11,6 +11,7 @@ use kernel_io::InlineBudget;
 
 use super::Engine;
 use crate::job::{Addressee, Job, JobIndex, PieceIndex};
+use crate::storages::Storages;
 use crate::submit::{Run, submit_run};
 
 /// How many jobs go on in one turn.
@@ -58,7 +59,8 @@ impl Engine {
 
     /// Begins some of a job's next pieces.
     fn go_through(&mut self, index: JobIndex) -> Pieces {
-        let Self { jobs, kernel, by_hand, .. } = self;
+        let Self { jobs, kernel, lanes, by_hand, .. } = self;
+        let mut storages = Storages { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         if job.failure.is_some() {
             // Nobody waits for the rest of what has failed.
@@ -71,7 +73,9 @@ impl Engine {
             let piece = &job.pieces[place];
             let tag = Addressee::Job(index, PieceIndex::new(place));
             match (&piece.target, job.operation) {
-                (_, Operation::Status(_)) => job.begin_status_piece(place, kernel, tag.to_tag()),
+                (_, Operation::Status(_)) => {
+                    job.begin_status_piece(place, storages.kernel, tag.to_tag());
+                }
                 (Target::Zeroes | Target::Memory { .. }, Operation::Read(_)) => {
                     if !move_by_hand(job, place, by_hand) {
                         return Pieces::MoreLater;
@@ -89,13 +93,13 @@ impl Engine {
                 )
                 | (Target::Nothing, _) => {}
                 // A flush has no bytes; it only syncs.
-                (Target::File { .. }, _) if piece.count.0 == 0 => {}
-                (Target::File { .. }, operation) => {
+                (Target::File { .. } | Target::Channel { .. }, _) if piece.count.0 == 0 => {}
+                (Target::File { .. } | Target::Channel { .. }, operation) => {
                     let Job { pieces, next_piece, memory, staged, outstanding, .. } = &mut *job;
                     let run = Run::of(pieces, place, operation);
-                    let run = run.expect("it begins with a piece in a file");
+                    let run = run.expect("it begins with a piece in storage");
                     *next_piece += run.pieces.len() - 1;
-                    *outstanding += submit_run(kernel, operation, run, memory, staged, tag);
+                    *outstanding += submit_run(&mut storages, operation, run, memory, staged, tag);
                 }
             }
             job.next_piece += 1;

@@ -5,9 +5,11 @@ use block::BehindEnd;
 use kernel_io::{BounceBuffer, IoFailure};
 
 use super::Engine;
+use crate::LaneIndex;
 use crate::job::{Addressee, JobIndex, PieceIndex};
 use crate::report::Trouble;
 use crate::staged::{Chunk, Next, StagedKind, Step};
+use crate::storages::Storages;
 use crate::submit::{may_hide_lost_data, staged_durability};
 
 impl Engine {
@@ -30,15 +32,7 @@ impl Engine {
             result = Ok(());
         }
         if let Err(failure) = result {
-            let (file, step) = (staged.file, staged.step);
-            if step == Step::Writing
-                && may_hide_lost_data(staged_durability(job.operation), failure)
-            {
-                self.kernel.medium(file).remember_failed_sync();
-            }
-            self.fail(index, file, Trouble::Failure(failure));
-            self.give_back(index, buffer);
-            return self.settle(index);
+            return self.staged_step_failed(index, failure, Some(buffer));
         }
         if staged.kind == StagedKind::Read && staged.step == Step::Reading {
             let chunk = staged.chunk();
@@ -48,14 +42,39 @@ impl Engine {
         self.staged_next(index, next, buffer);
     }
 
+    /// A step has failed. Without the buffer, the storage still has that.
+    pub(super) fn staged_step_failed(
+        &mut self,
+        index: JobIndex,
+        failure: IoFailure,
+        buffer: Option<BounceBuffer>,
+    ) {
+        let job = self.jobs.get(index);
+        let staged = job.staged.last().expect("a step belongs to a staged transfer");
+        let (storage, step, lane) = (staged.storage, staged.step, job.lane);
+        let operation = job.operation;
+        let mut storages = self.storages();
+        let medium = storages.medium(storage);
+        let durability = staged_durability(operation, medium);
+        if step == Step::Writing && may_hide_lost_data(durability, failure) {
+            medium.remember_failed_sync();
+        }
+        self.fail(index, storage, Trouble::Failure(failure));
+        if let Some(buffer) = buffer {
+            self.take_back(lane, buffer);
+        }
+        self.settle(index);
+    }
+
     pub(super) fn staged_next(&mut self, index: JobIndex, next: Next, mut buffer: BounceBuffer) {
-        let Self { jobs, kernel, .. } = self;
+        let Self { jobs, kernel, lanes, .. } = self;
+        let mut storages = Storages { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         let staged = job.staged.last().expect("the current staged transfer");
         let tag = Addressee::Job(index, PieceIndex::FIRST).to_tag();
         match next {
             Next::Read(Chunk { start, count, .. }) => {
-                kernel.read_bounce(staged.file, start, count, buffer, tag);
+                storages.read_bounce((staged.storage, start), count, buffer, tag);
                 job.outstanding += 1;
             }
             Next::FillAndWrite(Chunk { start, count, lead, body }) => {
@@ -64,13 +83,15 @@ impl Engine {
                 } else {
                     buffer.fill(lead, &job.memory, staged.skip, body);
                 }
-                let durability = staged_durability(job.operation);
-                kernel.write_bounce(staged.file, start, durability, count, buffer, tag);
+                let medium = storages.medium(staged.storage);
+                let durability = staged_durability(job.operation, medium);
+                storages.write_bounce((staged.storage, start), durability, count, buffer, tag);
                 job.outstanding += 1;
             }
             Next::Finished => {
+                let lane = job.lane;
                 job.staged.pop();
-                self.give_back(index, buffer);
+                self.take_back(lane, buffer);
                 self.settle(index);
             }
         }
@@ -86,9 +107,10 @@ impl Engine {
         }
     }
 
-    fn give_back(&mut self, index: JobIndex, buffer: BounceBuffer) {
+    /// Takes a buffer back that a job of that lane had.
+    pub(super) fn take_back(&mut self, lane: LaneIndex, buffer: BounceBuffer) {
         self.bounce.put(buffer);
-        self.want_buffer.done(self.jobs.get(index).lane.place());
+        self.want_buffer.done(lane.place());
         self.hand_out_buffers();
     }
 }

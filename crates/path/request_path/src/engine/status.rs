@@ -22,7 +22,11 @@ impl Job {
                     kernel.find_extent(file, offset, count, tag);
                 }
             }
-            Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
+            Target::Channel { .. }
+            | Target::Zeroes
+            | Target::Nothing
+            | Target::Memory { .. }
+            | Target::Status(_) => {
                 self.status.add(skip, count, target.status());
             }
         }

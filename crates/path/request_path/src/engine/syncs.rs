@@ -1,7 +1,7 @@
-//! Makes files durable: one sync serves all requests that wait for it.
+//! Makes storage durable: one sync serves all requests that wait for it.
 //!
 //! Where it stands in the life of a request: after its bytes are there, if it is a flush or has to be
-//! durable. Its files are synced each for itself.
+//! durable. Files and channels are synced each for itself.
 //!
 //! Invariants: a request is served only by syncs that began after its bytes were there
 //! (`block::SyncTurns`), on whichever iothread. Who comes while one runs waits for the next one.
@@ -10,40 +10,43 @@
 
 use std::collections::VecDeque;
 
-use block::{FileId, SyncGuard, SyncTicket, SyncTurn, Target};
+use block::{ChannelId, StorageId, SyncGuard, SyncTicket, SyncTurn};
 use kernel_io::IoFailure;
 
 use super::Engine;
 use crate::job::{Addressee, JobIndex, PieceIndex};
 use crate::report::Trouble;
+use crate::storages::Storages;
 
 /// The syncs of one iothread.
 #[derive(Debug, Default)]
 pub(super) struct Syncs {
     /// By the number of the file.
-    files: Vec<FileSyncs>,
-    /// Files that others sync while requests wait here. None is named twice.
-    elsewhere: Vec<FileId>,
+    files: Vec<MediumSyncs>,
+    /// In the order of their numbers.
+    channels: Vec<(ChannelId, MediumSyncs)>,
+    /// What others sync while requests wait here. Nothing is named twice.
+    elsewhere: Vec<StorageId>,
     /// An empty list, kept for its room.
-    spare: Vec<FileId>,
-    /// The files of one request, each with a piece in it; kept for its room.
-    wanted: Vec<(FileId, PieceIndex)>,
+    spare: Vec<StorageId>,
+    /// The storage of one request, each with a piece in it; kept for its room.
+    wanted: Vec<(StorageId, PieceIndex)>,
 }
 
-/// The requests that wait for syncs of one file.
+/// The requests that wait for syncs of one file or channel.
 #[derive(Debug, Default)]
-struct FileSyncs {
+struct MediumSyncs {
     /// In the order in which they came, which is that of their tickets.
     waiting: VecDeque<Waiting>,
     /// Whom the sync that runs here serves.
     served: Vec<Waiting>,
     /// The turn of that sync.
     turn: Option<SyncGuard>,
-    /// Whether the file is named in `elsewhere`.
+    /// Whether it is named in `elsewhere`.
     is_elsewhere: bool,
 }
 
-/// A request, and the piece for which the file is synced.
+/// A request, and the piece for which it waits.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     ticket: SyncTicket,
@@ -52,12 +55,28 @@ struct Waiting {
 }
 
 impl Syncs {
-    fn of(&mut self, file: FileId) -> &mut FileSyncs {
+    fn of(&mut self, storage: StorageId) -> &mut MediumSyncs {
+        let file = match storage {
+            StorageId::File(file) => file,
+            StorageId::Channel(channel) => return self.of_channel(channel),
+        };
         let place = file.0 as usize;
         if place >= self.files.len() {
-            self.files.resize_with(place + 1, FileSyncs::default);
+            self.files.resize_with(place + 1, MediumSyncs::default);
         }
         &mut self.files[place]
+    }
+
+    fn of_channel(&mut self, channel: ChannelId) -> &mut MediumSyncs {
+        let place = self.channels.binary_search_by_key(&channel, |(id, _)| *id);
+        let place = place.unwrap_or_else(|_| {
+            // Of those that are gone nothing waits.
+            self.channels.retain(|(_, syncs)| syncs.turn.is_some() || !syncs.waiting.is_empty());
+            let place = self.channels.partition_point(|(id, _)| *id < channel);
+            self.channels.insert(place, (channel, MediumSyncs::default()));
+            place
+        });
+        &mut self.channels[place].1
     }
 }
 
@@ -67,44 +86,45 @@ impl Engine {
         let mut wanted = std::mem::take(&mut self.syncs.wanted);
         let job = self.jobs.get(index);
         wanted.extend(job.pieces.iter().enumerate().filter_map(|(place, piece)| {
-            let Target::File { file, .. } = piece.target else { return None };
-            Some((file, PieceIndex::new(place)))
+            let (storage, _) = piece.target.storage()?;
+            Some((storage, PieceIndex::new(place)))
         }));
-        wanted.sort_unstable_by_key(|(file, piece)| (file.0, piece.place()));
-        wanted.dedup_by_key(|(file, _)| *file);
-        job.outstanding = u32::try_from(wanted.len()).expect("a job has few files");
+        wanted.sort_unstable_by_key(|(storage, piece)| (*storage, piece.place()));
+        wanted.dedup_by_key(|(storage, _)| *storage);
+        job.outstanding = u32::try_from(wanted.len()).expect("a job has few of them");
         if wanted.is_empty() {
             self.settle(index);
         }
         // The job is over with the last of them at the earliest.
-        for (file, piece) in wanted.drain(..) {
-            let ticket = self.kernel.medium(file).sync_turns().ticket();
-            self.syncs.of(file).waiting.push_back(Waiting { ticket, job: index, piece });
-            self.try_sync(file);
+        for (storage, piece) in wanted.drain(..) {
+            let ticket = self.storages().medium(storage).sync_turns().ticket();
+            self.syncs.of(storage).waiting.push_back(Waiting { ticket, job: index, piece });
+            self.try_sync(storage);
         }
         self.syncs.wanted = wanted;
     }
 
-    /// Goes on with the files that others were syncing: one of them may have finished.
+    /// Goes on with what others were syncing: one of them may have finished.
     pub(super) fn retry_syncs(&mut self) {
         let spare = std::mem::take(&mut self.syncs.spare);
-        let mut files = std::mem::replace(&mut self.syncs.elsewhere, spare);
-        for file in files.drain(..) {
-            self.syncs.of(file).is_elsewhere = false;
-            self.try_sync(file);
+        let mut elsewhere = std::mem::replace(&mut self.syncs.elsewhere, spare);
+        for storage in elsewhere.drain(..) {
+            self.syncs.of(storage).is_elsewhere = false;
+            self.try_sync(storage);
         }
-        self.syncs.spare = files;
+        self.syncs.spare = elsewhere;
     }
 
-    /// Answers those whom a sync has served meanwhile, and begins one for the others if nobody syncs the
-    /// file.
-    fn try_sync(&mut self, file: FileId) {
-        let Self { syncs, kernel, waker, .. } = self;
-        let FileSyncs { waiting, served, turn, is_elsewhere } = syncs.of(file);
+    /// Answers those whom a sync has served meanwhile, and begins one for the others if nobody syncs that
+    /// medium.
+    fn try_sync(&mut self, storage: StorageId) {
+        let Self { syncs, kernel, lanes, waker, .. } = self;
+        let MediumSyncs { waiting, served, turn, is_elsewhere } = syncs.of(storage);
         if turn.is_some() {
             return;
         }
-        let medium = kernel.medium(file);
+        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let medium = storages.medium(storage);
         while let Some(first) = waiting.front() {
             match medium.sync_turns().try_begin(first.ticket, waker) {
                 SyncTurn::Over => served.extend(waiting.pop_front()),
@@ -117,46 +137,46 @@ impl Engine {
                 }
                 SyncTurn::Wait => {
                     if !std::mem::replace(is_elsewhere, true) {
-                        syncs.elsewhere.push(file);
+                        syncs.elsewhere.push(storage);
                     }
                     break;
                 }
             }
         }
-        self.sync_served(file, Ok(()));
-        let FileSyncs { waiting, served, turn, .. } = self.syncs.of(file);
+        self.sync_served(storage, Ok(()));
+        let MediumSyncs { waiting, served, turn, .. } = self.syncs.of(storage);
         if turn.is_some() {
             served.extend(waiting.drain(..));
-            self.kernel.sync(file, Addressee::Sync(file).to_tag());
+            self.storages().sync(storage, Addressee::Sync(storage).to_tag());
         }
     }
 
     /// A sync is over: answers those whom it was to serve, and begins the next one.
-    pub(super) fn sync_over(&mut self, file: FileId, result: Result<(), IoFailure>) {
+    pub(super) fn sync_over(&mut self, storage: StorageId, result: Result<(), IoFailure>) {
         if result.is_err() {
-            self.kernel.medium(file).remember_failed_sync();
+            self.storages().medium(storage).remember_failed_sync();
         }
-        let turn = self.syncs.of(file).turn.take();
+        let turn = self.syncs.of(storage).turn.take();
         turn.expect("a sync is begun with the turn").done();
-        self.sync_served(file, result);
-        self.try_sync(file);
+        self.sync_served(storage, result);
+        self.try_sync(storage);
     }
 
     /// Tells those who were served how their sync ended. It is worth nothing if another one failed: the
     /// kernel tells each loss only once.
-    fn sync_served(&mut self, file: FileId, result: Result<(), IoFailure>) {
-        let mut served = std::mem::take(&mut self.syncs.of(file).served);
+    fn sync_served(&mut self, storage: StorageId, result: Result<(), IoFailure>) {
+        let mut served = std::mem::take(&mut self.syncs.of(storage).served);
         for Waiting { job, piece, .. } in served.drain(..) {
             self.jobs.get(job).outstanding -= 1;
             match result {
                 Err(failure) => self.piece_failed(job, piece, failure),
-                Ok(()) if self.kernel.medium(file).has_failed_sync() => {
-                    self.fail(job, file, Trouble::EarlierSync);
+                Ok(()) if self.storages().medium(storage).has_failed_sync() => {
+                    self.fail(job, storage, Trouble::EarlierSync);
                 }
                 Ok(()) => {}
             }
             self.settle(job);
         }
-        self.syncs.of(file).served = served;
+        self.syncs.of(storage).served = served;
     }
 }

@@ -274,7 +274,11 @@ fn sectors(bytes: Range<u64>) -> impl Iterator<Item = u64> {
 fn file(piece: &Piece) -> (usize, u64) {
     match piece.target {
         Target::File { file: FileId(file), offset } => (usize::try_from(file).unwrap(), offset.0),
-        Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_) => {
+        Target::Channel { .. }
+        | Target::Zeroes
+        | Target::Nothing
+        | Target::Memory { .. }
+        | Target::Status(_) => {
             panic!("the children have files")
         }
     }

@@ -1,12 +1,13 @@
-//! Why an operation on a file failed.
+//! Why an operation on a file or another storage failed.
 
-use block::{ByteOffset, FailKind};
 use rustix::io::Errno;
+
+use crate::{ByteOffset, FailKind};
 
 /// Why an operation failed, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IoFailure {
-    /// The kernel said so.
+    /// The kernel or the storage said so.
     #[error("error at byte {offset}")]
     Errno {
         /// The first byte that was not transferred.
@@ -15,7 +16,7 @@ pub enum IoFailure {
         #[source]
         errno: Errno,
     },
-    /// The file is shorter than when it was opened.
+    /// It is shorter than when it was opened.
     #[error("the file has no byte {offset} any more")]
     EndOfFile {
         /// The first byte that was not transferred; the file may end before it.
@@ -33,7 +34,7 @@ impl IoFailure {
         }
     }
 
-    /// Whether the file cannot do such a thing at all, as QEMU reads these errors.
+    /// Whether the storage cannot do such a thing at all, as QEMU reads these errors.
     pub fn is_unsupported(self) -> bool {
         let Self::Errno { errno, .. } = self else { return false };
         [Errno::OPNOTSUPP, Errno::NOSYS, Errno::NODEV, Errno::NOTTY].contains(&errno)

@@ -1,0 +1,60 @@
+//! The descriptor of a channel, as its iothread watches it.
+//!
+//! Invariants: a descriptor stays open as long as the kernel watches it, also if its channel has another one meanwhile.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use block::{ChannelId, Interest};
+use kernel_io::Kernel;
+
+use crate::job::Addressee;
+
+/// What is watched for one channel.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    current: Option<(Arc<OwnedFd>, Interest)>,
+    /// Those of which the kernel has not said yet that it does not watch them any more.
+    former: VecDeque<Arc<OwnedFd>>,
+}
+
+impl Watch {
+    /// Watches this descriptor from now on, and no other one.
+    pub(crate) fn set(
+        &mut self,
+        wanted: Option<(&Arc<OwnedFd>, Interest)>,
+        kernel: &mut Kernel,
+        channel: ChannelId,
+    ) {
+        let is_same = match (&self.current, wanted) {
+            (Some((fd, interest)), Some((wanted, wanted_interest))) => {
+                Arc::ptr_eq(fd, wanted) && *interest == wanted_interest
+            }
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        if is_same {
+            return;
+        }
+        let tag = Addressee::Channel(channel).to_tag();
+        if let Some((fd, _)) = self.current.take() {
+            self.former.push_back(fd);
+            kernel.cancel_poll(tag);
+        }
+        if let Some((fd, interest)) = wanted {
+            kernel.poll(fd.as_fd(), interest, tag);
+            self.current = Some((Arc::clone(fd), interest));
+        }
+    }
+
+    /// The first of the former descriptors is not watched any more.
+    pub(crate) fn ended(&mut self) {
+        self.former.pop_front();
+    }
+
+    /// Whether nothing is watched.
+    pub(crate) fn is_over(&self) -> bool {
+        self.current.is_none() && self.former.is_empty()
+    }
+}
