@@ -118,6 +118,10 @@ impl FrontEnd for Refilling {
         self.ring.has_new()
     }
 
+    fn waiting(&self) -> u32 {
+        self.ring.waiting()
+    }
+
     fn rest(&mut self) -> Rest {
         self.ring.rest()
     }

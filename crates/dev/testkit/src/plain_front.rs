@@ -227,6 +227,10 @@ impl FrontEnd for PlainFront {
         !self.shared.queues().new.is_empty()
     }
 
+    fn waiting(&self) -> u32 {
+        u32::try_from(self.shared.queues().new.len()).expect("at most the number of slots")
+    }
+
     fn rest(&mut self) -> Rest {
         let mut queues = self.shared.queues();
         queues.wants_kicks = queues.new.is_empty();

@@ -257,6 +257,14 @@ impl Ring {
         }
     }
 
+    /// How many chains are available, as far as one look tells: of a packed ring at most one.
+    pub fn available(&self) -> u16 {
+        match self {
+            Self::Split(ring) => ring.available(),
+            Self::Packed(ring) => ring.has_available().into(),
+        }
+    }
+
     /// How far it has been served (vhost-user, GET_VRING_BASE).
     pub fn base(&self) -> RingBase {
         match self {

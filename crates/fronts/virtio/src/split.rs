@@ -296,6 +296,11 @@ impl SplitRing {
             || self.areas.available_index() != self.next_available
     }
 
+    /// How many chains are available, as far as the index says: one look, nothing is checked.
+    pub fn available(&self) -> u16 {
+        self.areas.available_index().wrapping_sub(self.next_available).min(self.size())
+    }
+
     /// The available index of the next chain to pop (vhost-user, GET_VRING_BASE).
     pub fn base(&self) -> RingBase {
         RingBase(self.next_available.into())

@@ -239,6 +239,10 @@ impl FrontEnd for BlkRing {
         self.ring.has_available()
     }
 
+    fn waiting(&self) -> u32 {
+        self.ring.available().into()
+    }
+
     fn rest(&mut self) -> Rest {
         if self.ring.request_kicks() { Rest::More } else { Rest::Kicks }
     }

@@ -12,7 +12,7 @@ use block::{LaneError, Node};
 use kernel_io::Notifier;
 use request_path::{Engine, LaneIndex, Source};
 
-use crate::Watcher;
+use crate::{PollSettings, Watcher};
 
 /// Names a source on all iothreads and for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -77,6 +77,8 @@ pub(crate) enum Command {
     Admit { node: Arc<dyn Node> },
     /// End a drain that is given up: who uses the node goes on with the lane that is still open, or with a new one.
     GoOn { node: Arc<dyn Node>, reply: mpsc::Sender<Result<(), LaneError>> },
+    /// Look for work by these settings from now on.
+    SetPolling { settings: PollSettings },
     /// End the thread once nothing is in flight or held here, also of sources that have left, and all outcomes were
     /// mailed; no source may be left.
     Retire,

@@ -18,6 +18,7 @@
 
 mod commands;
 mod pause;
+mod round_sample;
 mod source_entry;
 
 use std::error::Error;
@@ -30,6 +31,7 @@ use block::{ByteCount, Clock, GaugeWriter};
 use kernel_io::{InlineShare, Wait};
 use request_path::{Appetite, Engine, LaneIndex, Share, Signal, SourceKey, Step, Turn};
 
+use self::round_sample::RoundSample;
 use self::source_entry::Life;
 pub(crate) use self::source_entry::SourceEntry;
 use crate::command::Inbox;
@@ -74,6 +76,7 @@ pub(crate) struct EventLoop {
     glance: Glance,
     /// Rounds since the last look at the clock for them.
     rounds: u32,
+    sample: RoundSample,
     signals: Vec<Signal>,
     /// Lanes that are being drained, and who waits for it.
     draining: Vec<(LaneIndex, mpsc::Sender<()>)>,
@@ -109,6 +112,7 @@ impl EventLoop {
             awake: Vec::new(),
             glance: Glance::default(),
             rounds: 0,
+            sample: RoundSample::default(),
             signals: Vec::new(),
             draining: Vec::new(),
             looker,
@@ -151,6 +155,7 @@ impl EventLoop {
                 self.resting_since = None;
             }
             self.call_full();
+            self.sample.begin(alone, &*self.clock);
             self.give_turns();
             self.round_over(alone);
         }
@@ -324,7 +329,7 @@ impl EventLoop {
     }
 
     fn turn(&mut self, key: SourceKey) {
-        let Self { sources, awake, glance, engine, .. } = self;
+        let Self { sources, awake, glance, engine, sample, clock, .. } = self;
         let Some((before, [place, after @ ..])) = sources.split_at_mut_checked(key.0 as usize)
         else {
             return;
@@ -347,7 +352,15 @@ impl EventLoop {
             }),
             Life::Broken | Life::Departing { .. } | Life::Stopping { .. } => Appetite::DrainOnly,
         };
-        match served.cargo.source.turn(engine, appetite) {
+        if let Some(time) = sample.turn_begins(served.turn_ended, &**clock) {
+            served.cargo.source.waited(time);
+        }
+        let turn = served.cargo.source.turn(engine, appetite);
+        if let Some(ended) = sample.turn_ends(&**clock) {
+            served.turn_ended = ended;
+            served.cargo.source.begin_wait();
+        }
+        match turn {
             Turn::Idle => {}
             Turn::More => {
                 served.called = true;

@@ -134,6 +134,11 @@ impl Iothread {
         self.inbox.send(Command::Abandon { node: Arc::clone(node) });
     }
 
+    /// Has it look for work by other settings from now on. Does not wait. May be called from any thread.
+    pub fn set_polling(&self, settings: PollSettings) {
+        self.inbox.send(Command::SetPolling { settings });
+    }
+
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }

@@ -46,6 +46,12 @@ impl Looker {
         Self { settings, shared, permit: None, completions: Adaptive::new(LookedFor::Completions) }
     }
 
+    /// Looks by other settings from now on, and learns anew how long completions are worth it.
+    pub(crate) fn set(&mut self, settings: PollSettings) {
+        self.settings = settings;
+        self.completions = Adaptive::new(LookedFor::Completions);
+    }
+
     pub(crate) fn settings(&self) -> &PollSettings {
         &self.settings
     }

@@ -58,6 +58,10 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     /// Whether there is something new. Cheap enough to be asked again and again.
     fn has_new(&self) -> bool;
 
+    /// How many new requests lie ready that it has not brought, as far as that is seen at one look: at least 1 if there is
+    /// something new. For gauges.
+    fn waiting(&self) -> u32;
+
     /// Asks for kicks, so that the iothread need not look any more.
     fn rest(&mut self) -> Rest;
 

@@ -7,6 +7,10 @@
 //! `in_flight`.
 //! Threads: one writer, the source where it is served; anybody reads.
 //! Limits: see [`SourceGauges`] for what is sampled and how exact it is.
+//!
+//! From these a watcher has the wait share of a source in a window, the part of the time requests spend here in which
+//! they wait because the iothread serves others: the increase of `take_wait_ns` and `answer_wait_ns` by that of
+//! `open_ns` and `take_wait_ns`. An iothread of its own would take at most that much away.
 
 use std::time::Duration;
 
@@ -14,8 +18,8 @@ use block::{Gauge, GaugeWriter, Gauges};
 
 use crate::Counters;
 
-/// One turn in about so many is timed, and its requests are.
-const SAMPLE_EVERY: u32 = 64;
+/// What is seen in one turn or round of so many stands for all of them.
+const SAMPLED: u64 = Sampler::EVERY as u64;
 
 /// How many octaves of time are told apart, from [`TICK`] on.
 const OCTAVES: usize = 32;
@@ -53,6 +57,15 @@ pub struct SourceGauges {
     pub turns_cut: Gauge,
     /// Nanoseconds in turns, from every 64th of them: a sum over few turns may be far off.
     pub turn_ns: Gauge,
+    /// Nanoseconds that requests were open, from when they were taken until they were answered, summed over all of them:
+    /// by Little's law its growth is how many are open on average. Measured for the requests that are in `latency`;
+    /// those that were carried out at once count 64 times.
+    pub open_ns: Gauge,
+    /// Nanoseconds that new requests waited for a turn while the iothread served others, summed over all of them. From
+    /// one round in 64, with requests taken to come evenly.
+    pub take_wait_ns: Gauge,
+    /// The same of requests that were carried out and waited for a turn to be answered in.
+    pub answer_wait_ns: Gauge,
     /// How long requests took.
     pub latency: Latency,
 }
@@ -79,6 +92,10 @@ impl Latency {
             (count > 0).then(|| (edge(place), edge(place + 1), count))
         })
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// When the bucket begins.
@@ -111,21 +128,74 @@ impl Ticks {
     }
 }
 
+/// Picks about one event in [`Sampler::EVERY`], at intervals that vary, so that what comes at regular intervals is not
+/// always or never picked.
+#[derive(Debug)]
+pub struct Sampler {
+    until_next: u32,
+    jitter: u32,
+}
+
+impl Default for Sampler {
+    fn default() -> Self {
+        Self { until_next: 1, jitter: 0x9e37_79b9 }
+    }
+}
+
+impl Sampler {
+    /// How many events each picked one stands for.
+    pub const EVERY: u32 = 64;
+
+    /// Whether this event is picked; the first one is.
+    pub fn picks(&mut self) -> bool {
+        self.until_next -= 1;
+        if self.until_next > 0 {
+            return false;
+        }
+        // xorshift
+        self.jitter ^= self.jitter << 13;
+        self.jitter ^= self.jitter >> 17;
+        self.jitter ^= self.jitter << 5;
+        self.until_next = Self::EVERY / 2 + 1 + self.jitter % Self::EVERY;
+        true
+    }
+}
+
+/// How long a request counts as open, by how it was timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Weight {
+    /// All like it are timed.
+    One,
+    /// One in [`Sampler::EVERY`] is.
+    Sampled,
+}
+
+/// The requests of a source that were there when a turn began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waits {
+    /// New ones that the turn before it has left.
+    pub(crate) left: u32,
+    /// New ones that have come since.
+    pub(crate) came: u32,
+    /// Those that were carried out since.
+    pub(crate) carried_out: u32,
+}
+
 /// Keeps a source's gauges.
 #[derive(Debug)]
 pub(crate) struct Meter {
     writer: GaugeWriter<SourceGauges>,
     shown: Counters,
-    /// Turns until one is timed.
-    until_sample: u32,
-    /// Says by how much that varies, so that what comes at regular intervals is not always or never seen.
-    jitter: u32,
+    turns: Sampler,
 }
 
 impl Meter {
     pub(crate) fn new() -> Self {
-        let writer = GaugeWriter::default();
-        Self { writer, shown: Counters::default(), until_sample: 1, jitter: 0x9e37_79b9 }
+        Self {
+            writer: GaugeWriter::default(),
+            shown: Counters::default(),
+            turns: Sampler::default(),
+        }
     }
 
     pub(crate) fn gauges(&self) -> Gauges<SourceGauges> {
@@ -134,28 +204,33 @@ impl Meter {
 
     /// Whether this turn is to be timed.
     pub(crate) fn is_sampled(&mut self) -> bool {
-        self.until_sample -= 1;
-        if self.until_sample > 0 {
-            return false;
-        }
-        // xorshift
-        self.jitter ^= self.jitter << 13;
-        self.jitter ^= self.jitter >> 17;
-        self.jitter ^= self.jitter << 5;
-        self.until_sample = SAMPLE_EVERY / 2 + 1 + self.jitter % SAMPLE_EVERY;
-        true
+        self.turns.picks()
     }
 
     /// A sampled turn took so long.
     pub(crate) fn timed(&mut self, took: Duration) {
-        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.writer.add(|it| &it.turn_ns, took.saturating_mul(u64::from(SAMPLE_EVERY)));
+        self.writer.add(|it| &it.turn_ns, nanoseconds(took).saturating_mul(SAMPLED));
+    }
+
+    /// In a sampled round the turn came so long after the one before it, while the iothread served others.
+    pub(crate) fn waited(&mut self, time: Duration, waits: Waits) {
+        let Waits { left, came, carried_out } = waits;
+        let half = nanoseconds(time) / 2;
+        let of_each = |count: u64| half.saturating_mul(count).saturating_mul(SAMPLED);
+        // Those that were left have waited all the time, the others half of it.
+        self.writer.add(|it| &it.take_wait_ns, of_each(2 * u64::from(left) + u64::from(came)));
+        self.writer.add(|it| &it.answer_wait_ns, of_each(u64::from(carried_out)));
     }
 
     /// A request that began then is answered.
-    pub(crate) fn answered(&mut self, begun: Ticks, now: Ticks) {
-        let bucket = bucket(now.0.wrapping_sub(begun.0));
-        self.writer.add(|it| &it.latency.0[bucket], 1);
+    pub(crate) fn answered(&mut self, begun: Ticks, now: Ticks, weight: Weight) {
+        let ticks = now.0.wrapping_sub(begun.0);
+        self.writer.add(|it| &it.latency.0[bucket(ticks)], 1);
+        let each = match weight {
+            Weight::One => 1,
+            Weight::Sampled => SAMPLED,
+        };
+        self.writer.add(|it| &it.open_ns, (u64::from(ticks) << TICK_SHIFT).saturating_mul(each));
     }
 
     /// A turn is over, after which so many requests are open.
@@ -200,8 +275,8 @@ mod tests {
 
     #[test]
     fn one_turn_in_64_is_timed_and_not_every_64th() {
-        let mut meter = Meter::new();
-        let sampled: Vec<usize> = (0..64_000).filter(|_| meter.is_sampled()).collect();
+        let mut sampler = Sampler::default();
+        let sampled: Vec<usize> = (0..64_000).filter(|_| sampler.picks()).collect();
         assert!((900..1100).contains(&sampled.len()), "{}", sampled.len());
         let mut steps: Vec<usize> = sampled.windows(2).map(|pair| pair[1] - pair[0]).collect();
         steps.sort_unstable();
@@ -226,10 +301,24 @@ mod tests {
     #[test]
     fn a_time_that_wraps_around_is_still_a_difference() {
         let mut meter = Meter::new();
-        meter.answered(Ticks(u32::MAX - 1), Ticks(6));
+        meter.answered(Ticks(u32::MAX - 1), Ticks(6), Weight::One);
         let gauges = meter.gauges();
         let found: Vec<_> = gauges.latency.buckets().collect();
         let ticks = |count: u64| Duration::from_nanos(count << TICK_SHIFT);
         assert_eq!(found, [(ticks(8), ticks(10), 1)]);
+        assert_eq!(gauges.open_ns.get(), 8 << TICK_SHIFT);
+        meter.answered(Ticks(6), Ticks(7), Weight::Sampled);
+        assert_eq!(gauges.open_ns.get(), (8 + 64) << TICK_SHIFT);
+    }
+
+    #[test]
+    fn new_requests_wait_half_of_the_time_and_those_that_were_left_all_of_it() {
+        let mut meter = Meter::new();
+        let gauges = meter.gauges();
+        let time = Duration::from_nanos(100);
+        meter.waited(time, Waits { left: 0, came: 3, carried_out: 5 });
+        assert_eq!([&gauges.take_wait_ns, &gauges.answer_wait_ns].map(Gauge::get), [9600, 16_000]);
+        meter.waited(time, Waits { left: 1, came: 0, carried_out: 0 });
+        assert_eq!([&gauges.take_wait_ns, &gauges.answer_wait_ns].map(Gauge::get), [16_000; 2]);
     }
 }

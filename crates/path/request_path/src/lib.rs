@@ -30,7 +30,7 @@ mod sync;
 
 pub use engine::{Engine, Signal};
 pub use front_end::{FrontEnd, NewRequest, UnitIndex, Words, Work};
-pub use gauges::{Latency, SourceGauges};
+pub use gauges::{Latency, Sampler, SourceGauges};
 /// What the kick of a front end is watched for.
 pub use kernel_io::Interest;
 pub use lanes::LaneIndex;

@@ -7,7 +7,7 @@
 use block::{ByteCount, Operation, Outcome, SECTOR_BYTES, Slot};
 
 use crate::Counters;
-use crate::gauges::{Meter, Ticks};
+use crate::gauges::{Meter, Ticks, Weight};
 
 /// What a request is counted as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +135,9 @@ impl<R: Copy> OpenRequests<R> {
         if let Some(begun) = request.begun {
             self.timed -= 1;
             if let Some(now) = self.now {
-                meter.answered(begun, now);
+                // Of the others of its turn nobody knows, since none of them is timed.
+                let is_sample = self.begin == Some(begun);
+                meter.answered(begun, now, if is_sample { Weight::Sampled } else { Weight::One });
             }
         }
         self.counters.add(request.kind, request.sectors, outcome);

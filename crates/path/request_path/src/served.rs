@@ -13,13 +13,13 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use block::{Buffers, ByteCount, Gauges, Node, Operation, Outcome, Slot};
 
 use crate::engine::Started;
 use crate::front_end::{NewRequest, UnitIndex, Work};
-use crate::gauges::{Meter, SourceGauges, Ticks};
+use crate::gauges::{Meter, SourceGauges, Ticks, Waits};
 use crate::open_requests::{Kind, OpenRequests};
 use crate::{
     Appetite, Counters, Engine, FrontEnd, Interest, LaneIndex, Mailbox, Port, Rest, Seat, Share,
@@ -39,6 +39,11 @@ pub struct Served<F: FrontEnd> {
     health: Health,
     open: OpenRequests<F::Reply>,
     meter: Meter,
+    /// New requests that the last measured turn has left.
+    left: u32,
+    wait: Option<Wait>,
+    /// New requests that this turn has taken.
+    taken: u32,
     /// What times of requests are counted from.
     epoch: Option<Instant>,
     waiting: Option<Waiting>,
@@ -64,6 +69,14 @@ struct Waiting {
     unit: UnitIndex,
     operation: Operation,
     memory: Buffers,
+}
+
+/// How long a turn was waited for.
+#[derive(Debug)]
+struct Wait {
+    time: Duration,
+    /// New requests that were seen when it began.
+    found: u32,
 }
 
 /// Whether the front end may still be asked for requests.
@@ -104,6 +117,9 @@ impl<F: FrontEnd> Served<F> {
             health: Health::Sound,
             open: OpenRequests::new(slots),
             meter: Meter::new(),
+            left: 0,
+            wait: None,
+            taken: 0,
             epoch: None,
             waiting: None,
             inline: false,
@@ -152,6 +168,13 @@ impl<F: FrontEnd> Served<F> {
         self.with_port(engine, visit)
     }
 
+    /// Counts how long requests have waited for the turn that is over.
+    fn count_wait(&mut self, wait: &Wait, carried_out: u32) {
+        let found = wait.found.max(self.taken);
+        let left = std::mem::take(&mut self.left).min(found);
+        self.meter.waited(wait.time, Waits { left, came: found - left, carried_out });
+    }
+
     fn home(&self) -> &Home {
         self.home.as_ref().expect("a source is only served where it has arrived")
     }
@@ -193,7 +216,7 @@ impl<F: FrontEnd> Served<F> {
     /// Takes on what was in flight before the source came. Who stops still serves it: these requests are
     /// taken, and a successor may never hear of them.
     fn take_inherited(&mut self, engine: &mut Engine) -> Turn {
-        match u32::try_from(self.front.inherited()).expect("at most the number of slots") {
+        match requests(self.front.inherited()) {
             0 => Turn::Idle,
             inherited => self.take_on(engine, Step::of(inherited.min(INHERITED_MAX))).0,
         }
@@ -207,6 +230,7 @@ impl<F: FrontEnd> Served<F> {
             self.health = Health::Broken;
         }
         if taken > 0 {
+            self.taken += taken;
             self.has_brought = true;
             self.inline = engine.start_batch(batch.lane) == Started::Inline;
             self.collect_here(engine);
@@ -331,6 +355,11 @@ impl<F: FrontEnd> Served<F> {
     }
 }
 
+/// A number of requests of one source.
+fn requests(count: usize) -> u32 {
+    u32::try_from(count).expect("at most the number of slots")
+}
+
 impl<F: FrontEnd> Source for Served<F> {
     fn kick(&self) -> BorrowedFd<'_> {
         self.front.kick()
@@ -363,7 +392,10 @@ impl<F: FrontEnd> Source for Served<F> {
     fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn {
         let sampled = self.meter.is_sampled().then(|| engine.now());
         self.open.begin = sampled.map(|begun| self.ticks(begun));
+        let before = self.open.count();
         self.collect(engine);
+        let carried_out = requests(before - self.open.count());
+        self.taken = 0;
         let turn =
             if self.start_waiting(engine) { self.take_new(engine, appetite) } else { Turn::Full };
         let wants_turn = self.publish(engine);
@@ -377,7 +409,18 @@ impl<F: FrontEnd> Source for Served<F> {
         }
         let Self { open, meter, .. } = self;
         meter.show(open.counters(), open.count(), matches!(turn, Turn::More));
+        if let Some(wait) = self.wait.take() {
+            self.count_wait(&wait, carried_out);
+        }
         turn
+    }
+
+    fn begin_wait(&mut self) {
+        self.left = self.front.waiting();
+    }
+
+    fn waited(&mut self, time: Duration) {
+        self.wait = Some(Wait { time, found: self.front.waiting() });
     }
 
     fn has_new(&self) -> bool {

@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{ByteCount, Node};
 
@@ -138,6 +139,13 @@ pub trait Source: Any + std::fmt::Debug + Send {
     /// Does a bounded piece of work. Afterwards new requests need not come with a kick: before
     /// the iothread sleeps it must look ([`Source::has_new`]) or call [`Source::rest`].
     fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn;
+
+    /// The time from the end of its last turn to its next one is measured.
+    fn begin_wait(&mut self);
+
+    /// Its next turn, which begins now, comes so long after the last one, or after others got theirs while it had none. Said
+    /// of one round in [`Sampler::EVERY`](crate::Sampler::EVERY).
+    fn waited(&mut self, time: Duration);
 
     /// Whether there is something new. Cheap enough to be asked again and again.
     fn has_new(&self) -> bool;

@@ -69,6 +69,12 @@ impl EventLoop {
                 self.draining.retain(|(drained, _)| *drained != lane);
                 answer(&reply, result);
             }
+            Command::SetPolling { settings } => {
+                self.looker.set(settings);
+                for served in self.sources.iter_mut().flatten() {
+                    served.adaptive = Adaptive::new(LookedFor::Requests);
+                }
+            }
             Command::Retire => self.retiring = true,
         }
     }
@@ -89,6 +95,7 @@ impl EventLoop {
             awake: false,
             adaptive: Adaptive::new(LookedFor::Requests),
             last_new: self.now,
+            turn_ended: self.now,
             kicks: 0,
         });
         served.cargo.source.arrive(&mut self.engine, lanes, key);

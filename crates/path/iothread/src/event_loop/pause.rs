@@ -24,6 +24,7 @@ impl EventLoop {
     pub(super) fn find_work(&mut self) -> io::Result<Option<Duration>> {
         self.now = self.clock.now();
         self.times.spent(Activity::Work, self.now);
+        self.sample.pause();
         if self.engine.has_own_work() {
             // No time to sleep, so no reason to ask for kicks.
             self.call_new();

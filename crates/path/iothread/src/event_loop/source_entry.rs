@@ -54,6 +54,8 @@ pub(crate) struct SourceEntry {
     pub(super) adaptive: Adaptive,
     /// When it last had something new, as far as the loop has looked at the clock.
     pub(super) last_new: Instant,
+    /// When its last turn ended that was timed.
+    pub(super) turn_ended: Instant,
     /// How often it was kicked since it came, up to [`KICKS_IN_VAIN`].
     pub(super) kicks: u8,
 }

@@ -74,6 +74,10 @@ impl FrontEnd for BreaksAtTheEnd {
         self.ring.has_new()
     }
 
+    fn waiting(&self) -> u32 {
+        self.ring.waiting()
+    }
+
     fn rest(&mut self) -> Rest {
         self.ring.rest()
     }

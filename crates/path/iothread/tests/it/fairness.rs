@@ -213,6 +213,10 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
         found
     }
 
+    fn waiting(&self) -> u32 {
+        self.ring.waiting()
+    }
+
     fn rest(&mut self) -> Rest {
         let rest = self.ring.rest();
         if rest == Rest::Kicks {
@@ -247,6 +251,20 @@ pub(crate) fn play<P: Player + 'static>(
 ) -> Placed<Played<P>> {
     let player = RefCell::new(player);
     place_source(served(Played { ring, player }, node), on)
+}
+
+/// So many rings that are always full, on one disk that stores nothing.
+pub(crate) fn saturated(count: usize, on: &Arc<Iothread>) -> Vec<Placed<impl FrontEnd>> {
+    let node = null_disk(1 << 20, ReadContent::Untouched);
+    let full = |_| {
+        let mut guest = Guest::new();
+        let ring = ring(&guest, &node);
+        while let Some(slot) = guest.free_slot() {
+            guest.submit(slot, Ask::Read, 0);
+        }
+        play(ring, Saturating(guest), &node, on)
+    };
+    (0..count).map(full).collect()
 }
 
 /// What each request of a quiet ring waits for beside so many saturated ones.

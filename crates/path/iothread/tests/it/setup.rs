@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use block::{Access, Durability, Node, SystemClock};
+use block::{Access, Clock, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Caching, FileTable, OpenOptions, Reactors};
@@ -40,10 +40,18 @@ pub(crate) fn iothreads<const N: usize>(
     files: &Arc<FileTable>,
     reactors: Reactors,
 ) -> [Arc<Iothread>; N] {
+    iothreads_with(files, reactors, &(Arc::new(SystemClock) as Arc<dyn Clock>))
+}
+
+pub(crate) fn iothreads_with<const N: usize>(
+    files: &Arc<FileTable>,
+    reactors: Reactors,
+    clock: &Arc<dyn Clock>,
+) -> [Arc<Iothread>; N] {
     let polling = Arc::new(Polling::of_process().unwrap());
     std::array::from_fn(|i| {
         let name = format!("t{i}");
-        let (files, clock) = (Arc::clone(files), Arc::new(SystemClock));
+        let (files, clock) = (Arc::clone(files), Arc::clone(clock));
         let polling = Arc::clone(&polling);
         let host = Host { files, clock, polling, reactors, confine: None };
         // One of them never looks, as `none` does not.

@@ -78,6 +78,10 @@ impl FrontEnd for OnSocket {
         matches!(recv(&self.socket, &mut byte, RecvFlags::PEEK), Ok((1, _)))
     }
 
+    fn waiting(&self) -> u32 {
+        self.has_new().into()
+    }
+
     fn rest(&mut self) -> Rest {
         if self.has_new() { Rest::More } else { Rest::Kicks }
     }

@@ -1,15 +1,17 @@
 //! What an iothread says of its time, beside what the clock and the kernel say.
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{Access, ByteCount, Clock, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
-use iothread::{Iothread, LoopGauges};
+use iothread::{Iothread, LoopGauges, PollSettings};
 use kernel_io::FileTable;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::guest::{Ask, BLOCK, Guest};
-use crate::setup::{file_node, iothreads, on_both, place};
+use crate::fairness::saturated;
+use crate::guest::{Ask, BLOCK, Guest, SLOTS};
+use crate::setup::{file_node, iothreads, iothreads_with, on_both, place};
 
 /// How long each part takes.
 const PART: Duration = Duration::from_millis(60);
@@ -86,6 +88,7 @@ fn what_a_source_does_is_seen_while_it_is_served_and_moved() {
         let files = Arc::new(FileTable::default());
         let [first, second]: [Arc<Iothread>; 2] = iothreads(&files, reactors);
         let (node, _image) = file_node(&files, 64 * BLOCK as u64);
+        let start = SystemClock.now();
         let mut guest = Guest::new();
         let placed = place(&guest, &node, &first);
         let gauges = placed.gauges().clone();
@@ -105,5 +108,71 @@ fn what_a_source_does_is_seen_while_it_is_served_and_moved() {
         // All of them left for the disk.
         let counts = gauges.latency.buckets().map(|(_, _, count)| count);
         assert_eq!(counts.sum::<u64>(), READS);
+        let (open, passed) = (gauges.open_ns.get(), start.elapsed().as_nanos());
+        assert!(open > 0 && u128::from(open) <= passed, "one at a time: {open} ns in {passed} ns");
+    });
+}
+
+/// Stands still while the thread that asks is not on a CPU: a busy host changes nothing.
+#[derive(Debug)]
+struct OwnCpuTime(Instant);
+
+impl Clock for OwnCpuTime {
+    fn now(&self) -> Instant {
+        let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);
+        self.0 + Duration::new(tv_sec.cast_unsigned(), u32::try_from(tv_nsec).unwrap())
+    }
+}
+
+#[test]
+fn requests_of_saturated_rings_wait_as_long_as_others_have_their_turns() {
+    on_both(|reactors| {
+        for (rings, time) in [(1, PART), (3, 10 * PART)] {
+            let clock: Arc<dyn Clock> = Arc::new(OwnCpuTime(SystemClock.now()));
+            let [iothread] = iothreads_with(&Arc::new(FileTable::default()), reactors, &clock);
+            let placed = saturated(rings, &iothread);
+            pause(time);
+            let waits = |gauges: &request_path::SourceGauges| {
+                gauges.take_wait_ns.get() + gauges.answer_wait_ns.get()
+            };
+            let waited: u64 = placed.iter().map(|placed| waits(placed.gauges())).sum();
+            let worked = iothread.usage().gauges().work_ns.get();
+            for placed in placed {
+                drop(placed.stop());
+            }
+            // Each of them waits while the others have the iothread.
+            let expected = worked * u64::from(SLOTS) * (rings as u64 - 1);
+            // One round in 64 is seen.
+            let (least, most) = (expected / 10 * 8, expected / 10 * 12);
+            assert!((least..=most).contains(&waited), "{rings} rings: {waited}, not {expected} ns");
+        }
+    });
+}
+
+#[test]
+fn an_iothread_that_is_told_so_looks_no_more() {
+    on_both(|reactors| {
+        let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &null_disk(), &iothread);
+        let gauges = iothread.usage().gauges();
+        // Not while others want all CPUs.
+        let look = |guest: &mut Guest| {
+            let (before, start) = (gauges.looks.get(), SystemClock.now());
+            while gauges.looks.get() == before {
+                assert!(start.elapsed() < Duration::from_secs(60), "it does not look");
+                keep_busy(guest, PART);
+            }
+        };
+        look(&mut guest);
+        iothread.set_polling(PollSettings::OFF);
+        // Comes after it.
+        placed.visit(|_, _| ());
+        let looks = gauges.looks.get();
+        keep_busy(&mut guest, PART);
+        assert_eq!(gauges.looks.get(), looks);
+        iothread.set_polling(PollSettings::default());
+        look(&mut guest);
+        drop(placed.stop());
     });
 }
