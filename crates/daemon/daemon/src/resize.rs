@@ -1,10 +1,12 @@
 //! The size of an export's disk, and who is told when it changes.
 //!
 //! A block device may grow or shrink under its users, and so may a file. The sizes of the files below a node are looked
-//! at when a front end asks for the configuration, when it starts its first ring, and when the kernel says that a block
-//! device has changed. Rings take requests for the new size before anybody is told of it. A front end that gave a
-//! channel is told when the size is not the one that it was told last; it asks for the configuration then, and
-//! interrupts the driver. What it was told by the process before is in its in-flight region, if it keeps one.
+//! at when a front end asks for the configuration, when it starts its first ring, when the kernel says that a block
+//! device has changed (`device_news`), and when the operator asks for it (SIGHUP): nobody grows a disk by what he says.
+//! First the files are measured, then the node says its size, then rings see it ([`Capacity`], read once for each
+//! batch), and only then the front end is told, if it gave a channel and the size is not the one that it was told last.
+//! It asks for the configuration then, and interrupts the driver. What it was told by the process before is in its
+//! in-flight region, if it keeps one.
 //!
 //! Invariants: the size is a multiple of the logical block. What lies behind the end is refused when a request is
 //! decoded, or by the kernel: no request reads something else instead.

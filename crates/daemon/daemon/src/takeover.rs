@@ -3,7 +3,10 @@
 //! Where it stands: beside a normal start. The new process prepares everything that can fail, finds
 //! the old one (`find`) and asks it for its exports (`take`). The old one stops its rings, hands
 //! over listening sockets, sessions, and images with their locks (`give`), and leaves when it has said that the new
-//! one goes on. `docs/takeover.md` tells it in order, with what happens on every error.
+//! one goes on. `docs/takeover.md` tells it in order, with what happens on every error. A session is handed over as what
+//! its front end has said and how far each ring was served, with nothing in flight ([`vhost_user::SessionState`]); a file
+//! as its open description with the locks on it (`kernel_io::OpenFile::inherit`); of a qcow2 image also what only its
+//! memory has ([`qcow2::ImageState`]).
 //!
 //! Invariants: at every moment exactly one of the two owns the images and may serve rings: the old one until it
 //! has said [`wire::Message::Commit`], the new one when it has heard that. Before, the new one changes nothing on

@@ -3,8 +3,15 @@
 //! Where it stands in the life of a request: beside it. The front end keeps the region
 //! (vhost-user, "Inflight I/O tracking"); a ring marks a chain there when it pops it and clears
 //! the mark when the driver has seen its completion. A ring that starts with a region that was used
-//! before (its version is not 0) first repairs the batch that a crash has cut, and then hands out
-//! the marked chains again, in their old order and before new ones.
+//! before (its version is not 0) ignores the base that the front end says:
+//!
+//! 1. The batch that the death has cut is finished if the driver has seen it, and taken back if not
+//!    ([`SplitTracker::open`], [`PackedTracker::open`]). Of a packed ring, used descriptors that an unseen batch has left
+//!    are made available ones again (docs/decisions/0004-what-an-unseen-batch-leaves.md).
+//! 2. Whatever was popped is either used or marked. So the ring goes on behind the used position by as much as is marked.
+//! 3. The marked chains are popped first, in their old order, and then new ones. A ring that is stopped serves them
+//!    before it says that it has stopped.
+//! 4. The front end interrupts the guest once: it may have been shown completions and not been told.
 //!
 //! Invariants: whatever single store the process dies after, a successor finds each chain either
 //! seen by the driver as used, or marked, or still available: exactly one of the three. Stores to

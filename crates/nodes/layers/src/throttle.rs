@@ -3,10 +3,16 @@
 //! Where it stands in the life of a request: a request that is within the limits passes to the node
 //! below; others wait until they are. Flushes pass always.
 //!
-//! A request pays from its lane's *lease* (`way`). Leases come from the *buckets* that all iothreads share
-//! (`bucket`), usually one for many requests. When nothing is left there, a lane reserves what will be left
-//! later, if it is its turn among the lanes of its disk (`seat`), and waits. Limits that do not limit
-//! cost little: most requests neither read the clock nor write what is shared.
+//! A request pays from its lane's *lease* (`way`). Leases come from the *buckets* that all iothreads share (`bucket`): each
+//! limit of a group is one atomic number, up to when its rate is spent. A lease is 1 ms of the rate or more, so one usually
+//! pays for many requests, and limits that do not limit cost little: most requests neither read the clock nor write
+//! what is shared. When nothing is left in a bucket, a lane reserves what comes next: that moves the number into the future,
+//! and the reservation is good from where the number was. So reservations queue up without a lock or a list.
+//!
+//! Disks share a limit evenly because all lanes of a disk together have at most one reservation in the future, for which they
+//! take turns (`seat`), and because all reservations are of one size while several disks wait: 1 ms of the rate, or one
+//! operation or 4 KiB if that is more. A request that needs more gathers several reservations; one that needs less leaves a
+//! lease. A disk whose threads were late may take more to catch up.
 //!
 //! Invariants: what passes is what the limits allow, and bursts. Every disk of a group gets the same share of
 //! what is scarce, or less if it asks for less. Nothing waits for ever: each lane looks at what it

@@ -1,13 +1,26 @@
 //! The qcow2 image format, for many iothreads at once.
 //!
-//! Where it stands in the life of a request: a lane finds the place of a cluster in the tables that are
-//! in memory and answers at once, without a lock, as raw would. Whatever needs I/O (a table to load, a
-//! cluster to allocate, copy on write) is a task: the request is held, and the task's I/O are errands
-//! on the lanes below.
+//! Where it stands in the life of a request: lanes answer it in one of two ways.
 //!
-//! Invariants: one image has one metadata instance, shared by all lanes. What a request that is over
-//! needs to be found again was handed to the kernel before. After a power loss at any time refcounts
-//! are not too low, and every sector is as it was flushed or written later.
+//! - **At once** (`lane`): the lane finds the place of a cluster in the tables that are in memory, as fast as raw would. The
+//!   tables are cached in slices of 4 KiB, made of atomic words (`slice`); a slice that the lane has looked at before is found
+//!   without a lock (`seen`). The reads, writes in place and flushes of a batch become one question to the lane below.
+//! - **By a task** (`serve`, crate `tasks`): tables that are not in memory are loaded, and clusters that have no place get one.
+//!   The request is held; its task, a future of the lane, waits for errands (I/O on the lanes below), for tasks of other lanes,
+//!   and for its request to be carried out. To give a cluster a place, a task locks the cluster (`block::RangeLock`), takes
+//!   a place from a run (`space`), copies there what the write leaves as it is, has the request carried out there, and
+//!   writes the table entry (entries that wait are written together, `slice`); only then other lanes see it.
+//!
+//! A cluster that leaves the tables may be used again when that is durable and all requests that were mapped before are over
+//! (`epoch`, `space`).
+//!
+//! All I/O, also that of opening and closing an image, is errands; a thread that owns no ring carries them out itself
+//! (`tasks::Control`). So a test can cut the power after any of them (`testkit::qcow2rig`).
+//!
+//! Invariants: one image has one metadata instance, shared by all lanes, while its node is claimed (`node`). What a request
+//! that is over needs to be found again was handed to the kernel before. After a power loss at any time refcounts
+//! are not too low, and every sector is as it was flushed or written later. What may reach the disk in which order:
+//! docs/decisions/0005-when-a-table-may-name-a-cluster.md.
 //! Not here: I/O (`kernel_io`), and which files an image may name (`daemon`).
 
 #![forbid(unsafe_code)]

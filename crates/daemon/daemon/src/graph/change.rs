@@ -2,6 +2,9 @@
 //!
 //! Where it stands: asked before anything is touched. `build::change` carries a change out: it drains what
 //! stands above, and tells how it ended.
+//!
+//! Invariants: the replacements are judged in their order on a copy of the model, where each may meet a circle, permissions
+//! that conflict, or what is read-only below a writer. A node of another size is refused, but not a file below an image.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

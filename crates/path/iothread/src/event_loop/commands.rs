@@ -1,10 +1,13 @@
 //! What control threads ask of a loop: its sources come and go, and lanes are opened, drained and exchanged.
 //!
-//! A hand-over from A to B: the control thread has had lanes prepared on B; A stops popping and
-//! cancels the kick poll, waits until the kernel says that it is cancelled, makes B the owner of
-//! the mailbox and sends the source; B arms the poll and gives the source one turn
-//! unconditionally, because a kick may have been consumed by A. What A has in flight stays there
-//! and its outcomes are posted to the mailbox.
+//! The hand-over of a source from A to B:
+//!
+//! 1. The control thread asks the front end whether it stays, and has B open lanes on the source's nodes, all or none. If
+//!    one of them refuses, nothing has happened.
+//! 2. A stops popping and cancels the kick poll, and waits until the kernel says that it is cancelled.
+//! 3. A takes back what is finished and publishes it, leaves its seat, makes B the mailbox's owner, and sends the source
+//!    to B's inbox. What A has in flight stays there, and its outcomes are posted to the mailbox.
+//! 4. B arms the poll and gives the source one turn unconditionally: A may have consumed a kick.
 //!
 //! Invariants: a source is in exactly one loop or in one inbox. A source that stops is given back
 //! only when its poll is cancelled and nothing of it is in flight on any thread. One that has left is in no list of
