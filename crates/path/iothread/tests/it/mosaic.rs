@@ -9,7 +9,7 @@ use block::{
     PieceList, Target,
 };
 use disk::ReadContent;
-use kernel_io::{Aio, FileTable, OpenFile};
+use kernel_io::{Aio, FileTable, OpenFile, Reactors};
 
 use crate::guest::{Ask, BULKS, Guest};
 use crate::lanes::{null_disk, with_lanes};
@@ -132,24 +132,23 @@ impl LeafLane for BrokenLane {
 
 #[test]
 fn what_has_failed_is_not_carried_out_to_its_end() {
-    on_both(|reactors| {
-        let files = Arc::new(FileTable::default());
-        let [iothread] = iothreads::<1>(&files, reactors);
-        let file = |fd, name: &str| {
-            let file = OpenFile::adopt(fd, name.into(), BYTES as u64, Aio::Automatic);
-            files.insert(Arc::new(file))
-        };
-        let empty = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        let (broken, hung) = (file(empty.into(), "empty"), file(reader, "pipe"));
-        let node = with_lanes(null_disk(BYTES as u64, ReadContent::Zeroes), move |_, _| {
-            Box::new(BrokenLane { broken, hung })
-        });
-        let mut guest = Guest::with_bulk(BYTES);
-        let placed = place(&guest, &node, &iothread);
-        guest.submit(0, Ask::BulkRead, 0);
-        assert_eq!(guest.completions(), [0]);
-        assert_eq!(guest.status(0), 1);
-        placed.stop();
+    // Not with workers: whether one of them has failed before all of it is begun is up to the host.
+    let files = Arc::new(FileTable::default());
+    let [iothread] = iothreads::<1>(&files, Reactors::Any);
+    let file = |fd, name: &str| {
+        let file = OpenFile::adopt(fd, name.into(), BYTES as u64, Aio::Automatic);
+        files.insert(Arc::new(file))
+    };
+    let empty = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    let (broken, hung) = (file(empty.into(), "empty"), file(reader, "pipe"));
+    let node = with_lanes(null_disk(BYTES as u64, ReadContent::Zeroes), move |_, _| {
+        Box::new(BrokenLane { broken, hung })
     });
+    let mut guest = Guest::with_bulk(BYTES);
+    let placed = place(&guest, &node, &iothread);
+    guest.submit(0, Ask::BulkRead, 0);
+    assert_eq!(guest.completions(), [0]);
+    assert_eq!(guest.status(0), 1);
+    placed.stop();
 }
