@@ -29,7 +29,7 @@ use testkit::conformance::workload::{Habits, Overlap, Workload};
 use testkit::deadline::Deadline;
 use testkit::rng::Rng;
 
-use crate::subjects::{FileEnd, Medium};
+use crate::subjects::{FileEnd, Medium, RemoteEnd};
 use client::{Client, OnPlainMemory, OnRing};
 use image::Image;
 use segments::REQUEST_SECTORS_MAX;
@@ -55,6 +55,8 @@ pub(crate) fn play(
     all.push(Arc::new(Faulty));
     // Several times: most stacks are to store something.
     all.extend(std::iter::repeat_n(file, 3));
+    let remote: Arc<dyn Subject> = Arc::new(RemoteEnd(Arc::clone(&medium)));
+    all.extend(std::iter::repeat_n(remote, 2));
     let stack = Stack::new(rng, &all, which).with_context(|| format!("seed {seed:#x}"))?;
     let text = format!("seed {seed:#x}, stack {stack} in {}", directory.display());
     let complaints = Arc::new(Complaints::default());

@@ -4,6 +4,7 @@ mod delay;
 mod file;
 mod null;
 mod raw;
+mod remote;
 mod stripe;
 mod throttle;
 
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use testkit::conformance::stack::Subject;
 
 pub(crate) use file::{FileEnd, Medium};
+pub(crate) use remote::RemoteEnd;
 
 /// How time passes in a form of the suite: it bounds what may be held for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub(crate) enum Pace {
     Real,
 }
 
-/// All kinds of nodes but those that end in a file.
+/// All kinds of nodes but those that end in a file or behind a channel.
 pub(crate) fn all(pace: Pace) -> Vec<Arc<dyn Subject>> {
     vec![
         Arc::new(null::Null { pace }),

@@ -227,15 +227,24 @@ impl Channels {
         }
     }
 
-    /// Has all channels called, because some waker was used.
-    pub(crate) fn call_all(&mut self) {
-        self.are_called |= !self.open.is_empty();
-        for open in &mut self.open {
+    /// Has the channels of a lane called whose waker was used, and whose flag was taken: it tells of what comes from now
+    /// on again.
+    pub(crate) fn call_of(&mut self, lane: LaneIndex) {
+        let mut any = false;
+        for open in self.of(lane) {
             open.is_called = true;
-            if open.is_closed {
-                // The lane's flag has to be taken for its waker to be of use again.
-                open.lane_called.take();
-            }
+            any = true;
+        }
+        self.are_called |= any;
+    }
+
+    /// The same for lanes that are gone, because some waker was used.
+    pub(crate) fn call_closed(&mut self) {
+        let mut closed = self.open.iter().filter(|open| open.is_closed);
+        // Those of one lane share the flag.
+        if closed.any(|open| open.lane_called.take()) {
+            self.open.iter_mut().for_each(|open| open.is_called |= open.is_closed);
+            self.are_called = true;
         }
     }
 
@@ -533,7 +542,7 @@ mod tests {
                 channels.attend(&mut self.kernel);
                 ended.extend(std::iter::from_fn(|| channels.next_ended()));
                 self.kernel.wait(if ended.is_empty() { Wait::Block } else { Wait::Poll }).unwrap();
-                channels.call_all();
+                channels.call_of(self.lane);
                 channels.begin_round(None);
                 if !ended.is_empty() {
                     break;

@@ -459,7 +459,7 @@ impl Lanes {
     pub(crate) fn note_called(&mut self) {
         if self.calls.take() {
             (0..self.places.len()).map(LaneIndex).for_each(|lane| self.note(lane));
-            self.channels.call_all();
+            self.channels.call_closed();
         }
     }
 

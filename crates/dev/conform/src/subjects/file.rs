@@ -88,11 +88,8 @@ impl Chosen for ChosenFile {
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
         let path = self.medium.path(parts.file);
-        let mut bytes = vec![0; usize::try_from(self.size)?];
-        for (sector, bytes) in (0..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
-            Stamp::of_file(parts.file, sector).fill(bytes);
-        }
-        std::fs::write(&path, bytes).with_context(|| format!("write {}", path.display()))?;
+        std::fs::write(&path, stamped(parts.file, self.size)?)
+            .with_context(|| format!("write {}", path.display()))?;
         let options = OpenOptions {
             caching: self.caching,
             aio: self.aio,
@@ -105,4 +102,13 @@ impl Chosen for ChosenFile {
     fn drops_discards(&self) -> bool {
         self.discard == DiscardPolicy::Ignore
     }
+}
+
+/// What a file of that number holds first.
+pub(super) fn stamped(file: usize, size: u64) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(size)?];
+    for (sector, bytes) in (0..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
+        Stamp::of_file(file, sector).fill(bytes);
+    }
+    Ok(bytes)
 }

@@ -2,14 +2,21 @@
 //! given up.
 
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
-use block::{Cancel, Node, StableWrites, SystemClock};
+use block::{
+    Alignments, Answer, Begun, ByteCount, ByteOffset, Cancel, Channel, ChannelId, IoFailure,
+    LeafLane, Mapping, Medium, Node, Operation, Piece, PieceList, Segment, StableWrites,
+    SystemClock, Tag, Target, Wants,
+};
+use disk::ReadContent;
 use iothread::{Drained, Iothread};
 use kernel_io::{FileTable, Reactors};
 use testkit::channel::{Habits, Hears, Mischief, Remote, RemoteNode};
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS, WIDE};
+use crate::lanes::{null_disk, with_lanes};
 use crate::setup::{iothreads, on_both, place, place_stable};
 
 const BLOCKS: u64 = 256;
@@ -108,6 +115,79 @@ fn a_disk_behind_a_library_keeps_what_was_written() {
     check(Habits { alignment: 4096, room: 2, stable_writes, transfer_max, ..LIBRARY });
 }
 
+/// A channel whose answers are there when it is asked for the third time, and that has itself called each time.
+#[derive(Debug)]
+struct Hesitant {
+    medium: Arc<Medium>,
+    waker: Waker,
+    tags: Vec<Tag>,
+    calls: usize,
+}
+
+impl Channel for Hesitant {
+    fn medium(&self) -> &Arc<Medium> {
+        &self.medium
+    }
+
+    fn cancel(&self) -> Cancel {
+        Cancel::Possible
+    }
+
+    fn begin(&mut self, _: Operation, _: &[Segment], tag: Tag) -> Begun {
+        self.tags.push(tag);
+        self.calls = 0;
+        Begun::Started
+    }
+
+    fn collect(&mut self, done: &mut Vec<(Tag, Result<(), IoFailure>)>) {
+        self.calls += 1;
+        if self.calls < 3 {
+            self.waker.wake_by_ref();
+        } else {
+            done.extend(self.tags.drain(..).map(|tag| (tag, Ok(()))));
+        }
+    }
+
+    fn wants(&self) -> Wants<'_> {
+        Wants { descriptor: None, again: false, due: None }
+    }
+
+    fn abandon(&mut self) {}
+}
+
+/// Answers with pieces on a channel.
+#[derive(Debug)]
+struct ChannelLane(ChannelId);
+
+impl LeafLane for ChannelLane {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        let count = mapping.operation.extent().map_or(ByteCount(0), |extent| extent.count());
+        let target = Target::Channel { channel: self.0, offset: ByteOffset(0) };
+        mapping.answer = Answer::Now(pieces.one(Piece { skip: 0, count, target }));
+    }
+}
+
+#[test]
+fn a_channel_that_is_called_while_it_is_collected_from_is_collected_from_again() {
+    on_both(|reactors| {
+        let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
+        let node = with_lanes(null_disk(1 << 20, ReadContent::Zeroes), |_, io| {
+            let (name, by_sync) = ("hesitant".to_owned(), StableWrites::BySync);
+            let medium = Arc::new(Medium::new(name, Alignments::NONE, by_sync));
+            let (waker, tags) = (io.waker().clone(), Vec::new());
+            Box::new(ChannelLane(io.enter(Box::new(Hesitant { medium, waker, tags, calls: 0 }))))
+        });
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &iothread);
+        for ask in [Ask::Read, Ask::Write, Ask::Flush] {
+            guest.submit(0, ask, 0);
+            assert_eq!(guest.completions(), [0]);
+            assert_eq!(guest.status(0), 0);
+        }
+        placed.stop();
+    });
+}
+
 /// Has requests wait for a server that stands still, gives them up and stops the ring; the server goes on after that.
 /// Whether it has touched the memory that reads were to go to.
 fn touches_memory_late(habits: Habits, reactors: Reactors) -> bool {
@@ -178,9 +258,7 @@ fn nothing_is_written_while_a_write_may_come_late() {
             guest.completions();
         }
         assert_eq!([0, 1].map(|slot| guest.status(slot)), [1, 1]);
-        assert!(
-            rig.remote.medium().ranges().try_lock(20480..20481, std::task::Waker::noop()).is_none()
-        );
+        assert!(rig.remote.medium().ranges().try_lock(20480..20481, Waker::noop()).is_none());
         for ask in [Ask::Write, Ask::Read] {
             guest.submit(2, ask, 5);
             assert_eq!(guest.completions(), [2]);

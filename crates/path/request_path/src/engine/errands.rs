@@ -24,6 +24,7 @@ impl Engine {
             if self.lanes.take_call(lane) {
                 any = true;
                 self.calls_left -= 1;
+                self.lanes.channels.call_of(lane);
                 self.resume_lane(lane, self.clock.now());
             }
             let mut errands = std::mem::take(&mut self.errands);
