@@ -20,7 +20,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use block::{
-    Access, ByteCount, Child, Claim, DiskSize, Durability, Node, Outcome, Rights, Slot, SystemClock,
+    Access, ByteCount, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, Rights, Slot,
+    SystemClock,
 };
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent, Window};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
@@ -29,7 +30,7 @@ use kernel_io::{
 };
 use load::probe::CacheMode;
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
-use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, Served};
+use request_path::{ControlEngines, FrontEnd, Interest, NewRequest, Port, Rest, Served};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
 use virtio_blk::{BlkFault, BlkReply, BlkRing, BlkRingSetup, Capacity};
@@ -244,8 +245,8 @@ fn image(
         clean_after: None,
         overlap_check: OverlapCheck::Cached,
     };
-    let runner: Arc<FileTable> = Arc::clone(files);
-    Ok(Arc::new(Qcow2Node::open("image", children, settings, runner)?))
+    let engines = Arc::new(ControlEngines::new(files, &(Arc::new(SystemClock) as Arc<dyn Clock>)));
+    Ok(Arc::new(Qcow2Node::open("image", children, settings, engines)?))
 }
 
 /// What rings and iothreads need around them.

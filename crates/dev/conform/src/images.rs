@@ -31,7 +31,7 @@ impl Subject for Image {
             data_file: setup.data_file.as_ref().map(child),
         };
         let settings = any_settings(&mut Rng::new(setup.seed));
-        Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.runner))?))
+        Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.engines))?))
     }
 }
 

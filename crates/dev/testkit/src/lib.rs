@@ -14,6 +14,7 @@ pub mod conformance;
 pub mod counting;
 pub mod crash;
 pub mod deadline;
+pub mod errands;
 mod fuse;
 pub mod fuse_faults;
 pub mod guest;

@@ -28,7 +28,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use anyhow::Result;
-use block::{Clock, ErrandRunner, Node};
+use block::{Clock, EngineFactory, Node};
 
 /// What the node under test is opened with.
 #[derive(Debug)]
@@ -39,8 +39,8 @@ pub struct Setup {
     pub backing: Option<Arc<dyn Node>>,
     /// The child `data-file`.
     pub data_file: Option<Arc<dyn Node>>,
-    /// Carries out errands of control threads.
-    pub runner: Arc<dyn ErrandRunner>,
+    /// Makes engines for control threads.
+    pub engines: Arc<dyn EngineFactory>,
     /// The time, which jumps.
     pub clock: Arc<dyn Clock>,
     /// For choices of the subject, such as the sizes of caches.

@@ -14,7 +14,7 @@
 //! A cluster that leaves the tables may be used again when that is durable and all requests that were mapped before are over
 //! (`epoch`, `space`).
 //!
-//! All I/O, also that of opening and closing an image, is errands; a thread that owns no ring carries them out itself
+//! All I/O, also that of opening and closing an image, is errands; a thread that owns no ring makes an engine for them
 //! (`tasks::Control`). So a test can cut the power after any of them (`testkit::qcow2rig`).
 //!
 //! Invariants: one image has one metadata instance, shared by all lanes, while its node is claimed (`node`). What a request

@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use block::{
-    Access, ByteCount, Child, Claim, ClaimError, DiskSize, ErrandRunner, FailKind, Held,
+    Access, ByteCount, Child, Claim, ClaimError, DiskSize, EngineFactory, FailKind, Held,
     HostMemory, Lane, LaneError, LaneIo, Limits, Node, Outlook, Owner, Permission, Rights,
     known_as,
 };
-use tasks::{Control, Storage, Tasks};
+use tasks::{Control, Storage, Tasks, block_on};
 
 use crate::core::{Backing, Core, Data, DataKind};
 use crate::handover::{ImageState, StateError};
@@ -74,7 +74,7 @@ struct Shared {
     name: String,
     children: Children,
     settings: Settings,
-    runner: Arc<dyn ErrandRunner>,
+    engines: Arc<dyn EngineFactory>,
     /// As it was when the node was made; of this only what never changes is used later.
     header: Header,
     state: Mutex<Used>,
@@ -99,10 +99,10 @@ impl Qcow2Node {
         name: &str,
         children: Children,
         settings: Settings,
-        runner: Arc<dyn ErrandRunner>,
+        engines: Arc<dyn EngineFactory>,
     ) -> Result<Self, OpenError> {
         let file = children.file.node();
-        let header = read_header(&file, &runner)?;
+        let header = read_header(&file, &*engines)?;
         let features = header.features;
         if features.external_data != children.data_file.is_some() {
             let (image, has_data_file) = (known_as(&*file), features.external_data);
@@ -112,7 +112,7 @@ impl Qcow2Node {
             return Err(OpenError::Corrupt { image: known_as(&*file) });
         }
         let (name, state) = (name.to_owned(), Mutex::default());
-        let shared = Shared { name, children, settings, runner, header, state };
+        let shared = Shared { name, children, settings, engines, header, state };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -133,7 +133,7 @@ impl Qcow2Node {
         if !image.wait_for_work(limit) {
             return Err(StateError::Busy);
         }
-        Control::new(&shared.runner).run(&[], image.state()).map(Some)
+        block_on(image.state()).map(Some)
     }
 
     /// The next claim goes on with the image that another process has in use, who owns it until
@@ -168,9 +168,9 @@ impl Shared {
     fn load(&self, access: Access, inherited: Option<ImageState>) -> Result<Image, OpenError> {
         let file = self.children.file.node();
         let header = match (access, &inherited) {
-            (Access::ReadWrite, None) => make_writable(&file, &self.runner)?,
+            (Access::ReadWrite, None) => make_writable(&file, &*self.engines)?,
             (Access::ReadWrite, Some(_)) | (Access::ReadOnly, _) => {
-                read_header(&file, &self.runner)?
+                read_header(&file, &*self.engines)?
             }
         };
         let identity = |header: &Header| {
@@ -181,16 +181,15 @@ impl Shared {
         if identity(&header) != identity(&self.header) {
             return Err(OpenError::Changed { image: self.known_as() });
         }
-        let control = Control::new(&self.runner);
-        let storage = control.open(&file)?;
+        let mut control = Control::open(&*self.engines, &file)?;
+        let storage = control.storage();
         let io = |kind| OpenError::Io { image: self.known_as(), kind };
         let bytes = file.size().0.0;
         let writing = match access {
             Access::ReadOnly => None,
             Access::ReadWrite => {
                 let tables = Tables::new(&header, &storage, bytes);
-                let metadata =
-                    control.run(&[&storage], Metadata::load(&tables, self.settings.overlap_check));
+                let metadata = control.run(Metadata::load(&tables, self.settings.overlap_check));
                 let damaged = |source| OpenError::Damaged { image: self.known_as(), source };
                 Some((self.settings.discards, metadata.map_err(damaged)?))
             }
@@ -200,7 +199,7 @@ impl Shared {
             Some(_) => BeginWriting::Elsewhere,
         };
         let loaded = self.load_with(&header, &storage, bytes, writing, begin);
-        let image = control.run(&[&storage], loaded).map_err(io)?;
+        let image = control.run(loaded).map_err(io)?;
         if let Some(state) = inherited {
             let foreign = |source| OpenError::Foreign { image: self.known_as(), source };
             image.inherit(state).map_err(foreign)?;
@@ -211,12 +210,12 @@ impl Shared {
     /// Loads the image for reading what is there now. Its files may not be claimed.
     fn look(&self) -> Result<Image, OpenError> {
         let file = self.children.file.node();
-        let header = read_header(&file, &self.runner)?;
-        let control = Control::before_claim(&self.runner);
-        let storage = control.open(&file)?;
+        let header = read_header(&file, &*self.engines)?;
+        let mut control = Control::before_claim(&*self.engines, &file)?;
+        let storage = control.storage();
         let bytes = file.size().0.0;
         let looking = self.load_with(&header, &storage, bytes, None, BeginWriting::Elsewhere);
-        let image = control.run(&[&storage], looking);
+        let image = control.run(looking);
         image.map_err(|kind| OpenError::Io { image: self.known_as(), kind })
     }
 
@@ -267,10 +266,10 @@ impl Shared {
             (Some(image), Access::ReadWrite) if image.was_written() => {
                 // Nobody has written since.
                 let file = self.children.file.node();
-                make_writable(&file, &self.runner)?;
-                let control = Control::new(&self.runner);
-                let storage = control.open(&file)?;
-                let begun = control.run(&[&storage], image.begin_writing(&storage));
+                make_writable(&file, &*self.engines)?;
+                let mut control = Control::open(&*self.engines, &file)?;
+                let storage = control.storage();
+                let begun = control.run(image.begin_writing(&storage));
                 begun.map_err(|kind| OpenError::Io { image: self.known_as(), kind })?;
                 image.set_writing(true);
             }
@@ -314,9 +313,9 @@ impl Shared {
             let image = self.known_as();
             tracing::warn!("{image}: waits for clusters that are being freed");
         }
-        let control = Control::new(&self.runner);
-        let storage = control.open(&self.children.file.node())?;
-        let closed = control.run(&[&storage], image.close(&storage));
+        let mut control = Control::open(&*self.engines, &self.children.file.node())?;
+        let storage = control.storage();
+        let closed = control.run(image.close(&storage));
         closed.map_err(|kind| OpenError::Io { image: self.known_as(), kind })
     }
 }

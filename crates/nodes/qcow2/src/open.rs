@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use block::{ErrandRunner, FailKind, LaneError, Node, known_as};
+use block::{EngineFactory, FailKind, LaneError, Node, known_as};
 use tasks::Control;
 
 use crate::bitmaps::mark_in_use;
@@ -79,16 +79,13 @@ pub enum OpenError {
 
 /// Reads the header of the image on a node, and proves that it is one that can be served. Blocks. The
 /// node need not be claimed.
-pub fn read_header(
-    file: &Arc<dyn Node>,
-    runner: &Arc<dyn ErrandRunner>,
-) -> Result<Header, OpenError> {
-    let control = Control::before_claim(runner);
-    let storage = control.open(file)?;
+pub fn read_header(file: &Arc<dyn Node>, engines: &dyn EngineFactory) -> Result<Header, OpenError> {
+    let mut control = Control::before_claim(engines, file)?;
+    let storage = control.storage();
     let bytes = file.size().0.0;
     let image = || known_as(&**file);
-    let read = |end: u64| {
-        let read = control.run(&[&storage], storage.read(0..end.min(bytes)));
+    let mut read = |end: u64| {
+        let read = control.run(storage.read(0..end.min(bytes)));
         read.map_err(|kind| OpenError::Io { image: image(), kind })
     };
     let wrong = |source| OpenError::Header { image: image(), source };
@@ -102,27 +99,27 @@ pub fn read_header(
 /// claimed, and nobody else uses it; what is damaged in another way is refused and left as it is.
 pub fn make_writable(
     file: &Arc<dyn Node>,
-    runner: &Arc<dyn ErrandRunner>,
+    engines: &dyn EngineFactory,
 ) -> Result<Header, OpenError> {
-    let mut header = read_header(file, runner)?;
+    let mut header = read_header(file, engines)?;
     let image = || known_as(&**file);
     if header.features.corrupt {
         return Err(OpenError::Corrupt { image: image() });
     }
-    let control = Control::new(runner);
-    let storage = control.open(file)?;
+    let mut control = Control::open(engines, file)?;
+    let storage = control.storage();
     let damaged = |source| OpenError::Damaged { image: image(), source };
     if header.features.dirty {
-        let repaired = control.run(&[&storage], repair(&header, &storage, file.size().0.0));
+        let repaired = control.run(repair(&header, &storage, file.size().0.0));
         let Repaired { blocks, tables } = repaired.map_err(damaged)?;
         tracing::info!(
             "{}: the image was not closed; its refcounts are right again ({blocks} blocks \
              and {tables} tables changed)",
             image()
         );
-        header = read_header(file, runner)?;
+        header = read_header(file, engines)?;
     }
     let tables = Tables::new(&header, &storage, file.size().0.0);
-    control.run(&[&storage], mark_in_use(&tables)).map_err(damaged)?;
+    control.run(mark_in_use(&tables)).map_err(damaged)?;
     Ok(header)
 }

@@ -11,15 +11,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::answer_memory::MemoryCounter;
 use crate::{
-    AnswerMemory, AnswerMemoryFull, Buffers, Channel, ChannelId, FailKind, HostMemory, Operation,
-    Outcome, Piece,
+    AnswerMemory, AnswerMemoryFull, Buffers, Channel, ChannelId, FailKind, HostMemory, Lane,
+    LaneError, Node, Operation, Outcome, Piece,
 };
 
 /// What a lane may use of its iothread: I/O of its own, memory for answers, and being called again. The
@@ -62,10 +64,11 @@ impl LaneIo {
         Self { shared: Rc::new(shared), waker, stage: Stage::Claimed }
     }
 
-    /// Of a thread that owns no ring and looks at nodes before anybody claims them: it only reads, and
-    /// what it reads may change at any time. Opening a lane may block.
-    pub fn before_claim(waker: Waker) -> Self {
-        Self { stage: Stage::Before, ..Self::new(waker) }
+    /// The same for a thread that owns no ring and looks at nodes before anybody claims them: it only reads,
+    /// and what it reads may change at any time. Opening a lane may block.
+    #[must_use]
+    pub fn before_claim(&self) -> Self {
+        Self { stage: Stage::Before, ..self.clone() }
     }
 
     /// Whether nodes may not be claimed.
@@ -208,10 +211,23 @@ impl Future for ErrandDone {
     }
 }
 
-/// Carries errands out on the calling thread, one after the other. Blocks: for threads that own no ring.
-pub trait ErrandRunner: Debug + Send + Sync {
-    /// Carries it out and finishes it.
-    fn run(&self, errand: Errand);
+/// Makes engines for threads that own no ring: to open an image, to look at it, to close it.
+pub trait EngineFactory: Debug + Send + Sync {
+    /// An engine for the calling thread, without any lane yet. Made for one use and dropped after it.
+    fn make(&self) -> io::Result<Box<dyn ControlEngine>>;
+}
+
+/// Makes a lane from what it may use of its engine.
+pub type MakeLane<'a> = dyn FnMut(&LaneIo) -> Result<Box<dyn Lane>, LaneError> + 'a;
+
+/// Serves lanes of a thread that owns no ring, as an iothread does: carries out what they submit, calls those that
+/// were woken and those that are due. No client brings requests to them. Belongs to the thread that made it.
+pub trait ControlEngine: Debug {
+    /// Opens a lane on that node. It is closed with the engine.
+    fn open(&mut self, node: &Arc<dyn Node>, make: &mut MakeLane<'_>) -> Result<(), LaneError>;
+
+    /// Runs a future that uses those lanes to its end, and whatever they have begun meanwhile. Blocks.
+    fn run(&mut self, future: Pin<&mut (dyn Future<Output = ()> + '_)>);
 }
 
 #[cfg(test)]

@@ -35,7 +35,9 @@ pub use channel::{Begun, Cancel, Channel, ChannelId, Interest, Tag, Wants};
 pub use child::Child;
 pub use claim::{Access, Claim, ClaimError, Held, Outlook, Owner, Rights};
 pub use clock::{Clock, SystemClock};
-pub use errand::{ChannelNumbers, Errand, ErrandDone, ErrandRunner, LaneIo};
+pub use errand::{
+    ChannelNumbers, ControlEngine, EngineFactory, Errand, ErrandDone, LaneIo, MakeLane,
+};
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use failure::IoFailure;
 pub use gauge::{Gauge, GaugeWriter, Gauges};

@@ -69,7 +69,9 @@ impl FileTable {
 
     /// Has this bell rung whenever a file was taken out, as long as there is the bell.
     pub fn tell(&self, bell: &Arc<Notifier>) {
-        self.bells.lock().expect("no holder of this lock panics").push(Arc::downgrade(bell));
+        let mut bells = self.bells.lock().expect("no holder of this lock panics");
+        bells.retain(|bell| bell.strong_count() > 0);
+        bells.push(Arc::downgrade(bell));
     }
 
     /// How many files were taken out so far.

@@ -18,13 +18,13 @@ mod ways;
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Medium, Segment};
 use rustix::io::Errno;
 
-use self::ways::{Opened, Way};
+use self::ways::{Calls, Opened, Way};
 use crate::calls::{iovecs, perform};
 use crate::extent::FileExtent;
 use crate::inline::{self, InlineShare, InlineTurn};
@@ -32,6 +32,7 @@ use crate::judgement::{Judgement, judge};
 use crate::native::Native;
 use crate::parked::{Content, InFlight, Parked, PollOwner, Progress, SlotIndex, Stage, Work};
 use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
+use crate::ringer::Ringer;
 use crate::space::{Space, Step};
 use crate::uring::{FilePlace, Transfer};
 use crate::workers::Workers;
@@ -94,6 +95,8 @@ pub enum KernelError {
 pub struct Kernel {
     reactor: ManuallyDrop<Reactor>,
     waits_with: WaitsWith,
+    calls: Calls,
+    ringer: Ringer,
     in_flight: ManuallyDrop<InFlight>,
     table: Arc<FileTable>,
     files: Vec<Option<Opened>>,
@@ -114,6 +117,16 @@ pub struct Kernel {
 impl Kernel {
     /// Makes the calling thread's reactor. Call it on the thread that will use it.
     pub fn new(table: Arc<FileTable>, allowed: Reactors) -> Result<Self, KernelError> {
+        Self::with(table, allowed, Calls::BesideThread)
+    }
+
+    /// The same for a thread that owns no ring: it carries out each operation in the call that begins it, and waits
+    /// with epoll for what others do. Cheap to make.
+    pub fn blocking(table: Arc<FileTable>) -> Result<Self, KernelError> {
+        Self::with(table, Reactors::EpollOnly, Calls::ByThread)
+    }
+
+    fn with(table: Arc<FileTable>, allowed: Reactors, calls: Calls) -> Result<Self, KernelError> {
         let (reactor, waits_with) = Reactor::new(allowed)?;
         // Made at once: there may be no descriptor left when an operation first needs it.
         let workers = Workers::new().map_err(KernelError::Workers)?;
@@ -121,6 +134,11 @@ impl Kernel {
         let mut kernel = Self {
             reactor: ManuallyDrop::new(reactor),
             waits_with,
+            calls,
+            ringer: match calls {
+                Calls::BesideThread => Ringer::of_host(),
+                Calls::ByThread => Ringer::that_may_sleep(),
+            },
             in_flight: ManuallyDrop::new(InFlight::default()),
             table,
             files: Vec::new(),
@@ -134,6 +152,11 @@ impl Kernel {
         };
         kernel.watch(bell, PollOwner::Workers);
         Ok(kernel)
+    }
+
+    /// Adds one to the counter of an eventfd that another process shares ([`Ringer::ring`]).
+    pub fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.ringer.ring(fd)
     }
 
     /// What it waits with.
@@ -334,6 +357,7 @@ impl Kernel {
                 }
                 self.work_inline();
             }
+            Way::ByThread => while self.perform(index, Amount::All) == Conclusion::Again {},
             Way::Uring(..) | Way::Native | Way::Workers => self.push_operation(index, way),
         }
     }
@@ -346,6 +370,13 @@ impl Kernel {
     }
 
     fn perform_inline(&mut self, index: SlotIndex, amount: Amount) {
+        if self.perform(index, amount) == Conclusion::Again {
+            self.go_on_inline(index);
+        }
+    }
+
+    /// Does as much of an operation with one call of this thread.
+    fn perform(&mut self, index: SlotIndex, amount: Amount) -> Conclusion {
         let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
@@ -360,9 +391,7 @@ impl Kernel {
         // SAFETY: the list of segments is the slot's or the turn's; guest memory is mapped
         // until its request has completed (`Segment::new`), a bounce buffer is parked.
         let result = unsafe { perform(work, file.as_fd(), offset, iovecs(memory)) };
-        if self.conclude(index, result) == Conclusion::Again {
-            self.go_on_inline(index);
-        }
+        self.conclude(index, result)
     }
 
     /// What was begun inline goes on there, unless what is left would take too long.
@@ -403,7 +432,7 @@ impl Kernel {
                 unsafe { native.push(index, work, (id, &file.file), offset, memory) };
                 return;
             }
-            Way::Uring(..) | Way::Native | Way::Workers => {}
+            Way::Uring(..) | Way::Native | Way::Workers | Way::ByThread => {}
         }
         let memory = iovecs(memory);
         let file = Arc::clone(&self.opened(id).file);
@@ -538,7 +567,7 @@ enum Conclusion {
     Again,
 }
 
-/// How much of an inline operation to do with one call: what is left, or what the turn has room for.
+/// How much of an operation to do with one call: what is left, or what the turn has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Amount {
     All,

@@ -1,7 +1,7 @@
 //! Rings the eventfds of other processes without ever sleeping.
 //!
 //! Where it stands in the life of a request: at its end, when the guest is interrupted
-//! (`request_path::engine`).
+//! ([`crate::Kernel::ring`]).
 //!
 //! Invariants: a write to an eventfd sleeps when its counter is full and its O_NONBLOCK is off, and
 //! whoever shares the descriptor can bring about both at any time. The kernel itself adds to a
@@ -27,7 +27,7 @@ const EVENTS_MAX: usize = 64;
 
 /// Interrupts guests for one iothread.
 #[derive(Debug)]
-pub struct Ringer {
+pub(crate) struct Ringer {
     way: Way,
 }
 
@@ -51,7 +51,7 @@ struct Completions {
 
 impl Ringer {
     /// A ringer as good as the host allows; the log says if that is not good enough.
-    pub fn of_host() -> Self {
+    pub(crate) fn of_host() -> Self {
         let way = match Completions::new() {
             Ok(completions) => Way::Completion(completions),
             Err(error) => {
@@ -65,10 +65,15 @@ impl Ringer {
         Self { way }
     }
 
+    /// A ringer that may sleep: for a thread that serves no client. Costs nothing to make and to end, unlike Linux AIO.
+    pub(crate) fn that_may_sleep() -> Self {
+        Self { way: Way::Write }
+    }
+
     /// Adds one to the counter of an eventfd that another process shares, and does not sleep,
     /// whatever that process has done to it. A full counter is no error: its owner has been told.
     /// An error says that the descriptor is no eventfd, or cannot be written.
-    pub fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         match &mut self.way {
             Way::Completion(completions) => completions.ring(fd),
             Way::Write => write(fd),

@@ -10,6 +10,7 @@
 //! (sources ask [`Engine::room`] first), and [`BUFFERS`].
 
 mod channels;
+mod control;
 mod errands;
 mod failures;
 mod held;
@@ -31,8 +32,7 @@ use block::{
 };
 use kernel_io::{
     Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineBudget,
-    InlineShare, Interest, IoFailure, Kernel, KernelError, Notifier, Reactors, Ringer, Wait,
-    WaitsWith,
+    InlineShare, Interest, IoFailure, Kernel, KernelError, Notifier, Reactors, Wait, WaitsWith,
 };
 
 use crate::holds::{Wanted, hold_changes};
@@ -43,6 +43,7 @@ use crate::seats::{Seat, Seats};
 use crate::storages::Storages;
 use crate::submit::must_sync;
 use crate::{Mailbox, SourceKey};
+pub use control::ControlEngines;
 use syncs::Syncs;
 use timed_turns::TimedTurns;
 
@@ -83,7 +84,6 @@ pub struct Engine {
     /// Rings it.
     waker: Waker,
     clock: Arc<dyn Clock>,
-    ringer: Ringer,
     lanes: Lanes,
     seats: Seats,
     jobs: Jobs,
@@ -129,15 +129,17 @@ impl Engine {
         allowed: Reactors,
     ) -> Result<Self, KernelError> {
         table.tell(&bell);
-        let mut kernel = Kernel::new(table, allowed)?;
+        Ok(Self::with(Kernel::new(table, allowed)?, bell, clock))
+    }
+
+    fn with(mut kernel: Kernel, bell: Arc<Notifier>, clock: Arc<dyn Clock>) -> Self {
         kernel.poll(bell.as_fd(), Interest::Read, Addressee::Bell.to_tag());
-        Ok(Self {
+        Self {
             kernel,
             lanes: Lanes::new(Arc::clone(&bell)),
             waker: Waker::from(Arc::clone(&bell)),
             bell,
             clock: Arc::clone(&clock),
-            ringer: Ringer::of_host(),
             seats: Seats::default(),
             jobs: Jobs::default(),
             bounce: BouncePool::default(),
@@ -158,7 +160,7 @@ impl Engine {
             timed_turns: TimedTurns::default(),
             report: Report::new(clock),
             alarm: None,
-        })
+        }
     }
 
     /// What this iothread waits with.
@@ -255,7 +257,7 @@ impl Engine {
 
     /// Tells the other side of a front end by its eventfd. Does not sleep, whatever that side did to it.
     pub(crate) fn signal(&mut self, fd: BorrowedFd<'_>, what: &str) {
-        if let Err(error) = self.ringer.ring(fd) {
+        if let Err(error) = self.kernel.ring(fd) {
             tracing::debug!("{what} descriptor of the front end: {error}");
         }
     }

@@ -6,13 +6,15 @@
 //! lane its due time is known, and whether it has errands or has to be called ([`Lanes::with`]).
 //! Limits: [`REQUESTS`] in flight and [`PIECES`] of them; [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides.
 
+mod control;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
     Answer, Buffers, ChannelNumbers, Due, Errand, FailKind, Lane, LaneError, LaneIo, LeafLane,
-    Mapping, Node, Operation, Outcome, PieceList, Token, Told,
+    MakeLane, Mapping, Node, Operation, Outcome, PieceList, Token, Told,
 };
 use kernel_io::{Budget, Notifier};
 
@@ -165,8 +167,17 @@ impl Lanes {
             self.get(index).users += 1;
             return Ok(index);
         }
+        self.open_with(node, &mut |io| node.open_lane(io))
+    }
+
+    /// Opens the lane on the node that this makes.
+    pub(crate) fn open_with(
+        &mut self,
+        node: &Arc<dyn Node>,
+        make: &mut MakeLane<'_>,
+    ) -> Result<LaneIndex, LaneError> {
         let mut open = self.new_entry(node);
-        open.state = State::Open(node.open_lane(&open.io)?);
+        open.state = State::Open(make(&open.io)?);
         let index = self.enter(open);
         self.get(index).users = 1;
         self.enter_channels(index);

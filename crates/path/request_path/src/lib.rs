@@ -28,7 +28,7 @@ mod storages;
 mod submit;
 mod sync;
 
-pub use engine::{Engine, Signal};
+pub use engine::{ControlEngines, Engine, Signal};
 pub use front_end::{FrontEnd, NewRequest, UnitIndex, Words, Work};
 pub use gauges::{Latency, Sampler, SourceGauges};
 /// What the kick of a front end is watched for.

@@ -21,6 +21,8 @@ pub(crate) enum Trouble {
     EarlierSync,
     /// Changes that were abandoned, which may still be carried out.
     Unfenced,
+    /// Another process goes on with the file.
+    Foreign,
 }
 
 /// Says what failed, not too often.
@@ -164,6 +166,10 @@ fn sentence(medium: &str, operation: Operation, phase: Phase, trouble: Trouble) 
     let what = place(operation);
     let why = match (trouble, phase) {
         (Trouble::Unfenced, _) => "changes that were given up may still be carried out".to_owned(),
+        (Trouble::Foreign, _) => {
+            let name = operation.name();
+            return format!("disk {medium}: {name} refused: another process owns the image");
+        }
         (Trouble::EarlierSync, _) => {
             "an earlier flush failed, so what was written may be lost; no \
              flush succeeds until the file is opened again"
@@ -216,6 +222,12 @@ mod tests {
             Phase::Transfer,
             Trouble::Failure(IoFailure::EndOfFile { offset }),
             "disk /a b: read of 512 bytes at byte 4096 failed: the file has no byte 4608 any more",
+        );
+        check(
+            Operation::Flush,
+            Phase::Sync,
+            Trouble::Foreign,
+            "disk /a b: flush refused: another process owns the image",
         );
         check(
             Operation::Flush,

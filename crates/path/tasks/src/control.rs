@@ -1,88 +1,91 @@
-//! How a thread that owns no ring uses lanes.
+//! How a thread that owns no ring uses a node: with an engine of its own, and a child on that.
+//!
+//! Threads: belongs to the thread that made it, which it blocks.
 
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Wake, Waker};
-use std::time::Duration;
+use std::time::Instant;
 
-use block::{Clock, Due, ErrandRunner, LaneError, LaneIo, Node, SystemClock};
+use block::{
+    ControlEngine, Due, EngineFactory, Lane, LaneError, LaneIo, Mapping, Node, Outcome, PieceList,
+    Token, Told,
+};
 
 use crate::storage::Storage;
-use crate::task::block_on;
 
-/// The longest pause before a child that holds a request is asked again.
-const PAUSE_MAX: Duration = Duration::from_millis(10);
-
-/// A thread's handle on lanes: it carries their errands out itself.
+/// A thread's handle on a node, for one use: opening an image, closing it.
 #[derive(Debug)]
 pub struct Control {
-    io: LaneIo,
-    /// Whether lanes have something to do besides.
-    called: Arc<Called>,
-    runner: Arc<dyn ErrandRunner>,
-}
-
-#[derive(Debug, Default)]
-struct Called(AtomicBool);
-
-impl Wake for Called {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Release);
-    }
+    engine: Box<dyn ControlEngine>,
+    storage: Storage,
 }
 
 impl Control {
-    /// Of a thread whose errands that carries out.
-    pub fn new(runner: &Arc<dyn ErrandRunner>) -> Self {
-        Self::with(runner, LaneIo::new)
+    /// Opens a lane on a node, on an engine that is made for it.
+    pub fn open(engines: &dyn EngineFactory, node: &Arc<dyn Node>) -> Result<Self, LaneError> {
+        Self::open_with(engines, node, LaneIo::clone)
     }
 
-    /// For nodes that may not be claimed yet.
-    pub fn before_claim(runner: &Arc<dyn ErrandRunner>) -> Self {
-        Self::with(runner, LaneIo::before_claim)
+    /// The same on a node that may not be claimed yet.
+    pub fn before_claim(
+        engines: &dyn EngineFactory,
+        node: &Arc<dyn Node>,
+    ) -> Result<Self, LaneError> {
+        Self::open_with(engines, node, LaneIo::before_claim)
     }
 
-    fn with(runner: &Arc<dyn ErrandRunner>, io: impl FnOnce(Waker) -> LaneIo) -> Self {
-        let called = Arc::new(Called::default());
-        let io = io(Waker::from(Arc::clone(&called)));
-        Self { io, called, runner: Arc::clone(runner) }
-    }
-
-    /// Opens a lane on a node, for this thread.
-    pub fn open(&self, node: &Arc<dyn Node>) -> Result<Storage, LaneError> {
+    fn open_with(
+        engines: &dyn EngineFactory,
+        node: &Arc<dyn Node>,
+        stage: impl Fn(&LaneIo) -> LaneIo,
+    ) -> Result<Self, LaneError> {
+        let failed = |source| LaneError { node: node.name().to_owned(), source };
+        let mut engine = engines.make().map_err(failed)?;
         let alignment = node.limits().request_alignment.get();
-        Ok(Storage::new(node.open_lane(&self.io)?, &self.io, alignment.into()))
+        let mut opened = None;
+        engine.open(node, &mut |io| {
+            let io = stage(io);
+            let storage = Storage::new(node.open_lane(&io)?, &io, alignment.into());
+            Ok(Box::new(ControlLane(opened.insert(storage).clone())))
+        })?;
+        Ok(Self { engine, storage: opened.expect("the engine has made its lane") })
     }
 
-    /// Runs a future to its end, and what the lanes have begun meanwhile for themselves. Those are the
-    /// lanes that it uses.
-    pub fn run<T>(&self, storages: &[&Storage], future: impl Future<Output = T>) -> T {
-        let idle = Cell::new(false);
-        let result = block_on(future, || {
-            if self.work(storages) {
-                idle.set(false);
-            } else if idle.replace(true) {
-                std::thread::park_timeout(PAUSE_MAX);
-            }
-        });
-        while self.work(storages) {}
-        result
+    /// The node, for futures.
+    pub fn storage(&self) -> Storage {
+        self.storage.clone()
     }
 
-    /// Carries errands out and calls the lanes, which may hold what they were asked; whether there was
-    /// anything to do.
-    fn work(&self, storages: &[&Storage]) -> bool {
-        let was_called = self.called.0.swap(false, Ordering::Acquire);
-        let mut errands = Vec::new();
-        self.io.take_submitted(&mut errands);
-        let has_begun = !errands.is_empty();
-        for errand in errands {
-            self.runner.run(errand);
-        }
-        let now = SystemClock.now();
-        storages.iter().for_each(|storage| storage.resume(now));
-        let is_due = |due: Due| due.at <= now;
-        was_called || has_begun || storages.iter().any(|it| it.due().is_some_and(is_due))
+    /// Runs a future that uses the node to its end, and what lanes have begun meanwhile for themselves.
+    pub fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+        let mut result = None;
+        let run = async { result = Some(future.await) };
+        self.engine.run(std::pin::pin!(run));
+        result.expect("the future has ended")
+    }
+}
+
+/// A child as a lane of the engine, which calls it. No client asks it for anything.
+#[derive(Debug)]
+struct ControlLane(Storage);
+
+impl Lane for ControlLane {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+        panic!("nobody brings requests to a control thread: {batch:?}");
+    }
+
+    fn due(&self) -> Option<Due> {
+        self.0.due()
+    }
+
+    fn resume(&mut self, now: Instant, _: &mut Vec<Mapping>, _: &mut PieceList) {
+        self.0.resume(now);
+    }
+
+    fn release(&mut self) {
+        self.0.release();
+    }
+
+    fn carried_out(&mut self, token: Token, _: Outcome) -> Told {
+        panic!("{token:?} did not ask to be told")
     }
 }

@@ -196,15 +196,22 @@ impl<T> Drop for Turn<'_, T> {
     }
 }
 
-/// Runs a future on a thread that owns no ring: `work` is called whenever it cannot go on, and carries
-/// out what it has begun.
-pub fn block_on<T>(future: impl Future<Output = T>, mut work: impl FnMut()) -> T {
+/// Runs a future to its end that waits for other threads alone. For threads that own no ring.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
-    let mut context = Context::from_waker(Waker::noop());
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     loop {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
-            return value;
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
         }
-        work();
+    }
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }

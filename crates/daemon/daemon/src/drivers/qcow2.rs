@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{ByteCount, ErrandRunner};
+use block::ByteCount;
 use disk::DiscardPolicy;
 use qcow2::{Children, Discards, Header, OverlapCheck, Qcow2Node, Settings};
+use request_path::ControlEngines;
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
@@ -237,8 +238,7 @@ impl DriverOptions for Qcow2Options {
         let (access, overlap_check) = (making.base.access(), self.overlap_check);
         let settings =
             Settings { access, discards, l2_cache, refcount_cache, clean_after, overlap_check };
-        let runner = Arc::clone(making.files) as Arc<dyn ErrandRunner>;
-        let node = Qcow2Node::open(making.name, children, settings, runner);
+        let node = Qcow2Node::open(making.name, children, settings, Arc::new(engines(making)));
         let node = Arc::new(node.map_err(|error| making.failed(error))?);
         Ok(Made { image: Some(Arc::clone(&node)), ..Made::of(node) })
     }
@@ -264,9 +264,13 @@ fn header(making: &Making<'_>) -> Result<Header, NodeError> {
     let file = making.file().node();
     let path = file.image_file().unwrap_or_default();
     let what = format!("node {}: image {}", making.name, path.display());
-    let runner = Arc::clone(making.files) as Arc<dyn ErrandRunner>;
-    let header = making.watch.during(what, || qcow2::read_header(&file, &runner));
+    let header = making.watch.during(what, || qcow2::read_header(&file, &engines(making)));
     header.map_err(|error| making.failed(error))
+}
+
+/// What control threads read and write the image with.
+fn engines(making: &Making<'_>) -> ControlEngines {
+    ControlEngines::new(making.files, making.clock)
 }
 
 /// How large the caches are for L2 tables and refcount blocks, by QEMU's rules; or which of them is too
@@ -322,9 +326,9 @@ mod tests {
         let files: Arc<kernel_io::FileTable> = Arc::default();
         let options = kernel_io::OpenOptions::regular(image.path(), block::Access::ReadOnly);
         let file = disk::FileNode::open("n", &options, DiscardPolicy::Ignore, &files).unwrap();
-        let (file, runner) =
-            (Arc::new(file) as Arc<dyn block::Node>, files as Arc<dyn ErrandRunner>);
-        qcow2::read_header(&file, &runner).unwrap()
+        let file = Arc::new(file) as Arc<dyn block::Node>;
+        let clock = Arc::new(block::SystemClock) as Arc<dyn block::Clock>;
+        qcow2::read_header(&file, &ControlEngines::new(&files, &clock)).unwrap()
     }
 
     #[track_caller]

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use block::{Access, Child, Claim, ErrandRunner, Node, Rights};
+use block::{Access, Child, Claim, Clock, Node, Rights, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use kernel_io::{Aio, Caching, FileTable, OpenOptions};
 use qcow2::{Children, Qcow2Node, Settings};
+use request_path::ControlEngines;
 use testkit::conformance::layout::Layout;
 use testkit::conformance::stamp::SECTOR_BYTES;
 use testkit::conformance::workload::Workload;
@@ -131,8 +132,9 @@ impl Image {
         };
         let children =
             Children { file: file(IMAGE, "file", Access::ReadWrite)?, backing, data_file };
-        let runner = Arc::clone(table) as Arc<dyn ErrandRunner>;
-        Ok(Arc::new(Qcow2Node::open("image", children, habits.settings, runner)?))
+        let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
+        let engines = Arc::new(ControlEngines::new(table, &clock));
+        Ok(Arc::new(Qcow2Node::open("image", children, habits.settings, engines)?))
     }
 }
 

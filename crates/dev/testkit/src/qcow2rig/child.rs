@@ -5,14 +5,17 @@
 //! Invariants: when a life is over, nothing of it changes the disk any more: neither a claim that is dropped nor an open
 //! that was interrupted.
 
+use std::io;
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Waker};
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, Errand,
-    ErrandRunner, FailKind, FileId, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Node,
-    Operation, Outcome, Piece, PieceList, Rights, Target,
+    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, Clock, ControlEngine, DiskSize,
+    Durability, EngineFactory, Errand, FailKind, FileId, Lane, LaneError, LaneIo, LeafLane, Limits,
+    MakeLane, Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, Target,
 };
 
 use super::disk::Disk;
@@ -93,7 +96,7 @@ impl Node for FileChild {
         self.access
     }
 
-    fn flush(&self) -> std::io::Result<()> {
+    fn flush(&self) -> io::Result<()> {
         if !self.life.is_over() {
             self.disk.end_sync(self.file, self.disk.begin_sync());
         }
@@ -135,7 +138,7 @@ impl LeafLane for FileLane {
 }
 
 /// Carries out the errands of control threads at once.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ControlThread {
     /// The disk.
     pub disk: Arc<Disk>,
@@ -143,8 +146,44 @@ pub struct ControlThread {
     pub life: Arc<Life>,
 }
 
-impl ErrandRunner for ControlThread {
-    fn run(&self, mut errand: Errand) {
+impl EngineFactory for ControlThread {
+    fn make(&self) -> io::Result<Box<dyn ControlEngine>> {
+        Ok(Box::new(ErrandEngine { thread: self.clone(), lanes: Vec::new() }))
+    }
+}
+
+/// The lanes of a control thread.
+#[derive(Debug)]
+struct ErrandEngine {
+    thread: ControlThread,
+    lanes: Vec<(LaneIo, Box<dyn Lane>)>,
+}
+
+impl ControlEngine for ErrandEngine {
+    fn open(&mut self, _: &Arc<dyn Node>, make: &mut MakeLane<'_>) -> Result<(), LaneError> {
+        let io = LaneIo::idle();
+        let lane = make(&io)?;
+        self.lanes.push((io, lane));
+        Ok(())
+    }
+
+    fn run(&mut self, mut future: Pin<&mut (dyn Future<Output = ()> + '_)>) {
+        let mut context = Context::from_waker(Waker::noop());
+        while future.as_mut().poll(&mut context).is_pending() {
+            for (io, lane) in &mut self.lanes {
+                let mut errands = Vec::new();
+                io.take_submitted(&mut errands);
+                errands.into_iter().for_each(|errand| self.thread.run(errand));
+                let now = block::SystemClock.now();
+                lane.resume(now, &mut Vec::new(), &mut PieceList::default());
+            }
+        }
+    }
+}
+
+impl ControlThread {
+    /// Carries an errand out.
+    pub fn run(&self, mut errand: Errand) {
         let left = self.life.errands_left.load(Ordering::Relaxed);
         if left == 0 {
             self.life.end();
@@ -156,9 +195,7 @@ impl ErrandRunner for ControlThread {
         let outcome = self.carry_out(&mut errand);
         errand.finish(outcome);
     }
-}
 
-impl ControlThread {
     fn carry_out(&self, errand: &mut Errand) -> Outcome {
         let operation = errand.operation();
         let pieces = errand.pieces().to_vec();

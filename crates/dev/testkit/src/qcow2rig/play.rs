@@ -252,7 +252,7 @@ impl<'a> Player<'a> {
             file: child("file", self.files.image, Access::ReadWrite),
             backing: self.files.backing.map(|file| child("backing", file, Access::ReadOnly)),
             data_file: self.files.data.map(|file| child("data-file", file, Access::ReadWrite)),
-            runner: Arc::new(ControlThread {
+            engines: Arc::new(ControlThread {
                 disk: Arc::clone(&self.disk),
                 life: Arc::clone(life),
             }),

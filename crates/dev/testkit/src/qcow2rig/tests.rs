@@ -12,6 +12,7 @@ use super::disk::Snapshot;
 use super::make::{Compression, Recipe};
 use super::*;
 use crate::conformance::{index, number};
+use crate::errands::carry_out;
 use crate::report;
 use crate::rng::Rng;
 
@@ -143,15 +144,10 @@ impl Subject for Full {
             let mut pieces = PieceList::default();
             lane.map(&mut batch, &mut pieces);
             let Answer::Now(range) = batch[0].answer else { anyhow::bail!("no answer") };
-            let done = io.submit(batch[0].operation, pieces.get(range), HostMemory::zeroed(count));
-            let mut errands = Vec::new();
-            io.take_submitted(&mut errands);
-            errands.into_iter().for_each(|errand| setup.runner.run(errand));
-            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-            let std::task::Poll::Ready(Ok(memory)) = std::pin::pin!(done).poll(&mut context) else {
-                anyhow::bail!("byte {at} cannot be read")
-            };
-            Ok(memory)
+            let memory = HostMemory::zeroed(count);
+            let pieces = pieces.get(range);
+            carry_out(&*setup.engines, batch[0].operation, pieces, memory)
+                .map_err(|kind| anyhow::anyhow!("byte {at} cannot be read: {kind:?}"))
         };
         let long = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
         let header = read(0, 72)?;

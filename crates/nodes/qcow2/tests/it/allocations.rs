@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, ErrandRunner,
-    Extent, Lane, LaneIo, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Token,
-    Told,
+    Access, After, Answer, ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, Extent, Lane,
+    LaneIo, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Token, Told,
 };
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};

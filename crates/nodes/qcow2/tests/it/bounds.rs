@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, Errand, ErrandRunner, Lane,
+    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, EngineFactory, Errand, Lane,
     LaneIo, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Token, Told,
 };
 use kernel_io::FileTable;
@@ -15,7 +15,7 @@ use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use testkit::counting::{bytes, bytes_most};
 use testkit::rng::Rng;
 
-use crate::node::{Guest, file};
+use crate::node::{Guest, engines, file};
 use crate::qemu;
 
 const MIB: u64 = 1 << 20;
@@ -24,7 +24,7 @@ const MIB: u64 = 1 << 20;
 struct Iothread {
     lane: Box<dyn Lane>,
     io: LaneIo,
-    runner: Arc<dyn ErrandRunner>,
+    engines: Arc<dyn EngineFactory>,
     errands: Vec<Errand>,
     pieces: PieceList,
     node: Arc<Qcow2Node>,
@@ -44,12 +44,12 @@ impl Iothread {
         };
         let file = Child::new(file(path, &table)?);
         let children = Children { file, backing: None, data_file: None };
-        let runner: Arc<dyn ErrandRunner> = table;
-        let node = Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&runner))?);
+        let engines = engines(&table);
+        let node = Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&engines))?);
         let _claim = node.claim(Rights::of_user(access))?;
         let io = LaneIo::idle();
         let (lane, pieces, errands) = (node.open_lane(&io)?, PieceList::default(), Vec::new());
-        Ok(Self { lane, io, runner, errands, pieces, node, _claim })
+        Ok(Self { lane, io, engines, errands, pieces, node, _claim })
     }
 
     /// A batch of reads, each from there to there.
@@ -88,7 +88,7 @@ impl Iothread {
     /// A round of the iothread.
     fn round(&mut self) -> Vec<Mapping> {
         for errand in std::mem::take(&mut self.errands) {
-            self.runner.run(errand);
+            testkit::errands::run(&*self.engines, errand);
         }
         let mut late = Vec::new();
         self.lane.resume(SystemClock.now(), &mut late, &mut self.pieces);

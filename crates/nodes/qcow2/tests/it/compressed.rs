@@ -8,7 +8,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, ensure};
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, Durability, ErrandRunner,
+    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, Durability, EngineFactory,
     FailKind, FileId, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, Piece,
     PieceList, Rights, SystemClock, Token, Told, Unmap,
 };
@@ -64,9 +64,9 @@ impl Bench {
                 clean_after: None,
                 overlap_check: OverlapCheck::Cached,
             };
-            let runner: Arc<dyn ErrandRunner> = Arc::clone(&runner) as _;
+            let engines: Arc<dyn EngineFactory> = Arc::clone(&runner) as _;
             let name = format!("image{place}");
-            below = Some(Arc::new(Qcow2Node::open(&name, children, settings, runner)?));
+            below = Some(Arc::new(Qcow2Node::open(&name, children, settings, engines)?));
         }
         let node = below.context("a chain has an image")?;
         let claim = Some(node.claim(Rights::of_user(access))?);

@@ -8,14 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use block::{Access, BlockStatus, ByteCount, Child, ErrandRunner, Node, Rights};
+use block::{Access, BlockStatus, ByteCount, Child, Node, Rights};
 use disk::{DiscardPolicy, RawNode, Window};
 use kernel_io::FileTable;
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use tasks::Control;
 use testkit::rng::Rng;
 
-use crate::node::{file, sentence};
+use crate::node::{engines, file, sentence};
 use crate::qemu;
 
 const UNIT: u64 = 4096;
@@ -166,7 +166,7 @@ impl Chain<'_> {
     /// What the node says.
     fn ours(&self) -> Result<Map> {
         let table = Arc::new(FileTable::default());
-        let runner: Arc<dyn ErrandRunner> = Arc::clone(&table) as _;
+        let engines = engines(&table);
         let mut node: Option<Arc<dyn Node>> = None;
         for level in &self.levels {
             let open = |name: &str| file(&self.directory.join(name), &table);
@@ -182,17 +182,17 @@ impl Chain<'_> {
                     backing: node.map(Child::new),
                     data_file: data_file.map(|node| Child::new(node)),
                 };
-                let image = Qcow2Node::open("image", children, SETTINGS, Arc::clone(&runner));
+                let image = Qcow2Node::open("image", children, SETTINGS, Arc::clone(&engines));
                 Arc::new(image.map_err(|error| anyhow::anyhow!("{}", sentence(&error)))?)
             });
         }
         let node = node.context("a level")?;
         let _claim = node.claim(Rights::of_user(Access::ReadOnly))?;
-        let control = Control::new(&runner);
-        let storage = control.open(&node)?;
+        let mut control = Control::open(&*engines, &node)?;
+        let storage = control.storage();
         let (mut map, mut at, end) = (Map::new(), 0, node.size().0.0);
         while at < end {
-            let told = control.run(&[&storage], storage.status(at..end));
+            let told = control.run(storage.status(at..end));
             let from = at;
             for run in told.map_err(|kind| anyhow::anyhow!("status at byte {at}: {kind:?}"))? {
                 ensure!(from + run.skip == at, "a gap at byte {at}");

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use block::{Access, ByteCount, Child, ErrandRunner, Node};
+use block::{Access, ByteCount, Child, EngineFactory, Node};
 use kernel_io::FileTable;
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 
-use crate::node::{file, sentence};
+use crate::node::{engines, file, sentence};
 use crate::player::Player;
 use crate::qemu;
 
@@ -20,7 +20,7 @@ pub(crate) fn image(
     name: &str,
     file: Arc<dyn Node>,
     backing: Option<Arc<dyn Node>>,
-    runner: &Arc<dyn ErrandRunner>,
+    engines: &Arc<dyn EngineFactory>,
 ) -> Result<Arc<dyn Node>> {
     let settings = Settings {
         access: Access::ReadWrite,
@@ -33,7 +33,7 @@ pub(crate) fn image(
     };
     let (file, backing) = (Child::new(file), backing.map(Child::new));
     let children = Children { file, backing, data_file: None };
-    let node = Qcow2Node::open(name, children, settings, Arc::clone(runner));
+    let node = Qcow2Node::open(name, children, settings, Arc::clone(engines));
     Ok(Arc::new(node.map_err(|error| anyhow::anyhow!("{}", sentence(&error)))?))
 }
 
@@ -55,10 +55,10 @@ fn check_inside(seed: u64, inner: u32, outer: u32) -> Result<()> {
     model[64 << 10..(64 << 10) + usize::try_from(MIB)?].fill(7);
 
     let table = Arc::new(FileTable::default());
-    let runner: Arc<dyn ErrandRunner> = Arc::clone(&table) as _;
-    let outer_node = image("outer", file(&at("outer.qcow2"), &table)?, None, &runner)?;
-    let node = image("inner", outer_node, None, &runner)?;
-    let mut player = Player::new(node, runner, model, seed)?;
+    let engines = engines(&table);
+    let outer_node = image("outer", file(&at("outer.qcow2"), &table)?, None, &engines)?;
+    let node = image("inner", outer_node, None, &engines)?;
+    let mut player = Player::new(node, engines, model, seed)?;
     player.play(250, 24, 40).with_context(|| format!("seed {seed}, {inner} in {outer}"))?;
     let model = std::mem::take(&mut player.model);
     drop(player);
@@ -113,12 +113,12 @@ fn what_a_writable_image_has_shines_through() -> Result<()> {
     model[4096..4096 + usize::try_from(2 * MIB)?].fill(5);
 
     let table = Arc::new(FileTable::default());
-    let runner: Arc<dyn ErrandRunner> = Arc::clone(&table) as _;
-    let base = image("base", file(&at("base.qcow2"), &table)?, None, &runner)?;
-    let top = image("top", file(&at("top.qcow2"), &table)?, Some(Arc::clone(&base)), &runner)?;
+    let engines = engines(&table);
+    let base = image("base", file(&at("base.qcow2"), &table)?, None, &engines)?;
+    let top = image("top", file(&at("top.qcow2"), &table)?, Some(Arc::clone(&base)), &engines)?;
     // Whoever writes to the base does so no more, but has it still.
     let writes = base.claim(block::Rights::of_user(Access::ReadWrite))?;
-    let mut player = Player::new(top, runner, model, 1)?;
+    let mut player = Player::new(top, engines, model, 1)?;
     player.play(250, 24, 40)?;
     // What is discarded shows nothing of the base, as with QEMU.
     player.discard(MIB, MIB)?;

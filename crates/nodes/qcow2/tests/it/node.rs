@@ -6,18 +6,25 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, bail};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, DiskSize, Durability, ErrandRunner,
-    Extent, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, PieceList, Rights,
-    SystemClock, Token, Told,
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, DiskSize, Durability,
+    EngineFactory, Extent, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, PieceList,
+    Rights, SystemClock, Token, Told,
 };
 use disk::{DiscardPolicy, FileNode};
 use kernel_io::{FileTable, OpenFile, OpenOptions};
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use request_path::ControlEngines;
 
 /// A file of the host as a node, for writing.
 pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<FileNode>> {
     let options = OpenOptions::regular(path, Access::ReadWrite);
     Ok(Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, table)?))
+}
+
+/// What control threads use.
+pub(crate) fn engines(table: &Arc<FileTable>) -> Arc<dyn EngineFactory> {
+    let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
+    Arc::new(ControlEngines::new(table, &clock))
 }
 
 /// An image that nobody uses yet.
@@ -26,7 +33,7 @@ pub(crate) struct Image {
     pub(crate) node: Qcow2Node,
     /// The file that it is in.
     pub(crate) file: Arc<OpenFile>,
-    runner: Arc<dyn ErrandRunner>,
+    engines: Arc<dyn EngineFactory>,
 }
 
 impl Image {
@@ -43,10 +50,10 @@ impl Image {
             clean_after: None,
             overlap_check,
         };
-        let runner: Arc<dyn ErrandRunner> = table;
+        let engines = engines(&table);
         let children = Children { file: Child::new(node), backing: None, data_file: None };
-        let node = Qcow2Node::open("image", children, settings, Arc::clone(&runner))?;
-        Ok(Self { node, file, runner })
+        let node = Qcow2Node::open("image", children, settings, Arc::clone(&engines))?;
+        Ok(Self { node, file, engines })
     }
 }
 
@@ -56,7 +63,7 @@ pub(crate) struct Guest {
     size: DiskSize,
     lane: Box<dyn Lane>,
     io: LaneIo,
-    runner: Arc<dyn ErrandRunner>,
+    engines: Arc<dyn EngineFactory>,
     // Dropped last: with it the image is closed.
     _claim: Claim,
 }
@@ -79,8 +86,8 @@ impl Guest {
         let claim = claim.map_err(|error| anyhow::anyhow!("{}", sentence(&error)))?;
         let io = LaneIo::idle();
         let lane = node.open_lane(&io)?;
-        let runner = Arc::clone(&image.runner);
-        Ok(Self { size: node.size(), lane, io, runner, _claim: claim })
+        let engines = Arc::clone(&image.engines);
+        Ok(Self { size: node.size(), lane, io, engines, _claim: claim })
     }
 
     pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
@@ -112,7 +119,7 @@ impl Guest {
             if errands.is_empty() {
                 return Ok(());
             }
-            errands.into_iter().for_each(|errand| self.runner.run(errand));
+            errands.into_iter().for_each(|errand| testkit::errands::run(&*self.engines, errand));
             let mut late = Vec::new();
             self.lane.resume(SystemClock.now(), &mut late, &mut PieceList::default());
             anyhow::ensure!(late.is_empty(), "nothing is held");
@@ -171,7 +178,7 @@ impl Guest {
     fn carry_out(&self, io: &LaneIo) {
         let mut errands = Vec::new();
         io.take_submitted(&mut errands);
-        errands.into_iter().for_each(|errand| self.runner.run(errand));
+        errands.into_iter().for_each(|errand| testkit::errands::run(&*self.engines, errand));
     }
 }
 
@@ -186,6 +193,5 @@ pub(crate) fn make_writable(path: &Path) -> Result<qcow2::Header, String> {
     let table = Arc::new(FileTable::default());
     let file = file(path, &table).context("open the file").map_err(|error| format!("{error:#}"))?;
     let file: Arc<dyn Node> = file;
-    let runner: Arc<dyn ErrandRunner> = table;
-    qcow2::make_writable(&file, &runner).map_err(|error| sentence(&error))
+    qcow2::make_writable(&file, &*engines(&table)).map_err(|error| sentence(&error))
 }

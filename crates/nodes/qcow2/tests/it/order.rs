@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, Durability, Errand,
-    ErrandRunner, Extent, FailKind, FileId, HostMemory, Lane, LaneIo, Mapping, Node, Operation,
-    Outcome, PieceList, Rights, SystemClock, Target, Token, Told, Unmap,
+    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, Durability, Errand, Extent,
+    FailKind, FileId, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, PieceList,
+    Rights, SystemClock, Target, Token, Told, Unmap,
 };
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};

@@ -8,8 +8,8 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    After, Answer, ByteCount, ByteOffset, Claim, Clock, Durability, Errand, ErrandDone,
-    ErrandRunner, Extent, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, Piece,
+    After, Answer, ByteCount, ByteOffset, Claim, Clock, Durability, EngineFactory, Errand,
+    ErrandDone, Extent, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, Piece,
     PieceList, Rights, SystemClock, Token, Told, Unmap,
 };
 use testkit::rng::Rng;
@@ -24,7 +24,7 @@ pub(crate) struct Player {
     node: Arc<dyn Node>,
     lane: Box<dyn Lane>,
     io: LaneIo,
-    runner: Arc<dyn ErrandRunner>,
+    engines: Arc<dyn EngineFactory>,
     jobs: Vec<Option<Job>>,
     errands: Vec<Errand>,
     pieces: PieceList,
@@ -54,7 +54,7 @@ impl Player {
     /// Claims the node, whose disk holds that.
     pub(crate) fn new(
         node: Arc<dyn Node>,
-        runner: Arc<dyn ErrandRunner>,
+        engines: Arc<dyn EngineFactory>,
         model: Vec<u8>,
         seed: u64,
     ) -> Result<Self> {
@@ -65,7 +65,7 @@ impl Player {
             node,
             lane,
             io,
-            runner,
+            engines,
             jobs: Vec::new(),
             errands: Vec::new(),
             pieces: PieceList::default(),
@@ -301,7 +301,7 @@ impl Player {
             return false;
         }
         let place = self.rng.index(self.errands.len());
-        self.runner.run(self.errands.swap_remove(place));
+        testkit::errands::run(&*self.engines, self.errands.swap_remove(place));
         true
     }
 

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use block::{Errand, ErrandRunner, FailKind, Operation, Outcome};
+use block::{
+    Access, Answer, Claim, ClaimError, DiskSize, FailKind, Lane, LaneError, LaneIo, Limits,
+    Mapping, Node, PieceList, Rights,
+};
 use kernel_io::FileTable;
 use testkit::process::Bench;
 use testkit::rng::Rng;
@@ -86,23 +89,64 @@ fn an_image_is_repaired_before_it_is_written() -> Result<()> {
     Ok(())
 }
 
-/// Carries out so many changes and nothing after them: a process that dies.
+/// Takes so many changes and nothing after them: the file of a process that dies.
 #[derive(Debug)]
 struct Dying {
-    table: Arc<FileTable>,
-    left: AtomicU64,
+    file: Arc<dyn Node>,
+    left: Arc<AtomicU64>,
 }
 
-impl ErrandRunner for Dying {
-    fn run(&self, errand: Errand) {
-        let is_change = !matches!(errand.operation(), Operation::Read(_) | Operation::Flush);
-        let left = self.left.load(Ordering::Relaxed);
-        if left == 0 {
-            return errand.finish(Outcome::Failed(FailKind::Io));
-        }
-        self.left.store(left - u64::from(is_change), Ordering::Relaxed);
-        self.table.run(errand);
+impl Node for Dying {
+    fn name(&self) -> &str {
+        self.file.name()
     }
+
+    fn size(&self) -> DiskSize {
+        self.file.size()
+    }
+
+    fn limits(&self) -> Limits {
+        self.file.limits()
+    }
+
+    fn access(&self) -> Access {
+        self.file.access()
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.file.claim(rights)
+    }
+
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        let (below, left) = (self.file.open_lane(io)?, Arc::clone(&self.left));
+        Ok(Box::new(DyingLane { below, left }))
+    }
+}
+
+#[derive(Debug)]
+struct DyingLane {
+    below: Box<dyn Lane>,
+    left: Arc<AtomicU64>,
+}
+
+impl Lane for DyingLane {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        for mapping in batch {
+            let left = self.left.load(Ordering::Relaxed);
+            if left == 0 {
+                mapping.answer = Answer::Refused(FailKind::Io);
+                continue;
+            }
+            self.left.store(left - u64::from(mapping.operation.is_change()), Ordering::Relaxed);
+            self.below.map(std::slice::from_mut(mapping), pieces);
+        }
+    }
+
+    block::pass_on_to!(below);
 }
 
 #[test]
@@ -127,9 +171,9 @@ fn a_repair_that_dies_after_any_write_is_finished_by_the_next() -> Result<()> {
         writes += if writes < 6 { 1 } else { 17 };
         std::fs::write(&image, &dirty)?;
         let table = Arc::new(FileTable::default());
-        let file: Arc<dyn block::Node> = node::file(&image, &table)?;
-        let runner: Arc<dyn ErrandRunner> = Arc::new(Dying { table, left: AtomicU64::new(writes) });
-        if qcow2::make_writable(&file, &runner).is_ok() {
+        let (file, left) = (node::file(&image, &table)?, Arc::new(AtomicU64::new(writes)));
+        let file: Arc<dyn Node> = Arc::new(Dying { file, left });
+        if qcow2::make_writable(&file, &*node::engines(&table)).is_ok() {
             break;
         }
         deaths += 1;

@@ -37,7 +37,7 @@ impl Subject for Image {
             overlap_check: [OverlapCheck::None, OverlapCheck::Cached, OverlapCheck::All]
                 [rng.index(3)],
         };
-        Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.runner))?))
+        Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.engines))?))
     }
 }
 

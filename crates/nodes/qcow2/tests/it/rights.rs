@@ -12,7 +12,7 @@ use block::{
 use kernel_io::FileTable;
 
 use crate::nested::image;
-use crate::node::file;
+use crate::node::{engines, file};
 use crate::player::Player;
 use crate::qemu;
 
@@ -38,12 +38,12 @@ fn a_backing_file_gives_its_write_claim_back_and_gets_it_again() -> Result<()> {
     let on_base = ["-b", "base.qcow2", "-F", "qcow2", "top.qcow2", "2M"];
     qemu::succeeds(directory.path(), &[&create[..], &on_base].concat())?;
     let table = Arc::new(FileTable::default());
-    let runner: Arc<dyn block::ErrandRunner> = Arc::clone(&table) as _;
-    let base = image("base", file(&at("base.qcow2"), &table)?, None, &runner)?;
+    let engines = engines(&table);
+    let base = image("base", file(&at("base.qcow2"), &table)?, None, &engines)?;
     let below = Some(Arc::clone(&base));
-    let top = image("top", file(&at("top.qcow2"), &table)?, below, &runner)?;
+    let top = image("top", file(&at("top.qcow2"), &table)?, below, &engines)?;
     let player = |node: &Arc<dyn Node>, model, seed| {
-        Player::new(Arc::clone(node), Arc::clone(&runner), model, seed)
+        Player::new(Arc::clone(node), Arc::clone(&engines), model, seed)
     };
 
     // Twice: a snapshot, and the way back.
@@ -80,8 +80,8 @@ fn a_lane_whose_image_is_closed_answers_with_errors() -> Result<()> {
     let create = ["qemu-img", "create", "-q", "-f", "qcow2", "a.qcow2", "2M"];
     qemu::succeeds(directory.path(), &create)?;
     let table = Arc::new(FileTable::default());
-    let runner: Arc<dyn block::ErrandRunner> = Arc::clone(&table) as _;
-    let node = image("a", file(&directory.path().join("a.qcow2"), &table)?, None, &runner)?;
+    let engines = engines(&table);
+    let node = image("a", file(&directory.path().join("a.qcow2"), &table)?, None, &engines)?;
     let claim = node.claim(WRITER)?;
     let mut lane = node.open_lane(&LaneIo::idle())?;
     let extent = node.size().check(ByteOffset(0), ByteCount(4096))?;

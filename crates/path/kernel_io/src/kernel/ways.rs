@@ -16,6 +16,15 @@ use crate::reactor::Reactor;
 use crate::uring::{FilePlace, Transfers};
 use crate::{Aio, Caching, OpenFile, Residence};
 
+/// Who makes the calls that may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Calls {
+    /// The engines of the files: the thread serves rings.
+    BesideThread,
+    /// The thread itself.
+    ByThread,
+}
+
 /// How this iothread does I/O on a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Way {
@@ -23,6 +32,8 @@ pub(super) enum Way {
     Uring(FilePlace, Transfers),
     Native,
     Workers,
+    /// The thread itself, whether it waits or not.
+    ByThread,
 }
 
 /// A file as this iothread uses it.
@@ -43,7 +54,9 @@ impl Kernel {
         if self.files[number].is_none() {
             let file = self.table.get(id);
             let way = self.way(&file);
-            let inline = file.residence() == Residence::Memory && file.aio() != Aio::Threads;
+            let inline = self.calls == Calls::BesideThread
+                && file.residence() == Residence::Memory
+                && file.aio() != Aio::Threads;
             self.files[number] = Some(Opened { file, way, inline });
         }
         self.files[number].as_ref().expect("just opened")
@@ -79,6 +92,9 @@ impl Kernel {
     }
 
     fn way(&mut self, file: &OpenFile) -> Way {
+        if self.calls == Calls::ByThread {
+            return Way::ByThread;
+        }
         let engine = match file.aio() {
             Aio::Threads => return Way::Workers,
             Aio::Native => return self.native_or_workers(),

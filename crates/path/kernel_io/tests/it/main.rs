@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-mod errands;
 mod inline;
 mod interest;
 mod misled;

@@ -5,10 +5,12 @@
 //!
 //! Limits: a lane bounds its errands by its requests; they count as requests in flight.
 
-use block::{After, Outcome, Told};
+use block::{After, Outcome, Owner, Piece, Told};
 
 use super::Engine;
 use crate::job::{JobIndex, Phase};
+use crate::report::Trouble;
+use crate::storages::Storages;
 
 impl Engine {
     /// Goes on with lanes that have something to do, as far as this round has room; whether there was any.
@@ -37,12 +39,31 @@ impl Engine {
                 self.pieces_open += job.pieces.len();
                 self.lanes.opened_pieces(lane, job.pieces.len());
                 self.lanes.errand_begun(lane, job.memory.count());
-                self.start(index);
+                self.start_errand(index);
             }
             self.errands = errands;
             self.lanes.close_if_over(lane);
         }
         any
+    }
+
+    /// Starts an errand, unless it changes what another process goes on with.
+    fn start_errand(&mut self, index: JobIndex) {
+        let Self { jobs, kernel, lanes, .. } = self;
+        let job = jobs.get(index);
+        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let is_foreign = |piece: &Piece| {
+            let (storage, _) = piece.target.storage()?;
+            (storages.medium(storage).owner() == Owner::Other).then_some(storage)
+        };
+        let foreign = job.operation.is_change().then(|| job.pieces.iter().find_map(is_foreign));
+        match foreign.flatten() {
+            None => self.start(index),
+            Some(storage) => {
+                self.fail(index, storage, Trouble::Foreign);
+                self.settle(index);
+            }
+        }
     }
 
     /// An answer was carried out, or was not: the request is over, or with its lane again.

@@ -97,7 +97,7 @@ impl Engine {
         }
         job.failure = Some(match trouble {
             Trouble::Failure(failure) => failure.kind(),
-            Trouble::EarlierSync | Trouble::Unfenced => FailKind::Io,
+            Trouble::EarlierSync | Trouble::Unfenced | Trouble::Foreign => FailKind::Io,
         });
         let (operation, phase) = (job.operation, job.phase);
         let mut storages = Storages { kernel, channels: &mut lanes.channels };

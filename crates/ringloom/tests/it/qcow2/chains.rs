@@ -63,13 +63,17 @@ fn an_image_inside_an_image_never_returns_a_wrong_byte() {
         let mut model = DiskModel::new(content(&bench, "inner")?);
         let outer = "file.driver=qcow2,file.file.driver=file,file.file.filename=outer";
         let node = format!("{outer},discard=unmap,file.discard=unmap");
-        let server = serve(program, &bench, &node, "on")?;
-        work(&bench, &mut model, &plan(0x230, 4000)).with_context(|| server.log())?;
-        stop(server, &[&bench.path("s")])?;
-        qemu_img(&bench, "check -q -f qcow2 outer")?;
-        qemu_img(&bench, &format!("check -q --image-opts driver=qcow2,{outer}"))?;
-        qemu_img(&bench, &format!("convert --image-opts -O raw driver=qcow2,{outer} found"))?;
-        model.check_image(&bench.path("found"))
+        // Opened again, it is what it was when it was closed.
+        for (seed, more) in [(0x230, &[][..]), (0x231, &["--sandbox", "on"])] {
+            let server = serve_with(program, &bench, &node, "on", more)?;
+            work(&bench, &mut model, &plan(seed, 2000)).with_context(|| server.log())?;
+            stop(server, &[&bench.path("s")])?;
+            qemu_img(&bench, "check -q -f qcow2 outer")?;
+            qemu_img(&bench, &format!("check -q --image-opts driver=qcow2,{outer}"))?;
+            qemu_img(&bench, &format!("convert --image-opts -O raw driver=qcow2,{outer} found"))?;
+            model.check_image(&bench.path("found"))?;
+        }
+        Ok(())
     });
 }
 

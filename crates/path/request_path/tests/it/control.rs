@@ -1,18 +1,19 @@
-//! Errands on threads that own no ring: the bytes that they read and leave, on every sort of file.
+//! What threads that own no ring have carried out: the bytes that they read and leave, on every sort of file.
 
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use block::{
-    Access, ByteCount, ByteOffset, DiskSize, Durability, ErrandRunner, FailKind, FileId,
-    HostMemory, LaneIo, Operation, Piece, Target, Unmap,
+    Access, ByteCount, ByteOffset, Clock, DiskSize, Durability, FailKind, FileId, HostMemory,
+    Operation, Piece, SystemClock, Target, Unmap,
 };
 use kernel_io::{
     Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Locking, OpenFile, OpenOptions,
     Sharing,
 };
+use request_path::ControlEngines;
+use testkit::errands;
 use testkit::loop_device::LoopDevice;
 use testkit::report;
 use testkit::rng::Rng;
@@ -21,20 +22,13 @@ const BYTES: u64 = 3 << 20;
 
 /// Carries one out; returns the memory as it left it.
 fn run(
-    table: &FileTable,
+    table: &Arc<FileTable>,
     operation: Operation,
     pieces: &[Piece],
     memory: HostMemory,
 ) -> Result<HostMemory, FailKind> {
-    let io = LaneIo::idle();
-    let mut done = io.submit(operation, pieces, memory);
-    let mut errands = Vec::new();
-    io.take_submitted(&mut errands);
-    table.run(errands.pop().unwrap());
-    match Pin::new(&mut done).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(result) => result,
-        Poll::Pending => panic!("it is over when the call returns"),
-    }
+    let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
+    errands::carry_out(&ControlEngines::new(table, &clock), operation, pieces, memory)
 }
 
 fn open(table: &FileTable, path: &Path, kind: FileKind, caching: Caching) -> FileId {
@@ -61,7 +55,7 @@ fn bytes(number: u64) -> usize {
 /// Plays random errands on a file, against a plain buffer.
 fn play(path: &Path, kind: FileKind, caching: Caching, seed: u64) {
     report::note(&format!("{} {kind} {caching:?} seed {seed}", path.display()));
-    let table = FileTable::default();
+    let table = Arc::<FileTable>::default();
     let file = open(&table, path, kind, caching);
     let mut rng = Rng::new(seed);
     let mut model = vec![0; bytes(BYTES)];
@@ -169,7 +163,7 @@ fn behind_the_end_of_a_file_are_zeroes() {
     let path = directory.path().join("image");
     for caching in [Caching::Buffered, Caching::Direct] {
         std::fs::write(&path, vec![7; 4104]).unwrap();
-        let table = FileTable::default();
+        let table = Arc::<FileTable>::default();
         let file = open(&table, &path, FileKind::Regular, caching);
         let read = |at, count| {
             let pieces = [piece(file, 0, at, count)];
@@ -199,7 +193,7 @@ fn changes_of_one_block_by_several_threads_lose_nothing() {
     const ROUNDS: u8 = 200;
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let device = LoopDevice::attach(&image(directory.path()), 4096).unwrap();
-    let table = FileTable::default();
+    let table = Arc::<FileTable>::default();
     let file = open(&table, device.path(), FileKind::BlockDevice, Caching::Direct);
     let rewrite = |place: u64| {
         for round in 1..=ROUNDS {
@@ -224,7 +218,7 @@ fn an_errand_waits_for_whoever_changes_its_block() {
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let device = LoopDevice::attach(&image(directory.path()), 4096).unwrap();
-    let table = FileTable::default();
+    let table = Arc::<FileTable>::default();
     let file = open(&table, device.path(), FileKind::BlockDevice, Caching::Direct);
     let held = table.get(file).medium().ranges().try_lock(0..4096, Waker::noop()).unwrap();
     let pieces = || [piece(file, 0, 512, 512)];
@@ -244,8 +238,31 @@ fn an_errand_waits_for_whoever_changes_its_block() {
 }
 
 #[test]
+fn what_another_process_owns_is_read_and_not_changed() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = image(directory.path());
+    let table = Arc::<FileTable>::default();
+    let file = open(&table, &path, FileKind::Regular, Caching::Buffered);
+    let (pieces, memory) = ([piece(file, 0, 0, 4)], || HostMemory::of(b"data"));
+    let write = Operation::Write(extent(4), Durability::Cached);
+    let zero = Operation::WriteZeroes(extent(4), Unmap::Allowed, Durability::Cached);
+    let discard = Operation::Discard(extent(4), Durability::Cached);
+    run(&table, write, &pieces, memory()).unwrap();
+    table.get(file).leave();
+    for change in [write, zero, discard] {
+        let memory = if change == write { HostMemory::of(b"lost") } else { HostMemory::zeroed(0) };
+        assert_eq!(run(&table, change, &pieces, memory).map(drop), Err(FailKind::Io));
+    }
+    let read = Operation::Read(extent(4));
+    assert_eq!(*run(&table, read, &pieces, HostMemory::zeroed(4)).unwrap(), *b"data");
+    table.get(file).own();
+    run(&table, zero, &pieces, HostMemory::zeroed(0)).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[..4], [0; 4]);
+}
+
+#[test]
 fn a_sync_that_failed_is_remembered() {
-    let table = FileTable::default();
+    let table = Arc::<FileTable>::default();
     // It cannot be synced.
     let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
     let null = OpenFile::adopt(null.into(), "null".into(), 0, Aio::Automatic);

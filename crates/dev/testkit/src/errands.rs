@@ -1,0 +1,96 @@
+//! Errands that are carried out while the caller waits, on an engine of their own.
+//!
+//! Where it stands: for tests that play an iothread with one lane by hand, and leave what it submits to a real engine.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use block::{
+    Access, ByteCount, Claim, ClaimError, DiskSize, EngineFactory, Errand, FailKind, HostMemory,
+    Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList,
+    Rights,
+};
+
+/// Carries an operation out on these pieces, with this memory, as an errand of a lane; returns the memory as it left it.
+pub fn carry_out(
+    engines: &dyn EngineFactory,
+    operation: Operation,
+    pieces: &[Piece],
+    memory: HostMemory,
+) -> Result<HostMemory, FailKind> {
+    let mut engine = engines.make().expect("there are descriptors");
+    let mut io = None;
+    let node = Arc::new(Nowhere) as Arc<dyn Node>;
+    let opened = engine.open(&node, &mut |lane_io| {
+        io = Some(lane_io.clone());
+        node.open_lane(lane_io)
+    });
+    opened.expect("the lane needs nothing");
+    let io = io.expect("the engine has opened it");
+    let mut result = None;
+    engine.run(std::pin::pin!(async {
+        result = Some(io.submit(operation, pieces, memory).await);
+    }));
+    result.expect("it is over")
+}
+
+/// Carries out an errand that some other lane has submitted.
+pub fn run(engines: &dyn EngineFactory, mut errand: Errand) {
+    let mut memory = HostMemory::zeroed(errand.memory().count());
+    errand.memory().copy_to(0, &mut memory);
+    let (operation, pieces) = (errand.operation(), errand.pieces().to_vec());
+    let outcome = match carry_out(engines, operation, &pieces, memory) {
+        Ok(memory) => {
+            errand.memory().copy_from(0, &memory);
+            Outcome::Done
+        }
+        Err(kind) => Outcome::Failed(kind),
+    };
+    errand.finish(outcome);
+}
+
+/// A node without a disk, whose lane only has errands.
+#[derive(Debug)]
+struct Nowhere;
+
+impl Node for Nowhere {
+    fn name(&self) -> &'static str {
+        "nowhere"
+    }
+
+    fn size(&self) -> DiskSize {
+        DiskSize(ByteCount(0))
+    }
+
+    fn limits(&self) -> Limits {
+        let least = NonZeroU32::new(512).expect("512 is not zero");
+        Limits {
+            request_alignment: least,
+            physical_block: least,
+            discard: false,
+            discard_granularity: least,
+        }
+    }
+
+    fn access(&self) -> Access {
+        Access::ReadOnly
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+        Ok(Claim::nothing())
+    }
+
+    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl LeafLane for Nowhere {
+    fn answer(&mut self, mapping: &mut Mapping, _: &mut PieceList) {
+        panic!("there is no disk for {mapping:?}");
+    }
+}

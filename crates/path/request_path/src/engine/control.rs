@@ -1,0 +1,84 @@
+//! Engines of threads that own no ring: they open images, look at them and close them.
+//!
+//! Where it stands: the same tasks that run on iothreads run here, on lanes that no client uses, and have their errands
+//! carried out like everywhere else; only that this thread makes the calls itself, and sleeps if one waits.
+//!
+//! Threads: each engine belongs to the thread that made it, which it blocks.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use block::{Clock, ControlEngine, EngineFactory, LaneError, MakeLane, Node};
+use kernel_io::{FileTable, Kernel, Notifier, Wait};
+
+use super::Engine;
+
+/// Makes engines for threads that own no ring, on the files of one table.
+#[derive(Debug)]
+pub struct ControlEngines {
+    table: Arc<FileTable>,
+    clock: Arc<dyn Clock>,
+}
+
+impl ControlEngines {
+    /// On these files, by this clock.
+    pub fn new(table: &Arc<FileTable>, clock: &Arc<dyn Clock>) -> Self {
+        Self { table: Arc::clone(table), clock: Arc::clone(clock) }
+    }
+}
+
+impl EngineFactory for ControlEngines {
+    fn make(&self) -> io::Result<Box<dyn ControlEngine>> {
+        let bell = Arc::new(Notifier::new()?);
+        let kernel = Kernel::blocking(Arc::clone(&self.table)).map_err(io::Error::other)?;
+        Ok(Box::new(Engine::with(kernel, bell, Arc::clone(&self.clock))))
+    }
+}
+
+impl ControlEngine for Engine {
+    fn open(&mut self, node: &Arc<dyn Node>, make: &mut MakeLane<'_>) -> Result<(), LaneError> {
+        // Open as long as the engine is there.
+        self.lanes.open_with(node, make).map(|_lane| ())
+    }
+
+    fn run(&mut self, mut future: Pin<&mut (dyn Future<Output = ()> + '_)>) {
+        let called = self.lanes.new_call();
+        let waker = Waker::from(Arc::clone(&called));
+        let mut context = Context::from_waker(&waker);
+        while future.as_mut().poll(&mut context).is_pending() {
+            loop {
+                self.turn();
+                if called.take() {
+                    break;
+                }
+            }
+        }
+        // What it has begun last.
+        self.lanes.note_all();
+        while !self.is_over() {
+            self.turn();
+        }
+    }
+}
+
+impl Engine {
+    /// Does what there is to do, or waits until there is something.
+    fn turn(&mut self) {
+        // The future has used the lanes.
+        self.lanes.note_all();
+        let now = self.clock.now();
+        let wait = match self.due() {
+            _ if self.has_own_work() => Wait::Poll,
+            Some(due) => Wait::AtMost(due.at.saturating_duration_since(now)),
+            None => Wait::Block,
+        };
+        self.wait(wait).expect("an epoll of our own can be waited with");
+        if self.due().is_some() {
+            self.resume(self.clock.now());
+        }
+        // Nobody kicks, and the bell was only to wake.
+        self.dispatch(&mut Vec::new());
+    }
+}

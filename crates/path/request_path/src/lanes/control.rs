@@ -1,0 +1,18 @@
+//! Lanes of a thread that owns no ring: it uses what they stand on itself, beside the calls that are made here.
+
+use std::sync::Arc;
+
+use super::{LaneIndex, Lanes};
+use crate::called::Called;
+
+impl Lanes {
+    /// What has this thread look at its lanes again, from any thread; it need not belong to one of them.
+    pub(crate) fn new_call(&self) -> Arc<Called> {
+        Arc::new(Called::new(Arc::clone(&self.calls)))
+    }
+
+    /// Notes what follows for each lane from calls that were made of what it stands on.
+    pub(crate) fn note_all(&mut self) {
+        (0..self.places.len()).map(LaneIndex).for_each(|lane| self.with(lane, |_| ()));
+    }
+}
