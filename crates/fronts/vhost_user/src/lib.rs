@@ -5,7 +5,7 @@
 //! guest's memory, collects what belongs to each ring, and tells the [`Device`] to serve it or to
 //! stop.
 //!
-//! Not here: sockets and listening (`daemon`), the rings themselves (`virtio`, `request_path`).
+//! Not here: sockets and listening (`daemon`), the rings themselves (`virtio`, `virtio_blk`).
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! From a chain to a virtio-blk request (virtio 1.2, 5.2.6).
 //!
-//! Where it stands in the life of a request: `request_path` calls [`decode`] for every popped
+//! Where it stands in the life of a request: `virtio_blk` calls [`decode`] for every popped
 //! chain and gives the operation to the lane.
 //!
 //! Invariants: an operation that leaves here is inside the disk, allowed by the rules and of whole

@@ -1,12 +1,12 @@
 //! Guest memory, split and packed rings, and the decoding of virtio-blk requests.
 //!
 //! Where it stands in the life of a request: at both ends. `vhost_user` builds [`GuestMemory`]
-//! and says where a ring lies; `request_path` pops a [`Chain`] from its [`Ring`], decodes it
+//! and says where a ring lies; `virtio_blk` pops a [`Chain`] from its [`Ring`], decodes it
 //! to a [`BlkRequest`], and later stages the completion and publishes it.
 //!
 //! Invariants: whatever lies in guest memory is hostile; each field is read once, copied and then
 //! checked. All unsafe code of this crate is in the modules that say so.
-//! Not here: who is interrupted and how (`request_path`), messages (`vhost_user`).
+//! Not here: who is interrupted and how (`virtio_blk`), messages (`vhost_user`).
 
 #![deny(unsafe_code)]
 

@@ -10,7 +10,7 @@
 //! end had taken away.
 //! Threads: owned by one iothread at a time, moved as a value between them. Nothing blocks.
 //! Limits: at most `size` chains are in flight; a chain has at most `SEGMENTS_MAX` segments.
-//! Not here: the kick and call descriptors (`request_path`).
+//! Not here: the kick and call descriptors (`virtio_blk`).
 
 mod areas;
 mod position;

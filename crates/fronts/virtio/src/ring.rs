@@ -1,7 +1,7 @@
 //! What split and packed rings have in common, and a ring of either layout.
 //!
 //! Where it stands in the life of a request: `vhost_user` describes a ring in a [`RingSetup`],
-//! `request_path` serves the [`Ring`] that is made of it.
+//! `virtio_blk` serves the [`Ring`] that is made of it.
 //!
 //! Invariants: which layout a ring has is decided once, when it is made; every call looks at that
 //! with one comparison.

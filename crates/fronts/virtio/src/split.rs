@@ -1,6 +1,6 @@
 //! The device side of a split virtqueue (virtio 1.2, 2.7).
 //!
-//! Where it stands in the life of a request: its first and its last stop. `request_path` pops
+//! Where it stands in the life of a request: its first and its last stop. `virtio_blk` pops
 //! chains in batches, and stages and publishes their completions in batches.
 //!
 //! Invariants: a head is popped only while it is not in flight and returned exactly once; staged
@@ -8,7 +8,7 @@
 //! was read from memory the front end had taken away.
 //! Threads: owned by one iothread at a time, moved as a value between them. Nothing blocks.
 //! Limits: at most `size` chains are in flight; a chain has at most `SEGMENTS_MAX` segments.
-//! Not here: the kick and call descriptors (`request_path`).
+//! Not here: the kick and call descriptors (`virtio_blk`).
 
 mod areas;
 mod heads;

@@ -2,8 +2,8 @@
 //! long it keeps what it has, leaves another one without.
 //!
 //! Where it stands in the life of a request: the rooms of an iothread are asked here, by the lane or by the file that
-//! a request is for: requests and pieces (`request_path::lanes`), bounce buffers (`request_path::engine`), operations of
-//! Linux AIO (`native`) and workers (`workers`).
+//! a request is for: requests, pieces and segments (`request_path::lanes`), bounce buffers (`request_path::engine`),
+//! transfers through the page cache (`kernel`), operations of Linux AIO (`native`) and workers (`workers`).
 //!
 //! Invariants: a party may have at least [`Budget::new`]'s `least` whatever the others have, and at most as much as all
 //! others leave free. One that wants without end so has half of everything if it is alone, two have a third each, and so on:

@@ -1,7 +1,7 @@
 //! A file or block device that a protocol node stores its bytes in.
 //!
 //! Where it stands in the life of a request: `disk` opens it once; every iothread does
-//! positional I/O on this one open file description (DESIGN: image locks and I/O share it).
+//! positional I/O on this one open file description (image locks and I/O share it).
 //!
 //! Invariants: alignment is read once, at open; the size when somebody asks for that. Threads: shared by all iothreads.
 

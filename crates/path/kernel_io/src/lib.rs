@@ -1,7 +1,7 @@
 //! Waiting and I/O: one reactor per iothread (io_uring, or epoll), engines, files, and everything the kernel may still touch.
 //!
 //! Where it stands in the life of a request: `request_path` hands a [`Kernel`] operations on
-//! [`block::Segment`]s or on a [`BounceBuffer`]; the kernel_io parks what they need until the
+//! [`block::Segment`]s or on a [`BounceBuffer`]; it parks what they need until the
 //! completion, which comes back as an [`Event`].
 //!
 //! Not here: what a request is made of (`request_path`), which bytes live where (`disk`).

@@ -7,7 +7,7 @@
 //! keeps the marks of others; whoever takes the mark away and then reads the page sees the bytes.
 //! Threads: any number mark at a time. Nothing blocks.
 //! Limits: as long as the front end made it, and no bit is set behind its end.
-//! Not here: what is marked and when (`ring::log`, `request_path`).
+//! Not here: what is marked and when (`ring::log`, `virtio_blk`).
 
 #![expect(unsafe_code, reason = "the log is shared with the front end")]
 

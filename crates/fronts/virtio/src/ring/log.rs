@@ -1,12 +1,13 @@
 //! What a ring marks in the dirty log, and where.
 //!
 //! Where it stands in the life of a request: a ring marks what it has written of itself right after
-//! it has written it; `request_path` has it mark the buffers of a request that is over.
+//! it has written it; `virtio_blk` has it mark the buffers of a request that is over.
 //!
 //! Invariants: a [`RingLog`] is made for one ring and one memory, and the log covers all that can be
 //! marked through it. Threads: belongs to the ring.
 //! Limits: pages are marked as a whole. More pages are marked than were written when a log comes
-//! (all that the device writes of a ring), and for reads that fail or that write only a part.
+//! (all that the device writes of a ring), for reads that fail or that write only a part, and of a packed ring for the
+//! slots that a chain skips.
 
 use std::sync::Arc;
 
