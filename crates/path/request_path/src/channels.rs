@@ -21,12 +21,12 @@ use block::{
     Begun, ByteOffset, Cancel, Channel, ChannelId, Due, Extent, IoFailure, LaneIo, Medium,
     Operation, RangeGuard, Segment, Tag,
 };
-use kernel_io::{BounceBuffer, Kernel};
+use kernel_io::BounceBuffer;
 use rustix::io::Errno;
 
-use crate::LaneIndex;
 use crate::called::Called;
 use crate::storages::extent;
+use crate::{EngineKernel, LaneIndex};
 use watch::Watch;
 
 /// For so many segments a slot keeps room when its operation is over.
@@ -287,7 +287,7 @@ impl Channels {
     }
 
     /// Calls those that have something to do; whether there were any.
-    pub(crate) fn attend(&mut self, kernel: &mut Kernel) -> bool {
+    pub(crate) fn attend(&mut self, kernel: &mut impl EngineKernel) -> bool {
         if !std::mem::take(&mut self.are_called) {
             return false;
         }
@@ -462,7 +462,7 @@ impl OpenChannel {
         }
     }
 
-    fn watch_for(&mut self, kernel: &mut Kernel) {
+    fn watch_for(&mut self, kernel: &mut impl EngineKernel) {
         let wanted =
             if self.is_idle() && self.is_closed { None } else { self.channel.wants().descriptor };
         self.watch.set(wanted, kernel, self.id);
@@ -509,6 +509,7 @@ mod tests {
 
     use super::*;
     use crate::lanes::Lanes;
+    use kernel_io::Kernel;
 
     struct Rig {
         lanes: Lanes,

@@ -35,6 +35,7 @@ use kernel_io::{
     InlineShare, Interest, IoFailure, Kernel, KernelError, Notifier, Reactors, Wait, WaitsWith,
 };
 
+use crate::EngineKernel;
 use crate::holds::{Wanted, hold_changes};
 use crate::job::{Addressee, JobIndex, Jobs, Owner, Phase};
 use crate::lanes::{Ended, LaneIndex, Lanes, weight};
@@ -78,8 +79,8 @@ pub(crate) enum Started {
 
 /// One iothread's lanes, jobs and way to the kernel.
 #[derive(Debug)]
-pub struct Engine {
-    kernel: Kernel,
+pub struct Engine<K = Kernel> {
+    kernel: K,
     bell: Arc<Notifier>,
     /// Rings it.
     waker: Waker,
@@ -132,7 +133,15 @@ impl Engine {
         Ok(Self::with(Kernel::new(table, allowed)?, bell, clock))
     }
 
-    fn with(mut kernel: Kernel, bell: Arc<Notifier>, clock: Arc<dyn Clock>) -> Self {
+    /// What this iothread waits with.
+    pub fn waits_with(&self) -> &WaitsWith {
+        self.kernel.waits_with()
+    }
+}
+
+impl<K: EngineKernel> Engine<K> {
+    /// An engine on that kernel, which the calling thread uses; `bell` is how others wake it.
+    pub fn with(mut kernel: K, bell: Arc<Notifier>, clock: Arc<dyn Clock>) -> Self {
         kernel.poll(bell.as_fd(), Interest::Read, Addressee::Bell.to_tag());
         Self {
             kernel,
@@ -161,11 +170,6 @@ impl Engine {
             report: Report::new(clock),
             alarm: None,
         }
-    }
-
-    /// What this iothread waits with.
-    pub fn waits_with(&self) -> &WaitsWith {
-        self.kernel.waits_with()
     }
 
     /// This iothread's bell.
@@ -503,7 +507,7 @@ impl Engine {
     }
 
     /// Its files and channels.
-    fn storages(&mut self) -> Storages<'_> {
+    fn storages(&mut self) -> Storages<'_, K> {
         Storages { kernel: &mut self.kernel, channels: &mut self.lanes.channels }
     }
 

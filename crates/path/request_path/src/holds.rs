@@ -8,6 +8,7 @@ use std::task::Waker;
 
 use block::{RangeGuard, StorageId};
 
+use crate::EngineKernel;
 use crate::job::Job;
 use crate::storages::Storages;
 
@@ -36,7 +37,7 @@ impl Wanted {
 pub(crate) fn hold_changes(
     job: &mut Job,
     wanted: &mut Wanted,
-    storages: &mut Storages<'_>,
+    storages: &mut Storages<'_, impl EngineKernel>,
     waker: &Waker,
 ) -> bool {
     if !job.operation.is_change() {

@@ -11,6 +11,7 @@
 mod called;
 mod channels;
 mod engine;
+mod engine_kernel;
 mod front_end;
 mod gauges;
 mod holds;
@@ -29,6 +30,7 @@ mod submit;
 mod sync;
 
 pub use engine::{ControlEngines, Engine, Signal};
+pub use engine_kernel::EngineKernel;
 pub use front_end::{FrontEnd, NewRequest, UnitIndex, Words, Work};
 pub use gauges::{Latency, Sampler, SourceGauges};
 /// What the kick of a front end is watched for.

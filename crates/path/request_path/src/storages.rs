@@ -7,19 +7,20 @@ use block::{
     ByteCount, ByteOffset, DiskSize, Durability, Extent, Medium, Operation, Piece, Segment,
     StorageId, Tag, Unmap,
 };
-use kernel_io::{Allocation, BounceBuffer, Kernel};
+use kernel_io::{Allocation, BounceBuffer};
 
+use crate::EngineKernel;
 use crate::channels::Channels;
 use crate::job::Job;
 
 /// What an iothread does I/O on.
 #[derive(Debug)]
-pub(crate) struct Storages<'a> {
-    pub(crate) kernel: &'a mut Kernel,
+pub(crate) struct Storages<'a, K> {
+    pub(crate) kernel: &'a mut K,
     pub(crate) channels: &'a mut Channels,
 }
 
-impl Storages<'_> {
+impl<K: EngineKernel> Storages<'_, K> {
     /// What does not depend on the kind of storage.
     pub(crate) fn medium(&mut self, storage: StorageId) -> &Medium {
         match storage {

@@ -9,6 +9,7 @@ use block::{
 };
 use kernel_io::{Allocation, IoFailure};
 
+use crate::EngineKernel;
 use crate::job::{Addressee, Job, Phase};
 use crate::staged::{Staged, StagedKind};
 use crate::storages::Storages;
@@ -73,7 +74,7 @@ fn bytes(piece: &Piece) -> usize {
 /// Submits one run and returns how many operations that is. What direct I/O cannot do in place is
 /// added to `staged`.
 pub(crate) fn submit_run(
-    storages: &mut Storages<'_>,
+    storages: &mut Storages<'_, impl EngineKernel>,
     operation: Operation,
     run: Run<'_>,
     memory: &Buffers,
@@ -133,7 +134,7 @@ pub(crate) fn submit_run(
 /// Discards or zeroes the whole blocks of a run and returns how many operations that is. The
 /// parts of blocks at its ends are added to `zero_ends`, or left alone.
 fn submit_allocation(
-    storages: &mut Storages<'_>,
+    storages: &mut Storages<'_, impl EngineKernel>,
     run: Run<'_>,
     how: Allocation,
     zero_ends: Option<&mut Vec<Staged>>,
@@ -159,7 +160,7 @@ fn submit_allocation(
 }
 
 /// Whether a job whose bytes are there has to sync their storage before it is over.
-pub(crate) fn must_sync(job: &Job, storages: &mut Storages<'_>) -> bool {
+pub(crate) fn must_sync(job: &Job, storages: &mut Storages<'_, impl EngineKernel>) -> bool {
     if job.phase == Phase::Sync {
         return false;
     }

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::EngineKernel;
 use block::{ChannelId, Interest};
-use kernel_io::Kernel;
 
 use crate::job::Addressee;
 
@@ -24,7 +24,7 @@ impl Watch {
     pub(crate) fn set(
         &mut self,
         wanted: Option<(&Arc<OwnedFd>, Interest)>,
-        kernel: &mut Kernel,
+        kernel: &mut impl EngineKernel,
         channel: ChannelId,
     ) {
         let is_same = match (&self.current, wanted) {

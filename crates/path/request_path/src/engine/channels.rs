@@ -8,10 +8,11 @@ use std::sync::Arc;
 use block::{ChannelId, IoFailure, Node, Tag};
 
 use super::Engine;
+use crate::EngineKernel;
 use crate::channels::Ended;
 use crate::job::Addressee;
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// Gives up the storage behind the channels of the lane on that node, if there is one: all its operations end now,
     /// whatever the storage does. For whoever does not want to wait for a server any more.
     pub fn abandon(&mut self, node: &Arc<dyn Node>) {

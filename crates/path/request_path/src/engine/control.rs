@@ -14,6 +14,7 @@ use block::{Clock, ControlEngine, EngineFactory, LaneError, MakeLane, Node};
 use kernel_io::{FileTable, Kernel, Notifier, Wait};
 
 use super::Engine;
+use crate::EngineKernel;
 
 /// Makes engines for threads that own no ring, on the files of one table.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ impl EngineFactory for ControlEngines {
     }
 }
 
-impl ControlEngine for Engine {
+impl<K: EngineKernel> ControlEngine for Engine<K> {
     fn open(&mut self, node: &Arc<dyn Node>, make: &mut MakeLane<'_>) -> Result<(), LaneError> {
         // Open as long as the engine is there.
         self.lanes.open_with(node, make).map(|_lane| ())
@@ -63,7 +64,7 @@ impl ControlEngine for Engine {
     }
 }
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// Does what there is to do, or waits until there is something.
     fn turn(&mut self) {
         // The future has used the lanes.

@@ -8,11 +8,12 @@
 use block::{After, Outcome, Owner, Piece, Told};
 
 use super::Engine;
+use crate::EngineKernel;
 use crate::job::{JobIndex, Phase};
 use crate::report::Trouble;
 use crate::storages::Storages;
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// Goes on with lanes that have something to do, as far as this round has room; whether there was any.
     /// What is left keeps the iothread awake.
     pub(super) fn attend_lanes(&mut self) -> bool {

@@ -13,13 +13,14 @@ use block::{
 use kernel_io::{Alarm, Interest, IoFailure};
 
 use super::Engine;
+use crate::EngineKernel;
 use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
 use crate::report::Trouble;
 use crate::staged::{Staged, StagedKind};
 use crate::storages::Storages;
 use crate::submit::{Run, may_hide_lost_data};
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// A piece failed: some failures mean another way, the others are the guest's.
     pub(super) fn piece_failed(&mut self, index: JobIndex, piece: PieceIndex, failure: IoFailure) {
         let Self { jobs, kernel, lanes, .. } = self;

@@ -8,10 +8,11 @@ use std::time::Instant;
 use block::{Due, Node};
 
 use super::Engine;
+use crate::EngineKernel;
 use crate::LaneIndex;
 use crate::job::JobIndex;
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// When [`Engine::resume`] has something to do.
     pub fn due(&self) -> Option<Due> {
         let due = Due::first(self.lanes.due(), self.lanes.channels.due());

@@ -10,6 +10,7 @@ use block::{Operation, Target};
 use kernel_io::InlineBudget;
 
 use super::Engine;
+use crate::EngineKernel;
 use crate::job::{Addressee, Job, JobIndex, PieceIndex};
 use crate::storages::Storages;
 use crate::submit::{Run, submit_run};
@@ -24,7 +25,7 @@ enum Pieces {
     MoreLater,
 }
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// Begins with a job's pieces. It counts what comes later as something outstanding.
     pub(super) fn begin_pieces(&mut self, index: JobIndex) {
         if self.go_through(index) == Pieces::MoreLater {

@@ -5,6 +5,7 @@ use block::BehindEnd;
 use kernel_io::{BounceBuffer, IoFailure};
 
 use super::Engine;
+use crate::EngineKernel;
 use crate::LaneIndex;
 use crate::job::{Addressee, JobIndex, PieceIndex};
 use crate::report::Trouble;
@@ -12,7 +13,7 @@ use crate::staged::{Chunk, Next, StagedKind, Step};
 use crate::storages::Storages;
 use crate::submit::{may_hide_lost_data, staged_durability};
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     pub(super) fn staged_step_over(
         &mut self,
         index: JobIndex,

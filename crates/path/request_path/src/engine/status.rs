@@ -6,14 +6,20 @@
 //! Limits: a piece is looked at until there are as many runs as the memory has room for, and once in any case.
 
 use block::{ByteCount, Operation, Outcome, Piece, StatusRecord, Target};
-use kernel_io::{FileExtent, Kernel, Tag};
+use kernel_io::{FileExtent, Tag};
 
 use super::Engine;
+use crate::EngineKernel;
 use crate::job::{Addressee, Job};
 
 impl Job {
     /// Takes what a piece of a status says, or has the file tell it.
-    pub(super) fn begin_status_piece(&mut self, place: usize, kernel: &mut Kernel, tag: Tag) {
+    pub(super) fn begin_status_piece(
+        &mut self,
+        place: usize,
+        kernel: &mut impl EngineKernel,
+        tag: Tag,
+    ) {
         let Piece { skip, count, ref target } = self.pieces[place];
         match *target {
             Target::File { file, offset } => {
@@ -56,7 +62,7 @@ impl Job {
     }
 }
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// A file has told what it has at the beginning of what is left of a piece.
     pub(super) fn extent_found(&mut self, tag: Tag, found: FileExtent) {
         let Addressee::Job(index, piece) = Addressee::from_tag(tag) else {

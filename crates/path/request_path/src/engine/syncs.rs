@@ -14,6 +14,7 @@ use block::{ChannelId, StorageId, SyncGuard, SyncTicket, SyncTurn};
 use kernel_io::IoFailure;
 
 use super::Engine;
+use crate::EngineKernel;
 use crate::job::{Addressee, JobIndex, PieceIndex};
 use crate::report::Trouble;
 use crate::storages::Storages;
@@ -80,7 +81,7 @@ impl Syncs {
     }
 }
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// Makes a job's bytes durable, which are all there.
     pub(super) fn sync(&mut self, index: JobIndex) {
         let mut wanted = std::mem::take(&mut self.syncs.wanted);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use block::Due;
 
 use super::{Engine, Signal};
+use crate::EngineKernel;
 use crate::{Seat, SourceKey};
 
 /// How much later a turn does no harm that is put off anyway.
@@ -34,7 +35,7 @@ impl TimedTurns {
     }
 }
 
-impl Engine {
+impl<K: EngineKernel> Engine<K> {
     /// The time.
     pub(crate) fn now(&self) -> Instant {
         self.clock.now()

@@ -1,0 +1,151 @@
+//! What an engine asks of the kernel.
+//!
+//! Where it stands in the life of a request: below the engine, which begins operations on files here and takes the events
+//! that they end with. Always a type that is known when the engine is compiled: no call goes through a table.
+//!
+//! Invariants: an operation that was begun ends with one [`Event::Finished`] under its tag; until then its memory belongs
+//! to the kernel. Threads: belongs to that of its engine; only [`EngineKernel::wait`] blocks.
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use block::{ByteCount, ByteOffset, Durability, FileId, Interest, IoFailure, Medium, Segment, Tag};
+use kernel_io::{Allocation, BounceBuffer, Event, InlineShare, Kernel, Wait};
+
+/// Files, descriptors to watch, and waiting for what comes of both.
+pub trait EngineKernel: Debug {
+    /// What does not depend on the kind of storage.
+    fn medium(&mut self, file: FileId) -> &Medium;
+
+    /// Reads from the file into the memory.
+    fn read(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        memory: impl Iterator<Item = Segment>,
+        tag: Tag,
+    );
+
+    /// Writes the memory to the file.
+    fn write(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        durability: Durability,
+        memory: impl Iterator<Item = Segment>,
+        tag: Tag,
+    );
+
+    /// Reads `count` bytes into a bounce buffer, which comes back with the event.
+    fn read_bounce(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        count: usize,
+        buffer: BounceBuffer,
+        tag: Tag,
+    );
+
+    /// Writes the first `count` bytes of a bounce buffer, which comes back with the event.
+    fn write_bounce(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        durability: Durability,
+        count: usize,
+        buffer: BounceBuffer,
+        tag: Tag,
+    );
+
+    /// Makes the file's data durable.
+    fn sync(&mut self, file: FileId, tag: Tag);
+
+    /// Discards or zeroes a range of the file, whose size stays as it is. Fails with EOPNOTSUPP if that cannot be.
+    fn allocate(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        count: ByteCount,
+        how: Allocation,
+        tag: Tag,
+    );
+
+    /// Looks what a file has from there on, of so many bytes: an [`Event::Extent`] follows.
+    fn find_extent(&mut self, file: FileId, offset: ByteOffset, count: ByteCount, tag: Tag);
+
+    /// Closes the files that nobody will ask for again.
+    fn forget_files(&mut self);
+
+    /// Watches a descriptor until [`EngineKernel::cancel_poll`]: an [`Event::Ready`] each time that it becomes ready.
+    fn poll(&mut self, fd: BorrowedFd<'_>, interest: Interest, tag: Tag);
+
+    /// Ends watching; [`Event::PollEnded`] follows. The descriptor must stay open until then.
+    fn cancel_poll(&mut self, tag: Tag);
+
+    /// Adds one to the counter of an eventfd that another process shares. Does not sleep for it.
+    fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// How much may be done inline from the next turn on.
+    fn share_inline(&mut self, share: InlineShare);
+
+    /// Submits what is queued and waits as told, unless there are events already.
+    fn wait(&mut self, wait: Wait) -> io::Result<()>;
+
+    /// Whether waiting without blocking would do anything, as far as can be seen without a system call.
+    fn has_news(&mut self) -> bool;
+
+    /// Whether something waits to be done inline in the next turns.
+    fn has_inline_work(&self) -> bool;
+
+    /// Whether [`EngineKernel::has_news`] keeps saying so without reason, until a watched descriptor becomes readable.
+    fn is_misled(&self) -> bool;
+
+    /// The next event, if there is one.
+    fn next_event(&mut self) -> Option<Event>;
+
+    /// The next event, if it says that an operation is over: whose, how, and its bounce buffer.
+    fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)>;
+}
+
+/// Has a type's own methods be those of the trait.
+macro_rules! by_own_methods {
+    ($(fn $name:ident(&mut self $(, $value:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
+        $(#[inline]
+        fn $name(&mut self $(, $value: $type)*) $(-> $result)? {
+            Self::$name(self $(, $value)*)
+        })*
+    };
+}
+
+impl EngineKernel for Kernel {
+    by_own_methods! {
+        fn medium(&mut self, file: FileId) -> &Medium;
+        fn read(&mut self, file: FileId, at: ByteOffset, memory: impl Iterator<Item = Segment>, tag: Tag);
+        fn write(&mut self, file: FileId, at: ByteOffset, durability: Durability, memory: impl Iterator<Item = Segment>, tag: Tag);
+        fn read_bounce(&mut self, file: FileId, at: ByteOffset, count: usize, buffer: BounceBuffer, tag: Tag);
+        fn write_bounce(&mut self, file: FileId, at: ByteOffset, durability: Durability, count: usize, buffer: BounceBuffer, tag: Tag);
+        fn sync(&mut self, file: FileId, tag: Tag);
+        fn allocate(&mut self, file: FileId, at: ByteOffset, count: ByteCount, how: Allocation, tag: Tag);
+        fn find_extent(&mut self, file: FileId, at: ByteOffset, count: ByteCount, tag: Tag);
+        fn forget_files(&mut self);
+        fn poll(&mut self, fd: BorrowedFd<'_>, interest: Interest, tag: Tag);
+        fn cancel_poll(&mut self, tag: Tag);
+        fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()>;
+        fn share_inline(&mut self, share: InlineShare);
+        fn wait(&mut self, wait: Wait) -> io::Result<()>;
+        fn has_news(&mut self) -> bool;
+        fn next_event(&mut self) -> Option<Event>;
+        fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)>;
+    }
+
+    #[inline]
+    fn has_inline_work(&self) -> bool {
+        Self::has_inline_work(self)
+    }
+
+    #[inline]
+    fn is_misled(&self) -> bool {
+        Self::is_misled(self)
+    }
+}
