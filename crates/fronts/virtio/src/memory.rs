@@ -298,6 +298,7 @@ fn read_volatile(from: Segment, to: &mut [u8]) {
 ///
 /// # Safety
 /// The bytes must be mapped and readable.
+#[inline]
 pub(crate) unsafe fn read_descriptor(at: NonNull<u8>) -> [u8; 16] {
     let words = at.cast::<u64>();
     if !words.is_aligned() {

@@ -139,6 +139,7 @@ impl BlkRing {
     }
 
     /// What is to be done for the request in `self.chain`.
+    #[inline(always)]
     fn work(&mut self, slot: Slot, header: BlkHeader, kind: BlkKind) -> Work<'_> {
         match kind {
             BlkKind::Disk(operation) => {
@@ -193,7 +194,8 @@ impl FrontEnd for BlkRing {
         self.rules.size = self.capacity.get();
     }
 
-    #[inline]
+    // What a call returns goes through memory: 4 ns.
+    #[inline(always)]
     fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkFault> {
         let Some(head) = self.ring.pop(&mut self.chain)? else { return Ok(None) };
         let BlkRequest { header, kind, status } = virtio::decode(&mut self.chain, &self.rules)

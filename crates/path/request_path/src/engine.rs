@@ -272,6 +272,7 @@ impl<K: EngineKernel> Engine<K> {
     }
 
     /// Takes a request on. Its memory is swapped out of `memory`. It starts with the batch.
+    #[inline]
     pub(crate) fn add(
         &mut self,
         seat: Seat,

@@ -137,6 +137,7 @@ impl Jobs {
         index
     }
 
+    #[inline]
     fn enter(&mut self, owner: Owner, lane: LaneIndex, operation: Operation) -> JobIndex {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.jobs.len()).expect("jobs are numbered by u32");
@@ -203,6 +204,7 @@ impl Jobs {
 
 impl Job {
     /// Of an answer that was carried out nothing is left; of a large one not even the room.
+    #[inline]
     pub(crate) fn forget_answer(&mut self, index: JobIndex) {
         let room = index.room_kept();
         self.pieces.clear();

@@ -91,13 +91,15 @@ impl<R: Copy> OpenRequests<R> {
     }
 
     /// A request was brought. Panics if another one has its slot.
-    #[inline]
+    // A call would store the fields of `reply` one by one and load them together, which waits for the stores: 6 ns.
+    #[inline(always)]
     pub(crate) fn enter(&mut self, slot: Slot, kind: Kind, bytes: ByteCount, reply: R) {
         // Requests are below 2 GiB.
         let sectors = u32::try_from(bytes.0 / SECTOR_BYTES).unwrap_or(u32::MAX);
         let request = Request { kind, sectors, begun: self.begin, reply };
-        let before = self.places[usize::from(slot.0)].replace(request);
-        assert!(before.is_none(), "request {} was brought twice", slot.0);
+        let place = &mut self.places[usize::from(slot.0)];
+        assert!(place.is_none(), "request {} was brought twice", slot.0);
+        *place = Some(request);
         self.count += 1;
         match self.begin {
             Some(_) => self.timed += 1,
@@ -126,7 +128,8 @@ impl<R: Copy> OpenRequests<R> {
     }
 
     /// A request is answered. Panics if it was before.
-    #[inline]
+    // As above.
+    #[inline(always)]
     pub(crate) fn answer(&mut self, slot: Slot, outcome: Outcome, meter: &mut Meter) -> R {
         let Some(request) = self.places[usize::from(slot.0)].take() else {
             panic!("request {} was completed twice", slot.0)
