@@ -135,6 +135,9 @@ impl Piece {
 
 const _: () = assert!(size_of::<Piece>() == 32, "what clients can make the daemon remember");
 
+/// In the place of a piece that was moved.
+const MOVED: Piece = Piece { skip: u64::MAX, count: ByteCount(0), target: Target::Nothing };
+
 /// Some neighbouring pieces of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceRange {
@@ -190,6 +193,15 @@ impl PieceList {
         &self.pieces[range.start as usize..range.end as usize]
     }
 
+    /// Moves the pieces of an answer behind those of `into`. Panics if they were moved before: each answer has its own.
+    #[inline]
+    pub fn take(&mut self, range: PieceRange, into: &mut Vec<Piece>) {
+        for piece in &mut self.pieces[range.start as usize..range.end as usize] {
+            assert!(piece.skip != MOVED.skip, "two answers name one piece");
+            into.push(std::mem::replace(piece, MOVED));
+        }
+    }
+
     /// The piece of an answer, by its place in it. For who adds pieces made of others meanwhile.
     pub fn at(&self, range: PieceRange, place: usize) -> Option<Piece> {
         self.get(range).get(place).cloned()
@@ -216,6 +228,16 @@ mod tests {
 
     fn piece(skip: u64) -> Piece {
         Piece { skip, count: ByteCount(1), target: Target::Zeroes }
+    }
+
+    #[test]
+    #[should_panic(expected = "two answers name one piece")]
+    fn a_piece_is_moved_once() {
+        let mut list = PieceList::default();
+        let (answer, mut moved) = (list.one(piece(1)), Vec::new());
+        list.take(answer, &mut moved);
+        assert_eq!(moved, [piece(1)]);
+        list.take(answer, &mut moved);
     }
 
     #[test]

@@ -322,7 +322,7 @@ impl<K: EngineKernel> Engine<K> {
                 job.operation = mapping.operation;
                 job.after = mapping.after;
                 job.behind_end = mapping.behind_end;
-                job.pieces.extend_from_slice(self.pieces.get(range));
+                self.pieces.take(range, &mut job.pieces);
             }
         }
         // With the last of them a lane may be closed, and nothing may keep its memory then.

@@ -116,8 +116,8 @@ impl Jobs {
         memory: &mut Buffers,
         weight: usize,
     ) -> JobIndex {
-        let index = self.enter(Owner::Ring(ticket), lane, operation);
-        let job = self.get(index);
+        let (index, job) = self.enter(lane, operation);
+        job.owner = Some(Owner::Ring(ticket));
         job.weight = weight;
         std::mem::swap(&mut job.memory, memory);
         memory.clear();
@@ -127,25 +127,23 @@ impl Jobs {
     /// Takes an errand on, which is mapped already.
     pub(crate) fn add_errand(&mut self, mut errand: Errand, lane: LaneIndex) -> JobIndex {
         let (operation, memory) = (errand.operation(), errand.memory());
-        let index = self.enter(Owner::Lane(errand), lane, operation);
-        let job = self.get(index);
+        let (index, job) = self.enter(lane, operation);
         job.memory = memory;
         job.behind_end = BehindEnd::Zeroes;
-        if let Some(Owner::Lane(errand)) = &job.owner {
-            job.pieces.extend_from_slice(errand.pieces());
-        }
+        job.pieces.extend_from_slice(errand.pieces());
+        job.owner = Some(Owner::Lane(errand));
         index
     }
 
+    /// A job without an owner.
     #[inline]
-    fn enter(&mut self, owner: Owner, lane: LaneIndex, operation: Operation) -> JobIndex {
+    fn enter(&mut self, lane: LaneIndex, operation: Operation) -> (JobIndex, &mut Job) {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.jobs.len()).expect("jobs are numbered by u32");
             self.jobs.push(Job::empty(lane));
             JobIndex(index)
         });
-        let job = self.get(index);
-        job.owner = Some(owner);
+        let job = &mut self.jobs[index.0 as usize];
         job.lane = lane;
         job.operation = operation;
         job.after = After::Over;
@@ -153,7 +151,7 @@ impl Jobs {
         job.failure = None;
         job.phase = Phase::Held;
         job.released = false;
-        index
+        (index, job)
     }
 
     /// The job of that number.
