@@ -13,9 +13,9 @@ pub(crate) const PROGRAM: &str = "ringloom";
 /// The name under which the program is a drop-in replacement.
 const DROP_IN: &str = "qemu-storage-daemon";
 
-/// What the program was called for.
+/// How the program was invoked: its name, the subcommand and its arguments.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Called {
+pub(crate) struct Invocation {
     /// The name for messages.
     pub(crate) program: &'static str,
     /// What to do.
@@ -24,7 +24,7 @@ pub(crate) struct Called {
     pub(crate) rest: Vec<OsString>,
 }
 
-/// What to do.
+/// The subcommands of `ringloom`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Subcommand {
     /// Serve disks.
@@ -39,9 +39,9 @@ pub(crate) enum Subcommand {
     Version,
 }
 
-/// A call that does not say what to do.
+/// A command line without a known subcommand.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum CallError {
+pub(crate) enum InvocationError {
     /// No subcommand.
     Nothing,
     /// No such subcommand.
@@ -53,9 +53,9 @@ pub(crate) enum CallError {
     },
 }
 
-impl Error for CallError {}
+impl Error for InvocationError {}
 
-impl Display for CallError {
+impl Display for InvocationError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => formatter.write_str("say what to do: serve, tune, report or help"),
@@ -70,14 +70,16 @@ impl Display for CallError {
 }
 
 /// Finds the subcommand. `help serve` is `serve --help`.
-pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Called, CallError> {
+pub(crate) fn read(
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<Invocation, InvocationError> {
     let mut arguments = arguments.into_iter();
     let name = arguments.next().unwrap_or_default();
     if Path::new(&name).file_name() == Some(OsStr::new(DROP_IN)) {
         let rest = arguments.collect();
-        return Ok(Called { program: DROP_IN, subcommand: Subcommand::Serve, rest });
+        return Ok(Invocation { program: DROP_IN, subcommand: Subcommand::Serve, rest });
     }
-    let first = arguments.next().ok_or(CallError::Nothing)?;
+    let first = arguments.next().ok_or(InvocationError::Nothing)?;
     let mut rest: Vec<OsString> = arguments.collect();
     let mut subcommand = find(&first)?;
     if subcommand == Subcommand::Help
@@ -86,10 +88,10 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Call
         subcommand = find(topic)?;
         rest = vec!["--help".into()];
     }
-    Ok(Called { program: PROGRAM, subcommand, rest })
+    Ok(Invocation { program: PROGRAM, subcommand, rest })
 }
 
-fn find(word: &OsStr) -> Result<Subcommand, CallError> {
+fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
     match word.to_str() {
         Some("serve") => Ok(Subcommand::Serve),
         Some("tune") => Ok(Subcommand::Tune),
@@ -99,7 +101,7 @@ fn find(word: &OsStr) -> Result<Subcommand, CallError> {
         _ => {
             let given = word.display().to_string();
             let names = ["serve", "tune", "report", "help", "--help", "--version"];
-            Err(CallError::Unknown { meant: nearest(&given, names), given })
+            Err(InvocationError::Unknown { meant: nearest(&given, names), given })
         }
     }
 }
@@ -132,18 +134,18 @@ Start here:
 mod tests {
     use std::ffi::OsString;
 
-    use super::{CallError, Called, DROP_IN, PROGRAM, Subcommand, read};
+    use super::{DROP_IN, Invocation, InvocationError, PROGRAM, Subcommand, read};
 
     #[track_caller]
     fn check(line: &[&str], subcommand: Subcommand, rest: &[&str]) {
         let rest = rest.iter().map(OsString::from).collect();
         let program = if line[0].ends_with(DROP_IN) { DROP_IN } else { PROGRAM };
-        let called = Called { program, subcommand, rest };
+        let called = Invocation { program, subcommand, rest };
         assert_eq!(read(line.iter().map(OsString::from)), Ok(called));
     }
 
     #[track_caller]
-    fn refuse(line: &[&str], expected: &CallError) {
+    fn refuse(line: &[&str], expected: &InvocationError) {
         assert_eq!(read(line.iter().map(OsString::from)).as_ref(), Err(expected));
     }
 
@@ -163,9 +165,10 @@ mod tests {
 
     #[test]
     fn a_wrong_word_is_answered_with_the_nearest_one() {
-        let unknown = |given: &str, meant| CallError::Unknown { given: given.to_owned(), meant };
-        refuse(&["ringloom"], &CallError::Nothing);
-        refuse(&[], &CallError::Nothing);
+        let unknown =
+            |given: &str, meant| InvocationError::Unknown { given: given.to_owned(), meant };
+        refuse(&["ringloom"], &InvocationError::Nothing);
+        refuse(&[], &InvocationError::Nothing);
         refuse(&["ringloom", "sreve"], &unknown("sreve", Some("serve")));
         refuse(&["ringloom", "help", "tun"], &unknown("tun", Some("tune")));
         refuse(&["ringloom", "reprot"], &unknown("reprot", Some("report")));

@@ -22,7 +22,7 @@ pub(crate) fn start(log: &Arc<Log>, file: Option<&Path>) {
     let asked = env::var(VARIABLE).ok();
     let level: Option<Level> = asked.as_deref().and_then(|asked| asked.parse().ok());
     let lines = tracing_subscriber::fmt()
-        .with_writer(Lines(Arc::clone(log)))
+        .with_writer(LogWriterFactory(Arc::clone(log)))
         // What cannot be written is counted; the library would say it on stderr, and panic if that fails.
         .log_internal_errors(false)
         .with_target(false)
@@ -52,20 +52,20 @@ fn keep_panics(log: &Arc<Log>) {
     }));
 }
 
-/// Makes a writer for each line.
-struct Lines(Arc<Log>);
+/// Makes a [`LogLineWriter`] for each event (tracing's MakeWriter).
+struct LogWriterFactory(Arc<Log>);
 
-/// Takes one line.
-struct Line<'a> {
+/// Writes one formatted event to the log.
+struct LogLineWriter<'a> {
     log: &'a Log,
     severity: Severity,
 }
 
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Line<'a>;
+impl<'a> MakeWriter<'a> for LogWriterFactory {
+    type Writer = LogLineWriter<'a>;
 
     fn make_writer(&'a self) -> Self::Writer {
-        Line { log: &self.0, severity: Severity::Info }
+        LogLineWriter { log: &self.0, severity: Severity::Info }
     }
 
     fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Self::Writer {
@@ -75,11 +75,11 @@ impl<'a> MakeWriter<'a> for Lines {
             Level::INFO => Severity::Info,
             Level::DEBUG | Level::TRACE => Severity::Debug,
         };
-        Line { log: &self.0, severity }
+        LogLineWriter { log: &self.0, severity }
     }
 }
 
-impl io::Write for Line<'_> {
+impl io::Write for LogLineWriter<'_> {
     /// A line comes as a whole.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.log.write(self.severity, line);

@@ -15,11 +15,11 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use arguments::{Called, Subcommand};
+use arguments::{Invocation, Subcommand};
 use clap::Parser;
 use daemon::help;
 use daemon::log::Log;
-use daemon::options::{self, Command};
+use daemon::options::{self, ServeCommand};
 use daemon::serve::{self, ServeError};
 
 fn main() -> ExitCode {
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         Ok(called) => called,
         Err(error) => return output::fail(arguments::PROGRAM, &error),
     };
-    let Called { program, subcommand, rest } = called;
+    let Invocation { program, subcommand, rest } = called;
     match subcommand {
         Subcommand::Serve => run_serve(program, rest),
         Subcommand::Tune => run_tune(rest),
@@ -39,9 +39,9 @@ fn main() -> ExitCode {
 
 fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
     let plan = match options::parse(arguments) {
-        Ok(Command::Help(topic)) => return output::print(&help::text(topic)),
-        Ok(Command::Version) => return output::print(&help::version()),
-        Ok(Command::Serve(plan)) => plan,
+        Ok(ServeCommand::Help(topic)) => return output::print(&help::text(topic)),
+        Ok(ServeCommand::Version) => return output::print(&help::version()),
+        Ok(ServeCommand::Serve(plan)) => plan,
         Err(error) => return output::fail(program, &error),
     };
     if let Err(error) = serve::close_inherited(&plan) {

@@ -128,7 +128,7 @@ mod tests {
     use std::path::Path;
 
     use super::{disk_name, render};
-    use crate::options::{AttachFormat, Command, parse};
+    use crate::options::{AttachFormat, ServeCommand, parse};
 
     #[track_caller]
     fn check(format: AttachFormat, exports: &[&str], expected: &str) {
@@ -138,7 +138,7 @@ mod tests {
                 format!("--export=vhost-user-blk,node-name=n,addr.type=unix,{export}")
             }),
         );
-        let Ok(Command::Serve(plan)) = parse(line.into_iter().map(OsString::from)) else {
+        let Ok(ServeCommand::Serve(plan)) = parse(line.into_iter().map(OsString::from)) else {
             panic!("{exports:?} should be a plan");
         };
         assert_eq!(render(format, &plan, Path::new("/run/x")), expected);

@@ -20,23 +20,23 @@ use iothread::{Confine, Host, Iothread, PollLimit, PollSettings, Polling, SpawnE
 use kernel_io::{FileTable, Notifier, Reactors};
 use virtio::{BlkConfig, CacheMode, MemoryRules};
 
-use crate::claim::{ClaimFailure, Patience, claim};
+use crate::activation::{ActivationPolicy, OnDemandClaim};
+use crate::claim::{ExportClaimError, WaitPolicy, claim};
 use crate::descriptor_check::DescriptorCheck;
-use crate::descriptors;
-use crate::device::Offer;
-use crate::export::{Adopted, Export, ExportError};
+use crate::descriptor_limits;
+use crate::device::ExportedDisk;
+use crate::export::{AdoptedSession, Export, ExportError};
+use crate::export_size::ExportSize;
 use crate::graph::{Graph, GraphError};
 use crate::guest_memory::{self, MemoryDirectoryError};
-use crate::holding::{Holding, OnDemand};
-use crate::model::{Activity, ModelFault};
-use crate::options::{ExportOptions, Object, ObjectKind, Plan, PollOptions, Step};
-use crate::resize::Size;
+use crate::model::{Activity, ModelError};
+use crate::options::{ExportOptions, ObjectKind, ObjectOptions, Plan, PlanStep, PollOptions};
 use crate::sandbox::Sandbox;
-use crate::socket::{self, Socket, SocketError};
-use crate::unshared::UnsharedRate;
-use crate::watch::Watch;
+use crate::socket::{self, ExportSocket, SocketError};
+use crate::storage_watchdog::StorageWatchdog;
+use crate::unshared_memory::UnsharedMemoryRate;
 
-pub use change::ChangeError;
+pub use change::GraphChangeError;
 
 /// The name of the iothread that serves exports which name none.
 const MAIN: &str = "main";
@@ -44,12 +44,12 @@ const MAIN: &str = "main";
 /// The queues of an export that offers as many as a front end asks for.
 const QUEUES_MAX: u16 = 256;
 
-/// Everything that serves.
+/// All running parts of the daemon: iothreads, block graph, claims, exports.
 #[derive(Debug)]
-pub(crate) struct Built {
+pub(crate) struct Daemon {
     // Dropped in this order: exports use iothreads, and what was claimed.
     exports: Vec<Export>,
-    claims: Vec<Claimed>,
+    claims: Vec<ExportClaim>,
     iothreads: HashMap<String, Arc<Iothread>>,
     graph: Graph,
     files: Arc<FileTable>,
@@ -59,24 +59,24 @@ pub(crate) struct Built {
     descriptor_check: Arc<DescriptorCheck>,
 }
 
-/// An export that lacks only its claim and its socket.
+/// An export whose node and iothreads are ready; it lacks its claim and its socket.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedExport {
     pub(crate) options: ExportOptions,
-    pub(crate) offer: Arc<Offer>,
+    pub(crate) offer: Arc<ExportedDisk>,
     rights: Rights,
 }
 
-/// What an export holds.
+/// The claim of an export on its node, with its rights.
 #[derive(Debug)]
-struct Claimed {
+struct ExportClaim {
     export: String,
     rights: Rights,
     /// There is none while a change of the graph is under way.
     claim: Option<Claim>,
 }
 
-/// A step of the plan failed.
+/// The daemon could not be built as the command line asks.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// The kernel does not say which CPUs there are.
@@ -93,7 +93,7 @@ pub enum BuildError {
     Graph(#[from] GraphError),
     /// An object or an export does not fit what there is.
     #[error(transparent)]
-    Model(#[from] ModelFault),
+    Model(#[from] ModelError),
     /// An export's disk cannot be shown in blocks of the size asked for.
     #[error(
         "export {export}: the size of node {node}, {bytes} bytes, is no multiple of the logical \
@@ -111,7 +111,7 @@ pub enum BuildError {
     },
     /// An export could not claim its node.
     #[error(transparent)]
-    Claim(#[from] ClaimFailure),
+    Claim(#[from] ExportClaimError),
     /// An export's socket could not be made.
     #[error("export {export}")]
     Socket {
@@ -135,7 +135,7 @@ pub enum BuildError {
     Export(#[from] ExportError),
 }
 
-impl Built {
+impl Daemon {
     /// Nothing yet.
     pub(crate) fn nothing<C: Clock + 'static>(
         files: &Arc<FileTable>,
@@ -157,8 +157,8 @@ impl Built {
     }
 
     /// What waits for storage is told of from now on.
-    pub(crate) fn watch_by(&mut self, watch: &Arc<Watch>) {
-        self.graph.watch_by(watch);
+    pub(crate) fn set_watchdog(&mut self, watch: &Arc<StorageWatchdog>) {
+        self.graph.set_watchdog(watch);
     }
 
     /// Carries the plan out, step by step, up to the first that fails: what is returned lacks only
@@ -166,15 +166,15 @@ impl Built {
     pub(crate) fn carry_out(
         &mut self,
         plan: &Plan,
-        patience: &mut Patience<'_>,
-    ) -> Result<Vec<Prepared>, BuildError> {
+        policy: &mut WaitPolicy<'_>,
+    ) -> Result<Vec<PreparedExport>, BuildError> {
         let prepared = self.prepare(plan)?;
-        prepared.iter().try_for_each(|prepared| self.claim(prepared, patience))?;
+        prepared.iter().try_for_each(|prepared| self.claim(prepared, policy))?;
         Ok(prepared)
     }
 
     /// Starts the plan's iothreads and opens its images, and checks its exports. Blocks.
-    pub(crate) fn prepare(&mut self, plan: &Plan) -> Result<Vec<Prepared>, BuildError> {
+    pub(crate) fn prepare(&mut self, plan: &Plan) -> Result<Vec<PreparedExport>, BuildError> {
         let mut prepared = Vec::new();
         self.graph.allow_named_files(&plan.named_files);
         let memory_files = Arc::clone(self.descriptor_check.memory_files());
@@ -182,13 +182,15 @@ impl Built {
         let rules = || Arc::new(guest_memory::rules(&memory_files, bytes_max, exports));
         for step in &plan.steps {
             match step {
-                Step::Object(object) => self.add_object(object)?,
-                Step::Blockdev(blockdev) => self.graph.add(blockdev)?,
-                Step::Export(export) => prepared.push(self.prepare_export(export, rules())?),
+                PlanStep::Object(object) => self.add_object(object)?,
+                PlanStep::Blockdev(blockdev) => self.graph.add(blockdev)?,
+                PlanStep::Export(export) => prepared.push(self.prepare_export(export, rules())?),
             }
         }
         let queues: Vec<u16> = prepared.iter().map(|it| it.offer.config.queues).collect();
-        for (Prepared { offer, .. }, share) in prepared.iter().zip(descriptors::shares(&queues)) {
+        for (PreparedExport { offer, .. }, share) in
+            prepared.iter().zip(descriptor_limits::shares(&queues))
+        {
             offer.descriptors_max.store(share, Ordering::Relaxed);
         }
         Ok(prepared)
@@ -197,16 +199,17 @@ impl Built {
     /// Claims what the export needs, unless it does that only when it serves rings. Blocks.
     pub(crate) fn claim(
         &mut self,
-        prepared: &Prepared,
-        patience: &mut Patience<'_>,
+        prepared: &PreparedExport,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), BuildError> {
-        let (Offer { id, node, holding, .. }, rights) = (&*prepared.offer, prepared.rights);
-        match holding {
-            Holding::Always => {
-                let claim = Some(claim(id, &**node, rights, &*self.clock, patience)?);
-                self.claims.push(Claimed { export: id.clone(), rights, claim });
+        let (ExportedDisk { id, node, activation, .. }, rights) =
+            (&*prepared.offer, prepared.rights);
+        match activation {
+            ActivationPolicy::Always => {
+                let claim = Some(claim(id, &**node, rights, &*self.clock, policy)?);
+                self.claims.push(ExportClaim { export: id.clone(), rights, claim });
             }
-            Holding::WhileServed(_) => {}
+            ActivationPolicy::WhileServed(_) => {}
         }
         Ok(())
     }
@@ -214,11 +217,11 @@ impl Built {
     /// Begins to accept clients, on a thread behind the fences. What is needed has been claimed.
     pub(crate) fn start(
         &mut self,
-        prepared: Prepared,
-        socket: Socket,
-        adopted: Option<Adopted>,
+        prepared: PreparedExport,
+        socket: ExportSocket,
+        adopted: Option<AdoptedSession>,
     ) -> Result<(), BuildError> {
-        let Offer { id, iothreads, .. } = &*prepared.offer;
+        let ExportedDisk { id, iothreads, .. } = &*prepared.offer;
         let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
         let (names, path) = (names.join(", "), socket.path().to_path_buf());
         let clock = Arc::clone(&self.clock);
@@ -246,9 +249,12 @@ impl Built {
     }
 
     /// Makes the socket of an export. Clients can connect from now on, and wait.
-    pub(crate) fn listen(Prepared { options, .. }: &Prepared) -> Result<Socket, BuildError> {
+    pub(crate) fn listen(
+        PreparedExport { options, .. }: &PreparedExport,
+    ) -> Result<ExportSocket, BuildError> {
         let export = options.id.clone();
-        Socket::listen(&options.socket).map_err(|source| BuildError::Socket { export, source })
+        ExportSocket::listen(&options.socket)
+            .map_err(|source| BuildError::Socket { export, source })
     }
 
     /// Whether nobody serves the socket of that export. Blocks for as long as a process that is about to end may take.
@@ -265,7 +271,7 @@ impl Built {
     }
 
     /// What all exports offer, with their sizes.
-    pub(crate) fn offers(&self) -> Vec<Arc<Offer>> {
+    pub(crate) fn offers(&self) -> Vec<Arc<ExportedDisk>> {
         self.exports.iter().map(Export::share_offer).collect()
     }
 
@@ -288,7 +294,7 @@ impl Built {
         }
     }
 
-    fn add_object(&mut self, object: &Object) -> Result<(), BuildError> {
+    fn add_object(&mut self, object: &ObjectOptions) -> Result<(), BuildError> {
         match object.kind {
             ObjectKind::Iothread(polling) => {
                 self.graph.add_object(object.name())?;
@@ -318,37 +324,39 @@ impl Built {
         &mut self,
         options: &ExportOptions,
         memory_rules: Arc<MemoryRules>,
-    ) -> Result<Prepared, BuildError> {
+    ) -> Result<PreparedExport, BuildError> {
         let config = config(options, &**self.graph.node(&options.node_name)?)?;
         let rights = Rights::of_user(config.access);
-        let holding = match self.graph.activity(&options.node_name)? {
-            Activity::Active => Holding::Always,
-            Activity::Inactive => {
-                Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::clone(&self.clock))))
-            }
+        let activation = match self.graph.activity(&options.node_name)? {
+            Activity::Active => ActivationPolicy::Always,
+            Activity::Inactive => ActivationPolicy::WhileServed(Box::new(OnDemandClaim::new(
+                rights,
+                Arc::clone(&self.clock),
+            ))),
         };
-        let freezer = Notifier::new().map_err(|source| ExportError::of(&options.id, source))?;
+        let freeze_notifier =
+            Notifier::new().map_err(|source| ExportError::of(&options.id, source))?;
         let node = self.graph.add_export(options.entry())?;
         let iothreads = self.iothreads_of(options)?;
         let files = self.graph.files_below(&options.node_name);
-        let size = Size::new(&options.id, &node, config.logical_block, files);
+        let size = ExportSize::new(&options.id, &node, config.logical_block, files);
         size.warn_if_empty();
-        let offer = Arc::new(Offer {
+        let offer = Arc::new(ExportedDisk {
             id: options.id.clone(),
             node,
             memory_rules,
             descriptors_max: AtomicUsize::new(usize::MAX),
             descriptor_check: self.descriptor_check.for_export(),
-            holding,
+            activation,
             config,
             size,
             cache: Mutex::new(config.cache),
             iothreads,
-            freezer,
+            freeze_notifier,
             resumption: Mutex::new(None),
-            unshared: Arc::new(UnsharedRate::new(Arc::clone(&self.clock))),
+            unshared: Arc::new(UnsharedMemoryRate::new(Arc::clone(&self.clock))),
         });
-        Ok(Prepared { options: options.clone(), offer, rights })
+        Ok(PreparedExport { options: options.clone(), offer, rights })
     }
 
     /// The iothreads that serve an export, all of which there are.

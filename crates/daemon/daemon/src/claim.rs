@@ -4,8 +4,8 @@
 //! takes its place waits here for that, and touches nothing before.
 //!
 //! Invariants: an export has its claim before its socket exists, unless its node is inactive
-//! (`holding`).
-//! Limits: [`LOCK_PATIENCE`]. Threads: the process's first, or that of a session; a signal or the
+//! (`activation`).
+//! Limits: [`LOCK_WAIT_MAX`]. Threads: the process's first, or that of a session; a signal or the
 //! end of the session ends the wait.
 //! Not here: the locks (`kernel_io`), which claim needs which (`disk`).
 
@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use block::{Claim, ClaimError, Clock, Node, Outlook, Rights, SentenceRate};
 
-use crate::chain::chain_of;
+use crate::error_chain::chain_of;
 
 /// How long a starting daemon tries to get a lock that another process has.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How long it rests between two tries.
 const REST: Duration = Duration::from_millis(100);
@@ -25,35 +25,35 @@ const REST: Duration = Duration::from_millis(100);
 /// each other, do not go on in step.
 const SPREAD: u32 = 64;
 
-/// How a wait passes.
-pub(crate) trait Wait {
+/// How a thread waits between tries: until a time, or an event that ends the wait.
+pub(crate) trait InterruptibleWait {
     /// Lets this time pass, or less if a signal comes.
-    fn pause(&mut self, time: Duration) -> Told;
+    fn pause(&mut self, time: Duration) -> WaitResult;
 
     /// The wait is over. Called once after any number of pauses.
     fn done(&mut self);
 }
 
-/// What came of a pause.
+/// Whether to go on waiting, or to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum WaitResult {
     /// Nothing.
     GoOn,
     /// The daemon is to stop.
     Stop,
 }
 
-/// How long to wait, and how.
-pub(crate) struct Patience<'a> {
+/// How long to retry a claim, how to wait between tries, and how often that is logged.
+pub(crate) struct WaitPolicy<'a> {
     pub(crate) limit: Duration,
-    pub(crate) wait: &'a mut dyn Wait,
+    pub(crate) wait: &'a mut dyn InterruptibleWait,
     /// How often it may be said: a client can cause some waits.
     pub(crate) rate: &'a mut SentenceRate,
 }
 
 /// An export could not claim its node.
 #[derive(Debug, thiserror::Error)]
-pub enum ClaimFailure {
+pub enum ExportClaimError {
     /// It cannot be.
     #[error("export {export}")]
     Refused {
@@ -88,20 +88,20 @@ pub(crate) fn claim(
     node: &dyn Node,
     rights: Rights,
     clock: &dyn Clock,
-    patience: &mut Patience<'_>,
-) -> Result<Claim, ClaimFailure> {
-    let refused = |source| ClaimFailure::Refused { export: export.to_owned(), source };
+    policy: &mut WaitPolicy<'_>,
+) -> Result<Claim, ExportClaimError> {
+    let refused = |source| ExportClaimError::Refused { export: export.to_owned(), source };
     match node.claim(rights) {
         Err(error) if error.outlook == Outlook::MayPass => {
-            let seconds = patience.limit.as_secs();
-            let is_told = patience.rate.admit(clock.now()).is_some();
+            let seconds = policy.limit.as_secs();
+            let is_told = policy.rate.admit(clock.now()).is_some();
             if is_told {
                 let sentence = chain_of(&error);
                 tracing::warn!("export {export}: {sentence}; trying for up to {seconds} s");
             }
             let began = clock.now();
-            let result = insist(export, node, rights, clock, patience, error);
-            patience.wait.done();
+            let result = retry(export, node, rights, clock, policy, error);
+            policy.wait.done();
             if is_told && result.is_ok() {
                 let waited = clock.now().duration_since(began).as_secs_f64();
                 let name = node.name();
@@ -113,28 +113,28 @@ pub(crate) fn claim(
     }
 }
 
-fn insist(
+fn retry(
     export: &str,
     node: &dyn Node,
     rights: Rights,
     clock: &dyn Clock,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
     mut source: ClaimError,
-) -> Result<Claim, ClaimFailure> {
+) -> Result<Claim, ExportClaimError> {
     let began = clock.now();
     let export = || export.to_owned();
     let rest = REST + Duration::from_millis((std::process::id() % SPREAD).into());
-    while clock.now().duration_since(began) < patience.limit {
-        if patience.wait.pause(rest) == Told::Stop {
-            return Err(ClaimFailure::Stopped { export: export() });
+    while clock.now().duration_since(began) < policy.limit {
+        if policy.wait.pause(rest) == WaitResult::Stop {
+            return Err(ExportClaimError::Stopped { export: export() });
         }
         match node.claim(rights) {
             Ok(claim) => return Ok(claim),
             Err(error) if error.outlook == Outlook::MayPass => source = error,
-            Err(source) => return Err(ClaimFailure::Refused { export: export(), source }),
+            Err(source) => return Err(ExportClaimError::Refused { export: export(), source }),
         }
     }
-    Err(ClaimFailure::Kept { export: export(), limit: patience.limit, source })
+    Err(ExportClaimError::Kept { export: export(), limit: policy.limit, source })
 }
 
 #[cfg(test)]
@@ -169,11 +169,11 @@ mod tests {
         count: u32,
         done: u32,
         /// Called with the number of each pause.
-        then: Box<dyn FnMut(u32) -> Told + 'a>,
+        then: Box<dyn FnMut(u32) -> WaitResult + 'a>,
     }
 
-    impl Wait for Pauses<'_> {
-        fn pause(&mut self, time: Duration) -> Told {
+    impl InterruptibleWait for Pauses<'_> {
+        fn pause(&mut self, time: Duration) -> WaitResult {
             *self.clock.now.lock().unwrap() += time;
             self.count += 1;
             (self.then)(self.count)
@@ -192,7 +192,7 @@ mod tests {
 
     /// Claims while another daemon has the image, which gives it up as `then` says. Gives what came
     /// of it, and how many pauses there were.
-    fn waited(then: impl Fn(u32, &mut Option<Claim>) -> Told) -> (Result<(), String>, u32) {
+    fn waited(then: impl Fn(u32, &mut Option<Claim>) -> WaitResult) -> (Result<(), String>, u32) {
         let image = tempfile::NamedTempFile::new().unwrap();
         let (ours, other) = (node(&image), node(&image));
         let rights = Rights::of_user(Access::ReadWrite);
@@ -200,12 +200,12 @@ mod tests {
         let clock = Hours { now: Mutex::new(block::SystemClock.now()) };
         let then = Box::new(move |count| then(count, &mut held));
         let mut pauses = Pauses { clock: &clock, count: 0, done: 0, then };
-        let mut patience = Patience {
+        let mut policy = WaitPolicy {
             limit: Duration::from_secs(30),
             wait: &mut pauses,
             rate: &mut SentenceRate::default(),
         };
-        let result = claim("e", &ours, rights, &clock, &mut patience);
+        let result = claim("e", &ours, rights, &clock, &mut policy);
         assert_eq!(pauses.done, 1);
         let result = result.map(drop).map_err(|error| {
             chain_of(&error).to_string().replace(image.path().to_str().unwrap(), "d.img")
@@ -219,14 +219,14 @@ mod tests {
             if count == 7 {
                 drop(held.take());
             }
-            Told::GoOn
+            WaitResult::GoOn
         });
         assert_eq!((result, pauses), (Ok(()), 7));
     }
 
     #[test]
     fn after_its_limit_it_gives_up_in_qemus_words() {
-        let (result, pauses) = waited(|_, _| Told::GoOn);
+        let (result, pauses) = waited(|_, _| WaitResult::GoOn);
         let sentence = "export e: gave up after 30 s: node n: Failed to get \"write\" lock: Is another \
                         process using the image [d.img]?";
         assert_eq!(result, Err(sentence.to_owned()));
@@ -236,7 +236,8 @@ mod tests {
 
     #[test]
     fn a_signal_ends_the_wait() {
-        let (result, pauses) = waited(|count, _| if count == 3 { Told::Stop } else { Told::GoOn });
+        let (result, pauses) =
+            waited(|count, _| if count == 3 { WaitResult::Stop } else { WaitResult::GoOn });
         assert_eq!(result, Err("export e: stopped while it waited for a lock".to_owned()));
         assert_eq!(pauses, 3);
     }
@@ -253,13 +254,13 @@ mod tests {
         let clock = Hours { now: Mutex::new(block::SystemClock.now()) };
         let then = Box::new(|_| panic!("it waits"));
         let mut pauses = Pauses { clock: &clock, count: 0, done: 0, then };
-        let mut patience = Patience {
-            limit: LOCK_PATIENCE,
+        let mut policy = WaitPolicy {
+            limit: LOCK_WAIT_MAX,
             wait: &mut pauses,
             rate: &mut SentenceRate::default(),
         };
-        let error = claim("e", &two, rights, &clock, &mut patience).unwrap_err();
-        assert!(matches!(error, ClaimFailure::Refused { .. }), "{error}");
+        let error = claim("e", &two, rights, &clock, &mut policy).unwrap_err();
+        assert!(matches!(error, ExportClaimError::Refused { .. }), "{error}");
         drop(held);
     }
 }

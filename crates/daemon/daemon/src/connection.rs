@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 
-/// The connection of the current session.
+/// The connection of an export's current client, which other threads can shut down.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: UnixStream,

@@ -31,7 +31,7 @@ use rustix::net::{
 use vhost_user::Closing;
 use virtio::MemoryFiles;
 
-use crate::options::Sandboxing;
+use crate::options::SandboxMode;
 
 /// How long an answer may take that asks nobody. More than a host takes that is short of CPU.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -49,25 +49,25 @@ const MAY_WAIT: u64 = 2;
 /// The answer that too many are there already whose close waits, or that there is no room to look.
 const NO_ROOM: u64 = 3;
 
-/// The other process, as sessions ask it.
+/// The helper process that examines descriptors of front ends before this process receives them.
 #[derive(Debug)]
 pub(crate) struct DescriptorCheck {
     socket: OwnedFd,
     memory_files: Arc<MemoryFiles>,
-    begun: Begun,
+    begun: HelperConfinement,
     exports: AtomicU64,
 }
 
-/// The same, for the sessions of one export.
+/// The descriptor check as the sessions of one export use it.
 #[derive(Debug)]
-pub(crate) struct ExportCheck {
+pub(crate) struct ExportDescriptorCheck {
     check: Arc<DescriptorCheck>,
     export: u64,
 }
 
-/// The other process is not there.
+/// The helper process that examines descriptors could not be started.
 #[derive(Debug, thiserror::Error)]
-pub enum CheckStartError {
+pub enum DescriptorCheckStartError {
     /// It could not be made.
     #[error("cannot make a process that looks at descriptors")]
     Make(#[source] io::Error),
@@ -79,9 +79,9 @@ pub enum CheckStartError {
     Unconfined,
 }
 
-/// There is no answer.
+/// The helper process gave no answer about descriptors.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CheckError {
+pub(crate) enum DescriptorCheckError {
     #[error(
         "the process that looks at descriptors has ended; a new one comes with a new daemon (ringloom serve --takeover)"
     )]
@@ -96,7 +96,7 @@ pub(crate) enum CheckError {
     Kernel(#[source] io::Error),
 }
 
-impl From<Errno> for CheckError {
+impl From<Errno> for DescriptorCheckError {
     fn from(errno: Errno) -> Self {
         match errno {
             Errno::PIPE | Errno::CONNRESET | Errno::CONNREFUSED => Self::Ended,
@@ -105,15 +105,15 @@ impl From<Errno> for CheckError {
     }
 }
 
-/// What the other process says once, when it is ready.
+/// Whether the helper process is confined, as it reports at its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Begun {
+enum HelperConfinement {
     Confined,
     /// A fence could not be had.
     Open,
 }
 
-impl Begun {
+impl HelperConfinement {
     fn to_bytes(self) -> [u8; 1] {
         match self {
             Self::Confined => [1],
@@ -134,31 +134,35 @@ impl DescriptorCheck {
     /// Makes the other process. Call it before the first thread.
     pub(crate) fn start(
         memory_files: &Arc<MemoryFiles>,
-        sandbox: Sandboxing,
-    ) -> Result<Arc<Self>, CheckStartError> {
-        let (ours, theirs) = pair().map_err(CheckStartError::Make)?;
+        sandbox: SandboxMode,
+    ) -> Result<Arc<Self>, DescriptorCheckStartError> {
+        let (ours, theirs) = pair().map_err(DescriptorCheckStartError::Make)?;
         host::start_apart(NAME, theirs, |socket| {
             process::run(&socket, memory_files, sandbox);
         })
-        .map_err(CheckStartError::Make)?;
+        .map_err(DescriptorCheckStartError::Make)?;
         let mut said = [0];
         let (_, bytes) = retry_on_intr(|| recv(&ours, &mut said, RecvFlags::empty()))
-            .map_err(|errno| CheckStartError::Make(errno.into()))?;
+            .map_err(|errno| DescriptorCheckStartError::Make(errno.into()))?;
         if bytes != said.len() {
-            return Err(CheckStartError::Ended);
+            return Err(DescriptorCheckStartError::Ended);
         }
-        Ok(Arc::new(Self::of(ours, memory_files, Begun::parse(said))))
+        Ok(Arc::new(Self::of(ours, memory_files, HelperConfinement::parse(said))))
     }
 
-    fn of(socket: OwnedFd, memory_files: &Arc<MemoryFiles>, begun: Begun) -> Self {
+    fn of(socket: OwnedFd, memory_files: &Arc<MemoryFiles>, begun: HelperConfinement) -> Self {
         Self { socket, memory_files: Arc::clone(memory_files), begun, exports: AtomicU64::new(0) }
     }
 
     /// Whether it is behind the fences that must be there. Where this process cannot have one either, it can say why.
-    pub(crate) fn judge(&self, sandbox: Sandboxing) -> Result<(), CheckStartError> {
+    pub(crate) fn judge(&self, sandbox: SandboxMode) -> Result<(), DescriptorCheckStartError> {
         match (self.begun, sandbox) {
-            (Begun::Open, Sandboxing::Required) => Err(CheckStartError::Unconfined),
-            (Begun::Confined, _) | (_, Sandboxing::Possible | Sandboxing::Off) => Ok(()),
+            (HelperConfinement::Open, SandboxMode::Required) => {
+                Err(DescriptorCheckStartError::Unconfined)
+            }
+            (HelperConfinement::Confined, _) | (_, SandboxMode::Possible | SandboxMode::Off) => {
+                Ok(())
+            }
         }
     }
 
@@ -168,9 +172,9 @@ impl DescriptorCheck {
         let (ours, theirs) = pair().unwrap();
         let memory_files = Arc::default();
         let files = Arc::clone(&memory_files);
-        std::thread::spawn(move || process::run(&theirs, &files, Sandboxing::Off));
+        std::thread::spawn(move || process::run(&theirs, &files, SandboxMode::Off));
         recv(&ours, &mut [0], RecvFlags::empty()).unwrap();
-        Arc::new(Self::of(ours, &memory_files, Begun::Open))
+        Arc::new(Self::of(ours, &memory_files, HelperConfinement::Open))
     }
 
     /// From which files memory is taken.
@@ -179,25 +183,25 @@ impl DescriptorCheck {
     }
 
     /// For another export: what one sends takes no room from the others.
-    pub(crate) fn for_export(self: &Arc<Self>) -> ExportCheck {
+    pub(crate) fn for_export(self: &Arc<Self>) -> ExportDescriptorCheck {
         let export = self.exports.fetch_add(1, Ordering::Relaxed);
-        ExportCheck { check: Arc::clone(self), export }
+        ExportDescriptorCheck { check: Arc::clone(self), export }
     }
 }
 
 /// Where answers for a session arrive.
-pub(crate) fn answers() -> Result<OwnedFd, CheckError> {
+pub(crate) fn answers() -> Result<OwnedFd, DescriptorCheckError> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-impl ExportCheck {
+impl ExportDescriptorCheck {
     /// Has the descriptors looked at that the message at the head of a connection brings. After an error the session must
     /// end, since an answer may still come.
     pub(crate) fn look(
         &self,
         connection: BorrowedFd<'_>,
         answers: &OwnedFd,
-    ) -> Result<Closing, CheckError> {
+    ) -> Result<Closing, DescriptorCheckError> {
         let began = SystemClock.now();
         let left = || ANSWER_LIMIT.saturating_sub(SystemClock.now().duration_since(began));
         self.ask([connection, answers.as_fd()], &left)?;
@@ -206,12 +210,16 @@ impl ExportCheck {
         rustix::io::read(answers, &mut answer)?;
         match u64::from_ne_bytes(answer) {
             ASKS_NOBODY => Ok(Closing::AsksNobody),
-            NO_ROOM => Err(CheckError::NoRoom),
+            NO_ROOM => Err(DescriptorCheckError::NoRoom),
             _ => Ok(Closing::MayWait),
         }
     }
 
-    fn ask(&self, fds: [BorrowedFd<'_>; 2], left: &dyn Fn() -> Duration) -> Result<(), CheckError> {
+    fn ask(
+        &self,
+        fds: [BorrowedFd<'_>; 2],
+        left: &dyn Fn() -> Duration,
+    ) -> Result<(), DescriptorCheckError> {
         let socket = self.check.socket.as_fd();
         let export = self.export.to_ne_bytes();
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -238,7 +246,7 @@ impl ExportCheck {
         fd: BorrowedFd<'_>,
         what: PollFlags,
         left: &dyn Fn() -> Duration,
-    ) -> Result<(), CheckError> {
+    ) -> Result<(), DescriptorCheckError> {
         loop {
             let limit = Timespec::try_from(left()).expect("limits are short");
             let mut fds = [
@@ -246,9 +254,9 @@ impl ExportCheck {
                 PollFd::new(&self.check.socket, PollFlags::empty()),
             ];
             match poll(&mut fds, Some(&limit)) {
-                Ok(0) => return Err(CheckError::Silent),
+                Ok(0) => return Err(DescriptorCheckError::Silent),
                 Ok(_) if fds[0].revents().contains(what) => return Ok(()),
-                Ok(_) => return Err(CheckError::Ended),
+                Ok(_) => return Err(DescriptorCheckError::Ended),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }

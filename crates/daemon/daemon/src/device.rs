@@ -18,19 +18,19 @@ use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingS
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
 use virtio_blk::{BlkRing, BlkRingSetup};
 
-use crate::chain::chain_of;
+use crate::activation::{ActivationPolicy, ActivationResult, ConnectionWait};
+use crate::client_log::ClientLog;
 use crate::connection::Connection;
-use crate::descriptor_check::{self, CheckError, ExportCheck};
-use crate::holding::{Begun, Holding, WhileOurs};
-use crate::ledger::Ledger;
-use crate::resize::Size;
-use crate::resumption::Resumption;
-use crate::unshared::{Unshared, UnsharedRate};
-use crate::visit::Visit;
+use crate::descriptor_check::{self, DescriptorCheckError, ExportDescriptorCheck};
+use crate::error_chain::chain_of;
+use crate::export_size::ExportSize;
+use crate::queue_statistics::QueueStatistics;
+use crate::takeover_pause::TakeoverPause;
+use crate::unshared_memory::{UnsharedMemoryRate, UnsharedMemoryWarning};
 
-/// What an export offers, the same for every session but for the cache mode.
+/// A disk as an export offers it, shared by all its sessions: node, configuration, iothreads, size, cache mode.
 #[derive(Debug)]
-pub(crate) struct Offer {
+pub(crate) struct ExportedDisk {
     pub(crate) id: String,
     pub(crate) node: Arc<dyn Node>,
     /// What its front end may share.
@@ -38,29 +38,29 @@ pub(crate) struct Offer {
     /// How many descriptors a session of its may hold.
     pub(crate) descriptors_max: AtomicUsize,
     /// Who looks at the descriptors that a front end sends.
-    pub(crate) descriptor_check: ExportCheck,
+    pub(crate) descriptor_check: ExportDescriptorCheck,
     /// When it holds the node.
-    pub(crate) holding: Holding,
+    pub(crate) activation: ActivationPolicy,
     /// As it was when the export was made; of the size, see `size`.
     pub(crate) config: BlkConfig,
     /// How large the disk is now, and who is told of that.
-    pub(crate) size: Size,
+    pub(crate) size: ExportSize,
     /// The cache mode now; `config` has the first one. It stays when a front end leaves: one that
     /// comes back says nothing of it, and its driver relies on it.
     pub(crate) cache: Mutex<CacheMode>,
     /// Who serves the rings, round-robin; never empty.
     pub(crate) iothreads: Vec<Arc<Iothread>>,
     /// Rung when another process wants to go on with the export, and readable until that is answered.
-    pub(crate) freezer: Notifier,
+    pub(crate) freeze_notifier: Notifier,
     /// Since when its front end waits, if it has to come back after a takeover.
-    pub(crate) resumption: Mutex<Option<Resumption>>,
+    pub(crate) resumption: Mutex<Option<TakeoverPause>>,
     /// How often it is said that a guest's memory is not shared.
-    pub(crate) unshared: Arc<UnsharedRate>,
+    pub(crate) unshared: Arc<UnsharedMemoryRate>,
 }
 
-impl Offer {
+impl ExportedDisk {
     /// The front end is served again: says how long that took, once.
-    fn tell_resumption(&self) {
+    fn log_takeover_pause(&self) {
         let resumption = self.resumption.lock().expect("no holder of this lock panics").take();
         if let Some(resumption) = resumption {
             resumption.tell(&self.id);
@@ -68,14 +68,14 @@ impl Offer {
     }
 }
 
-/// The device of one session.
+/// The vhost-user-blk device of one session: places its rings on iothreads and stops them.
 #[derive(Debug)]
 pub(crate) struct BlkDevice {
-    offer: Arc<Offer>,
+    offer: Arc<ExportedDisk>,
     session: Arc<Connection>,
-    ledger: Arc<Mutex<Ledger>>,
-    visit: Arc<Visit>,
-    unshared: Arc<Unshared>,
+    statistics: Arc<Mutex<QueueStatistics>>,
+    client_log: Arc<ClientLog>,
+    unshared: Arc<UnsharedMemoryWarning>,
     placed: Vec<Option<Placed<BlkRing>>>,
     /// Where answers about descriptors arrive, once the front end has sent any.
     answers: Option<OwnedFd>,
@@ -84,14 +84,14 @@ pub(crate) struct BlkDevice {
 impl BlkDevice {
     /// The device of a session on that connection.
     pub(crate) fn new(
-        offer: Arc<Offer>,
+        offer: Arc<ExportedDisk>,
         session: Arc<Connection>,
-        ledger: Arc<Mutex<Ledger>>,
-        visit: Arc<Visit>,
+        statistics: Arc<Mutex<QueueStatistics>>,
+        client_log: Arc<ClientLog>,
     ) -> Self {
-        offer.size.welcome();
-        let unshared = Arc::new(Unshared::new(&offer.id, &offer.unshared));
-        Self { offer, session, ledger, visit, unshared, placed: Vec::new(), answers: None }
+        offer.size.reset_front_end();
+        let unshared = Arc::new(UnsharedMemoryWarning::new(&offer.id, &offer.unshared));
+        Self { offer, session, statistics, client_log, unshared, placed: Vec::new(), answers: None }
     }
 
     fn rules(&self, features: Features) -> BlkRules {
@@ -143,11 +143,14 @@ impl BlkDevice {
             Durability::Cached => CacheMode::WriteBack,
             Durability::Stable => CacheMode::WriteThrough,
         };
-        self.visit.started(queue, &setup, cache, inherited);
+        self.client_log.started(queue, &setup, cache, inherited);
         Ok(placed)
     }
 
-    fn ask_about_descriptors(&mut self, of: BorrowedFd<'_>) -> Result<Closing, CheckError> {
+    fn ask_about_descriptors(
+        &mut self,
+        of: BorrowedFd<'_>,
+    ) -> Result<Closing, DescriptorCheckError> {
         let answers = match self.answers.take() {
             Some(answers) => answers,
             None => descriptor_check::answers()?,
@@ -170,7 +173,7 @@ impl BlkDevice {
 
 impl Device for BlkDevice {
     fn features(&self) -> Features {
-        self.visit.has_asked();
+        self.client_log.has_asked();
         self.offer.config.features()
     }
 
@@ -203,7 +206,7 @@ impl Device for BlkDevice {
     }
 
     fn told_size(&self) -> Option<DiskSize> {
-        self.offer.size.told()
+        self.offer.size.announced()
     }
 
     fn was_told_size(&mut self, size: DiskSize) {
@@ -238,11 +241,11 @@ impl Device for BlkDevice {
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError> {
         let failed = |source| DeviceError::Start { queue, source };
         if !self.serves_any() {
-            let Offer { id, node, holding, freezer, .. } = &*self.offer;
-            let while_ours = &WhileOurs { session: &self.session, freezer };
-            match holding.begin(id, &**node, while_ours).map_err(|it| failed(Box::new(it)))? {
-                Begun::Held => {}
-                Begun::Postponed => return Ok(Started::Postponed),
+            let ExportedDisk { id, node, activation, freeze_notifier, .. } = &*self.offer;
+            let while_ours = &ConnectionWait { session: &self.session, freeze_notifier };
+            match activation.begin(id, &**node, while_ours).map_err(|it| failed(Box::new(it)))? {
+                ActivationResult::Held => {}
+                ActivationResult::Postponed => return Ok(Started::Postponed),
             }
             // What a front end that comes back was told, it was told by somebody else.
             self.offer.size.review();
@@ -250,7 +253,7 @@ impl Device for BlkDevice {
         match self.place(queue, start) {
             Ok(placed) => {
                 *self.slot(queue) = Some(placed);
-                self.offer.tell_resumption();
+                self.offer.log_takeover_pause();
                 Ok(Started::Served)
             }
             // The session ends, and rests first.
@@ -262,18 +265,18 @@ impl Device for BlkDevice {
         let placed = self.slot(queue).take().expect("a session stops only what it has started");
         let iothread = placed.iothread();
         let source = placed.stop();
-        self.visit.stopped(queue);
-        let mut ledger = self.ledger.lock().expect("no holder of this lock panics");
-        ledger.add(queue, iothread.name(), source.counters());
-        drop(ledger);
+        self.client_log.stopped(queue);
+        let mut statistics = self.statistics.lock().expect("no holder of this lock panics");
+        statistics.add(queue, iothread.name(), source.counters());
+        drop(statistics);
         Ok(source.front().base())
     }
 
     /// Gives the node back, if it is to be inactive now.
     fn rest(&mut self) -> Result<(), DeviceError> {
         assert!(!self.serves_any(), "a session that rests has stopped its rings");
-        let Offer { id, node, holding, .. } = &*self.offer;
-        let ended = holding.end(id, &**node);
+        let ExportedDisk { id, node, activation, .. } = &*self.offer;
+        let ended = activation.end(id, &**node);
         ended.map_err(|error| DeviceError::Rest { source: Box::new(error) })
     }
 
@@ -293,8 +296,8 @@ impl Device for BlkDevice {
 impl Drop for BlkDevice {
     fn drop(&mut self) {
         // Its front end hears nothing any more.
-        self.offer.size.welcome();
-        self.offer.size.look_for_removed();
+        self.offer.size.reset_front_end();
+        self.offer.size.warn_if_removed();
     }
 }
 
@@ -304,7 +307,7 @@ impl Drop for BlkDevice {
 struct SessionEnder {
     queue: QueueIndex,
     session: Arc<Connection>,
-    unshared: Arc<Unshared>,
+    unshared: Arc<UnsharedMemoryWarning>,
 }
 
 impl Watcher for SessionEnder {

@@ -6,15 +6,15 @@
 //! Not here: names, permissions and what stands on what (the graph).
 
 mod base;
+mod blockdev_reader;
 mod delay;
 mod driver;
 mod file;
-mod files;
+mod file_check;
 mod node;
 mod null;
 mod qcow2;
 mod raw;
-mod read;
 mod stripe;
 mod table;
 #[cfg(test)]
@@ -22,8 +22,8 @@ pub(crate) mod tests;
 mod throttle;
 
 pub(crate) use base::{AutoReadOnly, BASE_HELP, BaseOptions};
-pub(crate) use driver::{Driver, Made, Making, NamedFile, NodeError, ThrottleGroups};
-pub(crate) use files::{check_files, directory, file_kind, open_fault};
-pub(crate) use node::{Blockdev, ChildNode, NamedChild};
-pub(crate) use read::parse;
+pub(crate) use blockdev_reader::parse;
+pub(crate) use driver::{Driver, MadeNode, NamedFile, NodeContext, NodeError, ThrottleGroups};
+pub(crate) use file_check::{check_files, directory, file_kind, open_fault};
+pub(crate) use node::{Blockdev, BlockdevRef, KeyedChild};
 pub(crate) use table::{ALL, format, formats};

@@ -21,35 +21,35 @@ use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
 use vhost_user::{End, Interrupt, Server, SessionState, Verdict};
 
-use crate::chain::chain_of;
+use crate::client_log::{ClientLog, ClientLogRates, ClientOrigin};
 use crate::connection::Connection;
-use crate::device::{BlkDevice, Offer};
-use crate::ledger::Ledger;
-use crate::resumption::Resumption;
-use crate::socket::{Identity, Socket};
-use crate::visit::{Coming, Rates, Visit};
+use crate::device::{BlkDevice, ExportedDisk};
+use crate::error_chain::chain_of;
+use crate::queue_statistics::QueueStatistics;
+use crate::socket::{ExportSocket, SocketIdentity};
+use crate::takeover_pause::TakeoverPause;
 
 /// A running export. Dropped, it is stopped.
 #[derive(Debug)]
 pub(crate) struct Export {
     shared: Arc<Shared>,
-    socket: Arc<Socket>,
+    socket: Arc<ExportSocket>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A session that another process has begun and this one goes on with.
+/// A session that this process goes on with after a takeover.
 #[derive(Debug)]
-pub(crate) struct Adopted {
+pub(crate) struct AdoptedSession {
     connection: Arc<Connection>,
-    ledger: Arc<Mutex<Ledger>>,
-    visit: Arc<Visit>,
+    statistics: Arc<Mutex<QueueStatistics>>,
+    client_log: Arc<ClientLog>,
     server: Server<BlkDevice>,
-    resumption: Resumption,
+    resumption: TakeoverPause,
 }
 
-/// What the thread of a frozen export tells.
+/// What a frozen export hands over: its listener, the next client, its session.
 #[derive(Debug)]
-pub(crate) struct Frozen {
+pub(crate) struct FrozenExport {
     pub(crate) listener: OwnedFd,
     /// The next client, if it was accepted.
     pub(crate) next: Option<OwnedFd>,
@@ -57,34 +57,36 @@ pub(crate) struct Frozen {
     pub(crate) session: Option<(OwnedFd, SessionState)>,
 }
 
-/// An export that was asked to freeze. Dropped, it goes on.
+/// A request to an export to freeze for a takeover. Dropped, the export goes on.
 #[derive(Debug)]
-pub(crate) struct Freeze {
+pub(crate) struct FreezeRequest {
     /// Gives one answer, or ends without one if the session broke.
-    pub(crate) frozen: Receiver<io::Result<Frozen>>,
+    pub(crate) frozen: Receiver<io::Result<FrozenExport>>,
     verdict: Sender<Verdict>,
 }
 
-/// The other half of a [`Freeze`].
+/// The export thread's end of a [`FreezeRequest`].
 #[derive(Debug)]
-struct Question {
-    frozen: Sender<io::Result<Frozen>>,
+struct FreezeResponder {
+    frozen: Sender<io::Result<FrozenExport>>,
     verdict: Receiver<Verdict>,
 }
 
+/// What the handle and the thread of an export share.
 #[derive(Debug)]
 struct Shared {
-    offer: Arc<Offer>,
+    offer: Arc<ExportedDisk>,
     bell: Notifier,
     /// Asked after the offer's freezer was rung.
-    question: Mutex<Option<Question>>,
-    state: Mutex<State>,
+    question: Mutex<Option<FreezeResponder>>,
+    state: Mutex<ExportState>,
     clock: Arc<dyn Clock>,
-    rates: Rates,
+    rates: ClientLogRates,
 }
 
+/// Whether an export waits for a client, serves one, or is stopped.
 #[derive(Debug)]
-enum State {
+enum ExportState {
     /// No client.
     Waiting,
     /// A client on this connection.
@@ -112,16 +114,16 @@ impl ExportError {
 impl Export {
     /// Begins to accept clients, after it has gone on with the one that was taken over.
     pub(crate) fn start(
-        offer: Arc<Offer>,
-        socket: Socket,
-        adopted: Option<Adopted>,
+        offer: Arc<ExportedDisk>,
+        socket: ExportSocket,
+        adopted: Option<AdoptedSession>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ExportError> {
         let id = offer.id.clone();
         let failed = |source| ExportError::of(&id, source);
         let state = match &adopted {
-            Some(adopted) => State::Serving(Arc::clone(&adopted.connection)),
-            None => State::Waiting,
+            Some(adopted) => ExportState::Serving(Arc::clone(&adopted.connection)),
+            None => ExportState::Waiting,
         };
         let shared = Arc::new(Shared {
             offer,
@@ -129,7 +131,7 @@ impl Export {
             question: Mutex::new(None),
             state: Mutex::new(state),
             clock,
-            rates: Rates::default(),
+            rates: ClientLogRates::default(),
         });
         let theirs = Arc::clone(&shared);
         let socket = Arc::new(socket);
@@ -144,51 +146,52 @@ impl Export {
     /// Makes a session of what another process has paused. Nothing is served before the export is
     /// started with it.
     pub(crate) fn adopt(
-        offer: &Arc<Offer>,
+        offer: &Arc<ExportedDisk>,
         connection: OwnedFd,
         state: SessionState,
-        resumption: Resumption,
-    ) -> Result<Adopted, vhost_user::SessionError> {
+        resumption: TakeoverPause,
+    ) -> Result<AdoptedSession, vhost_user::SessionError> {
         let connection = Arc::new(Connection::new(UnixStream::from(connection)));
-        let ledger = Arc::new(Mutex::new(Ledger::default()));
-        let visit = Arc::new(Visit::new(&offer.id, Coming::TakenOver, &connection));
+        let statistics = Arc::new(Mutex::new(QueueStatistics::default()));
+        let client_log = Arc::new(ClientLog::new(&offer.id, ClientOrigin::TakenOver, &connection));
         let (session, offer) = (Arc::clone(&connection), Arc::clone(offer));
-        let device = BlkDevice::new(offer, session, Arc::clone(&ledger), Arc::clone(&visit));
+        let device =
+            BlkDevice::new(offer, session, Arc::clone(&statistics), Arc::clone(&client_log));
         let stream = connection.stream();
         let stream = stream.map_err(|source| vhost_user::SessionError::Socket { source })?;
         let server = Server::restore(&stream, device, state, host::exchange_socket)?;
-        Ok(Adopted { connection, ledger, visit, server, resumption })
+        Ok(AdoptedSession { connection, statistics, client_log, server, resumption })
     }
 
     /// What it offers.
-    pub(crate) fn offer(&self) -> &Offer {
+    pub(crate) fn offer(&self) -> &ExportedDisk {
         &self.shared.offer
     }
 
     /// The same for another thread.
-    pub(crate) fn share_offer(&self) -> Arc<Offer> {
+    pub(crate) fn share_offer(&self) -> Arc<ExportedDisk> {
         Arc::clone(&self.shared.offer)
     }
 
     /// Which socket it listens on.
-    pub(crate) fn socket(&self) -> Identity {
+    pub(crate) fn socket(&self) -> SocketIdentity {
         self.socket.identity()
     }
 
     /// Asks the export to stop its rings and to wait, without waiting for it.
-    pub(crate) fn freeze(&self) -> Freeze {
+    pub(crate) fn freeze(&self) -> FreezeRequest {
         let (frozen_sender, frozen) = channel();
         let (verdict, verdict_receiver) = channel();
-        let question = Question { frozen: frozen_sender, verdict: verdict_receiver };
+        let question = FreezeResponder { frozen: frozen_sender, verdict: verdict_receiver };
         *self.shared.question.lock().expect("no holder of this lock panics") = Some(question);
-        self.shared.offer.freezer.wake();
-        Freeze { frozen, verdict }
+        self.shared.offer.freeze_notifier.wake();
+        FreezeRequest { frozen, verdict }
     }
 
     /// Another process goes on with the export; here it ends.
-    pub(crate) fn give_away(&self, freeze: &Freeze) {
+    pub(crate) fn give_away(&self, freeze: &FreezeRequest) {
         // From now on nobody hangs up on the connection, which is the other process's too.
-        *self.shared.lock() = State::Stopped;
+        *self.shared.lock() = ExportState::Stopped;
         // A thread that is gone touches nothing either.
         let _unheard = freeze.verdict.send(Verdict::GivenAway);
     }
@@ -196,12 +199,12 @@ impl Export {
     /// Makes the export stop, without waiting for it: no new client, the current one is hung up
     /// on, its rings are drained.
     pub(crate) fn begin_stop(&self) {
-        let state = std::mem::replace(&mut *self.shared.lock(), State::Stopped);
+        let state = std::mem::replace(&mut *self.shared.lock(), ExportState::Stopped);
         match state {
             // Given away, the socket is another process's.
-            State::Stopped => {}
-            State::Waiting => self.socket.remove(),
-            State::Serving(connection) => {
+            ExportState::Stopped => {}
+            ExportState::Waiting => self.socket.remove(),
+            ExportState::Serving(connection) => {
                 self.socket.remove();
                 connection.hang_up();
             }
@@ -220,12 +223,12 @@ impl Drop for Export {
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ExportState> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
     /// The whole life of the export's thread.
-    fn live(&self, socket: &Socket, adopted: Option<Adopted>) {
+    fn live(&self, socket: &ExportSocket, adopted: Option<AdoptedSession>) {
         let end = match adopted {
             Some(adopted) => self.go_on(socket, adopted),
             None => self.accept_clients(socket, &mut SentenceRate::default()),
@@ -237,14 +240,19 @@ impl Shared {
     }
 
     /// Goes on with the client that was taken over, then accepts others.
-    fn go_on(&self, socket: &Socket, adopted: Adopted) -> End {
+    fn go_on(&self, socket: &ExportSocket, adopted: AdoptedSession) -> End {
         let rate = &mut SentenceRate::default();
-        let Adopted { connection, ledger, visit, server, resumption } = adopted;
-        visit.begin(socket);
-        let asked = Asked { export: self, socket, connection: &connection, visit: &visit };
+        let AdoptedSession { connection, statistics, client_log, server, resumption } = adopted;
+        client_log.begin(socket);
+        let asked = TakeoverControl {
+            export: self,
+            socket,
+            connection: &connection,
+            client_log: &client_log,
+        };
         let end = server.resume(&asked, || resumption.tell(&self.offer.id));
         let is_away = matches!(end, Ok(End::GivenAway));
-        self.say_end(&connection, &ledger, &visit, end, rate);
+        self.say_end(&connection, &statistics, &client_log, end, rate);
         if is_away {
             return End::GivenAway;
         }
@@ -253,12 +261,12 @@ impl Shared {
         if self.dismiss() { self.accept_clients(socket, rate) } else { End::Left }
     }
 
-    fn accept_clients(&self, socket: &Socket, rate: &mut SentenceRate) -> End {
+    fn accept_clients(&self, socket: &ExportSocket, rate: &mut SentenceRate) -> End {
         loop {
             let stream = match self.next_client(socket, rate) {
-                Next::Client(stream) => stream,
-                Next::Stop => return End::Left,
-                Next::GivenAway => return End::GivenAway,
+                AcceptResult::Client(stream) => stream,
+                AcceptResult::Stop => return End::Left,
+                AcceptResult::GivenAway => return End::GivenAway,
             };
             let Some(connection) = self.admit(stream) else { return End::Left };
             if self.serve(socket, &connection, rate) == End::GivenAway {
@@ -271,15 +279,15 @@ impl Shared {
     }
 
     /// Waits for a client.
-    fn next_client(&self, socket: &Socket, rate: &mut SentenceRate) -> Next {
+    fn next_client(&self, socket: &ExportSocket, rate: &mut SentenceRate) -> AcceptResult {
         if let Some(stream) = socket.take_next() {
-            return Next::Client(stream);
+            return AcceptResult::Client(stream);
         }
         loop {
             let mut fds = [
                 PollFd::new(socket.listener(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.offer.freezer.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.offer.freeze_notifier.as_fd(), PollFlags::IN),
             ];
             match rustix::event::poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -290,20 +298,20 @@ impl Shared {
                 }
             }
             if !fds[1].revents().is_empty() {
-                return Next::Stop;
+                return AcceptResult::Stop;
             }
             if !fds[2].revents().is_empty() {
                 match self.answer(socket, None) {
                     Verdict::GoOn => continue,
-                    Verdict::GivenAway => return Next::GivenAway,
-                    Verdict::End => return Next::Stop,
+                    Verdict::GivenAway => return AcceptResult::GivenAway,
+                    Verdict::End => return AcceptResult::Stop,
                 }
             }
             if fds[0].revents().is_empty() {
                 continue;
             }
             match socket.listener().accept() {
-                Ok((stream, _)) => return Next::Client(stream),
+                Ok((stream, _)) => return AcceptResult::Client(stream),
                 Err(error) => {
                     // The client is gone, or we are out of descriptors for the moment.
                     self.say_no_client(&error, rate);
@@ -330,11 +338,11 @@ impl Shared {
 
     fn admit(&self, stream: UnixStream) -> Option<Arc<Connection>> {
         let mut state = self.lock();
-        if let State::Stopped = *state {
+        if let ExportState::Stopped = *state {
             return None;
         }
         let connection = Arc::new(Connection::new(stream));
-        *state = State::Serving(Arc::clone(&connection));
+        *state = ExportState::Serving(Arc::clone(&connection));
         Some(connection)
     }
 
@@ -342,17 +350,21 @@ impl Shared {
     fn dismiss(&self) -> bool {
         let mut state = self.lock();
         match *state {
-            State::Stopped => false,
-            State::Waiting | State::Serving(_) => {
-                *state = State::Waiting;
+            ExportState::Stopped => false,
+            ExportState::Waiting | ExportState::Serving(_) => {
+                *state = ExportState::Waiting;
                 true
             }
         }
     }
 
     /// Says how the export stands, and waits for what becomes of it. The rings are stopped.
-    fn answer(&self, socket: &Socket, session: Option<(&Connection, SessionState)>) -> Verdict {
-        self.offer.freezer.clear();
+    fn answer(
+        &self,
+        socket: &ExportSocket,
+        session: Option<(&Connection, SessionState)>,
+    ) -> Verdict {
+        self.offer.freeze_notifier.clear();
         let question = self.question.lock().expect("no holder of this lock panics").take();
         let Some(question) = question else { return Verdict::GoOn };
         let frozen = || {
@@ -360,7 +372,7 @@ impl Shared {
             let copy = |(connection, state): (&Connection, _)| {
                 connection.as_fd().try_clone_to_owned().map(|fd| (fd, state))
             };
-            Ok(Frozen {
+            Ok(FrozenExport {
                 listener,
                 next: socket.share_next()?,
                 session: session.map(copy).transpose()?,
@@ -370,38 +382,46 @@ impl Shared {
         drop(question.frozen.send(frozen()));
         match (question.verdict.recv().unwrap_or(Verdict::GoOn), &*self.lock()) {
             // What it needs could not be had again.
-            (Verdict::GoOn, State::Stopped) => Verdict::End,
+            (Verdict::GoOn, ExportState::Stopped) => Verdict::End,
             (verdict, _) => verdict,
         }
     }
 
-    fn serve(&self, socket: &Socket, connection: &Arc<Connection>, rate: &mut SentenceRate) -> End {
-        let ledger = Arc::new(Mutex::new(Ledger::default()));
-        let visit = Arc::new(Visit::new(&self.offer.id, Coming::Connected, connection));
-        visit.begin(socket);
+    fn serve(
+        &self,
+        socket: &ExportSocket,
+        connection: &Arc<Connection>,
+        rate: &mut SentenceRate,
+    ) -> End {
+        let statistics = Arc::new(Mutex::new(QueueStatistics::default()));
+        let client_log =
+            Arc::new(ClientLog::new(&self.offer.id, ClientOrigin::Connected, connection));
+        client_log.begin(socket);
         let (offer, session) = (Arc::clone(&self.offer), Arc::clone(connection));
-        let device = BlkDevice::new(offer, session, Arc::clone(&ledger), Arc::clone(&visit));
-        let asked = Asked { export: self, socket, connection, visit: &visit };
+        let device =
+            BlkDevice::new(offer, session, Arc::clone(&statistics), Arc::clone(&client_log));
+        let asked = TakeoverControl { export: self, socket, connection, client_log: &client_log };
         let end = match connection.stream() {
             Ok(stream) => Server::new(stream, device).and_then(|server| server.run(&asked)),
             Err(source) => Err(vhost_user::SessionError::Socket { source }),
         };
         let is_away = matches!(end, Ok(End::GivenAway));
-        self.say_end(connection, &ledger, &visit, end, rate);
+        self.say_end(connection, &statistics, &client_log, end, rate);
         if is_away { End::GivenAway } else { End::Left }
     }
 
     fn say_end(
         &self,
         connection: &Connection,
-        ledger: &Mutex<Ledger>,
-        visit: &Visit,
+        statistics: &Mutex<QueueStatistics>,
+        client_log: &ClientLog,
         end: Result<End, vhost_user::SessionError>,
         rate: &mut SentenceRate,
     ) {
         let id = &self.offer.id;
-        let lines = ledger.lock().expect("no holder of this lock panics").lines(id);
-        if matches!(end, Ok(End::Left)) && connection.reason().is_none() && visit.was_in_vain() {
+        let lines = statistics.lock().expect("no holder of this lock panics").lines(id);
+        if matches!(end, Ok(End::Left)) && connection.reason().is_none() && client_log.was_in_vain()
+        {
             tracing::debug!("export {id}: somebody has connected and left");
             return;
         }
@@ -409,7 +429,7 @@ impl Shared {
         if left_out > 0 {
             tracing::info!("export {id}: {left_out} more sessions ended");
         }
-        visit.say_before_end();
+        client_log.say_before_end();
         match (connection.reason(), end) {
             (Some(reason), _) => tracing::warn!("export {id}: session ended: {reason}"),
             (None, Ok(End::Left)) => tracing::info!("export {id}: the client has left"),
@@ -426,32 +446,32 @@ impl Shared {
     }
 }
 
-/// What an export without a client is to do.
-enum Next {
+/// What an export's thread got while it waited for a client: one, a stop, or a hand-over.
+enum AcceptResult {
     Client(UnixStream),
     Stop,
     GivenAway,
 }
 
-/// Puts the question of a takeover to a session.
-struct Asked<'a> {
+/// The `SessionControl` of an export's sessions: pauses them for a takeover.
+struct TakeoverControl<'a> {
     export: &'a Shared,
-    socket: &'a Socket,
+    socket: &'a ExportSocket,
     connection: &'a Connection,
-    visit: &'a Visit,
+    client_log: &'a ClientLog,
 }
 
-impl Interrupt for Asked<'_> {
+impl Interrupt for TakeoverControl<'_> {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.export.offer.freezer.as_fd())
+        Some(self.export.offer.freeze_notifier.as_fd())
     }
 
     fn aside(&self) -> Option<BorrowedFd<'_>> {
-        self.visit.as_fd()
+        self.client_log.as_fd()
     }
 
     fn look_aside(&self) {
-        self.visit.look(self.socket, &self.export.rates, self.export.clock.now());
+        self.client_log.look(self.socket, &self.export.rates, self.export.clock.now());
     }
 
     fn paused(&self, state: SessionState) -> Verdict {

@@ -5,7 +5,7 @@
 
 mod change;
 mod describe;
-mod named;
+mod named_files;
 mod root;
 #[cfg(test)]
 mod tests;
@@ -19,51 +19,53 @@ use block::{Access, Clock, Node};
 use kernel_io::{Caching, FileTable, Identity, OpenFile};
 use layers::{ThrottleGroup, ThrottleLimits};
 
-use crate::drivers::{Blockdev, ChildNode, Made, Making, NamedChild, NodeError, ThrottleGroups};
+use crate::drivers::{
+    Blockdev, BlockdevRef, KeyedChild, MadeNode, NodeContext, NodeError, ThrottleGroups,
+};
 #[cfg(test)]
 use crate::model::NewNode;
 use crate::model::{
-    Activity, ChildRole, Edge, Model, ModelFault, NewExport, ObjectName, Owner, THROTTLE_GROUP,
-    User,
+    Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NodeOwner, NodeUser, ObjectName,
+    THROTTLE_GROUP,
 };
-use crate::watch::Watch;
-pub use change::ChangeFault;
-pub(crate) use change::{Change, Replacement};
-pub(crate) use describe::{Description, Place, Storage};
-pub(crate) use named::NamedFiles;
-pub use named::{NamedFault, Refusal, What};
+use crate::storage_watchdog::StorageWatchdog;
+pub use change::GraphChangeRefusal;
+pub(crate) use change::{GraphChange, NodeReplacement};
+pub(crate) use describe::{ExportStorage, GraphPath, NodeDescription};
+pub(crate) use named_files::NamedFilesPolicy;
+pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
 use root::RootNode;
 
-/// The nodes of a daemon, and the exports that stand on them.
+/// The block graph: nodes by name, and the exports on them.
 #[derive(Debug)]
 pub(crate) struct Graph {
     /// What there is, and what stands on what.
-    model: Model,
+    model: GraphModel,
     /// The nodes by name.
     vertices: HashMap<String, Vertex>,
     /// The place below each export, by id.
     roots: HashMap<String, Arc<block::Child>>,
     /// The files of the images whose named files are being opened, the upper ones first.
     naming: Vec<Identity>,
-    named_files: NamedFiles,
+    named_files: NamedFilesPolicy,
     throttle_groups: ThrottleGroups,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
-    watch: Arc<Watch>,
+    watch: Arc<StorageWatchdog>,
 }
 
-/// A node, and the places below it by key.
+/// A node of the graph, with the edges to its children.
 #[derive(Debug)]
 struct Vertex {
-    made: Made,
+    made: MadeNode,
     places: Vec<(String, Arc<block::Child>)>,
     /// What it was made with, by key.
     options: Vec<(String, String)>,
 }
 
-/// What stands below a node that is being made.
+/// The edge to a child of a node that is being made.
 #[derive(Debug)]
-struct Below {
+struct ChildEdge {
     edge: Edge,
     place: Arc<block::Child>,
 }
@@ -76,7 +78,7 @@ pub enum GraphError {
     Driver(NodeError),
     /// It does not fit what there is.
     #[error(transparent)]
-    Model(#[from] ModelFault),
+    Model(#[from] ModelError),
     /// What its image names cannot be opened.
     #[error("node {node}: image {}", image.display())]
     Named {
@@ -86,7 +88,7 @@ pub enum GraphError {
         image: PathBuf,
         /// Why.
         #[source]
-        source: NamedFault,
+        source: NamedFileError,
     },
     /// Its file is that of an image above it which names it.
     #[error("node {node}: {} is an image that stands on itself", path.display())]
@@ -117,11 +119,11 @@ impl Graph {
     /// An empty graph whose files go into that table. Nodes that hold requests go by that clock.
     pub(crate) fn new(files: Arc<FileTable>, clock: Arc<dyn Clock>) -> Self {
         Self {
-            model: Model::default(),
+            model: GraphModel::default(),
             vertices: HashMap::new(),
             roots: HashMap::new(),
             naming: Vec::new(),
-            named_files: NamedFiles::Refused,
+            named_files: NamedFilesPolicy::Refused,
             throttle_groups: HashMap::new(),
             files,
             clock,
@@ -130,22 +132,22 @@ impl Graph {
     }
 
     /// Files that only images name are opened from now on as far as this says.
-    pub(crate) fn allow_named_files(&mut self, allowed: &NamedFiles) {
+    pub(crate) fn allow_named_files(&mut self, allowed: &NamedFilesPolicy) {
         self.named_files.clone_from(allowed);
     }
 
     /// What waits for storage is told of from now on.
-    pub(crate) fn watch_by(&mut self, watch: &Arc<Watch>) {
+    pub(crate) fn set_watchdog(&mut self, watch: &Arc<StorageWatchdog>) {
         self.watch = Arc::clone(watch);
     }
 
     /// Who tells of it.
-    pub(crate) fn watch(&self) -> &Watch {
+    pub(crate) fn watch(&self) -> &StorageWatchdog {
         &self.watch
     }
 
     /// Notes an object that somebody else makes.
-    pub(crate) fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelFault> {
+    pub(crate) fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelError> {
         self.model.add_object(object)
     }
 
@@ -154,7 +156,7 @@ impl Graph {
         &mut self,
         id: &str,
         limits: ThrottleLimits,
-    ) -> Result<(), ModelFault> {
+    ) -> Result<(), ModelError> {
         self.model.add_object(ObjectName { kind: THROTTLE_GROUP, id })?;
         let group = ThrottleGroup::new(id, limits, Arc::clone(&self.clock));
         self.throttle_groups.insert(id.to_owned(), group);
@@ -162,7 +164,7 @@ impl Graph {
     }
 
     /// Lets go of an object that nothing names.
-    pub(crate) fn remove_object(&mut self, id: &str) -> Result<(), ModelFault> {
+    pub(crate) fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
         self.model.remove_object(id)?;
         self.throttle_groups.remove(id);
         Ok(())
@@ -172,7 +174,7 @@ impl Graph {
     pub(crate) fn add(&mut self, blockdev: &Blockdev) -> Result<(), GraphError> {
         let mut made = Vec::new();
         let name = blockdev.name_below("", "");
-        let result = self.build(blockdev, &name, Owner::Operator, &mut made);
+        let result = self.build(blockdev, &name, NodeOwner::Operator, &mut made);
         if result.is_err() {
             // Upper ones first. One may be gone already with the one that it was written in.
             made.iter().rev().for_each(|name| drop(self.remove(name)));
@@ -182,7 +184,7 @@ impl Graph {
 
     /// Lets go of a node on which nothing stands, and of what was written inside it and nothing else uses. Its files are
     /// closed when nothing of it is in use any more.
-    pub(crate) fn remove(&mut self, name: &str) -> Result<(), ModelFault> {
+    pub(crate) fn remove(&mut self, name: &str) -> Result<(), ModelError> {
         for name in self.model.remove_node(name)? {
             self.vertices.remove(&name);
         }
@@ -204,14 +206,14 @@ impl Graph {
     }
 
     /// Lets go of an export.
-    pub(crate) fn remove_export(&mut self, id: &str) -> Result<(), ModelFault> {
+    pub(crate) fn remove_export(&mut self, id: &str) -> Result<(), ModelError> {
         self.model.remove_export(id)?;
         self.roots.remove(id);
         Ok(())
     }
 
     /// The node of that name.
-    pub(crate) fn node(&self, name: &str) -> Result<&Arc<dyn Node>, ModelFault> {
+    pub(crate) fn node(&self, name: &str) -> Result<&Arc<dyn Node>, ModelError> {
         self.model.activity(name)?;
         Ok(&self.vertices[name].made.node)
     }
@@ -234,7 +236,7 @@ impl Graph {
     }
 
     /// Whether that node is held from the start.
-    pub(crate) fn activity(&self, name: &str) -> Result<Activity, ModelFault> {
+    pub(crate) fn activity(&self, name: &str) -> Result<Activity, ModelError> {
         self.model.activity(name)
     }
 
@@ -243,17 +245,17 @@ impl Graph {
     pub(crate) fn add_made(&mut self, node: Arc<dyn Node>) {
         let name = node.name().to_owned();
         let (access, activity) = (node.access(), Activity::Active);
-        let (edges, objects, owner) = (Vec::new(), Vec::new(), Owner::Operator);
+        let (edges, objects, owner) = (Vec::new(), Vec::new(), NodeOwner::Operator);
         let new = NewNode { name: &name, access, activity, edges, objects, owner };
         self.model.add_node(new).expect("it stands on nothing");
-        let made = Made { node, file: None, image: None };
+        let made = MadeNode { node, file: None, image: None };
         let (places, options) = (Vec::new(), Vec::new());
         self.vertices.insert(name, Vertex { made, places, options });
     }
 
     /// What stands below a node.
     fn below(&self, name: &str) -> &[Edge] {
-        self.model.below(&User::Node(name.to_owned()))
+        self.model.below(&NodeUser::Node(name.to_owned()))
     }
 
     /// Makes a node, and notes the names of all that were made, the lower ones first.
@@ -261,14 +263,14 @@ impl Graph {
         &mut self,
         blockdev: &Blockdev,
         name: &str,
-        owner: Owner,
+        owner: NodeOwner,
         made: &mut Vec<String>,
     ) -> Result<(), GraphError> {
-        for NamedChild { key, node } in &blockdev.children {
+        for KeyedChild { key, node } in &blockdev.children {
             match node {
-                ChildNode::Reference(child) => self.model.check_child(child, name)?,
-                ChildNode::Inline(inner) => {
-                    self.build(inner, &inner.name_below(name, key), Owner::Parent, made)?;
+                BlockdevRef::Reference(child) => self.model.check_child(child, name)?,
+                BlockdevRef::Inline(inner) => {
+                    self.build(inner, &inner.name_below(name, key), NodeOwner::Parent, made)?;
                 }
             }
         }
@@ -281,7 +283,7 @@ impl Graph {
                 self.check_end(&edge.node)?;
             }
             let place = block::Child::new(Arc::clone(self.node(&edge.node)?));
-            below.push(Below { edge, place });
+            below.push(ChildEdge { edge, place });
         }
         if access == Access::ReadOnly && !blockdev.base.read_only {
             blockdev.to_mut().base.read_only = true;
@@ -300,9 +302,9 @@ impl Graph {
         &self,
         name: &str,
         blockdev: &Blockdev,
-        below: Vec<Below>,
+        below: Vec<ChildEdge>,
     ) -> Result<Vertex, GraphError> {
-        let made = blockdev.options.make(&self.making(name, blockdev, &below));
+        let made = blockdev.options.make(&self.context(name, blockdev, &below));
         let made = made.map_err(GraphError::Driver)?;
         if let Some(file) = &made.file
             && self.naming.contains(&file.identity())
@@ -315,14 +317,14 @@ impl Graph {
         Ok(Vertex { made, places, options })
     }
 
-    fn making<'a>(
+    fn context<'a>(
         &'a self,
         name: &'a str,
         blockdev: &'a Blockdev,
-        below: &'a [Below],
-    ) -> Making<'a> {
-        let child = |below: &'a Below| (below.edge.key.as_str(), &below.place);
-        Making {
+        below: &'a [ChildEdge],
+    ) -> NodeContext<'a> {
+        let child = |below: &'a ChildEdge| (below.edge.key.as_str(), &below.place);
+        NodeContext {
             name,
             base: &blockdev.base,
             children: below.iter().map(child).collect(),

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 
-use queue::{Kind, Line, Queue};
+use queue::{LineDestination, LogLine, LogQueue};
 use system::SystemLog;
 
 /// How urgent a line is, with its number in syslog(3).
@@ -44,32 +44,33 @@ const WAITING_MAX: usize = 1 << 20;
 /// How long the end of the process waits for the lines that are not written yet.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The log of a process.
+/// The log of the process: stderr, a file, the journal or syslog.
 #[derive(Debug)]
 pub struct Log {
-    outlet: Arc<Mutex<Outlet>>,
-    queue: Arc<Queue>,
+    outlet: Arc<Mutex<LogOutput>>,
+    queue: Arc<LogQueue>,
 }
 
+/// Where log lines go now, and how many were lost.
 #[derive(Debug)]
-struct Outlet {
+struct LogOutput {
     /// Where lines go; to stderr if there is none.
-    place: Option<Place>,
-    stderr: Stderr,
+    place: Option<LogDestination>,
+    stderr: StderrMode,
     /// Lines that could not be written.
     lost: u64,
 }
 
-/// Where lines go instead of stderr.
+/// Where log lines go instead of stderr.
 #[derive(Debug)]
-enum Place {
+enum LogDestination {
     File { path: PathBuf, file: File },
     System(SystemLog),
 }
 
-/// What becomes of stderr while lines go somewhere else.
+/// What stderr is used for while the log goes somewhere else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stderr {
+enum StderrMode {
     /// Lines go there, too: somebody watches the start.
     Told,
     /// It is left to errors that end the process.
@@ -80,7 +81,7 @@ enum Stderr {
 
 /// A log file that cannot be written.
 #[derive(Debug, thiserror::Error)]
-pub enum LogError {
+pub enum LogFileError {
     /// It cannot be opened.
     #[error("log file {}: cannot open it", path.display())]
     Open {
@@ -98,39 +99,39 @@ pub enum LogError {
 impl Log {
     /// On stderr.
     pub fn on_stderr() -> Self {
-        Self::new(None, Stderr::Told)
+        Self::new(None, StderrMode::Told)
     }
 
-    fn new(place: Option<Place>, stderr: Stderr) -> Self {
-        let outlet = Arc::new(Mutex::new(Outlet { place, stderr, lost: 0 }));
-        Self { outlet, queue: Arc::new(Queue::new(WAITING_MAX)) }
+    fn new(place: Option<LogDestination>, stderr: StderrMode) -> Self {
+        let outlet = Arc::new(Mutex::new(LogOutput { place, stderr, lost: 0 }));
+        Self { outlet, queue: Arc::new(LogQueue::new(WAITING_MAX)) }
     }
 
     /// Of a process that stays at its terminal.
-    pub(crate) fn of_foreground(file: Option<&Path>) -> Result<Self, LogError> {
-        let place = file.map(Place::open).transpose()?;
-        let stderr = if place.is_some() { Stderr::Quiet } else { Stderr::Told };
+    pub(crate) fn of_foreground(file: Option<&Path>) -> Result<Self, LogFileError> {
+        let place = file.map(LogDestination::open).transpose()?;
+        let stderr = if place.is_some() { StderrMode::Quiet } else { StderrMode::Told };
         Ok(Self::new(place, stderr))
     }
 
     /// Of a process that goes to the background later.
-    pub(crate) fn of_background(file: Option<&Path>) -> Result<Self, LogError> {
+    pub(crate) fn of_background(file: Option<&Path>) -> Result<Self, LogFileError> {
         let place = match file {
-            Some(file) => Some(Place::open(file)?),
-            None => SystemLog::connect().map(Place::System),
+            Some(file) => Some(LogDestination::open(file)?),
+            None => SystemLog::connect().map(LogDestination::System),
         };
-        Ok(Self::new(place, Stderr::Told))
+        Ok(Self::new(place, StderrMode::Told))
     }
 
     /// Writes a line, which ends in a newline; once there is a thread that writes, this waits for nothing.
     pub fn write(&self, severity: Severity, line: &[u8]) {
-        self.take(Line { severity, kind: Kind::Usual, text: line.to_vec() });
+        self.take(LogLine { severity, kind: LineDestination::Usual, text: line.to_vec() });
     }
 
     /// Writes a line that is said on stderr by other means, and ends the process: waits for it, and for all before it, but
     /// not for long.
     pub fn write_beside_stderr(&self, severity: Severity, line: &[u8]) {
-        self.take(Line { severity, kind: Kind::BesideStderr, text: line.to_vec() });
+        self.take(LogLine { severity, kind: LineDestination::BesideStderr, text: line.to_vec() });
         self.settle();
     }
 
@@ -154,7 +155,7 @@ impl Log {
         Ok(())
     }
 
-    fn take(&self, line: Line) {
+    fn take(&self, line: LogLine) {
         if let Some(line) = self.queue.push(line) {
             self.outlet().take(&line);
         }
@@ -173,48 +174,50 @@ impl Log {
 
     /// Opens the file anew if it was moved away: another one of its name is to be written. After an error the one that was
     /// open is still written. Does nothing for a log that is no file, or is where it was.
-    pub(crate) fn open_again(&self) -> Result<Option<PathBuf>, LogError> {
-        let mut outlet = self.idle_outlet().ok_or(LogError::Stuck)?;
-        let Some(Place::File { path, file }) = &outlet.place else { return Ok(None) };
+    pub(crate) fn open_again(&self) -> Result<Option<PathBuf>, LogFileError> {
+        let mut outlet = self.idle_outlet().ok_or(LogFileError::Stuck)?;
+        let Some(LogDestination::File { path, file }) = &outlet.place else { return Ok(None) };
         if is_at(file, path) {
             return Ok(None);
         }
         let path = path.clone();
-        outlet.place = Some(Place::open(&path)?);
+        outlet.place = Some(LogDestination::open(&path)?);
         match outlet.stderr {
-            Stderr::Told | Stderr::Quiet => {}
-            Stderr::File => {
+            StderrMode::Told | StderrMode::Quiet => {}
+            StderrMode::File => {
                 outlet
                     .leave_stderr()
-                    .map_err(|source| LogError::Open { path: path.clone(), source })?;
+                    .map_err(|source| LogFileError::Open { path: path.clone(), source })?;
             }
         }
         Ok(Some(path))
     }
 
     /// The outlet, unless a line is stuck there.
-    fn idle_outlet(&self) -> Option<MutexGuard<'_, Outlet>> {
+    fn idle_outlet(&self) -> Option<MutexGuard<'_, LogOutput>> {
         self.queue.wait_until_empty(PATIENCE).then(|| self.outlet())
     }
 
-    fn outlet(&self) -> MutexGuard<'_, Outlet> {
+    fn outlet(&self) -> MutexGuard<'_, LogOutput> {
         self.outlet.lock().expect("no holder of this lock panics")
     }
 }
 
-impl Outlet {
-    fn take(&mut self, line: &Line) {
+impl LogOutput {
+    fn take(&mut self, line: &LogLine) {
         match line.kind {
-            Kind::Usual => self.write(line.severity, &line.text),
-            Kind::BesideStderr if self.place.is_some() && self.stderr != Stderr::File => {
+            LineDestination::Usual => self.write(line.severity, &line.text),
+            LineDestination::BesideStderr
+                if self.place.is_some() && self.stderr != StderrMode::File =>
+            {
                 self.write_to_place(line.severity, &line.text);
             }
-            Kind::BesideStderr => {}
+            LineDestination::BesideStderr => {}
         }
     }
 
     fn write(&mut self, severity: Severity, line: &[u8]) {
-        if self.place.is_some() && self.stderr == Stderr::Told {
+        if self.place.is_some() && self.stderr == StderrMode::Told {
             // The line is in the log, whether anybody watches or not.
             drop(io::stderr().lock().write_all(line));
         }
@@ -234,29 +237,29 @@ impl Outlet {
     fn try_to_write(&mut self, severity: Severity, line: &[u8]) -> io::Result<()> {
         match &mut self.place {
             None => io::stderr().lock().write_all(line),
-            Some(Place::File { file, .. }) => file.write_all(line),
-            Some(Place::System(log)) => log.send(severity, line),
+            Some(LogDestination::File { file, .. }) => file.write_all(line),
+            Some(LogDestination::System(log)) => log.send(severity, line),
         }
     }
 
     fn leave_stderr(&mut self) -> io::Result<()> {
         match &self.place {
             None => {}
-            Some(Place::System(_)) => self.stderr = Stderr::Quiet,
-            Some(Place::File { file, .. }) => {
+            Some(LogDestination::System(_)) => self.stderr = StderrMode::Quiet,
+            Some(LogDestination::File { file, .. }) => {
                 rustix::stdio::dup2_stderr(file)?;
-                self.stderr = Stderr::File;
+                self.stderr = StderrMode::File;
             }
         }
         Ok(())
     }
 }
 
-impl Place {
+impl LogDestination {
     /// Opens a file to append to. A pipe that nobody reads is an error, and one whose reader is slow loses lines: nobody
     /// waits for it.
-    fn open(path: &Path) -> Result<Self, LogError> {
-        let failed = |source| LogError::Open { path: path.to_path_buf(), source };
+    fn open(path: &Path) -> Result<Self, LogFileError> {
+        let failed = |source| LogFileError::Open { path: path.to_path_buf(), source };
         // A process in the background leaves its directory.
         let path = std::path::absolute(path).map_err(failed)?;
         let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -283,8 +286,8 @@ mod tests {
     use super::*;
 
     fn in_file(path: &Path) -> Log {
-        let place = Some(Place::open(path).unwrap());
-        Log::new(place, Stderr::Quiet)
+        let place = Some(LogDestination::open(path).unwrap());
+        Log::new(place, StderrMode::Quiet)
     }
 
     #[test]
@@ -324,11 +327,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let log = in_file(&path);
-        log.outlet().place = Some(Place::open(Path::new("/dev/full")).unwrap());
+        log.outlet().place = Some(LogDestination::open(Path::new("/dev/full")).unwrap());
         for _ in 0..3 {
             log.write(Severity::Info, b"lost\n");
         }
-        log.outlet().place = Some(Place::open(&path).unwrap());
+        log.outlet().place = Some(LogDestination::open(&path).unwrap());
         log.write(Severity::Info, b"there\n");
         log.write(Severity::Info, b"again\n");
         let found = std::fs::read_to_string(&path).unwrap();

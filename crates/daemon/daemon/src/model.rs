@@ -12,20 +12,20 @@ mod fault;
 mod permissions;
 #[cfg(test)]
 mod tests;
-mod uses;
+mod use_graph;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use block::{Access, Permission, Rights};
 
-pub use fault::ModelFault;
+pub use fault::ModelError;
 pub(crate) use permissions::ChildRole;
-pub use permissions::{Conflict, User};
-use uses::Uses;
-pub(crate) use uses::{Edge, way_down};
+pub use permissions::{NodeUser, PermissionConflict};
+use use_graph::UseGraph;
+pub(crate) use use_graph::{Edge, path_down};
 
-/// Whether a node is held from the start (`active=`).
+/// Whether a node is active from the start (`active=`), as in QEMU 10.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Activity {
     /// From the start of an export to its end.
@@ -53,7 +53,7 @@ pub(crate) const IOTHREAD: &str = "iothread";
 /// The type of objects that are limits which several nodes share.
 pub(crate) const THROTTLE_GROUP: &str = "throttle-group";
 
-/// The name of an object.
+/// The type and id of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ObjectName<'a> {
     /// Its type, as in `qom-type=`.
@@ -76,12 +76,12 @@ pub(crate) struct NewNode<'a> {
     /// The objects that it names.
     pub(crate) objects: Vec<ObjectName<'a>>,
     /// What it goes with.
-    pub(crate) owner: Owner,
+    pub(crate) owner: NodeOwner,
 }
 
-/// What a node goes with.
+/// What a node is removed with: only by name, or with its parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum NodeOwner {
     /// Nothing: it stays until it is removed by name.
     Operator,
     /// The node that it is written in, or whose image names it.
@@ -103,51 +103,53 @@ pub(crate) struct NewExport<'a> {
     pub(crate) socket: &'a Path,
 }
 
-/// All that there is.
+/// A pure model of the graph: objects, nodes, exports and edges by name, with the rules that they keep.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Model {
+pub(crate) struct GraphModel {
     /// The type of each object.
     objects: BTreeMap<String, &'static str>,
-    nodes: BTreeMap<String, Node>,
-    exports: BTreeMap<String, Export>,
-    uses: Uses,
+    nodes: BTreeMap<String, ModelNode>,
+    exports: BTreeMap<String, ModelExport>,
+    uses: UseGraph,
 }
 
+/// A node of the model.
 #[derive(Debug, Clone)]
-struct Node {
+struct ModelNode {
     /// Whether it takes changes, and all below it that is written with it.
     access: Access,
     activity: Activity,
     objects: Vec<String>,
-    owner: Owner,
+    owner: NodeOwner,
 }
 
+/// An export of the model.
 #[derive(Debug, Clone)]
-struct Export {
+struct ModelExport {
     socket: PathBuf,
     iothreads: Vec<String>,
 }
 
-impl Model {
+impl GraphModel {
     /// Adds an object.
-    pub(crate) fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelFault> {
+    pub(crate) fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelError> {
         let ObjectName { kind, id } = object;
         if self.objects.contains_key(id) {
-            return Err(ModelFault::Duplicate { what: "object id", name: id.to_owned() });
+            return Err(ModelError::Duplicate { what: "object id", name: id.to_owned() });
         }
         self.objects.insert(id.to_owned(), kind);
         Ok(())
     }
 
     /// Takes an object away that nothing names.
-    pub(crate) fn remove_object(&mut self, id: &str) -> Result<(), ModelFault> {
+    pub(crate) fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
         let named = self.nodes.values().flat_map(|node| &node.objects);
         let mut named = named.chain(self.exports.values().flat_map(|export| &export.iothreads));
         if !self.objects.contains_key(id) {
-            return Err(ModelFault::NoObject { id: id.to_owned() });
+            return Err(ModelError::NoObject { id: id.to_owned() });
         }
         if named.any(|named| named == id) {
-            return Err(ModelFault::ObjectInUse { id: id.to_owned() });
+            return Err(ModelError::ObjectInUse { id: id.to_owned() });
         }
         self.objects.remove(id);
         Ok(())
@@ -155,9 +157,9 @@ impl Model {
 
     /// Whether a node could be added, but for conflicts with others: then whether it takes changes. What stands on a
     /// read-only node is one, as in QEMU.
-    pub(crate) fn judge(&self, new: &NewNode<'_>) -> Result<Access, ModelFault> {
+    pub(crate) fn judge(&self, new: &NewNode<'_>) -> Result<Access, ModelError> {
         if self.nodes.contains_key(new.name) {
-            return Err(ModelFault::Duplicate { what: "node-name", name: new.name.to_owned() });
+            return Err(ModelError::Duplicate { what: "node-name", name: new.name.to_owned() });
         }
         new.objects.iter().try_for_each(|object| self.find_object(*object))?;
         let mut access = new.access;
@@ -165,12 +167,12 @@ impl Model {
             let below = self.find_node(&edge.node, Some(new.name))?;
             if !new.activity.may_stand_on(below.activity) {
                 let (node, child, key) = (new.name.to_owned(), edge.node.clone(), edge.key.clone());
-                return Err(ModelFault::InactiveChild { node, child, key });
+                return Err(ModelError::InactiveChild { node, child, key });
             }
             if below.access == Access::ReadOnly && edge.role.is_written() {
                 if new.access == Access::ReadWrite && edge.role.is_always_written() {
                     let (node, child) = (new.name.to_owned(), edge.node.clone());
-                    return Err(ModelFault::ReadOnlyFile { node, child });
+                    return Err(ModelError::ReadOnlyFile { node, child });
                 }
                 access = Access::ReadOnly;
             }
@@ -179,37 +181,37 @@ impl Model {
     }
 
     /// Whether there is a node for that user to stand on. What is written inside the user later may have its name.
-    pub(crate) fn check_child(&self, child: &str, user: &str) -> Result<(), ModelFault> {
+    pub(crate) fn check_child(&self, child: &str, user: &str) -> Result<(), ModelError> {
         self.find_node(child, Some(user)).map(drop)
     }
 
     /// Adds a node over those that are there.
-    pub(crate) fn add_node(&mut self, new: NewNode<'_>) -> Result<(), ModelFault> {
+    pub(crate) fn add_node(&mut self, new: NewNode<'_>) -> Result<(), ModelError> {
         let access = self.judge(&new)?;
         let NewNode { name, access: asked, activity, edges, objects, owner } = new;
         self.uses.add_node(name, asked, edges)?;
         let objects = objects.iter().map(|object| object.id.to_owned()).collect();
-        self.nodes.insert(name.to_owned(), Node { access, activity, objects, owner });
+        self.nodes.insert(name.to_owned(), ModelNode { access, activity, objects, owner });
         Ok(())
     }
 
     /// Takes a node away on which nothing stands, and what was written inside it and nothing else uses, as in QEMU. Gives
     /// the names of all that are gone, upper ones first.
-    pub(crate) fn remove_node(&mut self, name: &str) -> Result<Vec<String>, ModelFault> {
+    pub(crate) fn remove_node(&mut self, name: &str) -> Result<Vec<String>, ModelError> {
         self.find_node(name, None)?;
         if self.uses.is_used(name) {
-            return Err(ModelFault::NodeInUse { name: name.to_owned() });
+            return Err(ModelError::NodeInUse { name: name.to_owned() });
         }
         let (mut gone, mut next) = (Vec::new(), vec![name.to_owned()]);
         while let Some(name) = next.pop() {
-            let user = User::Node(name.clone());
+            let user = NodeUser::Node(name.clone());
             let below: Vec<_> = self.below(&user).iter().map(|edge| edge.node.clone()).collect();
             self.uses.remove(&user);
             self.nodes.remove(&name);
             gone.push(name);
             let is_alone = |name: &String| {
                 let node = self.nodes.get(name);
-                node.is_some_and(|it| it.owner == Owner::Parent) && !self.uses.is_used(name)
+                node.is_some_and(|it| it.owner == NodeOwner::Parent) && !self.uses.is_used(name)
             };
             next.extend(below.into_iter().filter(is_alone));
         }
@@ -217,78 +219,78 @@ impl Model {
     }
 
     /// Adds an export, which uses what its clients may do and shares all, as those of qemu-storage-daemon do.
-    pub(crate) fn add_export(&mut self, new: NewExport<'_>) -> Result<(), ModelFault> {
+    pub(crate) fn add_export(&mut self, new: NewExport<'_>) -> Result<(), ModelError> {
         let NewExport { id, node, access, iothreads, socket } = new;
         if self.exports.contains_key(id) {
-            return Err(ModelFault::Duplicate { what: "export id", name: id.to_owned() });
+            return Err(ModelError::Duplicate { what: "export id", name: id.to_owned() });
         }
         let below = self.find_node(node, None)?.access;
         if (access, below) == (Access::ReadWrite, Access::ReadOnly) {
-            return Err(ModelFault::ReadOnlyNode { node_name: node.to_owned() });
+            return Err(ModelError::ReadOnlyNode { node_name: node.to_owned() });
         }
         for (place, id) in iothreads.iter().enumerate() {
             self.find_object(ObjectName { kind: IOTHREAD, id })?;
             if iothreads[..place].contains(id) {
-                return Err(ModelFault::IothreadTwice { id: id.clone() });
+                return Err(ModelError::IothreadTwice { id: id.clone() });
             }
         }
         if self.exports.values().any(|export| export.socket == socket) {
             let name = socket.display().to_string();
-            return Err(ModelFault::Duplicate { what: "an export with socket", name });
+            return Err(ModelError::Duplicate { what: "an export with socket", name });
         }
         self.uses.add_export(id, node, Rights::of_user(access).uses)?;
         let (socket, iothreads) = (socket.to_owned(), iothreads.to_vec());
-        self.exports.insert(id.to_owned(), Export { socket, iothreads });
+        self.exports.insert(id.to_owned(), ModelExport { socket, iothreads });
         Ok(())
     }
 
     /// Takes an export away.
-    pub(crate) fn remove_export(&mut self, id: &str) -> Result<(), ModelFault> {
+    pub(crate) fn remove_export(&mut self, id: &str) -> Result<(), ModelError> {
         if self.exports.remove(id).is_none() {
-            return Err(ModelFault::NoExport { id: id.to_owned() });
+            return Err(ModelError::NoExport { id: id.to_owned() });
         }
-        self.uses.remove(&User::Export(id.to_owned()));
+        self.uses.remove(&NodeUser::Export(id.to_owned()));
         Ok(())
     }
 
     /// Puts another node in the place below a user; gives the name of the one that was there.
     pub(crate) fn replace(
         &mut self,
-        user: &User,
+        user: &NodeUser,
         key: &str,
         by: &str,
-    ) -> Result<String, ModelFault> {
+    ) -> Result<String, ModelError> {
         let edge = self.below(user).iter().find(|edge| edge.key == key);
         let Some(edge) = edge else {
-            return Err(ModelFault::NoPlace { user: user.clone(), key: key.to_owned() });
+            return Err(ModelError::NoPlace { user: user.clone(), key: key.to_owned() });
         };
         let (before, found) = (edge.node.clone(), self.find_node(by, None)?);
-        if let User::Node(above) = user {
+        if let NodeUser::Node(above) = user {
             if let Some(way) = self.uses.path(by, above) {
-                return Err(ModelFault::Circle { way: [vec![above.clone()], way].concat() });
+                return Err(ModelError::Circle { way: [vec![above.clone()], way].concat() });
             }
             let activity = self.find_node(above, None)?.activity;
             if !activity.may_stand_on(found.activity) {
                 let (node, child, key) = (above.clone(), by.to_owned(), key.to_owned());
-                return Err(ModelFault::InactiveChild { node, child, key });
+                return Err(ModelError::InactiveChild { node, child, key });
             }
         }
         if self.takes_changes(user) && found.access == Access::ReadOnly {
             let (child, user) = (by.to_owned(), user.clone());
-            return Err(ModelFault::ReadOnlyBelow { child, user });
+            return Err(ModelError::ReadOnlyBelow { child, user });
         }
         self.uses.replace(user, key, by)?;
         Ok(before)
     }
 
     /// What stands below a user, in order.
-    pub(crate) fn below(&self, user: &User) -> &[Edge] {
+    pub(crate) fn below(&self, user: &NodeUser) -> &[Edge] {
         self.uses.below(user)
     }
 
     /// The node below an export.
     pub(crate) fn root(&self, export: &str) -> Option<&str> {
-        let edges = self.below(&User::Export(export.to_owned()));
+        let edges = self.below(&NodeUser::Export(export.to_owned()));
         edges.first().map(|edge| edge.node.as_str())
     }
 
@@ -298,15 +300,15 @@ impl Model {
     }
 
     /// The exports that stand on a node, directly or not, or the export itself.
-    pub(crate) fn exports_above(&self, user: &User) -> BTreeSet<String> {
+    pub(crate) fn exports_above(&self, user: &NodeUser) -> BTreeSet<String> {
         match user {
-            User::Node(name) => self.uses.exports_above(name),
-            User::Export(id) => BTreeSet::from([id.clone()]),
+            NodeUser::Node(name) => self.uses.exports_above(name),
+            NodeUser::Export(id) => BTreeSet::from([id.clone()]),
         }
     }
 
     /// Whether that node is held from the start.
-    pub(crate) fn activity(&self, node: &str) -> Result<Activity, ModelFault> {
+    pub(crate) fn activity(&self, node: &str) -> Result<Activity, ModelError> {
         self.find_node(node, None).map(|node| node.activity)
     }
 
@@ -317,17 +319,17 @@ impl Model {
         nodes.chain(objects.map(|(id, _)| id)).map(String::as_str).collect()
     }
 
-    fn takes_changes(&self, user: &User) -> bool {
+    fn takes_changes(&self, user: &NodeUser) -> bool {
         match user {
-            User::Node(name) => {
+            NodeUser::Node(name) => {
                 self.nodes.get(name).is_some_and(|node| node.access == Access::ReadWrite)
             }
-            User::Export(_) => self.uses.writes(user),
+            NodeUser::Export(_) => self.uses.writes(user),
         }
     }
 
-    fn find_node(&self, name: &str, user: Option<&str>) -> Result<&Node, ModelFault> {
-        let missing = || ModelFault::NotFound {
+    fn find_node(&self, name: &str, user: Option<&str>) -> Result<&ModelNode, ModelError> {
+        let missing = || ModelError::NotFound {
             what: NODE,
             name: name.to_owned(),
             user: user.map(str::to_owned),
@@ -335,11 +337,11 @@ impl Model {
         self.nodes.get(name).ok_or_else(missing)
     }
 
-    fn find_object(&self, object: ObjectName<'_>) -> Result<(), ModelFault> {
+    fn find_object(&self, object: ObjectName<'_>) -> Result<(), ModelError> {
         let ObjectName { kind, id } = object;
         if self.objects.get(id) == Some(&kind) {
             return Ok(());
         }
-        Err(ModelFault::NotFound { what: kind, name: id.to_owned(), user: None })
+        Err(ModelError::NotFound { what: kind, name: id.to_owned(), user: None })
     }
 }

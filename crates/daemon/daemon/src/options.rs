@@ -1,7 +1,7 @@
 //! The command line of `ringloom serve`: qemu-storage-daemon's, and a short form.
 //!
 //! Where it stands: the binary calls [`parse`] and hands the [`Plan`] to the daemon. An argument goes
-//! through two steps: as written (`words` and `syntax`) and as valid (`object`, `drivers`,
+//! through two steps: as written (`getopt` and `syntax`) and as valid (`object`, `drivers`,
 //! `export`, then `references` and the `model` for what it refers to).
 //!
 //! Invariants: what ringloom does not do yet is refused by name, never accepted and ignored.
@@ -9,6 +9,7 @@
 
 mod export;
 mod fault;
+mod getopt;
 mod line;
 mod long;
 mod object;
@@ -17,14 +18,16 @@ mod references;
 mod short;
 #[cfg(test)]
 mod tests;
-mod words;
 
-pub use crate::syntax::{Fault, nearest};
-pub use fault::{LineFault, OptionError};
+pub use crate::syntax::{ArgumentError, nearest};
+pub use fault::{CommandLineError, LineError};
 #[cfg(test)]
 pub(crate) use line::documented_names;
 pub use line::parse;
 pub use plan::{
-    AttachFormat, Command, Daemonize, GuestMemoryOptions, HelpTopic, Plan, Sandboxing, Takeover,
+    AttachFormat, Daemonize, GuestMemoryOptions, HelpTopic, Plan, SandboxMode, ServeCommand,
+    TakeoverMode,
 };
-pub(crate) use plan::{ExportOptions, Object, ObjectKind, PollOptions, SocketOptions, Step};
+pub(crate) use plan::{
+    ExportOptions, ObjectKind, ObjectOptions, PlanStep, PollOptions, SocketOptions,
+};

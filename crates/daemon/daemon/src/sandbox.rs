@@ -9,10 +9,10 @@
 //! fence can be widened or taken down. Why, and what each holds: docs/sandbox.md.
 //! Not here: the restriction of io_uring (`kernel_io::uring`), which always holds.
 
-mod calls;
-mod files;
+mod file_grants;
+mod landlock;
 mod privileges;
-mod reach;
+mod seccomp;
 #[cfg(test)]
 mod tests;
 
@@ -23,36 +23,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use iothread::Confine;
 
-pub use calls::CallsError;
-pub use files::FilesError;
+pub use landlock::LandlockError;
+pub use seccomp::SeccompError;
 
-use crate::chain::chain_of;
-use crate::options::{Plan, Sandboxing};
-use calls::{CallsFence, Needs};
-use files::FilesFence;
-use reach::Use;
+use crate::error_chain::chain_of;
+use crate::options::{Plan, SandboxMode};
+use file_grants::GrantPurpose;
+use landlock::LandlockRules;
+use seccomp::{FilterNeeds, SeccompFilters};
 
-/// The fences of a process.
+/// The sandbox of the process: landlock, dropped capabilities, seccomp filters.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
-    required: Required,
+    required: FenceRequirement,
     /// With landlock's version.
-    files: Option<(FilesFence, i32)>,
+    files: Option<(LandlockRules, i32)>,
     /// Where a log file may be made anew.
     logs: Option<PathBuf>,
-    privileges: Option<Privileges>,
-    calls: Option<CallsFence>,
+    privileges: Option<PrivilegeFence>,
+    calls: Option<SeccompFilters>,
     /// Whether they are up for all threads, now and later.
     closed: AtomicBool,
 }
 
-/// The fence around privileges can be had.
+/// Proof that capabilities can be dropped.
 #[derive(Debug)]
-struct Privileges;
+struct PrivilegeFence;
 
-/// What a fence that cannot be had means.
+/// Whether a part of the sandbox that cannot be had is an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Required {
+enum FenceRequirement {
     /// It is said, and left out.
     No,
     /// The daemon does not start.
@@ -64,13 +64,13 @@ enum Required {
 pub enum SandboxError {
     /// Around files.
     #[error("cannot confine the daemon to the files that are open")]
-    Files(#[source] FilesError),
+    Files(#[source] LandlockError),
     /// Around privileges.
     #[error("cannot give privileges up")]
     Privileges(#[source] io::Error),
     /// Around system calls.
     #[error("cannot filter system calls")]
-    Calls(#[source] CallsError),
+    Calls(#[source] SeccompError),
     /// Threads cannot be looked at.
     #[error("cannot find out whether all threads are confined")]
     Look(#[source] io::Error),
@@ -90,27 +90,27 @@ impl Sandbox {
     /// stays, in the directory that paths are relative to; fences nothing yet.
     pub(crate) fn prepare(plan: &Plan) -> Result<Option<Arc<Self>>, SandboxError> {
         let required = match plan.sandbox {
-            Sandboxing::Off => return Ok(None),
-            Sandboxing::Possible => Required::No,
-            Sandboxing::Required => Required::Yes,
+            SandboxMode::Off => return Ok(None),
+            SandboxMode::Possible => FenceRequirement::No,
+            SandboxMode::Required => FenceRequirement::Yes,
         };
-        let grants = reach::of(plan);
+        let grants = file_grants::of(plan);
         let opening = grants.iter().any(|grant| grant.for_what.opens());
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
-        let needs = Needs { opening, discards: plan.may_write_devices(), ids };
-        let files = FilesFence::new(&grants).and_then(|fence| {
+        let needs = FilterNeeds { opening, discards: plan.may_write_devices(), ids };
+        let files = LandlockRules::new(&grants).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
-            version.map_err(FilesError::Share)?.map(|version| (fence, version))
+            version.map_err(LandlockError::Share)?.map(|version| (fence, version))
         });
         let privileges = on_another_thread(privileges::give_up).map_err(SandboxError::Try)?;
         let files = required.judge(files.map_err(SandboxError::Files))?;
         Ok(Some(Arc::new(Self {
             required,
             files,
-            logs: grants.into_iter().find(|it| it.for_what == Use::Logs).map(|it| it.path),
+            logs: grants.into_iter().find(|it| it.for_what == GrantPurpose::Logs).map(|it| it.path),
             privileges: required
-                .judge(privileges.map(|()| Privileges).map_err(SandboxError::Privileges))?,
-            calls: required.judge(CallsFence::new(needs).map_err(SandboxError::Calls))?,
+                .judge(privileges.map(|()| PrivilegeFence).map_err(SandboxError::Privileges))?,
+            calls: required.judge(SeccompFilters::new(needs).map_err(SandboxError::Calls))?,
             closed: AtomicBool::new(false),
         })))
     }
@@ -140,7 +140,7 @@ impl Sandbox {
     /// all. From here on nothing but what the daemon does now can be done.
     pub(crate) fn close(&self) -> Result<(), SandboxError> {
         self.confine().map_err(SandboxError::Privileges)?;
-        let filtered = self.calls.as_ref().map(CallsFence::put_up).transpose();
+        let filtered = self.calls.as_ref().map(SeccompFilters::put_up).transpose();
         let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
         let is_filtered = filtered.flatten().is_some();
         self.closed.store(true, Ordering::Relaxed);
@@ -161,9 +161,9 @@ impl Sandbox {
 
 /// Puts all fences around this process, which does nothing but look at descriptors and has one thread.
 pub(crate) fn confine_descriptor_check() -> Result<(), SandboxError> {
-    let files = FilesFence::new(&[]).and_then(|fence| fence.put_up().map(drop));
+    let files = LandlockRules::new(&[]).and_then(|fence| fence.put_up().map(drop));
     let privileges = privileges::give_up();
-    let calls = CallsFence::of_descriptor_check().and_then(|calls| calls.put_up());
+    let calls = SeccompFilters::of_descriptor_check().and_then(|calls| calls.put_up());
     files.map_err(SandboxError::Files)?;
     privileges.map_err(SandboxError::Privileges)?;
     calls.map_err(SandboxError::Calls)
@@ -181,7 +181,7 @@ impl Confine for Sandbox {
     }
 }
 
-impl Required {
+impl FenceRequirement {
     /// What there is of a fence: an error if there must be one, otherwise a sentence.
     fn judge<T>(self, fence: Result<T, SandboxError>) -> Result<Option<T>, SandboxError> {
         match (fence, self) {

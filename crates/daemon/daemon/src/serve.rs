@@ -14,24 +14,27 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use block::{Owner, SentenceRate, SystemClock};
-use host::{DaemonizeError, Daemonized, Readiness, Verdict};
+use host::{DaemonizeError, ForkResult, ReadinessPipe, StartOutcome};
 use kernel_io::{FileKind, FileTable};
 
 use crate::attach;
-use crate::build::{BuildError, Built};
-use crate::chain::chain_of;
-use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience};
-use crate::descriptor_check::{CheckStartError, DescriptorCheck};
-use crate::device_news::DeviceNews;
+use crate::build::{BuildError, Daemon};
+use crate::claim::{ExportClaimError, LOCK_WAIT_MAX, WaitPolicy};
+use crate::descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
+use crate::error_chain::chain_of;
 use crate::guest_memory;
-use crate::inherited;
+use crate::inherited_descriptors;
 use crate::log::Log;
-use crate::options::{Daemonize, Plan, Takeover};
+use crate::options::{Daemonize, Plan, TakeoverMode};
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::sandbox::{Sandbox, SandboxError};
-use crate::signals::{Attention, Heard};
-use crate::takeover::{Answer, Doorbell, Predecessor, Taken, TakeoverError, answer, take_over};
-use crate::watch::Watch;
+use crate::signals::{MainEvent, SignalListener};
+use crate::storage_watchdog::StorageWatchdog;
+use crate::takeover::{
+    Predecessor, TakeoverError, TakeoverListener, TakeoverOutcome, TakeoverResult, answer,
+    take_over,
+};
+use crate::uevents::UeventMonitor;
 
 /// How long a new process waits for the storage of one file before the old one has been asked for anything.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
@@ -59,7 +62,7 @@ pub enum ServeError {
     Pidfile(#[from] PidfileError),
     /// Nobody would look at what front ends send.
     #[error(transparent)]
-    DescriptorCheck(#[from] CheckStartError),
+    DescriptorCheck(#[from] DescriptorCheckStartError),
     /// A fence that was asked for cannot be put up.
     #[error("the sandbox cannot be closed")]
     Sandbox(#[source] SandboxError),
@@ -87,7 +90,7 @@ pub enum ServeError {
 /// opened, its log included.
 pub fn close_inherited(plan: &Plan) -> Result<(), ServeError> {
     let action = "close the descriptors that it was started with";
-    host::close_descriptors_but(&inherited::meant(plan))
+    host::close_descriptors_but(&inherited_descriptors::meant(plan))
         .map_err(|source| ServeError::Process { action, source })
 }
 
@@ -100,8 +103,8 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let failed = |action| move |source| ServeError::Process { action, source };
     let directory = std::env::current_dir().map_err(failed("find the current directory"))?;
     let readiness = match fork(&plan)? {
-        Side::Parent => return Ok(()),
-        Side::Daemon(readiness) => readiness,
+        ForkSide::Parent => return Ok(()),
+        ForkSide::Daemon(readiness) => readiness,
     };
     if plan.daemonize == Daemonize::Background && !log.has_place() {
         tracing::warn!(
@@ -111,21 +114,22 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     }
     raise_limits();
     let check = start_descriptor_check(&plan)?;
-    let mut attention = Attention::of(&plan).map_err(failed("catch signals"))?;
+    let mut attention = SignalListener::of(&plan).map_err(failed("catch signals"))?;
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
     let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
     let watch = start_threads(log, sandbox.as_deref()).map_err(failed("start its threads"))?;
     let (clock, checked) = (Arc::new(SystemClock), Arc::clone(&check));
-    let mut built = Built::nothing(&files, &clock, sandbox.as_ref(), checked)?;
-    built.watch_by(&watch);
+    let mut built = Daemon::nothing(&files, &clock, sandbox.as_ref(), checked)?;
+    built.set_watchdog(&watch);
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
-    let doorbell = Doorbell::open();
-    let Taken { listening, predecessor } = match start(&plan, &mut built, &watch, &mut attention) {
-        Ok(taken) => taken,
-        Err(error) => return abandon(built, &files, &watch, error),
-    };
-    let guests = if predecessor.is_some() { Guests::Served } else { Guests::None };
+    let takeover_listener = TakeoverListener::open();
+    let TakeoverOutcome { listening, predecessor } =
+        match start(&plan, &mut built, &watch, &mut attention) {
+            Ok(taken) => taken,
+            Err(error) => return abandon(built, &files, &watch, error),
+        };
+    let guests = if predecessor.is_some() { GuestState::Served } else { GuestState::None };
     let news = device_news(&files);
     let finish = || -> Result<Option<Pidfile>, ServeError> {
         let pidfile = match predecessor {
@@ -133,7 +137,7 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
             Some(predecessor) => write_pidfile_after(&plan, &predecessor),
         };
         let printed = print_attach_lines(&plan, &directory);
-        guests.bear(printed.map_err(failed("print how to attach a guest")))?;
+        guests.log_if_served(printed.map_err(failed("print how to attach a guest")))?;
         // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
         // taken over is served already, on threads that lack only the filter of system calls.
         if let Some(sandbox) = &sandbox {
@@ -142,9 +146,9 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
             check.judge(plan.sandbox)?;
         }
         for (prepared, socket) in listening {
-            guests.bear(built.start(prepared, socket, None).map_err(ServeError::from))?;
+            guests.log_if_served(built.start(prepared, socket, None).map_err(ServeError::from))?;
         }
-        readiness.map_or(Ok(()), |readiness| guests.hear_of(readiness, log))?;
+        readiness.map_or(Ok(()), |readiness| guests.report_ready(readiness, log))?;
         Ok(pidfile)
     };
     let pidfile = match finish() {
@@ -152,11 +156,11 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         // Clients that were taken over may have written.
         Err(error) => return abandon(built, &files, &watch, error),
     };
-    match wait(&mut attention, log, doorbell.as_ref(), news.as_ref(), &built) {
-        Reason::Signal(name) => {
+    match wait(&mut attention, log, takeover_listener.as_ref(), news.as_ref(), &built) {
+        EndReason::Signal(name) => {
             tracing::info!("{name}: stopping; a second signal leaves at once");
         }
-        Reason::GivenAway { process } => {
+        EndReason::GivenAway { process } => {
             tracing::info!("process {process} has taken over");
             // It has what was written in its page cache, and flushes when it leaves.
             drop(built);
@@ -168,8 +172,8 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
 }
 
 /// Starts the threads that write the log, and that tell of storage which does not answer.
-fn start_threads(log: &Arc<Log>, sandbox: Option<&Sandbox>) -> io::Result<Arc<Watch>> {
-    let watch = Arc::new(Watch::default());
+fn start_threads(log: &Arc<Log>, sandbox: Option<&Sandbox>) -> io::Result<Arc<StorageWatchdog>> {
+    let watch = Arc::new(StorageWatchdog::default());
     let start = || log.leave_to_thread().and_then(|()| watch.start(log));
     match sandbox {
         Some(sandbox) => sandbox.inside(start).flatten(),
@@ -187,45 +191,46 @@ fn raise_limits() {
 /// Carries the plan out up to where clients can connect, and wait to be accepted.
 fn start(
     plan: &Plan,
-    built: &mut Built,
-    watch: &Watch,
-    attention: &mut Attention,
-) -> Result<Taken, ServeError> {
+    built: &mut Daemon,
+    watch: &StorageWatchdog,
+    attention: &mut SignalListener,
+) -> Result<TakeoverOutcome, ServeError> {
     let rate = &mut SentenceRate::default();
     match plan.takeover {
-        Takeover::Never => {
+        TakeoverMode::Never => {
             // Before any wait for an image: whoever serves the socket has the image, too.
-            plan.exports().try_for_each(Built::check_unserved)?;
-            let patience = &mut Patience { limit: LOCK_PATIENCE, wait: attention, rate };
-            let prepared = built.carry_out(plan, patience)?;
+            plan.exports().try_for_each(Daemon::check_unserved)?;
+            let policy = &mut WaitPolicy { limit: LOCK_WAIT_MAX, wait: attention, rate };
+            let prepared = built.carry_out(plan, policy)?;
             // Whoever sees a socket may count on an end in good order.
-            attention.be_patient();
-            let listen = |prepared| Built::listen(&prepared).map(|socket| (prepared, socket));
+            attention.shut_down_gracefully();
+            let listen = |prepared| Daemon::listen(&prepared).map(|socket| (prepared, socket));
             let listening = prepared.into_iter().map(listen).collect::<Result<_, _>>()?;
-            Ok(Taken { listening, predecessor: None })
+            Ok(TakeoverOutcome { listening, predecessor: None })
         }
-        Takeover::WhereServed => {
+        TakeoverMode::WhereServed => {
             // Who serves goes on, and whoever upgrades is to hear that it came to nothing.
             watch.set_limit(Some(OPEN_LIMIT));
             let prepared = built.prepare(plan)?;
             watch.set_limit(None);
-            attention.be_patient();
-            let patience = &mut Patience { limit: LOCK_PATIENCE, wait: attention, rate };
-            Ok(take_over(prepared, plan.pidfile.as_deref(), built, patience)?)
+            attention.shut_down_gracefully();
+            let policy = &mut WaitPolicy { limit: LOCK_WAIT_MAX, wait: attention, rate };
+            Ok(take_over(prepared, plan.pidfile.as_deref(), built, policy)?)
         }
     }
 }
 
-/// Whether anybody is served when the last steps of the start are taken.
+/// Whether guests are served already when the last steps of the start are taken: then an error there is logged instead
+/// of ending the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Guests {
+enum GuestState {
     None,
     Served,
 }
 
-impl Guests {
+impl GuestState {
     /// What goes wrong is a reason to end if nobody is served. Guests count more: it is said.
-    fn bear(self, result: Result<(), ServeError>) -> Result<(), ServeError> {
+    fn log_if_served(self, result: Result<(), ServeError>) -> Result<(), ServeError> {
         match (self, result) {
             (Self::Served, Err(error)) => {
                 tracing::error!("{}; serving all the same", chain_of(&error));
@@ -236,7 +241,7 @@ impl Guests {
     }
 
     /// Lets whoever started the daemon hear of it, and leaves the terminal.
-    fn hear_of(self, mut readiness: Readiness, log: &Log) -> Result<(), ServeError> {
+    fn report_ready(self, mut readiness: ReadinessPipe, log: &Log) -> Result<(), ServeError> {
         match self {
             Self::None => {
                 leave_terminal(&readiness, log)?;
@@ -245,8 +250,8 @@ impl Guests {
             Self::Served => {
                 // In this order, so that it can be said.
                 log.settle();
-                self.bear(readiness.tell().map_err(ServeError::from))?;
-                self.bear(leave_terminal(&readiness, log))?;
+                self.log_if_served(readiness.tell().map_err(ServeError::from))?;
+                self.log_if_served(leave_terminal(&readiness, log))?;
             }
         }
         Ok(())
@@ -258,7 +263,7 @@ fn start_descriptor_check(plan: &Plan) -> Result<Arc<DescriptorCheck>, ServeErro
     Ok(DescriptorCheck::start(&memory_files, plan.sandbox)?)
 }
 
-fn leave_terminal(readiness: &Readiness, log: &Log) -> Result<(), ServeError> {
+fn leave_terminal(readiness: &ReadinessPipe, log: &Log) -> Result<(), ServeError> {
     // Whoever watches the start sees all of it.
     log.settle();
     readiness.leave_terminal()?;
@@ -268,9 +273,9 @@ fn leave_terminal(readiness: &Readiness, log: &Log) -> Result<(), ServeError> {
 
 /// Drains the exports, makes everything durable, and removes sockets and pidfile.
 fn take_down(
-    mut built: Built,
+    mut built: Daemon,
     files: &FileTable,
-    watch: &Watch,
+    watch: &StorageWatchdog,
     pidfile: Option<Pidfile>,
 ) -> Result<(), ServeError> {
     built.stop_exports();
@@ -280,8 +285,8 @@ fn take_down(
     flushed
 }
 
-/// Why serving ends.
-enum Reason {
+/// Why serving ends: a signal, or a takeover.
+enum EndReason {
     /// By this name.
     Signal(&'static str),
     /// Another process goes on.
@@ -290,40 +295,40 @@ enum Reason {
 
 /// Serves until there is a reason to end.
 fn wait(
-    attention: &mut Attention,
+    attention: &mut SignalListener,
     log: &Log,
-    doorbell: Option<&Doorbell>,
-    news: Option<&DeviceNews>,
-    built: &Built,
-) -> Reason {
+    takeover_listener: Option<&TakeoverListener>,
+    news: Option<&UeventMonitor>,
+    built: &Daemon,
+) -> EndReason {
     // What has changed since the files were opened.
     built.review_devices();
     let rate = &mut SentenceRate::default();
     let mut review = None;
     loop {
-        let doorbell = match attention.wait(doorbell, news) {
-            Heard::End(name) => return Reason::Signal(name),
-            Heard::Look => {
+        let takeover_listener = match attention.wait(takeover_listener, news) {
+            MainEvent::End(name) => return EndReason::Signal(name),
+            MainEvent::Look => {
                 look(log, built, &mut review);
                 continue;
             }
-            Heard::Doorbell(doorbell) => doorbell,
-            Heard::News(news) => {
+            MainEvent::Doorbell(takeover_listener) => takeover_listener,
+            MainEvent::News(news) => {
                 if news.take() {
                     built.review_devices();
                 }
                 continue;
             }
         };
-        match answer(doorbell, built, &SystemClock, rate) {
-            Answer::Kept => {}
-            Answer::Given(process) => return Reason::GivenAway { process },
+        match answer(takeover_listener, built, &SystemClock, rate) {
+            TakeoverResult::Refused => {}
+            TakeoverResult::HandedOver(process) => return EndReason::GivenAway { process },
         }
     }
 }
 
 /// What SIGHUP asks for: the log file is opened anew, and all disks are measured.
-fn look(log: &Log, built: &Built, review: &mut Option<JoinHandle<()>>) {
+fn look(log: &Log, built: &Daemon, review: &mut Option<JoinHandle<()>>) {
     match log.open_again() {
         Ok(None) => tracing::info!("SIGHUP: files are measured again"),
         Ok(Some(path)) => {
@@ -363,9 +368,9 @@ fn write_pidfile_after(plan: &Plan, predecessor: &Predecessor) -> Option<Pidfile
 
 /// Takes down what was built before a step failed; clients may have written to it.
 fn abandon(
-    built: Built,
+    built: Daemon,
     files: &FileTable,
-    watch: &Watch,
+    watch: &StorageWatchdog,
     error: ServeError,
 ) -> Result<(), ServeError> {
     let flushed = take_down(built, files, watch, None);
@@ -388,27 +393,27 @@ fn is_signal(error: &ServeError) -> bool {
         error,
         ServeError::Takeover(
             TakeoverError::Stopped
-                | TakeoverError::Build(BuildError::Claim(ClaimFailure::Stopped { .. }))
-        ) | ServeError::Build(BuildError::Claim(ClaimFailure::Stopped { .. }))
+                | TakeoverError::Build(BuildError::Claim(ExportClaimError::Stopped { .. }))
+        ) | ServeError::Build(BuildError::Claim(ExportClaimError::Stopped { .. }))
     )
 }
 
-/// Which process this is after the fork, if there was one.
-enum Side {
+/// Which process this is after the fork.
+enum ForkSide {
     /// The one that serves; it tells its parent, if it has one, that it is ready.
-    Daemon(Option<Readiness>),
+    Daemon(Option<ReadinessPipe>),
     /// The parent of a daemon that is ready.
     Parent,
 }
 
 /// Forks if that was asked for.
-fn fork(plan: &Plan) -> Result<Side, ServeError> {
+fn fork(plan: &Plan) -> Result<ForkSide, ServeError> {
     match plan.daemonize {
-        Daemonize::Foreground => Ok(Side::Daemon(None)),
+        Daemonize::Foreground => Ok(ForkSide::Daemon(None)),
         Daemonize::Background => match host::daemonize()? {
-            Daemonized::Child(readiness) => Ok(Side::Daemon(Some(readiness))),
-            Daemonized::Parent(Verdict::Ready) => Ok(Side::Parent),
-            Daemonized::Parent(Verdict::Failed) => Err(ServeError::ChildFailed),
+            ForkResult::Child(readiness) => Ok(ForkSide::Daemon(Some(readiness))),
+            ForkResult::Parent(StartOutcome::Ready) => Ok(ForkSide::Parent),
+            ForkResult::Parent(StartOutcome::Failed) => Err(ServeError::ChildFailed),
         },
     }
 }
@@ -425,7 +430,7 @@ fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
 }
 
 /// Makes everything that was written durable: the guests were told that it is written.
-fn flush(files: &FileTable, watch: &Watch) -> Result<(), ServeError> {
+fn flush(files: &FileTable, watch: &StorageWatchdog) -> Result<(), ServeError> {
     let mut result = Ok(());
     // What another process owns, it flushes.
     for file in files.all().iter().filter(|file| file.medium().owner() == Owner::This) {
@@ -441,9 +446,9 @@ fn flush(files: &FileTable, watch: &Watch) -> Result<(), ServeError> {
 
 /// Where to hear that a block device has changed, if there is one below. Without it sizes are looked at when a client
 /// comes or asks.
-fn device_news(files: &FileTable) -> Option<DeviceNews> {
+fn device_news(files: &FileTable) -> Option<UeventMonitor> {
     files.all().iter().find(|file| file.kind() == FileKind::BlockDevice)?;
-    let news = DeviceNews::listen();
+    let news = UeventMonitor::listen();
     news.inspect_err(|error| {
         tracing::info!(
             "the kernel's news of devices cannot be heard, so a running guest is not told when a disk \

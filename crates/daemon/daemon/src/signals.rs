@@ -13,62 +13,62 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, SentenceRate, SystemClock};
-use host::Impatience;
+use host::SignalEscalation;
 use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{pipe, signal_name};
 
-use crate::claim::{Told, Wait};
-use crate::device_news::DeviceNews;
+use crate::claim::{InterruptibleWait, WaitResult};
 use crate::options::{Daemonize, Plan};
-use crate::takeover::Doorbell;
+use crate::takeover::TakeoverListener;
+use crate::uevents::UeventMonitor;
 
 /// What mean nothing. SIGXFSZ comes with the error of a write beyond RLIMIT_FSIZE, which is told with its request.
 const MEANINGLESS: [i32; 4] = [SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ];
 
-/// What the first thread waits for.
-pub(crate) enum Heard<'a> {
+/// What the first thread has waited for: a signal, a takeover, or a device change.
+pub(crate) enum MainEvent<'a> {
     /// The daemon is to end, by this signal.
     End(&'static str),
     /// SIGHUP, where it asks for a look.
     Look,
-    Doorbell(&'a Doorbell),
-    News(&'a DeviceNews),
+    Doorbell(&'a TakeoverListener),
+    News(&'a UeventMonitor),
 }
 
-/// The signals, and what was heard of them.
-pub(crate) struct Attention {
+/// The signals of the daemon, and what ends the first thread's wait.
+pub(crate) struct SignalListener {
     signals: Signals,
     /// Readable after a signal.
     pipe: UnixStream,
-    impatience: Arc<Impatience>,
-    mood: Mood,
+    escalation: Arc<SignalEscalation>,
+    mode: ShutdownMode,
     /// The signals that end the daemon.
     ending: Vec<i32>,
-    heard: Pending,
+    heard: PendingSignals,
     /// How often a signal without meaning is said.
     rate: SentenceRate,
 }
 
-/// What was heard and not acted on yet.
+/// Signals that came and were not acted on yet.
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingSignals {
     end: Option<i32>,
     look: bool,
 }
 
-/// What the first signal that ends the daemon does.
+/// Whether the first terminating signal ends the process at once or in good order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mood {
-    /// It ends the process at once, but while [`Wait::pause`] waits.
-    Hasty,
+enum ShutdownMode {
+    /// It ends the process at once, but while [`InterruptibleWait::pause`] waits.
+    Immediate,
     /// It ends the process in good order.
-    Patient,
+    Graceful,
 }
 
-impl Attention {
-    /// Until [`Attention::be_patient`] every signal that ends the daemon ends the process at once: there is nothing to
+impl SignalListener {
+    /// Until [`SignalListener::shut_down_gracefully`] every signal that ends the daemon ends the process at once: there is nothing to
     /// finish yet, and what is being set up may block.
     pub(crate) fn of(plan: &Plan) -> io::Result<Self> {
         let mut ending = vec![SIGTERM];
@@ -81,9 +81,9 @@ impl Attention {
                 () => ending.push(signal),
             }
         }
-        let impatience = Arc::new(Impatience::full());
+        let escalation = Arc::new(SignalEscalation::full());
         for signal in &ending {
-            host::leave_if_impatient(*signal, &impatience)?;
+            host::exit_on_second_signal(*signal, &escalation)?;
         }
         let all = || ending.iter().chain(&asking);
         let signals = Signals::new(all())?;
@@ -93,57 +93,61 @@ impl Attention {
         for signal in all() {
             pipe::register(*signal, writer.try_clone()?)?;
         }
-        let (mood, heard, rate) = (Mood::Hasty, Pending::default(), SentenceRate::default());
-        Ok(Self { signals, pipe, impatience, mood, ending, heard, rate })
+        let (mode, heard, rate) =
+            (ShutdownMode::Immediate, PendingSignals::default(), SentenceRate::default());
+        Ok(Self { signals, pipe, escalation, mode, ending, heard, rate })
     }
 
     /// From now on the first signal ends the process in good order, and the second one at once.
-    pub(crate) fn be_patient(&mut self) {
-        self.mood = Mood::Patient;
-        self.impatience.forget();
+    pub(crate) fn shut_down_gracefully(&mut self) {
+        self.mode = ShutdownMode::Graceful;
+        self.escalation.forget();
     }
 
     /// Whether every signal ends the process at once, while it is hasty.
-    fn haste(&self, is_hasty: bool) {
-        match (self.mood, is_hasty) {
-            (Mood::Hasty, true) => self.impatience.fill(),
-            (Mood::Hasty, false) => self.impatience.forget(),
+    fn set_immediate(&self, is_hasty: bool) {
+        match (self.mode, is_hasty) {
+            (ShutdownMode::Immediate, true) => self.escalation.fill(),
+            (ShutdownMode::Immediate, false) => self.escalation.forget(),
             // Whatever it is, a signal has made it so.
-            (Mood::Patient, _) => {}
+            (ShutdownMode::Graceful, _) => {}
         }
     }
 
     /// Waits until a signal came, somebody rang, or devices have changed; a signal goes first.
     pub(crate) fn wait<'a>(
         &mut self,
-        doorbell: Option<&'a Doorbell>,
-        news: Option<&'a DeviceNews>,
-    ) -> Heard<'a> {
+        takeover_listener: Option<&'a TakeoverListener>,
+        news: Option<&'a UeventMonitor>,
+    ) -> MainEvent<'a> {
         loop {
             let mut fds = vec![PollFd::new(&self.pipe, PollFlags::IN)];
-            fds.extend(doorbell.map(|doorbell| PollFd::new(doorbell, PollFlags::IN)));
+            fds.extend(
+                takeover_listener
+                    .map(|takeover_listener| PollFd::new(takeover_listener, PollFlags::IN)),
+            );
             fds.extend(news.map(|news| PollFd::new(news, PollFlags::IN)));
             match rustix::event::poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => panic!("poll on descriptors of our own: {errno}"),
             }
             let mut others = fds[1..].iter().map(|fd| !fd.revents().is_empty());
-            let rung = doorbell.filter(|_| others.next() == Some(true));
+            let rung = takeover_listener.filter(|_| others.next() == Some(true));
             let told = news.filter(|_| others.next() == Some(true));
             self.listen();
             if let Some(signal) = self.heard.end {
-                return Heard::End(signal_name(signal).unwrap_or("a signal"));
+                return MainEvent::End(signal_name(signal).unwrap_or("a signal"));
             }
             if std::mem::take(&mut self.heard.look) {
-                return Heard::Look;
+                return MainEvent::Look;
             }
             // What is left of a signal that was heard before.
             let _nothing_there = self.pipe.read(&mut [0; 64]);
-            if let Some(doorbell) = rung {
-                return Heard::Doorbell(doorbell);
+            if let Some(takeover_listener) = rung {
+                return MainEvent::Doorbell(takeover_listener);
             }
             if let Some(news) = told {
-                return Heard::News(news);
+                return MainEvent::News(news);
             }
         }
     }
@@ -169,9 +173,9 @@ fn has_no_terminal_to_lose(plan: &Plan) -> bool {
 }
 
 /// While a starting daemon waits for a lock, the first signal ends it in good order too.
-impl Wait for Attention {
-    fn pause(&mut self, time: Duration) -> Told {
-        self.haste(false);
+impl InterruptibleWait for SignalListener {
+    fn pause(&mut self, time: Duration) -> WaitResult {
+        self.set_immediate(false);
         let time = rustix::event::Timespec::try_from(time).expect("a wait is short");
         match rustix::event::poll(&mut [], Some(&time)) {
             // A signal that comes elsewhere is seen a pause later.
@@ -179,10 +183,10 @@ impl Wait for Attention {
             Err(errno) => panic!("poll on nothing: {errno}"),
         }
         self.listen();
-        if self.heard.end.is_some() { Told::Stop } else { Told::GoOn }
+        if self.heard.end.is_some() { WaitResult::Stop } else { WaitResult::GoOn }
     }
 
     fn done(&mut self) {
-        self.haste(true);
+        self.set_immediate(true);
     }
 }

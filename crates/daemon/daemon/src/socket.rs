@@ -35,19 +35,19 @@ const LOCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long a process that listens may take to end, if it is about to.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-/// A listening socket; its file is removed when it is dropped.
+/// The listening UNIX socket of an export; its file is removed when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub(crate) struct ExportSocket {
     listener: UnixListener,
     path: PathBuf,
-    identity: Identity,
+    identity: SocketIdentity,
     /// Whether its file is this process's to remove.
     is_ours: AtomicBool,
     /// The next client, if it has come while another one is served.
     next: Mutex<Option<UnixStream>>,
 }
 
-/// The next client of a socket that is served.
+/// The client that waits while another one is served: none, silent, or it has sent something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextClient {
     Nobody,
@@ -57,14 +57,14 @@ pub(crate) enum NextClient {
     Speaks,
 }
 
-/// Which file it is, whatever its path is now.
+/// The device and inode of a socket's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct SocketIdentity {
     pub(crate) device: u64,
     pub(crate) inode: u64,
 }
 
-impl Identity {
+impl SocketIdentity {
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let found = std::fs::symlink_metadata(path)?;
         Ok(Self { device: found.dev(), inode: found.ino() })
@@ -77,7 +77,7 @@ pub enum SocketError {
     /// Something is served there.
     #[error(
         "socket {path} is served by a live process{}; --takeover takes its place without a lost request",
-        OfProcess(*process)
+        ProcessSuffix(*process)
     )]
     Live {
         /// Where.
@@ -112,7 +112,7 @@ pub enum SocketError {
     },
 }
 
-impl Socket {
+impl ExportSocket {
     /// Listens at the path. A stale socket there is replaced.
     pub(crate) fn listen(options: &SocketOptions) -> Result<Self, SocketError> {
         let path = std::path::absolute(&options.path)
@@ -124,7 +124,8 @@ impl Socket {
         remove_stale(name)?;
         let fd = bind(name)?;
         // From here on the file is ours, also to remove.
-        let identity = Identity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
+        let identity =
+            SocketIdentity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
         let (listener, is_ours, next) = (fd.into(), AtomicBool::new(true), Mutex::default());
         let socket = Self { listener, path, identity, is_ours, next };
         socket.set_rights(options)?;
@@ -138,7 +139,7 @@ impl Socket {
     pub(crate) fn adopt(
         listener: OwnedFd,
         next: Option<OwnedFd>,
-        identity: Identity,
+        identity: SocketIdentity,
         options: &SocketOptions,
     ) -> Self {
         let path = std::path::absolute(&options.path).unwrap_or_else(|error| {
@@ -151,7 +152,7 @@ impl Socket {
         let socket = Self { listener, path, identity, is_ours, next };
         if let Err(error) = socket.set_rights(options) {
             // It is being served, which counts more.
-            tracing::warn!("{}", crate::chain::chain_of(&error));
+            tracing::warn!("{}", crate::error_chain::chain_of(&error));
         }
         // The kernel notes who listened last (SO_PEERCRED of those who connect).
         if let Err(errno) = rustix::net::listen(&socket.listener, BACKLOG) {
@@ -172,7 +173,7 @@ impl Socket {
             return;
         }
         // Somebody may have put another socket there, which is not ours to remove.
-        if Identity::of(&self.path).is_ok_and(|found| found == self.identity)
+        if SocketIdentity::of(&self.path).is_ok_and(|found| found == self.identity)
             && let Err(error) = std::fs::remove_file(&self.path)
         {
             tracing::warn!("socket {}: cannot remove it: {error}", self.path.display());
@@ -180,7 +181,7 @@ impl Socket {
     }
 
     /// Which file it is.
-    pub(crate) fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> SocketIdentity {
         self.identity
     }
 
@@ -245,7 +246,7 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
+impl Drop for ExportSocket {
     fn drop(&mut self) {
         self.remove();
     }
@@ -345,10 +346,10 @@ fn revents(fd: &impl AsFd, events: PollFlags) -> PollFlags {
     }
 }
 
-/// ` (4711)`, if it is known.
-struct OfProcess(Option<u32>);
+/// Shows ` (4711)`, if the process is known.
+struct ProcessSuffix(Option<u32>);
 
-impl Display for OfProcess {
+impl Display for ProcessSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(process) => write!(f, " ({process})"),
@@ -400,9 +401,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
-        let socket = Socket::listen(&options(&path, Some(0o640))).unwrap();
+        let socket = ExportSocket::listen(&options(&path, Some(0o640))).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
-        let error = Socket::listen(&options(&path, None)).unwrap_err();
+        let error = ExportSocket::listen(&options(&path, None)).unwrap_err();
         assert!(matches!(error, SocketError::Live { .. }), "{error}");
         drop(socket);
         assert!(!path.exists());
@@ -422,9 +423,9 @@ mod tests {
     fn a_socket_that_was_replaced_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let first = Socket::listen(&options(&path, None)).unwrap();
+        let first = ExportSocket::listen(&options(&path, None)).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let second = Socket::listen(&options(&path, None)).unwrap();
+        let second = ExportSocket::listen(&options(&path, None)).unwrap();
         drop(first);
         assert!(path.exists());
         drop(second);
@@ -436,7 +437,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("precious");
         std::fs::write(&path, "data").unwrap();
-        let error = Socket::listen(&options(&path, None)).unwrap_err();
+        let error = ExportSocket::listen(&options(&path, None)).unwrap_err();
         assert!(matches!(error, SocketError::NoSocket { .. }), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
     }

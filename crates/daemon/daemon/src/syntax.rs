@@ -1,6 +1,6 @@
 //! How options are written: QEMU's two notations, typed keys, and what can be wrong with a value.
 //!
-//! Where it stands: below all that has options. A driver, an object or an export says its keys as a table; [`Fields`]
+//! Where it stands: below all that has options. A driver, an object or an export says its keys as a table; [`OptionFields`]
 //! takes values by it.
 //!
 //! Not here: what the keys mean.
@@ -11,11 +11,11 @@ mod keys;
 mod keyval;
 mod nearest;
 
-pub use fault::Fault;
-pub(crate) use fault::{Convert, Hint, Names};
+pub use fault::ArgumentError;
+pub(crate) use fault::{ConvertHint, Hint, NameList};
 pub(crate) use fields::{
-    Fields, TextOrObject, is_identifier, parse_flag, parse_number, parse_size,
+    OptionFields, TextOrObject, is_identifier, parse_flag, parse_number, parse_size,
 };
-pub(crate) use keys::{Key, Keys, Takes, Union, optional, required};
+pub(crate) use keys::{Key, Keys, Union, ValueType, optional, required};
 pub(crate) use keyval::asks_for_help;
 pub use nearest::nearest;

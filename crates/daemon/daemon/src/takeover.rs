@@ -1,34 +1,34 @@
 //! Takes the place of a running daemon, without a lost or failed request.
 //!
 //! Where it stands: beside a normal start. The new process prepares everything that can fail, finds
-//! the old one (`find`) and asks it for its exports (`take`). The old one stops its rings, hands
-//! over listening sockets, sessions, and images with their locks (`give`), and leaves when it has said that the new
+//! the old one (`server`) and asks it for its exports (`new_process`). The old one stops its rings, hands
+//! over listening sockets, sessions, and images with their locks (`old_process`), and leaves when it has said that the new
 //! one goes on. `docs/takeover.md` tells it in order, with what happens on every error. A session is handed over as what
 //! its front end has said and how far each ring was served, with nothing in flight ([`vhost_user::SessionState`]); a file
 //! as its open description with the locks on it (`kernel_io::OpenFile::inherit`); of a qcow2 image also what only its
 //! memory has ([`qcow2::ImageState`]).
 //!
 //! Invariants: at every moment exactly one of the two owns the images and may serve rings: the old one until it
-//! has said [`wire::Message::Commit`], the new one when it has heard that. Before, the new one changes nothing on
+//! has said [`protocol::Message::Commit`], the new one when it has heard that. Before, the new one changes nothing on
 //! any image and gives no lock back; afterwards the old one does not. Locks never lapse: both have the same
 //! descriptions.
 //! Threads: the first one of both processes.
 
 mod error;
-mod find;
-mod give;
-mod state;
-mod take;
-mod wire;
+mod hand_over;
+mod new_process;
+mod old_process;
+mod protocol;
+mod server;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::resumption::monotonic;
+use crate::takeover_pause::monotonic;
 
 pub use error::TakeoverError;
-pub(crate) use give::{Answer, Doorbell, answer};
-pub(crate) use take::{Predecessor, Taken, take_over};
+pub(crate) use new_process::{Predecessor, TakeoverOutcome, take_over};
+pub(crate) use old_process::{TakeoverListener, TakeoverResult, answer};
 
 /// The version of what two processes say to each other.
 const VERSION: u32 = 2;
@@ -43,7 +43,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// it ends the new process and goes on.
 const READY_LIMIT: Duration = Duration::from_secs(5);
 
-/// Until when something may take.
+/// A point in time, on the clock of all processes, by which something has to be done.
 #[derive(Debug, Clone, Copy)]
 struct Deadline(Duration);
 
@@ -63,9 +63,9 @@ impl Deadline {
 /// to where it says that this was all. Gives the sessions, none of which has been looked at. For those who try what a
 /// hostile one could say; blocks for as long as it may take to say it.
 pub fn read_hand_over(connection: OwnedFd) -> Result<Vec<vhost_user::SessionState>, String> {
-    let wire = wire::Wire::of(connection);
-    let said = |error: wire::WireError| crate::chain::chain_of(&error).to_string();
-    take::offers(&wire).map_err(said)?;
-    let transfer = state::receive(&wire, take::EXPORTS_MAX).map_err(said)??;
+    let wire = protocol::TakeoverConnection::of(connection);
+    let said = |error: protocol::WireError| crate::error_chain::chain_of(&error).to_string();
+    new_process::offers(&wire).map_err(said)?;
+    let transfer = hand_over::receive(&wire, new_process::EXPORTS_MAX).map_err(said)??;
     Ok(transfer.exports.into_iter().filter_map(|export| export.session).map(|it| it.1).collect())
 }

@@ -6,16 +6,16 @@
 
 use std::io;
 
-/// What becomes of a refusal besides its answer.
+/// Whether refused system calls go to the kernel's audit log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusals {
+pub enum RefusalLogging {
     /// It goes to the kernel's audit log.
     Logged,
     /// Nothing: it is nothing special.
     Silent,
 }
 
-/// A filter could not be put up.
+/// A seccomp filter could not be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
     /// More instructions than a filter can have.
@@ -34,7 +34,7 @@ pub enum FilterError {
 /// CAP_SYS_ADMIN.
 pub fn filter_system_calls(
     program: &[libc::sock_filter],
-    refusals: Refusals,
+    refusals: RefusalLogging,
 ) -> Result<(), FilterError> {
     let count = program.len();
     let Ok(len) = u16::try_from(count) else {
@@ -42,8 +42,8 @@ pub fn filter_system_calls(
     };
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     let log = match refusals {
-        Refusals::Logged => libc::SECCOMP_FILTER_FLAG_LOG,
-        Refusals::Silent => 0,
+        RefusalLogging::Logged => libc::SECCOMP_FILTER_FLAG_LOG,
+        RefusalLogging::Silent => 0,
     };
     let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | log;
     // SAFETY: the program and its `len` instructions live until the call returns; the kernel

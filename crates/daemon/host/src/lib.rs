@@ -4,19 +4,19 @@
 
 #![deny(unsafe_code)]
 
-mod apart;
 mod exchange;
 mod filter;
+mod helper_process;
 mod peer;
 mod process;
 mod signals;
 
-pub use apart::start_apart;
 pub use exchange::exchange_socket;
-pub use filter::{FilterError, Refusals, filter_system_calls};
+pub use filter::{FilterError, RefusalLogging, filter_system_calls};
+pub use helper_process::start_apart;
 pub use peer::{Peer, gives_peer_processes, has_ended, peer_of, peer_process};
 pub use process::{
-    DaemonizeError, Daemonized, Readiness, Verdict, close_descriptors_but, daemonize,
+    DaemonizeError, ForkResult, ReadinessPipe, StartOutcome, close_descriptors_but, daemonize,
     raise_open_files_limit,
 };
-pub use signals::{Impatience, is_ignored, leave_if_impatient};
+pub use signals::{SignalEscalation, exit_on_second_signal, is_ignored};

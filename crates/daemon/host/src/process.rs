@@ -80,29 +80,29 @@ pub fn raise_open_files_limit() -> io::Result<Option<u64>> {
     Ok(raised.current)
 }
 
-/// Which side of the fork this is.
+/// Which process this is after the fork, and what it has to do.
 #[derive(Debug)]
 #[must_use = "the parent must exit with the child's verdict"]
-pub enum Daemonized {
+pub enum ForkResult {
     /// The first process. The daemon started, or failed after it had said why.
-    Parent(Verdict),
+    Parent(StartOutcome),
     /// The daemon itself.
-    Child(Readiness),
+    Child(ReadinessPipe),
 }
 
-/// How the daemon's start ended.
+/// Whether the daemon became ready or failed at its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum StartOutcome {
     /// It is ready.
     Ready,
     /// It ended before it was ready.
     Failed,
 }
 
-/// The daemon's way to tell its parent that it is ready. Dropped before, it tells of a failure.
+/// The daemon's end of the pipe on which it tells its parent that it is ready. Dropped before, it tells of a failure.
 #[derive(Debug)]
 #[must_use = "the parent waits until it is told"]
-pub struct Readiness {
+pub struct ReadinessPipe {
     pipe: File,
     /// What the standard streams become; opened before the daemon is confined.
     null: OwnedFd,
@@ -136,7 +136,7 @@ impl From<Errno> for DaemonizeError {
 
 /// Forks. In the parent it returns when the child is ready or has ended; the child goes on in a
 /// session of its own, still with the standard streams so that it can say why it fails.
-pub fn daemonize() -> Result<Daemonized, DaemonizeError> {
+pub fn daemonize() -> Result<ForkResult, DaemonizeError> {
     let threads = count_threads()?;
     if threads != 1 {
         return Err(DaemonizeError::Threads { threads });
@@ -149,17 +149,17 @@ pub fn daemonize() -> Result<Daemonized, DaemonizeError> {
         0 => {
             drop(reader);
             rustix::process::setsid()?;
-            Ok(Daemonized::Child(Readiness { pipe: File::from(writer), null }))
+            Ok(ForkResult::Child(ReadinessPipe { pipe: File::from(writer), null }))
         }
         child => {
             drop(writer);
             let verdict = wait_for(reader)?;
-            if verdict == Verdict::Failed {
+            if verdict == StartOutcome::Failed {
                 let child = rustix::process::Pid::from_raw(child);
                 // Only so that no zombie is left; the verdict is in already.
                 let _reaped = rustix::process::waitpid(child, WaitOptions::empty());
             }
-            Ok(Daemonized::Parent(verdict))
+            Ok(ForkResult::Parent(verdict))
         }
     }
 }
@@ -178,13 +178,13 @@ pub(crate) fn count_threads() -> io::Result<usize> {
     }
 }
 
-fn wait_for(reader: OwnedFd) -> io::Result<Verdict> {
+fn wait_for(reader: OwnedFd) -> io::Result<StartOutcome> {
     let mut told = Vec::new();
     File::from(reader).read_to_end(&mut told)?;
-    Ok(if told.is_empty() { Verdict::Failed } else { Verdict::Ready })
+    Ok(if told.is_empty() { StartOutcome::Failed } else { StartOutcome::Ready })
 }
 
-impl Readiness {
+impl ReadinessPipe {
     /// Lets the parent exit with success. Fails if the parent is gone.
     pub fn tell(&mut self) -> Result<(), DaemonizeError> {
         self.pipe.write_all(b"r")?;

@@ -15,14 +15,14 @@ use rustix::time::{ClockId, clock_gettime};
 /// For how long after the first signal another one counts as the same.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Whether the next signal ends the process at once.
+/// Whether the next terminating signal ends the process at once: the second one does.
 #[derive(Debug)]
-pub struct Impatience {
+pub struct SignalEscalation {
     /// From when on it does, in milliseconds of the monotonic clock.
     since_ms: AtomicU64,
 }
 
-impl Impatience {
+impl SignalEscalation {
     /// The first signal has not come, and is not to end the process at once.
     const NEVER: u64 = u64::MAX;
 
@@ -58,10 +58,10 @@ impl Impatience {
 ///
 /// # Errors
 /// If there is no such signal, or none that can be caught.
-pub fn leave_if_impatient(signal: i32, impatience: &Arc<Impatience>) -> io::Result<()> {
-    let impatience = Arc::clone(impatience);
+pub fn exit_on_second_signal(signal: i32, escalation: &Arc<SignalEscalation>) -> io::Result<()> {
+    let escalation = Arc::clone(escalation);
     let handler = move || {
-        if impatience.is_over_at(monotonic_ms()) {
+        if escalation.is_over_at(monotonic_ms()) {
             signal_hook::low_level::exit(128 + signal);
         }
     };
@@ -101,15 +101,15 @@ mod tests {
 
     #[test]
     fn signals_within_half_a_second_are_one_and_the_next_is_the_second() {
-        let impatience = Impatience::full();
-        assert!(impatience.is_over_at(7));
-        impatience.forget();
-        let heard = [1000, 1000, 1499, 1500, 1501].map(|now| impatience.is_over_at(now));
+        let escalation = SignalEscalation::full();
+        assert!(escalation.is_over_at(7));
+        escalation.forget();
+        let heard = [1000, 1000, 1499, 1500, 1501].map(|now| escalation.is_over_at(now));
         assert_eq!(heard, [false, false, false, true, true]);
-        impatience.forget();
-        assert!(!impatience.is_over_at(9000));
-        impatience.fill();
-        assert!(impatience.is_over_at(9000));
+        escalation.forget();
+        assert!(!escalation.is_over_at(9000));
+        escalation.fill();
+        assert!(escalation.is_over_at(9000));
     }
 
     #[test]

@@ -23,25 +23,25 @@ use block::{Claim, ClaimError, LaneError, Rights, SystemClock};
 use iothread::{Drained, GaveUp};
 use kernel_io::{HandOver, Succession};
 
-use super::{Built, Claimed};
-use crate::device::Offer;
+use super::{Daemon, ExportClaim};
+use crate::activation::{ActivationPolicy, ClaimLock};
+use crate::device::ExportedDisk;
 use crate::export::Export;
-use crate::graph::{Change, ChangeFault, Graph, Replacement};
-use crate::holding::{Holding, Still};
-use crate::model::ModelFault;
+use crate::graph::{Graph, GraphChange, GraphChangeRefusal, NodeReplacement};
+use crate::model::ModelError;
 
 /// How long a change waits for requests in flight: as long as for a lock.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 /// The graph could not be changed: it is as it was.
 #[derive(Debug, thiserror::Error)]
-pub enum ChangeError {
+pub enum GraphChangeError {
     /// It may not be.
     #[error(transparent)]
-    Fault(#[from] ChangeFault),
+    Fault(#[from] GraphChangeRefusal),
     /// It may not be.
     #[error(transparent)]
-    Model(#[from] ModelFault),
+    Model(#[from] ModelError),
     /// A session is waiting for the image.
     #[error("export {export} is being activated or inactivated just now")]
     Activation {
@@ -89,39 +89,41 @@ pub enum ChangeError {
     },
 }
 
-/// A change that is prepared: the new nodes are in their places, and nothing is in flight. Dropped, it is taken back.
+/// A prepared change of the graph: new nodes are in place and nothing is in flight. Dropped without commit, it is
+/// rolled back.
 #[must_use = "dropped, it is taken back"]
-struct Transaction<'a> {
-    change: Option<Change>,
+struct GraphTransaction<'a> {
+    change: Option<GraphChange>,
     // Dropped in this order, once the places are as they were: requests go on, and what was claimed for the change is
     // given back.
     drained: Option<Drained>,
-    above: Vec<Above<'a>>,
+    above: Vec<AffectedExport<'a>>,
     _hand_over: HandOver<'a>,
     graph: &'a mut Graph,
 }
 
-/// An export above the change, and what it holds.
-struct Above<'a> {
-    offer: &'a Offer,
+/// An export above a change of the graph, with its claims before and after.
+struct AffectedExport<'a> {
+    offer: &'a ExportedDisk,
     rights: Rights,
-    held: Held<'a>,
+    held: ClaimAccess<'a>,
     /// What is held of the new nodes besides.
-    ahead: Vec<Claim>,
+    new_claims: Vec<Claim>,
     /// What is held in the graph as it is with the change.
     after: Option<Claim>,
 }
 
-enum Held<'a> {
+/// Access to an export's claim: a permanent one, or one on demand that is locked meanwhile.
+enum ClaimAccess<'a> {
     Always(&'a mut Option<Claim>),
-    OnDemand(Still<'a>),
+    OnDemand(ClaimLock<'a>),
 }
 
-impl Above<'_> {
+impl AffectedExport<'_> {
     fn claim(&mut self) -> &mut Option<Claim> {
         match &mut self.held {
-            Held::Always(claim) => claim,
-            Held::OnDemand(still) => still.claim(),
+            ClaimAccess::Always(claim) => claim,
+            ClaimAccess::OnDemand(still) => still.claim(),
         }
     }
 
@@ -129,32 +131,34 @@ impl Above<'_> {
         self.offer.id.clone()
     }
 
-    fn flush(&mut self) -> Result<(), ChangeError> {
+    fn flush(&mut self) -> Result<(), GraphChangeError> {
         let export = self.export();
         match self.claim() {
-            Some(claim) => claim.flush().map_err(|source| ChangeError::Flush { export, source }),
+            Some(claim) => {
+                claim.flush().map_err(|source| GraphChangeError::Flush { export, source })
+            }
             None => Ok(()),
         }
     }
 
     /// Claims what the new nodes need, if it holds anything, besides what it holds.
-    fn claim_ahead(&mut self, change: &Change) -> Result<(), ChangeError> {
+    fn claim_ahead(&mut self, change: &GraphChange) -> Result<(), GraphChangeError> {
         if self.claim().is_some() {
             for node in change.nodes() {
                 let claimed = node.claim(self.rights);
-                let failed = |source| ChangeError::Claim { export: self.export(), source };
-                self.ahead.push(claimed.map_err(failed)?);
+                let failed = |source| GraphChangeError::Claim { export: self.export(), source };
+                self.new_claims.push(claimed.map_err(failed)?);
             }
         }
         Ok(())
     }
 
     /// Claims what the graph of now needs, besides what is held.
-    fn claim_after(&mut self) -> Result<(), ChangeError> {
+    fn claim_after(&mut self) -> Result<(), GraphChangeError> {
         let export = self.export();
         if self.claim().is_some() {
             let claimed = self.offer.node.claim(self.rights);
-            let failed = |source| ChangeError::Claim { export, source };
+            let failed = |source| GraphChangeError::Claim { export, source };
             self.after = Some(claimed.map_err(failed)?);
         }
         Ok(())
@@ -164,46 +168,49 @@ impl Above<'_> {
     fn settle(&mut self) {
         if let Some(after) = self.after.take() {
             *self.claim() = Some(after);
-            self.ahead.clear();
+            self.new_claims.clear();
         }
     }
 }
 
 /// What there is to know of these exports for a change below them.
 fn aboves<'a>(
-    offers: impl Iterator<Item = &'a Offer>,
-    claims: &'a mut [Claimed],
-) -> Result<Vec<Above<'a>>, ChangeError> {
+    offers: impl Iterator<Item = &'a ExportedDisk>,
+    claims: &'a mut [ExportClaim],
+) -> Result<Vec<AffectedExport<'a>>, GraphChangeError> {
     let mut always: HashMap<&str, (Rights, &mut Option<Claim>)> = claims
         .iter_mut()
         .map(|claimed| (claimed.export.as_str(), (claimed.rights, &mut claimed.claim)))
         .collect();
-    let above = |offer: &'a Offer| {
-        let (rights, held) = match &offer.holding {
-            Holding::Always => {
+    let above = |offer: &'a ExportedDisk| {
+        let (rights, held) = match &offer.activation {
+            ActivationPolicy::Always => {
                 let held = always.remove(offer.id.as_str());
                 let (rights, claim) = held.expect("an export that was started has its claim");
-                (rights, Held::Always(claim))
+                (rights, ClaimAccess::Always(claim))
             }
-            Holding::WhileServed(on_demand) => {
-                let busy = || ChangeError::Activation { export: offer.id.clone() };
-                let still = on_demand.still().ok_or_else(busy)?;
-                (still.rights(), Held::OnDemand(still))
+            ActivationPolicy::WhileServed(on_demand) => {
+                let busy = || GraphChangeError::Activation { export: offer.id.clone() };
+                let still = on_demand.lock_claim().ok_or_else(busy)?;
+                (still.rights(), ClaimAccess::OnDemand(still))
             }
         };
-        Ok(Above { offer, rights, held, ahead: Vec::new(), after: None })
+        Ok(AffectedExport { offer, rights, held, new_claims: Vec::new(), after: None })
     };
     offers.map(above).collect()
 }
 
-impl Built {
+impl Daemon {
     /// Puts nodes into places below nodes or exports while guests run: all of them, or none. Each must hold the same
     /// bytes as the one that it replaces; the graph does not look at them. Blocks, as long as the longest request in
     /// flight, or [`DRAIN_MAX`].
     #[cfg_attr(not(test), expect(dead_code, reason = "what QMP will change the graph by"))]
-    pub(crate) fn replace(&mut self, replacements: &[Replacement]) -> Result<(), ChangeError> {
+    pub(crate) fn replace(
+        &mut self,
+        replacements: &[NodeReplacement],
+    ) -> Result<(), GraphChangeError> {
         self.prepare_change(replacements)?.commit()?;
-        for Replacement { user, key, by } in replacements {
+        for NodeReplacement { user, key, by } in replacements {
             tracing::info!("{user}: its child '{key}' is node {by} now");
         }
         Ok(())
@@ -212,8 +219,8 @@ impl Built {
     /// Does all of a change that can fail, but opening lanes.
     fn prepare_change(
         &mut self,
-        replacements: &[Replacement],
-    ) -> Result<Transaction<'_>, ChangeError> {
+        replacements: &[NodeReplacement],
+    ) -> Result<GraphTransaction<'_>, GraphChangeError> {
         let change = self.graph.change(replacements)?;
         let Self { exports, claims, iothreads, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
@@ -222,24 +229,24 @@ impl Built {
         let mut above = aboves(above, claims)?;
         above.iter_mut().try_for_each(|above| above.claim_ahead(&change))?;
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
-        above.iter_mut().try_for_each(Above::flush)?;
+        above.iter_mut().try_for_each(AffectedExport::flush)?;
         let nodes = above.iter().map(|above| Arc::clone(&above.offer.node)).collect();
         let iothreads = iothreads.values().cloned().collect();
         let drained = Some(Drained::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?);
-        above.iter_mut().try_for_each(Above::flush)?;
+        above.iter_mut().try_for_each(AffectedExport::flush)?;
         for Succession { before, after } in &change.successions {
             let path = before.path().to_owned();
-            after.measure().map_err(|source| ChangeError::Measure { path, source })?;
+            after.measure().map_err(|source| GraphChangeError::Measure { path, source })?;
         }
         let mut transaction =
-            Transaction { change: Some(change), drained, above, _hand_over: hand_over, graph };
+            GraphTransaction { change: Some(change), drained, above, _hand_over: hand_over, graph };
         transaction.swap();
-        transaction.above.iter_mut().try_for_each(Above::claim_after)?;
+        transaction.above.iter_mut().try_for_each(AffectedExport::claim_after)?;
         Ok(transaction)
     }
 }
 
-impl Transaction<'_> {
+impl GraphTransaction<'_> {
     fn swap(&mut self) {
         if let Some(change) = &mut self.change {
             change.swap();
@@ -247,25 +254,25 @@ impl Transaction<'_> {
     }
 
     /// Has requests go on on the new nodes. If a lane cannot be opened on one of them, the change is taken back.
-    fn commit(mut self) -> Result<(), ChangeError> {
+    fn commit(mut self) -> Result<(), GraphChangeError> {
         let drained = self.drained.take().expect("it is drained until it is over");
         if let Err(refused) = drained.end() {
             let (iothread, source) = (refused.iothread, refused.source);
             // If this fails too, it is said, and requests fail.
             self.drained = Some(refused.drained);
-            return Err(ChangeError::Lane { iothread, source });
+            return Err(GraphChangeError::Lane { iothread, source });
         }
         let change = self.change.take().expect("a change is committed once");
         self.graph.changed(change);
         for above in &mut self.above {
-            above.offer.size.stands_on(self.graph.files_below_export(&above.offer.id));
+            above.offer.size.set_files(self.graph.files_below_export(&above.offer.id));
             above.settle();
         }
         Ok(())
     }
 }
 
-impl Drop for Transaction<'_> {
+impl Drop for GraphTransaction<'_> {
     fn drop(&mut self) {
         self.swap();
     }

@@ -13,29 +13,29 @@ use block::Owner;
 use kernel_io::{ImageLocks, InheritError, OpenFile};
 use qcow2::{ImageState, Qcow2Node};
 
-use super::{BuildError, Built, Claimed, Prepared};
-use crate::claim::{Patience, claim};
-use crate::device::Offer;
-use crate::graph::{Description, Place, Storage};
-use crate::holding::Holding;
+use super::{BuildError, Daemon, ExportClaim, PreparedExport};
+use crate::activation::ActivationPolicy;
+use crate::claim::{WaitPolicy, claim};
+use crate::device::ExportedDisk;
+use crate::graph::{ExportStorage, GraphPath, NodeDescription};
 
-impl Built {
+impl Daemon {
     /// All that there is to say of the nodes below an export.
-    pub(crate) fn describe(&self, export: &str) -> Description {
+    pub(crate) fn describe(&self, export: &str) -> NodeDescription {
         self.graph.describe(export)
     }
 
     /// Whether an export's node is claimed now. No ring of it is served.
-    pub(crate) fn holds(&self, offer: &Offer) -> bool {
-        match &offer.holding {
-            Holding::Always => true,
-            Holding::WhileServed(on_demand) => on_demand.is_held(),
+    pub(crate) fn holds(&self, offer: &ExportedDisk) -> bool {
+        match &offer.activation {
+            ActivationPolicy::Always => true,
+            ActivationPolicy::WhileServed(on_demand) => on_demand.is_held(),
         }
     }
 
     /// Whether a file is below both exports.
-    pub(crate) fn share_files(&self, one: &Offer, other: &Offer) -> bool {
-        let files = |offer: &Offer| self.graph.files_below_export(&offer.id);
+    pub(crate) fn share_files(&self, one: &ExportedDisk, other: &ExportedDisk) -> bool {
+        let files = |offer: &ExportedDisk| self.graph.files_below_export(&offer.id);
         let theirs = files(other);
         let is_theirs =
             |file: &Arc<OpenFile>| theirs.iter().any(|other| other.identity() == file.identity());
@@ -43,21 +43,21 @@ impl Built {
     }
 
     /// The open files below the exports that were started, each once.
-    pub(crate) fn files_below(&self) -> Vec<(Place, Arc<OpenFile>)> {
+    pub(crate) fn files_below(&self) -> Vec<(GraphPath, Arc<OpenFile>)> {
         self.each_once(|below| below.files)
     }
 
     /// The images below them, each once.
-    pub(crate) fn images(&self) -> Vec<(Place, Arc<Qcow2Node>)> {
+    pub(crate) fn images(&self) -> Vec<(GraphPath, Arc<Qcow2Node>)> {
         self.each_once(|below| below.images)
     }
 
     /// What stands below the exports, at the first place where it is found.
     fn each_once<T>(
         &self,
-        of: impl Fn(Storage) -> BTreeMap<String, Arc<T>>,
-    ) -> Vec<(Place, Arc<T>)> {
-        let mut once: Vec<(Place, Arc<T>)> = Vec::new();
+        of: impl Fn(ExportStorage) -> BTreeMap<String, Arc<T>>,
+    ) -> Vec<(GraphPath, Arc<T>)> {
+        let mut once: Vec<(GraphPath, Arc<T>)> = Vec::new();
         for id in self.exports.iter().map(|export| &export.offer().id) {
             for (place, one) in of(self.graph.storage_below(id)) {
                 if !once.iter().any(|(_, other)| Arc::ptr_eq(other, &one)) {
@@ -74,16 +74,16 @@ impl Built {
         self.images().iter().for_each(|(_, image)| image.leave());
     }
 
-    /// Goes on with the open files and images of another process, which owns them until [`Built::own`]. What it
+    /// Goes on with the open files and images of another process, which owns them until [`Daemon::own`]. What it
     /// says of places that are not here is left. After an error, says of which export.
     pub(crate) fn inherit(
         &self,
-        files: BTreeMap<Place, (OwnedFd, ImageLocks)>,
-        images: BTreeMap<Place, ImageState>,
+        files: BTreeMap<GraphPath, (OwnedFd, ImageLocks)>,
+        images: BTreeMap<GraphPath, ImageState>,
     ) -> Result<(), (String, InheritError)> {
         let exports: BTreeSet<&String> =
             files.keys().chain(images.keys()).map(|(export, _)| export).collect();
-        let below: BTreeMap<String, Storage> =
+        let below: BTreeMap<String, ExportStorage> =
             exports.into_iter().map(|id| (id.clone(), self.graph.storage_below(id))).collect();
         for ((export, place), (theirs, locks)) in files {
             if let Some(file) = below[&export].files.get(&place) {
@@ -100,7 +100,7 @@ impl Built {
 
     /// Proves that the other process owns every file below an export: none can be changed here.
     pub(crate) fn check_inherited(&self, export: &str) -> Result<(), InheritError> {
-        let Storage { files, images: _ } = self.graph.storage_below(export);
+        let ExportStorage { files, images: _ } = self.graph.storage_below(export);
         match files.into_values().find(|file| file.medium().owner() == Owner::This) {
             Some(file) => Err(InheritError::Missing(file.path().to_path_buf())),
             None => Ok(()),
@@ -110,17 +110,18 @@ impl Built {
     /// Claims for an export what the other process holds for it. Nothing is changed on any file.
     pub(crate) fn claim_inherited(
         &mut self,
-        prepared: &Prepared,
-        patience: &mut Patience<'_>,
+        prepared: &PreparedExport,
+        policy: &mut WaitPolicy<'_>,
     ) -> Result<(), BuildError> {
-        let (Offer { id, node, holding, .. }, rights) = (&*prepared.offer, prepared.rights);
-        let claimed = claim(id, &**node, rights, &*self.clock, patience)?;
-        match holding {
-            Holding::Always => {
+        let (ExportedDisk { id, node, activation, .. }, rights) =
+            (&*prepared.offer, prepared.rights);
+        let claimed = claim(id, &**node, rights, &*self.clock, policy)?;
+        match activation {
+            ActivationPolicy::Always => {
                 let (export, claim) = (id.clone(), Some(claimed));
-                self.claims.push(Claimed { export, rights, claim });
+                self.claims.push(ExportClaim { export, rights, claim });
             }
-            Holding::WhileServed(on_demand) => on_demand.hold(claimed),
+            ActivationPolicy::WhileServed(on_demand) => on_demand.hold(claimed),
         }
         Ok(())
     }

@@ -4,27 +4,27 @@
 //! durable.
 //! Threads: the first one.
 
-use super::{Built, ChangeError};
-use crate::holding::Holding;
-use crate::model::ModelFault;
+use super::{Daemon, GraphChangeError};
+use crate::activation::ActivationPolicy;
+use crate::model::ModelError;
 
 #[cfg_attr(not(test), expect(dead_code, reason = "what QMP will remove things by"))]
-impl Built {
+impl Daemon {
     /// Ends an export: its clients are disconnected, its socket is removed. Blocks, as long as its requests in flight.
     /// If what was written cannot be made durable the export is gone all the same, and its claim stays, so that nobody
     /// goes on with an image that lacks something.
-    pub(crate) fn remove_export(&mut self, id: &str) -> Result<(), ChangeError> {
+    pub(crate) fn remove_export(&mut self, id: &str) -> Result<(), GraphChangeError> {
         let place = self.exports.iter().position(|export| export.offer().id == id);
-        let missing = || ModelFault::NoExport { id: id.to_owned() };
+        let missing = || ModelError::NoExport { id: id.to_owned() };
         let export = self.exports.remove(place.ok_or_else(missing)?);
         let offer = export.share_offer();
         drop(export);
         self.graph.remove_export(id)?;
-        if let Holding::Always = offer.holding
+        if let ActivationPolicy::Always = offer.activation
             && let Some(place) = self.claims.iter().position(|claimed| claimed.export == id)
         {
             if let Some(claim) = &self.claims[place].claim {
-                let failed = |source| ChangeError::Flush { export: id.to_owned(), source };
+                let failed = |source| GraphChangeError::Flush { export: id.to_owned(), source };
                 claim.flush().map_err(failed)?;
             }
             self.claims.remove(place);
@@ -34,12 +34,12 @@ impl Built {
     }
 
     /// Removes a node on which nothing stands, and what was written inside it and nothing else uses.
-    pub(crate) fn remove_node(&mut self, name: &str) -> Result<(), ModelFault> {
+    pub(crate) fn remove_node(&mut self, name: &str) -> Result<(), ModelError> {
         self.graph.remove(name)
     }
 
     /// Removes an object that nothing names: an iothread ends.
-    pub(crate) fn remove_object(&mut self, id: &str) -> Result<(), ModelFault> {
+    pub(crate) fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
         self.graph.remove_object(id)?;
         self.iothreads.remove(id);
         Ok(())

@@ -24,8 +24,8 @@ use rustix::process::{Resource, getrlimit};
 use vhost_user::{DESCRIPTORS_PER_MESSAGE, HEADER_BYTES};
 use virtio::MemoryFiles;
 
-use super::{ASKS_NOBODY, Begun, MAY_WAIT, NO_ROOM};
-use crate::options::Sandboxing;
+use super::{ASKS_NOBODY, HelperConfinement, MAY_WAIT, NO_ROOM};
+use crate::options::SandboxMode;
 use crate::sandbox;
 
 /// How many of an export are being closed, or wait for that.
@@ -38,50 +38,52 @@ const OWN: usize = 16 + DESCRIPTORS_PER_MESSAGE;
 const STACK_BYTES: usize = 128 << 10;
 
 /// Answers until the daemon is gone.
-pub(super) fn run(socket: &OwnedFd, memory_files: &MemoryFiles, sandbox: Sandboxing) {
+pub(super) fn run(socket: &OwnedFd, memory_files: &MemoryFiles, sandbox: SandboxMode) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(links) = rustix::fs::open("/proc/self/fd", flags, Mode::empty()) else { return };
     let begun = match sandbox {
         // Where a fence cannot be had, the daemon cannot have it either, and says so.
-        Sandboxing::Possible | Sandboxing::Required => match sandbox::confine_descriptor_check() {
-            Ok(()) => Begun::Confined,
-            Err(_said_by_the_daemon) => Begun::Open,
-        },
-        Sandboxing::Off => Begun::Open,
+        SandboxMode::Possible | SandboxMode::Required => {
+            match sandbox::confine_descriptor_check() {
+                Ok(()) => HelperConfinement::Confined,
+                Err(_said_by_the_daemon) => HelperConfinement::Open,
+            }
+        }
+        SandboxMode::Off => HelperConfinement::Open,
     };
     if retry_on_intr(|| send(socket, &begun.to_bytes(), SendFlags::NOSIGNAL)).is_err() {
         return;
     }
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let room = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(OWN);
-    let kept = Arc::new(Kept { room, exports: Mutex::default() });
-    let known = Known { memory_files, links };
+    let kept = Arc::new(PendingCloses { room, exports: Mutex::default() });
+    let known = SafeDescriptors { memory_files, links };
     loop {
         match receive(socket) {
-            Asked::Question(question) => question.answer(&known, &kept),
-            Asked::Nothing => {}
-            Asked::End => return,
+            CheckInput::Question(question) => question.answer(&known, &kept),
+            CheckInput::Nothing => {}
+            CheckInput::End => return,
         }
     }
 }
 
-/// What arrives.
-enum Asked {
-    Question(Question),
+/// What the helper process receives: a question, one without its descriptors, or the end.
+enum CheckInput {
+    Question(CheckQuestion),
     /// There was no room for its descriptors. Whoever has asked gets no answer.
     Nothing,
     /// The daemon is gone.
     End,
 }
 
-/// A session wants to know what it means to close what comes next on its connection.
-struct Question {
+/// A session's question whether the descriptors that come next on its connection can be closed without blocking.
+struct CheckQuestion {
     export: u64,
     connection: OwnedFd,
     answers: OwnedFd,
 }
 
-fn receive(socket: &OwnedFd) -> Asked {
+fn receive(socket: &OwnedFd) -> CheckInput {
     let mut export = [0; 8];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -90,12 +92,12 @@ fn receive(socket: &OwnedFd) -> Asked {
     let received = retry_on_intr(|| recvmsg(socket, &mut parts, &mut control, flags));
     let mut fds = descriptors(&mut control).into_iter();
     match (received.map_or(0, |received| received.bytes), fds.next(), fds.next()) {
-        (0, ..) => Asked::End,
+        (0, ..) => CheckInput::End,
         (_, Some(connection), Some(answers)) => {
             let export = u64::from_ne_bytes(export);
-            Asked::Question(Question { export, connection, answers })
+            CheckInput::Question(CheckQuestion { export, connection, answers })
         }
-        (..) => Asked::Nothing,
+        (..) => CheckInput::Nothing,
     }
 }
 
@@ -107,17 +109,20 @@ fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     fds.flatten().collect()
 }
 
-impl Question {
-    fn answer(self, known: &Known<'_>, kept: &Arc<Kept>) {
+impl CheckQuestion {
+    fn answer(self, known: &SafeDescriptors<'_>, kept: &Arc<PendingCloses>) {
         let Self { export, connection, answers } = self;
-        let found =
-            if kept.has_room(export) { known.look(connection.as_fd()) } else { Found::NoRoom };
+        let found = if kept.has_room(export) {
+            known.look(connection.as_fd())
+        } else {
+            CheckResult::NoRoom
+        };
         // The daemon waits for the answer and has the connection, so this is not its end.
         drop(connection);
         let (answer, foreign) = match found {
-            Found::Known => (ASKS_NOBODY, Vec::new()),
-            Found::Foreign(foreign) => (MAY_WAIT, foreign),
-            Found::NoRoom => (NO_ROOM, Vec::new()),
+            CheckResult::Known => (ASKS_NOBODY, Vec::new()),
+            CheckResult::Foreign(foreign) => (MAY_WAIT, foreign),
+            CheckResult::NoRoom => (NO_ROOM, Vec::new()),
         };
         // A session that has given up hears nothing; an eventfd of the daemon's own always takes one number.
         let _unheard = rustix::io::write(&answers, &answer.to_ne_bytes());
@@ -127,8 +132,8 @@ impl Question {
     }
 }
 
-/// What a message brings.
-enum Found {
+/// What the descriptors of a message are: safe to close, foreign, or too many.
+enum CheckResult {
     /// Only what is known to ask nobody when it is closed.
     Known,
     /// These may ask somebody.
@@ -136,15 +141,15 @@ enum Found {
     NoRoom,
 }
 
-/// What is known of descriptors whose close asks nobody.
-struct Known<'a> {
+/// Recognises descriptors whose close never blocks.
+struct SafeDescriptors<'a> {
     memory_files: &'a MemoryFiles,
     /// The links to this process's descriptors.
     links: OwnedFd,
 }
 
-impl Known<'_> {
-    fn look(&self, connection: BorrowedFd<'_>) -> Found {
+impl SafeDescriptors<'_> {
+    fn look(&self, connection: BorrowedFd<'_>) -> CheckResult {
         let mut space =
             [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE))];
         let mut seen = 0;
@@ -156,22 +161,22 @@ impl Known<'_> {
             let mut parts = [IoSliceMut::new(&mut header)];
             let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             let received = retry_on_intr(|| recvmsg(connection, &mut parts, &mut control, flags));
-            let Ok(received) = received else { return Found::NoRoom };
+            let Ok(received) = received else { return CheckResult::NoRoom };
             let mut fds = descriptors(&mut control);
             let count = fds.len();
             let foreign: Vec<OwnedFd> =
                 fds.extract_if(seen.min(count).., |fd| !self.has(fd.as_fd())).collect();
             if !foreign.is_empty() {
-                return Found::Foreign(foreign);
+                return CheckResult::Foreign(foreign);
             }
             match (count > seen, received.flags.contains(ReturnFlags::CTRUNC)) {
-                (_, false) => return Found::Known,
+                (_, false) => return CheckResult::Known,
                 (true, true) => seen = count,
-                (false, true) => return Found::NoRoom,
+                (false, true) => return CheckResult::NoRoom,
             }
         }
         // The daemon has no room for more.
-        Found::Known
+        CheckResult::Known
     }
 
     /// Whether closing it asks nobody.
@@ -189,31 +194,31 @@ fn is_unix_socket(fd: BorrowedFd<'_>) -> bool {
     sockopt::socket_domain(fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
 }
 
-/// Descriptors whose close may never end.
-struct Kept {
+/// Descriptors whose close may block for ever, each export's closed by a thread of its own.
+struct PendingCloses {
     /// How many there may be in all.
     room: usize,
-    exports: Mutex<BTreeMap<u64, Waiting>>,
+    exports: Mutex<BTreeMap<u64, ExportCloses>>,
 }
 
-/// Those of an export, while a thread closes them or there was none to be had.
+/// Those of one export, and whether a thread is closing them.
 #[derive(Default)]
-struct Waiting {
+struct ExportCloses {
     fds: Vec<OwnedFd>,
     closing: bool,
 }
 
-impl Waiting {
+impl ExportCloses {
     fn count(&self) -> usize {
         self.fds.len() + usize::from(self.closing)
     }
 }
 
-impl Kept {
+impl PendingCloses {
     fn has_room(&self, export: u64) -> bool {
         let exports = self.exports();
-        exports.get(&export).map_or(0, Waiting::count) < KEPT_MAX
-            && exports.values().map(Waiting::count).sum::<usize>() < self.room
+        exports.get(&export).map_or(0, ExportCloses::count) < KEPT_MAX
+            && exports.values().map(ExportCloses::count).sum::<usize>() < self.room
     }
 
     /// Has these closed by a thread that may never come back.
@@ -243,7 +248,7 @@ impl Kept {
         }
     }
 
-    fn exports(&self) -> MutexGuard<'_, BTreeMap<u64, Waiting>> {
+    fn exports(&self) -> MutexGuard<'_, BTreeMap<u64, ExportCloses>> {
         self.exports.lock().expect("no holder of this lock panics")
     }
 }

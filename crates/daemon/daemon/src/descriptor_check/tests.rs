@@ -15,7 +15,7 @@ fn send(stream: &UnixStream, fds: &[BorrowedFd<'_>]) {
     sendmsg(stream, &[IoSlice::new(&header)], &mut control, SendFlags::empty()).unwrap();
 }
 
-fn look(check: &ExportCheck, fds: &[BorrowedFd<'_>]) -> Closing {
+fn look(check: &ExportDescriptorCheck, fds: &[BorrowedFd<'_>]) -> Closing {
     let (ours, theirs) = UnixStream::pair().unwrap();
     send(&theirs, fds);
     check.look(ours.as_fd(), &answers().unwrap()).unwrap()
@@ -56,9 +56,10 @@ fn the_message_stays_and_a_session_asks_again_and_again() {
 #[test]
 fn whoever_has_no_check_left_hears_it() {
     let (ours, theirs) = pair().unwrap();
-    let check = Arc::new(DescriptorCheck::of(ours, &Arc::default(), Begun::Open)).for_export();
+    let check =
+        Arc::new(DescriptorCheck::of(ours, &Arc::default(), HelperConfinement::Open)).for_export();
     drop(theirs);
     let (connection, _other) = UnixStream::pair().unwrap();
     let error = check.look(connection.as_fd(), &answers().unwrap()).unwrap_err();
-    assert!(matches!(error, CheckError::Ended), "{error}");
+    assert!(matches!(error, DescriptorCheckError::Ended), "{error}");
 }

@@ -5,18 +5,18 @@ use disk::DiscardPolicy;
 use kernel_io::Flushes;
 
 use crate::model::{Activity, ChildRole};
-use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional, required};
+use crate::syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 
 /// The keys that every driver has.
 pub(super) const BASE: &[Key] = &[
-    optional("active", Takes::Flag),
-    required("driver", Takes::Text),
-    optional("node-name", Takes::Text),
-    optional("read-only", Takes::Flag),
-    optional("auto-read-only", Takes::Flag),
-    optional("discard", Takes::Word(&["ignore", "unmap"])),
-    optional("cache", Takes::Object(&CACHE)),
-    optional("force-share", Takes::Flag),
+    optional("active", ValueType::Flag),
+    required("driver", ValueType::Text),
+    optional("node-name", ValueType::Text),
+    optional("read-only", ValueType::Flag),
+    optional("auto-read-only", ValueType::Flag),
+    optional("discard", ValueType::Word(&["ignore", "unmap"])),
+    optional("cache", ValueType::Object(&CACHE)),
+    optional("force-share", ValueType::Flag),
 ];
 
 /// The keys of qemu-storage-daemon that no driver has yet.
@@ -25,7 +25,7 @@ pub(super) const BASE_LATER: &[&str] = &["detect-zeroes"];
 /// The keys of `cache`.
 pub(crate) static CACHE: Keys = Keys {
     of: "--blockdev cache",
-    supported: &[&[optional("direct", Takes::Flag), optional("no-flush", Takes::Flag)]],
+    supported: &[&[optional("direct", ValueType::Flag), optional("no-flush", ValueType::Flag)]],
     later: &[],
 };
 
@@ -41,7 +41,8 @@ pub(crate) const BASE_HELP: &str =
                          effect, and a power loss may cost the whole disk
 ";
 
-/// What every node is told. A node written inside another one takes what it is not told from that one.
+/// The options that nodes of all drivers have, such as `read-only` and `cache`. A node written inside another one
+/// inherits them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BaseOptions {
     /// Whether it refuses changes: as it was told, or because nobody writes to it (`auto_read_only`).
@@ -68,14 +69,14 @@ pub(crate) enum AutoReadOnly {
 }
 
 /// Whether a node is held from the start.
-pub(super) fn read_activity(fields: &mut Fields) -> Result<Activity, Fault> {
+pub(super) fn read_activity(fields: &mut OptionFields) -> Result<Activity, ArgumentError> {
     let activity = fields.either("active", Activity::Active, Activity::Inactive)?;
     Ok(activity.unwrap_or(Activity::Active))
 }
 
-/// What is wrong with what a node is told.
+/// Options of all drivers that contradict each other.
 #[derive(Debug, thiserror::Error)]
-enum BaseFault {
+enum BaseOptionsError {
     /// Who writes cannot let others write. QEMU's sentence.
     #[error("force-share=on can only be used with read-only images")]
     ForceShareWritable,
@@ -113,13 +114,13 @@ impl BaseOptions {
         if self.read_only { Access::ReadOnly } else { Access::ReadWrite }
     }
 
-    pub(super) fn read(fields: &mut Fields, inherited: Self) -> Result<Self, Fault> {
+    pub(super) fn read(fields: &mut OptionFields, inherited: Self) -> Result<Self, ArgumentError> {
         let read_only = fields.flag("read-only")?.unwrap_or(inherited.read_only);
         let auto = fields.either("auto-read-only", AutoReadOnly::On, AutoReadOnly::Off)?;
         let auto_read_only = auto.unwrap_or(inherited.auto_read_only);
         let force_share = fields.flag("force-share")?.unwrap_or(inherited.force_share);
         if force_share && !read_only {
-            return Err(Fault::own(BaseFault::ForceShareWritable));
+            return Err(ArgumentError::own(BaseOptionsError::ForceShareWritable));
         }
         let discard = match fields.word("discard")? {
             Some("unmap") => DiscardPolicy::Unmap,
@@ -131,7 +132,7 @@ impl BaseOptions {
     }
 
     /// Whether the page cache is left out, and what becomes of flushes.
-    fn cache(self, fields: &mut Fields) -> Result<(bool, Flushes), Fault> {
+    fn cache(self, fields: &mut OptionFields) -> Result<(bool, Flushes), ArgumentError> {
         let Some(mut cache) = fields.object("cache")? else {
             return Ok((self.cache_direct, self.flushes));
         };

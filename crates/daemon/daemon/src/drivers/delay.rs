@@ -16,12 +16,13 @@ use layers::{
 
 use super::base::{BASE, BASE_LATER, BaseOptions, on_off, pair};
 use super::driver::{
-    Driver, DriverOptions, HostFile, Made, Making, Needs, NodeError, Options, ThrottleGroups,
+    Driver, DriverOptions, HostFile, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    ThrottleGroups,
 };
-use super::{files, raw};
+use super::{file_check, raw};
 use crate::model::ChildRole;
-use crate::syntax::{Fault, Fields, Key, Keys, Takes, Union, optional, required};
-use crate::watch::waiting_for;
+use crate::storage_watchdog::waiting_for;
+use crate::syntax::{ArgumentError, Key, Keys, OptionFields, Union, ValueType, optional, required};
 
 /// `driver=delay`.
 pub(super) static DELAY: Driver = Driver {
@@ -31,13 +32,13 @@ pub(super) static DELAY: Driver = Driver {
         supported: &[
             BASE,
             &[
-                required("file", Takes::Node),
-                optional("latency-ns", Takes::Number),
-                optional("read", Takes::Union(&DISTRIBUTION)),
-                optional("write", Takes::Union(&DISTRIBUTION)),
-                optional("flush", Takes::Union(&DISTRIBUTION)),
-                optional("ordered", Takes::Flag),
-                optional("seed", Takes::Number),
+                required("file", ValueType::Node),
+                optional("latency-ns", ValueType::Number),
+                optional("read", ValueType::Union(&DISTRIBUTION)),
+                optional("write", ValueType::Union(&DISTRIBUTION)),
+                optional("flush", ValueType::Union(&DISTRIBUTION)),
+                optional("ordered", ValueType::Flag),
+                optional("seed", ValueType::Number),
             ],
         ],
         later: &[BASE_LATER],
@@ -69,18 +70,19 @@ static DISTRIBUTION: Union = Union {
     later: &[],
 };
 
-const TAG: Key = optional("distribution", Takes::Text);
-const LATENCY: Key = required("latency-ns", Takes::Number);
-const MIN: Key = required("min-ns", Takes::Number);
-const MAX: Key = required("max-ns", Takes::Number);
-const MEAN: Key = required("mean-ns", Takes::Number);
-const DEVIATION: Key = required("stddev-ns", Takes::Number);
-const FILENAME: Key = required("filename", Takes::Text);
+const TAG: Key = optional("distribution", ValueType::Text);
+const LATENCY: Key = required("latency-ns", ValueType::Number);
+const MIN: Key = required("min-ns", ValueType::Number);
+const MAX: Key = required("max-ns", ValueType::Number);
+const MEAN: Key = required("mean-ns", ValueType::Number);
+const DEVIATION: Key = required("stddev-ns", ValueType::Number);
+const FILENAME: Key = required("filename", ValueType::Text);
 
 const fn keys(of: &'static str, supported: &'static [&'static [Key]]) -> Keys {
     Keys { of, supported, later: &[] }
 }
 
+/// The options of `driver=delay`.
 #[derive(Debug)]
 struct DelayOptions {
     settings: DelaySettings,
@@ -88,9 +90,9 @@ struct DelayOptions {
     seed: u64,
 }
 
-/// What is wrong with delays.
+/// What is wrong with the options of a delay.
 #[derive(Debug, thiserror::Error)]
-enum DelayFault {
+enum DelayOptionsError {
     /// One is out of range.
     #[error("parameter '{key}'")]
     TooLong {
@@ -122,12 +124,12 @@ enum DelayFault {
     },
 }
 
-fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
+fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
     let all = latency(fields, &LATENCY)?;
     let mut own = |key| fields.union(key)?.map(distribution).transpose();
     let (read, write, flush) = (own("read")?, own("write")?, own("flush")?);
     if all.is_some() && read.is_some() && write.is_some() && flush.is_some() {
-        return Err(Fault::own(DelayFault::OfNothing));
+        return Err(ArgumentError::own(DelayOptionsError::OfNothing));
     }
     let otherwise = all.map_or(Distribution::NONE, Distribution::Fixed);
     let given = |own: Option<Distribution>| own.unwrap_or_else(|| otherwise.clone());
@@ -139,19 +141,21 @@ fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
 }
 
 /// How long the requests of one kind take.
-fn distribution((name, mut fields): (&'static str, Fields)) -> Result<Distribution, Fault> {
+fn distribution(
+    (name, mut fields): (&'static str, OptionFields),
+) -> Result<Distribution, ArgumentError> {
     let fields = &mut fields;
     let mut latency = |key: &Key| {
-        latency(fields, key)?.ok_or_else(|| Fault::Missing { key: fields.path(key.name) })
+        latency(fields, key)?.ok_or_else(|| ArgumentError::Missing { key: fields.path(key.name) })
     };
     Ok(match name {
         "uniform" => {
             let (min, max) = (latency(&MIN)?, latency(&MAX)?);
-            let bounds = Bounds::new(min, max).ok_or_else(|| DelayFault::Bounds {
+            let bounds = Bounds::new(min, max).ok_or_else(|| DelayOptionsError::Bounds {
                 least: (fields.path(MIN.name), min.ns()),
                 most: (fields.path(MAX.name), max.ns()),
             });
-            Distribution::Uniform(bounds.map_err(Fault::own)?)
+            Distribution::Uniform(bounds.map_err(ArgumentError::own)?)
         }
         "normal" => Distribution::Normal { mean: latency(&MEAN)?, deviation: latency(&DEVIATION)? },
         "exponential" => Distribution::Exponential { mean: latency(&MEAN)? },
@@ -163,28 +167,30 @@ fn distribution((name, mut fields): (&'static str, Fields)) -> Result<Distributi
     })
 }
 
-fn latency(fields: &mut Fields, key: &Key) -> Result<Option<Latency>, Fault> {
+fn latency(fields: &mut OptionFields, key: &Key) -> Result<Option<Latency>, ArgumentError> {
     let Some(ns) = fields.number(key.name)? else { return Ok(None) };
-    let too_long = |source| Fault::own(DelayFault::TooLong { key: fields.path(key.name), source });
+    let too_long = |source| {
+        ArgumentError::own(DelayOptionsError::TooLong { key: fields.path(key.name), source })
+    };
     Latency::from_ns(ns).map(Some).map_err(too_long)
 }
 
 /// Reads a file with a histogram of latencies.
-fn histogram(path: &Path) -> Result<Arc<Histogram>, Fault> {
+fn histogram(path: &Path) -> Result<Arc<Histogram>, ArgumentError> {
     // The type comes first: opening a FIFO would wait for its other end.
     let file = HostFile { path, kind: FileKind::Regular };
-    files::check_kind(DELAY.name, &file).map_err(Fault::own)?;
+    file_check::check_kind(DELAY.name, &file).map_err(ArgumentError::own)?;
     let mut content = Vec::new();
     let limit = u64::try_from(Histogram::BYTES_MAX).expect("64-bit host") + 1;
     let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut content));
-    read.map_err(|cause| Fault::own(files::open_fault(path, cause)))?;
-    let wrong = |source| DelayFault::Histogram { path: path.to_owned(), source };
-    Histogram::parse(&content).map(Arc::new).map_err(|source| Fault::own(wrong(source)))
+    read.map_err(|cause| ArgumentError::own(file_check::open_fault(path, cause)))?;
+    let wrong = |source| DelayOptionsError::Histogram { path: path.to_owned(), source };
+    Histogram::parse(&content).map(Arc::new).map_err(|source| ArgumentError::own(wrong(source)))
 }
 
 impl DriverOptions for DelayOptions {
-    fn needs(&self) -> Needs<'_> {
-        Needs::default()
+    fn needs(&self) -> NodeDependencies<'_> {
+        NodeDependencies::default()
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
@@ -203,12 +209,12 @@ impl DriverOptions for DelayOptions {
         ]
     }
 
-    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
-        let child = raw::discarding(making, making.file());
-        let (settings, clock) = (self.settings.clone(), Arc::clone(making.clock));
-        let access = making.base.access();
-        let node = DelayNode::new(making.name, child, access, settings, self.seed, clock);
-        Ok(Made::of(Arc::new(node)))
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
+        let child = raw::discarding(context, context.file());
+        let (settings, clock) = (self.settings.clone(), Arc::clone(context.clock));
+        let access = context.base.access();
+        let node = DelayNode::new(context.name, child, access, settings, self.seed, clock);
+        Ok(MadeNode::of(Arc::new(node)))
     }
 }
 

@@ -16,10 +16,10 @@ use qcow2::Qcow2Node;
 
 use super::base::BaseOptions;
 use crate::model::{ChildRole, ObjectName};
-use crate::syntax::{Fault, Fields, Keys};
-use crate::watch::Watch;
+use crate::storage_watchdog::StorageWatchdog;
+use crate::syntax::{ArgumentError, Keys, OptionFields};
 
-/// A driver.
+/// A block driver of `--blockdev`: its name, keys, children's roles, and how its options are read (QEMU's BlockDriver).
 pub(crate) struct Driver {
     /// Its name, as in `driver=`.
     pub(crate) name: &'static str,
@@ -33,7 +33,7 @@ pub(crate) struct Driver {
     /// first of `roles`.
     pub(crate) as_format: Option<fn() -> Options>,
     /// Reads the keys that only this driver has, but its children.
-    pub(crate) read: fn(&mut Fields, &BaseOptions) -> Result<Options, Fault>,
+    pub(crate) read: fn(&mut OptionFields, &BaseOptions) -> Result<Options, ArgumentError>,
 }
 
 impl Driver {
@@ -51,31 +51,31 @@ impl Debug for Driver {
     }
 }
 
-/// What only a node's driver was told.
+/// The options of a node that only its driver has.
 pub(crate) type Options = Arc<dyn DriverOptions>;
 
-/// What one node of a driver was told besides what all nodes can be told.
+/// The options of one node that only its driver has: what they need, how they are described, and how the node is made.
 pub(crate) trait DriverOptions: Debug + Send + Sync {
     /// What it needs that is no node.
-    fn needs(&self) -> Needs<'_>;
+    fn needs(&self) -> NodeDependencies<'_>;
 
     /// All options but the children and files, in words that stay the same from version to version: what is served by two
     /// processes in turn is compared so.
     fn describe(&self, groups: &ThrottleGroups) -> Vec<(String, String)>;
 
     /// Makes the node. Blocks.
-    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError>;
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError>;
 }
 
-/// What a node needs that is no node.
+/// What a node depends on besides nodes: files and objects.
 #[derive(Default)]
-pub(crate) struct Needs<'a> {
+pub(crate) struct NodeDependencies<'a> {
     /// Files that it opens: checked before anything is started, kept open if they are descriptors of the process, fenced.
     pub(crate) files: Vec<HostFile<'a>>,
     /// Objects that it names.
     pub(crate) objects: Vec<ObjectName<'a>>,
     /// What finds files that are only named in the node's image, if there can be any.
-    pub(crate) names_files: Option<&'a dyn NamesFiles>,
+    pub(crate) names_files: Option<&'a dyn NamedFileSource>,
 }
 
 /// A file of the host.
@@ -87,10 +87,10 @@ pub(crate) struct HostFile<'a> {
     pub(crate) kind: FileKind,
 }
 
-/// A format whose images may name other files.
-pub(crate) trait NamesFiles {
+/// A format whose images may name other files (backing file, data file).
+pub(crate) trait NamedFileSource {
     /// The files that are to stand below the node and that only its image names, lower ones last. Blocks.
-    fn named(&self, making: &Making<'_>) -> Result<Vec<NamedFile>, NodeError>;
+    fn named(&self, context: &NodeContext<'_>) -> Result<Vec<NamedFile>, NodeError>;
 }
 
 /// A file that an image names.
@@ -117,9 +117,9 @@ pub(crate) enum NamedFile {
 /// The throttle groups by id.
 pub(crate) type ThrottleGroups = HashMap<String, Arc<ThrottleGroup>>;
 
-/// What a node is made of.
+/// What a driver makes a node from: name, options, children, file table, clock.
 #[derive(Debug)]
-pub(crate) struct Making<'a> {
+pub(crate) struct NodeContext<'a> {
     /// The node's name.
     pub(crate) name: &'a str,
     /// What all nodes can be told.
@@ -133,10 +133,10 @@ pub(crate) struct Making<'a> {
     /// What nodes that hold requests go by.
     pub(crate) clock: &'a Arc<dyn Clock>,
     /// What waits for storage is told of.
-    pub(crate) watch: &'a Watch,
+    pub(crate) watch: &'a StorageWatchdog,
 }
 
-impl Making<'_> {
+impl NodeContext<'_> {
     /// The child under this key, if there is one.
     pub(super) fn child(&self, key: &str) -> Option<Arc<Child>> {
         self.children.iter().find(|(known, _)| *known == key).map(|(_, child)| Arc::clone(child))
@@ -149,23 +149,24 @@ impl Making<'_> {
 
     /// What is wrong, with the node's name before it.
     pub(super) fn failed(&self, source: impl Into<NodeError>) -> NodeError {
-        Box::new(Failed { node: self.name.to_owned(), source: source.into() })
+        Box::new(NodeMakeError { node: self.name.to_owned(), source: source.into() })
     }
 }
 
 /// A node could not be made, or an image not be read. The message names the node.
 pub(crate) type NodeError = Box<dyn Error + Send + Sync>;
 
+/// An error of a driver, with the node's name.
 #[derive(Debug, thiserror::Error)]
 #[error("node {node}")]
-struct Failed {
+struct NodeMakeError {
     node: String,
     source: NodeError,
 }
 
-/// A node that was made.
+/// A node that a driver has made, with the file that it has opened.
 #[derive(Debug)]
-pub(crate) struct Made {
+pub(crate) struct MadeNode {
     /// The node.
     pub(crate) node: Arc<dyn Node>,
     /// What it has opened.
@@ -174,7 +175,7 @@ pub(crate) struct Made {
     pub(crate) image: Option<Arc<Qcow2Node>>,
 }
 
-impl Made {
+impl MadeNode {
     /// A node that has opened nothing.
     pub(super) fn of(node: Arc<dyn Node>) -> Self {
         Self { node, file: None, image: None }

@@ -8,14 +8,15 @@ use kernel_io::{Aio, Caching, FileKind, LockOptions, Locking, OpenOptions, Shari
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, HostFile, Made, Making, Needs, NodeError, Options, ThrottleGroups,
+    Driver, DriverOptions, HostFile, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    ThrottleGroups,
 };
-use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional, required};
+use crate::syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 
 const OWN: &[Key] = &[
-    required("filename", Takes::Text),
-    optional("aio", Takes::Word(&["threads", "native", "io_uring"])),
-    optional("locking", Takes::Word(&["auto", "on", "off"])),
+    required("filename", ValueType::Text),
+    optional("aio", ValueType::Word(&["threads", "native", "io_uring"])),
+    optional("locking", ValueType::Word(&["auto", "on", "off"])),
 ];
 
 const LATER: &[&str] = &["aio-max-batch", "drop-cache", "pr-manager", "x-check-cache-dropped"];
@@ -67,6 +68,7 @@ pub(super) fn host_file(filename: PathBuf, kind: FileKind) -> (&'static Driver, 
     (driver, Arc::new(FileOptions { kind, filename, aio, locking }))
 }
 
+/// The options of `driver=file` and `driver=host_device`.
 #[derive(Debug)]
 struct FileOptions {
     kind: FileKind,
@@ -76,20 +78,26 @@ struct FileOptions {
     locking: Locking,
 }
 
-/// Linux AIO blocks on what goes through the page cache. QEMU's sentence.
+/// `aio=native` without `cache.direct=on`: Linux AIO blocks on what goes through the page cache. QEMU's sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("aio=native was specified, but it requires cache.direct=on, which was not specified.")]
-struct NativeBuffered;
+struct NativeAioWithoutDirect;
 
-fn read(kind: FileKind, fields: &mut Fields, base: &BaseOptions) -> Result<Options, Fault> {
+fn read(
+    kind: FileKind,
+    fields: &mut OptionFields,
+    base: &BaseOptions,
+) -> Result<Options, ArgumentError> {
     let filename = fields.required_text("filename")?;
     if filename.is_empty() {
-        return Err(Fault::EmptyPath { what: "filename" });
+        return Err(ArgumentError::EmptyPath { what: "filename" });
     }
     let aio = match fields.word("aio")? {
         None => Aio::Automatic,
         Some("threads") => Aio::Threads,
-        Some("native") if !base.cache_direct => return Err(Fault::own(NativeBuffered)),
+        Some("native") if !base.cache_direct => {
+            return Err(ArgumentError::own(NativeAioWithoutDirect));
+        }
         Some("native") => Aio::Native,
         Some(_) => Aio::IoUring,
     };
@@ -102,9 +110,9 @@ fn read(kind: FileKind, fields: &mut Fields, base: &BaseOptions) -> Result<Optio
 }
 
 impl DriverOptions for FileOptions {
-    fn needs(&self) -> Needs<'_> {
+    fn needs(&self) -> NodeDependencies<'_> {
         let files = vec![HostFile { path: &self.filename, kind: self.kind }];
-        Needs { files, ..Needs::default() }
+        NodeDependencies { files, ..NodeDependencies::default() }
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
@@ -122,8 +130,8 @@ impl DriverOptions for FileOptions {
         vec![pair("aio", aio), pair("locking", locking)]
     }
 
-    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
-        let Making { name, base, .. } = making;
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
+        let NodeContext { name, base, .. } = context;
         let options = OpenOptions {
             path: self.filename.clone(),
             kind: self.kind,
@@ -137,9 +145,9 @@ impl DriverOptions for FileOptions {
             },
         };
         let what = format!("node {name}: file {}", self.filename.display());
-        let open = || FileNode::open(name, &options, base.discard, making.files);
-        let node = making.watch.during(what, open).map_err(|error| making.failed(error))?;
+        let open = || FileNode::open(name, &options, base.discard, context.files);
+        let node = context.watch.during(what, open).map_err(|error| context.failed(error))?;
         let file = Some(Arc::clone(node.file()));
-        Ok(Made { file, ..Made::of(Arc::new(node)) })
+        Ok(MadeNode { file, ..MadeNode::of(Arc::new(node)) })
     }
 }

@@ -7,9 +7,9 @@ use kernel_io::FileKind;
 use super::base::BaseOptions;
 use super::driver::{Driver, Options};
 use super::file;
-use crate::model::{Activity, Edge, NewNode, Owner};
+use crate::model::{Activity, Edge, NewNode, NodeOwner};
 
-/// A node as it was asked for.
+/// A node as `--blockdev` describes it, with the nodes written inside it.
 #[derive(Debug, Clone)]
 pub(crate) struct Blockdev {
     /// Its name. `None` only for a node written inside another one.
@@ -19,7 +19,7 @@ pub(crate) struct Blockdev {
     /// What only this driver is told.
     pub(crate) options: Options,
     /// The nodes below it, in the order in which its driver takes them.
-    pub(crate) children: Vec<NamedChild>,
+    pub(crate) children: Vec<KeyedChild>,
     /// What all nodes are told.
     pub(crate) base: BaseOptions,
     /// Whether its exports hold it from the start. Not inherited.
@@ -55,8 +55,8 @@ impl Blockdev {
     ) -> Self {
         let options = format.as_format.expect("only formats are asked for")();
         let (key, role) = format.roles[0];
-        let node = ChildNode::Inline(Box::new(Self::of_file(path, kind, base.below(role))));
-        let children = vec![NamedChild { key: key.to_owned(), node }];
+        let node = BlockdevRef::Inline(Box::new(Self::of_file(path, kind, base.below(role))));
+        let children = vec![KeyedChild { key: key.to_owned(), node }];
         let activity = Activity::Active;
         Self { node_name: None, driver: format, options, children, base, activity }
     }
@@ -69,10 +69,10 @@ impl Blockdev {
 
     /// What stands below it. `name` is its own name.
     pub(crate) fn edges(&self, name: &str) -> Vec<Edge> {
-        let edge = |NamedChild { key, node }: &NamedChild| {
+        let edge = |KeyedChild { key, node }: &KeyedChild| {
             let node = match node {
-                ChildNode::Reference(node) => node.clone(),
-                ChildNode::Inline(inner) => inner.name_below(name, key),
+                BlockdevRef::Reference(node) => node.clone(),
+                BlockdevRef::Inline(inner) => inner.name_below(name, key),
             };
             Edge { key: key.clone(), role: self.driver.role(key), node }
         };
@@ -84,7 +84,7 @@ impl Blockdev {
         &'a self,
         name: &'a str,
         edges: Vec<Edge>,
-        owner: Owner,
+        owner: NodeOwner,
     ) -> NewNode<'a> {
         let (access, activity) = (self.base.access(), self.activity);
         let objects = self.options.needs().objects;
@@ -94,8 +94,8 @@ impl Blockdev {
     /// The nodes written directly inside it, with their names. `name` is its own name.
     pub(crate) fn inner<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (String, &'a Self)> {
         self.children.iter().filter_map(move |child| match &child.node {
-            ChildNode::Inline(inner) => Some((inner.name_below(name, &child.key), &**inner)),
-            ChildNode::Reference(_) => None,
+            BlockdevRef::Inline(inner) => Some((inner.name_below(name, &child.key), &**inner)),
+            BlockdevRef::Reference(_) => None,
         })
     }
 
@@ -103,7 +103,7 @@ impl Blockdev {
     pub(crate) fn for_each_mut(&mut self, name: &str, work: &mut dyn FnMut(&mut Self, &str)) {
         work(self, name);
         for child in &mut self.children {
-            if let ChildNode::Inline(inner) = &mut child.node {
+            if let BlockdevRef::Inline(inner) = &mut child.node {
                 let name = inner.name_below(name, &child.key);
                 inner.for_each_mut(&name, work);
             }
@@ -113,8 +113,8 @@ impl Blockdev {
     /// The node and every node written inside it, the lower ones first.
     pub(crate) fn nodes(&self) -> Vec<&Self> {
         let below = self.children.iter().filter_map(|child| match &child.node {
-            ChildNode::Inline(inner) => Some(inner.nodes()),
-            ChildNode::Reference(_) => None,
+            BlockdevRef::Inline(inner) => Some(inner.nodes()),
+            BlockdevRef::Reference(_) => None,
         });
         below.flatten().chain([self]).collect()
     }
@@ -127,18 +127,18 @@ impl Blockdev {
     }
 }
 
-/// A node below another one, and the key that it stands under.
+/// A child of a node, with the key that it stands under.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NamedChild {
+pub(crate) struct KeyedChild {
     /// The key, as `file` or `children.0`.
     pub(crate) key: String,
     /// The node.
-    pub(crate) node: ChildNode,
+    pub(crate) node: BlockdevRef,
 }
 
-/// A node below another one.
+/// A child of a node: a reference to a node made before, or one written in place (QAPI's BlockdevRef).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ChildNode {
+pub(crate) enum BlockdevRef {
     /// A node made before, by its node-name.
     Reference(String),
     /// A node written in place.

@@ -9,18 +9,19 @@ use disk::{NullNode, ReadContent};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, on_off, pair};
 use super::driver::{
-    Driver, DriverOptions, Made, Making, Needs, NodeError, Options, ThrottleGroups,
+    Driver, DriverOptions, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    ThrottleGroups,
 };
-use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional};
+use crate::syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional};
 
 /// QEMU's default size: 1 GiB.
 const BYTES: u64 = 1 << 30;
 
 const OWN: &[Key] = &[
     // As long as in QEMU: 292 years.
-    optional("latency-ns", Takes::Int),
-    optional("size", Takes::Int),
-    optional("read-zeroes", Takes::Flag),
+    optional("latency-ns", ValueType::Int),
+    optional("size", ValueType::Int),
+    optional("read-zeroes", ValueType::Flag),
 ];
 
 /// `driver=null-co`.
@@ -49,6 +50,7 @@ pub(super) static NULL_AIO: Driver = Driver {
     read,
 };
 
+/// The options of `driver=null-co` and `driver=null-aio`.
 #[derive(Debug)]
 struct NullOptions {
     size: u64,
@@ -56,7 +58,7 @@ struct NullOptions {
     content: ReadContent,
 }
 
-fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
+fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
     let content = fields.either("read-zeroes", ReadContent::Zeroes, ReadContent::Untouched)?;
     Ok(Arc::new(NullOptions {
         size: fields.int("size")?.unwrap_or(BYTES),
@@ -66,8 +68,8 @@ fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
 }
 
 impl DriverOptions for NullOptions {
-    fn needs(&self) -> Needs<'_> {
-        Needs::default()
+    fn needs(&self) -> NodeDependencies<'_> {
+        NodeDependencies::default()
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
@@ -78,9 +80,9 @@ impl DriverOptions for NullOptions {
         ]
     }
 
-    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
         let size = DiskSize(ByteCount(self.size));
-        let node = NullNode::new(making.name, size, making.base.access(), self.content);
-        Ok(Made::of(Arc::new(node.with_latency(self.latency, Arc::clone(making.clock)))))
+        let node = NullNode::new(context.name, size, context.base.access(), self.content);
+        Ok(MadeNode::of(Arc::new(node.with_latency(self.latency, Arc::clone(context.clock)))))
     }
 }

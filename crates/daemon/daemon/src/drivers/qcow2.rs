@@ -10,25 +10,25 @@ use request_path::ControlEngines;
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, Made, Making, NamedFile, NamesFiles, Needs, NodeError, Options,
-    ThrottleGroups,
+    Driver, DriverOptions, MadeNode, NamedFile, NamedFileSource, NodeContext, NodeDependencies,
+    NodeError, Options, ThrottleGroups,
 };
 use crate::model::ChildRole;
-use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional, required};
+use crate::syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 
 const IMAGE: &str = "file";
 const BACKING: &str = "backing";
 const DATA_FILE: &str = "data-file";
 
 const OWN: &[Key] = &[
-    required(IMAGE, Takes::Node),
-    optional(BACKING, Takes::NodeOrNull),
-    optional(DATA_FILE, Takes::Node),
-    optional("l2-cache-size", Takes::Int),
-    optional("refcount-cache-size", Takes::Int),
-    optional("cache-size", Takes::Int),
-    optional("cache-clean-interval", Takes::Int),
-    optional("overlap-check", Takes::WordOrObject(TEMPLATES, &OVERLAP)),
+    required(IMAGE, ValueType::Node),
+    optional(BACKING, ValueType::NodeOrNull),
+    optional(DATA_FILE, ValueType::Node),
+    optional("l2-cache-size", ValueType::Int),
+    optional("refcount-cache-size", ValueType::Int),
+    optional("cache-size", ValueType::Int),
+    optional("cache-clean-interval", ValueType::Int),
+    optional("overlap-check", ValueType::WordOrObject(TEMPLATES, &OVERLAP)),
 ];
 
 const LATER: &[&str] = &[
@@ -56,7 +56,7 @@ const OVERLAP_FLAGS: &[&str] = &[
 
 static OVERLAP: Keys = Keys {
     of: "--blockdev driver=qcow2",
-    supported: &[&[optional("template", Takes::Word(TEMPLATES))]],
+    supported: &[&[optional("template", ValueType::Word(TEMPLATES))]],
     later: &[OVERLAP_FLAGS],
 };
 
@@ -102,20 +102,20 @@ const REFCOUNT_BLOCKS_MIN: u64 = 4;
 /// QEMU counts them in a signed number of 32 bits.
 const TABLES_MAX: u64 = i32::MAX as u64;
 
+/// The options of `driver=qcow2`.
 #[derive(Debug, Default)]
 struct Qcow2Options {
-    caches: Caches,
+    caches: CacheSizes,
     /// After how many seconds without use a table goes from memory; 0: never.
     clean_seconds: Option<u64>,
     /// Which structures of metadata a write is checked against.
     overlap_check: OverlapCheck,
-    backing: Backing,
+    backing: BackingSource,
 }
 
-/// What may be kept of the image's tables in memory, in bytes, as far as it was said. Each of the three sizes fits the
-/// others.
+/// The sizes of the metadata caches in bytes, as far as they were given. Each of the three sizes fits the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Caches {
+struct CacheSizes {
     /// L2 tables.
     l2: Option<u64>,
     /// Refcount blocks.
@@ -124,9 +124,9 @@ struct Caches {
     both: Option<u64>,
 }
 
-/// Who says what is below an image.
+/// Where a backing file comes from: the image's header, or the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Backing {
+enum BackingSource {
     /// The image.
     #[default]
     OfImage,
@@ -134,9 +134,9 @@ enum Backing {
     OfOptions,
 }
 
-/// Sizes that contradict each other. QEMU's sentences.
+/// Cache sizes that contradict each other. QEMU's sentences.
 #[derive(Debug, thiserror::Error)]
-enum CacheFault {
+enum CacheSizeError {
     /// All at once.
     #[error("cache-size, l2-cache-size and refcount-cache-size may not be set at the same time")]
     Thrice,
@@ -145,8 +145,8 @@ enum CacheFault {
     AboveBoth { key: &'static str },
 }
 
-fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
-    let caches = Caches {
+fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
+    let caches = CacheSizes {
         l2: fields.int("l2-cache-size")?,
         refcount: fields.int("refcount-cache-size")?,
         both: fields.int("cache-size")?,
@@ -154,20 +154,24 @@ fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
     let options = Qcow2Options {
         clean_seconds: fields.int("cache-clean-interval")?,
         overlap_check: overlap_check(fields)?,
-        caches: caches.check().map_err(Fault::own)?,
-        backing: if fields.has(BACKING) { Backing::OfOptions } else { Backing::OfImage },
+        caches: caches.check().map_err(ArgumentError::own)?,
+        backing: if fields.has(BACKING) {
+            BackingSource::OfOptions
+        } else {
+            BackingSource::OfImage
+        },
     };
     Ok(Arc::new(options))
 }
 
-impl Caches {
-    fn check(self) -> Result<Self, CacheFault> {
+impl CacheSizes {
+    fn check(self) -> Result<Self, CacheSizeError> {
         let above = |part: Option<u64>| part.zip(self.both).is_some_and(|(part, all)| part > all);
         match self {
-            Self { l2: Some(_), refcount: Some(_), both: Some(_) } => Err(CacheFault::Thrice),
-            Self { l2, .. } if above(l2) => Err(CacheFault::AboveBoth { key: "l2-cache-size" }),
+            Self { l2: Some(_), refcount: Some(_), both: Some(_) } => Err(CacheSizeError::Thrice),
+            Self { l2, .. } if above(l2) => Err(CacheSizeError::AboveBoth { key: "l2-cache-size" }),
             Self { refcount, .. } if above(refcount) => {
-                Err(CacheFault::AboveBoth { key: "refcount-cache-size" })
+                Err(CacheSizeError::AboveBoth { key: "refcount-cache-size" })
             }
             Self { .. } => Ok(self),
         }
@@ -175,7 +179,7 @@ impl Caches {
 }
 
 /// A template, by itself or in an object. What `constant` asks for costs nothing less than `cached` here.
-fn overlap_check(fields: &mut Fields) -> Result<OverlapCheck, Fault> {
+fn overlap_check(fields: &mut OptionFields) -> Result<OverlapCheck, ArgumentError> {
     const KEY: &str = "overlap-check";
     let template = if fields.is_object(KEY) {
         fields.object(KEY)?.expect("it is one").word("template")?
@@ -189,20 +193,20 @@ fn overlap_check(fields: &mut Fields) -> Result<OverlapCheck, Fault> {
     })
 }
 
-/// A cache that nobody can have. QEMU's sentence.
+/// A cache size that nobody can have. QEMU's sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} too big")]
-struct TooBig(&'static str);
+struct CacheTooBig(&'static str);
 
 impl DriverOptions for Qcow2Options {
-    fn needs(&self) -> Needs<'_> {
-        Needs { names_files: Some(self), ..Needs::default() }
+    fn needs(&self) -> NodeDependencies<'_> {
+        NodeDependencies { names_files: Some(self), ..NodeDependencies::default() }
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
         // Files that the image names stand below it like all others.
         let Self {
-            caches: Caches { l2, refcount, both },
+            caches: CacheSizes { l2, refcount, both },
             clean_seconds,
             overlap_check,
             backing: _,
@@ -223,36 +227,36 @@ impl DriverOptions for Qcow2Options {
         ]
     }
 
-    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
-        let header = header(making)?;
-        let (file, backing) = (making.file(), making.child(BACKING));
-        let children = Children { file, backing, data_file: making.child(DATA_FILE) };
-        let sizes = sizes(self.caches, &header).map_err(TooBig);
-        let (l2_cache, refcount_cache) = sizes.map_err(|error| making.failed(error))?;
-        let discards = match making.base.discard {
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
+        let header = header(context)?;
+        let (file, backing) = (context.file(), context.child(BACKING));
+        let children = Children { file, backing, data_file: context.child(DATA_FILE) };
+        let sizes = sizes(self.caches, &header).map_err(CacheTooBig);
+        let (l2_cache, refcount_cache) = sizes.map_err(|error| context.failed(error))?;
+        let discards = match context.base.discard {
             DiscardPolicy::Ignore => Discards::Ignored,
             DiscardPolicy::Unmap => Discards::Passed,
         };
         let seconds = self.clean_seconds.unwrap_or(CLEAN_SECONDS);
         let clean_after = (seconds > 0).then_some(Duration::from_secs(seconds));
-        let (access, overlap_check) = (making.base.access(), self.overlap_check);
+        let (access, overlap_check) = (context.base.access(), self.overlap_check);
         let settings =
             Settings { access, discards, l2_cache, refcount_cache, clean_after, overlap_check };
-        let node = Qcow2Node::open(making.name, children, settings, Arc::new(engines(making)));
-        let node = Arc::new(node.map_err(|error| making.failed(error))?);
-        Ok(Made { image: Some(Arc::clone(&node)), ..Made::of(node) })
+        let node = Qcow2Node::open(context.name, children, settings, Arc::new(engines(context)));
+        let node = Arc::new(node.map_err(|error| context.failed(error))?);
+        Ok(MadeNode { image: Some(Arc::clone(&node)), ..MadeNode::of(node) })
     }
 }
 
-impl NamesFiles for Qcow2Options {
-    fn named(&self, making: &Making<'_>) -> Result<Vec<NamedFile>, NodeError> {
-        let header = header(making)?;
+impl NamedFileSource for Qcow2Options {
+    fn named(&self, context: &NodeContext<'_>) -> Result<Vec<NamedFile>, NodeError> {
+        let header = header(context)?;
         let mut named = Vec::new();
-        if let (Backing::OfImage, Some(name)) = (self.backing, header.backing) {
+        if let (BackingSource::OfImage, Some(name)) = (self.backing, header.backing) {
             let format = header.backing_format;
             named.push(NamedFile::Backing { key: BACKING, name, format });
         }
-        if header.features.external_data && making.child(DATA_FILE).is_none() {
+        if header.features.external_data && context.child(DATA_FILE).is_none() {
             named.push(NamedFile::Data { key: DATA_FILE, name: header.data_file });
         }
         Ok(named)
@@ -260,22 +264,22 @@ impl NamesFiles for Qcow2Options {
 }
 
 /// What the image says of itself.
-fn header(making: &Making<'_>) -> Result<Header, NodeError> {
-    let file = making.file().node();
+fn header(context: &NodeContext<'_>) -> Result<Header, NodeError> {
+    let file = context.file().node();
     let path = file.image_file().unwrap_or_default();
-    let what = format!("node {}: image {}", making.name, path.display());
-    let header = making.watch.during(what, || qcow2::read_header(&file, &engines(making)));
-    header.map_err(|error| making.failed(error))
+    let what = format!("node {}: image {}", context.name, path.display());
+    let header = context.watch.during(what, || qcow2::read_header(&file, &engines(context)));
+    header.map_err(|error| context.failed(error))
 }
 
 /// What control threads read and write the image with.
-fn engines(making: &Making<'_>) -> ControlEngines {
-    ControlEngines::new(making.files, making.clock)
+fn engines(context: &NodeContext<'_>) -> ControlEngines {
+    ControlEngines::new(context.files, context.clock)
 }
 
 /// How large the caches are for L2 tables and refcount blocks, by QEMU's rules; or which of them is too
 /// big.
-fn sizes(caches: Caches, header: &Header) -> Result<(ByteCount, ByteCount), &'static str> {
+fn sizes(caches: CacheSizes, header: &Header) -> Result<(ByteCount, ByteCount), &'static str> {
     let cluster = 1_u64 << header.cluster_bits;
     let entry = if header.features.extended_l2 { 16 } else { 8 };
     // Tables for the whole disk. The largest disk has 2^63 bytes, in clusters of 512 bytes at least.
@@ -337,7 +341,7 @@ mod tests {
         (both, l2, refcount): (Option<u64>, Option<u64>, Option<u64>),
         expected: (u64, u64),
     ) {
-        let found = sizes(Caches { l2, refcount, both }, header);
+        let found = sizes(CacheSizes { l2, refcount, both }, header);
         assert_eq!(found, Ok((ByteCount(expected.0), ByteCount(expected.1))));
     }
 
@@ -358,7 +362,7 @@ mod tests {
         check(large, (None, Some(1 << 40), None), (128 * MIB, least));
         check(large, (Some(8 * MIB), None, None), (8 * MIB - least, least));
         check(&header(1 << 40, 21), (None, None, None), (4 * MIB, 8 * MIB));
-        let caches = Caches { refcount: Some(1 << 62), ..Caches::default() };
+        let caches = CacheSizes { refcount: Some(1 << 62), ..CacheSizes::default() };
         assert_eq!(sizes(caches, small), Err("Refcount cache size"));
     }
 }

@@ -7,10 +7,11 @@ use disk::{DiscardPolicy, RawNode, Window};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, Made, Making, Needs, NodeError, Options, ThrottleGroups,
+    Driver, DriverOptions, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    ThrottleGroups,
 };
 use crate::model::ChildRole;
-use crate::syntax::{Fault, Fields, Keys, Takes, optional, required};
+use crate::syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
 
 /// `driver=raw`.
 pub(super) static RAW: Driver = Driver {
@@ -20,9 +21,9 @@ pub(super) static RAW: Driver = Driver {
         supported: &[
             BASE,
             &[
-                required("file", Takes::Node),
-                optional("offset", Takes::Int),
-                optional("size", Takes::Int),
+                required("file", ValueType::Node),
+                optional("offset", ValueType::Int),
+                optional("size", ValueType::Int),
             ],
         ],
         later: &[BASE_LATER],
@@ -36,6 +37,7 @@ pub(super) static RAW: Driver = Driver {
     read,
 };
 
+/// The options of `driver=raw`.
 #[derive(Debug)]
 struct RawOptions {
     /// Where the bytes begin in the child.
@@ -44,14 +46,14 @@ struct RawOptions {
     size: Option<u64>,
 }
 
-fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
+fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
     let offset = fields.int("offset")?.unwrap_or(0);
     Ok(Arc::new(RawOptions { offset, size: fields.int("size")? }))
 }
 
 impl DriverOptions for RawOptions {
-    fn needs(&self) -> Needs<'_> {
-        Needs::default()
+    fn needs(&self) -> NodeDependencies<'_> {
+        NodeDependencies::default()
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
@@ -59,20 +61,20 @@ impl DriverOptions for RawOptions {
         vec![pair("offset", &self.offset), pair("size", &size)]
     }
 
-    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
-        let Making { name, base, .. } = making;
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
+        let NodeContext { name, base, .. } = context;
         let window = Window { offset: self.offset, size: self.size };
-        let node = RawNode::new(name, making.file(), window, base.access(), base.discard);
-        Ok(Made::of(Arc::new(node.map_err(|error| making.failed(error))?)))
+        let node = RawNode::new(name, context.file(), window, base.access(), base.discard);
+        Ok(MadeNode::of(Arc::new(node.map_err(|error| context.failed(error))?)))
     }
 }
 
 /// A node through which only those discards come that the node above may pass on (`discard=ignore`).
-pub(super) fn discarding(making: &Making<'_>, child: Arc<Child>) -> Arc<Child> {
-    match making.base.discard {
+pub(super) fn discarding(context: &NodeContext<'_>, child: Arc<Child>) -> Arc<Child> {
+    match context.base.discard {
         DiscardPolicy::Unmap => child,
         DiscardPolicy::Ignore => {
-            let (name, access) = (making.name, making.base.access());
+            let (name, access) = (context.name, context.base.access());
             let node = RawNode::new(name, child, Window::WHOLE, access, DiscardPolicy::Ignore);
             Child::new(Arc::new(node.expect("all of it fits")))
         }

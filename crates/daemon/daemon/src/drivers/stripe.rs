@@ -8,10 +8,11 @@ use layers::{Chunk, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeNode};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, Made, Making, Needs, NodeError, Options, ThrottleGroups,
+    Driver, DriverOptions, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    ThrottleGroups,
 };
 use crate::model::ChildRole;
-use crate::syntax::{Fault, Fields, Keys, Takes, required};
+use crate::syntax::{ArgumentError, Keys, OptionFields, ValueType, required};
 
 /// `driver=stripe`.
 pub(super) static STRIPE: Driver = Driver {
@@ -21,8 +22,8 @@ pub(super) static STRIPE: Driver = Driver {
         supported: &[
             BASE,
             &[
-                required("children", Takes::Nodes { least: MEMBERS_MIN, most: MEMBERS_MAX }),
-                required("chunk", Takes::Size),
+                required("children", ValueType::Nodes { least: MEMBERS_MIN, most: MEMBERS_MAX }),
+                required("chunk", ValueType::Size),
             ],
         ],
         later: &[BASE_LATER],
@@ -36,52 +37,53 @@ pub(super) static STRIPE: Driver = Driver {
     read,
 };
 
+/// The options of `driver=stripe`.
 #[derive(Debug)]
 struct StripeOptions {
     /// How many neighbouring bytes lie on one child.
     chunk: Chunk,
 }
 
-/// A chunk that no stripe can have.
+/// A chunk size that no stripe can have.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "parameter '{key}' must be a multiple of {min} between {min} and {max}, not {bytes}",
     min = Chunk::BYTES_MIN, max = Chunk::BYTES_MAX
 )]
-struct WrongChunk {
+struct ChunkSizeError {
     key: String,
     bytes: u64,
 }
 
 /// There is no default chunk: mdadm has two, and a wrong one makes nonsense of what is there.
-fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
+fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
     let key = fields.path("chunk");
     match fields.size("chunk")? {
-        None => Err(Fault::Missing { key }),
+        None => Err(ArgumentError::Missing { key }),
         Some(bytes) => match Chunk::new(ByteCount(bytes)) {
             Some(chunk) => Ok(Arc::new(StripeOptions { chunk })),
-            None => Err(Fault::own(WrongChunk { key, bytes })),
+            None => Err(ArgumentError::own(ChunkSizeError { key, bytes })),
         },
     }
 }
 
 impl DriverOptions for StripeOptions {
-    fn needs(&self) -> Needs<'_> {
-        Needs::default()
+    fn needs(&self) -> NodeDependencies<'_> {
+        NodeDependencies::default()
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
         vec![pair("chunk", &self.chunk.bytes())]
     }
 
-    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
-        let members = making.children.iter().map(|(_, child)| Arc::clone(child)).collect();
-        let discards = match making.base.discard {
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
+        let members = context.children.iter().map(|(_, child)| Arc::clone(child)).collect();
+        let discards = match context.base.discard {
             DiscardPolicy::Ignore => StripeDiscards::Ignored,
             DiscardPolicy::Unmap => StripeDiscards::Passed,
         };
-        let access = making.base.access();
-        let node = StripeNode::new(making.name, members, self.chunk, access, discards)?;
-        Ok(Made::of(Arc::new(node)))
+        let access = context.base.access();
+        let node = StripeNode::new(context.name, members, self.chunk, access, discards)?;
+        Ok(MadeNode::of(Arc::new(node)))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::driver::Driver;
 use super::{delay, file, null, qcow2, raw, stripe, throttle};
-use crate::syntax::{Fault, Fields};
+use crate::syntax::{ArgumentError, OptionFields};
 
 /// The drivers, in the order in which messages name them and the help shows them.
 pub(crate) const ALL: &[&Driver] = &[
@@ -25,13 +25,17 @@ const OF_QEMU: &str = "blkdebug blklogwrites blkreplay blkverify bochs cloop com
     virtio-blk-vhost-user virtio-blk-vhost-vdpa vmdk vpc vvfat";
 
 /// The driver of that name. What is not there yet and what nobody knows are told apart.
-pub(super) fn find(fields: &Fields, name: String) -> Result<&'static Driver, Fault> {
+pub(super) fn find(fields: &OptionFields, name: String) -> Result<&'static Driver, ArgumentError> {
     if let Some(driver) = ALL.iter().find(|driver| driver.name == name) {
         return Ok(driver);
     }
     let accepted: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
     if OF_QEMU.split(' ').any(|known| known == name) {
-        return Err(Fault::ValueNotYet { key: fields.path("driver"), value: name, accepted });
+        return Err(ArgumentError::ValueNotYet {
+            key: fields.path("driver"),
+            value: name,
+            accepted,
+        });
     }
     Err(fields.unknown_value("driver", name, &accepted))
 }

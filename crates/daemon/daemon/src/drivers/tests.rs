@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::table::ALL;
-use crate::syntax::{Key, Keys, Takes};
+use crate::syntax::{Key, Keys, ValueType};
 
 /// The cells of the rows of a table in Markdown that begin with a key.
 fn rows(document: &str) -> impl Iterator<Item = Vec<&str>> {
@@ -38,23 +38,25 @@ fn check_keys(keys: &Keys) {
         assert!(names.insert(key.name), "{} has {} twice", keys.of, key.name);
         assert!(keys.later.iter().all(|group| !group.contains(&key.name)), "{}", key.name);
         match key.takes {
-            Takes::Word(words) | Takes::WordOrObject(words, _) => assert!(!words.is_empty()),
-            Takes::Union(union) => {
+            ValueType::Word(words) | ValueType::WordOrObject(words, _) => {
+                assert!(!words.is_empty())
+            }
+            ValueType::Union(union) => {
                 let has_tag = |keys: &Keys| keys.names().any(|name| name == union.tag);
                 assert!(union.branches.iter().all(|(_, keys)| has_tag(keys)), "{}", key.name);
                 let is_branch = |name| union.branches.iter().any(|(branch, _)| *branch == name);
                 assert!(union.default.is_none_or(is_branch), "{}", key.name);
             }
-            Takes::Text
-            | Takes::Flag
-            | Takes::Number
-            | Takes::Int
-            | Takes::Size
-            | Takes::Texts
-            | Takes::Object(_)
-            | Takes::Node
-            | Takes::NodeOrNull
-            | Takes::Nodes { .. } => {}
+            ValueType::Text
+            | ValueType::Flag
+            | ValueType::Number
+            | ValueType::Int
+            | ValueType::Size
+            | ValueType::Texts
+            | ValueType::Object(_)
+            | ValueType::Node
+            | ValueType::NodeOrNull
+            | ValueType::Nodes { .. } => {}
         }
         key.takes.inner().into_iter().for_each(check_keys);
     }
@@ -66,8 +68,9 @@ fn drivers_say_what_their_keys_and_children_are() {
         check_keys(&driver.keys);
         assert_eq!(driver.keys.of, format!("--blockdev driver={}", driver.name));
         assert!(driver.help.contains(&format!("[driver=]{},node-name=N", driver.name)));
-        let is_child =
-            |key: &&Key| matches!(key.takes, Takes::Node | Takes::NodeOrNull | Takes::Nodes { .. });
+        let is_child = |key: &&Key| {
+            matches!(key.takes, ValueType::Node | ValueType::NodeOrNull | ValueType::Nodes { .. })
+        };
         let children = driver.keys.supported().filter(is_child).map(|key| key.name);
         assert!(children.eq(driver.roles.iter().map(|(key, _)| *key)), "{}", driver.name);
         if let Some(options) = driver.as_format {

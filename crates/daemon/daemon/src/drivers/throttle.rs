@@ -7,11 +7,12 @@ use layers::{Limit, LimitKind, ThrottleNode};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, Made, Making, Needs, NodeError, Options, ThrottleGroups,
+    Driver, DriverOptions, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    ThrottleGroups,
 };
 use super::raw;
 use crate::model::{ChildRole, ObjectName, THROTTLE_GROUP};
-use crate::syntax::{Fault, Fields, Keys, Takes, required};
+use crate::syntax::{ArgumentError, Keys, OptionFields, ValueType, required};
 
 /// `driver=throttle`.
 pub(super) static THROTTLE: Driver = Driver {
@@ -20,7 +21,7 @@ pub(super) static THROTTLE: Driver = Driver {
         of: "--blockdev driver=throttle",
         supported: &[
             BASE,
-            &[required("throttle-group", Takes::Text), required("file", Takes::Node)],
+            &[required("throttle-group", ValueType::Text), required("file", ValueType::Node)],
         ],
         later: &[BASE_LATER],
     },
@@ -32,23 +33,25 @@ pub(super) static THROTTLE: Driver = Driver {
     read,
 };
 
+/// The options of `driver=throttle`.
 #[derive(Debug)]
 struct ThrottleOptions {
     group: String,
 }
 
+/// A throttle group that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no throttle-group '{0}'")]
-struct NoGroup(String);
+struct UnknownThrottleGroup(String);
 
-fn read(fields: &mut Fields, _: &BaseOptions) -> Result<Options, Fault> {
+fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
     Ok(Arc::new(ThrottleOptions { group: fields.required_text("throttle-group")? }))
 }
 
 impl DriverOptions for ThrottleOptions {
-    fn needs(&self) -> Needs<'_> {
+    fn needs(&self) -> NodeDependencies<'_> {
         let objects = vec![ObjectName { kind: THROTTLE_GROUP, id: &self.group }];
-        Needs { objects, ..Needs::default() }
+        NodeDependencies { objects, ..NodeDependencies::default() }
     }
 
     fn describe(&self, groups: &ThrottleGroups) -> Vec<(String, String)> {
@@ -67,13 +70,13 @@ impl DriverOptions for ThrottleOptions {
         options
     }
 
-    fn make(&self, making: &Making<'_>) -> Result<Made, NodeError> {
-        let Some(group) = making.groups.get(&self.group) else {
-            return Err(making.failed(NoGroup(self.group.clone())));
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
+        let Some(group) = context.groups.get(&self.group) else {
+            return Err(context.failed(UnknownThrottleGroup(self.group.clone())));
         };
-        let (group, access) = (Arc::clone(group), making.base.access());
-        let node = ThrottleNode::new(making.name, making.file(), group, access);
+        let (group, access) = (Arc::clone(group), context.base.access());
+        let node = ThrottleNode::new(context.name, context.file(), group, access);
         // As in QEMU, discards that do nothing cost nothing: they end above the throttle.
-        Ok(Made::of(raw::discarding(making, Child::new(Arc::new(node))).node()))
+        Ok(MadeNode::of(raw::discarding(context, Child::new(Arc::new(node))).node()))
     }
 }

@@ -13,44 +13,45 @@ use block::{Child, Node};
 use kernel_io::{OpenFile, Succession};
 
 use super::Graph;
-use crate::model::{Model, ModelFault, User};
+use crate::model::{GraphModel, ModelError, NodeUser};
 
-/// Another node for one place.
+/// Another node for one edge of the graph.
 #[derive(Debug, Clone)]
-pub(crate) struct Replacement {
+pub(crate) struct NodeReplacement {
     /// What stands above.
-    pub(crate) user: User,
+    pub(crate) user: NodeUser,
     /// The key of the place, as `file`; `root` below an export.
     pub(crate) key: String,
     /// The node that goes there.
     pub(crate) by: String,
 }
 
-/// A change that may be made: other nodes in some places.
+/// A change of the graph that was found to be possible: other nodes on some edges.
 #[derive(Debug)]
-pub(crate) struct Change {
-    places: Vec<Place>,
+pub(crate) struct GraphChange {
+    places: Vec<ReplacedChild>,
     /// Which exports stand above, by id.
     pub(crate) exports: BTreeSet<String>,
     /// Where a file takes the place of another one of the same image, which no export uses any more afterwards.
     pub(crate) successions: Vec<Succession>,
     /// The graph with it.
-    model: Model,
+    model: GraphModel,
 }
 
+/// One edge of a change, with the node that goes there.
 #[derive(Debug)]
-struct Place {
-    replacement: Replacement,
+struct ReplacedChild {
+    replacement: NodeReplacement,
     child: Arc<Child>,
     node: Arc<dyn Node>,
 }
 
-/// A change cannot be. Every message names the node.
+/// A change of the graph that is not possible. Every message names the node.
 #[derive(Debug, thiserror::Error)]
-pub enum ChangeFault {
+pub enum GraphChangeRefusal {
     /// The nodes do not fit together.
     #[error(transparent)]
-    Model(#[from] ModelFault),
+    Model(#[from] ModelError),
     /// Guests know the size.
     #[error(
         "node {child} has {found} bytes, and {wanted} bytes are wanted in its place below {user}"
@@ -63,11 +64,11 @@ pub enum ChangeFault {
         /// The size of the node that is there.
         wanted: u64,
         /// What stands above.
-        user: User,
+        user: NodeUser,
     },
 }
 
-impl Change {
+impl GraphChange {
     /// The nodes that go into the places.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = &Arc<dyn Node>> {
         self.places.iter().map(|place| &place.node)
@@ -85,11 +86,14 @@ impl Change {
 
 impl Graph {
     /// Whether these nodes may be put in their places, one after the other. Nothing is changed.
-    pub(crate) fn change(&self, replacements: &[Replacement]) -> Result<Change, ChangeFault> {
+    pub(crate) fn change(
+        &self,
+        replacements: &[NodeReplacement],
+    ) -> Result<GraphChange, GraphChangeRefusal> {
         let mut model = self.model.clone();
         let (mut exports, mut places, mut left) = (BTreeSet::new(), Vec::new(), Vec::new());
         for replacement in replacements {
-            let Replacement { user, key, by } = replacement;
+            let NodeReplacement { user, key, by } = replacement;
             left.push(model.replace(user, key, by)?);
             exports.extend(model.exports_above(user));
             let child = Arc::clone(self.place(user, key));
@@ -98,26 +102,29 @@ impl Graph {
             // The size of an image is what it says itself; its file grows.
             if found != wanted && !self.is_image(user) {
                 let (child, user) = (by.clone(), user.clone());
-                return Err(ChangeFault::Size { child, found, wanted, user });
+                return Err(GraphChangeRefusal::Size { child, found, wanted, user });
             }
-            places.push(Place { replacement: replacement.clone(), child, node });
+            places.push(ReplacedChild { replacement: replacement.clone(), child, node });
         }
-        let succession =
-            |(old, place): (&String, &Place)| self.successions(&model, old, &place.replacement.by);
+        let succession = |(old, place): (&String, &ReplacedChild)| {
+            self.successions(&model, old, &place.replacement.by)
+        };
         let successions = left.iter().zip(&places).flat_map(succession).collect();
-        Ok(Change { places, exports, successions, model })
+        Ok(GraphChange { places, exports, successions, model })
     }
 
     /// A change was made.
-    pub(crate) fn changed(&mut self, change: Change) {
+    pub(crate) fn changed(&mut self, change: GraphChange) {
         self.model = change.model;
     }
 
     /// The files below the one node that take the place of files below the other. Not those below an image: what it
     /// knows of its file would be from before the change.
-    fn successions(&self, after: &Model, old: &str, new: &str) -> Vec<Succession> {
+    fn successions(&self, after: &GraphModel, old: &str, new: &str) -> Vec<Succession> {
         let mut leaving = self.plain_files_below(old);
-        leaving.retain(|(node, _)| after.exports_above(&User::Node((*node).to_owned())).is_empty());
+        leaving.retain(|(node, _)| {
+            after.exports_above(&NodeUser::Node((*node).to_owned())).is_empty()
+        });
         let succession = |(_, file): (&str, &Arc<OpenFile>)| {
             let same = |(_, other): &&(&str, &Arc<OpenFile>)| {
                 other.identity() == file.identity() && !Arc::ptr_eq(other, file)
@@ -142,18 +149,18 @@ impl Graph {
     }
 
     /// The place below a user, which the model knows.
-    fn place(&self, user: &User, key: &str) -> &Arc<Child> {
+    fn place(&self, user: &NodeUser, key: &str) -> &Arc<Child> {
         let place = match user {
-            User::Node(name) => {
+            NodeUser::Node(name) => {
                 let mut places = self.vertices[name].places.iter();
                 places.find(|(known, _)| known == key).map(|(_, place)| place)
             }
-            User::Export(id) => self.roots.get(id),
+            NodeUser::Export(id) => self.roots.get(id),
         };
         place.expect("every edge of the model has its place")
     }
 
-    fn is_image(&self, user: &User) -> bool {
-        matches!(user, User::Node(name) if self.vertices[name].made.image.is_some())
+    fn is_image(&self, user: &NodeUser) -> bool {
+        matches!(user, NodeUser::Node(name) if self.vertices[name].made.image.is_some())
     }
 }

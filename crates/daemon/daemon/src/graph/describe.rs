@@ -14,15 +14,16 @@ use super::{Graph, Vertex};
 use crate::drivers::{Blockdev, ThrottleGroups};
 use crate::model::Activity;
 
-/// The options of nodes by place and key, in words that stay the same from version to version.
-pub(crate) type Description = BTreeMap<String, String>;
+/// All options of the nodes below an export, in words that stay the same from version to version, to be compared in a
+/// takeover.
+pub(crate) type NodeDescription = BTreeMap<String, String>;
 
-/// Where something stands: the export's id, and the place below it.
-pub(crate) type Place = (String, String);
+/// A path in the graph: an export's id, and the keys on the way down.
+pub(crate) type GraphPath = (String, String);
 
-/// What nodes have below an export: files, and images in use.
+/// The open files and images below an export, by path in the graph.
 #[derive(Debug, Default)]
-pub(crate) struct Storage {
+pub(crate) struct ExportStorage {
     /// By the place of the node that has opened it.
     pub(crate) files: BTreeMap<String, Arc<OpenFile>>,
     pub(crate) images: BTreeMap<String, Arc<Qcow2Node>>,
@@ -30,8 +31,8 @@ pub(crate) struct Storage {
 
 impl Graph {
     /// All that there is to say of the nodes below an export.
-    pub(crate) fn describe(&self, export: &str) -> Description {
-        let mut description = Description::new();
+    pub(crate) fn describe(&self, export: &str) -> NodeDescription {
+        let mut description = NodeDescription::new();
         self.walk(export, &mut |place, vertex| {
             let own = vertex.options.iter();
             let files = vertex.made.file.iter().map(|file| {
@@ -48,8 +49,8 @@ impl Graph {
     }
 
     /// The files and images below an export.
-    pub(crate) fn storage_below(&self, export: &str) -> Storage {
-        let mut storage = Storage::default();
+    pub(crate) fn storage_below(&self, export: &str) -> ExportStorage {
+        let mut storage = ExportStorage::default();
         self.walk(export, &mut |place, vertex| {
             if let Some(file) = &vertex.made.file {
                 storage.files.insert(place.to_owned(), Arc::clone(file));

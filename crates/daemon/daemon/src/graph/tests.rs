@@ -11,8 +11,8 @@ use kernel_io::OpenOptions;
 use tempfile::TempDir;
 
 use super::*;
-use crate::drivers::ChildNode;
-use crate::options::{Command, Plan, Step, parse};
+use crate::drivers::BlockdevRef;
+use crate::options::{Plan, PlanStep, ServeCommand, parse};
 
 /// A directory with the images `a` and `b` of 64 KiB.
 fn images() -> TempDir {
@@ -31,22 +31,22 @@ fn graph() -> Graph {
 fn add(graph: &mut Graph, directory: &TempDir, line: &str) -> Result<(), String> {
     let line = line.replace("DIR", directory.path().to_str().unwrap());
     let words = line.split_whitespace().flat_map(|word| ["--blockdev", word]);
-    let Command::Serve(Plan { steps, .. }) = parse(words.map(Into::into)).unwrap() else {
+    let ServeCommand::Serve(Plan { steps, .. }) = parse(words.map(Into::into)).unwrap() else {
         panic!("{line} is no plan")
     };
     steps.iter().try_for_each(|step| {
-        let Step::Blockdev(blockdev) = step else { panic!("{step:?} is no node") };
-        graph.add(blockdev).map_err(|error| crate::chain::chain_of(&error).to_string())
+        let PlanStep::Blockdev(blockdev) = step else { panic!("{step:?} is no node") };
+        graph.add(blockdev).map_err(|error| crate::error_chain::chain_of(&error).to_string())
     })
 }
 
 /// A node as a line names it.
 fn blockdev(line: &str) -> Blockdev {
     let words = ["--blockdev", line].map(Into::into);
-    let Command::Serve(Plan { steps, .. }) = parse(words).unwrap() else {
+    let ServeCommand::Serve(Plan { steps, .. }) = parse(words).unwrap() else {
         panic!("{line} is no plan")
     };
-    let Some(Step::Blockdev(blockdev)) = steps.into_iter().next() else { panic!("{line}") };
+    let Some(PlanStep::Blockdev(blockdev)) = steps.into_iter().next() else { panic!("{line}") };
     blockdev
 }
 
@@ -88,7 +88,7 @@ fn what_the_graph_refuses_by_itself_leaves_what_was_there() {
     }
     let above = |child: &str| {
         let mut blockdev = blockdev("raw,node-name=r,file.driver=null-co,file.node-name=x");
-        blockdev.children[0].node = ChildNode::Reference(child.to_owned());
+        blockdev.children[0].node = BlockdevRef::Reference(child.to_owned());
         blockdev
     };
     let refused = graph.add(&above("i")).unwrap_err().to_string();

@@ -9,34 +9,35 @@ use std::time::Duration;
 
 use super::Severity;
 
-/// Where a line goes.
+/// Whether a line goes to the log only, or is also said on stderr by other means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum LineDestination {
     /// Where the log goes.
     Usual,
     /// There as well, unless that is stderr, where it is said by other means.
     BesideStderr,
 }
 
-/// A line of the log, with its end.
+/// A line of the log.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct LogLine {
     pub(super) severity: Severity,
-    pub(super) kind: Kind,
+    pub(super) kind: LineDestination,
     pub(super) text: Vec<u8>,
 }
 
-/// The lines, and whether anybody serves them.
+/// The log lines that wait for the writer thread.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct LogQueue {
     state: Mutex<State>,
     changed: Condvar,
     bytes_max: usize,
 }
 
+/// What the mutex protects: the lines, and whether a thread writes them.
 #[derive(Debug, Default)]
 struct State {
-    lines: VecDeque<Line>,
+    lines: VecDeque<LogLine>,
     bytes: usize,
     /// Lines that had no room.
     lost: u64,
@@ -45,7 +46,7 @@ struct State {
     is_busy: bool,
 }
 
-impl Queue {
+impl LogQueue {
     /// With room for so many bytes.
     pub(super) fn new(bytes_max: usize) -> Self {
         Self { state: Mutex::default(), changed: Condvar::new(), bytes_max }
@@ -57,7 +58,7 @@ impl Queue {
     }
 
     /// Takes a line, or gives it back if nobody serves.
-    pub(super) fn push(&self, line: Line) -> Option<Line> {
+    pub(super) fn push(&self, line: LogLine) -> Option<LogLine> {
         let mut state = self.state();
         if !state.is_open {
             return Some(line);
@@ -73,7 +74,7 @@ impl Queue {
     }
 
     /// Hands lines on, with how many after them were lost, for as long as the process lives.
-    pub(super) fn serve(&self, mut write: impl FnMut(&VecDeque<Line>, u64)) -> ! {
+    pub(super) fn serve(&self, mut write: impl FnMut(&VecDeque<LogLine>, u64)) -> ! {
         loop {
             let (lines, lost) = {
                 let mut state = self.state();
@@ -107,13 +108,17 @@ mod tests {
     use super::*;
     use std::sync::{Arc, mpsc};
 
-    fn line(text: &str) -> Line {
-        Line { severity: Severity::Info, kind: Kind::Usual, text: text.as_bytes().to_vec() }
+    fn line(text: &str) -> LogLine {
+        LogLine {
+            severity: Severity::Info,
+            kind: LineDestination::Usual,
+            text: text.as_bytes().to_vec(),
+        }
     }
 
     #[test]
     fn nobody_waits_for_a_writer_that_is_stuck_and_what_has_no_room_is_counted() {
-        let queue = Arc::new(Queue::new(8));
+        let queue = Arc::new(LogQueue::new(8));
         assert!(queue.push(line("direct")).is_some(), "nobody serves yet");
         assert!(queue.wait_until_empty(Duration::ZERO));
         let (goes_on, stuck) = mpsc::channel::<()>();

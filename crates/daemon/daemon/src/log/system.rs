@@ -25,13 +25,14 @@ const NAME: &str = "ringloom";
 /// LOG_DAEMON of syslog(3).
 const FACILITY: u8 = 3 << 3;
 
-/// A connection to one of them.
+/// A connection to the journal or to syslog.
 #[derive(Debug)]
 pub(super) struct SystemLog {
     socket: UnixDatagram,
     protocol: Protocol,
 }
 
+/// The journal's protocol, or syslog's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Journal,

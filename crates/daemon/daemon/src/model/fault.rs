@@ -1,10 +1,10 @@
 //! What cannot be: names, edges and permissions that do not fit what there is.
 
-use super::permissions::{Conflict, User};
+use super::permissions::{NodeUser, PermissionConflict};
 
 /// A change of the model that is refused. QEMU's sentences where it has some.
 #[derive(Debug, thiserror::Error)]
-pub enum ModelFault {
+pub enum ModelError {
     /// A name given twice.
     #[error("{what} '{name}' exists already")]
     Duplicate {
@@ -51,7 +51,7 @@ pub enum ModelFault {
     #[error("{user} has no child '{key}'")]
     NoPlace {
         /// What should have it.
-        user: User,
+        user: NodeUser,
         /// The key.
         key: String,
     },
@@ -71,7 +71,7 @@ pub enum ModelFault {
         /// The node.
         child: String,
         /// What stands above.
-        user: User,
+        user: NodeUser,
     },
     /// A writable export of something that is not.
     #[error("cannot export read-only node '{node_name}' as writable")]
@@ -97,7 +97,7 @@ pub enum ModelFault {
     },
     /// A node that is used in a way which somebody else who uses it does not allow.
     #[error(transparent)]
-    Conflict(#[from] Box<Conflict>),
+    Conflict(#[from] Box<PermissionConflict>),
     /// One iothread twice in an export.
     #[error("iothread '{id}' is listed twice")]
     IothreadTwice {

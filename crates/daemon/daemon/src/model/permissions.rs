@@ -1,12 +1,12 @@
 //! What a child is to the user above it, and who uses nodes: QEMU's roles.
 //!
-//! Not here: the permissions (`block`), who uses which node (`uses`), locks against other processes (`kernel_io::image_lock`).
+//! Not here: the permissions (`block`), who uses which node (`use_graph`), locks against other processes (`kernel_io::image_lock`).
 
 use std::fmt;
 
 use block::Permissions;
 
-/// What a child is to the user above it, which says what is used of it and what others may do with it.
+/// The role of a child below its parent (QEMU's BdrvChildRole): which permissions are used of it and shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChildRole {
     /// What is asked of the user is asked of the child: what is used of the one is used of the other, and shared.
@@ -40,16 +40,16 @@ impl ChildRole {
     }
 }
 
-/// Who uses nodes. Nodes come before exports in what is said first.
+/// What uses a node: another node, or an export (QEMU's parent). Nodes come before exports in messages.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum User {
+pub enum NodeUser {
     /// A node, by name.
     Node(String),
     /// An export, by id.
     Export(String),
 }
 
-impl fmt::Display for User {
+impl fmt::Display for NodeUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(name) => write!(f, "node '{name}'"),
@@ -58,18 +58,18 @@ impl fmt::Display for User {
     }
 }
 
-/// Two users that cannot meet on a node. QEMU's sentence.
+/// Two users whose permissions on a node contradict each other. QEMU's sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "Permission conflict on node '{node}': permissions '{permissions}' are both required by {wants} \
      (uses node '{node}' as '{as_wanted}' child) and unshared by {keeps} (uses node '{node}' as \
      '{as_kept}' child)"
 )]
-pub struct Conflict {
+pub struct PermissionConflict {
     pub(super) node: String,
     pub(super) permissions: Permissions,
-    pub(super) wants: User,
+    pub(super) wants: NodeUser,
     pub(super) as_wanted: String,
-    pub(super) keeps: User,
+    pub(super) keeps: NodeUser,
     pub(super) as_kept: String,
 }

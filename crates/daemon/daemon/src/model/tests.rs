@@ -16,7 +16,7 @@ fn new<'a>(name: &'a str, below: &[(&str, ChildRole, &str)]) -> NewNode<'a> {
         activity: Activity::Active,
         edges: below.iter().map(edge).collect(),
         objects: Vec::new(),
-        owner: Owner::Operator,
+        owner: NodeOwner::Operator,
     }
 }
 
@@ -29,13 +29,13 @@ fn export<'a>(id: &'a str, node: &'a str, access: Access) -> NewExport<'a> {
 }
 
 #[track_caller]
-fn refused<T: std::fmt::Debug>(result: Result<T, ModelFault>, expected: &str) {
+fn refused<T: std::fmt::Debug>(result: Result<T, ModelError>, expected: &str) {
     assert_eq!(result.unwrap_err().to_string(), expected);
 }
 
 #[test]
 fn what_is_refused_leaves_everything_as_it_was() {
-    let mut model = Model::default();
+    let mut model = GraphModel::default();
     let group = ObjectName { kind: THROTTLE_GROUP, id: "g" };
     model.add_object(group).unwrap();
     model.add_node(new("n", &[])).unwrap();
@@ -71,10 +71,10 @@ fn what_is_refused_leaves_everything_as_it_was() {
         model.add_export(NewExport { id: "f", ..export("e", "n", Access::ReadOnly) }),
         "an export with socket 'e' exists already",
     );
-    let e = User::Export("e".to_owned());
+    let e = NodeUser::Export("e".to_owned());
     refused(model.replace(&e, "root", "fixed"), "node fixed is read-only, and export 'e' is not");
     refused(model.replace(&e, "file", "n"), "export 'e' has no child 'file'");
-    let t = User::Node("t".to_owned());
+    let t = NodeUser::Node("t".to_owned());
     refused(model.replace(&t, "file", "t"), "node 't' would stand on itself: t -> t");
     refused(model.remove_object("g"), "object 'g' is in use, can not be deleted");
     refused(model.remove_node("t"), "Block device t is in use");
@@ -83,7 +83,7 @@ fn what_is_refused_leaves_everything_as_it_was() {
 
 #[test]
 fn what_stands_on_a_read_only_node_is_one_and_what_is_written_is_known() {
-    let mut model = Model::default();
+    let mut model = GraphModel::default();
     model.add_node(NewNode { access: Access::ReadOnly, ..new("n", &[]) }).unwrap();
     assert_eq!(model.judge(&filter("r", "n")).unwrap(), Access::ReadOnly);
     model.add_node(filter("r", "n")).unwrap();
@@ -103,8 +103,8 @@ fn what_stands_on_a_read_only_node_is_one_and_what_is_written_is_known() {
 
 #[test]
 fn a_node_goes_with_what_was_written_inside_it_and_nothing_else_uses() {
-    let mut model = Model::default();
-    let inside = |new| NewNode { owner: Owner::Parent, ..new };
+    let mut model = GraphModel::default();
+    let inside = |new| NewNode { owner: NodeOwner::Parent, ..new };
     model.add_node(inside(new("a/file/file", &[]))).unwrap();
     model.add_node(inside(filter("a/file", "a/file/file"))).unwrap();
     model.add_node(filter("a", "a/file")).unwrap();

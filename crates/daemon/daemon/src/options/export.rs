@@ -7,7 +7,9 @@
 use std::path::PathBuf;
 
 use super::plan::{ExportOptions, SocketOptions};
-use crate::syntax::{Fault, Fields, Keys, Takes, Union, is_identifier, optional, required};
+use crate::syntax::{
+    ArgumentError, Keys, OptionFields, Union, ValueType, is_identifier, optional, required,
+};
 
 /// The most queues of one export.
 const QUEUES_MAX: u16 = 256;
@@ -31,15 +33,15 @@ const LATER: &[&str] = &["nbd", "fuse", "vduse-blk"];
 pub(super) static VHOST_USER_BLK: Keys = Keys {
     of: "--export type=vhost-user-blk",
     supported: &[&[
-        required("type", Takes::Text),
-        required("id", Takes::Text),
-        required("node-name", Takes::Text),
-        required("addr", Takes::Union(&ADDR)),
-        optional("writable", Takes::Flag),
-        optional("logical-block-size", Takes::Size),
-        optional("num-queues", Takes::Number),
-        optional("iothread", Takes::Texts),
-        optional("writethrough", Takes::Flag),
+        required("type", ValueType::Text),
+        required("id", ValueType::Text),
+        required("node-name", ValueType::Text),
+        required("addr", ValueType::Union(&ADDR)),
+        optional("writable", ValueType::Flag),
+        optional("logical-block-size", ValueType::Size),
+        optional("num-queues", ValueType::Number),
+        optional("iothread", ValueType::Texts),
+        optional("writethrough", ValueType::Flag),
     ]],
     later: &[&["allow-inactive", "fixed-iothread"]],
 };
@@ -50,13 +52,13 @@ static ADDR: Union =
 
 const UNIX: Keys = Keys {
     of: "addr.type=unix",
-    supported: &[&[required("type", Takes::Text), required("path", Takes::Text)]],
+    supported: &[&[required("type", ValueType::Text), required("path", ValueType::Text)]],
     later: &[&["abstract", "tight"]],
 };
 
-/// A number that no export can have.
+/// A value that an export's options cannot have.
 #[derive(Debug, thiserror::Error)]
-enum ExportFault {
+enum ExportOptionsError {
     /// A block size that no guest can have.
     #[error("parameter logical-block-size must be a power of 2 between 512 and 2097152, not {0}")]
     LogicalBlockSize(u64),
@@ -74,12 +76,16 @@ enum ExportFault {
 }
 
 /// Reads the argument of `--export`.
-pub(super) fn parse(text: &str) -> Result<ExportOptions, Fault> {
-    let mut fields = Fields::parse(text, "type")?;
+pub(super) fn parse(text: &str) -> Result<ExportOptions, ArgumentError> {
+    let mut fields = OptionFields::parse(text, "type")?;
     let kind = fields.required_text("type")?;
     if LATER.contains(&kind.as_str()) {
         let accepted = SUPPORTED.to_vec();
-        return Err(Fault::ValueNotYet { key: "export type".to_owned(), value: kind, accepted });
+        return Err(ArgumentError::ValueNotYet {
+            key: "export type".to_owned(),
+            value: kind,
+            accepted,
+        });
     }
     if !SUPPORTED.contains(&kind.as_str()) {
         return Err(fields.unknown_value("type", kind, SUPPORTED));
@@ -87,7 +93,7 @@ pub(super) fn parse(text: &str) -> Result<ExportOptions, Fault> {
     fields.check_keys(&VHOST_USER_BLK)?;
     let id = fields.required_text("id")?;
     if !is_identifier(&id) {
-        return Err(Fault::NotAnIdentifier { key: "id", value: id });
+        return Err(ArgumentError::NotAnIdentifier { key: "id", value: id });
     }
     Ok(ExportOptions {
         id,
@@ -105,35 +111,35 @@ pub(super) fn parse(text: &str) -> Result<ExportOptions, Fault> {
 }
 
 /// Checks a socket's path.
-pub(super) fn check_socket_path(path: PathBuf) -> Result<PathBuf, Fault> {
+pub(super) fn check_socket_path(path: PathBuf) -> Result<PathBuf, ArgumentError> {
     let bytes = path.as_os_str().len();
     if bytes == 0 {
-        return Err(Fault::EmptyPath { what: "socket path" });
+        return Err(ArgumentError::EmptyPath { what: "socket path" });
     }
     if bytes > SOCKET_PATH_BYTES_MAX {
-        return Err(Fault::own(ExportFault::SocketPathTooLong { path, bytes }));
+        return Err(ArgumentError::own(ExportOptionsError::SocketPathTooLong { path, bytes }));
     }
     Ok(path)
 }
 
 /// Checks a number of queues.
-pub(super) fn check_num_queues(queues: u64) -> Result<u16, Fault> {
+pub(super) fn check_num_queues(queues: u64) -> Result<u16, ArgumentError> {
     u16::try_from(queues)
         .ok()
         .filter(|queues| (1..=QUEUES_MAX).contains(queues))
-        .ok_or_else(|| Fault::own(ExportFault::NumQueues(queues)))
+        .ok_or_else(|| ArgumentError::own(ExportOptionsError::NumQueues(queues)))
 }
 
-fn check_logical_block_size(bytes: u64) -> Result<u32, Fault> {
+fn check_logical_block_size(bytes: u64) -> Result<u32, ArgumentError> {
     u32::try_from(bytes)
         .ok()
         .filter(|bytes| bytes.is_power_of_two())
         .filter(|bytes| (LOGICAL_BLOCK_BYTES..=LOGICAL_BLOCK_BYTES_MAX).contains(bytes))
-        .ok_or_else(|| Fault::own(ExportFault::LogicalBlockSize(bytes)))
+        .ok_or_else(|| ArgumentError::own(ExportOptionsError::LogicalBlockSize(bytes)))
 }
 
-fn addr(fields: &mut Fields) -> Result<PathBuf, Fault> {
-    let missing = Fault::Missing { key: fields.path("addr") };
+fn addr(fields: &mut OptionFields) -> Result<PathBuf, ArgumentError> {
+    let missing = ArgumentError::Missing { key: fields.path("addr") };
     let (_unix, mut addr) = fields.union("addr")?.ok_or(missing)?;
     check_socket_path(addr.required_text("path")?.into())
 }

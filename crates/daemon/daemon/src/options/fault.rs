@@ -1,15 +1,15 @@
 //! What can be wrong with a command line as a whole, in the operator's words.
 //!
-//! An [`OptionError`] says which argument, its source what is wrong with it; whoever prints joins the chain.
+//! A [`CommandLineError`] says which argument, its source what is wrong with it; whoever prints joins the chain.
 
 use std::fmt::{self, Display};
 use std::path::PathBuf;
 
-use crate::syntax::{Fault, Hint, Names};
+use crate::syntax::{ArgumentError, Hint, NameList};
 
-/// A command line that cannot be served.
+/// A command line that cannot be served: which argument, and what is wrong with it.
 #[derive(Debug, thiserror::Error)]
-pub enum OptionError {
+pub enum CommandLineError {
     /// An argument of an option is wrong.
     #[error("{option} {text}")]
     Argument {
@@ -19,7 +19,7 @@ pub enum OptionError {
         text: String,
         /// What is wrong with it.
         #[source]
-        fault: Box<Fault>,
+        fault: Box<ArgumentError>,
     },
     /// The image of the short form is wrong.
     #[error("serve {}", path.display())]
@@ -28,16 +28,16 @@ pub enum OptionError {
         path: PathBuf,
         /// What is wrong with it.
         #[source]
-        fault: Box<Fault>,
+        fault: Box<ArgumentError>,
     },
     /// The line as a whole is wrong.
     #[error(transparent)]
-    Line(#[from] LineFault),
+    Line(#[from] LineError),
 }
 
-/// What is wrong with a line as a whole.
+/// What is wrong with a command line as a whole.
 #[derive(Debug, thiserror::Error)]
-pub enum LineFault {
+pub enum LineError {
     /// No such option.
     #[error("unknown option '{option}'{}", Hint(*nearest))]
     Unknown {
@@ -50,7 +50,7 @@ pub enum LineFault {
     #[error(
         "unknown option '{option}'; did you mean {}? (of options that qemu-storage-daemon does not have, \
          write the whole name)",
-        Quoted(names)
+        QuotedNames(names)
     )]
     NotAbbreviated {
         /// The option as written.
@@ -59,7 +59,7 @@ pub enum LineFault {
         names: Vec<&'static str>,
     },
     /// An abbreviation of several options.
-    #[error("option '{option}' is ambiguous; it could be {}", Names(names))]
+    #[error("option '{option}' is ambiguous; it could be {}", NameList(names))]
     Ambiguous {
         /// The option as written.
         option: String,
@@ -129,10 +129,10 @@ pub enum LineFault {
     Nothing,
 }
 
-/// The same in quotes.
-struct Quoted<'a>(&'a [&'static str]);
+/// Names in quotes, for a message.
+struct QuotedNames<'a>(&'a [&'static str]);
 
-impl Display for Quoted<'_> {
+impl Display for QuotedNames<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "'{}'", self.0.join("', '"))
     }

@@ -1,33 +1,33 @@
 //! The long form: qemu-storage-daemon's `--object`, `--blockdev` and `--export`, in order.
 
-use super::fault::OptionError;
-use super::plan::{HelpTopic, Step};
+use super::fault::CommandLineError;
+use super::getopt::{LongFormOption, OptionKind, ParsedOption};
+use super::plan::{HelpTopic, PlanStep};
 use super::references;
-use super::words::{Name, StepName, Word};
 use super::{export, object};
 use crate::drivers;
-use crate::model::Model;
-use crate::syntax::{Fault, asks_for_help};
+use crate::model::GraphModel;
+use crate::syntax::{ArgumentError, asks_for_help};
 
 /// The help an argument asks for, as `--object help` does.
-pub(super) fn help_topic(word: &Word) -> Option<HelpTopic> {
-    let Name::Step(name) = word.name else {
+pub(super) fn help_topic(word: &ParsedOption) -> Option<HelpTopic> {
+    let OptionKind::Step(name) = word.name else {
         return None;
     };
     let topic = match name {
-        StepName::Object => HelpTopic::Object,
-        StepName::Blockdev => HelpTopic::Blockdev,
-        StepName::Export => HelpTopic::Export,
+        LongFormOption::Object => HelpTopic::Object,
+        LongFormOption::Blockdev => HelpTopic::Blockdev,
+        LongFormOption::Export => HelpTopic::Export,
     };
     asks_for_help(word.argument.to_str()?).then_some(topic)
 }
 
 /// Reads the steps in the order given and checks each against those before it. What is wrong with the
 /// earliest step counts.
-pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
+pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLineError> {
     let (mut of, mut steps, mut fault) = (Vec::new(), Vec::new(), None);
     for word in words {
-        let Name::Step(name) = word.name else {
+        let OptionKind::Step(name) = word.name else {
             continue;
         };
         match step(name, word) {
@@ -42,7 +42,7 @@ pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
         }
     }
     references::settle_null(&mut steps);
-    let mut model = Model::default();
+    let mut model = GraphModel::default();
     let mut admitted = steps.len();
     for (place, (step, word)) in steps.iter().zip(&of).enumerate() {
         // What comes behind a fault still says what is written.
@@ -63,20 +63,20 @@ pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
     }
 }
 
-fn step(name: StepName, word: &Word) -> Result<Step, OptionError> {
+fn step(name: LongFormOption, word: &ParsedOption) -> Result<PlanStep, CommandLineError> {
     let text = word.text()?;
     let step = match name {
-        StepName::Object => object::parse(text).map(Step::Object),
-        StepName::Blockdev => drivers::parse(text).map(Step::Blockdev),
-        StepName::Export => export::parse(text).map(Step::Export),
+        LongFormOption::Object => object::parse(text).map(PlanStep::Object),
+        LongFormOption::Blockdev => drivers::parse(text).map(PlanStep::Blockdev),
+        LongFormOption::Export => export::parse(text).map(PlanStep::Export),
     };
     step.map_err(|fault| word.wrong(fault))
 }
 
 /// Whether the files of a step are there and ours to open.
-pub(super) fn check_files(step: &Step) -> Result<(), Fault> {
+pub(super) fn check_files(step: &PlanStep) -> Result<(), ArgumentError> {
     match step {
-        Step::Blockdev(blockdev) => drivers::check_files(blockdev),
-        Step::Object(_) | Step::Export(_) => Ok(()),
+        PlanStep::Blockdev(blockdev) => drivers::check_files(blockdev),
+        PlanStep::Object(_) | PlanStep::Export(_) => Ok(()),
     }
 }

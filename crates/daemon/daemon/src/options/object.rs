@@ -7,35 +7,35 @@
 mod iothread;
 pub(super) mod throttle_group;
 
-use super::plan::{Object, ObjectKind};
-use crate::syntax::{Fault, Fields, Keys, is_identifier};
+use super::plan::{ObjectKind, ObjectOptions};
+use crate::syntax::{ArgumentError, Keys, OptionFields, is_identifier};
 
-/// An object type that works.
+/// A type of `--object`: its name and keys, and how it is read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct ObjectType {
     /// Its name, as in `qom-type=`.
     name: &'static str,
     /// All its keys.
     pub(super) keys: Keys,
     /// Reads the keys that only this type has.
-    read: fn(&mut Fields) -> Result<ObjectKind, Fault>,
+    read: fn(&mut OptionFields) -> Result<ObjectKind, ArgumentError>,
 }
 
 /// The object types that work.
-pub(super) const TABLE: &[Entry] = &[iothread::ENTRY, throttle_group::ENTRY];
+pub(super) const TABLE: &[ObjectType] = &[iothread::ENTRY, throttle_group::ENTRY];
 
 /// The object types that qemu-storage-daemon has and ringloom does not have yet.
 const LATER: &str = "authz-list authz-listfile authz-pam authz-simple main-loop pr-manager-helper \
     secret secret_keyring thread-context tls-cipher-suites tls-creds-anon tls-creds-psk tls-creds-x509";
 
 /// Reads the argument of `--object`.
-pub(super) fn parse(text: &str) -> Result<Object, Fault> {
-    let mut fields = Fields::parse(text, "qom-type")?;
+pub(super) fn parse(text: &str) -> Result<ObjectOptions, ArgumentError> {
+    let mut fields = OptionFields::parse(text, "qom-type")?;
     let kind = fields.required_text("qom-type")?;
     let Some(entry) = TABLE.iter().find(|entry| entry.name == kind) else {
         let accepted: Vec<&str> = TABLE.iter().map(|entry| entry.name).collect();
         if LATER.split(' ').any(|known| known == kind) {
-            return Err(Fault::ValueNotYet {
+            return Err(ArgumentError::ValueNotYet {
                 key: "object type".to_owned(),
                 value: kind,
                 accepted,
@@ -46,7 +46,7 @@ pub(super) fn parse(text: &str) -> Result<Object, Fault> {
     fields.check_keys(&entry.keys)?;
     let id = fields.required_text("id")?;
     if !is_identifier(&id) {
-        return Err(Fault::NotAnIdentifier { key: "id", value: id });
+        return Err(ArgumentError::NotAnIdentifier { key: "id", value: id });
     }
-    Ok(Object { id, kind: (entry.read)(&mut fields)? })
+    Ok(ObjectOptions { id, kind: (entry.read)(&mut fields)? })
 }

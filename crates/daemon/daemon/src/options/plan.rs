@@ -12,13 +12,13 @@ use block::Access;
 use layers::ThrottleLimits;
 
 use crate::drivers::Blockdev;
-use crate::graph::NamedFiles;
-use crate::log::{Log, LogError};
+use crate::graph::NamedFilesPolicy;
+use crate::log::{Log, LogFileError};
 use crate::model::{IOTHREAD, NewExport, ObjectName, THROTTLE_GROUP};
 
-/// What to do.
+/// What the command line asks for: serve, help or version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub enum ServeCommand {
     /// Serve disks.
     Serve(Plan),
     /// Print a help text and leave.
@@ -44,7 +44,7 @@ pub enum HelpTopic {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// What to create, in the order given.
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<PlanStep>,
     /// Where to write the process id once everything is set up.
     pub pidfile: Option<PathBuf>,
     /// Where the log goes, if not to stderr, or in the background to the host's journal or syslog.
@@ -52,13 +52,13 @@ pub struct Plan {
     /// Whether the process leaves the terminal.
     pub daemonize: Daemonize,
     /// Whether it may take the place of the process that serves its sockets.
-    pub takeover: Takeover,
+    pub takeover: TakeoverMode,
     /// In which form to print the lines that attach a guest, if at all.
     pub print: Option<AttachFormat>,
     /// What the daemon gives up once everything is set up.
-    pub sandbox: Sandboxing,
+    pub sandbox: SandboxMode,
     /// Which files images may name.
-    pub(crate) named_files: NamedFiles,
+    pub(crate) named_files: NamedFilesPolicy,
     /// What front ends may share.
     pub guest_memory: GuestMemoryOptions,
 }
@@ -76,24 +76,24 @@ impl Plan {
     /// The exports in the order given.
     pub(crate) fn exports(&self) -> impl Iterator<Item = &ExportOptions> {
         self.steps.iter().filter_map(|step| match step {
-            Step::Export(export) => Some(export),
-            Step::Object(_) | Step::Blockdev(_) => None,
+            PlanStep::Export(export) => Some(export),
+            PlanStep::Object(_) | PlanStep::Blockdev(_) => None,
         })
     }
 
     /// Whether a block device may be written: one that it names, or one that an image may name.
     pub(crate) fn may_write_devices(&self) -> bool {
-        let may_name_any = self.named_files == NamedFiles::Anywhere;
+        let may_name_any = self.named_files == NamedFilesPolicy::Anywhere;
         self.steps.iter().any(|step| match step {
-            Step::Blockdev(blockdev) => {
+            PlanStep::Blockdev(blockdev) => {
                 blockdev.nodes().iter().any(|node| node.may_write_device(may_name_any))
             }
-            Step::Object(_) | Step::Export(_) => false,
+            PlanStep::Object(_) | PlanStep::Export(_) => false,
         })
     }
 
     /// The log that it asks for. Call it before the process goes to the background.
-    pub fn open_log(&self) -> Result<Log, LogError> {
+    pub fn open_log(&self) -> Result<Log, LogFileError> {
         let log_file = self.log_file.as_deref();
         match self.daemonize {
             Daemonize::Foreground => Log::of_foreground(log_file),
@@ -111,9 +111,9 @@ pub enum Daemonize {
     Background,
 }
 
-/// What the daemon gives up once everything is set up.
+/// Whether the sandbox is off, used as far as possible, or required (`--sandbox`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sandboxing {
+pub enum SandboxMode {
     /// Nothing.
     Off,
     /// What the host lets it; the rest is said.
@@ -122,9 +122,9 @@ pub enum Sandboxing {
     Required,
 }
 
-/// What becomes of a process that serves one of the sockets already.
+/// Whether a process that serves the same sockets is taken over (`--takeover`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Takeover {
+pub enum TakeoverMode {
     /// It keeps it, and this one does not start.
     Never,
     /// This one takes its place.
@@ -140,20 +140,20 @@ pub enum AttachFormat {
     Libvirt,
 }
 
-/// One thing to create.
+/// One object, node or export that the plan creates.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum PlanStep {
     /// `--object`.
-    Object(Object),
+    Object(ObjectOptions),
     /// `--blockdev`.
     Blockdev(Blockdev),
     /// `--export`.
     Export(ExportOptions),
 }
 
-/// `--object`.
+/// The argument of `--object`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Object {
+pub(crate) struct ObjectOptions {
     /// Its name, which no other object has.
     pub(crate) id: String,
     /// What it is.
@@ -169,7 +169,7 @@ pub(crate) enum ObjectKind {
     ThrottleGroup(ThrottleLimits),
 }
 
-impl Object {
+impl ObjectOptions {
     /// The object for the model.
     pub(crate) fn name(&self) -> ObjectName<'_> {
         let kind = match self.kind {
@@ -192,7 +192,7 @@ pub(crate) struct PollOptions {
     pub(crate) shrink: u32,
 }
 
-/// `--export vhost-user-blk`.
+/// The argument of `--export`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ExportOptions {
     /// Its name.

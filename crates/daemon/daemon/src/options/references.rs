@@ -5,14 +5,14 @@
 
 use std::collections::HashMap;
 
-use super::plan::Step;
-use crate::drivers::{AutoReadOnly, Blockdev, ChildNode, NamedChild};
-use crate::model::{Edge, Model, ModelFault, NODE, ObjectName, Owner, way_down};
-use crate::syntax::{Fault, Hint, Takes, is_identifier, nearest};
+use super::plan::PlanStep;
+use crate::drivers::{AutoReadOnly, Blockdev, BlockdevRef, KeyedChild};
+use crate::model::{Edge, GraphModel, ModelError, NODE, NodeOwner, ObjectName, path_down};
+use crate::syntax::{ArgumentError, Hint, ValueType, is_identifier, nearest};
 
-/// A name of something that is not there.
+/// A name that refers to nothing, or to something that comes later.
 #[derive(Debug, thiserror::Error)]
-enum ReferenceFault {
+enum ReferenceError {
     /// It does not exist.
     #[error("{what} '{name}' is not defined before its use{}", Hint(nearest.as_deref()))]
     NotFound {
@@ -34,13 +34,17 @@ enum ReferenceFault {
 }
 
 /// Puts a step into the model. What it refuses is told with a look at all steps.
-pub(super) fn admit(model: &mut Model, step: &Step, all: &[Step]) -> Result<(), Fault> {
+pub(super) fn admit(
+    model: &mut GraphModel,
+    step: &PlanStep,
+    all: &[PlanStep],
+) -> Result<(), ArgumentError> {
     let admitted = match step {
-        Step::Object(object) => model.add_object(object.name()),
-        Step::Blockdev(blockdev) => {
-            admit_node(model, blockdev, &blockdev.name_below("", ""), Owner::Operator)
+        PlanStep::Object(object) => model.add_object(object.name()),
+        PlanStep::Blockdev(blockdev) => {
+            admit_node(model, blockdev, &blockdev.name_below("", ""), NodeOwner::Operator)
         }
-        Step::Export(export) => {
+        PlanStep::Export(export) => {
             check_reference(&export.node_name, None).and_then(|()| model.add_export(export.entry()))
         }
     };
@@ -50,19 +54,19 @@ pub(super) fn admit(model: &mut Model, step: &Step, all: &[Step]) -> Result<(), 
 /// Adds a node, and those inside it, from the bottom up. Its children are looked at in order: what one names is there
 /// before the next one is made.
 fn admit_node(
-    model: &mut Model,
+    model: &mut GraphModel,
     blockdev: &Blockdev,
     name: &str,
-    owner: Owner,
-) -> Result<(), ModelFault> {
-    for NamedChild { key, node } in &blockdev.children {
+    owner: NodeOwner,
+) -> Result<(), ModelError> {
+    for KeyedChild { key, node } in &blockdev.children {
         match node {
-            ChildNode::Reference(child) => {
+            BlockdevRef::Reference(child) => {
                 check_reference(child, Some(name))?;
                 model.check_child(child, name)?;
             }
-            ChildNode::Inline(inner) => {
-                admit_node(model, inner, &inner.name_below(name, key), Owner::Parent)?;
+            BlockdevRef::Inline(inner) => {
+                admit_node(model, inner, &inner.name_below(name, key), NodeOwner::Parent)?;
             }
         }
     }
@@ -70,61 +74,61 @@ fn admit_node(
 }
 
 /// Nodes inside others that were given no name have one that nobody can give.
-fn check_reference(name: &str, user: Option<&str>) -> Result<(), ModelFault> {
+fn check_reference(name: &str, user: Option<&str>) -> Result<(), ModelError> {
     if is_identifier(name) {
         return Ok(());
     }
     let user = user.map(str::to_owned);
-    Err(ModelFault::NotFound { what: NODE, name: name.to_owned(), user })
+    Err(ModelError::NotFound { what: NODE, name: name.to_owned(), user })
 }
 
 /// Tells a name that comes too late from one that never comes, and a circle of names from both.
-fn explain(fault: ModelFault, model: &Model, all: &[Step]) -> Fault {
-    let ModelFault::NotFound { what, name, user } = fault else { return Fault::own(fault) };
+fn explain(fault: ModelError, model: &GraphModel, all: &[PlanStep]) -> ArgumentError {
+    let ModelError::NotFound { what, name, user } = fault else { return ArgumentError::own(fault) };
     if let Some(user) = user
         && let Some(way) = path(all, &name, &user)
     {
-        return Fault::own(ModelFault::Circle { way: [vec![user], way].concat() });
+        return ArgumentError::own(ModelError::Circle { way: [vec![user], way].concat() });
     }
     if is_identifier(&name) && all.iter().any(|step| defines(step, what, &name)) {
-        return Fault::own(ReferenceFault::Later { what, name });
+        return ArgumentError::own(ReferenceError::Later { what, name });
     }
     let known = model.names(what).into_iter().filter(|name| is_identifier(name));
     let nearest = nearest(&name, known).map(str::to_owned);
-    Fault::own(ReferenceFault::NotFound { what, name, nearest })
+    ArgumentError::own(ReferenceError::NotFound { what, name, nearest })
 }
 
-fn defines(step: &Step, what: &str, name: &str) -> bool {
+fn defines(step: &PlanStep, what: &str, name: &str) -> bool {
     match step {
-        Step::Object(object) => {
+        PlanStep::Object(object) => {
             let ObjectName { kind, id } = object.name();
             (kind, id) == (what, name)
         }
-        Step::Blockdev(blockdev) => {
+        PlanStep::Blockdev(blockdev) => {
             let mut names = blockdev.nodes().into_iter().map(|node| node.node_name.as_deref());
             what == NODE && names.any(|known| known == Some(name))
         }
-        Step::Export(_) => false,
+        PlanStep::Export(_) => false,
     }
 }
 
 /// The way down from one node to another on a line, both included.
-fn path(all: &[Step], from: &str, to: &str) -> Option<Vec<String>> {
+fn path(all: &[PlanStep], from: &str, to: &str) -> Option<Vec<String>> {
     fn note(blockdev: &Blockdev, name: &str, below: &mut HashMap<String, Vec<Edge>>) {
         below.entry(name.to_owned()).or_default().extend(blockdev.edges(name));
         blockdev.inner(name).for_each(|(name, inner)| note(inner, &name, below));
     }
     let mut below = HashMap::new();
     for step in all {
-        if let Step::Blockdev(blockdev) = step {
+        if let PlanStep::Blockdev(blockdev) = step {
             note(blockdev, &blockdev.name_below("", ""), &mut below);
         }
     }
-    way_down(&|node| below.get(node).map_or(&[], Vec::as_slice), from, to)
+    path_down(&|node| below.get(node).map_or(&[], Vec::as_slice), from, to)
 }
 
 /// `backing=null` on a command line is a text: it stands for nothing, unless there is a node of that name.
-pub(super) fn settle_null(steps: &mut [Step]) {
+pub(super) fn settle_null(steps: &mut [PlanStep]) {
     if steps.iter().any(|step| defines(step, NODE, "null")) {
         return;
     }
@@ -132,14 +136,14 @@ pub(super) fn settle_null(steps: &mut [Step]) {
         let driver = blockdev.driver;
         blockdev.children.retain(|child| {
             let mut keys = driver.keys.supported().filter(|key| key.name == child.key);
-            let may_be_null = keys.any(|key| matches!(key.takes, Takes::NodeOrNull));
-            !may_be_null || child.node != ChildNode::Reference("null".to_owned())
+            let may_be_null = keys.any(|key| matches!(key.takes, ValueType::NodeOrNull));
+            !may_be_null || child.node != BlockdevRef::Reference("null".to_owned())
         });
     });
 }
 
 /// Has files opened read-only that nothing on the line writes, if that was asked for.
-pub(super) fn settle_read_only(steps: &mut [Step], model: &Model) {
+pub(super) fn settle_read_only(steps: &mut [PlanStep], model: &GraphModel) {
     for_each_node(steps, &mut |blockdev, name| {
         let is_auto = blockdev.base.auto_read_only == AutoReadOnly::On;
         let opens_a_file = !blockdev.options.needs().files.is_empty();
@@ -149,9 +153,9 @@ pub(super) fn settle_read_only(steps: &mut [Step], model: &Model) {
     });
 }
 
-fn for_each_node(steps: &mut [Step], work: &mut dyn FnMut(&mut Blockdev, &str)) {
+fn for_each_node(steps: &mut [PlanStep], work: &mut dyn FnMut(&mut Blockdev, &str)) {
     for step in steps {
-        if let Step::Blockdev(blockdev) = step {
+        if let PlanStep::Blockdev(blockdev) = step {
             let name = blockdev.name_below("", "");
             blockdev.for_each_mut(&name, work);
         }

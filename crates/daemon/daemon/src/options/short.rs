@@ -12,21 +12,21 @@ use formats::Extension;
 use kernel_io::FileKind;
 
 use super::export::{LOGICAL_BLOCK_BYTES, check_num_queues, check_socket_path};
-use super::fault::{LineFault, OptionError};
+use super::fault::{CommandLineError, LineError};
+use super::getopt::{OptionKind, ParsedOption, ShortFormOption};
 use super::long::check_files;
-use super::plan::{ExportOptions, Object, ObjectKind, PollOptions, SocketOptions, Step};
-use super::words::{Name, ShortName, Word};
+use super::plan::{ExportOptions, ObjectKind, ObjectOptions, PlanStep, PollOptions, SocketOptions};
 use crate::drivers::{self, BaseOptions, Blockdev, Driver};
-use crate::syntax::{Convert, Fault, nearest, parse_flag, parse_number};
-use crate::watch::waiting_for;
+use crate::storage_watchdog::waiting_for;
+use crate::syntax::{ArgumentError, ConvertHint, nearest, parse_flag, parse_number};
 
 /// The most iothreads of the short form: four times what QEMU's own advice tops out at. More can
 /// be had in the long form.
 const IOTHREADS_MAX: u64 = 64;
 
-/// The short form as written.
+/// The options of the short form, as written.
 #[derive(Debug)]
-struct Short {
+struct ShortForm {
     image: PathBuf,
     socket: PathBuf,
     iothreads: u64,
@@ -47,14 +47,14 @@ fn format_names() -> Vec<&'static str> {
 
 /// An image that cannot be served as it was given.
 #[derive(Debug, thiserror::Error)]
-enum ImageFault {
+enum ImageArgumentError {
     /// Neither a regular file nor a block device.
     #[error("not a regular file or a block device")]
     NeitherFileNorDevice,
     /// A file that looks like an image format, without `--format`.
     #[error(
         "looks like {format} ({reason}); say --format raw to serve its bytes as they are, {}",
-        Inside(format)
+        FormatHint(format)
     )]
     FormatNotSaid {
         /// What it looks like.
@@ -64,29 +64,31 @@ enum ImageFault {
     },
 }
 
-/// How to serve the disk that is inside an image of this format.
-struct Inside<'a>(&'a str);
+/// A hint how to serve the disk inside an image of this format.
+struct FormatHint<'a>(&'a str);
 
-impl Display for Inside<'_> {
+impl Display for FormatHint<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let format = self.0;
         if format_names().contains(&format) {
             return write!(formatter, "or --format {format} for the disk inside it");
         }
-        Convert("or ", format).fmt(formatter)
+        ConvertHint("or ", format).fmt(formatter)
     }
 }
 
 /// Reads the short form and writes it out to steps.
-pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
-    let short = Short::read(words)?;
-    let image = |fault| OptionError::Image { path: short.image.clone(), fault: Box::new(fault) };
+pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLineError> {
+    let short = ShortForm::read(words)?;
+    let image =
+        |fault| CommandLineError::Image { path: short.image.clone(), fault: Box::new(fault) };
     if short.format.is_none() {
-        check_name(&short.image).map_err(|fault| image(Fault::own(fault)))?;
+        check_name(&short.image).map_err(|fault| image(ArgumentError::own(fault)))?;
     }
     let kind = waiting_for(&short.image, || drivers::file_kind(&short.image));
-    let kind = kind.map_err(|fault| image(Fault::own(fault)))?;
-    let kind = kind.ok_or_else(|| image(Fault::own(ImageFault::NeitherFileNorDevice)))?;
+    let kind = kind.map_err(|fault| image(ArgumentError::own(fault)))?;
+    let kind =
+        kind.ok_or_else(|| image(ArgumentError::own(ImageArgumentError::NeitherFileNorDevice)))?;
     if short.format.is_none() {
         check_head(&short.image).map_err(image)?;
     }
@@ -97,30 +99,30 @@ pub(super) fn steps(words: &[Word]) -> Result<Vec<Step>, OptionError> {
 
 /// Refuses a file whose name says that it is an image format. Nothing is inferred from it: the
 /// operator has to say what is meant. The file need not be there.
-fn check_name(path: &Path) -> Result<(), ImageFault> {
+fn check_name(path: &Path) -> Result<(), ImageArgumentError> {
     match formats::of_name(path) {
         Some(Extension { extension, format }) => {
             let reason = format!("its name ends in .{extension}");
-            Err(ImageFault::FormatNotSaid { format, reason })
+            Err(ImageArgumentError::FormatNotSaid { format, reason })
         }
         None => Ok(()),
     }
 }
 
 /// Refuses a file whose first bytes say that it is an image format, as [`check_name`] does. Nothing else of it is read.
-fn check_head(path: &Path) -> Result<(), Fault> {
+fn check_head(path: &Path) -> Result<(), ArgumentError> {
     let head = waiting_for(path, || formats::of_head(path));
-    match head.map_err(|cause| Fault::own(drivers::open_fault(path, cause)))? {
+    match head.map_err(|cause| ArgumentError::own(drivers::open_fault(path, cause)))? {
         Some(format) => {
             let reason = "by its first bytes".to_owned();
-            Err(Fault::own(ImageFault::FormatNotSaid { format, reason }))
+            Err(ArgumentError::own(ImageArgumentError::FormatNotSaid { format, reason }))
         }
         None => Ok(()),
     }
 }
 
-impl Short {
-    fn read(words: &[Word]) -> Result<Self, OptionError> {
+impl ShortForm {
+    fn read(words: &[ParsedOption]) -> Result<Self, CommandLineError> {
         let mut short = Self {
             image: image(words)?,
             socket: PathBuf::new(),
@@ -131,44 +133,46 @@ impl Short {
             format: None,
         };
         for word in words {
-            let Name::Short(name) = word.name else {
+            let OptionKind::Short(name) = word.name else {
                 continue;
             };
             short.take(name, word).map_err(|fault| word.wrong(fault))?;
         }
         if short.socket.as_os_str().is_empty() {
-            return Err(LineFault::NoSocket { image: short.image }.into());
+            return Err(LineError::NoSocket { image: short.image }.into());
         }
         Ok(short)
     }
 
-    fn take(&mut self, name: ShortName, word: &Word) -> Result<(), Fault> {
+    fn take(&mut self, name: ShortFormOption, word: &ParsedOption) -> Result<(), ArgumentError> {
         // Text that is not UTF-8 is no number and no known word, and so is the empty one.
         let text = word.argument.to_str().unwrap_or_default();
         match name {
-            ShortName::Image => {}
-            ShortName::Socket => self.socket = check_socket_path(PathBuf::from(&word.argument))?,
-            ShortName::Iothreads => self.iothreads = iothreads(text)?,
-            ShortName::ReadOnly => self.read_only = true,
-            ShortName::NumQueues => {
-                let expected = Fault::ExpectsAlone { expected: "a number from 1 to 256" };
+            ShortFormOption::Image => {}
+            ShortFormOption::Socket => {
+                self.socket = check_socket_path(PathBuf::from(&word.argument))?
+            }
+            ShortFormOption::Iothreads => self.iothreads = iothreads(text)?,
+            ShortFormOption::ReadOnly => self.read_only = true,
+            ShortFormOption::NumQueues => {
+                let expected = ArgumentError::ExpectsAlone { expected: "a number from 1 to 256" };
                 self.num_queues = Some(check_num_queues(parse_number(text).ok_or(expected)?)?);
             }
-            ShortName::Direct => {
-                let expected = Fault::ExpectsAlone { expected: "'on' or 'off'" };
+            ShortFormOption::Direct => {
+                let expected = ArgumentError::ExpectsAlone { expected: "'on' or 'off'" };
                 self.cache_direct = parse_flag(text).ok_or(expected)?;
             }
-            ShortName::Format => self.format = Some(format(text)?),
+            ShortFormOption::Format => self.format = Some(format(text)?),
         }
         Ok(())
     }
 
     /// What the long form would say.
-    fn steps(&self, kind: FileKind) -> Vec<Step> {
+    fn steps(&self, kind: FileKind) -> Vec<PlanStep> {
         let iothreads: Vec<String> =
             (0..self.iothreads).map(|number| format!("iothread{number}")).collect();
-        let object = |id| Object { id, kind: ObjectKind::Iothread(PollOptions::default()) };
-        let objects = iothreads.iter().cloned().map(|id| Step::Object(object(id)));
+        let object = |id| ObjectOptions { id, kind: ObjectKind::Iothread(PollOptions::default()) };
+        let objects = iothreads.iter().cloned().map(|id| PlanStep::Object(object(id)));
         let (read_only, cache_direct) = (self.read_only, self.cache_direct);
         let base = BaseOptions { read_only, cache_direct, ..BaseOptions::DEFAULT };
         let image = self.image.clone();
@@ -187,46 +191,46 @@ impl Short {
             iothreads: iothreads.clone(),
             writethrough: false,
         };
-        objects.chain([Step::Blockdev(node), Step::Export(export)]).collect()
+        objects.chain([PlanStep::Blockdev(node), PlanStep::Export(export)]).collect()
     }
 }
 
 /// The one image.
-fn image(words: &[Word]) -> Result<PathBuf, LineFault> {
+fn image(words: &[ParsedOption]) -> Result<PathBuf, LineError> {
     let mut images = words
         .iter()
-        .filter(|word| word.name == Name::Short(ShortName::Image))
+        .filter(|word| word.name == OptionKind::Short(ShortFormOption::Image))
         .map(|word| PathBuf::from(&word.argument));
     match (images.next(), images.next()) {
-        (Some(first), Some(second)) => Err(LineFault::SecondImage { first, second }),
+        (Some(first), Some(second)) => Err(LineError::SecondImage { first, second }),
         (Some(only), None) => Ok(only),
         (None, _) => {
-            let option = words.iter().find(|word| matches!(word.name, Name::Short(_)));
+            let option = words.iter().find(|word| matches!(word.name, OptionKind::Short(_)));
             Err(option
-                .map_or(LineFault::Nothing, |word| LineFault::NoImage { option: word.option }))
+                .map_or(LineError::Nothing, |word| LineError::NoImage { option: word.option }))
         }
     }
 }
 
-fn iothreads(text: &str) -> Result<u64, Fault> {
+fn iothreads(text: &str) -> Result<u64, ArgumentError> {
     if text == "none" {
         return Ok(0);
     }
     parse_number(text)
         .filter(|number| (1..=IOTHREADS_MAX).contains(number))
-        .ok_or(Fault::ExpectsAlone { expected: "a number from 1 to 64, or 'none'" })
+        .ok_or(ArgumentError::ExpectsAlone { expected: "a number from 1 to 64, or 'none'" })
 }
 
-fn format(text: &str) -> Result<&'static Driver, Fault> {
+fn format(text: &str) -> Result<&'static Driver, ArgumentError> {
     if let Some(format) = drivers::format(text) {
         return Ok(format);
     }
     let (key, value, accepted) = ("format".to_owned(), text.to_owned(), format_names());
     if formats::names().any(|format| format == text) {
-        return Err(Fault::ValueNotYet { key, value, accepted });
+        return Err(ArgumentError::ValueNotYet { key, value, accepted });
     }
     let nearest = nearest(text, accepted.iter().copied());
-    Err(Fault::UnknownValue { key, value, nearest, accepted })
+    Err(ArgumentError::UnknownValue { key, value, nearest, accepted })
 }
 
 /// An export id that says which file it is: the name without extension, other characters than an

@@ -19,16 +19,16 @@ use disk::DiscardPolicy;
 use kernel_io::Flushes;
 
 use super::{
-    AttachFormat, Command, Daemonize, ExportOptions, HelpTopic, Object, ObjectKind, Plan,
-    PollOptions, SocketOptions, Step, parse,
+    AttachFormat, Daemonize, ExportOptions, HelpTopic, ObjectKind, ObjectOptions, Plan, PlanStep,
+    PollOptions, ServeCommand, SocketOptions, parse,
 };
-use crate::drivers::{BaseOptions, Blockdev, ChildNode, NamedChild};
+use crate::drivers::{BaseOptions, Blockdev, BlockdevRef, KeyedChild};
 use crate::model::Activity;
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
 const ADDR: &str = "node-name=n,addr.type=unix,addr.path=s";
 
-fn command(line: &[&str]) -> Result<Command, String> {
+fn command(line: &[&str]) -> Result<ServeCommand, String> {
     parse(line.iter().map(OsString::from)).map_err(|error| {
         let first: Option<&dyn Error> = Some(&error);
         let causes = iter::successors(first, |&error| error.source());
@@ -39,14 +39,14 @@ fn command(line: &[&str]) -> Result<Command, String> {
 #[track_caller]
 fn plan(line: &[&str]) -> Plan {
     match command(line) {
-        Ok(Command::Serve(plan)) => plan,
+        Ok(ServeCommand::Serve(plan)) => plan,
         other => panic!("{line:?} gives {other:?}"),
     }
 }
 
 /// Checks what one option's argument means, after a node `n` and iothreads `t0` and `t1`.
 #[track_caller]
-fn check(option: &str, arguments: &[&str], expected: &Step) {
+fn check(option: &str, arguments: &[&str], expected: &PlanStep) {
     for argument in arguments {
         let line = ["--object=iothread,id=t0", "--object=iothread,id=t1", NULL, option, argument];
         assert_eq!(plan(&line).steps.last(), Some(expected), "{argument}");
@@ -72,7 +72,7 @@ const INNER: BaseOptions = BaseOptions { discard: DiscardPolicy::Unmap, ..BaseOp
 #[track_caller]
 fn node(argument: &str) -> Blockdev {
     match plan(&[NULL, "--blockdev", argument]).steps.pop() {
-        Some(Step::Blockdev(node)) => node,
+        Some(PlanStep::Blockdev(node)) => node,
         other => panic!("{argument} gives {other:?}"),
     }
 }
@@ -103,9 +103,9 @@ fn check_node(arguments: &[&str], said: &str, base: BaseOptions) -> Blockdev {
 
 /// The children of a node: by name, or what they are told.
 fn children(node: &Blockdev) -> Vec<String> {
-    let child = |NamedChild { key, node }: &NamedChild| match node {
-        ChildNode::Reference(name) => format!("{key}={name}"),
-        ChildNode::Inline(inner) => format!("{key}: {}", own(inner)),
+    let child = |KeyedChild { key, node }: &KeyedChild| match node {
+        BlockdevRef::Reference(name) => format!("{key}={name}"),
+        BlockdevRef::Inline(inner) => format!("{key}: {}", own(inner)),
     };
     node.children.iter().map(child).collect()
 }
@@ -113,13 +113,13 @@ fn children(node: &Blockdev) -> Vec<String> {
 /// The only node inside a node.
 fn inner(node: &Blockdev) -> &Blockdev {
     match node.children.as_slice() {
-        [NamedChild { node: ChildNode::Inline(inner), .. }] => inner,
+        [KeyedChild { node: BlockdevRef::Inline(inner), .. }] => inner,
         other => panic!("{other:?}"),
     }
 }
 
-fn iothread(id: &str, polling: PollOptions) -> Step {
-    Step::Object(Object { id: id.to_owned(), kind: ObjectKind::Iothread(polling) })
+fn iothread(id: &str, polling: PollOptions) -> PlanStep {
+    PlanStep::Object(ObjectOptions { id: id.to_owned(), kind: ObjectKind::Iothread(polling) })
 }
 
 fn export() -> ExportOptions {
@@ -303,7 +303,7 @@ fn read_only(line: &[&str], expected: &[&str]) {
     let plan = plan(line);
     let mut found = Vec::new();
     for step in &plan.steps {
-        if let Step::Blockdev(blockdev) = step {
+        if let PlanStep::Blockdev(blockdev) = step {
             let name = blockdev.node_name.clone().unwrap();
             let inner = blockdev.nodes();
             let named = |node: &&Blockdev| node.node_name.clone().unwrap_or(format!("{name}/file"));
@@ -355,7 +355,7 @@ fn exports_read_the_same_in_both_notations() {
             "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s",
             r#"{"type":"vhost-user-blk","id":"e","node-name":"n","addr":{"type":"unix","path":"s"}}"#,
         ],
-        &Step::Export(export()),
+        &PlanStep::Export(export()),
     );
     check(
         "--export",
@@ -366,7 +366,7 @@ fn exports_read_the_same_in_both_notations() {
                 "writable":true,"num-queues":256,"logical-block-size":4096,
                 "iothread":["t1","t0"],"writethrough":true}"#,
         ],
-        &Step::Export(ExportOptions {
+        &PlanStep::Export(ExportOptions {
             writable: true,
             writethrough: true,
             num_queues: Some(256),
@@ -378,7 +378,7 @@ fn exports_read_the_same_in_both_notations() {
     check(
         "--export",
         &["vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s,iothread=t0"],
-        &Step::Export(ExportOptions { iothreads: vec!["t0".to_owned()], ..export() }),
+        &PlanStep::Export(ExportOptions { iothreads: vec!["t0".to_owned()], ..export() }),
     );
 }
 
@@ -481,13 +481,13 @@ fn a_format_must_be_said() {
 
 #[test]
 fn help_and_version_win_over_what_is_wrong_in_an_argument() {
-    let help = |topic| Ok(Command::Help(topic));
+    let help = |topic| Ok(ServeCommand::Help(topic));
     assert_eq!(command(&["--help"]), help(HelpTopic::Serve));
     assert_eq!(command(&["-h", "--bogus"]), help(HelpTopic::Serve));
     assert_eq!(command(&["--object", "bogus", "--help"]), help(HelpTopic::Serve));
-    assert_eq!(command(&["-V"]), Ok(Command::Version));
-    assert_eq!(command(&["-Vh", "--bogus"]), Ok(Command::Version));
-    assert_eq!(command(&["--chardev", "x", "--vers"]), Ok(Command::Version));
+    assert_eq!(command(&["-V"]), Ok(ServeCommand::Version));
+    assert_eq!(command(&["-Vh", "--bogus"]), Ok(ServeCommand::Version));
+    assert_eq!(command(&["--chardev", "x", "--vers"]), Ok(ServeCommand::Version));
     assert_eq!(command(&["--object", "help"]), help(HelpTopic::Object));
     assert_eq!(command(&["--blockdev", "file,help"]), help(HelpTopic::Blockdev));
     assert_eq!(command(&["--export=?"]), help(HelpTopic::Export));

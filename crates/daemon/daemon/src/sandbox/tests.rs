@@ -54,7 +54,7 @@ fn prepare(root: &Path, sandbox: &str) -> Option<Arc<Sandbox>> {
         "--sandbox".to_owned(),
         sandbox.to_owned(),
     ];
-    let crate::options::Command::Serve(plan) = parse(words.map(Into::into)).unwrap() else {
+    let crate::options::ServeCommand::Serve(plan) = parse(words.map(Into::into)).unwrap() else {
         panic!("a line that serves")
     };
     Sandbox::prepare(&plan).unwrap()

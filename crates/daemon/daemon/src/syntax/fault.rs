@@ -1,14 +1,14 @@
 //! What can be wrong with the value of an option, in the operator's words.
 //!
 //! Each message names the thing and the value. What only one driver, object or export says is an error of its own
-//! ([`Fault::Own`]).
+//! ([`ArgumentError::Own`]).
 
 use std::error::Error;
 use std::fmt::{self, Display};
 
-/// What is wrong with one argument.
+/// What is wrong with the argument of an option.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum ArgumentError {
     /// Not JSON.
     #[error("not valid JSON")]
     Json(#[source] serde_json::Error),
@@ -45,7 +45,7 @@ pub enum Fault {
         key: String,
     },
     /// A key that nobody knows.
-    #[error("unknown option '{key}' of {of}{}", HintOr(nearest.as_deref(), supported))]
+    #[error("unknown option '{key}' of {of}{}", HintOrNames(nearest.as_deref(), supported))]
     UnknownKey {
         /// The key.
         key: String,
@@ -75,7 +75,7 @@ pub enum Fault {
     /// A value where there are keys.
     #[error(
         "parameter '{key}' has no value but keys of its own: {key}.KEY=VALUE{}",
-        QemuCache(key)
+        CacheHint(key)
     )]
     ExpectsKeys {
         /// The key.
@@ -88,7 +88,7 @@ pub enum Fault {
         expected: &'static str,
     },
     /// A value that nobody knows.
-    #[error("parameter '{key}' does not accept value '{value}'{}", HintOr(*nearest, accepted))]
+    #[error("parameter '{key}' does not accept value '{value}'{}", HintOrNames(*nearest, accepted))]
     UnknownValue {
         /// The key.
         key: String,
@@ -102,8 +102,8 @@ pub enum Fault {
     /// A value of qemu-storage-daemon that ringloom does not have yet.
     #[error(
         "{key} '{value}' is not supported yet (supported: {}){}",
-        Names(accepted),
-        Convert("; ", value)
+        NameList(accepted),
+        ConvertHint("; ", value)
     )]
     ValueNotYet {
         /// The key.
@@ -141,17 +141,17 @@ pub enum Fault {
     Own(Box<dyn Error + Send + Sync>),
 }
 
-impl Fault {
+impl ArgumentError {
     /// What only this driver, object or export says.
     pub(crate) fn own(error: impl Error + Send + Sync + 'static) -> Self {
         Self::Own(Box::new(error))
     }
 }
 
-/// After a lead, what to do with an image of a format that is not supported; nothing, if it is no image format.
-pub(crate) struct Convert<'a>(pub(crate) &'a str, pub(crate) &'a str);
+/// A hint how to convert an image of an unsupported format.
+pub(crate) struct ConvertHint<'a>(pub(crate) &'a str, pub(crate) &'a str);
 
-impl Display for Convert<'_> {
+impl Display for ConvertHint<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(lead, format) = self;
         if formats::names().any(|known| known == *format) {
@@ -161,10 +161,10 @@ impl Display for Convert<'_> {
     }
 }
 
-/// Where QEMU's modes of a cache are, which have other names in its own options.
-struct QemuCache<'a>(&'a str);
+/// A hint where QEMU's cache modes are among the options.
+struct CacheHint<'a>(&'a str);
 
-impl Display for QemuCache<'_> {
+impl Display for CacheHint<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 != "cache" && !self.0.ends_with(".cache") {
             return Ok(());
@@ -188,22 +188,22 @@ impl Display for Hint<'_> {
     }
 }
 
-/// The nearest name, or all names.
-struct HintOr<'a>(Option<&'a str>, &'a [&'static str]);
+/// A hint at the nearest name, or all names.
+struct HintOrNames<'a>(Option<&'a str>, &'a [&'static str]);
 
-impl Display for HintOr<'_> {
+impl Display for HintOrNames<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(_) => Hint(self.0).fmt(formatter),
-            None => write!(formatter, " (supported: {})", Names(self.1)),
+            None => write!(formatter, " (supported: {})", NameList(self.1)),
         }
     }
 }
 
-/// Names with commas between them.
-pub(crate) struct Names<'a>(pub(crate) &'a [&'static str]);
+/// Names with commas between them, for a message.
+pub(crate) struct NameList<'a>(pub(crate) &'a [&'static str]);
 
-impl Display for Names<'_> {
+impl Display for NameList<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0.join(", "))
     }

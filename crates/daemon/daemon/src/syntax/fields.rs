@@ -8,14 +8,14 @@
 
 use serde_json::{Map, Value};
 
-use super::fault::Fault;
-use super::keys::{Key, Keys, Takes};
+use super::fault::ArgumentError;
+use super::keys::{Key, Keys, ValueType};
 use super::keyval::{self, Notation};
 use super::nearest::nearest;
 
-/// What is left to take of one object.
+/// The keys and values of one option (or object in it) that were not taken yet.
 #[derive(Debug)]
-pub(crate) struct Fields {
+pub(crate) struct OptionFields {
     map: Map<String, Value>,
     notation: Notation,
     /// Where the object stands in the option: empty, or ends in a dot.
@@ -24,16 +24,16 @@ pub(crate) struct Fields {
     keys: Option<&'static Keys>,
 }
 
-impl Fields {
+impl OptionFields {
     /// Reads an option's argument; a first parameter without `=` belongs to `implied`.
-    pub(crate) fn parse(text: &str, implied: &str) -> Result<Self, Fault> {
+    pub(crate) fn parse(text: &str, implied: &str) -> Result<Self, ArgumentError> {
         let (map, notation) = keyval::parse(text, implied)?;
         Ok(Self { map, notation, prefix: String::new(), keys: None })
     }
 
     /// Refuses the first key that is left and not in the table, by which all others are taken from now on. Call it
     /// before taking what is required: a misspelt key is a better message than the missing one.
-    pub(crate) fn check_keys(&mut self, keys: &'static Keys) -> Result<(), Fault> {
+    pub(crate) fn check_keys(&mut self, keys: &'static Keys) -> Result<(), ArgumentError> {
         self.keys = Some(keys);
         for key in self.map.keys() {
             if keys.names().any(|name| name == key) {
@@ -41,13 +41,13 @@ impl Fields {
             }
             let of = keys.of;
             if keys.later.iter().any(|group| group.contains(&key.as_str())) {
-                return Err(Fault::KeyNotYet { key: self.path(key), of });
+                return Err(ArgumentError::KeyNotYet { key: self.path(key), of });
             }
             let supported: Vec<_> = keys.names().collect();
             let nearest = self
                 .nested_key(keys, key)
                 .or_else(|| nearest(key, supported.iter().copied()).map(str::to_owned));
-            return Err(Fault::UnknownKey { key: self.path(key), of, nearest, supported });
+            return Err(ArgumentError::UnknownKey { key: self.path(key), of, nearest, supported });
         }
         Ok(())
     }
@@ -72,12 +72,12 @@ impl Fields {
     }
 
     /// A text.
-    pub(crate) fn text(&mut self, key: &str) -> Result<Option<String>, Fault> {
-        self.expect(key, |takes| matches!(takes, Takes::Text));
+    pub(crate) fn text(&mut self, key: &str) -> Result<Option<String>, ArgumentError> {
+        self.expect(key, |takes| matches!(takes, ValueType::Text));
         self.any_text(key)
     }
 
-    fn any_text(&mut self, key: &str) -> Result<Option<String>, Fault> {
+    fn any_text(&mut self, key: &str) -> Result<Option<String>, ArgumentError> {
         match self.map.remove(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -86,14 +86,14 @@ impl Fields {
     }
 
     /// A text that must be there.
-    pub(crate) fn required_text(&mut self, key: &str) -> Result<String, Fault> {
-        let missing = Fault::Missing { key: self.path(key) };
+    pub(crate) fn required_text(&mut self, key: &str) -> Result<String, ArgumentError> {
+        let missing = ArgumentError::Missing { key: self.path(key) };
         self.text(key)?.ok_or(missing)
     }
 
     /// A boolean.
-    pub(crate) fn flag(&mut self, key: &str) -> Result<Option<bool>, Fault> {
-        self.expect(key, |takes| matches!(takes, Takes::Flag));
+    pub(crate) fn flag(&mut self, key: &str) -> Result<Option<bool>, ArgumentError> {
+        self.expect(key, |takes| matches!(takes, ValueType::Flag));
         let Some(value) = self.map.remove(key) else {
             return Ok(None);
         };
@@ -105,19 +105,24 @@ impl Fields {
     }
 
     /// What a boolean stands for.
-    pub(crate) fn either<T>(&mut self, key: &str, on: T, off: T) -> Result<Option<T>, Fault> {
+    pub(crate) fn either<T>(
+        &mut self,
+        key: &str,
+        on: T,
+        off: T,
+    ) -> Result<Option<T>, ArgumentError> {
         Ok(self.flag(key)?.map(|is_on| if is_on { on } else { off }))
     }
 
     /// A whole number without unit.
-    pub(crate) fn number(&mut self, key: &str) -> Result<Option<u64>, Fault> {
-        self.expect(key, |takes| matches!(takes, Takes::Number));
+    pub(crate) fn number(&mut self, key: &str) -> Result<Option<u64>, ArgumentError> {
+        self.expect(key, |takes| matches!(takes, ValueType::Number));
         self.unsigned(key, parse_number, "a whole number without unit")
     }
 
     /// A whole number that fits a signed one of 64 bits, as the place in a file must; QEMU's bound.
-    pub(crate) fn int(&mut self, key: &str) -> Result<Option<u64>, Fault> {
-        self.expect(key, |takes| matches!(takes, Takes::Int));
+    pub(crate) fn int(&mut self, key: &str) -> Result<Option<u64>, ArgumentError> {
+        self.expect(key, |takes| matches!(takes, ValueType::Int));
         match self.unsigned(key, parse_number, "a whole number without unit")? {
             Some(number) if i64::try_from(number).is_err() => {
                 Err(self.expects(key, "at most 2^63 - 1"))
@@ -127,14 +132,15 @@ impl Fields {
     }
 
     /// A size in bytes; in the keyval form it may have a unit.
-    pub(crate) fn size(&mut self, key: &str) -> Result<Option<u64>, Fault> {
-        self.expect(key, |takes| matches!(takes, Takes::Size));
+    pub(crate) fn size(&mut self, key: &str) -> Result<Option<u64>, ArgumentError> {
+        self.expect(key, |takes| matches!(takes, ValueType::Size));
         self.unsigned(key, parse_size, "a size: a whole number, optionally with k, M, G or T")
     }
 
     /// One of the words that the key takes.
-    pub(crate) fn word(&mut self, key: &str) -> Result<Option<&'static str>, Fault> {
-        let (Takes::Word(accepted) | Takes::WordOrObject(accepted, _)) = self.takes(key) else {
+    pub(crate) fn word(&mut self, key: &str) -> Result<Option<&'static str>, ArgumentError> {
+        let (ValueType::Word(accepted) | ValueType::WordOrObject(accepted, _)) = self.takes(key)
+        else {
             panic!("'{key}' takes no word")
         };
         let Some(value) = self.any_text(key)? else {
@@ -152,8 +158,8 @@ impl Fields {
         key: &str,
         value: String,
         accepted: &[&'static str],
-    ) -> Fault {
-        Fault::UnknownValue {
+    ) -> ArgumentError {
+        ArgumentError::UnknownValue {
             key: self.path(key),
             nearest: nearest(&value, accepted.iter().copied()),
             value,
@@ -162,8 +168,8 @@ impl Fields {
     }
 
     /// An object, whose keys were checked.
-    pub(crate) fn object(&mut self, key: &str) -> Result<Option<Self>, Fault> {
-        let (Takes::Object(keys) | Takes::WordOrObject(_, keys)) = self.takes(key) else {
+    pub(crate) fn object(&mut self, key: &str) -> Result<Option<Self>, ArgumentError> {
+        let (ValueType::Object(keys) | ValueType::WordOrObject(_, keys)) = self.takes(key) else {
             panic!("'{key}' takes no object")
         };
         let Some(mut object) = self.any_object(key)? else { return Ok(None) };
@@ -172,8 +178,11 @@ impl Fields {
     }
 
     /// An object of which one key says what the others are: the value of that one, and the rest.
-    pub(crate) fn union(&mut self, key: &str) -> Result<Option<(&'static str, Self)>, Fault> {
-        let Takes::Union(union) = self.takes(key) else { panic!("'{key}' takes no union") };
+    pub(crate) fn union(
+        &mut self,
+        key: &str,
+    ) -> Result<Option<(&'static str, Self)>, ArgumentError> {
+        let ValueType::Union(union) = self.takes(key) else { panic!("'{key}' takes no union") };
         let Some(mut object) = self.any_object(key)? else { return Ok(None) };
         let given = match union.default {
             Some(default) => object.text(union.tag)?.unwrap_or_else(|| default.to_owned()),
@@ -183,7 +192,7 @@ impl Fields {
             let accepted: Vec<_> = union.branches.iter().map(|(name, _)| *name).collect();
             if union.later.contains(&given.as_str()) {
                 let key = object.path(union.tag);
-                return Err(Fault::ValueNotYet { key, value: given, accepted });
+                return Err(ArgumentError::ValueNotYet { key, value: given, accepted });
             }
             return Err(object.unknown_value(union.tag, given, &accepted));
         };
@@ -191,12 +200,12 @@ impl Fields {
         Ok(Some((name, object)))
     }
 
-    fn any_object(&mut self, key: &str) -> Result<Option<Self>, Fault> {
+    fn any_object(&mut self, key: &str) -> Result<Option<Self>, ArgumentError> {
         match self.map.remove(key) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(self.nested(key, map))),
             Some(_) => Err(match self.notation {
-                Notation::Keyval => Fault::ExpectsKeys { key: self.path(key) },
+                Notation::Keyval => ArgumentError::ExpectsKeys { key: self.path(key) },
                 Notation::Json => self.expects(key, "an object"),
             }),
         }
@@ -213,14 +222,14 @@ impl Fields {
     }
 
     /// A text or an object.
-    pub(crate) fn text_or_object(&mut self, key: &str) -> Result<TextOrObject, Fault> {
+    pub(crate) fn text_or_object(&mut self, key: &str) -> Result<TextOrObject, ArgumentError> {
         match self.map.remove(key) {
-            None => Err(Fault::Missing { key: self.path(key) }),
+            None => Err(ArgumentError::Missing { key: self.path(key) }),
             Some(value) => self.text_or_object_in(key, value),
         }
     }
 
-    fn text_or_object_in(&self, key: &str, value: Value) -> Result<TextOrObject, Fault> {
+    fn text_or_object_in(&self, key: &str, value: Value) -> Result<TextOrObject, ArgumentError> {
         match value {
             Value::String(text) => Ok(TextOrObject::Text(text)),
             Value::Object(map) => Ok(TextOrObject::Object(self.nested(key, map))),
@@ -244,14 +253,14 @@ impl Fields {
     }
 
     /// A text or a list of texts.
-    pub(crate) fn texts(&mut self, key: &str) -> Result<Vec<String>, Fault> {
+    pub(crate) fn texts(&mut self, key: &str) -> Result<Vec<String>, ArgumentError> {
         let wrong = self.expects(key, "a string or a list of strings");
-        self.expect(key, |takes| matches!(takes, Takes::Texts));
+        self.expect(key, |takes| matches!(takes, ValueType::Texts));
         match self.map.remove(key) {
             None => Ok(Vec::new()),
             Some(Value::String(text)) => Ok(vec![text]),
             Some(Value::Array(list)) if list.is_empty() => {
-                Err(Fault::EmptyList { key: self.path(key) })
+                Err(ArgumentError::EmptyList { key: self.path(key) })
             }
             Some(Value::Array(list)) => {
                 let text = |value: Value| value.as_str().map(str::to_owned);
@@ -262,9 +271,12 @@ impl Fields {
     }
 
     /// A list of texts and objects, which must be there.
-    pub(crate) fn texts_or_objects(&mut self, key: &str) -> Result<Vec<TextOrObject>, Fault> {
+    pub(crate) fn texts_or_objects(
+        &mut self,
+        key: &str,
+    ) -> Result<Vec<TextOrObject>, ArgumentError> {
         let list = match self.map.remove(key) {
-            None => return Err(Fault::Missing { key: self.path(key) }),
+            None => return Err(ArgumentError::Missing { key: self.path(key) }),
             Some(Value::Array(list)) => list,
             Some(_) => return Err(self.expects(key, "a list")),
         };
@@ -277,7 +289,7 @@ impl Fields {
         key: &str,
         parse: fn(&str) -> Option<u64>,
         expected: &'static str,
-    ) -> Result<Option<u64>, Fault> {
+    ) -> Result<Option<u64>, ArgumentError> {
         let Some(value) = self.map.remove(key) else {
             return Ok(None);
         };
@@ -300,18 +312,18 @@ impl Fields {
     }
 
     /// What a key takes by the table.
-    fn takes(&self, key: &str) -> &'static Takes {
+    fn takes(&self, key: &str) -> &'static ValueType {
         let known = self.keys.and_then(|keys| keys.supported().find(|known| known.name == key));
         &known.unwrap_or_else(|| panic!("no table has '{key}'")).takes
     }
 
     /// Whether a key is what it is taken for. Before there is a table, that is what says which.
-    fn expect(&self, key: &str, is_right: fn(&Takes) -> bool) {
+    fn expect(&self, key: &str, is_right: fn(&ValueType) -> bool) {
         assert!(self.keys.is_none() || is_right(self.takes(key)), "'{key}' takes something else");
     }
 
-    fn expects(&self, key: &str, expected: &'static str) -> Fault {
-        Fault::Expects { key: self.path(key), expected }
+    fn expects(&self, key: &str, expected: &'static str) -> ArgumentError {
+        ArgumentError::Expects { key: self.path(key), expected }
     }
 }
 
@@ -321,7 +333,7 @@ pub(crate) enum TextOrObject {
     /// A name.
     Text(String),
     /// The thing itself.
-    Object(Fields),
+    Object(OptionFields),
 }
 
 /// Whether a name is letters, digits, `-`, `.` and `_` and starts with a letter.
@@ -379,11 +391,11 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fields, TextOrObject, parse_number, parse_size};
+    use super::{OptionFields, TextOrObject, parse_number, parse_size};
 
     #[test]
     fn a_list_holds_texts_and_objects() {
-        let list = |text: &str| Fields::parse(text, "driver").unwrap().texts_or_objects("c");
+        let list = |text: &str| OptionFields::parse(text, "driver").unwrap().texts_or_objects("c");
         for text in ["c.0=a,c.1.x=y", r#"{"c":["a",{"x":"y"}]}"#] {
             let list = list(text).unwrap();
             let [TextOrObject::Text(first), TextOrObject::Object(second)] = list.as_slice() else {

@@ -1,9 +1,9 @@
 //! The keys of options: how each is called, what it takes, and whether it must be given.
 //!
 //! Where it stands: values are taken by these tables, and the help and the documents are held against them. Each
-//! [`Takes`] is a type of QEMU's schema language (QAPI), so that a schema can be made of them.
+//! [`ValueType`] is a type of QEMU's schema language (QAPI), so that a schema can be made of them.
 
-/// The keys of one kind of thing.
+/// The table of keys of an option, driver or object.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Keys {
     /// What has them, for messages.
@@ -26,30 +26,30 @@ impl Keys {
     }
 }
 
-/// One key.
+/// A key: its name, the type of its value, and whether it is required.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key {
     /// Its name.
     pub(crate) name: &'static str,
     /// What it takes.
-    pub(crate) takes: Takes,
+    pub(crate) takes: ValueType,
     /// Whether it must be given.
     pub(crate) is_required: bool,
 }
 
 /// A key that must be given.
-pub(crate) const fn required(name: &'static str, takes: Takes) -> Key {
+pub(crate) const fn required(name: &'static str, takes: ValueType) -> Key {
     Key { name, takes, is_required: true }
 }
 
 /// A key that may be left out.
-pub(crate) const fn optional(name: &'static str, takes: Takes) -> Key {
+pub(crate) const fn optional(name: &'static str, takes: ValueType) -> Key {
     Key { name, takes, is_required: false }
 }
 
-/// What a key takes, with the type of QAPI.
+/// The type of a key's value, in QAPI's terms.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Takes {
+pub(crate) enum ValueType {
     /// A text: `str`.
     Text,
     /// A boolean: `bool`.
@@ -83,7 +83,7 @@ pub(crate) enum Takes {
     },
 }
 
-impl Takes {
+impl ValueType {
     /// The keys in it.
     pub(crate) fn inner(&self) -> Vec<&'static Keys> {
         if let Self::Object(keys) | Self::WordOrObject(_, keys) = self {
@@ -94,7 +94,7 @@ impl Takes {
     }
 }
 
-/// Keys that depend on one of them.
+/// A QAPI union: keys that depend on the value of one of them.
 #[derive(Debug)]
 pub(crate) struct Union {
     /// The one on which the others depend.

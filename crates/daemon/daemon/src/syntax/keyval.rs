@@ -9,7 +9,7 @@
 
 use serde_json::{Map, Value};
 
-use super::fault::Fault;
+use super::fault::ArgumentError;
 
 /// The most levels a dotted key may have. QEMU has no bound; four are in use.
 const DEPTH_MAX: usize = 32;
@@ -28,9 +28,12 @@ pub(crate) enum Notation {
 
 /// Reads one option's value. A value that starts with `{` is JSON. Otherwise, a first parameter
 /// without `=` is the value of `implied`.
-pub(crate) fn parse(text: &str, implied: &str) -> Result<(Map<String, Value>, Notation), Fault> {
+pub(crate) fn parse(
+    text: &str,
+    implied: &str,
+) -> Result<(Map<String, Value>, Notation), ArgumentError> {
     if text.starts_with('{') {
-        let map = serde_json::from_str(text).map_err(Fault::Json)?;
+        let map = serde_json::from_str(text).map_err(ArgumentError::Json)?;
         return Ok((map, Notation::Json));
     }
     let mut root = Map::new();
@@ -54,7 +57,7 @@ pub(crate) fn asks_for_help(text: &str) -> bool {
 }
 
 /// The value of the implied key and what follows it, if the first parameter has no `=`.
-fn implied_value(text: &str) -> Result<Option<(&str, &str)>, Fault> {
+fn implied_value(text: &str) -> Result<Option<(&str, &str)>, ArgumentError> {
     let end = text.find([',', '=']).unwrap_or(text.len());
     let (first, rest) = text.split_at(end);
     if rest.starts_with('=') || text.is_empty() {
@@ -62,18 +65,18 @@ fn implied_value(text: &str) -> Result<Option<(&str, &str)>, Fault> {
     }
     // An implied value can be neither empty nor hold a comma, or `,a=1` would be ambiguous.
     if first.is_empty() || rest.starts_with(",,") {
-        return Err(Fault::InvalidKey { key: String::new() });
+        return Err(ArgumentError::InvalidKey { key: String::new() });
     }
     Ok(Some((first, rest.strip_prefix(',').unwrap_or(rest))))
 }
 
 /// Takes one `key=value` and the comma after it; gives what follows.
-fn parameter<'a>(text: &'a str, root: &mut Map<String, Value>) -> Result<&'a str, Fault> {
+fn parameter<'a>(text: &'a str, root: &mut Map<String, Value>) -> Result<&'a str, ArgumentError> {
     let end = text.find(['=', ',']).unwrap_or(text.len());
     let (key, rest) = text.split_at(end);
     let fragments = fragments(key)?;
     let Some(rest) = rest.strip_prefix('=') else {
-        return Err(Fault::NoEquals { key: key.to_owned() });
+        return Err(ArgumentError::NoEquals { key: key.to_owned() });
     };
     let (value, rest) = unescape(rest);
     insert(root, &fragments, value)?;
@@ -99,11 +102,11 @@ fn unescape(text: &str) -> (String, &str) {
 }
 
 /// A dotted key's parts. The first is a name; each other is a name or an index.
-fn fragments(key: &str) -> Result<Vec<&str>, Fault> {
-    let invalid = || Fault::InvalidKey { key: key.to_owned() };
+fn fragments(key: &str) -> Result<Vec<&str>, ArgumentError> {
+    let invalid = || ArgumentError::InvalidKey { key: key.to_owned() };
     let fragments: Vec<&str> = key.split('.').collect();
     if fragments.len() > DEPTH_MAX {
-        return Err(Fault::TooDeep { key: key.to_owned(), levels_max: DEPTH_MAX });
+        return Err(ArgumentError::TooDeep { key: key.to_owned(), levels_max: DEPTH_MAX });
     }
     for (position, fragment) in fragments.iter().enumerate() {
         let index = position > 0 && is_index(fragment);
@@ -124,25 +127,29 @@ fn is_name(fragment: &str) -> bool {
 }
 
 /// Stores a value; the later of two equal keys wins, as in QEMU.
-fn insert(root: &mut Map<String, Value>, fragments: &[&str], value: String) -> Result<(), Fault> {
+fn insert(
+    root: &mut Map<String, Value>,
+    fragments: &[&str],
+    value: String,
+) -> Result<(), ArgumentError> {
     let (last, parents) = fragments.split_last().expect("a split string has a part");
     let mut map = root;
     for (depth, fragment) in parents.iter().enumerate() {
         let next = map.entry((*fragment).to_owned()).or_insert_with(|| Value::Object(Map::new()));
         let Value::Object(inner) = next else {
-            return Err(Fault::Inconsistent { prefix: fragments[..=depth].join(".") });
+            return Err(ArgumentError::Inconsistent { prefix: fragments[..=depth].join(".") });
         };
         map = inner;
     }
     if matches!(map.get(*last), Some(Value::Object(_))) {
-        return Err(Fault::Inconsistent { prefix: fragments.join(".") });
+        return Err(ArgumentError::Inconsistent { prefix: fragments.join(".") });
     }
     map.insert((*last).to_owned(), Value::String(value));
     Ok(())
 }
 
 /// Turns objects whose keys are indices into lists, from the leaves up.
-fn listify(path: &str, value: &mut Value) -> Result<(), Fault> {
+fn listify(path: &str, value: &mut Value) -> Result<(), ArgumentError> {
     let Value::Object(map) = value else {
         return Ok(());
     };
@@ -154,11 +161,11 @@ fn listify(path: &str, value: &mut Value) -> Result<(), Fault> {
         return Ok(());
     }
     if indices < map.len() {
-        return Err(Fault::Inconsistent { prefix: path.to_owned() });
+        return Err(ArgumentError::Inconsistent { prefix: path.to_owned() });
     }
     let mut list = Vec::with_capacity(indices);
     for index in 0..indices {
-        let missing = || Fault::Missing { key: format!("{path}.{index}") };
+        let missing = || ArgumentError::Missing { key: format!("{path}.{index}") };
         list.push(map.remove(&index.to_string()).ok_or_else(missing)?);
     }
     *value = Value::Array(list);

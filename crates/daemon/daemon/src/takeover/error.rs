@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::find::FindError;
-use super::wire::WireError;
+use super::protocol::WireError;
+use super::server::FindError;
 use crate::build::BuildError;
 use crate::pidfile::PidfileError;
 
@@ -19,7 +19,7 @@ pub enum TakeoverError {
     Build(#[from] BuildError),
     /// The old process could not be found out.
     #[error(transparent)]
-    Find(#[from] Find),
+    Find(#[from] FindFailure),
     /// The pidfile could not be written.
     #[error(transparent)]
     Pidfile(#[from] PidfileError),
@@ -71,7 +71,7 @@ pub enum TakeoverError {
         process: u32,
         /// Why.
         #[source]
-        source: Wired,
+        source: WireFailure,
     },
     /// A session could not be built here.
     #[error("export {export}: cannot go on with its client; process {process} goes on serving")]
@@ -125,15 +125,15 @@ pub enum TakeoverError {
     },
 }
 
-/// Hides what only this crate can name.
+/// The server of a socket could not be found out: a public wrapper of [`FindError`].
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct Find(#[from] FindError);
+pub struct FindFailure(#[from] FindError);
 
-/// Hides what only this crate can name.
+/// The connection between the two processes failed: a public wrapper of [`WireError`].
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct Wired(#[from] WireError);
+pub struct WireFailure(#[from] WireError);
 
 impl From<FindError> for TakeoverError {
     fn from(error: FindError) -> Self {

@@ -18,10 +18,10 @@ use testkit::image;
 use testkit::model::{self, DiskModel};
 
 use super::*;
-use crate::chain::chain_of;
-use crate::claim::{Patience, Told, Wait};
+use crate::claim::{InterruptibleWait, WaitPolicy, WaitResult};
 use crate::descriptor_check::DescriptorCheck;
-use crate::model::User;
+use crate::error_chain::chain_of;
+use crate::model::NodeUser;
 use crate::options::{self, Plan, parse};
 
 const IMAGE_BYTES: usize = 1 << 20;
@@ -35,9 +35,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Nobody waits for a lock here.
 struct Never;
 
-impl Wait for Never {
-    fn pause(&mut self, _: Duration) -> Told {
-        Told::Stop
+impl InterruptibleWait for Never {
+    fn pause(&mut self, _: Duration) -> WaitResult {
+        WaitResult::Stop
     }
 
     fn done(&mut self) {}
@@ -45,7 +45,7 @@ impl Wait for Never {
 
 /// A daemon in this process, with images `a` and `b`.
 struct Place {
-    built: Built,
+    built: Daemon,
     directory: TempDir,
 }
 
@@ -74,7 +74,7 @@ impl Place {
                 ),
             });
         }
-        let options::Command::Serve(plan) = parse(words.into_iter().map(Into::into)).unwrap()
+        let options::ServeCommand::Serve(plan) = parse(words.into_iter().map(Into::into)).unwrap()
         else {
             panic!("{line} is no plan")
         };
@@ -89,12 +89,12 @@ impl Place {
         connect(&self.path(&format!("{export}.sock")), 1 << 20)
     }
 
-    fn replace(&mut self, user: &User, key: &str, by: &str) -> Result<(), String> {
+    fn replace(&mut self, user: &NodeUser, key: &str, by: &str) -> Result<(), String> {
         self.replace_all(&[(user.clone(), key, by)])
     }
 
-    fn replace_all(&mut self, places: &[(User, &str, &str)]) -> Result<(), String> {
-        let replacement = |(user, key, by): &(User, &str, &str)| Replacement {
+    fn replace_all(&mut self, places: &[(NodeUser, &str, &str)]) -> Result<(), String> {
+        let replacement = |(user, key, by): &(NodeUser, &str, &str)| NodeReplacement {
             user: user.clone(),
             key: (*key).to_owned(),
             by: (*by).to_owned(),
@@ -104,15 +104,16 @@ impl Place {
     }
 }
 
-fn built(plan: &Plan) -> Built {
+fn built(plan: &Plan) -> Daemon {
     let files: Arc<FileTable> = Arc::default();
     let mut built =
-        Built::nothing(&files, &Arc::new(SystemClock), None, DescriptorCheck::on_thread()).unwrap();
+        Daemon::nothing(&files, &Arc::new(SystemClock), None, DescriptorCheck::on_thread())
+            .unwrap();
     let rate = &mut SentenceRate::default();
-    let patience = &mut Patience { limit: Duration::ZERO, wait: &mut Never, rate };
-    let prepared = built.carry_out(plan, patience).unwrap();
+    let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut Never, rate };
+    let prepared = built.carry_out(plan, policy).unwrap();
     for prepared in prepared {
-        let socket = Built::listen(&prepared).unwrap();
+        let socket = Daemon::listen(&prepared).unwrap();
         built.start(prepared, socket, None).unwrap();
     }
     built
@@ -129,12 +130,12 @@ fn qemu_img(before: &[&str], image: &Path, after: &[&str]) {
     assert!(status.success(), "qemu-img {before:?}");
 }
 
-fn node(name: &str) -> User {
-    User::Node(name.to_owned())
+fn node(name: &str) -> NodeUser {
+    NodeUser::Node(name.to_owned())
 }
 
-fn export(id: &str) -> User {
-    User::Export(id.to_owned())
+fn export(id: &str) -> NodeUser {
+    NodeUser::Export(id.to_owned())
 }
 
 /// Whether another daemon could write to the image.
@@ -437,7 +438,7 @@ fn changes_that_cannot_be_are_named_and_change_nothing() {
     );
     let mut client = place.client("e");
     client.write(0, &[0x43; 4096], 0).unwrap();
-    let mut refused = |user: &User, role: &str, by: &str, expected: &str| {
+    let mut refused = |user: &NodeUser, role: &str, by: &str, expected: &str| {
         assert_eq!(place.replace(user, role, by), Err(expected.to_owned()));
         assert_eq!(client.read(0, 4096, 0).unwrap(), [0x43; 4096]);
     };
@@ -497,7 +498,7 @@ fn several_places_change_together_or_not_at_all() {
     let said = place.replace_all(&chain);
     assert_eq!(said, Err("node 'r' would stand on itself: r -> s -> r".to_owned()));
     // Prepared and not committed.
-    let back = [("r", "a"), ("s", "b")].map(|(user, by)| Replacement {
+    let back = [("r", "a"), ("s", "b")].map(|(user, by)| NodeReplacement {
         user: node(user),
         key: "file".to_owned(),
         by: by.to_owned(),
@@ -517,7 +518,7 @@ fn what_nothing_uses_can_be_removed_while_others_are_served() {
         "file,node-name=a,filename=DIR/a raw,node-name=r,file=a \
          raw,node-name=s,file.driver=file,file.filename=DIR/b null-co,node-name=n,size=4096 r>e n>g",
     );
-    let refused = |result: Result<(), ModelFault>, expected: &str| {
+    let refused = |result: Result<(), ModelError>, expected: &str| {
         assert_eq!(result.unwrap_err().to_string(), expected);
     };
     refused(place.built.remove_node("a"), "Block device a is in use");

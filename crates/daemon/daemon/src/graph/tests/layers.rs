@@ -6,21 +6,22 @@ use block::{
 };
 
 use super::Graph;
-use crate::options::{Command, Object, ObjectKind, Plan, Step, parse};
+use crate::options::{ObjectKind, ObjectOptions, Plan, PlanStep, ServeCommand, parse};
 
 /// A graph with the throttle groups and nodes of a line.
 fn graph(words: &[&str]) -> Graph {
-    let Command::Serve(Plan { steps, .. }) = parse(words.iter().map(Into::into)).unwrap() else {
+    let ServeCommand::Serve(Plan { steps, .. }) = parse(words.iter().map(Into::into)).unwrap()
+    else {
         panic!("{words:?} is no plan")
     };
     let mut graph = Graph::new(std::sync::Arc::default(), std::sync::Arc::new(SystemClock));
     for step in &steps {
         match step {
-            Step::Object(Object { id, kind: ObjectKind::ThrottleGroup(limits) }) => {
+            PlanStep::Object(ObjectOptions { id, kind: ObjectKind::ThrottleGroup(limits) }) => {
                 graph.add_throttle_group(id, *limits).unwrap();
             }
-            Step::Blockdev(blockdev) => graph.add(blockdev).unwrap(),
-            Step::Object(_) | Step::Export(_) => panic!("{step:?}"),
+            PlanStep::Blockdev(blockdev) => graph.add(blockdev).unwrap(),
+            PlanStep::Object(_) | PlanStep::Export(_) => panic!("{step:?}"),
         }
     }
     graph

@@ -5,24 +5,24 @@
 
 use layers::{LimitKind, ThrottleLimits, ThrottleSettings};
 
-use super::Entry;
+use super::ObjectType;
 use crate::options::plan::ObjectKind;
-use crate::syntax::{Fault, Fields, Key, Keys, Takes, optional, required};
+use crate::syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 
 macro_rules! limits {
     ($($name:literal)*) => { (&[$(limit($name)),*], &[$(limit(concat!("x-", $name))),*]) };
 }
 
 /// `qom-type=throttle-group`.
-pub(super) const ENTRY: Entry = Entry {
+pub(super) const ENTRY: ObjectType = ObjectType {
     name: "throttle-group",
     keys: Keys {
         of: "--object throttle-group",
         supported: &[
             &[
-                required("qom-type", Takes::Text),
-                required("id", Takes::Text),
-                optional("limits", Takes::Object(&LIMITS)),
+                required("qom-type", ValueType::Text),
+                required("id", ValueType::Text),
+                optional("limits", ValueType::Object(&LIMITS)),
             ],
             OF_LIMITS.1,
         ],
@@ -47,13 +47,13 @@ const OF_LIMITS: (&[Key], &[Key]) = limits!(
 );
 
 const fn limit(name: &'static str) -> Key {
-    optional(name, Takes::Number)
+    optional(name, ValueType::Number)
 }
 
-/// One limit with two values.
+/// A limit that was given under both of its names, with different values.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}={limit} and {property}={other} are the same limit")]
-struct SaidTwice {
+struct LimitConflict {
     /// The key in `limits`.
     key: String,
     limit: u64,
@@ -61,7 +61,7 @@ struct SaidTwice {
     other: u64,
 }
 
-fn read(fields: &mut Fields) -> Result<ObjectKind, Fault> {
+fn read(fields: &mut OptionFields) -> Result<ObjectKind, ArgumentError> {
     let mut limits = fields.object("limits")?;
     let mut take = |key: &str| {
         let property = format!("x-{key}");
@@ -70,7 +70,7 @@ fn read(fields: &mut Fields) -> Result<ObjectKind, Fault> {
         match (as_limit, as_property) {
             (Some(limit), Some(other)) if limit != other => {
                 let key = format!("limits.{key}");
-                Err(Fault::own(SaidTwice { key, limit, property, other }))
+                Err(ArgumentError::own(LimitConflict { key, limit, property, other }))
             }
             (limit, property) => Ok(limit.or(property)),
         }
@@ -84,5 +84,5 @@ fn read(fields: &mut Fields) -> Result<ObjectKind, Fault> {
         limit.burst_seconds = length.unwrap_or(limit.burst_seconds);
     }
     settings.iops_size = take("iops-size")?.unwrap_or(settings.iops_size);
-    ThrottleLimits::check(settings).map(ObjectKind::ThrottleGroup).map_err(Fault::own)
+    ThrottleLimits::check(settings).map(ObjectKind::ThrottleGroup).map_err(ArgumentError::own)
 }

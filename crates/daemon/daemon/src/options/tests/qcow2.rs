@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::{check_node, children, node, own, plan, read_only, refuse, refuse_line};
 use crate::drivers::{AutoReadOnly, BaseOptions};
-use crate::graph::NamedFiles;
-use crate::options::Step;
+use crate::graph::NamedFilesPolicy;
+use crate::options::PlanStep;
 use disk::DiscardPolicy;
 
 #[test]
@@ -47,7 +47,7 @@ fn what_an_image_stands_on_is_only_read_and_what_it_is_in_takes_discards() {
                 backing.driver=qcow2,backing.file.driver=file,backing.file.filename=Cargo.toml,\
                 data-file.driver=file,data-file.filename=Cargo.toml";
     let plan = plan(&["--blockdev", text]);
-    let [Step::Blockdev(image)] = plan.steps.as_slice() else { panic!("{plan:?}") };
+    let [PlanStep::Blockdev(image)] = plan.steps.as_slice() else { panic!("{plan:?}") };
     let found: Vec<_> = image
         .nodes()
         .iter()
@@ -69,7 +69,7 @@ fn what_an_image_stands_on_is_only_read_and_what_it_is_in_takes_discards() {
 fn null_is_nothing_unless_a_node_has_that_name() {
     let null = "--blockdev=null-co,node-name=null";
     let plan = plan(&[null, "--blockdev=qcow2,node-name=a,file.driver=null-co,backing=null"]);
-    let [_, Step::Blockdev(image)] = plan.steps.as_slice() else { panic!("{plan:?}") };
+    let [_, PlanStep::Blockdev(image)] = plan.steps.as_slice() else { panic!("{plan:?}") };
     assert_eq!(children(image)[1], "backing=null");
     let missing = "node 'nul' is not defined before its use";
     refuse("--blockdev", "qcow2,node-name=a,file=n,backing=nul", missing);
@@ -164,14 +164,15 @@ fn the_short_form_writes_out_the_image() {
 #[test]
 fn directories_of_named_files_add_up_until_all_or_none_are_said() {
     let real = |path: &str| PathBuf::from(path).canonicalize().unwrap();
-    let below = |paths: &[&str]| NamedFiles::Below(paths.iter().map(|path| real(path)).collect());
+    let below =
+        |paths: &[&str]| NamedFilesPolicy::Below(paths.iter().map(|path| real(path)).collect());
     for (words, expected) in [
-        (&[][..], NamedFiles::Refused),
-        (&["on"], NamedFiles::Anywhere),
+        (&[][..], NamedFilesPolicy::Refused),
+        (&["on"], NamedFilesPolicy::Anywhere),
         (&["src", "./src/.."], below(&["src", "."])),
-        (&["src", "on"], NamedFiles::Anywhere),
+        (&["src", "on"], NamedFilesPolicy::Anywhere),
         (&["on", "src"], below(&["src"])),
-        (&["src", "off"], NamedFiles::Refused),
+        (&["src", "off"], NamedFilesPolicy::Refused),
     ] {
         let words: Vec<String> = words.iter().map(|word| format!("--named-files={word}")).collect();
         let line: Vec<&str> = ["--blockdev=null-co,node-name=n"]

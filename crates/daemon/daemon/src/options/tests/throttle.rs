@@ -3,13 +3,13 @@
 use layers::{Limit, LimitKind, ThrottleLimits, ThrottleSettings};
 
 use super::{NULL, check, children, own, plan, refuse, refuse_line};
-use crate::options::{Object, ObjectKind, Step};
+use crate::options::{ObjectKind, ObjectOptions, PlanStep};
 
-fn group(change: impl FnOnce(&mut ThrottleSettings)) -> Step {
+fn group(change: impl FnOnce(&mut ThrottleSettings)) -> PlanStep {
     let mut settings = ThrottleSettings::default();
     change(&mut settings);
     let limits = ThrottleLimits::check(settings).unwrap();
-    Step::Object(Object { id: "g".to_owned(), kind: ObjectKind::ThrottleGroup(limits) })
+    PlanStep::Object(ObjectOptions { id: "g".to_owned(), kind: ObjectKind::ThrottleGroup(limits) })
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_throttle_node_names_its_group_and_its_child() {
         ),
     ] {
         let plan = plan(&[GROUP, NULL, "--blockdev", argument]);
-        let Some(Step::Blockdev(node)) = plan.steps.last() else { panic!("{plan:?}") };
+        let Some(PlanStep::Blockdev(node)) = plan.steps.last() else { panic!("{plan:?}") };
         assert_eq!(own(node), "throttle throttle-group=g");
         assert_eq!(children(node), [child]);
     }

@@ -15,8 +15,8 @@ use std::process::{Child, Command, Stdio};
 
 use testkit::trespass;
 
-use super::super::calls::{CallsFence, Needs};
 use super::super::privileges;
+use super::super::seccomp::{FilterNeeds, SeccompFilters};
 use super::{Place, prepare};
 
 /// How an attempt ended.
@@ -62,7 +62,7 @@ fn the_attempt() {
     let sandbox = std::env::var(SANDBOX).unwrap();
     if sandbox == CALLS_ONLY {
         privileges::give_up().unwrap();
-        CallsFence::new(Needs { opening: false, discards: false, ids: false })
+        SeccompFilters::new(FilterNeeds { opening: false, discards: false, ids: false })
             .unwrap()
             .put_up()
             .unwrap();

@@ -12,12 +12,12 @@ use kernel_io::FileKind;
 
 use super::driver::HostFile;
 use super::node::Blockdev;
-use crate::syntax::Fault;
-use crate::watch;
+use crate::storage_watchdog;
+use crate::syntax::ArgumentError;
 
-/// What is wrong with a file.
+/// A node's file is missing, of the wrong kind, or not ours to open.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FileFault {
+pub(crate) enum FileCheckError {
     /// It cannot be opened.
     #[error("could not open '{}'", path.display())]
     Open {
@@ -52,16 +52,16 @@ pub(crate) enum FileFault {
 }
 
 /// Checks that the files of a node, and of those written inside it, are there, of the right kind and ours to open.
-pub(crate) fn check_files(blockdev: &Blockdev) -> Result<(), Fault> {
+pub(crate) fn check_files(blockdev: &Blockdev) -> Result<(), ArgumentError> {
     blockdev.nodes().into_iter().try_for_each(|node| {
         let files = node.options.needs().files;
         let mut checked =
-            files.iter().map(|file| watch::waiting_for(file.path, || check(node, file)));
-        checked.try_for_each(|result| result.map_err(Fault::own))
+            files.iter().map(|file| storage_watchdog::waiting_for(file.path, || check(node, file)));
+        checked.try_for_each(|result| result.map_err(ArgumentError::own))
     })
 }
 
-fn check(node: &Blockdev, file: &HostFile<'_>) -> Result<(), FileFault> {
+fn check(node: &Blockdev, file: &HostFile<'_>) -> Result<(), FileCheckError> {
     // The type comes first: opening a FIFO would wait for its other end.
     check_kind(node.driver.name, file)?;
     let open = |write| OpenOptions::new().read(true).write(write).open(file.path);
@@ -69,18 +69,18 @@ fn check(node: &Blockdev, file: &HostFile<'_>) -> Result<(), FileFault> {
     match open(!node.base.read_only) {
         Ok(_file) => Ok(()),
         Err(cause) if !node.base.read_only && forbids(&cause) && can_read() => {
-            Err(FileFault::OpenForWriting { path, cause })
+            Err(FileCheckError::OpenForWriting { path, cause })
         }
-        Err(cause) => Err(FileFault::Open { path, cause }),
+        Err(cause) => Err(FileCheckError::Open { path, cause }),
     }
 }
 
 /// Checks that a file is of the kind that its driver serves.
-pub(super) fn check_kind(driver: &'static str, file: &HostFile<'_>) -> Result<(), FileFault> {
+pub(super) fn check_kind(driver: &'static str, file: &HostFile<'_>) -> Result<(), FileCheckError> {
     if file_kind(file.path)? == Some(file.kind) {
         return Ok(());
     }
-    Err(FileFault::Kind { driver, path: file.path.to_owned(), kind: file.kind })
+    Err(FileCheckError::Kind { driver, path: file.path.to_owned(), kind: file.kind })
 }
 
 /// Whether it is the rights that are lacking: the file's, its file system's or its device's.
@@ -89,7 +89,7 @@ fn forbids(error: &io::Error) -> bool {
 }
 
 /// A directory: where it really is.
-pub(crate) fn directory(path: &Path) -> Result<PathBuf, FileFault> {
+pub(crate) fn directory(path: &Path) -> Result<PathBuf, FileCheckError> {
     let real = path.canonicalize().map_err(|cause| open_fault(path, cause))?;
     if real.is_dir() {
         return Ok(real);
@@ -99,7 +99,7 @@ pub(crate) fn directory(path: &Path) -> Result<PathBuf, FileFault> {
 
 /// What a file is; `None` if it cannot hold a disk. A directory is an error of its own, as in
 /// QEMU.
-pub(crate) fn file_kind(path: &Path) -> Result<Option<FileKind>, FileFault> {
+pub(crate) fn file_kind(path: &Path) -> Result<Option<FileKind>, FileCheckError> {
     let metadata = path.metadata().map_err(|cause| open_fault(path, cause))?;
     if metadata.is_dir() {
         return Err(open_fault(path, ErrorKind::IsADirectory.into()));
@@ -112,6 +112,6 @@ pub(crate) fn file_kind(path: &Path) -> Result<Option<FileKind>, FileFault> {
 }
 
 /// A file that cannot be opened.
-pub(crate) fn open_fault(path: &Path, cause: io::Error) -> FileFault {
-    FileFault::Open { path: path.to_owned(), cause }
+pub(crate) fn open_fault(path: &Path, cause: io::Error) -> FileCheckError {
+    FileCheckError::Open { path: path.to_owned(), cause }
 }

@@ -10,20 +10,20 @@ use landlock::{
     RulesetStatus, Scope,
 };
 
-use super::reach::{Grant, Use};
+use super::file_grants::{FileGrant, GrantPurpose};
 
 /// The newest version of landlock that is asked for.
 const NEWEST: ABI = ABI::V9;
 
-/// The rules, ready to be put up on any number of threads.
+/// The landlock rules, ready to be enforced on any number of threads.
 #[derive(Debug)]
-pub(super) struct FilesFence {
+pub(super) struct LandlockRules {
     ruleset: RulesetCreated,
 }
 
-/// The fence cannot be had.
+/// Landlock is missing, off, or refuses the rules.
 #[derive(Debug, thiserror::Error)]
-pub enum FilesError {
+pub enum LandlockError {
     /// Its kernel was built without.
     #[error("this kernel has no landlock, or it is forbidden here")]
     NotThere,
@@ -38,9 +38,9 @@ pub enum FilesError {
     Share(#[source] std::io::Error),
 }
 
-impl FilesFence {
+impl LandlockRules {
     /// Makes the rules; nothing is fenced yet.
-    pub(super) fn new(grants: &[Grant]) -> Result<Self, FilesError> {
+    pub(super) fn new(grants: &[FileGrant]) -> Result<Self, LandlockError> {
         let mut ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(NEWEST))?
             .handle_access(AccessNet::from_all(NEWEST))?
@@ -59,25 +59,25 @@ impl FilesFence {
 
     /// Puts the fence up for the calling thread and those that it will start. Returns landlock's
     /// version.
-    pub(super) fn put_up(&self) -> Result<i32, FilesError> {
-        let ruleset = self.ruleset.try_clone().map_err(FilesError::Share)?;
+    pub(super) fn put_up(&self) -> Result<i32, LandlockError> {
+        let ruleset = self.ruleset.try_clone().map_err(LandlockError::Share)?;
         let RestrictionStatus { ruleset, landlock, .. } = ruleset.restrict_self()?;
         match (ruleset, landlock) {
             (
                 RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced,
                 LandlockStatus::Available { effective_abi, kernel_abi },
             ) => Ok(kernel_abi.unwrap_or(effective_abi as i32)),
-            (_, LandlockStatus::NotEnabled) => Err(FilesError::Off),
+            (_, LandlockStatus::NotEnabled) => Err(LandlockError::Off),
             (_, LandlockStatus::NotImplemented | LandlockStatus::Available { .. }) => {
-                Err(FilesError::NotThere)
+                Err(LandlockError::NotThere)
             }
         }
     }
 }
 
-fn rights(for_what: Use) -> BitFlags<AccessFs> {
+fn rights(for_what: GrantPurpose) -> BitFlags<AccessFs> {
     match for_what {
-        Use::Removal => AccessFs::RemoveFile.into(),
-        Use::Logs => AccessFs::MakeReg | AccessFs::WriteFile,
+        GrantPurpose::Removal => AccessFs::RemoveFile.into(),
+        GrantPurpose::Logs => AccessFs::MakeReg | AccessFs::WriteFile,
     }
 }

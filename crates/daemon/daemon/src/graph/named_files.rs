@@ -18,17 +18,17 @@ use std::sync::Arc;
 use block::Child;
 use kernel_io::FileKind;
 
-use super::{Below, Graph, GraphError};
+use super::{ChildEdge, Graph, GraphError};
 use crate::drivers::{self, BaseOptions, Blockdev, NamedFile};
-use crate::model::{ChildRole, Edge, Owner};
-use crate::syntax::Names;
+use crate::model::{ChildRole, Edge, NodeOwner};
+use crate::syntax::NameList;
 
 /// How many images may name each other in a row, so that reading them ends; as many as libvirt bears.
 const CHAIN_MAX: usize = 200;
 
-/// Which files are opened that only an image names (`--named-files`).
+/// Which files may be opened that only an image names (`--named-files`).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NamedFiles {
+pub(crate) enum NamedFilesPolicy {
     /// None.
     Refused,
     /// Those in one of these directories or below it. Each is there, and has no links in its path.
@@ -37,24 +37,24 @@ pub(crate) enum NamedFiles {
     Anywhere,
 }
 
-/// What an image names cannot be opened. Each message follows the path of the image.
+/// A file that an image names cannot be opened. Each message follows the path of the image.
 #[derive(Debug, thiserror::Error)]
-pub enum NamedFault {
+pub enum NamedFileError {
     /// It may not be, or means nothing.
     #[error("it names {what} '{name}'{why}")]
     Refused {
         /// What it is to the image.
-        what: What,
+        what: NamedFileRole,
         /// What the image says.
         name: String,
         /// Why.
-        why: Refusal,
+        why: NamedFileRefusal,
     },
     /// It is not there, or not ours to open.
     #[error("it names {what} '{name}': could not open '{}'", path.display())]
     Open {
         /// What it is to the image.
-        what: What,
+        what: NamedFileRole,
         /// What the image says.
         name: String,
         /// Where that is.
@@ -71,15 +71,15 @@ pub enum NamedFault {
     TooLong,
 }
 
-/// Why a file is not opened: the rest of a sentence that has named it.
+/// Why a file that an image names is not opened: the rest of a sentence that has named it.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum NamedFileRefusal {
     /// Nobody allowed it.
     #[error(
         ", and files that only an image names are not opened unasked; say {}, or allow it with \
          --named-files DIRECTORY or --named-files on", .0.answers()
     )]
-    NotAllowed(What),
+    NotAllowed(NamedFileRole),
     /// It would be written.
     #[error(
         ", and a data file that only an image names is not written unasked; say data-file=NODE or \
@@ -96,11 +96,11 @@ pub enum Refusal {
     )]
     NoFormat(String),
     /// Nobody here reads that format.
-    #[error(" of format '{0}' (supported: {names})", names = Names(&format_names()))]
+    #[error(" of format '{0}' (supported: {names})", names = NameList(&format_names()))]
     Format(String),
     /// It is not a path.
     #[error(", which is no path of a file; say {}", .0.node())]
-    NoPath(What),
+    NoPath(NamedFileRole),
     /// The image has no place that the name could be relative to.
     #[error(", which is relative to an image that is not in one file")]
     NoDirectory,
@@ -109,16 +109,16 @@ pub enum Refusal {
     Kind,
 }
 
-/// What a file is to the image that names it.
+/// What a file is to the image that names it: backing file or data file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum NamedFileRole {
     /// What shows where the image has nothing.
     Backing,
     /// What the data are in.
     Data,
 }
 
-impl What {
+impl NamedFileRole {
     /// What says on the command line that it is something else.
     fn node(self) -> &'static str {
         match self {
@@ -127,8 +127,8 @@ impl What {
         }
     }
 
-    fn refused(self, name: &str, why: Refusal) -> NamedFault {
-        NamedFault::Refused { what: self, name: name.to_owned(), why }
+    fn refused(self, name: &str, why: NamedFileRefusal) -> NamedFileError {
+        NamedFileError::Refused { what: self, name: name.to_owned(), why }
     }
 
     fn answers(self) -> &'static str {
@@ -139,7 +139,7 @@ impl What {
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for NamedFileRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Backing => "backing file",
@@ -158,16 +158,17 @@ impl Graph {
         &mut self,
         name: &str,
         blockdev: &Blockdev,
-        below: &mut Vec<Below>,
+        below: &mut Vec<ChildEdge>,
         made: &mut Vec<String>,
     ) -> Result<(), GraphError> {
         let Some(image) = blockdev.options.needs().names_files else { return Ok(()) };
-        let named = image.named(&self.making(name, blockdev, below)).map_err(GraphError::Driver)?;
+        let named =
+            image.named(&self.context(name, blockdev, below)).map_err(GraphError::Driver)?;
         let (file, above) = (&below[0], &blockdev.base);
         let path = file.place.node().image_file();
         let depth = self.naming.len();
         let (allowed, image) = (&self.named_files, path.as_deref());
-        let policy = Policy { allowed, image, above, depth };
+        let policy = NamedFileResolver { allowed, image, above, depth };
         let inner = named.into_iter().map(|named| match named {
             NamedFile::Backing { key, name, format } => {
                 policy.backing_node(&name, format.as_deref()).map(|node| (key, node))
@@ -182,11 +183,11 @@ impl Graph {
         self.naming.extend(files.iter().map(|file| file.identity()));
         let result = inner.into_iter().try_for_each(|(key, inner)| {
             let child = inner.name_below(name, key);
-            self.build(&inner, &child, Owner::Parent, made)?;
+            self.build(&inner, &child, NodeOwner::Parent, made)?;
             let place = Child::new(Arc::clone(self.node(&child)?));
             let (key, role) = (key.to_owned(), blockdev.driver.role(key));
             let edge = Edge { key, role, node: child };
-            below.push(Below { edge, place });
+            below.push(ChildEdge { edge, place });
             Ok(())
         });
         self.naming.truncate(depth);
@@ -194,10 +195,10 @@ impl Graph {
     }
 }
 
-/// Which files an image may name, and what nodes of them are told.
+/// Resolves the files that one image names, as the policy allows.
 #[derive(Clone, Copy)]
-struct Policy<'a> {
-    allowed: &'a NamedFiles,
+struct NamedFileResolver<'a> {
+    allowed: &'a NamedFilesPolicy,
     /// Where the image is, if it is in one file.
     image: Option<&'a Path>,
     /// What the node of the image is told.
@@ -206,43 +207,43 @@ struct Policy<'a> {
     depth: usize,
 }
 
-impl Policy<'_> {
+impl NamedFileResolver<'_> {
     /// The node that shows the backing file, to be written inside the image's.
-    fn backing_node(self, name: &str, format: Option<&str>) -> Result<Blockdev, NamedFault> {
-        let what = What::Backing;
+    fn backing_node(self, name: &str, format: Option<&str>) -> Result<Blockdev, NamedFileError> {
+        let what = NamedFileRole::Backing;
         // Whoever has to allow it first hears of that first.
-        if *self.allowed == NamedFiles::Refused {
-            return Err(what.refused(name, Refusal::NotAllowed(what)));
+        if *self.allowed == NamedFilesPolicy::Refused {
+            return Err(what.refused(name, NamedFileRefusal::NotAllowed(what)));
         }
-        let format =
-            format.ok_or_else(|| what.refused(name, Refusal::NoFormat(name.to_owned())))?;
-        let unknown = || what.refused(name, Refusal::Format(format.to_owned()));
+        let format = format
+            .ok_or_else(|| what.refused(name, NamedFileRefusal::NoFormat(name.to_owned())))?;
+        let unknown = || what.refused(name, NamedFileRefusal::Format(format.to_owned()));
         let driver = drivers::format(format).ok_or_else(unknown)?;
         let names_files = driver.as_format.is_some_and(|it| it().needs().names_files.is_some());
         if self.depth + 1 >= CHAIN_MAX && names_files {
-            return Err(NamedFault::TooLong);
+            return Err(NamedFileError::TooLong);
         }
         let (path, kind) = self.file(what, name)?;
         Ok(Blockdev::of_image(driver, path, kind, self.above.below(ChildRole::Backing)))
     }
 
     /// The node that shows the data file.
-    fn data_node(self, name: Option<String>) -> Result<Blockdev, NamedFault> {
-        let name = name.ok_or(NamedFault::NoDataFile)?;
-        if *self.allowed != NamedFiles::Anywhere && !self.above.read_only {
-            return Err(What::Data.refused(&name, Refusal::Written));
+    fn data_node(self, name: Option<String>) -> Result<Blockdev, NamedFileError> {
+        let name = name.ok_or(NamedFileError::NoDataFile)?;
+        if *self.allowed != NamedFilesPolicy::Anywhere && !self.above.read_only {
+            return Err(NamedFileRole::Data.refused(&name, NamedFileRefusal::Written));
         }
-        let (path, kind) = self.file(What::Data, &name)?;
+        let (path, kind) = self.file(NamedFileRole::Data, &name)?;
         Ok(Blockdev::of_file(path, kind, self.above.below(ChildRole::Data)))
     }
 
     /// Where a file is that may be opened, and what it is.
-    fn file(self, what: What, name: &str) -> Result<(PathBuf, FileKind), NamedFault> {
+    fn file(self, what: NamedFileRole, name: &str) -> Result<(PathBuf, FileKind), NamedFileError> {
         let path = self.resolve(what, name)?;
         let kind = match path.metadata() {
             Ok(metadata) => metadata.file_type(),
             Err(cause) => {
-                return Err(NamedFault::Open { what, name: name.to_owned(), path, cause });
+                return Err(NamedFileError::Open { what, name: name.to_owned(), path, cause });
             }
         };
         if kind.is_file() {
@@ -250,31 +251,33 @@ impl Policy<'_> {
         } else if kind.is_block_device() {
             Ok((path, FileKind::BlockDevice))
         } else {
-            Err(what.refused(name, Refusal::Kind))
+            Err(what.refused(name, NamedFileRefusal::Kind))
         }
     }
 
     /// Where the file is, if it may be opened. If it counts where, the path is without links, so that
     /// nobody can lead it elsewhere from here on.
-    fn resolve(self, what: What, given: &str) -> Result<PathBuf, NamedFault> {
+    fn resolve(self, what: NamedFileRole, given: &str) -> Result<PathBuf, NamedFileError> {
         let refused = |why| Err(what.refused(given, why));
         // As in QEMU, a colon before the first slash ends the name of a protocol; `json:` is one.
         let first = given.split('/').next().unwrap_or_default();
         if first.contains(':') || given.contains('\0') {
-            return refused(Refusal::NoPath(what));
+            return refused(NamedFileRefusal::NoPath(what));
         }
         let path = match (Path::new(given), self.image) {
             (path, _) if path.is_absolute() => path.to_path_buf(),
             (path, Some(image)) => image.parent().unwrap_or(Path::new("")).join(path),
-            (_, None) => return refused(Refusal::NoDirectory),
+            (_, None) => return refused(NamedFileRefusal::NoDirectory),
         };
         match self.allowed {
-            NamedFiles::Refused => refused(Refusal::NotAllowed(what)),
-            NamedFiles::Anywhere => Ok(path),
-            NamedFiles::Below(directories) => match path.canonicalize() {
+            NamedFilesPolicy::Refused => refused(NamedFileRefusal::NotAllowed(what)),
+            NamedFilesPolicy::Anywhere => Ok(path),
+            NamedFilesPolicy::Below(directories) => match path.canonicalize() {
                 Ok(real) if directories.iter().any(|it| real.starts_with(it)) => Ok(real),
-                Ok(path) => refused(Refusal::Outside(path)),
-                Err(cause) => Err(NamedFault::Open { what, name: given.to_owned(), path, cause }),
+                Ok(path) => refused(NamedFileRefusal::Outside(path)),
+                Err(cause) => {
+                    Err(NamedFileError::Open { what, name: given.to_owned(), path, cause })
+                }
             },
         }
     }

@@ -7,9 +7,9 @@ use std::collections::HashSet;
 
 use super::base::{self, BaseOptions};
 use super::driver::Driver;
-use super::node::{Blockdev, ChildNode, NamedChild};
+use super::node::{Blockdev, BlockdevRef, KeyedChild};
 use super::table;
-use crate::syntax::{Fault, Fields, Takes, TextOrObject, is_identifier};
+use crate::syntax::{ArgumentError, OptionFields, TextOrObject, ValueType, is_identifier};
 
 /// How deep nodes written inside nodes may go; it bounds the recursion that reads them.
 const NESTING_MAX: usize = 8;
@@ -17,9 +17,9 @@ const NESTING_MAX: usize = 8;
 /// The longest node-name; QEMU keeps 32 bytes with the terminating zero.
 const NODE_NAME_BYTES_MAX: usize = 31;
 
-/// What is wrong with a node.
+/// What is wrong with the description of a node.
 #[derive(Debug, thiserror::Error)]
-enum NodeFault {
+enum BlockdevError {
     /// A node-name longer than QEMU's.
     #[error("node-name '{name}' has {} bytes; the limit is {NODE_NAME_BYTES_MAX}", name.len())]
     NameTooLong {
@@ -52,15 +52,19 @@ enum NodeFault {
 }
 
 /// Reads the argument of `--blockdev`.
-pub(crate) fn parse(text: &str) -> Result<Blockdev, Fault> {
-    let node = read(Fields::parse(text, "driver")?, BaseOptions::DEFAULT, 0)?;
+pub(crate) fn parse(text: &str) -> Result<Blockdev, ArgumentError> {
+    let node = read(OptionFields::parse(text, "driver")?, BaseOptions::DEFAULT, 0)?;
     if node.node_name.is_none() {
-        return Err(Fault::own(NodeFault::NoName));
+        return Err(ArgumentError::own(BlockdevError::NoName));
     }
     Ok(node)
 }
 
-fn read(mut fields: Fields, inherited: BaseOptions, depth: usize) -> Result<Blockdev, Fault> {
+fn read(
+    mut fields: OptionFields,
+    inherited: BaseOptions,
+    depth: usize,
+) -> Result<Blockdev, ArgumentError> {
     let name = fields.required_text("driver")?;
     let driver = table::find(&fields, name)?;
     fields.check_keys(&driver.keys)?;
@@ -68,40 +72,45 @@ fn read(mut fields: Fields, inherited: BaseOptions, depth: usize) -> Result<Bloc
     let base = BaseOptions::read(&mut fields, inherited)?;
     let activity = base::read_activity(&mut fields)?;
     let options = (driver.read)(&mut fields, &base)?;
-    let mut children = Children { fields, driver, base, depth, read: Vec::new() };
+    let mut children = ChildrenReader { fields, driver, base, depth, read: Vec::new() };
     for key in driver.keys.supported() {
         children.take(key.name, &key.takes, key.is_required)?;
     }
     Ok(Blockdev { node_name, driver, options, children: children.read, base, activity })
 }
 
-fn check_node_name(name: String) -> Result<String, Fault> {
+fn check_node_name(name: String) -> Result<String, ArgumentError> {
     if !is_identifier(&name) {
-        return Err(Fault::NotAnIdentifier { key: "node-name", value: name });
+        return Err(ArgumentError::NotAnIdentifier { key: "node-name", value: name });
     }
     if name.len() > NODE_NAME_BYTES_MAX {
-        return Err(Fault::own(NodeFault::NameTooLong { name }));
+        return Err(ArgumentError::own(BlockdevError::NameTooLong { name }));
     }
     Ok(name)
 }
 
-/// The children of a node that is being read.
-struct Children {
-    fields: Fields,
+/// Reads the children of a node's description.
+struct ChildrenReader {
+    fields: OptionFields,
     driver: &'static Driver,
     base: BaseOptions,
     depth: usize,
-    read: Vec<NamedChild>,
+    read: Vec<KeyedChild>,
 }
 
-impl Children {
+impl ChildrenReader {
     /// Takes the children under this key, if it is one of children.
-    fn take(&mut self, key: &str, takes: &Takes, is_required: bool) -> Result<(), Fault> {
-        if let Takes::Nodes { least, most } = *takes {
+    fn take(
+        &mut self,
+        key: &str,
+        takes: &ValueType,
+        is_required: bool,
+    ) -> Result<(), ArgumentError> {
+        if let ValueType::Nodes { least, most } = *takes {
             return self.take_list(key, least, most);
         }
-        if !matches!(takes, Takes::Node | Takes::NodeOrNull)
-            || matches!(takes, Takes::NodeOrNull) && self.fields.is_nothing(key)
+        if !matches!(takes, ValueType::Node | ValueType::NodeOrNull)
+            || matches!(takes, ValueType::NodeOrNull) && self.fields.is_nothing(key)
             || !is_required && !self.fields.has(key)
         {
             return Ok(());
@@ -110,42 +119,42 @@ impl Children {
         self.add(key.to_owned(), given).map(drop)
     }
 
-    fn take_list(&mut self, key: &str, least: usize, most: usize) -> Result<(), Fault> {
+    fn take_list(&mut self, key: &str, least: usize, most: usize) -> Result<(), ArgumentError> {
         let list = self.fields.texts_or_objects(key)?;
         let given = list.len();
         if !(least..=most).contains(&given) {
             let key = self.fields.path(key);
-            return Err(Fault::own(NodeFault::ChildCount { key, given, least, most }));
+            return Err(ArgumentError::own(BlockdevError::ChildCount { key, given, least, most }));
         }
         let mut names = HashSet::new();
         for (index, given) in list.into_iter().enumerate() {
             let name = match self.add(format!("{key}.{index}"), given)? {
-                ChildNode::Reference(name) => Some(name.clone()),
-                ChildNode::Inline(inner) => inner.node_name.clone(),
+                BlockdevRef::Reference(name) => Some(name.clone()),
+                BlockdevRef::Inline(inner) => inner.node_name.clone(),
             };
             if let Some(name) = name
                 && !names.insert(name.clone())
             {
                 let key = self.fields.path(key);
-                return Err(Fault::own(NodeFault::ChildTwice { key, name }));
+                return Err(ArgumentError::own(BlockdevError::ChildTwice { key, name }));
             }
         }
         Ok(())
     }
 
-    fn add(&mut self, key: String, given: TextOrObject) -> Result<&ChildNode, Fault> {
+    fn add(&mut self, key: String, given: TextOrObject) -> Result<&BlockdevRef, ArgumentError> {
         let node = match given {
-            TextOrObject::Text(node_name) => ChildNode::Reference(node_name),
+            TextOrObject::Text(node_name) => BlockdevRef::Reference(node_name),
             TextOrObject::Object(_) if self.depth + 1 >= NESTING_MAX => {
                 let (key, levels_max) = (self.fields.path(&key), NESTING_MAX);
-                return Err(Fault::TooDeep { key, levels_max });
+                return Err(ArgumentError::TooDeep { key, levels_max });
             }
             TextOrObject::Object(inner) => {
                 let inherited = self.base.below(self.driver.role(&key));
-                ChildNode::Inline(Box::new(read(inner, inherited, self.depth + 1)?))
+                BlockdevRef::Inline(Box::new(read(inner, inherited, self.depth + 1)?))
             }
         };
-        self.read.push(NamedChild { key, node });
+        self.read.push(KeyedChild { key, node });
         Ok(&self.read.last().expect("it was just added").node)
     }
 }

@@ -23,11 +23,11 @@ const MESSAGE_BYTES_MAX: usize = 8192;
 /// The most messages that are taken before somebody else gets his turn.
 const MESSAGES_MAX: usize = 256;
 
-/// A socket that becomes readable when a device comes, goes or changes.
+/// Listens for kernel uevents which say that a block device has changed.
 #[derive(Debug)]
-pub(crate) struct DeviceNews(OwnedFd);
+pub(crate) struct UeventMonitor(OwnedFd);
 
-impl DeviceNews {
+impl UeventMonitor {
     /// Listens from now on.
     pub(crate) fn listen() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -58,7 +58,7 @@ impl DeviceNews {
     }
 }
 
-impl AsFd for DeviceNews {
+impl AsFd for UeventMonitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn nothing_said_is_no_news() {
         // Hosts without this family of sockets are served too.
-        if let Ok(news) = DeviceNews::listen() {
+        if let Ok(news) = UeventMonitor::listen() {
             news.take();
             assert!(!news.take());
         }

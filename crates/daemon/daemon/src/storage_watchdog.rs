@@ -1,9 +1,9 @@
 //! Says what the first thread waits for, if it waits for long: a disk that hangs keeps it in a system call, where it
 //! can say nothing.
 //!
-//! Threads: one, from the start to the end of the process ([`Watch`]); before there is a log, one for each wait
+//! Threads: one, from the start to the end of the process ([`StorageWatchdog`]); before there is a log, one for each wait
 //! ([`waiting_for`]).
-//! Limits: [`TOLD_AFTER`], and what [`Watch::set_limit`] says.
+//! Limits: [`TOLD_AFTER`], and what [`StorageWatchdog::set_limit`] says.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -18,28 +18,30 @@ use crate::log::Log;
 /// How long storage may take to answer before that is said.
 const TOLD_AFTER: Duration = Duration::from_secs(3);
 
-/// What the first thread waits for now.
+/// A watchdog that logs when the first thread waits for storage for long, and ends the process after a limit.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct StorageWatchdog {
     state: Mutex<State>,
     changed: Condvar,
 }
 
+/// What the mutex protects: the present wait, and the limit.
 #[derive(Debug, Default)]
 struct State {
-    wait: Option<Wait>,
+    wait: Option<StorageWait>,
     /// After so long the process ends.
     limit: Option<Duration>,
 }
 
+/// A wait for storage: what for, and since when.
 #[derive(Debug)]
-struct Wait {
+struct StorageWait {
     what: String,
     since: Instant,
     is_told: bool,
 }
 
-impl Watch {
+impl StorageWatchdog {
     /// Begins to watch, and to say it there.
     pub(crate) fn start(self: &Arc<Self>, log: &Arc<Log>) -> io::Result<()> {
         let (watch, log) = (Arc::clone(self), Arc::clone(log));
@@ -54,7 +56,7 @@ impl Watch {
 
     /// Does something that waits for storage.
     pub(crate) fn during<T>(&self, what: String, work: impl FnOnce() -> T) -> T {
-        let wait = Wait { what, since: SystemClock.now(), is_told: false };
+        let wait = StorageWait { what, since: SystemClock.now(), is_told: false };
         let before = self.state().wait.replace(wait);
         self.changed.notify_one();
         let done = work();

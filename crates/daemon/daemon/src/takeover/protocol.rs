@@ -25,7 +25,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::Deadline;
-use crate::graph::Description;
+use crate::graph::NodeDescription;
 
 /// The longest packet, which names the sockets of a daemon.
 const PACKET_BYTES_MAX: usize = 128 << 10;
@@ -48,7 +48,7 @@ const NAMES_MAX: usize = 64;
 /// The pause before descriptors that the kernel could not take are sent again.
 const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// One packet.
+/// A packet of the takeover protocol.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Message {
@@ -59,9 +59,9 @@ pub(super) enum Message {
     /// Old: it goes on serving.
     Refused { reason: String },
     /// Old: an export that it would hand over. The options of its nodes follow.
-    Offer { export: Offered },
+    Offer { export: OfferedExport },
     /// Old: all options of the nodes below the last export, or a part of them.
-    OfferNodes { nodes: Description },
+    OfferNodes { nodes: NodeDescription },
     /// Old: those were all.
     OfferEnd,
     /// New: it can go on with that; the old process is to stop its rings.
@@ -111,7 +111,7 @@ pub(super) enum Message {
     Commit,
 }
 
-/// The file of a socket.
+/// The device and inode of a socket's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SocketFile {
@@ -119,10 +119,10 @@ pub(super) struct SocketFile {
     pub(super) inode: u64,
 }
 
-/// What a guest sees of an export, and where its bytes are.
+/// What a guest sees of an export, and its nodes, as the old process offers it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub(super) struct Offered {
+pub(super) struct OfferedExport {
     pub(super) socket: SocketFile,
     pub(super) id: String,
     pub(super) bytes: u64,
@@ -131,16 +131,16 @@ pub(super) struct Offered {
     pub(super) features: u64,
     /// All options of the nodes below it, in packets of their own: they are long below a chain of images.
     #[serde(skip)]
-    pub(super) nodes: Description,
+    pub(super) nodes: NodeDescription,
 }
 
-/// A connection between an old and a new process.
+/// A connection between the old and the new process.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct TakeoverConnection {
     fd: OwnedFd,
 }
 
-/// A connection came to nothing.
+/// The takeover protocol failed: hung up, silent, or not understood.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WireError {
     /// The other process has closed it, or has ended.
@@ -214,7 +214,7 @@ fn names(process: u32) -> Result<Vec<String>, WireError> {
     Ok(names)
 }
 
-impl Wire {
+impl TakeoverConnection {
     /// Connects to the process of that id. `None` if it cannot be asked: it listens nowhere. Names that others
     /// have taken are passed over.
     pub(super) fn connect(process: u32) -> Result<Option<Self>, WireError> {
@@ -286,12 +286,16 @@ impl Wire {
     }
 
     /// Offers an export, in as many packets as that takes.
-    pub(super) fn offer(&self, mut export: Offered, until: Deadline) -> Result<(), WireError> {
+    pub(super) fn offer(
+        &self,
+        mut export: OfferedExport,
+        until: Deadline,
+    ) -> Result<(), WireError> {
         let nodes = std::mem::take(&mut export.nodes);
         self.send(&Message::Offer { export }, &[], until)?;
         let mut nodes = nodes.into_iter().peekable();
         while nodes.peek().is_some() {
-            let (mut part, mut bytes) = (Description::new(), 0);
+            let (mut part, mut bytes) = (NodeDescription::new(), 0);
             while let Some((key, value)) = nodes.next_if(|_| bytes < OPTION_BYTES_OF_PACKET) {
                 bytes += key.len() + value.len();
                 part.insert(key, value);
@@ -351,12 +355,12 @@ impl Wire {
     }
 
     /// Whether the other process has said something, or does within that time; so too if it has ended.
-    pub(super) fn has_said(&self, limit: Duration) -> bool {
+    pub(super) fn has_message(&self, limit: Duration) -> bool {
         !matches!(self.wait(PollFlags::IN, Deadline::within(limit)), Err(WireError::Silent))
     }
 
     /// From now on the other process can say nothing more; what it has said can still be received.
-    pub(super) fn close_ears(&self) -> Result<(), WireError> {
+    pub(super) fn shut_down_receive(&self) -> Result<(), WireError> {
         Ok(shutdown(&self.fd, Shutdown::Read)?)
     }
 
@@ -375,7 +379,7 @@ impl Wire {
     }
 }
 
-impl AsFd for Wire {
+impl AsFd for TakeoverConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -411,7 +415,7 @@ mod tests {
         let (old, new) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
                 .unwrap();
-        let (old, new) = (Wire::of(old), Wire::of(new));
+        let (old, new) = (TakeoverConnection::of(old), TakeoverConnection::of(new));
         let until = Deadline::within(Duration::from_secs(60));
         let (mine, theirs) = io::pipe().unwrap();
         new.send(&Message::Proceed, &[theirs.as_fd()], until).unwrap();

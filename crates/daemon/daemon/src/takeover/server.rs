@@ -13,16 +13,16 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::ANSWER_LIMIT;
 use crate::SocketError;
-use crate::socket::{Identity, address, stream_socket};
+use crate::socket::{SocketIdentity, address, stream_socket};
 
 /// The programs that are told to end if they cannot hand over, one of them also as the kernel shortens its name.
 const PROGRAMS: [&str; 3] = ["ringloom", "qemu-storage-daemon", "qemu-storage-da"];
 
-/// A socket that is being served.
+/// A socket of the plan that another process serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Served {
+pub(super) struct ServedSocket {
     pub(super) path: PathBuf,
-    pub(super) file: Identity,
+    pub(super) file: SocketIdentity,
     /// Who listens.
     pub(super) process: u32,
 }
@@ -64,7 +64,7 @@ pub(crate) enum FindError {
 
 /// Who listens at a path, if anybody does. The connection that this needs is closed at once: for the
 /// server it is a client that leaves without a word.
-pub(super) fn server_of(path: &Path) -> Result<Option<Served>, FindError> {
+pub(super) fn server_of(path: &Path) -> Result<Option<ServedSocket>, FindError> {
     let failed = |action| {
         move |source: io::Error| SocketError::Kernel { path: path.to_owned(), action, source }
     };
@@ -78,15 +78,15 @@ pub(super) fn server_of(path: &Path) -> Result<Option<Served>, FindError> {
         Err(errno) => return Err(failed("ask who serves it")(errno.into()).into()),
     }
     let peer = peer_of(&fd).map_err(failed("ask who serves it"))?;
-    let file = Identity::of(path).map_err(failed("look at it"))?;
+    let file = SocketIdentity::of(path).map_err(failed("look at it"))?;
     match peer.process {
-        Some(process) => Ok(Some(Served { path: path.to_owned(), file, process })),
+        Some(process) => Ok(Some(ServedSocket { path: path.to_owned(), file, process })),
         None => Err(FindError::Elsewhere { path: path.to_owned() }),
     }
 }
 
 /// A hold on a process, which tells its end.
-pub(super) fn hold(process: u32) -> Result<OwnedFd, FindError> {
+pub(super) fn open_pidfd(process: u32) -> Result<OwnedFd, FindError> {
     let failed = |source| FindError::Process { process, action: "watch it", source };
     let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| failed(Errno::SRCH.into()))?;

@@ -2,7 +2,7 @@
 //!
 //! A block device may grow or shrink under its users, and so may a file. The sizes of the files below a node are looked
 //! at when a front end asks for the configuration, when it starts its first ring, when the kernel says that a block
-//! device has changed (`device_news`), and when the operator asks for it (SIGHUP): nobody grows a disk by what he says.
+//! device has changed (`uevents`), and when the operator asks for it (SIGHUP): nobody grows a disk by what he says.
 //! First the files are measured, then the node says its size, then rings see it ([`Capacity`], read once for each
 //! batch), and only then the front end is told, if it gave a channel and the size is not the one that it was told last.
 //! It asks for the configuration then, and interrupts the driver. What it was told by the process before is in its
@@ -21,9 +21,9 @@ use kernel_io::{FileKind, OpenFile};
 use vhost_user::BackendChannel;
 use virtio_blk::Capacity;
 
-/// How large an export's disk is.
+/// The size of an export's disk, which may change, and what its front end was told.
 #[derive(Debug)]
-pub(crate) struct Size {
+pub(crate) struct ExportSize {
     /// The export, for messages.
     export: String,
     node: Arc<dyn Node>,
@@ -31,20 +31,20 @@ pub(crate) struct Size {
     /// The files below the node.
     files: Mutex<Vec<Arc<OpenFile>>>,
     capacity: Arc<Capacity>,
-    listener: Mutex<Listener>,
+    listener: Mutex<SizeListener>,
     /// Whether it was said that a file has been removed.
     is_removal_told: AtomicBool,
 }
 
-/// The front end of now.
+/// The present front end's channel, and the size that it was told.
 #[derive(Debug, Default)]
-struct Listener {
+struct SizeListener {
     channel: Option<Arc<BackendChannel>>,
     /// The size that it was told last.
-    told: Option<DiskSize>,
+    announced: Option<DiskSize>,
 }
 
-impl Size {
+impl ExportSize {
     /// The size of that node, which stands on those files.
     pub(crate) fn new(
         export: &str,
@@ -70,7 +70,7 @@ impl Size {
     }
 
     /// The node stands on these files from now on.
-    pub(crate) fn stands_on(&self, files: Vec<Arc<OpenFile>>) {
+    pub(crate) fn set_files(&self, files: Vec<Arc<OpenFile>>) {
         *self.files.lock().expect("no holder of this lock panics") = files;
     }
 
@@ -96,7 +96,7 @@ impl Size {
 
     /// Says, once, that a file below has been removed: guests do not notice. Looked at when a client comes and leaves, and
     /// with the size. Blocks as far as a file system does.
-    pub(crate) fn look_for_removed(&self) {
+    pub(crate) fn warn_if_removed(&self) {
         let removed =
             self.files().into_iter().find(|file| file.is_removed().is_ok_and(|removed| removed));
         let Some(file) = removed else { return };
@@ -116,8 +116,8 @@ impl Size {
     }
 
     /// There is another front end, which was told nothing.
-    pub(crate) fn welcome(&self) {
-        *self.listener() = Listener::default();
+    pub(crate) fn reset_front_end(&self) {
+        *self.listener() = SizeListener::default();
     }
 
     /// The front end wants to hear of changes here.
@@ -129,18 +129,18 @@ impl Size {
     pub(crate) fn answer(&self) -> DiskSize {
         let mut listener = self.listener();
         let size = self.look();
-        listener.told = Some(size);
+        listener.announced = Some(size);
         size
     }
 
     /// What the front end was told last, by this process or the one before.
-    pub(crate) fn told(&self) -> Option<DiskSize> {
-        self.listener().told
+    pub(crate) fn announced(&self) -> Option<DiskSize> {
+        self.listener().announced
     }
 
     /// Another process has told the front end this size.
     pub(crate) fn was_told(&self, size: DiskSize) {
-        self.listener().told = Some(size);
+        self.listener().announced = Some(size);
         let (was, is) = (size.0.0, self.capacity.get().0.0);
         if was != is {
             let changed = if was < is { "grown" } else { "shrunk" };
@@ -152,7 +152,7 @@ impl Size {
         }
     }
 
-    /// A block device has changed: [`Size::review`], if there is one below.
+    /// A block device has changed: [`ExportSize::review`], if there is one below.
     pub(crate) fn review_devices(&self) {
         if self.files().iter().any(|file| file.kind() == FileKind::BlockDevice) {
             self.review();
@@ -164,7 +164,7 @@ impl Size {
     pub(crate) fn review(&self) {
         let listener = self.listener();
         let size = self.look();
-        if listener.told == Some(size) {
+        if listener.announced == Some(size) {
             return;
         }
         let Some(channel) = &listener.channel else { return };
@@ -179,7 +179,7 @@ impl Size {
 
     /// Asks all files for their sizes. One thread at a time: the caller has the listener's lock.
     fn look(&self) -> DiskSize {
-        self.look_for_removed();
+        self.warn_if_removed();
         for file in self.files() {
             if let Err(error) = file.measure() {
                 let (export, path) = (&self.export, file.path().display());
@@ -206,7 +206,7 @@ impl Size {
         size
     }
 
-    fn listener(&self) -> MutexGuard<'_, Listener> {
+    fn listener(&self) -> MutexGuard<'_, SizeListener> {
         self.listener.lock().expect("no holder of this lock panics")
     }
 }

@@ -13,15 +13,15 @@
 
 use std::collections::BTreeMap;
 
-use host::{FilterError, Refusals, filter_system_calls};
+use host::{FilterError, RefusalLogging, filter_system_calls};
 use libc::c_long;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch,
 };
 
-/// A number that a call's argument may have, and the rules for a call: any of them suffices.
-type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+/// Seccomp rules by system call: any of them suffices.
+type SyscallRules = BTreeMap<c_long, Vec<SeccompRule>>;
 
 /// What is let through whatever its arguments are.
 const ALWAYS: &[&[c_long]] = &[IO, WAITING, MEMORY, FILES, SESSIONS, THREADS, ENDING];
@@ -290,9 +290,9 @@ const TOLD_TO_SOCKETS: [u64; 3] = [10, 21, 67];
 /// IORING_REGISTER_FILES_UPDATE).
 const REGISTERED: [u64; 2] = [3, 6];
 
-/// What a filter depends on.
+/// What the seccomp filters depend on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Needs {
+pub(super) struct FilterNeeds {
     /// Whether files are opened again later, as landlock lets them.
     pub(super) opening: bool,
     /// Whether a block device is written.
@@ -301,16 +301,16 @@ pub(super) struct Needs {
     pub(super) ids: bool,
 }
 
-/// The filters, ready to be put up.
+/// The compiled seccomp filters of the process.
 #[derive(Debug)]
-pub(super) struct CallsFence {
+pub(super) struct SeccompFilters {
     // In this order: the last one does not let any other be put up.
-    programs: Vec<(BpfProgram, Refusals)>,
+    programs: Vec<(BpfProgram, RefusalLogging)>,
 }
 
-/// The fence cannot be had.
+/// The seccomp filters could not be made or installed.
 #[derive(Debug, thiserror::Error)]
-pub enum CallsError {
+pub enum SeccompError {
     /// Nobody has made a filter for this machine.
     #[error("there is no filter of system calls for {}", std::env::consts::ARCH)]
     Machine(#[source] seccompiler::BackendError),
@@ -322,45 +322,45 @@ pub enum CallsError {
     Kernel(#[from] FilterError),
 }
 
-impl CallsFence {
+impl SeccompFilters {
     /// Makes the filters for this process; nothing is fenced yet.
-    pub(super) fn new(needs: Needs) -> Result<Self, CallsError> {
-        let machine = std::env::consts::ARCH.try_into().map_err(CallsError::Machine)?;
-        let hostile = hostile().map_err(CallsError::Filter)?;
+    pub(super) fn new(needs: FilterNeeds) -> Result<Self, SeccompError> {
+        let machine = std::env::consts::ARCH.try_into().map_err(SeccompError::Machine)?;
+        let hostile = hostile().map_err(SeccompError::Filter)?;
         let old = [(libc::SYS_clone3, Vec::new())].into();
-        let allowed = allowed(std::process::id(), needs).map_err(CallsError::Filter)?;
+        let allowed = allowed(std::process::id(), needs).map_err(SeccompError::Filter)?;
         let errno = |number: libc::c_int| SeccompAction::Errno(number.cast_unsigned());
         let let_through = || SeccompAction::Allow;
         let mut programs = vec![
             (
                 program(hostile, let_through(), SeccompAction::KillProcess, machine)?,
-                Refusals::Logged,
+                RefusalLogging::Logged,
             ),
             // Its flags are in memory, where a filter does not see them; `clone` does the same. Each
             // new thread tries.
-            (program(old, let_through(), errno(libc::ENOSYS), machine)?, Refusals::Silent),
+            (program(old, let_through(), errno(libc::ENOSYS), machine)?, RefusalLogging::Silent),
         ];
         if !needs.opening {
             let opening = OPENING.iter().map(|call| (*call, Vec::new())).collect();
             let opening = program(opening, let_through(), errno(libc::EACCES), machine)?;
-            programs.push((opening, Refusals::Silent));
+            programs.push((opening, RefusalLogging::Silent));
         }
         let allowed = program(allowed, errno(libc::EPERM), let_through(), machine)?;
-        programs.push((allowed, Refusals::Logged));
+        programs.push((allowed, RefusalLogging::Logged));
         Ok(Self { programs })
     }
 
     /// Makes the filters for this process if it is the one that looks at descriptors; nothing is fenced yet.
-    pub(super) fn of_descriptor_check() -> Result<Self, CallsError> {
-        let machine = std::env::consts::ARCH.try_into().map_err(CallsError::Machine)?;
+    pub(super) fn of_descriptor_check() -> Result<Self, SeccompError> {
+        let machine = std::env::consts::ARCH.try_into().map_err(SeccompError::Machine)?;
         let always = DESCRIPTOR_CHECK.iter().map(|call| (*call, Vec::new()));
-        let mut allowed: Rules = always.collect();
-        let own = memory_and_threads(std::process::id()).map_err(CallsError::Filter)?;
+        let mut allowed: SyscallRules = always.collect();
+        let own = memory_and_threads(std::process::id()).map_err(SeccompError::Filter)?;
         allowed.extend(own);
         let seals = [libc::F_GETFD, libc::F_GET_SEALS].map(|it| u64::from(it.unsigned_abs()));
-        let seals = any_of(1, seals.into_iter()).map_err(CallsError::Filter)?;
+        let seals = any_of(1, seals.into_iter()).map_err(SeccompError::Filter)?;
         let domain = u64::from(libc::SO_DOMAIN.unsigned_abs());
-        let domain = when(2, SeccompCmpOp::Eq, domain).map_err(CallsError::Filter)?;
+        let domain = when(2, SeccompCmpOp::Eq, domain).map_err(SeccompError::Filter)?;
         allowed.extend([(libc::SYS_fcntl, seals), (libc::SYS_getsockopt, domain)]);
         let old = [(libc::SYS_clone3, Vec::new())].into();
         let errno = |number: libc::c_int| SeccompAction::Errno(number.cast_unsigned());
@@ -368,11 +368,13 @@ impl CallsFence {
         // The call that the filter before has answered has to pass this one.
         allowed.insert(libc::SYS_clone3, Vec::new());
         let allowed = program(allowed, errno(libc::EPERM), SeccompAction::Allow, machine)?;
-        Ok(Self { programs: vec![(old, Refusals::Silent), (allowed, Refusals::Logged)] })
+        Ok(Self {
+            programs: vec![(old, RefusalLogging::Silent), (allowed, RefusalLogging::Logged)],
+        })
     }
 
     /// Puts the fence up for all threads, now and later.
-    pub(super) fn put_up(&self) -> Result<(), CallsError> {
+    pub(super) fn put_up(&self) -> Result<(), SeccompError> {
         for (program, refusals) in &self.programs {
             let instructions: Vec<libc::sock_filter> = program
                 .iter()
@@ -385,26 +387,26 @@ impl CallsFence {
 }
 
 fn program(
-    rules: Rules,
+    rules: SyscallRules,
     others: SeccompAction,
     these: SeccompAction,
     machine: TargetArch,
-) -> Result<BpfProgram, CallsError> {
-    let filter = SeccompFilter::new(rules, others, these, machine).map_err(CallsError::Filter)?;
-    filter.try_into().map_err(CallsError::Filter)
+) -> Result<BpfProgram, SeccompError> {
+    let filter = SeccompFilter::new(rules, others, these, machine).map_err(SeccompError::Filter)?;
+    filter.try_into().map_err(SeccompError::Filter)
 }
 
-fn hostile() -> Result<Rules, seccompiler::BackendError> {
-    let mut rules: Rules = HOSTILE.iter().map(|call| (*call, Vec::new())).collect();
+fn hostile() -> Result<SyscallRules, seccompiler::BackendError> {
+    let mut rules: SyscallRules = HOSTILE.iter().map(|call| (*call, Vec::new())).collect();
     let family = libc::AF_UNIX.unsigned_abs().into();
     let elsewhere = condition(0, SeccompCmpOp::Ne, family)?;
     rules.insert(libc::SYS_socket, vec![SeccompRule::new(vec![elsewhere])?]);
     Ok(rules)
 }
 
-fn allowed(process: u32, needs: Needs) -> Result<Rules, seccompiler::BackendError> {
+fn allowed(process: u32, needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendError> {
     let always = ALWAYS.iter().copied().flatten();
-    let mut rules: Rules = always.map(|call| (*call, Vec::new())).collect();
+    let mut rules: SyscallRules = always.map(|call| (*call, Vec::new())).collect();
     rules.extend(memory_and_threads(process)?);
     rules.extend(other_processes(needs)?);
     rules.extend(descriptors(needs)?);
@@ -413,7 +415,7 @@ fn allowed(process: u32, needs: Needs) -> Result<Rules, seccompiler::BackendErro
 }
 
 /// Nothing becomes code, no process is made, and no limit is set.
-fn memory_and_threads(process: u32) -> Result<Rules, seccompiler::BackendError> {
+fn memory_and_threads(process: u32) -> Result<SyscallRules, seccompiler::BackendError> {
     // Nothing becomes code that was not code when the program was loaded.
     let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
     let no_code = |argument| when(argument, SeccompCmpOp::MaskedEq(executable), 0);
@@ -423,7 +425,7 @@ fn memory_and_threads(process: u32) -> Result<Rules, seccompiler::BackendError> 
     let name = u64::from(libc::PR_SET_NAME.unsigned_abs());
     // The limits of this process are read, to place a thread's stack, and not set.
     let own_limits = vec![condition(0, SeccompCmpOp::Eq, 0)?, is_null(2)?];
-    Ok(Rules::from([
+    Ok(SyscallRules::from([
         (libc::SYS_mmap, no_code(2)?),
         (libc::SYS_mprotect, no_code(2)?),
         (libc::SYS_clone, when(0, SeccompCmpOp::MaskedEq(looked_at), thread)?),
@@ -436,35 +438,35 @@ fn memory_and_threads(process: u32) -> Result<Rules, seccompiler::BackendError> 
 
 /// A process that takes over and hangs is ended by this one, which then goes on. It is held by the
 /// connection to it.
-fn other_processes(needs: Needs) -> Result<Rules, seccompiler::BackendError> {
+fn other_processes(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendError> {
     let end = SeccompRule::new(vec![
         condition(1, SeccompCmpOp::Eq, u64::from(libc::SIGKILL.unsigned_abs()))?,
         // One process and not its group; nothing goes with the signal.
         is_null(2)?,
         condition(3, SeccompCmpOp::Eq, 0)?,
     ])?;
-    let mut rules = Rules::from([(libc::SYS_pidfd_send_signal, vec![end])]);
+    let mut rules = SyscallRules::from([(libc::SYS_pidfd_send_signal, vec![end])]);
     if needs.ids {
         rules.insert(libc::SYS_pidfd_open, when(1, SeccompCmpOp::Eq, 0)?);
     }
     Ok(rules)
 }
 
-fn descriptors(needs: Needs) -> Result<Rules, seccompiler::BackendError> {
+fn descriptors(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendError> {
     let mut fcntl = any_of(1, FCNTL.iter().map(|command| u64::from(command.unsigned_abs())))?;
     let mode = condition(1, SeccompCmpOp::Eq, u64::from(libc::F_SETFL.unsigned_abs()))?;
     let others = u64::from((!MODES).cast_unsigned());
     let only = condition(2, SeccompCmpOp::MaskedEq(others), 0)?;
     fcntl.push(SeccompRule::new(vec![mode, only])?);
     let ioctl = [FIONREAD].into_iter().chain(needs.discards.then_some(BLKDISCARD));
-    Ok(Rules::from([
+    Ok(SyscallRules::from([
         (libc::SYS_fcntl, fcntl),
         (libc::SYS_ioctl, any_of(1, ioctl)?),
         (libc::SYS_io_uring_register, any_of(1, REGISTERED.into_iter())?),
     ]))
 }
 
-fn sockets() -> Result<Rules, seccompiler::BackendError> {
+fn sockets() -> Result<SyscallRules, seccompiler::BackendError> {
     let level = u64::from(libc::SOL_SOCKET.unsigned_abs());
     let option = |number| {
         SeccompRule::new(vec![
@@ -474,7 +476,7 @@ fn sockets() -> Result<Rules, seccompiler::BackendError> {
     };
     let asked = ASKED_OF_SOCKETS.map(|number| option(number.unsigned_abs().into()));
     let told = TOLD_TO_SOCKETS.map(option);
-    Ok(Rules::from([
+    Ok(SyscallRules::from([
         (libc::SYS_getsockopt, asked.into_iter().collect::<Result<_, _>>()?),
         (libc::SYS_setsockopt, told.into_iter().collect::<Result<_, _>>()?),
     ]))
@@ -513,7 +515,7 @@ fn any_of(
 mod tests {
     use super::*;
 
-    const ALL: Needs = Needs { opening: true, discards: true, ids: true };
+    const ALL: FilterNeeds = FilterNeeds { opening: true, discards: true, ids: true };
 
     #[test]
     fn no_call_is_both_hostile_and_let_through() {
@@ -525,7 +527,7 @@ mod tests {
 
     #[test]
     fn the_filters_can_be_made_and_fit_the_kernel() {
-        let fence = CallsFence::new(ALL).unwrap();
+        let fence = SeccompFilters::new(ALL).unwrap();
         for (program, _) in &fence.programs {
             // BPF_MAXINSNS
             assert!(program.len() <= 4096, "{} instructions", program.len());

@@ -4,16 +4,16 @@
 
 use std::time::Duration;
 
-/// Since when a front end waits.
+/// Since when an export's front end waits in a takeover.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Resumption {
+pub(crate) struct TakeoverPause {
     /// When its queues were to be stopped, on the clock of [`monotonic`].
     pub(crate) since: Duration,
     /// By which process.
     pub(crate) process: u32,
 }
 
-impl Resumption {
+impl TakeoverPause {
     /// Says how long it has waited.
     pub(crate) fn tell(&self, export: &str) {
         let Self { since, process } = self;

@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::path::Path;
 
-use crate::options::{Plan, Step};
+use crate::options::{Plan, PlanStep};
 
 /// Where descriptors have names.
 const DIRECTORIES: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
@@ -42,14 +42,14 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
     paths.filter_map(number_of).chain(passed).collect()
 }
 
-fn paths_of(step: &Step) -> Vec<&Path> {
+fn paths_of(step: &PlanStep) -> Vec<&Path> {
     match step {
-        Step::Object(_) => Vec::new(),
-        Step::Blockdev(blockdev) => {
+        PlanStep::Object(_) => Vec::new(),
+        PlanStep::Blockdev(blockdev) => {
             let files = blockdev.nodes().into_iter().flat_map(|node| node.options.needs().files);
             files.map(|file| file.path).collect()
         }
-        Step::Export(export) => vec![&export.socket.path],
+        PlanStep::Export(export) => vec![&export.socket.path],
     }
 }
 
@@ -74,7 +74,7 @@ fn passed(for_process: Option<String>, count: Option<String>, own: u32) -> Vec<R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Command, parse};
+    use crate::options::{ServeCommand, parse};
 
     #[track_caller]
     fn check(path: &str, expected: Option<RawFd>) {
@@ -119,7 +119,7 @@ mod tests {
             "--pidfile",
             "/proc/self/fd/1002",
         ];
-        let Command::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
+        let ServeCommand::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
             panic!("a line that serves")
         };
         assert_eq!(meant(&plan), [number, 1001, 1002].into());

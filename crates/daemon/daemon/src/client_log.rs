@@ -2,7 +2,7 @@
 //! has stopped or changed them, and that somebody else waits meanwhile.
 //!
 //! Where it stands: the device of a session notes which rings it serves; the session's thread looks at the visit between
-//! two messages ([`Visit::look`]).
+//! two messages ([`ClientLog::look`]).
 //!
 //! Invariants: a line is said when the queues have been as they are for [`SETTLED`], because a front end starts and stops
 //! them one by one; what a client was served with is said before it leaves. Who waits is said when he speaks, or has
@@ -25,7 +25,7 @@ use rustix::event::{Timespec, epoll};
 use vhost_user::QueueIndex;
 use virtio::{CacheMode, RingLayout, RingSetup};
 
-use crate::socket::{NextClient, Socket};
+use crate::socket::{ExportSocket, NextClient};
 
 /// For how long the queues must have been as they are before it is said.
 const SETTLED: Duration = Duration::from_millis(200);
@@ -33,79 +33,80 @@ const SETTLED: Duration = Duration::from_millis(200);
 /// How long somebody who is silent must have waited before it is said.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often it may be said, for all clients of an export.
+/// The rate limits of the log lines about an export's clients.
 #[derive(Debug, Default)]
-pub(crate) struct Rates {
+pub(crate) struct ClientLogRates {
     clients: Mutex<SentenceRate>,
     waiting: Mutex<SentenceRate>,
 }
 
-/// How a client came here.
+/// How a client came: it connected, or was taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Coming {
+pub(crate) enum ClientOrigin {
     /// It has connected.
     Connected,
     /// Another process has served it on the same connection.
     TakenOver,
 }
 
-/// One client's stay.
+/// What is logged about one client, from its connection to its end.
 #[derive(Debug)]
-pub(crate) struct Visit {
+pub(crate) struct ClientLog {
     export: String,
-    coming: Coming,
+    coming: ClientOrigin,
     process: Option<u32>,
     /// None where the host has no descriptors for it: then less is said.
-    watch: OnceLock<Watch>,
+    watch: OnceLock<ClientEpoll>,
     has_asked: AtomicBool,
     /// Whether it was said of who is next that he waits.
     is_next_told: AtomicBool,
-    notes: Mutex<Notes>,
+    notes: Mutex<ClientNotes>,
 }
 
-/// What the session's thread waits for besides messages.
+/// An epoll instance of what a session's thread waits for besides messages: timers, the next client.
 #[derive(Debug)]
-struct Watch {
+struct ClientEpoll {
     epoll: OwnedFd,
     settled: Alarm,
-    patience: Alarm,
+    policy: Alarm,
 }
 
+/// What is known of a client, and what was logged of it.
 #[derive(Debug, Default)]
-struct Notes {
-    queues: BTreeMap<QueueIndex, Queue>,
+struct ClientNotes {
+    queues: BTreeMap<QueueIndex, ServedQueue>,
     cache: Option<CacheMode>,
     /// What was in flight when this process took the queues up; none if all of them began anew.
     inherited: Option<usize>,
     /// How the client was served before the last queues were stopped.
-    had: Option<Said>,
+    had: Option<ServiceSummary>,
     /// Whether the last thing that happened to a queue is that it was started.
     is_growing: bool,
     /// What was said last.
-    said: Option<Said>,
+    said: Option<ServiceSummary>,
 }
 
-/// A queue that is served.
+/// A queue that is served, and its features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Queue {
+struct ServedQueue {
     size: u16,
     layout: RingLayout,
     event_idx: bool,
     indirect: bool,
 }
 
-/// How a client is served.
+/// How a client is served, as it is logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Said {
+enum ServiceSummary {
     /// Not.
     Idle,
     /// In these words.
     Served(String),
 }
 
-impl Visit {
+impl ClientLog {
     /// A client on that connection.
-    pub(crate) fn new(export: &str, coming: Coming, connection: impl AsFd) -> Self {
+    pub(crate) fn new(export: &str, coming: ClientOrigin, connection: impl AsFd) -> Self {
         Self {
             export: export.to_owned(),
             coming,
@@ -118,8 +119,8 @@ impl Visit {
     }
 
     /// The session has a thread that looks when there is something to look at.
-    pub(crate) fn begin(&self, socket: &Socket) {
-        match Watch::over(socket) {
+    pub(crate) fn begin(&self, socket: &ExportSocket) {
+        match ClientEpoll::over(socket) {
             Ok(watch) => {
                 self.watch.set(watch).expect("a session has one thread");
                 self.settle();
@@ -143,7 +144,7 @@ impl Visit {
     ) {
         let RingSetup { layout, size, event_idx, indirect, .. } = *setup;
         let mut notes = self.notes();
-        notes.queues.insert(queue, Queue { size, layout, event_idx, indirect });
+        notes.queues.insert(queue, ServedQueue { size, layout, event_idx, indirect });
         notes.cache = Some(cache);
         notes.is_growing = true;
         // After a stop it was this process that has served it before.
@@ -167,7 +168,7 @@ impl Visit {
     }
 
     /// Says what has settled, and who waits at that socket.
-    pub(crate) fn look(&self, socket: &Socket, rates: &Rates, now: Instant) {
+    pub(crate) fn look(&self, socket: &ExportSocket, rates: &ClientLogRates, now: Instant) {
         let Some(watch) = self.watch.get() else { return };
         let news = watch.news();
         if news.settled {
@@ -175,7 +176,7 @@ impl Visit {
         }
         let next = socket.look_for_next(|next| {
             self.is_next_told.store(false, Ordering::Relaxed);
-            let watched = watch.add(next).and_then(|()| watch.patience.set(PATIENCE));
+            let watched = watch.add(next).and_then(|()| watch.policy.set(PATIENCE));
             watched.unwrap_or_else(|error| self.complain(&error));
         });
         let waits = match next {
@@ -189,7 +190,7 @@ impl Visit {
                  serves one at a time",
                 self.export,
                 socket.path().display(),
-                OfProcess(self.process)
+                ProcessSuffix(self.process)
             );
         }
     }
@@ -230,27 +231,29 @@ impl Visit {
         notes.said = Some(served);
     }
 
-    fn say_line(&self, notes: &Notes, now: &Said) {
-        let (export, process) = (&self.export, OfProcess(self.process));
+    fn say_line(&self, notes: &ClientNotes, now: &ServiceSummary) {
+        let (export, process) = (&self.export, ProcessSuffix(self.process));
         let came = match (self.coming, notes.inherited) {
-            (Coming::TakenOver, _) => "a client was taken over".to_owned(),
-            (Coming::Connected, None) => "a client has come".to_owned(),
-            (Coming::Connected, Some(1)) => {
+            (ClientOrigin::TakenOver, _) => "a client was taken over".to_owned(),
+            (ClientOrigin::Connected, None) => "a client has come".to_owned(),
+            (ClientOrigin::Connected, Some(1)) => {
                 "a client has come back with 1 request in flight".to_owned()
             }
-            (Coming::Connected, Some(count)) => {
+            (ClientOrigin::Connected, Some(count)) => {
                 format!("a client has come back with {count} requests in flight")
             }
         };
         match (&notes.said, now) {
-            (None, Said::Served(how)) => tracing::info!("export {export}: {came}{process}: {how}"),
-            (None, Said::Idle) => {
+            (None, ServiceSummary::Served(how)) => {
+                tracing::info!("export {export}: {came}{process}: {how}")
+            }
+            (None, ServiceSummary::Idle) => {
                 tracing::info!("export {export}: {came}{process} and has started no queue yet");
             }
-            (Some(_), Said::Served(how)) => {
+            (Some(_), ServiceSummary::Served(how)) => {
                 tracing::info!("export {export}: the client is served: {how}");
             }
-            (Some(_), Said::Idle) => tracing::info!(
+            (Some(_), ServiceSummary::Idle) => tracing::info!(
                 "export {export}: the client has stopped its queues: its guest was reset, paused, shut down or \
                  has moved to another host"
             ),
@@ -261,14 +264,14 @@ impl Visit {
         tracing::debug!("export {}: cannot watch who waits, or set an alarm: {error}", self.export);
     }
 
-    fn notes(&self) -> MutexGuard<'_, Notes> {
+    fn notes(&self) -> MutexGuard<'_, ClientNotes> {
         self.notes.lock().expect("no holder of this lock panics")
     }
 }
 
-impl Notes {
-    fn served(&self) -> Said {
-        let Some(first) = self.queues.values().next() else { return Said::Idle };
+impl ClientNotes {
+    fn served(&self) -> ServiceSummary {
+        let Some(first) = self.queues.values().next() else { return ServiceSummary::Idle };
         let count = self.queues.len();
         let mut how =
             format!("{count} queue{} of {}", if count == 1 { "" } else { "s" }, first.size);
@@ -288,29 +291,29 @@ impl Notes {
             Some(CacheMode::WriteThrough) => ", write-through",
             Some(CacheMode::WriteBack) | None => ", write-back",
         });
-        Said::Served(how)
+        ServiceSummary::Served(how)
     }
 }
 
-/// What has come.
+/// Which events have come.
 #[derive(Debug, Clone, Copy, Default)]
-struct News {
+struct ClientEvents {
     settled: bool,
     patience_ended: bool,
 }
 
-impl Watch {
+impl ClientEpoll {
     const NEXT: u64 = 0;
     const SETTLED: u64 = 1;
     const PATIENCE: u64 = 2;
 
-    fn over(socket: &Socket) -> io::Result<Self> {
+    fn over(socket: &ExportSocket) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let (settled, patience) = (Alarm::new()?, Alarm::new()?);
-        for (fd, data) in [(settled.as_fd(), Self::SETTLED), (patience.as_fd(), Self::PATIENCE)] {
+        let (settled, policy) = (Alarm::new()?, Alarm::new()?);
+        for (fd, data) in [(settled.as_fd(), Self::SETTLED), (policy.as_fd(), Self::PATIENCE)] {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
         }
-        let watch = Self { epoll, settled, patience };
+        let watch = Self { epoll, settled, policy };
         watch.add(socket.listener())?;
         Ok(watch)
     }
@@ -322,8 +325,8 @@ impl Watch {
     }
 
     /// Takes what has come. Does not wait.
-    fn news(&self) -> News {
-        let mut news = News::default();
+    fn news(&self) -> ClientEvents {
+        let mut news = ClientEvents::default();
         let mut space = [MaybeUninit::uninit(); 4];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&now)) else { return news };
@@ -335,7 +338,7 @@ impl Watch {
                     news.settled = true;
                 }
                 _patience => {
-                    self.patience.clear();
+                    self.policy.clear();
                     news.patience_ended = true;
                 }
             }
@@ -349,10 +352,10 @@ fn admit(rate: &Mutex<SentenceRate>, now: Instant) -> bool {
     rate.lock().expect("no holder of this lock panics").admit(now).is_some()
 }
 
-/// ` (process 4711)`, if it is known.
-struct OfProcess(Option<u32>);
+/// Shows ` (process 4711)`, if it is known.
+struct ProcessSuffix(Option<u32>);
 
-impl Display for OfProcess {
+impl Display for ProcessSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(process) => write!(f, " (process {process})"),
@@ -365,15 +368,15 @@ impl Display for OfProcess {
 mod tests {
     use super::*;
 
-    fn queue(size: u16, layout: RingLayout, is_new: bool) -> Queue {
-        Queue { size, layout, event_idx: is_new, indirect: is_new }
+    fn queue(size: u16, layout: RingLayout, is_new: bool) -> ServedQueue {
+        ServedQueue { size, layout, event_idx: is_new, indirect: is_new }
     }
 
     #[track_caller]
-    fn check(queues: &[Queue], cache: CacheMode, expected: &str) {
+    fn check(queues: &[ServedQueue], cache: CacheMode, expected: &str) {
         let queues = (0..).map(QueueIndex).zip(queues.iter().copied()).collect();
-        let notes = Notes { queues, cache: Some(cache), ..Notes::default() };
-        let Said::Served(how) = notes.served() else { panic!("it is served") };
+        let notes = ClientNotes { queues, cache: Some(cache), ..ClientNotes::default() };
+        let ServiceSummary::Served(how) = notes.served() else { panic!("it is served") };
         assert_eq!(how, expected);
     }
 
@@ -390,6 +393,6 @@ mod tests {
         );
         let mixed = [queue(256, split, false), queue(64, split, false)];
         check(&mixed, CacheMode::WriteBack, "2 queues of 256 and other sizes, split, write-back");
-        assert_eq!(Notes::default().served(), Said::Idle);
+        assert_eq!(ClientNotes::default().served(), ServiceSummary::Idle);
     }
 }

@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use block::{Access, Permission, Permissions, Rights};
 
-use super::permissions::{ChildRole, Conflict, User};
+use super::permissions::{ChildRole, NodeUser, PermissionConflict};
 
 /// The key under which an export has its node.
 pub(crate) const ROOT: &str = "root";
 
-/// The place below a user, and the node that is there.
+/// An edge of the graph: key, role and child node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edge {
     /// The key that the node stands under, as `file`; `root` below an export.
@@ -32,24 +32,25 @@ impl Edge {
     }
 }
 
-/// All nodes and exports, and who uses whom.
+/// All edges of the model, with the permissions that each user needs and shares.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Uses {
-    users: BTreeMap<User, Below>,
+pub(super) struct UseGraph {
+    users: BTreeMap<NodeUser, UserRecord>,
     /// What stands on each node: one entry for each edge.
-    above: BTreeMap<String, Vec<Above>>,
+    above: BTreeMap<String, Vec<ParentEdge>>,
 }
 
-/// A user of a node.
+/// An edge as its child sees it: the user, its key and role.
 #[derive(Debug, Clone)]
-struct Above {
-    user: User,
+struct ParentEdge {
+    user: NodeUser,
     key: String,
     role: ChildRole,
 }
 
+/// A user's edges, and the permissions that it needs by itself.
 #[derive(Debug, Clone)]
-struct Below {
+struct UserRecord {
     edges: Vec<Edge>,
     /// What it uses of the nodes below by itself.
     own: Permissions,
@@ -57,19 +58,19 @@ struct Below {
     access: Access,
 }
 
-/// What was found already, so that a node that many stand on is looked at once.
-type Found<'a> = BTreeMap<&'a User, Rights>;
+/// The rights that were found for users already, so that a shared node is looked at once.
+type RightsCache<'a> = BTreeMap<&'a NodeUser, Rights>;
 
-impl Uses {
+impl UseGraph {
     /// Adds a node over those that are there. Takes it back if they cannot be used like that.
     pub(super) fn add_node(
         &mut self,
         name: &str,
         access: Access,
         edges: Vec<Edge>,
-    ) -> Result<(), Box<Conflict>> {
+    ) -> Result<(), Box<PermissionConflict>> {
         let own = Permissions::NONE;
-        self.add(&User::Node(name.to_owned()), Below { edges, own, access })
+        self.add(&NodeUser::Node(name.to_owned()), UserRecord { edges, own, access })
     }
 
     /// Adds an export of that node, which uses these permissions and shares all, as those of
@@ -79,17 +80,18 @@ impl Uses {
         id: &str,
         node: &str,
         own: Permissions,
-    ) -> Result<(), Box<Conflict>> {
+    ) -> Result<(), Box<PermissionConflict>> {
         // Whether it takes changes says nothing that `own` does not.
-        let below = Below { edges: vec![Edge::root(node)], own, access: Access::ReadWrite };
-        self.add(&User::Export(id.to_owned()), below)
+        let below = UserRecord { edges: vec![Edge::root(node)], own, access: Access::ReadWrite };
+        self.add(&NodeUser::Export(id.to_owned()), below)
     }
 
     /// What all who stand on a node use of it.
     pub(super) fn used(&self, node: &str) -> Permissions {
-        let found = &mut Found::new();
+        let found = &mut RightsCache::new();
         let users = self.above.get(node).into_iter().flatten();
-        users.fold(Permissions::NONE, |all, above| all.union(self.asks(above, found).uses))
+        users
+            .fold(Permissions::NONE, |all, above| all.union(self.rights_of_edge(above, found).uses))
     }
 
     /// Whether anything stands on a node.
@@ -98,22 +100,22 @@ impl Uses {
     }
 
     /// What stands below a user, in order.
-    pub(super) fn below(&self, user: &User) -> &[Edge] {
+    pub(super) fn below(&self, user: &NodeUser) -> &[Edge] {
         self.users.get(user).map_or(&[], |below| &below.edges)
     }
 
     /// Whether this user writes by itself, whatever those above it do.
-    pub(super) fn writes(&self, user: &User) -> bool {
+    pub(super) fn writes(&self, user: &NodeUser) -> bool {
         self.users.get(user).is_some_and(|below| below.own.has(Permission::Write))
     }
 
     /// Puts another node in the place of one. Leaves it as it was if the users cannot meet then.
     pub(super) fn replace(
         &mut self,
-        user: &User,
+        user: &NodeUser,
         key: &str,
         by: &str,
-    ) -> Result<(), Box<Conflict>> {
+    ) -> Result<(), Box<PermissionConflict>> {
         let Some(before) = self.users.get(user).cloned() else { return Ok(()) };
         let mut after = before.clone();
         for edge in after.edges.iter_mut().filter(|edge| edge.key == key) {
@@ -128,7 +130,7 @@ impl Uses {
 
     /// A way down from one node to another, both included; `None` if there is none.
     pub(super) fn path(&self, from: &str, to: &str) -> Option<Vec<String>> {
-        way_down(&|node| self.below(&User::Node(node.to_owned())), from, to)
+        path_down(&|node| self.below(&NodeUser::Node(node.to_owned())), from, to)
     }
 
     /// The exports that stand on a node, directly or not.
@@ -141,8 +143,8 @@ impl Uses {
             }
             for above in self.above.get(node).into_iter().flatten() {
                 match &above.user {
-                    User::Node(name) => next.push(name),
-                    User::Export(id) => {
+                    NodeUser::Node(name) => next.push(name),
+                    NodeUser::Export(id) => {
                         exports.insert(id.clone());
                     }
                 }
@@ -151,9 +153,9 @@ impl Uses {
         exports
     }
 
-    fn add(&mut self, user: &User, below: Below) -> Result<(), Box<Conflict>> {
+    fn add(&mut self, user: &NodeUser, below: UserRecord) -> Result<(), Box<PermissionConflict>> {
         for edge in &below.edges {
-            let above = Above { user: user.clone(), key: edge.key.clone(), role: edge.role };
+            let above = ParentEdge { user: user.clone(), key: edge.key.clone(), role: edge.role };
             self.above.entry(edge.node.clone()).or_default().push(above);
         }
         let before = self.users.insert(user.clone(), below);
@@ -162,7 +164,7 @@ impl Uses {
     }
 
     /// Takes a node or an export away on which nobody stands.
-    pub(super) fn remove(&mut self, user: &User) {
+    pub(super) fn remove(&mut self, user: &NodeUser) {
         let below = self.users.remove(user);
         for edge in below.into_iter().flat_map(|below| below.edges) {
             if let Some(users) = self.above.get_mut(&edge.node) {
@@ -172,30 +174,34 @@ impl Uses {
     }
 
     /// Whether all users of the nodes below this one can meet there.
-    fn check_below(&self, user: &User) -> Result<(), Box<Conflict>> {
+    fn check_below(&self, user: &NodeUser) -> Result<(), Box<PermissionConflict>> {
         let (mut nodes, mut next) = (BTreeSet::new(), vec![user.clone()]);
         while let Some(user) = next.pop() {
             for edge in self.users.get(&user).into_iter().flat_map(|below| &below.edges) {
                 if nodes.insert(&edge.node) {
-                    next.push(User::Node(edge.node.clone()));
+                    next.push(NodeUser::Node(edge.node.clone()));
                 }
             }
         }
-        let found = &mut Found::new();
+        let found = &mut RightsCache::new();
         nodes.into_iter().try_for_each(|node| self.check_node(node, found))
     }
 
     /// Whether all who use a node share what the others use.
-    fn check_node<'a>(&'a self, node: &str, found: &mut Found<'a>) -> Result<(), Box<Conflict>> {
+    fn check_node<'a>(
+        &'a self,
+        node: &str,
+        found: &mut RightsCache<'a>,
+    ) -> Result<(), Box<PermissionConflict>> {
         let users = self.above.get(node).into_iter().flatten();
-        let asked: Vec<(&Above, Rights)> =
-            users.map(|above| (above, self.asks(above, found))).collect();
+        let asked: Vec<(&ParentEdge, Rights)> =
+            users.map(|above| (above, self.rights_of_edge(above, found))).collect();
         let keepers = asked.iter().enumerate().filter(|(_, (_, it))| it.shares != Permissions::ALL);
         for (place, (keeps, kept)) in keepers {
             for (other, (wants, wanted)) in asked.iter().enumerate() {
                 let permissions = wanted.uses.without(kept.shares);
                 if place != other && permissions != Permissions::NONE {
-                    return Err(Box::new(Conflict {
+                    return Err(Box::new(PermissionConflict {
                         node: node.to_owned(),
                         permissions,
                         as_wanted: wants.key.clone(),
@@ -210,8 +216,8 @@ impl Uses {
     }
 
     /// What a user asks of the node.
-    fn asks<'a>(&'a self, above: &'a Above, found: &mut Found<'a>) -> Rights {
-        let Rights { uses, shares } = self.hears(&above.user, found);
+    fn rights_of_edge<'a>(&'a self, above: &'a ParentEdge, found: &mut RightsCache<'a>) -> Rights {
+        let Rights { uses, shares } = self.rights_of_user(&above.user, found);
         let reads = Permissions::READS;
         match (above.role, self.users[&above.user].access) {
             (ChildRole::Filtered, _) => Rights { uses, shares },
@@ -228,14 +234,14 @@ impl Uses {
     }
 
     /// What is asked of a user: by itself, and by those above it.
-    fn hears<'a>(&'a self, user: &'a User, found: &mut Found<'a>) -> Rights {
+    fn rights_of_user<'a>(&'a self, user: &'a NodeUser, found: &mut RightsCache<'a>) -> Rights {
         if let Some(asked) = found.get(user) {
             return *asked;
         }
         let mut all = Rights { uses: self.users[user].own, shares: Permissions::ALL };
-        if let User::Node(name) = user {
+        if let NodeUser::Node(name) = user {
             for above in self.above.get(name).into_iter().flatten() {
-                let asked = self.asks(above, found);
+                let asked = self.rights_of_edge(above, found);
                 all.uses = all.uses.union(asked.uses);
                 all.shares = all.shares.both(asked.shares);
             }
@@ -246,7 +252,7 @@ impl Uses {
 }
 
 /// A way down from one node to another, both included, where this stands below each.
-pub(crate) fn way_down<'a>(
+pub(crate) fn path_down<'a>(
     below: &impl Fn(&str) -> &'a [Edge],
     from: &str,
     to: &str,
@@ -286,7 +292,7 @@ mod tests {
     }
 
     /// `node` with the children of a driver, in the words of the command line.
-    fn add(uses: &mut Uses, node: &str, kind: Kind, below: &[&str]) -> Result<(), String> {
+    fn add(uses: &mut UseGraph, node: &str, kind: Kind, below: &[&str]) -> Result<(), String> {
         let place = |place: usize| match kind {
             Kind::Filter => ("file".to_owned(), ChildRole::Filtered),
             Kind::Image(_) if place == 0 => ("file".to_owned(), ChildRole::Metadata),
@@ -302,18 +308,18 @@ mod tests {
         uses.add_node(node, access, edges).map_err(|error| error.to_string())
     }
 
-    fn plain(uses: &mut Uses, nodes: &[&str]) {
+    fn plain(uses: &mut UseGraph, nodes: &[&str]) {
         nodes.iter().for_each(|node| add(uses, node, Kind::Filter, &[]).unwrap());
     }
 
-    fn export(uses: &mut Uses, node: &str, own: Permissions) -> Result<(), String> {
+    fn export(uses: &mut UseGraph, node: &str, own: Permissions) -> Result<(), String> {
         let id = format!("e{}", uses.users.len());
         uses.add_export(&id, node, own).map_err(|error| error.to_string())
     }
 
     #[test]
     fn exports_and_what_passes_on_meet_on_one_node() {
-        let mut uses = Uses::default();
+        let mut uses = UseGraph::default();
         plain(&mut uses, &["n"]);
         add(&mut uses, "a", Kind::Filter, &["n"]).unwrap();
         add(&mut uses, "b", Kind::Filter, &["n"]).unwrap();
@@ -328,7 +334,7 @@ mod tests {
 
     #[test]
     fn who_is_alone_lets_others_read_and_not_write() {
-        let mut uses = Uses::default();
+        let mut uses = UseGraph::default();
         plain(&mut uses, &["n", "m"]);
         add(&mut uses, "q", Kind::Stripe, &["n", "m"]).unwrap();
         export(&mut uses, "n", Permissions::READS).unwrap();
@@ -350,7 +356,7 @@ mod tests {
 
     #[test]
     fn it_counts_who_writes_far_above_and_who_came_first_does_not() {
-        let mut uses = Uses::default();
+        let mut uses = UseGraph::default();
         plain(&mut uses, &["n", "m"]);
         add(&mut uses, "r", Kind::Filter, &["n"]).unwrap();
         add(&mut uses, "s", Kind::Filter, &["r"]).unwrap();
@@ -366,12 +372,12 @@ mod tests {
 
     #[test]
     fn a_change_that_is_refused_leaves_everything_as_it_was() {
-        let mut uses = Uses::default();
+        let mut uses = UseGraph::default();
         plain(&mut uses, &["n", "m"]);
         add(&mut uses, "q", Kind::Stripe, &["n"]).unwrap();
         add(&mut uses, "r", Kind::Filter, &["m"]).unwrap();
         export(&mut uses, "r", WRITES).unwrap();
-        let r = User::Node("r".to_owned());
+        let r = NodeUser::Node("r".to_owned());
         uses.replace(&r, "file", "n").unwrap_err();
         assert_eq!((uses.used("m"), uses.used("n")), (WRITES, Permissions::NONE));
         uses.replace(&r, "file", "q").unwrap();
@@ -384,7 +390,7 @@ mod tests {
 
     #[test]
     fn an_image_writes_to_its_file_whoever_is_above_and_only_reads_what_it_stands_on() {
-        let mut uses = Uses::default();
+        let mut uses = UseGraph::default();
         plain(&mut uses, &["f", "b"]);
         add(&mut uses, "q", Kind::Image(Access::ReadWrite), &["f", "b"]).unwrap();
         let resizes = WRITES.and(Permission::Resize);

@@ -5,12 +5,13 @@ use std::fmt;
 
 /// Shows an error followed by its causes, each after a colon.
 pub(crate) fn chain_of(error: &dyn Error) -> impl fmt::Display + '_ {
-    Chain(error)
+    ErrorChain(error)
 }
 
-struct Chain<'a>(&'a dyn Error);
+/// An error shown with its causes, each after a colon.
+struct ErrorChain<'a>(&'a dyn Error);
 
-impl fmt::Display for Chain<'_> {
+impl fmt::Display for ErrorChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)?;
         let mut cause = self.0.source();

@@ -18,15 +18,15 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::state::{self, Parcel};
-use super::wire::{self, Message, Offered, SocketFile, Wire, WireError};
+use super::hand_over::{self, ExportHandOver};
+use super::protocol::{self, Message, OfferedExport, SocketFile, TakeoverConnection, WireError};
 use super::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT, VERSION};
-use crate::build::Built;
-use crate::chain::chain_of;
-use crate::export::{Export, Freeze, Frozen};
-use crate::graph::Place;
-use crate::resumption::monotonic;
-use crate::socket::Identity;
+use crate::build::Daemon;
+use crate::error_chain::chain_of;
+use crate::export::{Export, FreezeRequest, FrozenExport};
+use crate::graph::GraphPath;
+use crate::socket::SocketIdentity;
+use crate::takeover_pause::monotonic;
 
 /// How long exports that have nothing in flight any more wait for the others: then they go on until those have
 /// finished, and are asked again.
@@ -41,34 +41,34 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 /// How long all images may take to free clusters that they have begun to free: they do so side by side.
 const WORK_LIMIT: Duration = Duration::from_secs(1);
 
-/// Where a new process asks.
+/// The socket on which a new process asks for a takeover.
 #[derive(Debug)]
-pub(crate) struct Doorbell {
+pub(crate) struct TakeoverListener {
     listener: OwnedFd,
 }
 
-/// What came of a question.
+/// Whether this process was taken over, and by which.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum TakeoverResult {
     /// This process goes on.
-    Kept,
+    Refused,
     /// The other one goes on; its id.
-    Given(u32),
+    HandedOver(u32),
 }
 
-/// A process that wants to go on with everything.
+/// The process that wants to take over.
 #[derive(Debug)]
 struct Successor {
-    wire: Wire,
+    wire: TakeoverConnection,
     process: u32,
     /// To end it.
     hold: io::Result<OwnedFd>,
 }
 
-impl Doorbell {
+impl TakeoverListener {
     /// A bell that new processes find by this one's id. Without one, they can only end it.
     pub(crate) fn open() -> Option<Self> {
-        match wire::listen() {
+        match protocol::listen() {
             Ok(listener) => Some(Self { listener }),
             Err(error) => {
                 tracing::warn!("no new process can take over in place: {error}");
@@ -80,7 +80,7 @@ impl Doorbell {
     /// The process that has rung.
     fn visitor(&self) -> Result<Successor, Rejection> {
         let fd = accept_with(&self.listener, SocketFlags::CLOEXEC).map_err(WireError::from)?;
-        let wire = Wire::of(fd);
+        let wire = TakeoverConnection::of(fd);
         let peer = wire.peer()?;
         if peer.user != 0 && peer.user != rustix::process::geteuid().as_raw() {
             return Err(Rejection::User { user: peer.user });
@@ -90,7 +90,7 @@ impl Doorbell {
     }
 }
 
-impl AsFd for Doorbell {
+impl AsFd for TakeoverListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -132,18 +132,18 @@ enum Rejection {
 
 /// Somebody has rung: hands everything over, or goes on. `rate` is that of what strangers cause. Blocks.
 pub(crate) fn answer(
-    doorbell: &Doorbell,
-    built: &Built,
+    takeover_listener: &TakeoverListener,
+    built: &Daemon,
     clock: &dyn Clock,
     rate: &mut SentenceRate,
-) -> Answer {
-    let successor = match doorbell.visitor() {
+) -> TakeoverResult {
+    let successor = match takeover_listener.visitor() {
         Ok(successor) => successor,
         Err(error) => {
             if rate.admit(clock.now()).is_some() {
                 tracing::warn!("takeover: {}", chain_of(&error));
             }
-            return Answer::Kept;
+            return TakeoverResult::Refused;
         }
     };
     let (wire, process) = (&successor.wire, successor.process);
@@ -162,12 +162,12 @@ pub(crate) fn answer(
     };
     // It may be gone.
     drop(wire.send(&told, &[], Deadline::within(ANSWER_LIMIT)));
-    Answer::Kept
+    TakeoverResult::Refused
 }
 
 /// Finds out whether the new process would go on with everything. Nothing is touched.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
-fn agree(wire: &Wire, built: &Built) -> Result<(), Rejection> {
+fn agree(wire: &TakeoverConnection, built: &Daemon) -> Result<(), Rejection> {
     let until = Deadline::within(ANSWER_LIMIT);
     let sockets = match wire.receive(until)? {
         Message::Hello { version: VERSION, sockets } => sockets,
@@ -189,16 +189,16 @@ fn agree(wire: &Wire, built: &Built) -> Result<(), Rejection> {
     }
 }
 
-fn check_flushes(built: &Built) -> Result<(), Rejection> {
+fn check_flushes(built: &Daemon) -> Result<(), Rejection> {
     match built.files().all().iter().find(|file| file.medium().has_failed_sync()) {
         Some(file) => Err(Rejection::FailedFlush { path: file.path().display().to_string() }),
         None => Ok(()),
     }
 }
 
-fn offered(built: &Built, export: &Export) -> Offered {
+fn offered(built: &Daemon, export: &Export) -> OfferedExport {
     let offer = export.offer();
-    Offered {
+    OfferedExport {
         socket: socket_file(export.socket()),
         id: offer.id.clone(),
         bytes: offer.size.capacity().get().0.0,
@@ -209,26 +209,27 @@ fn offered(built: &Built, export: &Export) -> Offered {
     }
 }
 
-pub(super) fn socket_file(identity: Identity) -> SocketFile {
+pub(super) fn socket_file(identity: SocketIdentity) -> SocketFile {
     SocketFile { device: identity.device, inode: identity.inode }
 }
 
-/// An export that serves nothing any more.
-struct Held {
-    freeze: Freeze,
-    parcel: Parcel,
+/// An export whose rings are stopped for a takeover, with what will be sent.
+struct StoppedExport {
+    freeze: FreezeRequest,
+    handed_over: ExportHandOver,
 }
 
 /// Stops the rings of all exports. After an error they go on. Those that take long are waited for first, while the
 /// others are served, so that these stand still for as long as all together need.
-fn freeze_all(built: &Built) -> Result<Vec<Held>, Rejection> {
+fn freeze_all(built: &Daemon) -> Result<Vec<StoppedExport>, Rejection> {
     let until = Deadline::within(DRAIN_LIMIT);
     let exports = built.exports();
-    let mut held: Vec<Option<Held>> = exports.iter().map(|_| None).collect();
+    let mut held: Vec<Option<StoppedExport>> = exports.iter().map(|_| None).collect();
     for _ in 0..ROUNDS {
         let missing = held.iter().enumerate().filter(|(_, held)| held.is_none());
         let missing: Vec<usize> = missing.map(|(place, _)| place).collect();
-        let asked: Vec<Freeze> = missing.iter().map(|place| exports[*place].freeze()).collect();
+        let asked: Vec<FreezeRequest> =
+            missing.iter().map(|place| exports[*place].freeze()).collect();
         let (began, quick) = (monotonic(), Deadline::within(QUICK_LIMIT));
         let mut late = Vec::new();
         for (place, freeze) in missing.into_iter().zip(asked) {
@@ -259,14 +260,14 @@ fn freeze_all(built: &Built) -> Result<Vec<Held>, Rejection> {
 
 /// Waits until an export serves nothing any more; if it takes longer, its question is given back.
 fn finish(
-    built: &Built,
+    built: &Daemon,
     export: &Export,
-    freeze: Freeze,
+    freeze: FreezeRequest,
     stopped: Duration,
     until: Deadline,
-) -> Result<Result<Held, Freeze>, Rejection> {
+) -> Result<Result<StoppedExport, FreezeRequest>, Rejection> {
     let id = || export.offer().id.clone();
-    let Frozen { listener, next, session } = match freeze.frozen.recv_timeout(until.left()) {
+    let FrozenExport { listener, next, session } = match freeze.frozen.recv_timeout(until.left()) {
         Ok(frozen) => frozen.map_err(|source| Rejection::Copy { export: id(), source })?,
         Err(RecvTimeoutError::Timeout) => return Ok(Err(freeze)),
         Err(RecvTimeoutError::Disconnected) => {
@@ -278,14 +279,14 @@ fn finish(
     }
     let cache = *export.offer().cache.lock().expect("no holder of this lock panics");
     let (socket, held) = (socket_file(export.socket()), built.holds(export.offer()));
-    Ok(Ok(Held {
+    Ok(Ok(StoppedExport {
         freeze,
-        parcel: Parcel { socket, cache, stopped, listener, next, session, held },
+        handed_over: ExportHandOver { socket, cache, stopped, listener, next, session, held },
     }))
 }
 
 /// What images in use have in memory alone, each once.
-fn images(built: &Built) -> Result<Vec<(Place, ImageState)>, Rejection> {
+fn images(built: &Daemon) -> Result<Vec<(GraphPath, ImageState)>, Rejection> {
     let (mut states, until) = (Vec::new(), Deadline::within(WORK_LIMIT));
     for (at, image) in built.images() {
         let failed = |source| {
@@ -302,18 +303,20 @@ fn images(built: &Built) -> Result<Vec<(Place, ImageState)>, Rejection> {
 /// Gives everything to the new process, and goes on itself if that is not ready in time.
 fn hand_over(
     successor: &Successor,
-    built: &Built,
-    held: Vec<Held>,
-    images: &[(Place, ImageState)],
-) -> Answer {
+    built: &Daemon,
+    held: Vec<StoppedExport>,
+    images: &[(GraphPath, ImageState)],
+) -> TakeoverResult {
     let process = successor.process;
-    match part_with(&successor.wire, built, &held, images) {
+    match send_all(&successor.wire, built, &held, images) {
         Ok(()) => {
             built.leave();
-            for (export, Held { freeze, parcel: _ }) in built.exports().iter().zip(held) {
+            for (export, StoppedExport { freeze, handed_over: _ }) in
+                built.exports().iter().zip(held)
+            {
                 export.give_away(&freeze);
             }
-            Answer::Given(process)
+            TakeoverResult::HandedOver(process)
         }
         Err(error) => {
             tracing::warn!("process {process} has not taken over: {}", chain_of(&error));
@@ -328,7 +331,7 @@ fn hand_over(
             }
             // Dropped, what is held goes on.
             drop(held);
-            Answer::Kept
+            TakeoverResult::Refused
         }
     }
 }
@@ -336,22 +339,22 @@ fn hand_over(
 /// Sends everything and, when the new process is ready, that it goes on. After an error it has not been told so, and
 /// never will be.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
-fn part_with(
-    wire: &Wire,
-    built: &Built,
-    held: &[Held],
-    images: &[(Place, ImageState)],
+fn send_all(
+    wire: &TakeoverConnection,
+    built: &Daemon,
+    held: &[StoppedExport],
+    images: &[(GraphPath, ImageState)],
 ) -> Result<(), WireError> {
     let until = Deadline::within(READY_LIMIT);
-    for Held { parcel, .. } in held {
-        state::send(wire, parcel, until)?;
+    for StoppedExport { handed_over, .. } in held {
+        hand_over::send(wire, handed_over, until)?;
     }
     for ((export, place), file) in built.files_below() {
         let message = Message::File { export, place, locks: file.locks().bits() };
         wire.send(&message, &[file.as_fd()], until)?;
     }
     for (place, state) in images {
-        state::send_image(wire, place, state, until)?;
+        hand_over::send_image(wire, place, state, until)?;
     }
     wire.send(&Message::End, &[], until)?;
     match wire.receive(until)? {

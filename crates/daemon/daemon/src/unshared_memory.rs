@@ -17,29 +17,29 @@ use vhost_user::QueueIndex;
 const REMEDY: &str = "for QEMU: -object memory-backend-memfd,id=mem0,size=4G,share=on -machine memory-backend=mem0; for \
                       libvirt: <memoryBacking> with <source type='memfd'/> and <access mode='shared'/>";
 
-/// What keeps an export's sentences few.
+/// The rate limit of an export's warnings about unshared guest memory.
 #[derive(Debug)]
-pub(crate) struct UnsharedRate {
+pub(crate) struct UnsharedMemoryRate {
     clock: Arc<dyn Clock>,
     rate: Mutex<SentenceRate>,
 }
 
-/// What a session says of its memory.
+/// Warns, once for each session, that a guest's memory is not shared.
 #[derive(Debug)]
-pub(crate) struct Unshared {
+pub(crate) struct UnsharedMemoryWarning {
     export: String,
-    rate: Arc<UnsharedRate>,
+    rate: Arc<UnsharedMemoryRate>,
     said: AtomicBool,
 }
 
-impl UnsharedRate {
+impl UnsharedMemoryRate {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self { clock, rate: Mutex::default() }
     }
 }
 
-impl Unshared {
-    pub(crate) fn new(export: &str, rate: &Arc<UnsharedRate>) -> Self {
+impl UnsharedMemoryWarning {
+    pub(crate) fn new(export: &str, rate: &Arc<UnsharedMemoryRate>) -> Self {
         Self { export: export.to_owned(), rate: Arc::clone(rate), said: AtomicBool::new(false) }
     }
 

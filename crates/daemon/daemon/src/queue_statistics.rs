@@ -7,19 +7,20 @@ use std::collections::BTreeMap;
 use request_path::Counters;
 use vhost_user::QueueIndex;
 
-/// The queues that were served, and what they did.
+/// What each queue of a session has done, for the log.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
-    queues: BTreeMap<QueueIndex, Entry>,
+pub(crate) struct QueueStatistics {
+    queues: BTreeMap<QueueIndex, QueueEntry>,
 }
 
+/// One queue's counters, and the iothread that served it last.
 #[derive(Debug, Default)]
-struct Entry {
+struct QueueEntry {
     iothread: String,
     counters: Counters,
 }
 
-impl Ledger {
+impl QueueStatistics {
     /// Adds what a queue has done until it was stopped on that iothread.
     pub(crate) fn add(&mut self, queue: QueueIndex, iothread: &str, counters: Counters) {
         let entry = self.queues.entry(queue).or_default();
@@ -37,7 +38,7 @@ impl Ledger {
 
     /// One line for each queue.
     pub(crate) fn lines(&self, export: &str) -> Vec<String> {
-        let line = |(queue, entry): (&QueueIndex, &Entry)| {
+        let line = |(queue, entry): (&QueueIndex, &QueueEntry)| {
             let Counters { reads, writes, flushes, discards, write_zeroes, errors, .. } =
                 entry.counters;
             format!(
@@ -56,12 +57,12 @@ mod tests {
 
     #[test]
     fn a_queue_that_was_served_twice_has_one_line_with_the_sums() {
-        let mut ledger = Ledger::default();
+        let mut statistics = QueueStatistics::default();
         let counters = Counters { reads: 2, errors: 1, ..Counters::default() };
-        ledger.add(QueueIndex(1), "t0", counters);
-        ledger.add(QueueIndex(1), "t1", counters);
+        statistics.add(QueueIndex(1), "t0", counters);
+        statistics.add(QueueIndex(1), "t1", counters);
         let line = "export e: queue 1 on t1: reads=4 writes=0 flushes=0 discards=0 write-zeroes=0 \
                     errors=2";
-        assert_eq!(ledger.lines("e"), [line]);
+        assert_eq!(statistics.lines("e"), [line]);
     }
 }

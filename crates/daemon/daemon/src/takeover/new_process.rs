@@ -22,25 +22,25 @@ use rustix::process::{Signal, pidfd_send_signal};
 use virtio::Features;
 
 use super::error::{END_LIMIT, TakeoverError};
-use super::find::{Served, check_program, hold, server_of};
-use super::give::socket_file;
-use super::state::{self, Parcel, Transfer};
-use super::wire::{self, Message, Offered, SocketFile, Wire, WireError};
+use super::hand_over::{self, ExportHandOver, HandOverState};
+use super::old_process::socket_file;
+use super::protocol::{self, Message, OfferedExport, SocketFile, TakeoverConnection, WireError};
+use super::server::{ServedSocket, check_program, open_pidfd, server_of};
 use super::{ANSWER_LIMIT, Deadline, VERSION};
-use crate::build::{Built, Prepared};
-use crate::chain::chain_of;
-use crate::claim::{Patience, Told};
-use crate::export::{Adopted, Export};
-use crate::graph::Description;
+use crate::build::{Daemon, PreparedExport};
+use crate::claim::{WaitPolicy, WaitResult};
+use crate::error_chain::chain_of;
+use crate::export::{AdoptedSession, Export};
+use crate::graph::NodeDescription;
 use crate::pidfile::Pidfile;
-use crate::resumption::{Resumption, monotonic};
-use crate::socket::{Identity, Socket};
+use crate::socket::{ExportSocket, SocketIdentity};
+use crate::takeover_pause::{TakeoverPause, monotonic};
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
 const TRIES: u32 = 10;
 
 /// How many exports an old process can have.
-pub(super) const EXPORTS_MAX: usize = wire::SOCKETS_MAX;
+pub(super) const EXPORTS_MAX: usize = protocol::SOCKETS_MAX;
 
 /// How many options the nodes below all of them can have.
 const OPTIONS_MAX: usize = 1 << 20;
@@ -54,34 +54,34 @@ const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// How long the old process may take to say that this one goes on. It says so at once, or not at all.
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
 
-/// The process whose place was taken.
+/// The process that was taken over.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
     process: u32,
     pidfd: OwnedFd,
 }
 
-/// What an old process answers.
-enum Asked {
+/// How an old process replies: hands over, cannot, or is gone.
+enum TakeoverReply {
     /// Its exports.
-    Given(Wire, Transfer),
+    Given(TakeoverConnection, HandOverState),
     /// It cannot hand over in this way.
     Unable,
     /// It has ended, or is about to.
     Gone,
 }
 
-/// An export and who serves it.
-type Pair = (Prepared, Served);
+/// An export, and the socket of it that another process serves.
+type ServedExport = (PreparedExport, ServedSocket);
 
-/// An export that was claimed, with its socket: clients can connect, and wait.
-type Listening = (Prepared, Socket);
+/// An export that was claimed, with its listening socket.
+type ListeningExport = (PreparedExport, ExportSocket);
 
-/// What a takeover came to.
+/// What a takeover came to: exports to be started, and the predecessor.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct TakeoverOutcome {
     /// Exports whose clients are to be accepted.
-    pub(crate) listening: Vec<Listening>,
+    pub(crate) listening: Vec<ListeningExport>,
     /// Whose place was taken, if anybody's.
     pub(crate) predecessor: Option<Predecessor>,
 }
@@ -90,47 +90,47 @@ pub(crate) struct Taken {
 /// if there is none. There are sockets before this returns, so a signal must not end the process at
 /// once any more. Blocks.
 pub(crate) fn take_over(
-    prepared: Vec<Prepared>,
+    prepared: Vec<PreparedExport>,
     pidfile: Option<&Path>,
-    built: &mut Built,
-    patience: &mut Patience<'_>,
-) -> Result<Taken, TakeoverError> {
+    built: &mut Daemon,
+    policy: &mut WaitPolicy<'_>,
+) -> Result<TakeoverOutcome, TakeoverError> {
     let (mut rest, mut listening) = (prepared, Vec::new());
     let mut last = 0;
     for _ in 0..TRIES {
-        let (served, beside) = listen_fresh(built, rest, &mut listening, patience)?;
+        let (served, beside) = listen_fresh(built, rest, &mut listening, policy)?;
         let Some(process) = only_server(&served)? else {
-            return Ok(Taken { listening, predecessor: None });
+            return Ok(TakeoverOutcome { listening, predecessor: None });
         };
         last = process;
-        let predecessor = Predecessor { process, pidfd: hold(process)? };
+        let predecessor = Predecessor { process, pidfd: open_pidfd(process)? };
         // The id may have become another's before it was held: it has not if it still listens.
         let first = &served[0].1;
         if server_of(&first.path)?.as_ref() == Some(first) {
             if let Some(path) = pidfile {
                 Pidfile::check(path, process)?;
             }
-            match ask(process, built, &served, patience)? {
-                Asked::Given(wire, transfer) => {
-                    listening.extend(go_on(process, built, served, &wire, transfer, patience)?);
-                    listening.extend(listen_beside(built, beside, patience));
-                    return Ok(Taken { listening, predecessor: Some(predecessor) });
+            match ask(process, built, &served, policy)? {
+                TakeoverReply::Given(wire, transfer) => {
+                    listening.extend(go_on(process, built, served, &wire, transfer, policy)?);
+                    listening.extend(listen_beside(built, beside, policy));
+                    return Ok(TakeoverOutcome { listening, predecessor: Some(predecessor) });
                 }
-                Asked::Unable => {
+                TakeoverReply::Unable => {
                     check_program(process)?;
-                    let since = predecessor.end(patience)?;
-                    let resumption = Resumption { since, process };
-                    listening.extend(listen_all(resumption, built, served, patience)?);
-                    listening.extend(listen_beside(built, beside, patience));
-                    return Ok(Taken { listening, predecessor: Some(predecessor) });
+                    let since = predecessor.end(policy)?;
+                    let resumption = TakeoverPause { since, process };
+                    listening.extend(listen_all(resumption, built, served, policy)?);
+                    listening.extend(listen_beside(built, beside, policy));
+                    return Ok(TakeoverOutcome { listening, predecessor: Some(predecessor) });
                 }
-                Asked::Gone => {}
+                TakeoverReply::Gone => {}
             }
         }
-        if patience.wait.pause(REST) == Told::Stop {
+        if policy.wait.pause(REST) == WaitResult::Stop {
             return Err(TakeoverError::Stopped);
         }
-        patience.wait.done();
+        policy.wait.done();
         rest = served.into_iter().map(|(prepared, _)| prepared).chain(beside).collect();
     }
     Err(TakeoverError::Restless { process: last })
@@ -139,11 +139,11 @@ pub(crate) fn take_over(
 /// Claims and listens on what nobody serves yet; gives back the rest: what is served, and what is not but stands on
 /// the same files.
 fn listen_fresh(
-    built: &mut Built,
-    exports: Vec<Prepared>,
-    listening: &mut Vec<Listening>,
-    patience: &mut Patience<'_>,
-) -> Result<(Vec<Pair>, Vec<Prepared>), TakeoverError> {
+    built: &mut Daemon,
+    exports: Vec<PreparedExport>,
+    listening: &mut Vec<ListeningExport>,
+    policy: &mut WaitPolicy<'_>,
+) -> Result<(Vec<ServedExport>, Vec<PreparedExport>), TakeoverError> {
     let mut served = Vec::new();
     let mut fresh = Vec::new();
     for prepared in exports {
@@ -153,7 +153,7 @@ fn listen_fresh(
         }
     }
     only_server(&served)?;
-    let stands_beside = |prepared: &Prepared| {
+    let stands_beside = |prepared: &PreparedExport| {
         served.iter().any(|(served, _)| built.share_files(&served.offer, &prepared.offer))
     };
     let (beside, alone): (Vec<_>, Vec<_>) = fresh.into_iter().partition(stands_beside);
@@ -161,13 +161,13 @@ fn listen_fresh(
     if served.is_empty() {
         tracing::info!("no process serves these sockets: nothing to take over");
     } else {
-        for Prepared { options, .. } in &alone {
+        for PreparedExport { options, .. } in &alone {
             let path = options.socket.path.display();
             tracing::info!("export {}: no process serves {path}", options.id);
         }
     }
     for prepared in alone {
-        listening.push(listen(built, prepared, patience)?);
+        listening.push(listen(built, prepared, policy)?);
     }
     Ok((served, beside))
 }
@@ -175,13 +175,13 @@ fn listen_fresh(
 /// Claims and listens on what uses the files of exports that were taken over. Those are served now, which counts more
 /// than what fails here.
 fn listen_beside(
-    built: &mut Built,
-    beside: Vec<Prepared>,
-    patience: &mut Patience<'_>,
-) -> Vec<Listening> {
+    built: &mut Daemon,
+    beside: Vec<PreparedExport>,
+    policy: &mut WaitPolicy<'_>,
+) -> Vec<ListeningExport> {
     let mut listening = Vec::new();
     for prepared in beside {
-        match listen(built, prepared, patience) {
+        match listen(built, prepared, policy) {
             Ok(ready) => listening.push(ready),
             Err(error) => tracing::error!("{}; serving the others", chain_of(&error)),
         }
@@ -191,17 +191,17 @@ fn listen_beside(
 
 /// Claims what an export needs, and makes its socket.
 fn listen(
-    built: &mut Built,
-    prepared: Prepared,
-    patience: &mut Patience<'_>,
-) -> Result<Listening, TakeoverError> {
-    built.claim(&prepared, patience)?;
-    let socket = Built::listen(&prepared)?;
+    built: &mut Daemon,
+    prepared: PreparedExport,
+    policy: &mut WaitPolicy<'_>,
+) -> Result<ListeningExport, TakeoverError> {
+    built.claim(&prepared, policy)?;
+    let socket = Daemon::listen(&prepared)?;
     Ok((prepared, socket))
 }
 
 /// The one process that serves all these, if any does.
-fn only_server(served: &[Pair]) -> Result<Option<u32>, TakeoverError> {
+fn only_server(served: &[ServedExport]) -> Result<Option<u32>, TakeoverError> {
     let Some((_, first)) = served.first() else { return Ok(None) };
     match served.iter().find(|(_, found)| found.process != first.process) {
         None => Ok(Some(first.process)),
@@ -217,13 +217,13 @@ fn only_server(served: &[Pair]) -> Result<Option<u32>, TakeoverError> {
 /// Asks the old process for its exports. It stops its rings only when all is well.
 fn ask(
     process: u32,
-    built: &Built,
-    served: &[Pair],
-    patience: &mut Patience<'_>,
-) -> Result<Asked, TakeoverError> {
+    built: &Daemon,
+    served: &[ServedExport],
+    policy: &mut WaitPolicy<'_>,
+) -> Result<TakeoverReply, TakeoverError> {
     let broken = |source: WireError| TakeoverError::Broken { process, source: source.into() };
-    let Some(wire) = Wire::connect(process).map_err(broken)? else {
-        return Ok(Asked::Unable);
+    let Some(wire) = TakeoverConnection::connect(process).map_err(broken)? else {
+        return Ok(TakeoverReply::Unable);
     };
     let user = wire.peer().map_err(broken)?.user;
     if ![0, user].contains(&rustix::process::geteuid().as_raw()) {
@@ -233,16 +233,16 @@ fn ask(
     let until = Deadline::within(ANSWER_LIMIT);
     let said = wire.send(&Message::Hello { version: VERSION, sockets }, &[], until);
     if said.is_ok() {
-        await_answer(&wire, FIRST_ANSWER_LIMIT, patience)?;
+        await_answer(&wire, FIRST_ANSWER_LIMIT, policy)?;
     }
     let exports = match said.and_then(|()| offers(&wire)) {
-        Ok(Offers::All(exports)) => exports,
-        Ok(Offers::Refused(reason)) => return Err(TakeoverError::Refused { process, reason }),
-        Ok(Offers::OtherVersion(version)) => {
+        Ok(OfferReply::All(exports)) => exports,
+        Ok(OfferReply::Refused(reason)) => return Err(TakeoverError::Refused { process, reason }),
+        Ok(OfferReply::OtherVersion(version)) => {
             tracing::info!("process {process} hands over by version {version}, not {VERSION}");
-            return Ok(Asked::Unable);
+            return Ok(TakeoverReply::Unable);
         }
-        Err(WireError::Ended) => return Ok(Asked::Gone),
+        Err(WireError::Ended) => return Ok(TakeoverReply::Gone),
         Err(error) => return Err(broken(error)),
     };
     for (prepared, found) in served {
@@ -250,24 +250,24 @@ fn ask(
         check(built, prepared, offered, process)?;
     }
     wire.send(&Message::Proceed, &[], Deadline::within(ANSWER_LIMIT)).map_err(broken)?;
-    await_answer(&wire, state::FIRST_LIMIT, patience)?;
-    match state::receive(&wire, served.len()).map_err(broken)? {
-        Ok(transfer) => Ok(Asked::Given(wire, transfer)),
+    await_answer(&wire, hand_over::FIRST_LIMIT, policy)?;
+    match hand_over::receive(&wire, served.len()).map_err(broken)? {
+        Ok(transfer) => Ok(TakeoverReply::Given(wire, transfer)),
         Err(reason) => Err(TakeoverError::Refused { process, reason }),
     }
 }
 
-/// What an old process answers to the first question.
-pub(super) enum Offers {
-    All(Vec<Offered>),
+/// What an old process replies to the first question.
+pub(super) enum OfferReply {
+    All(Vec<OfferedExport>),
     Refused(String),
     OtherVersion(u32),
 }
 
 /// What the old process would hand over, of which the first packet has been waited for.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
-pub(super) fn offers(wire: &Wire) -> Result<Offers, WireError> {
-    let (mut exports, mut options) = (Vec::<Offered>::new(), 0);
+pub(super) fn offers(wire: &TakeoverConnection) -> Result<OfferReply, WireError> {
+    let (mut exports, mut options) = (Vec::<OfferedExport>::new(), 0);
     let until = Deadline::within(ANSWER_LIMIT);
     loop {
         match wire.receive(until)? {
@@ -279,9 +279,9 @@ pub(super) fn offers(wire: &Wire) -> Result<Offers, WireError> {
                     None => return Err(Message::OfferNodes { nodes }.unexpected()),
                 }
             }
-            Message::OfferEnd => return Ok(Offers::All(exports)),
-            Message::Refused { reason } => return Ok(Offers::Refused(reason)),
-            Message::OtherVersion { version } => return Ok(Offers::OtherVersion(version)),
+            Message::OfferEnd => return Ok(OfferReply::All(exports)),
+            Message::Refused { reason } => return Ok(OfferReply::Refused(reason)),
+            Message::OtherVersion { version } => return Ok(OfferReply::OtherVersion(version)),
             other => return Err(other.unexpected()),
         }
     }
@@ -290,25 +290,25 @@ pub(super) fn offers(wire: &Wire) -> Result<Offers, WireError> {
 /// Waits until the other process has said something, for a bounded time; whoever listens finds out
 /// whether it has.
 fn await_answer(
-    wire: &Wire,
+    wire: &TakeoverConnection,
     limit: Duration,
-    patience: &mut Patience<'_>,
+    policy: &mut WaitPolicy<'_>,
 ) -> Result<(), TakeoverError> {
     let until = Deadline::within(limit);
-    while !wire.has_said(REST) && !until.left().is_zero() {
-        if patience.wait.pause(Duration::ZERO) == Told::Stop {
+    while !wire.has_message(REST) && !until.left().is_zero() {
+        if policy.wait.pause(Duration::ZERO) == WaitResult::Stop {
             return Err(TakeoverError::Stopped);
         }
     }
-    patience.wait.done();
+    policy.wait.done();
     Ok(())
 }
 
 /// A guest that runs must find the disk that it has. It may grow, and so may the number of queues.
 fn check(
-    built: &Built,
-    prepared: &Prepared,
-    offered: Option<&Offered>,
+    built: &Daemon,
+    prepared: &PreparedExport,
+    offered: Option<&OfferedExport>,
     process: u32,
 ) -> Result<(), TakeoverError> {
     let offer = &prepared.offer;
@@ -351,7 +351,7 @@ fn both(what: &str, ours: impl Display, theirs: impl Display) -> String {
 }
 
 /// The first thing that two descriptions of nodes do not agree on; the other one is that of this process.
-fn difference(ours: &Description, theirs: &Description, process: u32) -> Option<String> {
+fn difference(ours: &NodeDescription, theirs: &NodeDescription, process: u32) -> Option<String> {
     let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
     // What a node is comes before what it is told.
     let is_image = |key: &str| key.rsplit('.').next() == Some("image");
@@ -360,7 +360,7 @@ fn difference(ours: &Description, theirs: &Description, process: u32) -> Option<
         keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key)).collect();
     different.sort_by_key(|key| rank(key));
     let key = different.first()?;
-    let value = |description: &Description, process| match description.get(*key) {
+    let value = |description: &NodeDescription, process| match description.get(*key) {
         None => "nothing".to_owned(),
         Some(file) if is_image(key) => file_of(process, file),
         Some(value) => value.clone(),
@@ -385,32 +385,32 @@ fn file_of(process: u32, numbers: &str) -> String {
 /// owns and serves all of it. Gives back the exports without a client.
 fn go_on(
     process: u32,
-    built: &mut Built,
-    served: Vec<Pair>,
-    wire: &Wire,
-    transfer: Transfer,
-    patience: &mut Patience<'_>,
-) -> Result<Vec<Listening>, TakeoverError> {
+    built: &mut Daemon,
+    served: Vec<ServedExport>,
+    wire: &TakeoverConnection,
+    transfer: HandOverState,
+    policy: &mut WaitPolicy<'_>,
+) -> Result<Vec<ListeningExport>, TakeoverError> {
     let broken = |source: WireError| TakeoverError::Broken { process, source: source.into() };
-    let ready = build_all(process, built, served, transfer, patience)?;
+    let ready = build_all(process, built, served, transfer, policy)?;
     wire.send(&Message::Ready, &[], Deadline::within(ANSWER_LIMIT)).map_err(broken)?;
-    await_commit(wire, patience).map_err(|error| match error {
-        NoCommit::Stopped => TakeoverError::Stopped,
-        NoCommit::Wire(error) => broken(error),
+    await_commit(wire, policy).map_err(|error| match error {
+        CommitError::Stopped => TakeoverError::Stopped,
+        CommitError::Wire(error) => broken(error),
     })?;
     built.own();
     let (mut listening, mut lost) = (Vec::new(), Vec::new());
-    for Ready { prepared, file, listener, next, client } in ready {
-        let socket = Socket::adopt(listener, next, file, &prepared.options.socket);
+    for ReadyExport { prepared, file, listener, next, client } in ready {
+        let socket = ExportSocket::adopt(listener, next, file, &prepared.options.socket);
         match client {
-            Client::Absent => listening.push((prepared, socket)),
-            Client::Lost(error) => {
+            ExportClient::Absent => listening.push((prepared, socket)),
+            ExportClient::Lost(error) => {
                 // The old process closes the connection when it leaves.
                 tracing::warn!("export {}: session ended: {}", prepared.offer.id, chain_of(&error));
                 lost.push(Arc::clone(&prepared.offer));
                 listening.push((prepared, socket));
             }
-            Client::Here(adopted) => {
+            ExportClient::Here(adopted) => {
                 if let Err(error) = built.start(prepared, socket, Some(*adopted)) {
                     tracing::error!("{}", chain_of(&error));
                 }
@@ -420,99 +420,100 @@ fn go_on(
     tracing::info!("process {process} has handed over");
     for offer in lost {
         // What it held only for its client.
-        if let Err(error) = offer.holding.end(&offer.id, &*offer.node) {
+        if let Err(error) = offer.activation.end(&offer.id, &*offer.node) {
             tracing::error!("export {}: {}", offer.id, chain_of(&error));
         }
     }
     Ok(listening)
 }
 
-/// The old process goes on, as far as is known here.
-enum NoCommit {
+/// The old process did not commit: it goes on, as far as is known here.
+enum CommitError {
     Stopped,
     Wire(WireError),
 }
 
 /// Waits for the word of the old process. Whoever gives up here first sees to it that it cannot come any more.
-fn await_commit(wire: &Wire, patience: &mut Patience<'_>) -> Result<(), NoCommit> {
-    let waited = await_answer(wire, COMMIT_LIMIT, patience);
+fn await_commit(wire: &TakeoverConnection, policy: &mut WaitPolicy<'_>) -> Result<(), CommitError> {
+    let waited = await_answer(wire, COMMIT_LIMIT, policy);
     let said = match wire.receive(Deadline::within(Duration::ZERO)) {
         Err(WireError::Silent) => wire
-            .close_ears()
+            .shut_down_receive()
             .and_then(|()| wire.receive(Deadline::within(Duration::ZERO)))
             .map_err(|error| if let WireError::Ended = error { WireError::Silent } else { error }),
         said => said,
     };
     match (said, waited) {
         (Ok(Message::Commit), _) => Ok(()),
-        (_, Err(_signal)) => Err(NoCommit::Stopped),
-        (Ok(other), Ok(())) => Err(NoCommit::Wire(other.unexpected())),
-        (Err(error), Ok(())) => Err(NoCommit::Wire(error)),
+        (_, Err(_signal)) => Err(CommitError::Stopped),
+        (Ok(other), Ok(())) => Err(CommitError::Wire(other.unexpected())),
+        (Err(error), Ok(())) => Err(CommitError::Wire(error)),
     }
 }
 
-/// An export that only waits for the word.
-struct Ready {
-    prepared: Prepared,
-    file: Identity,
+/// An export that only waits for the commit.
+struct ReadyExport {
+    prepared: PreparedExport,
+    file: SocketIdentity,
     listener: OwnedFd,
     /// The next client, if it was accepted.
     next: Option<OwnedFd>,
-    client: Client,
+    client: ExportClient,
 }
 
-/// The client that an export has.
-enum Client {
+/// The client of an export that is taken over: none, lost, or its session.
+enum ExportClient {
     Absent,
     /// What it has shared cannot be had any more, so nobody can go on with it: that is nobody else's loss.
     Lost(vhost_user::SessionError),
-    Here(Box<Adopted>),
+    Here(Box<AdoptedSession>),
 }
 
 fn build_all(
     process: u32,
-    built: &mut Built,
-    served: Vec<Pair>,
-    transfer: Transfer,
-    patience: &mut Patience<'_>,
-) -> Result<Vec<Ready>, TakeoverError> {
-    let Transfer { mut exports, files, images } = transfer;
+    built: &mut Daemon,
+    served: Vec<ServedExport>,
+    transfer: HandOverState,
+    policy: &mut WaitPolicy<'_>,
+) -> Result<Vec<ReadyExport>, TakeoverError> {
+    let HandOverState { mut exports, files, images } = transfer;
     let (mut ready, mut held) = (Vec::new(), Vec::new());
     for (prepared, found) in served {
         let file: SocketFile = socket_file(found.file);
-        let place = exports.iter().position(|parcel| parcel.socket == file);
+        let place = exports.iter().position(|handed_over| handed_over.socket == file);
         let missing = || {
             let what = format!("nothing of export {}", prepared.offer.id);
             TakeoverError::Broken { process, source: WireError::Unexpected { what }.into() }
         };
-        let Parcel { cache, stopped, listener, next, session, socket: _, held: is_held } =
+        let ExportHandOver { cache, stopped, listener, next, session, socket: _, held: is_held } =
             exports.swap_remove(place.ok_or_else(missing)?);
         *prepared.offer.cache.lock().expect("no holder of this lock panics") = cache;
-        let resumption = Resumption { since: stopped, process };
+        let resumption = TakeoverPause { since: stopped, process };
         let client = match session {
-            None => Client::Absent,
+            None => ExportClient::Absent,
             Some((connection, state)) => {
                 match Export::adopt(&prepared.offer, connection, state, resumption) {
-                    Ok(adopted) => Client::Here(Box::new(adopted)),
+                    Ok(adopted) => ExportClient::Here(Box::new(adopted)),
                     Err(source) if source.is_own() => {
                         let export = prepared.offer.id.clone();
                         return Err(TakeoverError::Session { export, process, source });
                     }
-                    Err(error) => Client::Lost(error),
+                    Err(error) => ExportClient::Lost(error),
                 }
             }
         };
-        ready.push(Ready { prepared, file: found.file, listener, next, client });
+        ready.push(ReadyExport { prepared, file: found.file, listener, next, client });
         held.push(is_held);
     }
     let failed = |(export, source)| TakeoverError::Image { export, process, source };
     built.inherit(files, images).map_err(failed)?;
-    for Ready { prepared, .. } in &ready {
+    for ReadyExport { prepared, .. } in &ready {
         let id = &prepared.offer.id;
         built.check_inherited(id).map_err(|source| failed((id.clone(), source)))?;
     }
-    for (Ready { prepared, .. }, _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held) {
-        built.claim_inherited(prepared, patience)?;
+    for (ReadyExport { prepared, .. }, _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held)
+    {
+        built.claim_inherited(prepared, policy)?;
     }
     #[cfg(feature = "fault-points")]
     write_too_early(built);
@@ -522,7 +523,7 @@ fn build_all(
 /// What must never happen: with `RINGLOOM_FAULT=WrittenTooEarly:1` this process changes the images that another one
 /// owns, and ends. A test must find that.
 #[cfg(feature = "fault-points")]
-fn write_too_early(built: &Built) {
+fn write_too_early(built: &Daemon) {
     if std::env::var("RINGLOOM_FAULT").is_ok_and(|fault| fault == "WrittenTooEarly:1") {
         // Direct I/O wants its memory aligned.
         let room = vec![0xcd_u8; 8192];
@@ -539,16 +540,16 @@ fn write_too_early(built: &Built) {
 
 /// Listens on the sockets of a process that has ended; its front ends come back by themselves.
 fn listen_all(
-    resumption: Resumption,
-    built: &mut Built,
-    served: Vec<Pair>,
-    patience: &mut Patience<'_>,
-) -> Result<Vec<Listening>, TakeoverError> {
+    resumption: TakeoverPause,
+    built: &mut Daemon,
+    served: Vec<ServedExport>,
+    policy: &mut WaitPolicy<'_>,
+) -> Result<Vec<ListeningExport>, TakeoverError> {
     let mut listening = Vec::new();
     for (prepared, _) in served {
         let slot = &prepared.offer.resumption;
         *slot.lock().expect("no holder of this lock panics") = Some(resumption);
-        listening.push(listen(built, prepared, patience)?);
+        listening.push(listen(built, prepared, policy)?);
     }
     let process = resumption.process;
     tracing::info!("process {process} has ended; front ends that reconnect go on here");
@@ -557,7 +558,7 @@ fn listen_all(
 
 impl Predecessor {
     /// Tells it to end, and waits for that. Gives the moment at which it was told.
-    fn end(&self, patience: &mut Patience<'_>) -> Result<Duration, TakeoverError> {
+    fn end(&self, policy: &mut WaitPolicy<'_>) -> Result<Duration, TakeoverError> {
         let process = self.process;
         tracing::info!("process {process} cannot hand over its clients: told to end (SIGTERM)");
         let began = monotonic();
@@ -566,15 +567,15 @@ impl Predecessor {
         let until = Deadline::within(END_LIMIT);
         while !until.left().is_zero() {
             if self.has_ended(REST) {
-                patience.wait.done();
+                policy.wait.done();
                 return Ok(began);
             }
-            let told = patience.wait.pause(Duration::ZERO);
-            if told == Told::Stop {
+            let told = policy.wait.pause(Duration::ZERO);
+            if told == WaitResult::Stop {
                 return Err(TakeoverError::Stopped);
             }
         }
-        patience.wait.done();
+        policy.wait.done();
         Err(TakeoverError::Stuck { process })
     }
 

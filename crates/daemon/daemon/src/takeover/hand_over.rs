@@ -16,9 +16,9 @@ use virtio::{
     RingBase,
 };
 
-use super::wire::{Message, SocketFile, Wire, WireError};
+use super::protocol::{Message, SocketFile, TakeoverConnection, WireError};
 use super::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT};
-use crate::graph::Place;
+use crate::graph::GraphPath;
 
 /// How long the first packet may take: it comes when nothing is in flight any more.
 pub(super) const FIRST_LIMIT: Duration = DRAIN_LIMIT.saturating_add(ANSWER_LIMIT);
@@ -32,18 +32,18 @@ const RANGES_MAX: usize = 1 << 16;
 /// How many of them go into one packet.
 const RANGES_OF_PACKET: usize = 1000;
 
-/// Everything that changes hands.
+/// Everything that is handed over in a takeover: exports, files, images.
 #[derive(Debug, Default)]
-pub(super) struct Transfer {
-    pub(super) exports: Vec<Parcel>,
+pub(super) struct HandOverState {
+    pub(super) exports: Vec<ExportHandOver>,
     /// By export and place.
-    pub(super) files: BTreeMap<Place, (OwnedFd, ImageLocks)>,
-    pub(super) images: BTreeMap<Place, ImageState>,
+    pub(super) files: BTreeMap<GraphPath, (OwnedFd, ImageLocks)>,
+    pub(super) images: BTreeMap<GraphPath, ImageState>,
 }
 
-/// Everything about one export.
+/// Everything that is handed over for one export.
 #[derive(Debug)]
-pub(super) struct Parcel {
+pub(super) struct ExportHandOver {
     pub(super) socket: SocketFile,
     pub(super) cache: CacheMode,
     /// When its queues were to be stopped, on the clock that all processes share.
@@ -58,8 +58,12 @@ pub(super) struct Parcel {
 }
 
 /// Sends an export. The descriptors stay with the caller too.
-pub(super) fn send(wire: &Wire, parcel: &Parcel, until: Deadline) -> Result<(), WireError> {
-    let Parcel { socket, cache, stopped, listener, next, session, held } = parcel;
+pub(super) fn send(
+    wire: &TakeoverConnection,
+    handed_over: &ExportHandOver,
+    until: Deadline,
+) -> Result<(), WireError> {
+    let ExportHandOver { socket, cache, stopped, listener, next, session, held } = handed_over;
     let head = Message::Export {
         socket: *socket,
         writeback: *cache == CacheMode::WriteBack,
@@ -97,8 +101,8 @@ pub(super) fn send(wire: &Wire, parcel: &Parcel, until: Deadline) -> Result<(), 
 
 /// Sends what an image has in memory alone.
 pub(super) fn send_image(
-    wire: &Wire,
-    (export, place): &Place,
+    wire: &TakeoverConnection,
+    (export, place): &GraphPath,
     state: &ImageState,
     until: Deadline,
 ) -> Result<(), WireError> {
@@ -124,7 +128,11 @@ pub(super) fn send_image(
     Ok(())
 }
 
-fn send_ring(wire: &Wire, ring: &SavedRing, until: Deadline) -> Result<(), WireError> {
+fn send_ring(
+    wire: &TakeoverConnection,
+    ring: &SavedRing,
+    until: Deadline,
+) -> Result<(), WireError> {
     let SavedRing { size, addresses, base, enabled, kick, call, error } = ring;
     let places = |at: RingAddresses| [at.descriptors, at.available, at.used];
     let message = Message::Ring {
@@ -143,27 +151,30 @@ fn send_ring(wire: &Wire, ring: &SavedRing, until: Deadline) -> Result<(), WireE
 
 /// Receives everything, of at most so many exports; the first packet has been waited for ([`FIRST_LIMIT`]). A
 /// refusal instead of it is given as its reason.
-pub(super) fn receive(wire: &Wire, most: usize) -> Result<Result<Transfer, String>, WireError> {
-    let (mut transfer, until) = (Transfer::default(), Deadline::within(READY_LIMIT));
+pub(super) fn receive(
+    wire: &TakeoverConnection,
+    most: usize,
+) -> Result<Result<HandOverState, String>, WireError> {
+    let (mut transfer, until) = (HandOverState::default(), Deadline::within(READY_LIMIT));
     loop {
         let (message, fds) = wire.receive_with_descriptors(until)?;
         match transfer.add(message, fds, most)? {
-            Added::More => {}
-            Added::All => return Ok(Ok(transfer)),
-            Added::Refused(reason) => return Ok(Err(reason)),
+            ReceiveProgress::More => {}
+            ReceiveProgress::All => return Ok(Ok(transfer)),
+            ReceiveProgress::Refused(reason) => return Ok(Err(reason)),
         }
     }
 }
 
-/// What a packet meant.
+/// Whether more packets follow, all have come, or the old process refuses.
 #[derive(Debug)]
-pub(super) enum Added {
+pub(super) enum ReceiveProgress {
     More,
     All,
     Refused(String),
 }
 
-impl Transfer {
+impl HandOverState {
     /// Adds what a packet says.
     #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
     pub(super) fn add(
@@ -171,11 +182,11 @@ impl Transfer {
         message: Message,
         fds: Vec<OwnedFd>,
         most: usize,
-    ) -> Result<Added, WireError> {
-        let mut fds = Descriptors(fds.into());
+    ) -> Result<ReceiveProgress, WireError> {
+        let mut fds = PacketDescriptors(fds.into());
         match message {
-            Message::Refused { reason } => return Ok(Added::Refused(reason)),
-            Message::End => return Ok(Added::All),
+            Message::Refused { reason } => return Ok(ReceiveProgress::Refused(reason)),
+            Message::End => return Ok(ReceiveProgress::All),
             Message::Export { socket, writeback, stopped_ns, held }
                 if self.exports.len() < most =>
             {
@@ -183,18 +194,28 @@ impl Transfer {
                 let stopped = Duration::from_nanos(stopped_ns);
                 let listener = fds.next()?;
                 let (next, session) = (None, None);
-                self.exports.push(Parcel { socket, cache, stopped, listener, next, session, held });
+                self.exports.push(ExportHandOver {
+                    socket,
+                    cache,
+                    stopped,
+                    listener,
+                    next,
+                    session,
+                    held,
+                });
             }
             Message::NextClient => {
-                let parcel = self.exports.last_mut().filter(|parcel| parcel.next.is_none());
-                parcel.ok_or_else(|| message.unexpected())?.next = Some(fds.next()?);
+                let handed_over =
+                    self.exports.last_mut().filter(|handed_over| handed_over.next.is_none());
+                handed_over.ok_or_else(|| message.unexpected())?.next = Some(fds.next()?);
             }
             Message::Session { features, protocol } => {
-                let parcel = self.exports.last_mut().filter(|parcel| parcel.session.is_none());
-                let parcel = parcel.ok_or_else(|| message.unexpected())?;
+                let handed_over =
+                    self.exports.last_mut().filter(|handed_over| handed_over.session.is_none());
+                let handed_over = handed_over.ok_or_else(|| message.unexpected())?;
                 let features = Features(features);
                 let state = SessionState { features, protocol, ..SessionState::default() };
-                parcel.session = Some((fds.next()?, state));
+                handed_over.session = Some((fds.next()?, state));
             }
             Message::File { export, place, locks } if self.files.len() < FILES_MAX => {
                 let known = ImageLocks::from_bits(locks);
@@ -217,18 +238,23 @@ impl Transfer {
                 state.tables_durable = tables_durable;
             }
             other => {
-                let session = self.exports.last_mut().and_then(|parcel| parcel.session.as_mut());
+                let session =
+                    self.exports.last_mut().and_then(|handed_over| handed_over.session.as_mut());
                 let (_, state) = session.ok_or_else(|| other.unexpected())?;
                 add(state, other, &mut fds)?;
             }
         }
-        Ok(Added::More)
+        Ok(ReceiveProgress::More)
     }
 }
 
 /// Adds what a packet says to a session.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
-fn add(state: &mut SessionState, message: Message, fds: &mut Descriptors) -> Result<(), WireError> {
+fn add(
+    state: &mut SessionState,
+    message: Message,
+    fds: &mut PacketDescriptors,
+) -> Result<(), WireError> {
     match message {
         Message::Region { guest, bytes, user_address, file_offset }
             if state.regions.len() < REGIONS_MAX =>
@@ -270,10 +296,10 @@ fn add(state: &mut SessionState, message: Message, fds: &mut Descriptors) -> Res
     Ok(())
 }
 
-/// The descriptors of a packet, in order.
-struct Descriptors(VecDeque<OwnedFd>);
+/// The descriptors that came with a packet, in order.
+struct PacketDescriptors(VecDeque<OwnedFd>);
 
-impl Descriptors {
+impl PacketDescriptors {
     fn next(&mut self) -> Result<OwnedFd, WireError> {
         let missing = || WireError::Unexpected { what: "a packet without a descriptor".to_owned() };
         self.0.pop_front().ok_or_else(missing)

@@ -21,28 +21,31 @@ use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use crate::claim::{ClaimFailure, LOCK_PATIENCE, Patience, Told, Wait, claim};
+use crate::claim::{
+    ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult, claim,
+};
 use crate::connection::Connection;
 
-/// When an export holds its node.
+/// When an export claims its node: always, or only while it serves rings (`active=off`).
 #[derive(Debug)]
-pub(crate) enum Holding {
+pub(crate) enum ActivationPolicy {
     /// As long as there is the export; whoever built it has the claim.
     Always,
     /// While it serves rings.
-    WhileServed(Box<OnDemand>),
+    WhileServed(Box<OnDemandClaim>),
 }
 
-/// A claim that comes and goes.
+/// A claim that an export takes with its first ring and gives back after its last.
 #[derive(Debug)]
-pub(crate) struct OnDemand {
+pub(crate) struct OnDemandClaim {
     rights: Rights,
     clock: Arc<dyn Clock>,
-    slot: Mutex<Slot>,
+    slot: Mutex<ClaimSlot>,
 }
 
+/// The claim, if there is one now, and the rate of log lines about it.
 #[derive(Debug, Default)]
-struct Slot {
+struct ClaimSlot {
     claim: Option<Claim>,
     rate: SentenceRate,
 }
@@ -52,7 +55,7 @@ struct Slot {
 pub(crate) enum ActivateError {
     /// Its image is not to be had.
     #[error(transparent)]
-    Claim(#[from] ClaimFailure),
+    Claim(#[from] ExportClaimError),
     /// Its image is not what it was.
     #[error("node {node} cannot be activated")]
     Refresh {
@@ -73,7 +76,7 @@ pub(crate) struct InactivateError {
     source: io::Error,
 }
 
-impl OnDemand {
+impl OnDemandClaim {
     pub(crate) fn new(rights: Rights, clock: Arc<dyn Clock>) -> Self {
         Self { rights, clock, slot: Mutex::default() }
     }
@@ -89,14 +92,14 @@ impl OnDemand {
     }
 }
 
-/// What an export holds on demand, which stays as it is as long as this lives.
+/// A lock on an on-demand claim: nobody takes or gives it back meanwhile.
 #[derive(Debug)]
-pub(crate) struct Still<'a> {
+pub(crate) struct ClaimLock<'a> {
     rights: Rights,
-    slot: MutexGuard<'a, Slot>,
+    slot: MutexGuard<'a, ClaimSlot>,
 }
 
-impl Still<'_> {
+impl ClaimLock<'_> {
     /// The claim; none while no ring is served.
     pub(crate) fn claim(&mut self) -> &mut Option<Claim> {
         &mut self.slot.claim
@@ -108,43 +111,45 @@ impl Still<'_> {
     }
 }
 
-impl OnDemand {
+impl OnDemandClaim {
     /// Lets nobody claim or give back meanwhile; `None` while a session does so just now, which may
     /// take it as long as it waits for a lock.
-    pub(crate) fn still(&self) -> Option<Still<'_>> {
+    pub(crate) fn lock_claim(&self) -> Option<ClaimLock<'_>> {
         let rights = self.rights;
-        self.slot.try_lock().ok().map(|slot| Still { rights, slot })
+        self.slot.try_lock().ok().map(|slot| ClaimLock { rights, slot })
     }
 }
 
-/// Whether rings may be served.
+/// Whether a node was activated, or that was postponed for a takeover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "without its node no ring may be served"]
-pub(crate) enum Begun {
+pub(crate) enum ActivationResult {
     /// The node is held.
     Held,
     /// It is not yet, and another process wants to go on with the export.
     Postponed,
 }
 
-impl Holding {
+impl ActivationPolicy {
     /// Called before the first ring is served. Blocks.
     pub(crate) fn begin(
         &self,
         export: &str,
         node: &dyn Node,
-        mut wait: &WhileOurs<'_>,
-    ) -> Result<Begun, ActivateError> {
-        let Self::WhileServed(on_demand) = self else { return Ok(Begun::Held) };
-        let OnDemand { rights, clock, slot } = &**on_demand;
+        mut wait: &ConnectionWait<'_>,
+    ) -> Result<ActivationResult, ActivateError> {
+        let Self::WhileServed(on_demand) = self else { return Ok(ActivationResult::Held) };
+        let OnDemandClaim { rights, clock, slot } = &**on_demand;
         let mut slot = slot.lock().expect("no holder of this lock panics");
         if slot.claim.is_some() {
-            return Ok(Begun::Held);
+            return Ok(ActivationResult::Held);
         }
         let rate = &mut slot.rate;
-        let patience = &mut Patience { limit: LOCK_PATIENCE, wait: &mut wait, rate };
-        let claimed = match claim(export, node, *rights, &**clock, patience) {
-            Err(ClaimFailure::Stopped { .. }) if wait.is_wanted() => return Ok(Begun::Postponed),
+        let policy = &mut WaitPolicy { limit: LOCK_WAIT_MAX, wait: &mut wait, rate };
+        let claimed = match claim(export, node, *rights, &**clock, policy) {
+            Err(ExportClaimError::Stopped { .. }) if wait.is_wanted() => {
+                return Ok(ActivationResult::Postponed);
+            }
             claimed => claimed?,
         };
         claimed
@@ -152,7 +157,7 @@ impl Holding {
             .map_err(|source| ActivateError::Refresh { node: node.name().to_owned(), source })?;
         slot.claim = Some(claimed);
         tracing::debug!("export {export}: node {} is active", node.name());
-        Ok(Begun::Held)
+        Ok(ActivationResult::Held)
     }
 
     /// Called after the last ring has been stopped, not for a pause; more than once does no harm. Blocks.
@@ -167,26 +172,27 @@ impl Holding {
     }
 }
 
-/// A wait that ends with the connection (the front end has left, or the export is being stopped), and
-/// when another process wants to go on with the export.
-pub(crate) struct WhileOurs<'a> {
+/// A wait that ends when the client disconnects, or another process wants to take over.
+pub(crate) struct ConnectionWait<'a> {
     pub(crate) session: &'a Connection,
-    pub(crate) freezer: &'a Notifier,
+    pub(crate) freeze_notifier: &'a Notifier,
 }
 
-impl WhileOurs<'_> {
+impl ConnectionWait<'_> {
     /// Whether another process wants to go on with the export, and there is a client to go on with.
     fn is_wanted(&self) -> bool {
-        let [session, freezer] = self.poll(Duration::ZERO);
-        freezer && !session
+        let [session, freeze_notifier] = self.poll(Duration::ZERO);
+        freeze_notifier && !session
     }
 
     /// Waits until the session has ended, or the freezer rings; which of them is so.
     fn poll(&self, time: Duration) -> [bool; 2] {
         let time = rustix::event::Timespec::try_from(time).expect("a wait is short");
         // Of the connection only its end is told: it may be readable.
-        let mut fds =
-            [PollFd::new(self.session, PollFlags::RDHUP), PollFd::new(self.freezer, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(self.session, PollFlags::RDHUP),
+            PollFd::new(self.freeze_notifier, PollFlags::IN),
+        ];
         match rustix::event::poll(&mut fds, Some(&time)) {
             Ok(_) | Err(Errno::INTR) => fds.map(|fd| !fd.revents().is_empty()),
             // Two descriptors are both open and need no memory of the kernel's, so this does not happen; if it
@@ -196,9 +202,9 @@ impl WhileOurs<'_> {
     }
 }
 
-impl Wait for &WhileOurs<'_> {
-    fn pause(&mut self, time: Duration) -> Told {
-        if self.poll(time) == [false; 2] { Told::GoOn } else { Told::Stop }
+impl InterruptibleWait for &ConnectionWait<'_> {
+    fn pause(&mut self, time: Duration) -> WaitResult {
+        if self.poll(time) == [false; 2] { WaitResult::GoOn } else { WaitResult::Stop }
     }
 
     fn done(&mut self) {}
@@ -292,9 +298,9 @@ mod tests {
         }
     }
 
-    fn on_demand() -> Holding {
+    fn on_demand() -> ActivationPolicy {
         let rights = Rights::of_user(Access::ReadWrite);
-        Holding::WhileServed(Box::new(OnDemand::new(rights, Arc::new(SystemClock))))
+        ActivationPolicy::WhileServed(Box::new(OnDemandClaim::new(rights, Arc::new(SystemClock))))
     }
 
     /// A session, nobody who wants to go on with it, and its client.
@@ -305,13 +311,13 @@ mod tests {
 
     #[test]
     fn a_node_is_refreshed_when_it_comes_and_flushed_before_it_goes() {
-        let (node, holding, (session, freezer, _client)) =
+        let (node, activation, (session, freeze_notifier, _client)) =
             (Noting::default(), on_demand(), session());
-        let ours = &WhileOurs { session: &session, freezer: &freezer };
+        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
         for _ in 0..2 {
-            assert_eq!(holding.begin("e", &node, ours).unwrap(), Begun::Held);
-            assert_eq!(holding.begin("e", &node, ours).unwrap(), Begun::Held);
-            holding.end("e", &node).unwrap();
+            assert_eq!(activation.begin("e", &node, ours).unwrap(), ActivationResult::Held);
+            assert_eq!(activation.begin("e", &node, ours).unwrap(), ActivationResult::Held);
+            activation.end("e", &node).unwrap();
             let notes = std::mem::take(&mut *node.notes.lock().unwrap());
             assert_eq!(notes, ["claim", "refresh", "flush", "give back"]);
         }
@@ -320,10 +326,10 @@ mod tests {
     #[test]
     fn a_node_whose_flush_failed_is_not_given_back() {
         let node = Noting { broken: true, ..Noting::default() };
-        let (holding, (session, freezer, _client)) = (on_demand(), session());
-        let ours = &WhileOurs { session: &session, freezer: &freezer };
-        assert_eq!(holding.begin("e", &node, ours).unwrap(), Begun::Held);
-        let error = holding.end("e", &node).unwrap_err();
+        let (activation, (session, freeze_notifier, _client)) = (on_demand(), session());
+        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
+        assert_eq!(activation.begin("e", &node, ours).unwrap(), ActivationResult::Held);
+        let error = activation.end("e", &node).unwrap_err();
         assert_eq!(error.to_string(), "node n stays active, because its last flush failed");
         assert_eq!(*node.notes.lock().unwrap(), ["claim", "refresh", "flush"]);
     }
@@ -331,11 +337,11 @@ mod tests {
     #[test]
     fn a_client_that_leaves_ends_the_wait() {
         let node = Noting { taken: true, ..Noting::default() };
-        let (holding, (session, freezer, client)) = (on_demand(), session());
-        let ours = &WhileOurs { session: &session, freezer: &freezer };
+        let (activation, (session, freeze_notifier, client)) = (on_demand(), session());
+        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
         let leaving = std::thread::spawn(move || drop(client));
-        let error = holding.begin("e", &node, ours).unwrap_err();
-        assert!(matches!(error, ActivateError::Claim(ClaimFailure::Stopped { .. })), "{error}");
+        let error = activation.begin("e", &node, ours).unwrap_err();
+        assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped { .. })), "{error}");
         leaving.join().unwrap();
         assert!(node.notes.lock().unwrap().is_empty());
     }
@@ -343,30 +349,33 @@ mod tests {
     #[test]
     fn a_process_that_wants_the_export_ends_the_wait_and_what_was_asked_for_is_put_off() {
         let node = Noting { taken: true, ..Noting::default() };
-        let (holding, (session, freezer, client)) = (on_demand(), session());
-        let ours = &WhileOurs { session: &session, freezer: &freezer };
+        let (activation, (session, freeze_notifier, client)) = (on_demand(), session());
+        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
         std::thread::scope(|scope| {
-            scope.spawn(|| freezer.wake());
-            assert_eq!(holding.begin("e", &node, ours).unwrap(), Begun::Postponed);
+            scope.spawn(|| freeze_notifier.wake());
+            assert_eq!(activation.begin("e", &node, ours).unwrap(), ActivationResult::Postponed);
         });
         // It is asked again after the pause, and there is no reason to put it off any more.
-        freezer.clear();
+        freeze_notifier.clear();
         let free = Noting { notes: Arc::clone(&node.notes), ..Noting::default() };
-        assert_eq!(holding.begin("e", &free, ours).unwrap(), Begun::Held);
-        holding.end("e", &free).unwrap();
+        assert_eq!(activation.begin("e", &free, ours).unwrap(), ActivationResult::Held);
+        activation.end("e", &free).unwrap();
         // A client that has left is not handed over.
-        freezer.wake();
+        freeze_notifier.wake();
         drop(client);
-        let error = holding.begin("e", &node, ours).unwrap_err();
-        assert!(matches!(error, ActivateError::Claim(ClaimFailure::Stopped { .. })), "{error}");
+        let error = activation.begin("e", &node, ours).unwrap_err();
+        assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped { .. })), "{error}");
     }
 
     #[test]
     fn an_export_that_always_holds_its_node_leaves_it_alone() {
-        let (node, (session, freezer, _client)) = (Noting::default(), session());
-        let ours = &WhileOurs { session: &session, freezer: &freezer };
-        assert_eq!(Holding::Always.begin("e", &node, ours).unwrap(), Begun::Held);
-        Holding::Always.end("e", &node).unwrap();
+        let (node, (session, freeze_notifier, _client)) = (Noting::default(), session());
+        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
+        assert_eq!(
+            ActivationPolicy::Always.begin("e", &node, ours).unwrap(),
+            ActivationResult::Held
+        );
+        ActivationPolicy::Always.end("e", &node).unwrap();
         assert!(node.notes.lock().unwrap().is_empty());
     }
 }

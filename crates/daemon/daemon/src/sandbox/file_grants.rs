@@ -1,7 +1,7 @@
 //! What of the file system is left to the daemon once its fences are up.
 //!
 //! Where it stands: worked out once, before anything is opened; the files' fence
-//! ([`super::files`]) is built from it.
+//! ([`super::landlock`]) is built from it.
 //!
 //! Invariants: no file is granted, because everything that is served is open by then, and a
 //! descriptor needs no grant. Only a log file that is moved away is made anew. Pure but for resolving links and looking
@@ -11,18 +11,18 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::options::{Plan, Step};
+use crate::options::{Plan, PlanStep};
 
-/// What a place may be used for.
+/// What a path is granted for: removing a socket or pidfile, or new log files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum GrantPurpose {
     /// A socket or the pidfile is removed from this directory at the end.
     Removal,
     /// The log file is made anew in this directory, which holds nothing but logs.
     Logs,
 }
 
-impl Use {
+impl GrantPurpose {
     /// Whether a file is opened there.
     pub(super) fn opens(self) -> bool {
         match self {
@@ -32,31 +32,33 @@ impl Use {
     }
 }
 
-/// One place that is left.
+/// A path that stays usable inside the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Grant {
+pub(super) struct FileGrant {
     /// Where, without links.
     pub(super) path: PathBuf,
     /// What for.
-    pub(super) for_what: Use,
+    pub(super) for_what: GrantPurpose,
 }
 
 /// What the plan names, seen from the current directory; each place once.
-pub(super) fn of(plan: &Plan) -> Vec<Grant> {
+pub(super) fn of(plan: &Plan) -> Vec<FileGrant> {
     let mut grants = Vec::new();
     for step in &plan.steps {
         match step {
-            Step::Object(_) | Step::Blockdev(_) => {}
-            Step::Export(export) => add_parent(&mut grants, &export.socket.path, Use::Removal),
+            PlanStep::Object(_) | PlanStep::Blockdev(_) => {}
+            PlanStep::Export(export) => {
+                add_parent(&mut grants, &export.socket.path, GrantPurpose::Removal)
+            }
         }
     }
     if let Some(pidfile) = &plan.pidfile {
-        add_parent(&mut grants, pidfile, Use::Removal);
+        add_parent(&mut grants, pidfile, GrantPurpose::Removal);
     }
     if let Some(log_file) = &plan.log_file
         && real_parent(log_file).is_some_and(|directory| holds_only_logs(&directory))
     {
-        add_parent(&mut grants, log_file, Use::Logs);
+        add_parent(&mut grants, log_file, GrantPurpose::Logs);
     }
     grants
 }
@@ -72,9 +74,9 @@ fn holds_only_logs(directory: &Path) -> bool {
         .is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_log)))
 }
 
-fn add_parent(grants: &mut Vec<Grant>, path: &Path, for_what: Use) {
+fn add_parent(grants: &mut Vec<FileGrant>, path: &Path, for_what: GrantPurpose) {
     let Some(path) = real_parent(path) else { return };
-    let grant = Grant { path, for_what };
+    let grant = FileGrant { path, for_what };
     if !grants.contains(&grant) {
         grants.push(grant);
     }
@@ -89,7 +91,7 @@ fn real_parent(path: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Command, parse};
+    use crate::options::{ServeCommand, parse};
 
     #[test]
     fn only_the_directories_of_sockets_and_pidfile_are_granted_and_where_links_lead() {
@@ -115,10 +117,10 @@ mod tests {
             "--pidfile",
             &format!("{at}/pids/pid"),
         ];
-        let Command::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
+        let ServeCommand::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
             panic!("a line that serves")
         };
-        let granted = |name| Grant { path: root.join(name), for_what: Use::Removal };
+        let granted = |name| FileGrant { path: root.join(name), for_what: GrantPurpose::Removal };
         assert_eq!(of(&plan), [granted("run"), granted("pids")]);
     }
 
@@ -128,10 +130,10 @@ mod tests {
         let root = dir.path().canonicalize().unwrap();
         let file = root.join("a.log").display().to_string();
         let line = ["--blockdev=null-co,node-name=n", "--log-file", &file];
-        let Command::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
+        let ServeCommand::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
             panic!("a line that serves")
         };
-        let granted = [Grant { path: root.clone(), for_what: Use::Logs }];
+        let granted = [FileGrant { path: root.clone(), for_what: GrantPurpose::Logs }];
         assert_eq!(of(&plan), granted);
         for name in ["a.log", "a.log.1.gz", "b.log"] {
             std::fs::write(root.join(name), []).unwrap();
