@@ -4,8 +4,8 @@ use block::{
     Access, Buffers, ByteCount, DiskSize, Durability, FailKind, Operation, Outcome, Unmap,
 };
 use virtio::{
-    BlkKind, BlkRules, Chain, DATA_BYTES_MAX, GuestAddress, LastHit, NoStatus, RANGE_SECTORS_MAX,
-    decode, status_byte, write_id, write_status,
+    BlkRequestKind, BlkRules, Chain, DATA_BYTES_MAX, GuestAddress, MalformedRequest,
+    RANGE_SECTORS_MAX, TranslationHint, decode, status_byte, write_id, write_status,
 };
 
 use crate::guest::{GUEST, Guest, LARGE};
@@ -41,7 +41,7 @@ fn rules(input: &mut Input<'_>) -> BlkRules {
 }
 
 fn buffers(guest: &Guest, input: &mut Input<'_>, buffers: &mut Buffers) {
-    let mut hit = LastHit::default();
+    let mut hit = TranslationHint::default();
     for _ in 0..input.u8() % BUFFERS_MAX {
         let shape = input.u8();
         let (address, bytes) = match shape & 3 {
@@ -73,8 +73,8 @@ fn check(guest: &Guest, rules: &BlkRules, mut chain: Chain) {
 
     let request = match decode(&mut chain, rules) {
         Ok(request) => request,
-        Err(NoStatus::Status) => return assert_eq!(writable, 0),
-        Err(NoStatus::Header { bytes }) => {
+        Err(MalformedRequest::Status) => return assert_eq!(writable, 0),
+        Err(MalformedRequest::Header { bytes }) => {
             assert_eq!(bytes, head.count);
             return assert!(writable > 0 && bytes < 16);
         }
@@ -87,26 +87,26 @@ fn check(guest: &Guest, rules: &BlkRules, mut chain: Chain) {
     assert_eq!(chain.writable.count(), writable - 1);
     let expected = head.expected(rules, writable as u64 - 1);
     assert_eq!(Told::of(request.kind), expected, "{rules:?}");
-    if matches!(request.kind, BlkKind::Disk(Operation::Write(..))) {
+    if matches!(request.kind, BlkRequestKind::Disk(Operation::Write(..))) {
         assert_eq!(chain.readable.count(), head.count - 16, "the data stay in the chain");
     }
     answer(guest, &mut chain, request.kind, request.status);
 }
 
 /// Answers as the request path does.
-fn answer(guest: &Guest, chain: &mut Chain, kind: BlkKind, status: block::Segment) {
+fn answer(guest: &Guest, chain: &mut Chain, kind: BlkRequestKind, status: block::Segment) {
     let mut both = Buffers::default();
     both.push(status);
     if !guest.is_small(&both) || !guest.is_small(&chain.writable) {
         return;
     }
-    if kind == BlkKind::GetId {
+    if kind == BlkRequestKind::GetId {
         let room = chain.writable.count().min(virtio::ID_BYTES);
         assert_eq!(write_id(&mut chain.writable, "a-disk"), room);
     }
     let outcome = match kind {
-        BlkKind::Disk(_) | BlkKind::GetId => Outcome::Done,
-        BlkKind::Refused(kind) => Outcome::Failed(kind),
+        BlkRequestKind::Disk(_) | BlkRequestKind::GetId => Outcome::Done,
+        BlkRequestKind::Refused(kind) => Outcome::Failed(kind),
     };
     write_status(status, status_byte(outcome));
     let mut byte = [0xff];
@@ -125,11 +125,11 @@ enum Told {
 }
 
 impl Told {
-    fn of(kind: BlkKind) -> Self {
+    fn of(kind: BlkRequestKind) -> Self {
         let operation = match kind {
-            BlkKind::GetId => return Self::GetId,
-            BlkKind::Refused(kind) => return Self::Refused(kind),
-            BlkKind::Disk(operation) => operation,
+            BlkRequestKind::GetId => return Self::GetId,
+            BlkRequestKind::Refused(kind) => return Self::Refused(kind),
+            BlkRequestKind::Disk(operation) => operation,
         };
         let Some(extent) = operation.extent() else {
             return Self::Flush;

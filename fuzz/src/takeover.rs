@@ -17,7 +17,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, shutdown, socketpair,
 };
-use vhost_user::{Server, SessionState, Uninterrupted};
+use vhost_user::{NoSessionControl, SavedSession, SessionServer};
 
 use crate::guest::memfd;
 use crate::session::{FILE_BYTES, Mock};
@@ -46,12 +46,12 @@ pub fn takeover_wire(data: &[u8]) {
 }
 
 /// Builds a session of what was said, and serves it to a front end that has left.
-fn go_on(state: SessionState, shape: u8) {
+fn go_on(state: SavedSession, shape: u8) {
     let (stream, front_end) = UnixStream::pair().expect("sockets are available");
     drop(front_end);
     let device = Mock::new(shape);
-    let error = match Server::restore(&stream, device.clone(), state, |_, _, _| Ok(())) {
-        Ok(server) => server.resume(&Uninterrupted, || {}).err(),
+    let error = match SessionServer::restore(&stream, device.clone(), state, |_, _, _| Ok(())) {
+        Ok(server) => server.resume(&NoSessionControl, || {}).err(),
         Err(error) => Some(error),
     };
     assert!(error.is_none_or(|error| !error.to_string().is_empty()));

@@ -138,7 +138,7 @@ fn show(what: Show, line: &str) {
     }
 }
 
-/// Runs the tests of a daemon that kills itself at a step (`virtio::Step`) or does what it must not; none at all is an error.
+/// Runs the tests of a daemon that kills itself at a step (`virtio::FaultPoint`) or does what it must not; none at all is an error.
 fn fault_points(workspace: &Workspace, log: &Path) -> Result<Tally> {
     // After the other tests: it leaves a binary with the feature behind.
     let arguments = ["test", "--package", "ringloom", "--features", "fault-points", "--test", "it"];

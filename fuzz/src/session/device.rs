@@ -5,8 +5,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
-use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingStart, Started};
-use virtio::{BlkConfig, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
+use vhost_user::{
+    BackendChannel, CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
+};
+use virtio::{BlkConfig, CacheMode, Features, MemoryRules, Ring, RingBase, RingDirtyLog};
 
 const CONFIG: BlkConfig = BlkConfig {
     size: DiskSize(ByteCount(1 << 20)),
@@ -94,20 +96,20 @@ impl Device for Mock {
         &self.rules
     }
 
-    fn look_at_descriptors(&mut self, _: BorrowedFd<'_>) -> Result<Closing, DeviceError> {
-        Ok(Closing::AsksNobody)
+    fn inspect_descriptors(&mut self, _: BorrowedFd<'_>) -> Result<CloseRisk, DeviceError> {
+        Ok(CloseRisk::None)
     }
 
     /// No run has anything to tell.
     fn set_channel(&mut self, _: Arc<BackendChannel>) {}
 
-    fn told_size(&self) -> Option<DiskSize> {
+    fn announced_size(&self) -> Option<DiskSize> {
         None
     }
 
-    fn was_told_size(&mut self, _: DiskSize) {}
+    fn set_announced_size(&mut self, _: DiskSize) {}
 
-    fn lacks_memory(&mut self, queue: QueueIndex) {
+    fn no_memory_shared(&mut self, queue: QueueIndex) {
         assert!(queue.0 < self.queues, "queue {queue} exists");
     }
 
@@ -126,7 +128,7 @@ impl Device for Mock {
         Ok(())
     }
 
-    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError> {
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<StartResult, DeviceError> {
         let mut record = self.record();
         assert!(queue.0 < self.queues, "queue {queue} exists");
         assert!(!record.failed, "the session ends after an error");
@@ -141,7 +143,7 @@ impl Device for Mock {
         };
         ring.set_log(start.log);
         assert!(record.served.insert(queue.0, ring).is_none(), "queue {queue} was started twice");
-        Ok(Started::Served)
+        Ok(StartResult::Served)
     }
 
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {
@@ -153,7 +155,7 @@ impl Device for Mock {
         Ok(ring.base())
     }
 
-    fn rest(&mut self) -> Result<(), DeviceError> {
+    fn rings_stopped(&mut self) -> Result<(), DeviceError> {
         let mut record = self.record();
         assert!(record.served.is_empty(), "rings are served while the device rests");
         if record.fails() {
@@ -166,7 +168,7 @@ impl Device for Mock {
         assert!(self.record().served.contains_key(&queue.0), "it is served");
     }
 
-    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingDirtyLog>) {
         // Marks all that the device writes of the ring.
         self.record().served.get_mut(&queue.0).expect("it is served").set_log(log);
     }

@@ -1,11 +1,11 @@
 //! What front ends send is looked at by a process apart, before this one has it.
 //!
-//! Closing a descriptor asks the file system whose file it is (FLUSH), and waits for the answer where no signal wakes anybody. A
-//! front end can hand over a file whose server, perhaps itself, never answers: a process that has
-//! received it cannot even be killed. What waits in a socket can be looked at only by receiving it. So another process
-//! does that, which has nothing else and which nobody waits for: the *descriptor check*.
+//! Closing a descriptor asks the file system whose file it is (FLUSH), and waits for the answer where no signal wakes
+//! anybody. A front end can hand over a file whose server, perhaps itself, never answers: a process that has received
+//! it cannot even be killed. What waits in a socket can be looked at only by receiving it. So another process does
+//! that, which has nothing else and which nobody waits for: the *descriptor check*.
 //!
-//! Where it stands: before each message of a session that brings descriptors ([`vhost_user::Device::look_at_descriptors`]).
+//! Where it stands: before each message of a session that brings descriptors ([`vhost_user::Device::inspect_descriptors`]).
 //! A session sends its connection and an eventfd for the answer; the other process looks at the message that is at the
 //! head of the connection, leaves it there, and answers. Made before the first thread.
 //!
@@ -28,7 +28,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
     SocketType, recv, sendmsg, socketpair,
 };
-use vhost_user::Closing;
+use vhost_user::CloseRisk;
 use virtio::MemoryFiles;
 
 use crate::options::SandboxMode;
@@ -201,7 +201,7 @@ impl ExportDescriptorCheck {
         &self,
         connection: BorrowedFd<'_>,
         answers: &OwnedFd,
-    ) -> Result<Closing, DescriptorCheckError> {
+    ) -> Result<CloseRisk, DescriptorCheckError> {
         let began = SystemClock.now();
         let left = || ANSWER_LIMIT.saturating_sub(SystemClock.now().duration_since(began));
         self.ask([connection, answers.as_fd()], &left)?;
@@ -209,9 +209,9 @@ impl ExportDescriptorCheck {
         let mut answer = [0; 8];
         rustix::io::read(answers, &mut answer)?;
         match u64::from_ne_bytes(answer) {
-            ASKS_NOBODY => Ok(Closing::AsksNobody),
+            ASKS_NOBODY => Ok(CloseRisk::None),
             NO_ROOM => Err(DescriptorCheckError::NoRoom),
-            _ => Ok(Closing::MayWait),
+            _ => Ok(CloseRisk::MayBlock),
         }
     }
 

@@ -1,10 +1,10 @@
 //! How many descriptors each session may hold, so that no client uses up those of the process.
 //!
-//! Where it stands: worked out when iothreads run and images are open; sessions keep to it (`vhost_user`), and one that does not
-//! is ended.
+//! Where it stands: worked out when iothreads run and images are open; sessions keep to it (`vhost_user`), and one that
+//! does not is ended.
 //!
-//! Limits: if the limit of the process allows it, as many as a front end can ever need; otherwise what is left is divided by
-//! the exports' queues, and nobody has less than a small guest needs.
+//! Limits: if the limit of the process allows it, as many as a front end can ever need; otherwise what is left is
+//! divided by the exports' queues, and nobody has less than a small guest needs.
 
 use std::path::Path;
 

@@ -14,8 +14,10 @@ use block::{DiskSize, Durability, Node};
 use iothread::{Iothread, Placed, Watcher};
 use kernel_io::Notifier;
 use request_path::Served;
-use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingStart, Started};
-use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingLog};
+use vhost_user::{
+    BackendChannel, CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
+};
+use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingDirtyLog};
 use virtio_blk::{BlkRing, BlkRingSetup};
 
 use crate::activation::{ActivationPolicy, ActivationResult, ConnectionWait};
@@ -150,7 +152,7 @@ impl BlkDevice {
     fn ask_about_descriptors(
         &mut self,
         of: BorrowedFd<'_>,
-    ) -> Result<Closing, DescriptorCheckError> {
+    ) -> Result<CloseRisk, DescriptorCheckError> {
         let answers = match self.answers.take() {
             Some(answers) => answers,
             None => descriptor_check::answers()?,
@@ -192,7 +194,10 @@ impl Device for BlkDevice {
         self.offer.descriptors_max.load(Ordering::Relaxed)
     }
 
-    fn look_at_descriptors(&mut self, connection: BorrowedFd<'_>) -> Result<Closing, DeviceError> {
+    fn inspect_descriptors(
+        &mut self,
+        connection: BorrowedFd<'_>,
+    ) -> Result<CloseRisk, DeviceError> {
         let answered = self.ask_about_descriptors(connection);
         answered.map_err(|error| DeviceError::Descriptors { source: Box::new(error) })
     }
@@ -205,15 +210,15 @@ impl Device for BlkDevice {
         self.offer.size.set_channel(channel);
     }
 
-    fn told_size(&self) -> Option<DiskSize> {
+    fn announced_size(&self) -> Option<DiskSize> {
         self.offer.size.announced()
     }
 
-    fn was_told_size(&mut self, size: DiskSize) {
+    fn set_announced_size(&mut self, size: DiskSize) {
         self.offer.size.was_told(size);
     }
 
-    fn lacks_memory(&mut self, queue: QueueIndex) {
+    fn no_memory_shared(&mut self, queue: QueueIndex) {
         self.unshared.no_memory(queue);
     }
 
@@ -238,14 +243,14 @@ impl Device for BlkDevice {
         }
     }
 
-    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError> {
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<StartResult, DeviceError> {
         let failed = |source| DeviceError::Start { queue, source };
         if !self.serves_any() {
             let ExportedDisk { id, node, activation, freeze_notifier, .. } = &*self.offer;
             let while_ours = &ConnectionWait { session: &self.session, freeze_notifier };
             match activation.begin(id, &**node, while_ours).map_err(|it| failed(Box::new(it)))? {
                 ActivationResult::Held => {}
-                ActivationResult::Postponed => return Ok(Started::Postponed),
+                ActivationResult::Postponed => return Ok(StartResult::Postponed),
             }
             // What a front end that comes back was told, it was told by somebody else.
             self.offer.size.review();
@@ -254,7 +259,7 @@ impl Device for BlkDevice {
             Ok(placed) => {
                 *self.slot(queue) = Some(placed);
                 self.offer.log_takeover_pause();
-                Ok(Started::Served)
+                Ok(StartResult::Served)
             }
             // The session ends, and rests first.
             Err(source) => Err(failed(source)),
@@ -273,7 +278,7 @@ impl Device for BlkDevice {
     }
 
     /// Gives the node back, if it is to be inactive now.
-    fn rest(&mut self) -> Result<(), DeviceError> {
+    fn rings_stopped(&mut self) -> Result<(), DeviceError> {
         assert!(!self.serves_any(), "a session that rests has stopped its rings");
         let ExportedDisk { id, node, activation, .. } = &*self.offer;
         let ended = activation.end(id, &**node);
@@ -286,7 +291,7 @@ impl Device for BlkDevice {
         }
     }
 
-    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingDirtyLog>) {
         if let Some(placed) = self.slot(queue) {
             placed.visit(|front, port| front.set_log(log, port));
         }

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use block::{Clock, SentenceRate};
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
-use vhost_user::{End, Interrupt, Server, SessionState, Verdict};
+use vhost_user::{PauseDecision, SavedSession, SessionControl, SessionEnd, SessionServer};
 
 use crate::client_log::{ClientLog, ClientLogRates, ClientOrigin};
 use crate::connection::Connection;
@@ -43,7 +43,7 @@ pub(crate) struct AdoptedSession {
     connection: Arc<Connection>,
     statistics: Arc<Mutex<QueueStatistics>>,
     client_log: Arc<ClientLog>,
-    server: Server<BlkDevice>,
+    server: SessionServer<BlkDevice>,
     resumption: TakeoverPause,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct FrozenExport {
     /// The next client, if it was accepted.
     pub(crate) next: Option<OwnedFd>,
     /// The connection and what was said on it, if there is a client.
-    pub(crate) session: Option<(OwnedFd, SessionState)>,
+    pub(crate) session: Option<(OwnedFd, SavedSession)>,
 }
 
 /// A request to an export to freeze for a takeover. Dropped, the export goes on.
@@ -62,14 +62,14 @@ pub(crate) struct FrozenExport {
 pub(crate) struct FreezeRequest {
     /// Gives one answer, or ends without one if the session broke.
     pub(crate) frozen: Receiver<io::Result<FrozenExport>>,
-    verdict: Sender<Verdict>,
+    verdict: Sender<PauseDecision>,
 }
 
 /// The export thread's end of a [`FreezeRequest`].
 #[derive(Debug)]
 struct FreezeResponder {
     frozen: Sender<io::Result<FrozenExport>>,
-    verdict: Receiver<Verdict>,
+    verdict: Receiver<PauseDecision>,
 }
 
 /// What the handle and the thread of an export share.
@@ -148,7 +148,7 @@ impl Export {
     pub(crate) fn adopt(
         offer: &Arc<ExportedDisk>,
         connection: OwnedFd,
-        state: SessionState,
+        state: SavedSession,
         resumption: TakeoverPause,
     ) -> Result<AdoptedSession, vhost_user::SessionError> {
         let connection = Arc::new(Connection::new(UnixStream::from(connection)));
@@ -159,7 +159,7 @@ impl Export {
             BlkDevice::new(offer, session, Arc::clone(&statistics), Arc::clone(&client_log));
         let stream = connection.stream();
         let stream = stream.map_err(|source| vhost_user::SessionError::Socket { source })?;
-        let server = Server::restore(&stream, device, state, host::exchange_socket)?;
+        let server = SessionServer::restore(&stream, device, state, host::exchange_socket)?;
         Ok(AdoptedSession { connection, statistics, client_log, server, resumption })
     }
 
@@ -193,7 +193,7 @@ impl Export {
         // From now on nobody hangs up on the connection, which is the other process's too.
         *self.shared.lock() = ExportState::Stopped;
         // A thread that is gone touches nothing either.
-        let _unheard = freeze.verdict.send(Verdict::GivenAway);
+        let _unheard = freeze.verdict.send(PauseDecision::HandedOver);
     }
 
     /// Makes the export stop, without waiting for it: no new client, the current one is hung up
@@ -234,13 +234,13 @@ impl Shared {
             None => self.accept_clients(socket, &mut SentenceRate::default()),
         };
         match end {
-            End::Left => {}
-            End::GivenAway => socket.leave(),
+            SessionEnd::Disconnected => {}
+            SessionEnd::HandedOver => socket.leave(),
         }
     }
 
     /// Goes on with the client that was taken over, then accepts others.
-    fn go_on(&self, socket: &ExportSocket, adopted: AdoptedSession) -> End {
+    fn go_on(&self, socket: &ExportSocket, adopted: AdoptedSession) -> SessionEnd {
         let rate = &mut SentenceRate::default();
         let AdoptedSession { connection, statistics, client_log, server, resumption } = adopted;
         client_log.begin(socket);
@@ -251,29 +251,29 @@ impl Shared {
             client_log: &client_log,
         };
         let end = server.resume(&asked, || resumption.tell(&self.offer.id));
-        let is_away = matches!(end, Ok(End::GivenAway));
+        let is_away = matches!(end, Ok(SessionEnd::HandedOver));
         self.say_end(&connection, &statistics, &client_log, end, rate);
         if is_away {
-            return End::GivenAway;
+            return SessionEnd::HandedOver;
         }
         // Whatever else holds the connection: the front end must hear that nobody serves it.
         connection.hang_up();
-        if self.dismiss() { self.accept_clients(socket, rate) } else { End::Left }
+        if self.dismiss() { self.accept_clients(socket, rate) } else { SessionEnd::Disconnected }
     }
 
-    fn accept_clients(&self, socket: &ExportSocket, rate: &mut SentenceRate) -> End {
+    fn accept_clients(&self, socket: &ExportSocket, rate: &mut SentenceRate) -> SessionEnd {
         loop {
             let stream = match self.next_client(socket, rate) {
                 AcceptResult::Client(stream) => stream,
-                AcceptResult::Stop => return End::Left,
-                AcceptResult::GivenAway => return End::GivenAway,
+                AcceptResult::Stop => return SessionEnd::Disconnected,
+                AcceptResult::GivenAway => return SessionEnd::HandedOver,
             };
-            let Some(connection) = self.admit(stream) else { return End::Left };
-            if self.serve(socket, &connection, rate) == End::GivenAway {
-                return End::GivenAway;
+            let Some(connection) = self.admit(stream) else { return SessionEnd::Disconnected };
+            if self.serve(socket, &connection, rate) == SessionEnd::HandedOver {
+                return SessionEnd::HandedOver;
             }
             if !self.dismiss() {
-                return End::Left;
+                return SessionEnd::Disconnected;
             }
         }
     }
@@ -302,9 +302,9 @@ impl Shared {
             }
             if !fds[2].revents().is_empty() {
                 match self.answer(socket, None) {
-                    Verdict::GoOn => continue,
-                    Verdict::GivenAway => return AcceptResult::GivenAway,
-                    Verdict::End => return AcceptResult::Stop,
+                    PauseDecision::Resume => continue,
+                    PauseDecision::HandedOver => return AcceptResult::GivenAway,
+                    PauseDecision::End => return AcceptResult::Stop,
                 }
             }
             if fds[0].revents().is_empty() {
@@ -362,11 +362,11 @@ impl Shared {
     fn answer(
         &self,
         socket: &ExportSocket,
-        session: Option<(&Connection, SessionState)>,
-    ) -> Verdict {
+        session: Option<(&Connection, SavedSession)>,
+    ) -> PauseDecision {
         self.offer.freeze_notifier.clear();
         let question = self.question.lock().expect("no holder of this lock panics").take();
-        let Some(question) = question else { return Verdict::GoOn };
+        let Some(question) = question else { return PauseDecision::Resume };
         let frozen = || {
             let listener = socket.listener().as_fd().try_clone_to_owned()?;
             let copy = |(connection, state): (&Connection, _)| {
@@ -380,9 +380,9 @@ impl Shared {
         };
         // Whoever has asked may have given up; then there is no verdict either.
         drop(question.frozen.send(frozen()));
-        match (question.verdict.recv().unwrap_or(Verdict::GoOn), &*self.lock()) {
+        match (question.verdict.recv().unwrap_or(PauseDecision::Resume), &*self.lock()) {
             // What it needs could not be had again.
-            (Verdict::GoOn, ExportState::Stopped) => Verdict::End,
+            (PauseDecision::Resume, ExportState::Stopped) => PauseDecision::End,
             (verdict, _) => verdict,
         }
     }
@@ -392,7 +392,7 @@ impl Shared {
         socket: &ExportSocket,
         connection: &Arc<Connection>,
         rate: &mut SentenceRate,
-    ) -> End {
+    ) -> SessionEnd {
         let statistics = Arc::new(Mutex::new(QueueStatistics::default()));
         let client_log =
             Arc::new(ClientLog::new(&self.offer.id, ClientOrigin::Connected, connection));
@@ -402,12 +402,12 @@ impl Shared {
             BlkDevice::new(offer, session, Arc::clone(&statistics), Arc::clone(&client_log));
         let asked = TakeoverControl { export: self, socket, connection, client_log: &client_log };
         let end = match connection.stream() {
-            Ok(stream) => Server::new(stream, device).and_then(|server| server.run(&asked)),
+            Ok(stream) => SessionServer::new(stream, device).and_then(|server| server.run(&asked)),
             Err(source) => Err(vhost_user::SessionError::Socket { source }),
         };
-        let is_away = matches!(end, Ok(End::GivenAway));
+        let is_away = matches!(end, Ok(SessionEnd::HandedOver));
         self.say_end(connection, &statistics, &client_log, end, rate);
-        if is_away { End::GivenAway } else { End::Left }
+        if is_away { SessionEnd::HandedOver } else { SessionEnd::Disconnected }
     }
 
     fn say_end(
@@ -415,12 +415,14 @@ impl Shared {
         connection: &Connection,
         statistics: &Mutex<QueueStatistics>,
         client_log: &ClientLog,
-        end: Result<End, vhost_user::SessionError>,
+        end: Result<SessionEnd, vhost_user::SessionError>,
         rate: &mut SentenceRate,
     ) {
         let id = &self.offer.id;
         let lines = statistics.lock().expect("no holder of this lock panics").lines(id);
-        if matches!(end, Ok(End::Left)) && connection.reason().is_none() && client_log.was_in_vain()
+        if matches!(end, Ok(SessionEnd::Disconnected))
+            && connection.reason().is_none()
+            && client_log.was_in_vain()
         {
             tracing::debug!("export {id}: somebody has connected and left");
             return;
@@ -432,8 +434,10 @@ impl Shared {
         client_log.say_before_end();
         match (connection.reason(), end) {
             (Some(reason), _) => tracing::warn!("export {id}: session ended: {reason}"),
-            (None, Ok(End::Left)) => tracing::info!("export {id}: the client has left"),
-            (None, Ok(End::GivenAway)) => {
+            (None, Ok(SessionEnd::Disconnected)) => {
+                tracing::info!("export {id}: the client has left")
+            }
+            (None, Ok(SessionEnd::HandedOver)) => {
                 tracing::info!("export {id}: another process goes on with the client");
             }
             (None, Err(error)) => {
@@ -461,20 +465,20 @@ struct TakeoverControl<'a> {
     client_log: &'a ClientLog,
 }
 
-impl Interrupt for TakeoverControl<'_> {
+impl SessionControl for TakeoverControl<'_> {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.export.offer.freeze_notifier.as_fd())
     }
 
-    fn aside(&self) -> Option<BorrowedFd<'_>> {
+    fn background(&self) -> Option<BorrowedFd<'_>> {
         self.client_log.as_fd()
     }
 
-    fn look_aside(&self) {
+    fn run_background(&self) {
         self.client_log.look(self.socket, &self.export.rates, self.export.clock.now());
     }
 
-    fn paused(&self, state: SessionState) -> Verdict {
+    fn paused(&self, state: SavedSession) -> PauseDecision {
         self.export.answer(self.socket, Some((self.connection, state)))
     }
 }

@@ -1,9 +1,9 @@
 //! The signals that the daemon hears, and what each of them means.
 //!
-//! SIGTERM and SIGINT end it, and so does SIGHUP in the foreground, where it says that the terminal is gone. Where there
-//! is no terminal to lose (`--daemonize`, `--log-file`) SIGHUP asks for a look: the log file is opened anew, and files are
-//! measured. Where they would end it, SIGINT and SIGHUP stay ignored if they were when it started (nohup(1)). SIGUSR1, SIGUSR2,
-//! SIGALRM and SIGXFSZ mean nothing, and are said instead of ending it.
+//! SIGTERM and SIGINT end it, and so does SIGHUP in the foreground, where it says that the terminal is gone. Where
+//! there is no terminal to lose (`--daemonize`, `--log-file`) SIGHUP asks for a look: the log file is opened anew, and
+//! files are measured. Where they would end it, SIGINT and SIGHUP stay ignored if they were when it started (nohup(1)).
+//! SIGUSR1, SIGUSR2, SIGALRM and SIGXFSZ mean nothing, and are said instead of ending it.
 //!
 //! Threads: the process's first.
 
@@ -68,8 +68,8 @@ enum ShutdownMode {
 }
 
 impl SignalListener {
-    /// Until [`SignalListener::shut_down_gracefully`] every signal that ends the daemon ends the process at once: there is nothing to
-    /// finish yet, and what is being set up may block.
+    /// Until [`SignalListener::shut_down_gracefully`] every signal that ends the daemon ends the process at once: there
+    /// is nothing to finish yet, and what is being set up may block.
     pub(crate) fn of(plan: &Plan) -> io::Result<Self> {
         let mut ending = vec![SIGTERM];
         let mut asking = MEANINGLESS.to_vec();

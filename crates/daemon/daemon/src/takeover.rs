@@ -4,7 +4,7 @@
 //! the old one (`server`) and asks it for its exports (`new_process`). The old one stops its rings, hands
 //! over listening sockets, sessions, and images with their locks (`old_process`), and leaves when it has said that the new
 //! one goes on. `docs/takeover.md` tells it in order, with what happens on every error. A session is handed over as what
-//! its front end has said and how far each ring was served, with nothing in flight ([`vhost_user::SessionState`]); a file
+//! its front end has said and how far each ring was served, with nothing in flight ([`vhost_user::SavedSession`]); a file
 //! as its open description with the locks on it (`kernel_io::OpenFile::inherit`); of a qcow2 image also what only its
 //! memory has ([`qcow2::ImageState`]).
 //!
@@ -62,7 +62,7 @@ impl Deadline {
 /// What an old process says on this connection up to its end: its offers, then everything that changes hands, each up
 /// to where it says that this was all. Gives the sessions, none of which has been looked at. For those who try what a
 /// hostile one could say; blocks for as long as it may take to say it.
-pub fn read_hand_over(connection: OwnedFd) -> Result<Vec<vhost_user::SessionState>, String> {
+pub fn read_hand_over(connection: OwnedFd) -> Result<Vec<vhost_user::SavedSession>, String> {
     let wire = protocol::TakeoverConnection::of(connection);
     let said = |error: protocol::WireError| crate::error_chain::chain_of(&error).to_string();
     new_process::offers(&wire).map_err(said)?;

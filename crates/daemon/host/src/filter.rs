@@ -29,8 +29,8 @@ pub enum FilterError {
     Kernel(#[source] io::Error),
 }
 
-/// Has each system call of each thread, also of those to come, judged by this program (seccomp(2)),
-/// besides those that were put up before; the strictest verdict counts. Cannot be undone. The calling thread must have no_new_privs or
+/// Has each system call of each thread, also of those to come, judged by this program (seccomp(2)), besides those that
+/// were put up before; the strictest verdict counts. Cannot be undone. The calling thread must have no_new_privs or
 /// CAP_SYS_ADMIN.
 pub fn filter_system_calls(
     program: &[libc::sock_filter],

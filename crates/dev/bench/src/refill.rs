@@ -23,7 +23,7 @@ use block::{
     Access, ByteCount, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, Rights, Slot,
     SystemClock,
 };
-use disk::{DiscardPolicy, FileNode, NullNode, RawNode, ReadContent, Window};
+use disk::{DiscardPolicy, FileNode, NullNode, RawNode, RawWindow, ReadContent};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{
     Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Notifier, OpenOptions, Reactors,
@@ -33,7 +33,7 @@ use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use request_path::{ControlEngines, FrontEnd, Interest, NewRequest, Port, Rest, Served};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
-use virtio_blk::{BlkFault, BlkReply, BlkRing, BlkRingSetup, Capacity};
+use virtio_blk::{BlkReply, BlkRing, BlkRingFault, BlkRingSetup, Capacity};
 
 use crate::clock;
 use crate::counters::cpu_ns;
@@ -68,7 +68,7 @@ struct Refilling {
 
 impl FrontEnd for Refilling {
     type Reply = BlkReply;
-    type Fault = BlkFault;
+    type Fault = BlkRingFault;
 
     fn kick(&self) -> BorrowedFd<'_> {
         self.ring.kick()
@@ -87,7 +87,7 @@ impl FrontEnd for Refilling {
     }
 
     #[inline]
-    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkFault> {
+    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkRingFault> {
         self.ring.take()
     }
 
@@ -107,7 +107,7 @@ impl FrontEnd for Refilling {
         }
     }
 
-    fn check(&self) -> Result<(), BlkFault> {
+    fn check(&self) -> Result<(), BlkRingFault> {
         self.ring.check()
     }
 
@@ -207,7 +207,7 @@ fn node(file: Option<DiskFile<'_>>, files: &Arc<FileTable>) -> Result<Arc<dyn No
         }
     };
     let (child, discard) = (Child::new(below), DiscardPolicy::Unmap);
-    Ok(Arc::new(RawNode::new("disk", child, Window::WHOLE, access, discard)?))
+    Ok(Arc::new(RawNode::new("disk", child, RawWindow::WHOLE, access, discard)?))
 }
 
 fn file_node(

@@ -17,15 +17,15 @@ use vhost::vhost_user::{
 };
 use virtio::{Features, GuestAddress, RegionSpec, RingAddresses};
 
-use crate::{Device, Refusal, Session};
+use crate::{Device, MessageRefusal, Session};
 
 /// The crate carries a refusal inside its own error; `serve` takes it out again.
-fn refused(refusal: Refusal) -> Error {
+fn refused(refusal: MessageRefusal) -> Error {
     Error::ReqHandlerError(io::Error::other(refusal))
 }
 
 fn not_offered<T>(message: &'static str) -> Result<T> {
-    Err(refused(Refusal::NotOffered { message }))
+    Err(refused(MessageRefusal::NotOffered { message }))
 }
 
 fn spec(region: &VhostUserMemoryRegion) -> RegionSpec {

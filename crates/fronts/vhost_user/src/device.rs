@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use block::DiskSize;
 use virtio::{
-    CacheMode, Features, GuestMemory, InflightQueue, MemoryRules, RingBase, RingLog, RingSetup,
+    CacheMode, Features, GuestMemory, InflightQueue, MemoryRules, RingBase, RingDirtyLog, RingSetup,
 };
 
 use crate::BackendChannel;
@@ -22,8 +22,8 @@ impl fmt::Display for QueueIndex {
     }
 }
 
-/// An export, as a session sees it. The session calls `start` and `stop` in turn for each queue;
-/// after an error of either, the queue counts as stopped and the session ends. All calls may wait
+/// The device that a session serves, implemented by the daemon's export: features, configuration space, start and stop
+/// of rings. After an error of `start` or `stop` the queue counts as stopped and the session ends. All calls may wait
 /// for the threads that serve rings.
 pub trait Device {
     /// The features of the device and its rings that a driver may choose from.
@@ -44,22 +44,23 @@ pub trait Device {
     fn descriptors_max(&self) -> usize;
 
     /// Finds out what it means to close the descriptors that come with the header of the next message
-    /// ([`HEADER_BYTES`](crate::HEADER_BYTES)), [`DESCRIPTORS_PER_MESSAGE`](crate::DESCRIPTORS_PER_MESSAGE) of them at most. The
-    /// message stays where it is, and this process gets none of them.
-    fn look_at_descriptors(&mut self, connection: BorrowedFd<'_>) -> Result<Closing, DeviceError>;
+    /// ([`HEADER_BYTES`](crate::HEADER_BYTES)), [`DESCRIPTORS_PER_MESSAGE`](crate::DESCRIPTORS_PER_MESSAGE) of them at
+    /// most. The message stays where it is, and this process gets none of them.
+    fn inspect_descriptors(&mut self, connection: BorrowedFd<'_>)
+    -> Result<CloseRisk, DeviceError>;
 
     /// What may be told to the front end from now on, whatever thread finds it out; nothing, as long as this was
     /// not called. Not while another call is under way.
     fn set_channel(&mut self, channel: Arc<BackendChannel>);
 
     /// The size that the front end was told last; none if it has not asked.
-    fn told_size(&self) -> Option<DiskSize>;
+    fn announced_size(&self) -> Option<DiskSize>;
 
     /// Another back end has told the front end this size. Called before any ring is served.
-    fn was_told_size(&mut self, size: DiskSize);
+    fn set_announced_size(&mut self, size: DiskSize);
 
     /// A ring is ready to be served, and the front end has shared no memory so far. It may be said again and again.
-    fn lacks_memory(&mut self, queue: QueueIndex);
+    fn no_memory_shared(&mut self, queue: QueueIndex);
 
     /// When a change that was answered is durable.
     fn cache_mode(&self) -> CacheMode;
@@ -71,7 +72,7 @@ pub trait Device {
 
     /// Serves a ring from now on, beginning with one look at it whether a kick came or not. Called again
     /// after the pause if that was postponed.
-    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError>;
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<StartResult, DeviceError>;
 
     /// Serves a ring no longer. Returns when nothing of it is in flight any more and nothing
     /// touches its memory, with how far it was served.
@@ -81,7 +82,7 @@ pub trait Device {
     /// while rings are served is given back before this returns. Not called while rings only pause, be it
     /// because their memory was taken away. May be called when nothing is held. After an error it is still
     /// held, and the session ends.
-    fn rest(&mut self) -> Result<(), DeviceError>;
+    fn rings_stopped(&mut self) -> Result<(), DeviceError>;
 
     /// Interrupts the guest through another descriptor, or not at all, from now on. The ring is
     /// being served and goes on without a pause.
@@ -90,26 +91,26 @@ pub trait Device {
     /// Marks in this log from now on what the device writes, also for requests that were begun
     /// before; or nothing any more. The ring is being served and goes on without a pause. When this
     /// returns nobody uses the log before.
-    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>);
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingDirtyLog>);
 }
 
-/// What it means to close a descriptor.
+/// Whether closing a descriptor may block on a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Closing {
+pub enum CloseRisk {
     /// It is memory, an eventfd or a UNIX socket: closing it asks nobody but the kernel.
-    AsksNobody,
+    None,
     /// It may be a file whose file system is asked, and does not answer.
-    MayWait,
+    MayBlock,
 }
 
-/// What came of the start of a ring.
+/// Whether a ring was started, or its start was postponed because another process is taking over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a ring whose start was postponed is not served"]
-pub enum Started {
+pub enum StartResult {
     /// It is served.
     Served,
     /// It is not: what it needs was not to be had yet, and somebody rings who wants the session to pause
-    /// ([`Interrupt::bell`](crate::Interrupt::bell)). Without a bell nothing may be postponed.
+    /// ([`SessionControl::bell`](crate::SessionControl::bell)). Without a bell nothing may be postponed.
     Postponed,
 }
 
@@ -132,7 +133,7 @@ pub struct RingStart {
     /// What device and driver agreed on.
     pub features: Features,
     /// Where what the device writes is marked, if it is.
-    pub log: Option<RingLog>,
+    pub log: Option<RingDirtyLog>,
 }
 
 /// A ring that the device could not serve or stop.

@@ -10,21 +10,24 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
-mod arrival;
-mod attached;
-mod channel;
+mod backend_channel;
 mod device;
+mod message_descriptors;
+mod message_waiter;
 mod refusal;
 mod serve;
 mod session;
 
-pub use attached::HEADER_BYTES;
-pub use channel::BackendChannel;
-pub use device::{Closing, Device, DeviceError, QueueIndex, RingStart, Started};
-pub use refusal::Refusal;
-pub use serve::{End, Exchange, Interrupt, Server, SessionError, Uninterrupted, Verdict, serve};
+pub use backend_channel::BackendChannel;
+pub use device::{CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult};
+pub use message_descriptors::HEADER_BYTES;
+pub use refusal::MessageRefusal;
+pub use serve::{
+    NoSessionControl, PauseDecision, SessionControl, SessionEnd, SessionError, SessionServer,
+    SocketSwap, serve,
+};
 pub use session::{
     DESCRIPTORS_PER_MESSAGE, DESCRIPTORS_PER_QUEUE, DESCRIPTORS_PER_REGION,
-    DESCRIPTORS_PER_SESSION, Descriptor, InflightState, LogState, RegionState, SavedRing, Session,
-    SessionState, descriptors_wanted,
+    DESCRIPTORS_PER_SESSION, SavedInflight, SavedLog, SavedRegion, SavedRing, SavedSession,
+    Session, VringFdKind, descriptors_wanted,
 };

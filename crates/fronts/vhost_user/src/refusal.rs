@@ -1,13 +1,13 @@
 //! Why a session refuses a message. Each refusal ends the session; its sentence is for the
 //! operator.
 
-use virtio::{Features, InflightError, InflightFault, LogError, MemoryError, RingError};
+use virtio::{DirtyLogError, Features, InflightError, InflightFault, MemoryError, RingError};
 
-use crate::{Descriptor, DeviceError, QueueIndex};
+use crate::{DeviceError, QueueIndex, VringFdKind};
 
-/// A message that the session does not carry out.
+/// Why a session refuses a message of the front end.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum MessageRefusal {
     /// Feature bits that were not offered.
     #[error("front end chose features {chosen} but only {offered} are offered")]
     Features {
@@ -116,7 +116,7 @@ pub enum Refusal {
         /// Which.
         queue: QueueIndex,
         /// What it is for.
-        descriptor: Descriptor,
+        descriptor: VringFdKind,
     },
     /// A descriptor that could not be made non-blocking.
     #[error("queue {queue}: cannot make its {descriptor} descriptor non-blocking")]
@@ -124,7 +124,7 @@ pub enum Refusal {
         /// Which.
         queue: QueueIndex,
         /// What it is for.
-        descriptor: Descriptor,
+        descriptor: VringFdKind,
         /// Why.
         #[source]
         source: std::io::Error,
@@ -135,7 +135,7 @@ pub enum Refusal {
         /// Which.
         queue: QueueIndex,
         /// What it is for.
-        descriptor: Descriptor,
+        descriptor: VringFdKind,
         /// Why.
         #[source]
         source: std::io::Error,
@@ -164,7 +164,7 @@ pub enum Refusal {
     ForeignDescriptor,
     /// A dirty log that cannot be had.
     #[error(transparent)]
-    Log(#[from] LogError),
+    Log(#[from] DirtyLogError),
     /// The device could not follow.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -1,7 +1,7 @@
 //! The loop of a session's thread: messages until the front end leaves.
 //!
 //! Threads: blocks in the socket; a front end that sends half a message holds up this thread and
-//! nothing else, not even an [`Interrupt`]. Whoever wants the session to end shuts the socket down (a
+//! nothing else, not even an [`SessionControl`]. Whoever wants the session to end shuts the socket down (a
 //! clone of it).
 
 use std::fmt;
@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::arrival::{Arrival, Arrivals, Unreadable};
-use crate::attached::{self, Attached};
-use crate::{Closing, Device, Refusal, Session, SessionState, channel};
+use crate::message_descriptors::{self, MessageDescriptors};
+use crate::message_waiter::{MessageWaitError, MessageWaiter, SessionWakeup};
+use crate::{CloseRisk, Device, MessageRefusal, SavedSession, Session, backend_channel};
 
 /// Why a session ended before the front end left.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The front end asked for something that is refused.
     #[error(transparent)]
-    Refused(Box<Refusal>),
+    Refused(Box<MessageRefusal>),
     /// The front end sent something that is no message, or not now.
     #[error("front end sent a message that cannot be taken")]
     Message {
@@ -48,19 +48,19 @@ impl SessionError {
             Self::Message { .. } => return false,
             Self::Socket { .. } => return true,
         };
-        if let Refusal::Memory(error) = refusal {
+        if let MessageRefusal::Memory(error) = refusal {
             error.is_want_of_room()
-        } else if let Refusal::Inflight(error) = refusal {
+        } else if let MessageRefusal::Inflight(error) = refusal {
             error.is_want_of_room()
-        } else if let Refusal::Log(error) = refusal {
+        } else if let MessageRefusal::Log(error) = refusal {
             error.is_want_of_room()
         } else {
             matches!(
                 refusal,
-                Refusal::Descriptors { .. }
-                    | Refusal::Copy { .. }
-                    | Refusal::Duplicate { .. }
-                    | Refusal::Device(_)
+                MessageRefusal::Descriptors { .. }
+                    | MessageRefusal::Copy { .. }
+                    | MessageRefusal::Duplicate { .. }
+                    | MessageRefusal::Device(_)
             )
         }
     }
@@ -69,102 +69,103 @@ impl SessionError {
 /// Serves a device to one front end until it leaves or does something that ends the session. All
 /// rings are stopped when this returns.
 pub fn serve<D: Device>(stream: UnixStream, device: D) -> Result<(), SessionError> {
-    Server::new(stream, device)?.run(&Uninterrupted).map(|_end| ())
+    SessionServer::new(stream, device)?.run(&NoSessionControl).map(|_end| ())
 }
 
-/// Somebody who may ask a session to pause between two messages.
-pub trait Interrupt {
+/// How another thread asks a session to pause between two messages (for a takeover), or to do background work.
+pub trait SessionControl {
     /// Readable as long as there is a question; nobody ever asks without it.
     fn bell(&self) -> Option<BorrowedFd<'_>>;
 
     /// Readable when there is something else to look at between two messages; nobody ever looks without it.
-    fn aside(&self) -> Option<BorrowedFd<'_>>;
+    fn background(&self) -> Option<BorrowedFd<'_>>;
 
     /// Called on the session's thread when there is; must not block.
-    fn look_aside(&self);
+    fn run_background(&self);
 
     /// The rings are stopped. Blocks until it is known what becomes of the session. Called on the
     /// session's thread while the bell is readable; it must be silenced before this returns.
-    fn paused(&self, state: SessionState) -> Verdict;
+    fn paused(&self, state: SavedSession) -> PauseDecision;
 }
 
-/// What becomes of a session that was paused.
+/// What becomes of a paused session: it resumes, ends, or was handed over to another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PauseDecision {
     /// It goes on here.
-    GoOn,
+    Resume,
     /// It ends; its rings are not served again.
     End,
     /// Another process goes on with it: its rings and its connection are not touched any more.
-    GivenAway,
+    HandedOver,
 }
 
-/// How a session ended without an error.
+/// How a session ended without an error: the front end disconnected, or another process goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum SessionEnd {
     /// The front end has left.
-    Left,
+    Disconnected,
     /// Another process goes on with it.
-    GivenAway,
+    HandedOver,
 }
 
-/// Nobody asks.
+/// A [`SessionControl`] that never asks for anything.
 #[derive(Debug)]
-pub struct Uninterrupted;
+pub struct NoSessionControl;
 
-impl Interrupt for Uninterrupted {
+impl SessionControl for NoSessionControl {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    fn aside(&self) -> Option<BorrowedFd<'_>> {
+    fn background(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    fn look_aside(&self) {}
+    fn run_background(&self) {}
 
-    fn paused(&self, _: SessionState) -> Verdict {
-        Verdict::GoOn
+    fn paused(&self, _: SavedSession) -> PauseDecision {
+        PauseDecision::Resume
     }
 }
 
-/// A session on its connection.
-pub struct Server<D: Device> {
+/// Serves a session on its connection: reads messages and answers them.
+pub struct SessionServer<D: Device> {
     session: Arc<Mutex<Session<D>>>,
     handler: BackendReqHandler<Mutex<Session<D>>>,
     /// What the handler reads from, to look at it before.
     connection: UnixStream,
 }
 
-impl<D: Device + fmt::Debug> fmt::Debug for Server<D> {
+impl<D: Device + fmt::Debug> fmt::Debug for SessionServer<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").field("session", &self.session).finish_non_exhaustive()
     }
 }
 
-/// Makes the descriptor of that number, of the same socket as the second one, a copy of the third.
-pub type Exchange = fn(RawFd, BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<()>;
+/// A function that puts another socket behind a descriptor: `(number, same, by)`.
+pub type SocketSwap = fn(RawFd, BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<()>;
 
-impl<D: Device> Server<D> {
+impl<D: Device> SessionServer<D> {
     /// A session in which nothing has been said yet.
     pub fn new(stream: UnixStream, device: D) -> Result<Self, SessionError> {
         let connection = stream.try_clone().map_err(|source| SessionError::Socket { source })?;
-        attached::keep_order(&connection).map_err(|source| SessionError::Socket { source })?;
+        message_descriptors::keep_order(&connection)
+            .map_err(|source| SessionError::Socket { source })?;
         let session = Arc::new(Mutex::new(Session::new(device)));
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         Ok(Self { session, handler, connection })
     }
 
     /// A session that another process has paused, on its connection. No ring is served before
-    /// [`Server::resume`].
+    /// [`SessionServer::resume`].
     ///
     /// The vhost crate keeps what was negotiated to itself. So it is negotiated once more, over a
     /// socket of our own, whose place the connection then takes.
     pub fn restore(
         stream: &UnixStream,
         device: D,
-        state: SessionState,
-        exchange: Exchange,
+        state: SavedSession,
+        exchange: SocketSwap,
     ) -> Result<Self, SessionError> {
         let socket = |source| SessionError::Socket { source };
         let (ours, theirs) = UnixStream::pair().map_err(socket)?;
@@ -176,7 +177,7 @@ impl<D: Device> Server<D> {
             }
         }
         let same = server.connection.as_fd();
-        attached::keep_order(stream).map_err(socket)?;
+        message_descriptors::keep_order(stream).map_err(socket)?;
         exchange(server.handler.as_raw_fd(), same, stream.as_fd()).map_err(socket)?;
         server.connection = stream.try_clone().map_err(socket)?;
         server.session().restore(state).map_err(refused)?;
@@ -184,12 +185,12 @@ impl<D: Device> Server<D> {
         Ok(server)
     }
 
-    /// Serves the rings of a restored session, calls `served`, and goes on as [`Server::run`].
+    /// Serves the rings of a restored session, calls `served`, and goes on as [`SessionServer::run`].
     pub fn resume(
         self,
-        interrupt: &dyn Interrupt,
+        interrupt: &dyn SessionControl,
         served: impl FnOnce(),
-    ) -> Result<End, SessionError> {
+    ) -> Result<SessionEnd, SessionError> {
         match self.go_on() {
             Ok(()) => {
                 served();
@@ -197,7 +198,7 @@ impl<D: Device> Server<D> {
             }
             Err(error) => {
                 // Some rings may be served already.
-                let _first_error_counts = self.halt();
+                let _first_error_counts = self.stop_if_served();
                 Err(error)
             }
         }
@@ -209,48 +210,48 @@ impl<D: Device> Server<D> {
 
     /// Serves the front end until it leaves, does something that ends the session, or another process
     /// goes on. No ring is served when this returns.
-    pub fn run(mut self, interrupt: &dyn Interrupt) -> Result<End, SessionError> {
-        let end = self.turns(interrupt);
-        if let Ok(End::GivenAway) = end {
+    pub fn run(mut self, interrupt: &dyn SessionControl) -> Result<SessionEnd, SessionError> {
+        let end = self.run_messages(interrupt);
+        if let Ok(SessionEnd::HandedOver) = end {
             // Its rings were stopped for the pause, and what the device holds is the other process's.
             return end;
         }
-        let stopped = self.halt();
+        let stopped = self.stop_if_served();
         end.and_then(|end| stopped.map(|()| end))
     }
 
-    fn halt(&self) -> Result<(), SessionError> {
+    fn stop_if_served(&self) -> Result<(), SessionError> {
         self.session().halt_all().map_err(refused)
     }
 
-    fn turns(&mut self, interrupt: &dyn Interrupt) -> Result<End, SessionError> {
-        let arrivals = interrupt.bell().map(|_| Arrivals::new(&self.connection));
+    fn run_messages(&mut self, interrupt: &dyn SessionControl) -> Result<SessionEnd, SessionError> {
+        let arrivals = interrupt.bell().map(|_| MessageWaiter::new(&self.connection));
         let arrivals = arrivals.transpose().map_err(|source| SessionError::Socket { source })?;
         loop {
-            if let Some(end) = self.turn(interrupt, arrivals.as_ref())? {
+            if let Some(end) = self.handle_next(interrupt, arrivals.as_ref())? {
                 return Ok(end);
             }
         }
     }
 
     /// One message, or one pause.
-    fn turn(
+    fn handle_next(
         &mut self,
-        interrupt: &dyn Interrupt,
-        arrivals: Option<&Arrivals>,
-    ) -> Result<Option<End>, SessionError> {
+        interrupt: &dyn SessionControl,
+        arrivals: Option<&MessageWaiter>,
+    ) -> Result<Option<SessionEnd>, SessionError> {
         if let (Some(bell), Some(arrivals)) = (interrupt.bell(), arrivals) {
             let failed = |unreadable| match unreadable {
-                Unreadable::Torn => SessionError::Message { source: Error::PartialMessage },
-                Unreadable::Wait(source) => SessionError::Socket { source },
+                MessageWaitError::Torn => SessionError::Message { source: Error::PartialMessage },
+                MessageWaitError::Wait(source) => SessionError::Socket { source },
             };
-            match arrivals.wait(&self.connection, bell, interrupt.aside()).map_err(failed)? {
-                Arrival::Bell => return self.pause(interrupt),
-                Arrival::Aside => {
-                    interrupt.look_aside();
+            match arrivals.wait(&self.connection, bell, interrupt.background()).map_err(failed)? {
+                SessionWakeup::Bell => return self.pause(interrupt),
+                SessionWakeup::Aside => {
+                    interrupt.run_background();
                     return Ok(None);
                 }
-                Arrival::Message => {}
+                SessionWakeup::Message => {}
             }
         }
         self.check_attached()?;
@@ -260,21 +261,23 @@ impl<D: Device> Server<D> {
                 self.session().answered();
                 Ok(None)
             }
-            Err(error) => end_of_session(error).map(|()| Some(End::Left)),
+            Err(error) => end_of_session(error).map(|()| Some(SessionEnd::Disconnected)),
         }
     }
 
     /// Refuses a message with a descriptor whose close may wait for somebody, before it is received.
     fn check_attached(&self) -> Result<(), SessionError> {
         let failed = |source| SessionError::Socket { source };
-        match attached::look(self.connection.as_fd()).map_err(failed)? {
-            Attached::Nothing => return Ok(()),
-            Attached::Torn => return Err(SessionError::Message { source: Error::PartialMessage }),
-            Attached::Descriptors => {}
+        match message_descriptors::look(self.connection.as_fd()).map_err(failed)? {
+            MessageDescriptors::Nothing => return Ok(()),
+            MessageDescriptors::Torn => {
+                return Err(SessionError::Message { source: Error::PartialMessage });
+            }
+            MessageDescriptors::Descriptors => {}
         }
-        match self.session().look_at_descriptors(self.connection.as_fd()).map_err(refused)? {
-            Closing::AsksNobody => Ok(()),
-            Closing::MayWait => Err(refused(Refusal::ForeignDescriptor)),
+        match self.session().inspect_descriptors(self.connection.as_fd()).map_err(refused)? {
+            CloseRisk::None => Ok(()),
+            CloseRisk::MayBlock => Err(refused(MessageRefusal::ForeignDescriptor)),
         }
     }
 
@@ -283,9 +286,9 @@ impl<D: Device> Server<D> {
         if !self.session().expects_channel() {
             return Ok(());
         }
-        match channel::peek(self.connection.as_fd()) {
-            Ok(arriving) => {
-                self.session().set_arriving(arriving);
+        match backend_channel::peek(self.connection.as_fd()) {
+            Ok(incoming_channel) => {
+                self.session().set_arriving(incoming_channel);
                 Ok(())
             }
             // Then reading the message fails too, and says what that means.
@@ -294,15 +297,15 @@ impl<D: Device> Server<D> {
         }
     }
 
-    fn pause(&self, interrupt: &dyn Interrupt) -> Result<Option<End>, SessionError> {
+    fn pause(&self, interrupt: &dyn SessionControl) -> Result<Option<SessionEnd>, SessionError> {
         let state = self.session().pause().map_err(refused)?;
         match interrupt.paused(state) {
-            Verdict::GoOn => {
+            PauseDecision::Resume => {
                 self.go_on()?;
                 Ok(None)
             }
-            Verdict::End => Ok(Some(End::Left)),
-            Verdict::GivenAway => Ok(Some(End::GivenAway)),
+            PauseDecision::End => Ok(Some(SessionEnd::Disconnected)),
+            PauseDecision::HandedOver => Ok(Some(SessionEnd::HandedOver)),
         }
     }
 
@@ -311,13 +314,13 @@ impl<D: Device> Server<D> {
     }
 }
 
-fn refused(refusal: Refusal) -> SessionError {
+fn refused(refusal: MessageRefusal) -> SessionError {
     SessionError::Refused(Box::new(refusal))
 }
 
 /// The messages by which a front end negotiates. None of them has an answer that matters: what was
 /// chosen before is checked like any choice.
-fn renegotiation(state: &SessionState) -> Vec<Vec<u8>> {
+fn renegotiation(state: &SavedSession) -> Vec<Vec<u8>> {
     /// The version in the low bits of a message's flags.
     const VERSION: u32 = 1;
     let message = |request: FrontendReq, value: Option<u64>| {
@@ -341,7 +344,7 @@ fn end_of_session(error: Error) -> Result<(), SessionError> {
         return Ok(());
     }
     if let Error::ReqHandlerError(source) = error {
-        return match source.downcast::<Refusal>() {
+        return match source.downcast::<MessageRefusal>() {
             Ok(refusal) => Err(SessionError::Refused(Box::new(refusal))),
             Err(source) => Err(SessionError::Socket { source }),
         };

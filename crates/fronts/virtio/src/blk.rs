@@ -44,7 +44,7 @@ pub struct BlkRequest {
     /// What the guest has asked for, in its own words.
     pub header: BlkHeader,
     /// What to do.
-    pub kind: BlkKind,
+    pub kind: BlkRequestKind,
     /// Where the status byte goes.
     pub status: Segment,
 }
@@ -58,9 +58,9 @@ pub struct BlkHeader {
     pub sector: Sector,
 }
 
-/// What a request asks for.
+/// What a virtio-blk request asks for: an operation, GET_ID, or something that is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BlkKind {
+pub enum BlkRequestKind {
     /// An operation on the disk.
     Disk(Operation),
     /// The disk's name, see [`write_id`].
@@ -69,7 +69,7 @@ pub enum BlkKind {
     Refused(FailKind),
 }
 
-/// What a disk allows and how it is written.
+/// What requests are checked against: size, read-only, offered features, durability.
 #[derive(Debug, Clone, Copy)]
 pub struct BlkRules {
     /// The size of the disk.
@@ -84,9 +84,9 @@ pub struct BlkRules {
     pub write_zeroes: bool,
 }
 
-/// A request whose outcome cannot be told, which breaks the ring.
+/// A request that cannot even be failed: no room for status byte or header. It breaks the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NoStatus {
+pub enum MalformedRequest {
     /// There is no byte for the status.
     #[error("request without a writable byte for its status")]
     Status,
@@ -99,10 +99,10 @@ pub enum NoStatus {
 }
 
 /// Decodes a chain; takes the status byte off its writable and the header off its readable memory.
-pub fn decode(chain: &mut Chain, rules: &BlkRules) -> Result<BlkRequest, NoStatus> {
-    let status = chain.writable.take_last(1).ok_or(NoStatus::Status)?;
+pub fn decode(chain: &mut Chain, rules: &BlkRules) -> Result<BlkRequest, MalformedRequest> {
+    let status = chain.writable.take_last(1).ok_or(MalformedRequest::Status)?;
     let header: [u8; HEADER_BYTES] = take_first(&mut chain.readable)
-        .ok_or(NoStatus::Header { bytes: chain.readable.count() })?;
+        .ok_or(MalformedRequest::Header { bytes: chain.readable.count() })?;
     let [t0, t1, t2, t3, _, _, _, _, s0, s1, s2, s3, s4, s5, s6, s7] = header;
     let sector = Sector(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
     let header = BlkHeader { request_type: u32::from_le_bytes([t0, t1, t2, t3]), sector };
@@ -111,15 +111,15 @@ pub fn decode(chain: &mut Chain, rules: &BlkRules) -> Result<BlkRequest, NoStatu
         TYPE_OUT => rules.write(sector, &chain.readable),
         TYPE_FLUSH => Ok(Operation::Flush),
         TYPE_GET_ID => {
-            return Ok(BlkRequest { header, kind: BlkKind::GetId, status });
+            return Ok(BlkRequest { header, kind: BlkRequestKind::GetId, status });
         }
         TYPE_DISCARD => rules.discard(&mut chain.readable),
         TYPE_WRITE_ZEROES => rules.write_zeroes(&mut chain.readable),
         _ => Err(FailKind::Unsupported),
     };
     let kind = match kind {
-        Ok(operation) => BlkKind::Disk(operation),
-        Err(kind) => BlkKind::Refused(kind),
+        Ok(operation) => BlkRequestKind::Disk(operation),
+        Err(kind) => BlkRequestKind::Refused(kind),
     };
     Ok(BlkRequest { header, kind, status })
 }
@@ -153,7 +153,7 @@ impl BlkRules {
         if !self.discard {
             return Err(FailKind::Unsupported);
         }
-        let range = Range::take(buffers)?;
+        let range = DiscardRange::take(buffers)?;
         let extent = self.range(&range)?;
         // Unmap is not for discards, and unknown flags are for nobody (virtio 1.2, 5.2.6.2).
         if range.flags != 0 {
@@ -167,7 +167,7 @@ impl BlkRules {
         if !self.write_zeroes {
             return Err(FailKind::Unsupported);
         }
-        let range = Range::take(buffers)?;
+        let range = DiscardRange::take(buffers)?;
         let extent = self.range(&range)?;
         let unmap = match range.flags {
             0 => Unmap::Keep,
@@ -177,7 +177,7 @@ impl BlkRules {
         Ok(Operation::WriteZeroes(extent, unmap, self.durability))
     }
 
-    fn range(&self, range: &Range) -> Result<Extent, FailKind> {
+    fn range(&self, range: &DiscardRange) -> Result<Extent, FailKind> {
         if range.sectors > RANGE_SECTORS_MAX {
             return Err(FailKind::Malformed);
         }
@@ -200,14 +200,14 @@ impl BlkRules {
     }
 }
 
-/// The segment of a discard or write-zeroes.
-struct Range {
+/// A segment of a discard or write-zeroes request (struct virtio_blk_discard_write_zeroes).
+struct DiscardRange {
     sector: Sector,
     sectors: u32,
     flags: u32,
 }
 
-impl Range {
+impl DiscardRange {
     /// One range is offered (`max_discard_seg`, `max_write_zeroes_seg`), so more are unsupported
     /// and less is malformed, as qemu-storage-daemon answers.
     fn take(buffers: &mut Buffers) -> Result<Self, FailKind> {

@@ -123,7 +123,7 @@ impl BlkConfig {
 
     /// The configuration space, little endian.
     pub fn to_bytes(&self) -> [u8; CONFIG_BYTES] {
-        let mut space = Space([0; CONFIG_BYTES]);
+        let mut space = ConfigSpace([0; CONFIG_BYTES]);
         space.put(0, self.size.sectors().to_le_bytes());
         space.put(12, SEG_MAX.to_le_bytes());
         space.put(20, self.logical_block.to_le_bytes());
@@ -160,9 +160,10 @@ fn sectors(bytes: u32) -> u32 {
     bytes / u32::try_from(SECTOR_BYTES).expect("512 is small")
 }
 
-struct Space([u8; CONFIG_BYTES]);
+/// The bytes of the configuration space while they are filled in.
+struct ConfigSpace([u8; CONFIG_BYTES]);
 
-impl Space {
+impl ConfigSpace {
     fn put<const N: usize>(&mut self, offset: usize, bytes: [u8; N]) {
         self.0[offset..offset + N].copy_from_slice(&bytes);
     }

@@ -21,13 +21,13 @@
 //! once; afterwards it is only written, and what it says is kept on this side.
 //! Threads: the mapping is shared by the rings of a session, each of which uses its own part.
 //! Limits: [`INFLIGHT_QUEUES_MAX`] queues of [`RING_SIZE_MAX`] descriptors.
-//! Behind the parts of the queues lies the cache mode (`note`).
+//! Behind the parts of the queues lies the cache mode (`session_record`).
 //! Not here: messages (`vhost_user`), the order of a publication (`ring::publish`).
 
-mod cells;
 mod error;
-mod note;
+mod fields;
 mod packed;
+mod session_record;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -38,12 +38,12 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 
 use crate::{GuestAddress, MemoryRules, RING_SIZE_MAX, Region, RegionSpec, RingLayout};
-use cells::Cells;
-use note::NOTE_BYTES;
+use fields::InflightFields;
+use session_record::NOTE_BYTES;
 
 pub use error::{InflightError, InflightFault};
-pub use note::SessionNote;
-pub(crate) use packed::{PackedPast, PackedTracker, Saved, UsedPosition};
+pub(crate) use packed::{PackedRecovery, PackedTracker, SavedChain, UsedPosition};
+pub use session_record::SessionRecord;
 pub(crate) use split::SplitTracker;
 
 /// The most queues that one region tracks: as many as a device has.
@@ -60,14 +60,14 @@ const FEATURES: usize = 0;
 const VERSION_FIELD: usize = 8;
 const ENTRIES_FIELD: usize = 10;
 
-/// What a region is for (vhost-user, "Inflight description").
+/// How many queues an in-flight region tracks, and how large they are at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InflightShape {
+pub struct InflightGeometry {
     queues: u16,
     queue_size: u16,
 }
 
-impl InflightShape {
+impl InflightGeometry {
     /// A region for so many queues of at most so many descriptors each; neither may be 0.
     pub fn check(queues: u16, queue_size: u16) -> Result<Self, InflightError> {
         if (1..=INFLIGHT_QUEUES_MAX).contains(&queues) && (1..=RING_SIZE_MAX).contains(&queue_size)
@@ -105,18 +105,18 @@ impl InflightShape {
     }
 }
 
-/// A mapped region. It stays mapped as long as a ring uses it.
+/// A mapped in-flight region (vhost-user, "Inflight I/O tracking"). It stays mapped as long as a ring uses it.
 #[derive(Debug)]
 pub struct InflightRegion {
-    shape: InflightShape,
+    shape: InflightGeometry,
     region: Region,
 }
 
 impl InflightRegion {
     /// A new region of which nothing was used, and the descriptor for the front end
-    /// (GET_INFLIGHT_FD), of [`InflightShape::region_bytes`] bytes. Nobody can cut the file.
+    /// (GET_INFLIGHT_FD), of [`InflightGeometry::region_bytes`] bytes. Nobody can cut the file.
     pub fn create(
-        shape: InflightShape,
+        shape: InflightGeometry,
         rules: &Arc<MemoryRules>,
     ) -> Result<(Self, OwnedFd), InflightError> {
         let bytes = shape.region_bytes();
@@ -138,7 +138,7 @@ impl InflightRegion {
     /// layout certain.
     pub fn map(
         fd: OwnedFd,
-        shape: InflightShape,
+        shape: InflightGeometry,
         bytes: u64,
         offset: u64,
         rules: &Arc<MemoryRules>,
@@ -167,10 +167,16 @@ impl InflightRegion {
     }
 
     /// What it was mapped from, as [`InflightRegion::map`] takes it again.
-    pub fn origin(&self) -> InflightOrigin<'_> {
-        let InflightShape { queues, queue_size } = self.shape;
+    pub fn origin(&self) -> InflightDescription<'_> {
+        let InflightGeometry { queues, queue_size } = self.shape;
         let RegionSpec { bytes, file_offset, .. } = self.region.spec();
-        InflightOrigin { file: self.region.file(), queues, queue_size, bytes, offset: file_offset }
+        InflightDescription {
+            file: self.region.file(),
+            queues,
+            queue_size,
+            bytes,
+            offset: file_offset,
+        }
     }
 
     /// Whether memory of it was found gone when it was touched.
@@ -179,9 +185,9 @@ impl InflightRegion {
     }
 }
 
-/// Where a region comes from.
+/// The description of an in-flight region: file, offset, size, queues (SET_INFLIGHT_FD).
 #[derive(Debug, Clone, Copy)]
-pub struct InflightOrigin<'a> {
+pub struct InflightDescription<'a> {
     /// The file.
     pub file: BorrowedFd<'a>,
     /// How many queues it tracks.
@@ -206,7 +212,7 @@ pub struct InflightQueue {
 impl InflightQueue {
     /// Whether a ring of this layout and size has its place in the region. Touches nothing.
     pub fn check(&self, layout: RingLayout, size: u16) -> Result<(), InflightFault> {
-        let InflightShape { queues, queue_size } = self.region.shape;
+        let InflightGeometry { queues, queue_size } = self.region.shape;
         let queue = self.queue;
         if queue >= queues {
             return Err(InflightFault::NoSuchQueue { queue, queues });
@@ -225,10 +231,10 @@ impl InflightQueue {
     }
 
     /// The part, for a ring of this layout and size.
-    fn cells(&self, layout: RingLayout, size: u16) -> Result<Cells, InflightFault> {
+    fn fields(&self, layout: RingLayout, size: u16) -> Result<InflightFields, InflightFault> {
         self.check(layout, size)?;
         let bytes = self.region.shape.part_bytes(layout);
-        Ok(Cells::new(Arc::clone(&self.region), usize::from(self.queue) * bytes, bytes))
+        Ok(InflightFields::new(Arc::clone(&self.region), usize::from(self.queue) * bytes, bytes))
     }
 
     /// How many entries the part has.
@@ -237,9 +243,9 @@ impl InflightQueue {
     }
 }
 
-/// Whether a part was used before.
+/// Whether a queue's part of the region was used before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Past {
+enum PriorUse {
     /// Never.
     None,
     /// By a back-end that follows the same rules.
@@ -247,20 +253,20 @@ enum Past {
 }
 
 /// Reads the fields that say whether the part can be understood.
-fn past(cells: &Cells, entries: u16) -> Result<Past, InflightFault> {
-    let version = cells.load_u16(VERSION_FIELD);
+fn past(fields: &InflightFields, entries: u16) -> Result<PriorUse, InflightFault> {
+    let version = fields.load_u16(VERSION_FIELD);
     match version {
-        0 => return Ok(Past::None),
+        0 => return Ok(PriorUse::None),
         VERSION => {}
         version => return Err(InflightFault::Version { version }),
     }
-    let features = cells.load_u64(FEATURES);
+    let features = fields.load_u64(FEATURES);
     if features != 0 {
         return Err(InflightFault::Features { features });
     }
-    let found = cells.load_u16(ENTRIES_FIELD);
+    let found = fields.load_u16(ENTRIES_FIELD);
     if found != entries {
         return Err(InflightFault::Entries { found, entries });
     }
-    Ok(Past::Used)
+    Ok(PriorUse::Used)
 }

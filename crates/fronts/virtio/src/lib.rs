@@ -12,35 +12,35 @@
 
 mod blk;
 mod config;
+mod fault_point;
 mod features;
 mod inflight;
 mod memory;
 mod packed;
 mod ring;
 mod split;
-mod step;
 
 pub use blk::{
-    BlkHeader, BlkKind, BlkRequest, BlkRules, DATA_BYTES_MAX, ID_BYTES, NoStatus, decode,
-    status_byte, write_id, write_status,
+    BlkHeader, BlkRequest, BlkRequestKind, BlkRules, DATA_BYTES_MAX, ID_BYTES, MalformedRequest,
+    decode, status_byte, write_id, write_status,
 };
 pub use config::{
     BlkConfig, CONFIG_BYTES, CacheMode, RANGE_SECTORS_MAX, SEG_MAX, WRITEBACK_OFFSET,
 };
+pub use fault_point::{FaultPoint, reached};
 pub use features::Features;
 pub use inflight::{
-    INFLIGHT_QUEUES_MAX, InflightError, InflightFault, InflightOrigin, InflightQueue,
-    InflightRegion, InflightShape, SessionNote,
+    INFLIGHT_QUEUES_MAX, InflightDescription, InflightError, InflightFault, InflightGeometry,
+    InflightQueue, InflightRegion, SessionRecord,
 };
 pub use memory::{
-    DirtyLog, ForeignFile, GuestAddress, GuestMemory, LOG_PAGE_BYTES, LastHit, LogError,
-    MemoryError, MemoryFiles, MemoryRules, NotMapped, REGIONS_MAX, Region, RegionSpec,
-    SESSION_BYTES_MAX, catch_lost_memory, mappable_bytes,
+    DirtyLog, DirtyLogError, ForeignFileError, GuestAddress, GuestMemory, LOG_PAGE_BYTES,
+    MemoryError, MemoryFiles, MemoryRules, REGIONS_MAX, Region, RegionSpec, SESSION_BYTES_MAX,
+    TranslationHint, UnmappedAddress, catch_lost_memory, mappable_bytes,
 };
 pub use packed::PackedRing;
 pub use ring::{
-    Area, Chain, Head, Interrupt, Marking, RING_SIZE_MAX, Ring, RingAddresses, RingBase, RingError,
-    RingLayout, RingLog, RingSetup, SEGMENTS_MAX,
+    Area, Chain, DirtyLogScope, Head, Interrupt, RING_SIZE_MAX, Ring, RingAddresses, RingBase,
+    RingDirtyLog, RingError, RingLayout, RingSetup, SEGMENTS_MAX,
 };
 pub use split::SplitRing;
-pub use step::{Step, reached};

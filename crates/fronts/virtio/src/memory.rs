@@ -15,11 +15,11 @@
     reason = "turns guest addresses into pointers into the mappings that `Region` owns"
 )]
 
-mod guard;
-mod log;
+mod dirty_log;
 mod region;
 mod rules;
-mod watch;
+mod sigbus;
+mod sigbus_table;
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -28,12 +28,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::Segment;
 
-use watch::WATCHES_MAX;
+use sigbus_table::WATCHES_MAX;
 
-pub use guard::catch_lost_memory;
-pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
+pub use dirty_log::{DirtyLog, DirtyLogError, LOG_PAGE_BYTES};
 pub use region::{Region, RegionSpec};
-pub use rules::{ForeignFile, MemoryFiles, MemoryRules, SESSION_BYTES_MAX, mappable_bytes};
+pub use rules::{ForeignFileError, MemoryFiles, MemoryRules, SESSION_BYTES_MAX, mappable_bytes};
+pub use sigbus::catch_lost_memory;
 
 /// The most regions a guest's memory has: as many as QEMU's vhost-user front end can use.
 pub const REGIONS_MAX: usize = 509;
@@ -48,22 +48,22 @@ impl fmt::Display for GuestAddress {
     }
 }
 
-/// The region that the last translation found: the next address most often lies there too. A hint
-/// only; any value, also one kept from another table, gives right answers.
+/// The region in which the last address was found: a cache of one entry for translations. Any value gives right
+/// answers.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct LastHit(usize);
+pub struct TranslationHint(usize);
 
-/// All memory of a guest.
+/// The memory table of a guest: its regions, sorted by guest address.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
-    slots: Vec<Slot>,
+    slots: Vec<MemorySlot>,
     /// The losses in the process up to which this memory is known to be whole.
     whole_at: AtomicU64,
 }
 
-/// A region with what a translation needs beside it, so that no second pointer is followed.
+/// A region of the table, with what a translation needs beside it.
 #[derive(Debug, Clone)]
-struct Slot {
+struct MemorySlot {
     guest: u64,
     bytes: u64,
     base: NonNull<u8>,
@@ -72,15 +72,15 @@ struct Slot {
 
 // SAFETY: `base` points into the mapping that `region` owns and keeps until this slot is dropped;
 // a mapping belongs to the process, not to a thread.
-unsafe impl Send for Slot {}
+unsafe impl Send for MemorySlot {}
 
 // SAFETY: as above; a shared slot only hands out copies of its pointer.
-unsafe impl Sync for Slot {}
+unsafe impl Sync for MemorySlot {}
 
 impl GuestMemory {
     /// A table of these regions, in any order.
     pub fn new(regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
-        let mut slots: Vec<Slot> = regions.into_iter().map(Slot::new).collect();
+        let mut slots: Vec<MemorySlot> = regions.into_iter().map(MemorySlot::new).collect();
         if slots.len() > REGIONS_MAX {
             return Err(MemoryError::TooManyRegions { count: slots.len() });
         }
@@ -98,7 +98,7 @@ impl GuestMemory {
     /// asked after reading: what was read before may be zeroes that the guest never wrote.
     /// As long as no session of the process loses memory this is a comparison.
     pub fn is_lost(&self) -> bool {
-        let losses = watch::losses();
+        let losses = sigbus_table::losses();
         // A hint of this table alone, no order needed: any old value leads to a look.
         if losses == self.whole_at.load(Ordering::Relaxed) {
             return false;
@@ -140,13 +140,13 @@ impl GuestMemory {
         &self,
         address: GuestAddress,
         count: u32,
-        hit: &mut LastHit,
+        hit: &mut TranslationHint,
         mut push: impl FnMut(Segment),
-    ) -> Result<(), NotMapped> {
+    ) -> Result<(), UnmappedAddress> {
         let mut at = address.0;
         let mut left = u64::from(count);
         while left > 0 {
-            let slot = self.find(at, hit).ok_or(NotMapped::new(address, count.into()))?;
+            let slot = self.find(at, hit).ok_or(UnmappedAddress::new(address, count.into()))?;
             let skip = at - slot.guest;
             let part = left.min(slot.bytes - skip);
             push(slot.segment(skip, part));
@@ -182,9 +182,13 @@ impl GuestMemory {
     }
 
     /// The guest address of a segment that a table with the same regions has handed out.
-    pub(crate) fn guest_address(&self, segment: Segment, hit: &mut LastHit) -> GuestAddress {
+    pub(crate) fn guest_address(
+        &self,
+        segment: Segment,
+        hit: &mut TranslationHint,
+    ) -> GuestAddress {
         let address = segment.base().addr().get();
-        let inside = |slot: &Slot| {
+        let inside = |slot: &MemorySlot| {
             let skip = (address as u64).checked_sub(slot.base.addr().get() as u64)?;
             (skip < slot.bytes).then(|| GuestAddress(slot.guest + skip))
         };
@@ -209,9 +213,9 @@ impl GuestMemory {
     pub(crate) fn read<const N: usize>(
         &self,
         address: GuestAddress,
-        hit: &mut LastHit,
-    ) -> Result<[u8; N], NotMapped> {
-        let missing = NotMapped::new(address, N as u64);
+        hit: &mut TranslationHint,
+    ) -> Result<[u8; N], UnmappedAddress> {
+        let missing = UnmappedAddress::new(address, N as u64);
         let count = u32::try_from(N).expect("only descriptors are read, which have 16 bytes");
         let mut bytes = [0; N];
         let mut done = 0;
@@ -219,7 +223,7 @@ impl GuestMemory {
             read_volatile(segment, &mut bytes[done..done + segment.count()]);
             done += segment.count();
         })
-        .map_err(|NotMapped { .. }| missing)?;
+        .map_err(|UnmappedAddress { .. }| missing)?;
         Ok(bytes)
     }
 
@@ -233,7 +237,7 @@ impl GuestMemory {
         self.slots.len()
     }
 
-    fn find(&self, address: u64, hit: &mut LastHit) -> Option<&Slot> {
+    fn find(&self, address: u64, hit: &mut TranslationHint) -> Option<&MemorySlot> {
         if let Some(slot) = self.slots.get(hit.0)
             && slot.contains(address)
         {
@@ -248,7 +252,7 @@ impl GuestMemory {
     }
 }
 
-impl Slot {
+impl MemorySlot {
     fn new(region: Arc<Region>) -> Self {
         Self {
             guest: region.spec().guest.0,
@@ -314,7 +318,7 @@ pub(crate) unsafe fn read_descriptor(at: NonNull<u8>) -> [u8; 16] {
 }
 
 /// `slots` are sorted by guest address.
-fn refuse_overlap(slots: &[Slot]) -> Result<(), MemoryError> {
+fn refuse_overlap(slots: &[MemorySlot]) -> Result<(), MemoryError> {
     for pair in slots.windows(2) {
         if pair[0].guest + pair[0].bytes > pair[1].guest {
             return Err(MemoryError::GuestOverlap {
@@ -339,12 +343,12 @@ fn refuse_overlap(slots: &[Slot]) -> Result<(), MemoryError> {
 /// A guest address that no region covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{count} bytes at guest address {address} are not in guest memory")]
-pub struct NotMapped {
+pub struct UnmappedAddress {
     address: GuestAddress,
     count: u64,
 }
 
-impl NotMapped {
+impl UnmappedAddress {
     fn new(address: GuestAddress, count: u64) -> Self {
         Self { address, count }
     }
@@ -360,7 +364,7 @@ impl MemoryError {
     }
 }
 
-/// Guest memory that cannot be had as the front end describes it.
+/// Guest memory could not be mapped as the front end describes it.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// A region without a byte.
@@ -409,7 +413,7 @@ pub enum MemoryError {
     },
     /// A file whose pages may be kept from this process.
     #[error(transparent)]
-    Foreign(#[from] ForeignFile),
+    Foreign(#[from] ForeignFileError),
     /// More than a session of the export may map.
     #[error(
         "no room for the memory region of {bytes} bytes at guest address {guest}: a session may map {max} bytes in all (see --max-guest-memory)"

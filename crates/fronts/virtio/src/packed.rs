@@ -21,20 +21,20 @@ use std::sync::atomic::{Ordering, fence};
 
 use block::Segment;
 
-use crate::inflight::{PackedPast, PackedTracker, Saved};
+use crate::fault_point::{FaultPoint, reached};
+use crate::inflight::{PackedRecovery, PackedTracker, SavedChain};
 use crate::ring::{
-    Batch, Chain, Gather, Head, Hits, Interrupt, Marks, Origin, RingBase, RingError, RingLog,
-    RingSetup, publish,
+    Chain, ChainBuilder, DirtyMarker, Head, Interrupt, RingBase, RingDirtyLog, RingError,
+    RingOrigin, RingSetup, TranslationHints, UsedBatch, publish,
 };
-use crate::step::{Step, reached};
 use crate::{GuestMemory, InflightFault, InflightQueue};
-use areas::{Areas, Events};
-use position::{Position, Progress};
-use reader::{Reader, Span};
+use areas::{Areas, EventSuppression};
+use position::{Position, RingProgress};
+use reader::{ChainReader, ChainSpan};
 
-/// Whether the driver kicks when it makes chains available.
+/// Whether, and from which position on, the driver shall kick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kicks {
+enum KickRequest {
     /// For the first chain from this position on.
     Requested { at: Position },
     /// It should not.
@@ -47,17 +47,17 @@ pub(crate) fn check(memory: &GuestMemory, setup: &RingSetup) -> Result<(), RingE
 }
 
 /// How far the ring has been served.
-pub(crate) fn progress(setup: &RingSetup) -> Result<Progress, RingError> {
-    Progress::from_base(setup.base, setup.size)
+pub(crate) fn progress(setup: &RingSetup) -> Result<RingProgress, RingError> {
+    RingProgress::from_base(setup.base, setup.size)
 }
 
-/// A packed ring being served.
+/// The device side of a packed virtqueue.
 #[derive(Debug)]
 pub struct PackedRing {
     areas: Areas,
     memory: Arc<GuestMemory>,
-    hits: Hits,
-    marks: Marks,
+    hits: TranslationHints,
+    marks: DirtyMarker,
     /// How many descriptors the chain of each buffer id has; 0 if it is not in flight.
     in_flight: Box<[u16]>,
     /// Where the next chain is looked for.
@@ -72,11 +72,11 @@ pub struct PackedRing {
     staged: u16,
     tracker: Option<PackedTracker>,
     /// Chains that were in flight when somebody else served the ring, the oldest last.
-    pending: Vec<Saved>,
-    origin: Origin,
+    pending: Vec<SavedChain>,
+    origin: RingOrigin,
     /// Descriptors from `published_used` to `next_available`.
     held: u16,
-    kicks: Kicks,
+    kicks: KickRequest,
     /// Whether an interrupt was decided upon since the start. The first is always wanted: who
     /// served the ring before may have left the driver waiting.
     decided: bool,
@@ -123,8 +123,8 @@ impl PackedRing {
             in_flight: vec![0; usize::from(setup.size)].into_boxed_slice(),
             areas,
             memory,
-            hits: Hits::default(),
-            marks: Marks::default(),
+            hits: TranslationHints::default(),
+            marks: DirtyMarker::default(),
             next_available: progress.available,
             next_used: progress.used,
             published_used: progress.used,
@@ -132,9 +132,9 @@ impl PackedRing {
             staged: 0,
             tracker: None,
             pending: Vec::new(),
-            origin: Origin::Base,
+            origin: RingOrigin::Base,
             held: progress.held,
-            kicks: Kicks::Suppressed,
+            kicks: KickRequest::Suppressed,
             decided: false,
             event_idx: setup.event_idx,
             indirect: setup.indirect,
@@ -142,7 +142,7 @@ impl PackedRing {
     }
 
     /// Goes on where somebody else was killed: whatever was popped is either used or in flight.
-    fn inherit(&mut self, past: PackedPast) {
+    fn inherit(&mut self, past: PackedRecovery) {
         let size = self.size();
         self.published_used = past.used.into();
         self.next_used = self.published_used;
@@ -164,7 +164,7 @@ impl PackedRing {
             at = at.after(1, size);
         }
         self.pending = past.chains;
-        self.origin = Origin::Inherited;
+        self.origin = RingOrigin::Inherited;
     }
 
     fn begin(&mut self) -> Result<(), RingError> {
@@ -201,10 +201,10 @@ impl PackedRing {
         let span = self.reader().read(flags, chain)?;
         self.claim(span)?;
         self.next_available = start.after(span.descriptors, self.size());
-        reached(Step::Popped);
+        reached(FaultPoint::Popped);
         if let Some(tracker) = &mut self.tracker {
             tracker.mark(span.id);
-            reached(Step::Marked);
+            reached(FaultPoint::Marked);
         }
         Ok(Some(Head(span.id)))
     }
@@ -218,11 +218,11 @@ impl PackedRing {
     }
 
     #[inline]
-    fn reader(&mut self) -> Reader<'_> {
+    fn reader(&mut self) -> ChainReader<'_> {
         let head = self.next_available.slot;
-        Reader {
+        ChainReader {
             areas: &self.areas,
-            gather: Gather { memory: &self.memory, hits: &mut self.hits, head },
+            gather: ChainBuilder { memory: &self.memory, hits: &mut self.hits, head },
             tracker: self.tracker.as_mut(),
             indirect: self.indirect,
             free: self.areas.size() - self.held,
@@ -230,7 +230,7 @@ impl PackedRing {
     }
 
     /// Notes that a chain is in flight.
-    fn claim(&mut self, Span { id, descriptors }: Span) -> Result<(), RingError> {
+    fn claim(&mut self, ChainSpan { id, descriptors }: ChainSpan) -> Result<(), RingError> {
         let size = self.size();
         let Some(in_flight) = self.in_flight.get_mut(usize::from(id)) else {
             return Err(RingError::IdOutOfRange { id, size });
@@ -284,11 +284,11 @@ impl PackedRing {
         fence(Ordering::SeqCst);
         let first = !std::mem::replace(&mut self.decided, true);
         let wanted = match self.areas.driver_events() {
-            Events::None => false,
-            Events::At(event) if self.event_idx => {
+            EventSuppression::None => false,
+            EventSuppression::At(event) if self.event_idx => {
                 first || self.published_used.has_passed(event, passed, self.size())
             }
-            Events::All | Events::At(_) => true,
+            EventSuppression::All | EventSuppression::At(_) => true,
         };
         if wanted { Interrupt::Wanted } else { Interrupt::Suppressed }
     }
@@ -296,14 +296,14 @@ impl PackedRing {
     /// Asks the driver not to kick, as long as the caller looks by itself. A hint: kicks may still
     /// come.
     pub fn suppress_kicks(&mut self) {
-        let Kicks::Requested { at } = self.kicks else {
+        let KickRequest::Requested { at } = self.kicks else {
             return;
         };
-        self.kicks = Kicks::Suppressed;
+        self.kicks = KickRequest::Suppressed;
         // A driver that has passed the event passes it again only after two rounds: nothing to
         // write.
         if !self.event_idx || !at.is_available(self.areas.flags(at.slot)) {
-            self.set_device_events(Events::None);
+            self.set_device_events(EventSuppression::None);
         }
     }
 
@@ -313,13 +313,13 @@ impl PackedRing {
     pub fn request_kicks(&mut self) -> bool {
         let at = self.next_available;
         if self.event_idx {
-            if self.kicks != (Kicks::Requested { at }) {
-                self.set_device_events(Events::At(at));
+            if self.kicks != (KickRequest::Requested { at }) {
+                self.set_device_events(EventSuppression::At(at));
             }
-        } else if self.kicks == Kicks::Suppressed {
-            self.set_device_events(Events::All);
+        } else if self.kicks == KickRequest::Suppressed {
+            self.set_device_events(EventSuppression::All);
         }
-        self.kicks = Kicks::Requested { at };
+        self.kicks = KickRequest::Requested { at };
         // The wish must be visible before the flags are read: the driver stores its flags first
         // and reads the wish after (virtio 1.2, 2.8.21.3.1).
         fence(Ordering::SeqCst);
@@ -334,7 +334,7 @@ impl PackedRing {
 
     /// Whether somebody has served the ring before and left it in an in-flight region.
     pub fn is_inherited(&self) -> bool {
-        self.origin == Origin::Inherited
+        self.origin == RingOrigin::Inherited
     }
 
     /// How many chains that were in flight before are still to be popped.
@@ -349,7 +349,7 @@ impl PackedRing {
     }
 
     /// See [`crate::Ring::set_log`].
-    pub fn set_log(&mut self, log: Option<RingLog>) {
+    pub fn set_log(&mut self, log: Option<RingDirtyLog>) {
         self.marks.set(log);
     }
 
@@ -368,7 +368,7 @@ impl PackedRing {
         if self.marks.are_lost() { Err(RingError::LogLost) } else { Ok(()) }
     }
 
-    fn set_device_events(&self, events: Events) {
+    fn set_device_events(&self, events: EventSuppression) {
         self.areas.set_device_events(events);
         self.marks.used(0, 4);
     }
@@ -384,7 +384,7 @@ impl PackedRing {
     }
 }
 
-impl Batch for PackedRing {
+impl UsedBatch for PackedRing {
     fn is_tracked(&self) -> bool {
         self.tracker.is_some()
     }

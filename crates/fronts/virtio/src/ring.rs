@@ -8,8 +8,8 @@
 //! Not here: how a layout works (`split`, `packed`).
 
 mod chain;
+mod dirty_log;
 mod error;
-mod log;
 mod publish;
 
 use std::fmt;
@@ -20,11 +20,11 @@ use block::Segment;
 use crate::{Features, GuestMemory, InflightQueue, PackedRing, SplitRing, packed, split};
 
 pub use chain::{Chain, SEGMENTS_MAX};
-pub(crate) use chain::{DESCRIPTOR_BYTES, Gather, Hits, table_entries};
+pub(crate) use chain::{ChainBuilder, DESCRIPTOR_BYTES, TranslationHints, table_entries};
+pub(crate) use dirty_log::DirtyMarker;
+pub use dirty_log::{DirtyLogScope, RingDirtyLog};
 pub use error::{Area, RingError};
-pub(crate) use log::Marks;
-pub use log::{Marking, RingLog};
-pub(crate) use publish::{Batch, publish};
+pub(crate) use publish::{UsedBatch, publish};
 
 /// The largest ring of either layout (virtio 1.2, 2.7 and 2.8.10.1).
 pub const RING_SIZE_MAX: u16 = 32768;
@@ -125,12 +125,12 @@ impl RingSetup {
     }
 }
 
-/// A popped chain, named by its first descriptor in a split ring and by its buffer id in a packed
-/// one; less than the ring size. To be returned with `push_used` of the ring it came from.
+/// A popped chain: the head index in a split ring, the buffer id in a packed one; less than the ring size. To be
+/// returned with `push_used` of the ring it came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Head(pub u16);
 
-/// Whether the guest wants to be told.
+/// Whether the guest wants an interrupt for what was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a guest that waits for an interrupt waits for ever without it"]
 pub enum Interrupt {
@@ -140,9 +140,9 @@ pub enum Interrupt {
     Suppressed,
 }
 
-/// Who served a ring before.
+/// Whether a ring starts at its base, or resumes from an in-flight region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum RingOrigin {
     /// Nobody, as far as is known.
     Base,
     /// Somebody who left it in an in-flight region.
@@ -276,7 +276,7 @@ impl Ring {
     /// Marks in this log from now on what the device writes; nothing without one. The log must have
     /// been made for this ring and its memory. Before the old log is given up all that was staged
     /// must be published.
-    pub fn set_log(&mut self, log: Option<RingLog>) {
+    pub fn set_log(&mut self, log: Option<RingDirtyLog>) {
         match self {
             Self::Split(ring) => ring.set_log(log),
             Self::Packed(ring) => ring.set_log(log),

@@ -19,25 +19,25 @@ use std::sync::atomic::{Ordering, fence};
 
 use block::Segment;
 
+use crate::fault_point::{FaultPoint, reached};
 use crate::inflight::SplitTracker;
 use crate::ring::{
-    Batch, Chain, Gather, Head, Hits, Interrupt, Marks, Origin, RingBase, RingError, RingLayout,
-    RingLog, RingSetup, publish,
+    Chain, ChainBuilder, DirtyMarker, Head, Interrupt, RingBase, RingDirtyLog, RingError,
+    RingLayout, RingOrigin, RingSetup, TranslationHints, UsedBatch, publish,
 };
-use crate::step::{Step, reached};
 use crate::{GuestMemory, InflightFault, InflightQueue};
 use areas::Areas;
-use heads::Heads;
-use reader::Reader;
+use heads::HeadSet;
+use reader::ChainReader;
 
 /// VIRTQ_USED_F_NO_NOTIFY: the device does not want kicks.
 const NO_NOTIFY: u16 = 1;
 /// VIRTQ_AVAIL_F_NO_INTERRUPT: the driver does not want interrupts.
 const NO_INTERRUPT: u16 = 1;
 
-/// Whether the driver kicks when it makes chains available.
+/// Whether, and from which available index on, the driver shall kick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kicks {
+enum KickRequest {
     /// For the first chain from this available index on.
     Requested { at: u16 },
     /// It should not.
@@ -58,14 +58,14 @@ pub(crate) fn next_available(setup: &RingSetup) -> Result<u16, RingError> {
     }
 }
 
-/// A split ring being served.
+/// The device side of a split virtqueue.
 #[derive(Debug)]
 pub struct SplitRing {
     areas: Areas,
     memory: Arc<GuestMemory>,
-    hits: Hits,
-    marks: Marks,
-    in_flight: Heads,
+    hits: TranslationHints,
+    marks: DirtyMarker,
+    in_flight: HeadSet,
     next_available: u16,
     /// The available index as last read; entries before it may be popped.
     seen_available: u16,
@@ -76,8 +76,8 @@ pub struct SplitRing {
     tracker: Option<SplitTracker>,
     /// Heads that were in flight when somebody else served the ring, the oldest last.
     pending: Vec<u16>,
-    origin: Origin,
-    kicks: Kicks,
+    origin: RingOrigin,
+    kicks: KickRequest,
     /// Whether an interrupt was decided upon since the start. The first is always wanted: who
     /// served the ring before may have left the driver waiting.
     decided: bool,
@@ -115,7 +115,7 @@ impl SplitRing {
             ring.next_available = ring.published_used.wrapping_add(in_flight);
             ring.seen_available = ring.next_available;
             ring.pending = past.heads;
-            ring.origin = Origin::Inherited;
+            ring.origin = RingOrigin::Inherited;
         }
         ring.begin()?;
         Ok(ring)
@@ -127,19 +127,19 @@ impl SplitRing {
         let next_available = next_available(&setup)?;
         let used = areas.used_index();
         Ok(Self {
-            in_flight: Heads::none(setup.size),
+            in_flight: HeadSet::none(setup.size),
             areas,
             memory,
-            hits: Hits::default(),
-            marks: Marks::default(),
+            hits: TranslationHints::default(),
+            marks: DirtyMarker::default(),
             next_available,
             seen_available: next_available,
             next_used: used,
             published_used: used,
             tracker: None,
             pending: Vec::new(),
-            origin: Origin::Base,
-            kicks: Kicks::Suppressed,
+            origin: RingOrigin::Base,
+            kicks: KickRequest::Suppressed,
             decided: false,
             event_idx: setup.event_idx,
             indirect: setup.indirect,
@@ -189,10 +189,10 @@ impl SplitRing {
         }
         self.read(head, chain)?;
         self.next_available = self.next_available.wrapping_add(1);
-        reached(Step::Popped);
+        reached(FaultPoint::Popped);
         if let Some(tracker) = &mut self.tracker {
             tracker.mark(head);
-            reached(Step::Marked);
+            reached(FaultPoint::Marked);
         }
         Ok(Some(Head(head)))
     }
@@ -207,9 +207,9 @@ impl SplitRing {
 
     #[inline]
     fn read(&mut self, head: u16, chain: &mut Chain) -> Result<(), RingError> {
-        Reader {
+        ChainReader {
             areas: &self.areas,
-            gather: Gather { memory: &self.memory, hits: &mut self.hits, head },
+            gather: ChainBuilder { memory: &self.memory, hits: &mut self.hits, head },
             indirect: self.indirect,
         }
         .read(chain)
@@ -256,10 +256,10 @@ impl SplitRing {
     /// Asks the driver not to kick, as long as the caller looks by itself. A hint: kicks may still
     /// come.
     pub fn suppress_kicks(&mut self) {
-        let Kicks::Requested { at } = self.kicks else {
+        let KickRequest::Requested { at } = self.kicks else {
             return;
         };
-        self.kicks = Kicks::Suppressed;
+        self.kicks = KickRequest::Suppressed;
         if !self.event_idx {
             self.set_used_flags(NO_NOTIFY);
         } else if self.areas.available_index() == at {
@@ -275,13 +275,13 @@ impl SplitRing {
     pub fn request_kicks(&mut self) -> bool {
         let at = self.next_available;
         if self.event_idx {
-            if self.kicks != (Kicks::Requested { at }) {
+            if self.kicks != (KickRequest::Requested { at }) {
                 self.set_available_event(at);
             }
-        } else if self.kicks == Kicks::Suppressed {
+        } else if self.kicks == KickRequest::Suppressed {
             self.set_used_flags(0);
         }
-        self.kicks = Kicks::Requested { at };
+        self.kicks = KickRequest::Requested { at };
         // The wish must be visible before the index is read: the driver stores its index first
         // and reads the wish after (virtio 1.2, 2.7.13.4.1).
         fence(Ordering::SeqCst);
@@ -308,7 +308,7 @@ impl SplitRing {
 
     /// Whether somebody has served the ring before and left it in an in-flight region.
     pub fn is_inherited(&self) -> bool {
-        self.origin == Origin::Inherited
+        self.origin == RingOrigin::Inherited
     }
 
     /// How many chains that were in flight before are still to be popped.
@@ -317,7 +317,7 @@ impl SplitRing {
     }
 
     /// See [`crate::Ring::set_log`].
-    pub fn set_log(&mut self, log: Option<RingLog>) {
+    pub fn set_log(&mut self, log: Option<RingDirtyLog>) {
         self.marks.set(log);
     }
 
@@ -367,7 +367,7 @@ impl SplitRing {
     }
 }
 
-impl Batch for SplitRing {
+impl UsedBatch for SplitRing {
     fn is_tracked(&self) -> bool {
         self.tracker.is_some()
     }

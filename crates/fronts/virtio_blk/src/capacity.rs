@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{ByteCount, DiskSize};
 
-/// How large a disk is now.
+/// The size of a disk as its rings see it; it may change while they are served.
 #[derive(Debug)]
 pub struct Capacity(AtomicU64);
 

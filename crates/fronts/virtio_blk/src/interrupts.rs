@@ -1,4 +1,4 @@
-//! A ring's guest is interrupted, and some guests not so often ([`crate::tempo`]).
+//! A ring's guest is interrupted, and some guests not so often ([`crate::interrupt_moderation`]).
 //!
 //! Where it stands in the life of a request: when its ring has published what is answered.
 //!
@@ -9,32 +9,32 @@ use std::os::fd::{AsFd, OwnedFd};
 use request_path::Port;
 use virtio::reached;
 
-use crate::tempo::{Pace, Tempo};
+use crate::interrupt_moderation::{InterruptModeration, InterruptTiming};
 
-/// The way to interrupt a guest.
+/// Sends a ring's interrupts through the call eventfd, moderated.
 #[derive(Debug)]
-pub(crate) struct Interrupts {
+pub(crate) struct InterruptSender {
     call: Option<OwnedFd>,
     /// The guest is interrupted on arrival, or as soon as that is not too often.
-    owed: bool,
-    tempo: Tempo,
+    is_pending: bool,
+    moderation: InterruptModeration,
 }
 
-impl Interrupts {
-    pub(crate) fn new(call: Option<OwnedFd>, owed: bool) -> Self {
-        Self { call, owed, tempo: Tempo::default() }
+impl InterruptSender {
+    pub(crate) fn new(call: Option<OwnedFd>, is_pending: bool) -> Self {
+        Self { call, is_pending, moderation: InterruptModeration::default() }
     }
 
     /// Whether the guest waits for one.
-    pub(crate) fn are_owed(&self) -> bool {
-        self.owed
+    pub(crate) fn are_pending(&self) -> bool {
+        self.is_pending
     }
 
     /// Interrupts the guest, whether it asked or not, or owes it that.
     pub(crate) fn send(&mut self, port: &mut Port<'_>) {
-        self.owed = !self.try_send(port);
-        if !self.owed {
-            reached(virtio::Step::Interrupted);
+        self.is_pending = !self.try_send(port);
+        if !self.is_pending {
+            reached(virtio::FaultPoint::Interrupted);
         }
     }
 
@@ -47,35 +47,35 @@ impl Interrupts {
 
     /// The ring is served on another iothread.
     pub(crate) fn arrive(&mut self, port: &mut Port<'_>) {
-        self.tempo.arrive();
-        if self.owed {
+        self.moderation.arrive();
+        if self.is_pending {
             self.send(port);
         }
     }
 
     /// The ring leaves its iothread, and nobody may serve it any more.
     pub(crate) fn leave(&mut self, port: &mut Port<'_>) {
-        if let Some(call) = self.call.as_ref().filter(|_| self.owed) {
+        if let Some(call) = self.call.as_ref().filter(|_| self.is_pending) {
             port.signal(call.as_fd(), "call");
         }
-        self.owed = false;
+        self.is_pending = false;
     }
 
     /// Interrupts the guest, or has its ring get a turn when it is time. Returns whether it did.
     fn try_send(&mut self, port: &mut Port<'_>) -> bool {
         let Some(call) = &self.call else { return true };
-        let tempo = &mut self.tempo;
-        match tempo.pace() {
-            Pace::Ring => port.signal(call.as_fd(), "call"),
-            Pace::Timed => {
+        let moderation = &mut self.moderation;
+        match moderation.next_timing() {
+            InterruptTiming::Ring => port.signal(call.as_fd(), "call"),
+            InterruptTiming::Timed => {
                 let start = port.now();
                 port.signal(call.as_fd(), "call");
-                tempo.timed(port.now().saturating_duration_since(start));
+                moderation.timed(port.now().saturating_duration_since(start));
             }
-            Pace::Measured => {
+            InterruptTiming::Measured => {
                 let now = port.now();
-                if let Some(at) = tempo.pause(now) {
-                    if tempo.note() {
+                if let Some(at) = moderation.pause(now) {
+                    if moderation.note() {
                         port.call_at(at);
                     }
                     return false;
@@ -83,7 +83,7 @@ impl Interrupts {
                 let start = port.cpu_time();
                 port.signal(call.as_fd(), "call");
                 let took = port.cpu_time().saturating_sub(start);
-                tempo.measured(took, port.now());
+                moderation.measured(took, port.now());
             }
         }
         true

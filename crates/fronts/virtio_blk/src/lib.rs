@@ -9,10 +9,10 @@
 #![forbid(unsafe_code)]
 
 mod capacity;
+mod in_flight_reads;
+mod interrupt_moderation;
 mod interrupts;
-mod noted;
 mod ring;
-mod tempo;
 
 pub use capacity::Capacity;
-pub use ring::{BlkFault, BlkReply, BlkRing, BlkRingSetup};
+pub use ring::{BlkReply, BlkRing, BlkRingFault, BlkRingSetup};

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use block::{Operation, Outcome, Sector, Segment, Slot};
 use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, UnitIndex, Work};
 use virtio::{
-    BlkHeader, BlkKind, BlkRequest, BlkRules, Chain, Head, Interrupt, Ring, RingBase, RingLog,
-    reached,
+    BlkHeader, BlkRequest, BlkRequestKind, BlkRules, Chain, Head, Interrupt, Ring, RingBase,
+    RingDirtyLog, reached,
 };
 
 use crate::Capacity;
-use crate::interrupts::Interrupts;
-use crate::noted::Noted;
+use crate::in_flight_reads::InFlightReads;
+use crate::interrupts::InterruptSender;
 
 /// What a ring is made of.
 #[derive(Debug)]
@@ -42,9 +42,9 @@ pub struct BlkRingSetup {
     pub error: Option<OwnedFd>,
 }
 
-/// Why a ring cannot be served any more.
+/// Why a virtio-blk ring cannot be served any more.
 #[derive(Debug, thiserror::Error)]
-pub enum BlkFault {
+pub enum BlkRingFault {
     /// The ring itself is wrong.
     #[error(transparent)]
     Ring(#[from] virtio::RingError),
@@ -55,14 +55,14 @@ pub enum BlkFault {
         head: u16,
         /// Why.
         #[source]
-        source: virtio::NoStatus,
+        source: virtio::MalformedRequest,
     },
 }
 
 /// The one disk of a virtio-blk device.
 const DISK: UnitIndex = UnitIndex(0);
 
-/// What the answer of a request needs.
+/// What is kept to answer a request: where its status byte goes, and how much was written.
 #[derive(Debug, Clone, Copy)]
 pub struct BlkReply {
     /// Where the status byte goes.
@@ -71,7 +71,7 @@ pub struct BlkReply {
     written: u32,
 }
 
-/// A virtio-blk ring and its guest's descriptors.
+/// A virtio-blk ring as a front end, with its kick, call and error eventfds.
 pub struct BlkRing {
     ring: Ring,
     rules: BlkRules,
@@ -79,12 +79,12 @@ pub struct BlkRing {
     serial: String,
     kick: OwnedFd,
     error: Option<OwnedFd>,
-    interrupts: Interrupts,
+    interrupts: InterruptSender,
     chain: Chain,
     /// What the guest has asked for that is refused.
     refused: GuestRequest,
     /// What the dirty log needs to know.
-    noted: Noted<Segment>,
+    reads: InFlightReads<Segment>,
 }
 
 impl fmt::Debug for BlkRing {
@@ -98,8 +98,8 @@ impl BlkRing {
     /// interrupted when it arrives: it may have been shown completions and not been told.
     pub fn new(setup: BlkRingSetup) -> Self {
         Self {
-            interrupts: Interrupts::new(setup.call, setup.ring.is_inherited()),
-            noted: Noted::new(setup.ring.size(), setup.ring.marks_buffers()),
+            interrupts: InterruptSender::new(setup.call, setup.ring.is_inherited()),
+            reads: InFlightReads::new(setup.ring.size(), setup.ring.marks_buffers()),
             ring: setup.ring,
             rules: setup.rules,
             capacity: setup.capacity,
@@ -123,10 +123,10 @@ impl BlkRing {
 
     /// Has another log, or none, mark what is written for requests that are not answered yet. Those that are must have
     /// been published: they are the affair of the log before.
-    pub fn set_log(&mut self, log: Option<RingLog>, port: &Port<'_>) {
+    pub fn set_log(&mut self, log: Option<RingDirtyLog>, port: &Port<'_>) {
         self.ring.set_log(log);
-        self.noted.follow(self.ring.marks_buffers());
-        if self.noted.is_logging() {
+        self.reads.follow(self.ring.marks_buffers());
+        if self.reads.is_logging() {
             self.note_reads(port);
         }
     }
@@ -134,20 +134,20 @@ impl BlkRing {
     /// Notes where the data of all reads go that this iothread carries out for the ring.
     fn note_reads(&mut self, port: &Port<'_>) {
         for (slot, memory) in port.open_reads() {
-            self.noted.note(slot, memory.segments().iter().copied());
+            self.reads.note(slot, memory.segments().iter().copied());
         }
     }
 
     /// What is to be done for the request in `self.chain`.
     #[inline(always)]
-    fn work(&mut self, slot: Slot, header: BlkHeader, kind: BlkKind) -> Work<'_> {
+    fn work(&mut self, slot: Slot, header: BlkHeader, kind: BlkRequestKind) -> Work<'_> {
         match kind {
-            BlkKind::Disk(operation) => {
+            BlkRequestKind::Disk(operation) => {
                 let memory = match operation {
                     Operation::Read(_) | Operation::Status(_) => {
-                        if self.noted.is_logging() {
+                        if self.reads.is_logging() {
                             let segments = self.chain.writable.segments().iter().copied();
-                            self.noted.note(slot, segments);
+                            self.reads.note(slot, segments);
                         }
                         &mut self.chain.writable
                     }
@@ -158,14 +158,14 @@ impl BlkRing {
                 };
                 Work::Disk { unit: DISK, operation, memory }
             }
-            BlkKind::GetId => {
+            BlkRequestKind::GetId => {
                 let written = virtio::write_id(&mut self.chain.writable, &self.serial);
-                if self.noted.is_logging() {
-                    self.noted.note(slot, self.chain.writable.range(0, written));
+                if self.reads.is_logging() {
+                    self.reads.note(slot, self.chain.writable.range(0, written));
                 }
                 Work::Done
             }
-            BlkKind::Refused(kind) => {
+            BlkRequestKind::Refused(kind) => {
                 self.refused = GuestRequest(header);
                 Work::Refuse { unit: DISK, kind, what: &self.refused }
             }
@@ -175,7 +175,7 @@ impl BlkRing {
 
 impl FrontEnd for BlkRing {
     type Reply = BlkReply;
-    type Fault = BlkFault;
+    type Fault = BlkRingFault;
 
     fn kick(&self) -> BorrowedFd<'_> {
         self.kick.as_fd()
@@ -196,10 +196,10 @@ impl FrontEnd for BlkRing {
 
     // What a call returns goes through memory: 4 ns.
     #[inline(always)]
-    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkFault> {
+    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkRingFault> {
         let Some(head) = self.ring.pop(&mut self.chain)? else { return Ok(None) };
         let BlkRequest { header, kind, status } = virtio::decode(&mut self.chain, &self.rules)
-            .map_err(|source| BlkFault::NoStatus { head: head.0, source })?;
+            .map_err(|source| BlkRingFault::NoStatus { head: head.0, source })?;
         let data = self.chain.writable.count();
         let written = u32::try_from(data).unwrap_or(u32::MAX).saturating_add(1);
         let (slot, reply) = (Slot(head.0), BlkReply { status, written });
@@ -210,24 +210,24 @@ impl FrontEnd for BlkRing {
     fn answer(&mut self, slot: Slot, reply: BlkReply, outcome: Outcome) {
         let BlkReply { status, written } = reply;
         virtio::write_status(status, virtio::status_byte(outcome));
-        if self.noted.is_in_use() {
-            let Self { noted, ring, .. } = self;
-            noted.answered(slot, |segment| ring.mark_buffer(segment));
+        if self.reads.is_in_use() {
+            let Self { reads, ring, .. } = self;
+            reads.answered(slot, |segment| ring.mark_buffer(segment));
             // It is written already.
             ring.mark_buffer(status);
         }
         self.ring.push_used(Head(slot.0), written);
-        reached(virtio::Step::Staged);
+        reached(virtio::FaultPoint::Staged);
     }
 
     /// One index, one interrupt.
     fn publish(&mut self, port: &mut Port<'_>) {
-        if self.ring.publish() == Interrupt::Wanted || self.interrupts.are_owed() {
+        if self.ring.publish() == Interrupt::Wanted || self.interrupts.are_pending() {
             self.interrupts.send(port);
         }
     }
 
-    fn check(&self) -> Result<(), BlkFault> {
+    fn check(&self) -> Result<(), BlkRingFault> {
         Ok(self.ring.check_log()?)
     }
 
@@ -258,7 +258,7 @@ impl FrontEnd for BlkRing {
     }
 
     fn arrive(&mut self, port: &mut Port<'_>) {
-        reached(virtio::Step::Arrived);
+        reached(virtio::FaultPoint::Arrived);
         self.interrupts.arrive(port);
     }
 
@@ -266,11 +266,11 @@ impl FrontEnd for BlkRing {
         self.interrupts.leave(port);
         // Their outcomes come by mail, without the memory; a log may be there by then.
         self.note_reads(port);
-        reached(virtio::Step::Departed);
+        reached(virtio::FaultPoint::Departed);
     }
 }
 
-/// What a guest has asked for, in its own words.
+/// A refused request as the log shows it: type and sector.
 #[derive(Debug)]
 struct GuestRequest(BlkHeader);
 

@@ -26,7 +26,7 @@ pub enum DiscardPolicy {
     Unmap,
 }
 
-/// A file or block device.
+/// A file or block device of the host as a node (`file`, `host_device`).
 #[derive(Debug)]
 pub struct FileNode {
     name: String,
@@ -113,6 +113,7 @@ impl Node for FileNode {
     }
 }
 
+/// One iothread's handle on a [`FileNode`].
 #[derive(Debug)]
 struct FileLane {
     file: FileId,

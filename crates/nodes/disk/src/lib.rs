@@ -13,4 +13,4 @@ mod raw;
 
 pub use file::{DiscardPolicy, FileNode};
 pub use null::{NullNode, ReadContent};
-pub use raw::{RawNode, Window, WindowError};
+pub use raw::{RawNode, RawWindow, RawWindowError};

@@ -85,7 +85,7 @@ impl Node for NullNode {
         let lane = NullLane { target, access: self.access };
         Ok(match &self.latency {
             None => Box::new(lane),
-            Some((latency, clock)) => Box::new(SlowLane {
+            Some((latency, clock)) => Box::new(NullLatencyLane {
                 answers: lane,
                 latency: *latency,
                 clock: Arc::clone(clock),
@@ -95,6 +95,7 @@ impl Node for NullNode {
     }
 }
 
+/// One iothread's handle on a [`NullNode`].
 #[derive(Debug)]
 struct NullLane {
     target: Target,
@@ -113,16 +114,16 @@ impl LeafLane for NullLane {
     }
 }
 
-/// The lane of a disk whose requests take time.
+/// The lane of a null disk whose requests take a fixed time (`latency-ns=`).
 #[derive(Debug)]
-struct SlowLane {
+struct NullLatencyLane {
     answers: NullLane,
     latency: Duration,
     clock: Arc<dyn Clock>,
     held: HoldQueue,
 }
 
-impl Lane for SlowLane {
+impl Lane for NullLatencyLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let now = self.clock.now();
         for mapping in batch {

@@ -18,18 +18,18 @@ use crate::DiscardPolicy;
 /// What a size must be a multiple of, in bytes, as in QEMU.
 const SIZE_UNIT: u64 = 512;
 
-/// Which bytes of its child a raw disk shows.
+/// The part of its child that a raw disk shows (`offset=`, `size=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Window {
+pub struct RawWindow {
     /// Where they begin (`offset=`).
     pub offset: u64,
     /// How many they are (`size=`); `None` is all that follow.
     pub size: Option<u64>,
 }
 
-/// A window that does not fit. QEMU's sentences.
+/// A window that does not fit the child. QEMU's sentences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum WindowError {
+pub enum RawWindowError {
     /// The child ends before it begins.
     #[error("Offset ({offset}) cannot be greater than size of the containing file ({bytes})")]
     Offset {
@@ -56,20 +56,20 @@ pub enum WindowError {
     Unit,
 }
 
-impl Window {
+impl RawWindow {
     /// The whole child.
     pub const WHOLE: Self = Self { offset: 0, size: None };
 
     /// Proves that it lies inside a child of that many bytes; returns how many it has itself.
-    pub fn check(self, bytes: u64) -> Result<u64, WindowError> {
+    pub fn check(self, bytes: u64) -> Result<u64, RawWindowError> {
         let Self { offset, size } = self;
         let Some(rest) = bytes.checked_sub(offset) else {
-            return Err(WindowError::Offset { offset, bytes });
+            return Err(RawWindowError::Offset { offset, bytes });
         };
         match size {
             None => Ok(rest),
-            Some(size) if size > rest => Err(WindowError::Size { offset, size, bytes }),
-            Some(size) if !size.is_multiple_of(SIZE_UNIT) => Err(WindowError::Unit),
+            Some(size) if size > rest => Err(RawWindowError::Size { offset, size, bytes }),
+            Some(size) if !size.is_multiple_of(SIZE_UNIT) => Err(RawWindowError::Unit),
             Some(size) => Ok(size),
         }
     }
@@ -81,12 +81,12 @@ impl Window {
     }
 }
 
-/// A node that gives its child a format: none.
+/// The raw format as a node: its bytes are its child's, or a part of them.
 #[derive(Debug)]
 pub struct RawNode {
     name: String,
     child: Arc<Child>,
-    window: Window,
+    window: RawWindow,
     access: Access,
     discard: DiscardPolicy,
 }
@@ -96,10 +96,10 @@ impl RawNode {
     pub fn new(
         name: &str,
         child: Arc<Child>,
-        window: Window,
+        window: RawWindow,
         access: Access,
         discard: DiscardPolicy,
-    ) -> Result<Self, WindowError> {
+    ) -> Result<Self, RawWindowError> {
         window.check(child.node().size().0.0)?;
         Ok(Self { name: name.to_owned(), child, window, access, discard })
     }
@@ -149,7 +149,7 @@ impl Node for RawNode {
     fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
         let child = self.child.node();
         let below = child.open_lane(io)?;
-        let changes_nothing = self.window == Window::WHOLE
+        let changes_nothing = self.window == RawWindow::WHOLE
             && self.discard == DiscardPolicy::Unmap
             && self.access == child.access();
         if changes_nothing {
@@ -160,6 +160,7 @@ impl Node for RawNode {
     }
 }
 
+/// One iothread's handle on a [`RawNode`].
 #[derive(Debug)]
 struct RawLane {
     below: Box<dyn Lane>,
@@ -273,7 +274,11 @@ mod tests {
 
     const BYTES: u64 = 8192;
 
-    fn raw(window: Window, access: Access, discard: DiscardPolicy) -> Result<RawNode, WindowError> {
+    fn raw(
+        window: RawWindow,
+        access: Access,
+        discard: DiscardPolicy,
+    ) -> Result<RawNode, RawWindowError> {
         let size = DiskSize(ByteCount(BYTES));
         let null = NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes);
         RawNode::new("raw", Child::new(Arc::new(Places(Arc::new(null)))), window, access, discard)
@@ -318,7 +323,7 @@ mod tests {
     fn discards_pass_raw_only_if_it_may_unmap() {
         for (discard, kept) in [(DiscardPolicy::Unmap, vec![512]), (DiscardPolicy::Ignore, vec![])]
         {
-            let node = raw(Window::WHOLE, Access::ReadWrite, discard).unwrap();
+            let node = raw(RawWindow::WHOLE, Access::ReadWrite, discard).unwrap();
             let [here, none] = [Ok(vec![512]), Ok(vec![])];
             let expected = [here.clone(), Ok(kept), none, here.clone(), here];
             assert_eq!(mapped(&node, &operations(512, 512)), expected, "{discard:?}");
@@ -328,7 +333,7 @@ mod tests {
     #[test]
     fn every_request_is_moved_to_where_the_window_is() {
         for discard in [DiscardPolicy::Unmap, DiscardPolicy::Ignore] {
-            let window = Window { offset: 1536, size: Some(4096) };
+            let window = RawWindow { offset: 1536, size: Some(4096) };
             let node = raw(window, Access::ReadWrite, discard).unwrap();
             assert_eq!(node.size(), DiskSize(ByteCount(4096)));
             let [here, none] = [Ok(vec![2048]), Ok(vec![])];
@@ -341,7 +346,7 @@ mod tests {
 
     #[test]
     fn what_the_window_has_not_is_refused_and_nothing_beside_it() {
-        let window = Window { offset: 2048, size: Some(4096) };
+        let window = RawWindow { offset: 2048, size: Some(4096) };
         let node = raw(window, Access::ReadWrite, DiscardPolicy::Unmap).unwrap();
         let [_, _, _, inside, _] = operations(0, 512);
         let [_, _, _, beyond, _] = operations(3584, 1024);
@@ -352,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_read_only_disk_over_a_writable_child_takes_no_changes() {
-        let node = raw(Window::WHOLE, Access::ReadOnly, DiscardPolicy::Unmap).unwrap();
+        let node = raw(RawWindow::WHOLE, Access::ReadOnly, DiscardPolicy::Unmap).unwrap();
         let [here, no] = [Ok(vec![512]), Err(FailKind::ReadOnly)];
         let expected = [no.clone(), no.clone(), Ok(vec![]), here, no];
         assert_eq!(mapped(&node, &operations(512, 512)), expected);
@@ -360,7 +365,7 @@ mod tests {
 
     #[track_caller]
     fn check(offset: u64, size: Option<u64>, expected: Result<u64, &str>) {
-        let found = raw(Window { offset, size }, Access::ReadWrite, DiscardPolicy::Unmap);
+        let found = raw(RawWindow { offset, size }, Access::ReadWrite, DiscardPolicy::Unmap);
         let found = found.map(|node| node.size().0.0).map_err(|error| error.to_string());
         assert_eq!(found, expected.map_err(str::to_owned));
     }
@@ -397,7 +402,7 @@ mod tests {
     #[test]
     fn a_window_that_cuts_blocks_does_not_speak_of_them() {
         let block = |offset| {
-            let window = Window { offset, size: None };
+            let window = RawWindow { offset, size: None };
             let node = raw(window, Access::ReadWrite, DiscardPolicy::Unmap).unwrap();
             node.limits().physical_block.get()
         };

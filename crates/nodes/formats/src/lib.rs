@@ -4,6 +4,6 @@
 //! what it looks like: a guest writes the first bytes of its raw disk.
 #![forbid(unsafe_code)]
 
-mod looks;
+mod detect;
 
-pub use looks::{Extension, names, of_head, of_name};
+pub use detect::{FileExtension, names, of_head, of_name};

@@ -26,7 +26,7 @@ use block::{
     LaneIo, Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, Told,
 };
 
-pub use distribution::{Bounds, Distribution, Latency, TooLong};
+pub use distribution::{Distribution, Latency, LatencyBounds, LatencyTooLong};
 pub use histogram::{Histogram, HistogramError};
 use order::CompletionOrder;
 use random::Random;
@@ -77,22 +77,22 @@ pub struct DelayNode {
     name: String,
     child: Arc<Child>,
     access: Access,
-    control: Arc<Control>,
+    control: Arc<SharedSettings>,
     clock: Arc<dyn Clock>,
     seed: u64,
     /// How many lanes were opened; each has random numbers of its own. Relaxed: it carries no data.
     lanes: AtomicU64,
 }
 
-/// The settings, for all lanes.
+/// The present delay settings, shared by all lanes; they look at its generation.
 #[derive(Debug)]
-struct Control {
+struct SharedSettings {
     settings: Mutex<Arc<DelaySettings>>,
     /// Changes with the settings. Released after they were replaced, acquired before they are taken.
     generation: AtomicU64,
 }
 
-impl Control {
+impl SharedSettings {
     fn lock(&self) -> MutexGuard<'_, Arc<DelaySettings>> {
         self.settings.lock().expect("no holder of this lock panics")
     }
@@ -110,7 +110,7 @@ impl DelayNode {
         clock: Arc<dyn Clock>,
     ) -> Self {
         let settings = Mutex::new(Arc::new(settings));
-        let control = Arc::new(Control { settings, generation: AtomicU64::new(0) });
+        let control = Arc::new(SharedSettings { settings, generation: AtomicU64::new(0) });
         let lanes = AtomicU64::new(0);
         Self { name: name.to_owned(), child, access, control, clock, seed, lanes }
     }
@@ -182,10 +182,11 @@ impl Node for DelayNode {
     }
 }
 
+/// One iothread's handle on a [`DelayNode`].
 #[derive(Debug)]
 struct DelayLane {
     below: Box<dyn Lane>,
-    control: Arc<Control>,
+    control: Arc<SharedSettings>,
     generation: u64,
     settings: Arc<DelaySettings>,
     /// Whether these settings delay anything.
@@ -225,13 +226,13 @@ impl DelayLane {
     }
 
     /// Holds a request if it has to wait. The clock is read once for a batch, into `now`.
-    fn hold(&mut self, mapping: &mut Mapping, now: &mut Option<Instant>) -> Passage {
+    fn hold(&mut self, mapping: &mut Mapping, now: &mut Option<Instant>) -> DelayDecision {
         let settings = &self.settings;
         let ordered = settings.order == DelayOrder::AsBegun;
         let delay = settings.of(&mapping.operation);
         let delay = delay.map_or(Latency::ZERO, |delay| delay.draw(&mut self.random));
         if delay == Latency::ZERO && (!ordered || self.held.due().is_none()) {
-            return Passage::Free;
+            return DelayDecision::Free;
         }
         let now = *now.get_or_insert_with(|| self.clock.now());
         let mut at = now + delay.duration();
@@ -240,7 +241,7 @@ impl DelayLane {
             self.last = Some(at);
         }
         self.held.hold(mapping, now, at);
-        Passage::Held
+        DelayDecision::Held
     }
 
     /// Asks the lane below about requests that need not wait.
@@ -259,9 +260,9 @@ impl DelayLane {
     }
 }
 
-/// Whether a request goes to the lane below now.
+/// Whether a request goes to the lane below at once or is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Passage {
+enum DelayDecision {
     Free,
     Held,
 }
@@ -276,7 +277,7 @@ impl Lane for DelayLane {
         let (mut now, mut first) = (None, 0);
         if !self.passes_all() {
             for place in 0..batch.len() {
-                if self.hold(&mut batch[place], &mut now) == Passage::Held {
+                if self.hold(&mut batch[place], &mut now) == DelayDecision::Held {
                     if first < place {
                         self.pass_on(&mut batch[first..place], pieces);
                     }

@@ -14,10 +14,10 @@ mod sync;
 mod throttle;
 
 pub use delay::{
-    Bounds, DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
-    TooLong,
+    DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
+    LatencyBounds, LatencyTooLong,
 };
-pub use stripe::{Chunk, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeError, StripeNode};
+pub use stripe::{ChunkSize, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeError, StripeNode};
 pub use throttle::{
     Limit, LimitKind, LimitsError, THROTTLE_RATE_MAX, ThrottleGroup, ThrottleLimits, ThrottleNode,
     ThrottleSettings,

@@ -18,12 +18,12 @@ mod join;
 mod lane;
 mod layout;
 
-pub use layout::{Chunk, MEMBERS_MAX, MEMBERS_MIN};
+pub use layout::{ChunkSize, MEMBERS_MAX, MEMBERS_MIN};
 
 use lane::StripeLane;
 use layout::Layout;
 
-/// Whether discards reach the children.
+/// Whether discards are passed to the children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StripeDiscards {
     /// They do, and zeroings may give space back.
@@ -110,7 +110,7 @@ impl StripeNode {
     pub fn new(
         name: &str,
         children: Vec<Arc<Child>>,
-        chunk: Chunk,
+        chunk: ChunkSize,
         access: Access,
         discards: StripeDiscards,
     ) -> Result<Self, StripeError> {
@@ -134,7 +134,7 @@ impl StripeNode {
 fn check_children(
     node: &str,
     children: &[Arc<Child>],
-    chunk: Chunk,
+    chunk: ChunkSize,
     layout: Layout,
 ) -> Result<(), StripeError> {
     let (node, count, chunk) = (node.to_owned(), children.len(), chunk.bytes());

@@ -3,16 +3,17 @@
 //! Where it stands in the life of a request: a request that is within the limits passes to the node
 //! below; others wait until they are. Flushes pass always.
 //!
-//! A request pays from its lane's *lease* (`way`). Leases come from the *buckets* that all iothreads share (`bucket`): each
-//! limit of a group is one atomic number, up to when its rate is spent. A lease is 1 ms of the rate or more, so one usually
-//! pays for many requests, and limits that do not limit cost little: most requests neither read the clock nor write
-//! what is shared. When nothing is left in a bucket, a lane reserves what comes next: that moves the number into the future,
-//! and the reservation is good from where the number was. So reservations queue up without a lock or a list.
+//! A request pays from its lane's *lease* (`queue`). Leases come from the *buckets* that all iothreads share
+//! (`bucket`): each limit of a group is one atomic number, up to when its rate is spent. A lease is 1 ms of the rate or
+//! more, so one usually pays for many requests, and limits that do not limit cost little: most requests neither read
+//! the clock nor write what is shared. When nothing is left in a bucket, a lane reserves what comes next: that moves
+//! the number into the future, and the reservation is good from where the number was. So reservations queue up without
+//! a lock or a list.
 //!
-//! Disks share a limit evenly because all lanes of a disk together have at most one reservation in the future, for which they
-//! take turns (`seat`), and because all reservations are of one size while several disks wait: 1 ms of the rate, or one
-//! operation or 4 KiB if that is more. A request that needs more gathers several reservations; one that needs less leaves a
-//! lease. A disk whose threads were late may take more to catch up.
+//! Disks share a limit evenly because all lanes of a disk together have at most one reservation in the future, for
+//! which they take turns (`member`), and because all reservations are of one size while several disks wait: 1 ms of the
+//! rate, or one operation or 4 KiB if that is more. A request that needs more gathers several reservations; one that
+//! needs less leaves a lease. A disk whose threads were late may take more to catch up.
 //!
 //! Invariants: what passes is what the limits allow, and bursts. Every disk of a group gets the same share of
 //! what is scarce, or less if it asks for less. Nothing waits for ever: each lane looks at what it
@@ -20,12 +21,12 @@
 //! Not here: what the options are called on the command line (`daemon`), time (`iothread`).
 
 mod bucket;
-mod budget;
+mod bucket_set;
 mod group;
 mod lane;
 mod limits;
-mod seat;
-mod way;
+mod member;
+mod queue;
 
 #[cfg(test)]
 mod tests;
@@ -43,7 +44,7 @@ pub use limits::{
 };
 
 use lane::ThrottleLane;
-use seat::Member;
+use member::GroupMember;
 
 /// A disk whose requests keep to the limits of a group.
 #[derive(Debug)]
@@ -51,14 +52,14 @@ pub struct ThrottleNode {
     name: String,
     child: Arc<Child>,
     group: Arc<ThrottleGroup>,
-    member: Arc<Member>,
+    member: Arc<GroupMember>,
     access: Access,
 }
 
 impl ThrottleNode {
     /// Makes the node a member of the group.
     pub fn new(name: &str, child: Arc<Child>, group: Arc<ThrottleGroup>, access: Access) -> Self {
-        let (name, member) = (name.to_owned(), Arc::new(Member::default()));
+        let (name, member) = (name.to_owned(), Arc::new(GroupMember::default()));
         Self { name, child, group, member, access }
     }
 

@@ -1,12 +1,11 @@
 //! The process that looks at descriptors: what it does, and what becomes of those that are not to be closed.
 //!
-//! Invariants: nothing is asked of a descriptor that its file system answers: seals, which only memory has; of which family a
-//! socket is; where a link in /proc leads; and what the kernel remembers of a file (`virtio::MemoryFiles`). The first thread
-//! closes only what was found to ask nobody, and never is the last to have a connection, so it waits for nothing but
-//! questions. All others are closed by another thread, which may never come back.
-//! Threads: the first one, and for each export that has sent such descriptors one that closes them.
-//! Limits: [`KEPT_MAX`] of an export, and what the limit of open files has room for; what an export sends that has more is
-//! not looked at.
+//! Invariants: nothing is asked of a descriptor that its file system answers: seals, which only memory has; of which
+//! family a socket is; where a link in /proc leads; and what the kernel remembers of a file (`virtio::MemoryFiles`).
+//! The first thread closes only what was found to ask nobody, and never is the last to have a connection, so it waits
+//! for nothing but questions. All others are closed by another thread, which may never come back. Threads: the first
+//! one, and for each export that has sent such descriptors one that closes them. Limits: [`KEPT_MAX`] of an export, and
+//! what the limit of open files has room for; what an export sends that has more is not looked at.
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;

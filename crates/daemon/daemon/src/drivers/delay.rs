@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use kernel_io::FileKind;
 use layers::{
-    Bounds, DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
-    TooLong,
+    DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
+    LatencyBounds, LatencyTooLong,
 };
 
 use super::base::{BASE, BASE_LATER, BaseOptions, on_off, pair};
@@ -100,7 +100,7 @@ enum DelayOptionsError {
         key: String,
         /// What is wrong with it.
         #[source]
-        source: TooLong,
+        source: LatencyTooLong,
     },
     /// One is for what has no delay of its own, where everything has.
     #[error("parameter 'latency-ns' has no effect: read, write and flush have their own delays")]
@@ -151,7 +151,7 @@ fn distribution(
     Ok(match name {
         "uniform" => {
             let (min, max) = (latency(&MIN)?, latency(&MAX)?);
-            let bounds = Bounds::new(min, max).ok_or_else(|| DelayOptionsError::Bounds {
+            let bounds = LatencyBounds::new(min, max).ok_or_else(|| DelayOptionsError::Bounds {
                 least: (fields.path(MIN.name), min.ns()),
                 most: (fields.path(MAX.name), max.ns()),
             });

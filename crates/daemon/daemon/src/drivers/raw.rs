@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use block::Child;
-use disk::{DiscardPolicy, RawNode, Window};
+use disk::{DiscardPolicy, RawNode, RawWindow};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
@@ -63,7 +63,7 @@ impl DriverOptions for RawOptions {
 
     fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
         let NodeContext { name, base, .. } = context;
-        let window = Window { offset: self.offset, size: self.size };
+        let window = RawWindow { offset: self.offset, size: self.size };
         let node = RawNode::new(name, context.file(), window, base.access(), base.discard);
         Ok(MadeNode::of(Arc::new(node.map_err(|error| context.failed(error))?)))
     }
@@ -75,7 +75,7 @@ pub(super) fn discarding(context: &NodeContext<'_>, child: Arc<Child>) -> Arc<Ch
         DiscardPolicy::Unmap => child,
         DiscardPolicy::Ignore => {
             let (name, access) = (context.name, context.base.access());
-            let node = RawNode::new(name, child, Window::WHOLE, access, DiscardPolicy::Ignore);
+            let node = RawNode::new(name, child, RawWindow::WHOLE, access, DiscardPolicy::Ignore);
             Child::new(Arc::new(node.expect("all of it fits")))
         }
     }

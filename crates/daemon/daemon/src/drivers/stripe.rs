@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use block::ByteCount;
 use disk::DiscardPolicy;
-use layers::{Chunk, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeNode};
+use layers::{ChunkSize, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeNode};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
@@ -41,14 +41,14 @@ pub(super) static STRIPE: Driver = Driver {
 #[derive(Debug)]
 struct StripeOptions {
     /// How many neighbouring bytes lie on one child.
-    chunk: Chunk,
+    chunk: ChunkSize,
 }
 
 /// A chunk size that no stripe can have.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "parameter '{key}' must be a multiple of {min} between {min} and {max}, not {bytes}",
-    min = Chunk::BYTES_MIN, max = Chunk::BYTES_MAX
+    min = ChunkSize::BYTES_MIN, max = ChunkSize::BYTES_MAX
 )]
 struct ChunkSizeError {
     key: String,
@@ -60,7 +60,7 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
     let key = fields.path("chunk");
     match fields.size("chunk")? {
         None => Err(ArgumentError::Missing { key }),
-        Some(bytes) => match Chunk::new(ByteCount(bytes)) {
+        Some(bytes) => match ChunkSize::new(ByteCount(bytes)) {
             Some(chunk) => Ok(Arc::new(StripeOptions { chunk })),
             None => Err(ArgumentError::own(ChunkSizeError { key, bytes })),
         },

@@ -1,8 +1,8 @@
 //! What is below an export, said so that two processes can compare it: a guest must find the disk that it has.
 //!
 //! Invariants: every option of every node is in the description, as its driver gives it; how nodes are called and where
-//! they stand on the command line is not. A place is the keys on the way down, such as `file.backing`; the node below the export itself stands at the empty place.
-//! Not here: what an export itself says (`takeover`).
+//! they stand on the command line is not. A place is the keys on the way down, such as `file.backing`; the node below
+//! the export itself stands at the empty place. Not here: what an export itself says (`takeover`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

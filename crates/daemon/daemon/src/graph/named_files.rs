@@ -1,7 +1,7 @@
 //! Files that an image names: its backing file and its data file.
 //!
-//! Where it stands: while a node is made whose options leave it to its image what is below it. A file is opened only as `--named-files` allows it: who could write an image may have
-//! put any name there.
+//! Where it stands: while a node is made whose options leave it to its image what is below it. A file is opened only as
+//! `--named-files` allows it: who could write an image may have put any name there.
 //!
 //! Invariants: the format of a backing file is what the image says and never guessed. What is below one of
 //! the allowed directories is so without links. Backing files are opened read-only, data files as

@@ -1,6 +1,7 @@
 //! What a child is to the user above it, and who uses nodes: QEMU's roles.
 //!
-//! Not here: the permissions (`block`), who uses which node (`use_graph`), locks against other processes (`kernel_io::image_lock`).
+//! Not here: the permissions (`block`), who uses which node (`use_graph`), locks against other processes
+//! (`kernel_io::image_lock`).
 
 use std::fmt;
 

@@ -8,7 +8,7 @@
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
-use formats::Extension;
+use formats::FileExtension;
 use kernel_io::FileKind;
 
 use super::export::{LOGICAL_BLOCK_BYTES, check_num_queues, check_socket_path};
@@ -101,7 +101,7 @@ pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLine
 /// operator has to say what is meant. The file need not be there.
 fn check_name(path: &Path) -> Result<(), ImageArgumentError> {
     match formats::of_name(path) {
-        Some(Extension { extension, format }) => {
+        Some(FileExtension { extension, format }) => {
             let reason = format!("its name ends in .{extension}");
             Err(ImageArgumentError::FormatNotSaid { format, reason })
         }

@@ -211,8 +211,8 @@ const HOSTILE: &[c_long] = &[
     libc::SYS_modify_ldt,
 ];
 
-/// What the process that looks at descriptors does besides what has conditions: it receives, looks, answers and closes. It opens,
-/// makes and maps nothing but its own memory and threads.
+/// What the process that looks at descriptors does besides what has conditions: it receives, looks, answers and closes.
+/// It opens, makes and maps nothing but its own memory and threads.
 const DESCRIPTOR_CHECK: &[c_long] = &[
     libc::SYS_recvmsg,
     libc::SYS_sendto,

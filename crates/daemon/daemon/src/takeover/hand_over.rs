@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kernel_io::ImageLocks;
 use qcow2::ImageState;
-use vhost_user::{InflightState, LogState, RegionState, SavedRing, SessionState};
+use vhost_user::{SavedInflight, SavedLog, SavedRegion, SavedRing, SavedSession};
 use virtio::{
     CacheMode, Features, GuestAddress, INFLIGHT_QUEUES_MAX, REGIONS_MAX, RegionSpec, RingAddresses,
     RingBase,
@@ -52,7 +52,7 @@ pub(super) struct ExportHandOver {
     /// The next client, if it was accepted.
     pub(super) next: Option<OwnedFd>,
     /// The connection and what was said on it, if there is a client.
-    pub(super) session: Option<(OwnedFd, SessionState)>,
+    pub(super) session: Option<(OwnedFd, SavedSession)>,
     /// Whether its node is claimed.
     pub(super) held: bool,
 }
@@ -75,21 +75,21 @@ pub(super) fn send(
         wire.send(&Message::NextClient, &[next.as_fd()], until)?;
     }
     let Some((connection, state)) = session else { return Ok(()) };
-    let SessionState { features, protocol, regions, inflight, channel, rings, log, is_logging: _ } =
+    let SavedSession { features, protocol, regions, inflight, channel, rings, log, is_logging: _ } =
         state;
     let session = Message::Session { features: features.0, protocol: *protocol };
     wire.send(&session, &[connection.as_fd()], until)?;
-    for RegionState { spec, file } in regions {
+    for SavedRegion { spec, file } in regions {
         let RegionSpec { guest, bytes, user_address, file_offset } = *spec;
         let region = Message::Region { guest: guest.0, bytes, user_address, file_offset };
         wire.send(&region, &[file.as_fd()], until)?;
     }
-    if let Some(InflightState { queues, queue_size, bytes, offset, file }) = inflight {
+    if let Some(SavedInflight { queues, queue_size, bytes, offset, file }) = inflight {
         let (queues, queue_size, bytes, offset) = (*queues, *queue_size, *bytes, *offset);
         let inflight = Message::Inflight { queues, queue_size, bytes, offset };
         wire.send(&inflight, &[file.as_fd()], until)?;
     }
-    if let Some(LogState { bytes, offset, file }) = log {
+    if let Some(SavedLog { bytes, offset, file }) = log {
         let (bytes, offset) = (*bytes, *offset);
         wire.send(&Message::Log { bytes, offset }, &[file.as_fd()], until)?;
     }
@@ -214,7 +214,7 @@ impl HandOverState {
                     self.exports.last_mut().filter(|handed_over| handed_over.session.is_none());
                 let handed_over = handed_over.ok_or_else(|| message.unexpected())?;
                 let features = Features(features);
-                let state = SessionState { features, protocol, ..SessionState::default() };
+                let state = SavedSession { features, protocol, ..SavedSession::default() };
                 handed_over.session = Some((fds.next()?, state));
             }
             Message::File { export, place, locks } if self.files.len() < FILES_MAX => {
@@ -251,7 +251,7 @@ impl HandOverState {
 /// Adds what a packet says to a session.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
 fn add(
-    state: &mut SessionState,
+    state: &mut SavedSession,
     message: Message,
     fds: &mut PacketDescriptors,
 ) -> Result<(), WireError> {
@@ -261,14 +261,14 @@ fn add(
         {
             let guest = GuestAddress(guest);
             let spec = RegionSpec { guest, bytes, user_address, file_offset };
-            state.regions.push(RegionState { spec, file: fds.next()? });
+            state.regions.push(SavedRegion { spec, file: fds.next()? });
         }
         Message::Inflight { queues, queue_size, bytes, offset } if state.inflight.is_none() => {
             let file = fds.next()?;
-            state.inflight = Some(InflightState { queues, queue_size, bytes, offset, file });
+            state.inflight = Some(SavedInflight { queues, queue_size, bytes, offset, file });
         }
         Message::Log { bytes, offset } if state.log.is_none() => {
-            state.log = Some(LogState { bytes, offset, file: fds.next()? });
+            state.log = Some(SavedLog { bytes, offset, file: fds.next()? });
         }
         Message::Channel if state.channel.is_none() => state.channel = Some(fds.next()?),
         Message::Ring { size, addresses, base, enabled, kick, call, error }

@@ -1,14 +1,13 @@
 //! The new process: finds the old one, lets it hand over, and goes on.
 //!
-//! Invariants: everything that can fail is done while the old process can still go on: sessions and memory are
-//! built, images loaded and claimed, without a change on any of them, before it hears that this process is ready.
-//! Only then, and only when it says so, this process owns the images and serves. Sockets that
-//! nobody serves are made first, unless they use what is being served: that comes last, with the locks that changed
-//! hands; then one old process is replaced, or told to end if it cannot hand over, and front ends connect again. Here only clients that were handed over are served; all
-//! others wait to be accepted until the process is behind its fences. What fails after the old process
-//! has ended its service is said, and no reason to leave those that can be served.
-//! Limits: [`TRIES`], [`FIRST_ANSWER_LIMIT`], [`COMMIT_LIMIT`], [`END_LIMIT`]. Threads: the first one. A signal ends
-//! each wait.
+//! Invariants: everything that can fail is done while the old process can still go on: sessions and memory are built,
+//! images loaded and claimed, without a change on any of them, before it hears that this process is ready. Only then,
+//! and only when it says so, this process owns the images and serves. Sockets that nobody serves are made first, unless
+//! they use what is being served: that comes last, with the locks that changed hands; then one old process is replaced,
+//! or told to end if it cannot hand over, and front ends connect again. Here only clients that were handed over are
+//! served; all others wait to be accepted until the process is behind its fences. What fails after the old process has
+//! ended its service is said, and no reason to leave those that can be served. Limits: [`TRIES`],
+//! [`FIRST_ANSWER_LIMIT`], [`COMMIT_LIMIT`], [`END_LIMIT`]. Threads: the first one. A signal ends each wait.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;

@@ -305,8 +305,8 @@ impl TakeoverConnection {
         Ok(())
     }
 
-    /// What the other process says next, if it does by then. What comes with descriptors is not due: none is received, since
-    /// whoever has one has to close it, and waits for the file system then.
+    /// What the other process says next, if it does by then. What comes with descriptors is not due: none is received,
+    /// since whoever has one has to close it, and waits for the file system then.
     pub(super) fn receive(&self, until: Deadline) -> Result<Message, WireError> {
         self.receive_into(&mut RecvAncillaryBuffer::default(), until)
     }

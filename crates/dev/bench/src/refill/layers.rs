@@ -8,7 +8,7 @@ use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::FileTable;
 use layers::{
-    Chunk, DelayNode, DelayOrder, DelaySettings, Distribution, LimitKind, StripeDiscards,
+    ChunkSize, DelayNode, DelayOrder, DelaySettings, Distribution, LimitKind, StripeDiscards,
     StripeNode, ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings,
 };
 
@@ -51,7 +51,7 @@ fn stripe() -> Result<Arc<dyn Node>> {
         Child::new(Arc::new(NullNode::new(name, size, access, ReadContent::Untouched)))
     };
     let children = vec![null("null0"), null("null1")];
-    let chunk = Chunk::new(ByteCount(64 << 10)).context("a chunk of md")?;
+    let chunk = ChunkSize::new(ByteCount(64 << 10)).context("a chunk of md")?;
     let node = StripeNode::new("disk", children, chunk, access, StripeDiscards::Passed)?;
     Ok(Arc::new(node))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use block::{Access, Node, SECTOR_BYTES};
-use disk::{DiscardPolicy, RawNode, Window};
+use disk::{DiscardPolicy, RawNode, RawWindow};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::rng::Rng;
 
@@ -29,20 +29,20 @@ impl Subject for Raw {
 }
 
 /// The whole child, or at least half of it.
-fn window(rng: &mut Rng, size: u64) -> Window {
+fn window(rng: &mut Rng, size: u64) -> RawWindow {
     let sectors = size / 2 / SECTOR_BYTES;
     if sectors == 0 || rng.one_in(3) {
-        return Window::WHOLE;
+        return RawWindow::WHOLE;
     }
     let offset = rng.below(sectors) * SECTOR_BYTES;
     let rest = (size - offset) / SECTOR_BYTES;
     let size = rng.one_in(2).then(|| (rest - rng.below(rest - sectors + 1)) * SECTOR_BYTES);
-    Window { offset, size }
+    RawWindow { offset, size }
 }
 
 #[derive(Debug)]
 struct ChosenRaw {
-    window: Window,
+    window: RawWindow,
     size: u64,
     discard: DiscardPolicy,
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use block::{Access, ByteCount, Node};
-use layers::{Chunk, StripeDiscards, StripeNode};
+use layers::{ChunkSize, StripeDiscards, StripeNode};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::rng::Rng;
 
@@ -21,11 +21,11 @@ impl Subject for Stripe {
     }
 
     fn choose(&self, rng: &mut Rng, below: &Shape) -> Option<Arc<dyn Chosen>> {
-        let units = (below.size.min(Chunk::BYTES_MAX)) / Chunk::BYTES_MIN;
+        let units = (below.size.min(ChunkSize::BYTES_MAX)) / ChunkSize::BYTES_MIN;
         let bits = units.checked_ilog2()?;
         // Most of them small, and not only powers of two.
         let ceiling = (1 << rng.below(u64::from(bits) + 1)).min(units);
-        let chunk = (1 + rng.below(ceiling)) * Chunk::BYTES_MIN;
+        let chunk = (1 + rng.below(ceiling)) * ChunkSize::BYTES_MIN;
         let discards = if rng.one_in(3) { StripeDiscards::Ignored } else { StripeDiscards::Passed };
         let members = u64::try_from(below.children).ok()?;
         // As md has it: whole chunks, and of their sectors what is left of chunks that were a power of two.
@@ -63,7 +63,7 @@ impl Chosen for ChosenStripe {
     }
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
-        let chunk = Chunk::new(ByteCount(self.chunk)).context("a chunk of that size")?;
+        let chunk = ChunkSize::new(ByteCount(self.chunk)).context("a chunk of that size")?;
         let (access, discards) = (Access::ReadWrite, self.discards);
         let children = parts.children.to_vec();
         Ok(Arc::new(StripeNode::new(parts.name, children, chunk, access, discards)?))

@@ -3,7 +3,7 @@
 use virtio::{CacheMode, WRITEBACK_OFFSET};
 
 use super::{PROTOCOL_FEATURES, Session};
-use crate::{Device, Refusal};
+use crate::{Device, MessageRefusal};
 
 /// Where Cloud Hypervisor puts the configuration space: the device's registers in its own address
 /// space come first. qemu-storage-daemon answers it from the start as well.
@@ -14,7 +14,7 @@ impl<D: Device> Session<D> {
     /// end (GET_CONFIG). Front ends of different age ask for more than there is.
     pub fn config(&mut self, offset: u32, count: u32) -> Vec<u8> {
         let config = self.device.config(self.features.without(PROTOCOL_FEATURES));
-        self.note_told_size();
+        self.record_announced_size();
         let start = match offset as usize {
             CLOUD_HYPERVISOR_OFFSET => 0,
             offset => offset.min(config.len()),
@@ -32,17 +32,17 @@ impl<D: Device> Session<D> {
     /// has not chosen CONFIG_WCE does not matter: the front end may not have told us yet.
     /// An in-flight region knows of write-through before this returns, of write-back when the
     /// message was answered ([`Self::answered`]).
-    pub fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    pub fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), MessageRefusal> {
         let mode = match (offset as usize, bytes) {
             (WRITEBACK_OFFSET, &[byte]) => CacheMode::from_byte(byte),
-            _ => return Err(Refusal::ConfigReadOnly { offset, bytes: bytes.len() }),
+            _ => return Err(MessageRefusal::ConfigReadOnly { offset, bytes: bytes.len() }),
         };
         if mode == self.device.cache_mode() {
             return Ok(());
         }
-        self.note_before(mode);
+        self.record_before_switch(mode);
         self.pause_all()?;
         self.device.set_cache_mode(mode)?;
-        self.settle_all()
+        self.start_all_ready()
     }
 }

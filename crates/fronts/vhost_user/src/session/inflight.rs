@@ -12,26 +12,28 @@ use std::sync::Arc;
 
 use block::DiskSize;
 use tracing::debug;
-use virtio::{CacheMode, InflightQueue, InflightRegion, InflightShape, RingSetup, SessionNote};
+use virtio::{
+    CacheMode, InflightGeometry, InflightQueue, InflightRegion, RingSetup, SessionRecord,
+};
 
 use super::Session;
-use crate::{Device, QueueIndex, Refusal};
+use crate::{Device, MessageRefusal, QueueIndex};
 
-/// A region in which this session tracks.
+/// The in-flight region of a session, and the cache mode that is recorded there.
 #[derive(Debug)]
-pub(super) struct Tracking {
+pub(super) struct InflightTracking {
     region: Arc<InflightRegion>,
     /// Where the cache mode is noted; a region that another back end has made has no room for it.
-    note: Option<SessionNote>,
+    note: Option<SessionRecord>,
     /// What the note says.
     noted: CacheMode,
 }
 
-impl Tracking {
+impl InflightTracking {
     /// Tracks where somebody else has tracked; what is noted there is what was noted last.
     fn inherited(region: InflightRegion, device_mode: CacheMode) -> Self {
         let region = Arc::new(region);
-        let (note, noted) = match SessionNote::open(&region) {
+        let (note, noted) = match SessionRecord::open(&region) {
             Some((note, noted)) => (Some(note), noted),
             None => (None, device_mode),
         };
@@ -43,13 +45,13 @@ impl Tracking {
     }
 
     /// The size that another back end has told.
-    fn told_size(&self) -> Option<DiskSize> {
-        self.note.as_ref().and_then(SessionNote::told_size)
+    fn announced_size(&self) -> Option<DiskSize> {
+        self.note.as_ref().and_then(SessionRecord::announced_size)
     }
 
-    fn note_told_size(&mut self, size: DiskSize) {
+    fn record_announced_size(&mut self, size: DiskSize) {
         if let Some(note) = &mut self.note {
-            note.store_told_size(size);
+            note.store_announced_size(size);
         }
     }
 
@@ -70,13 +72,13 @@ impl<D: Device> Session<D> {
         &mut self,
         queues: u16,
         queue_size: u16,
-    ) -> Result<(u64, OwnedFd), Refusal> {
-        let shape = InflightShape::check(queues, queue_size)?;
+    ) -> Result<(u64, OwnedFd), MessageRefusal> {
+        let shape = InflightGeometry::check(queues, queue_size)?;
         let (region, fd) = InflightRegion::create(shape, self.device.memory_rules())?;
         let region = Arc::new(region);
         let noted = self.device.cache_mode();
-        let note = Some(SessionNote::begin(&region, noted));
-        self.track_in(Tracking { region, note, noted })?;
+        let note = Some(SessionRecord::begin(&region, noted));
+        self.track_in(InflightTracking { region, note, noted })?;
         Ok((shape.region_bytes(), fd))
     }
 
@@ -90,10 +92,10 @@ impl<D: Device> Session<D> {
         queue_size: u16,
         bytes: u64,
         offset: u64,
-    ) -> Result<(), Refusal> {
-        let shape = InflightShape::check(queues, queue_size)?;
+    ) -> Result<(), MessageRefusal> {
+        let shape = InflightGeometry::check(queues, queue_size)?;
         let region = InflightRegion::map(fd, shape, bytes, offset, self.device.memory_rules())?;
-        self.track_in(Tracking::inherited(region, self.device.cache_mode()))
+        self.track_in(InflightTracking::inherited(region, self.device.cache_mode()))
     }
 
     /// The same while no ring is served, and none will be before [`Session::go_on`].
@@ -104,25 +106,25 @@ impl<D: Device> Session<D> {
         queue_size: u16,
         bytes: u64,
         offset: u64,
-    ) -> Result<(), Refusal> {
-        let shape = InflightShape::check(queues, queue_size)?;
+    ) -> Result<(), MessageRefusal> {
+        let shape = InflightGeometry::check(queues, queue_size)?;
         let region = InflightRegion::map(fd, shape, bytes, offset, self.device.memory_rules())?;
-        self.track(Tracking::inherited(region, self.device.cache_mode()))
+        self.track(InflightTracking::inherited(region, self.device.cache_mode()))
     }
 
-    fn track_in(&mut self, tracking: Tracking) -> Result<(), Refusal> {
+    fn track_in(&mut self, tracking: InflightTracking) -> Result<(), MessageRefusal> {
         self.pause_all()?;
         self.track(tracking)?;
-        self.settle_all()
+        self.start_all_ready()
     }
 
-    fn track(&mut self, mut tracking: Tracking) -> Result<(), Refusal> {
+    fn track(&mut self, mut tracking: InflightTracking) -> Result<(), MessageRefusal> {
         // Never weaker than either: the driver may rely on what is noted, the operator on what is so.
         let mode = self.device.cache_mode().or_stronger(tracking.noted);
         tracking.note(mode);
-        match (self.device.told_size(), tracking.told_size()) {
-            (Some(size), _) => tracking.note_told_size(size),
-            (None, Some(size)) => self.device.was_told_size(size),
+        match (self.device.announced_size(), tracking.announced_size()) {
+            (Some(size), _) => tracking.record_announced_size(size),
+            (None, Some(size)) => self.device.set_announced_size(size),
             (None, None) => {}
         }
         self.inflight = Some(tracking);
@@ -134,14 +136,14 @@ impl<D: Device> Session<D> {
     }
 
     /// Notes the size that the front end is told just now.
-    pub(super) fn note_told_size(&mut self) {
-        if let (Some(tracking), Some(size)) = (&mut self.inflight, self.device.told_size()) {
-            tracking.note_told_size(size);
+    pub(super) fn record_announced_size(&mut self) {
+        if let (Some(tracking), Some(size)) = (&mut self.inflight, self.device.announced_size()) {
+            tracking.record_announced_size(size);
         }
     }
 
     /// Notes the mode before it is switched to and answered, if it is the stronger one.
-    pub(super) fn note_before(&mut self, mode: CacheMode) {
+    pub(super) fn record_before_switch(&mut self, mode: CacheMode) {
         let stronger = mode.or_stronger(self.device.cache_mode());
         if let Some(tracking) = &mut self.inflight {
             tracking.note(stronger);
@@ -161,12 +163,12 @@ impl<D: Device> Session<D> {
         &self,
         queue: QueueIndex,
         setup: &RingSetup,
-    ) -> Result<Option<InflightQueue>, Refusal> {
-        let Some(Tracking { region, .. }) = &self.inflight else { return Ok(None) };
+    ) -> Result<Option<InflightQueue>, MessageRefusal> {
+        let Some(InflightTracking { region, .. }) = &self.inflight else { return Ok(None) };
         let inflight = InflightQueue { region: Arc::clone(region), queue: queue.0 };
         inflight
             .check(setup.layout, setup.size)
-            .map_err(|source| Refusal::InflightQueue { queue, source })?;
+            .map_err(|source| MessageRefusal::InflightQueue { queue, source })?;
         Ok(Some(inflight))
     }
 }

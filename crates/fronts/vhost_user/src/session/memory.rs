@@ -10,11 +10,14 @@ use std::sync::Arc;
 use virtio::{GuestMemory, REGIONS_MAX, Region, RegionSpec};
 
 use super::Session;
-use crate::{Device, Refusal};
+use crate::{Device, MessageRefusal};
 
 impl<D: Device> Session<D> {
     /// Replaces all memory (SET_MEM_TABLE).
-    pub fn set_memory(&mut self, regions: Vec<(OwnedFd, RegionSpec)>) -> Result<(), Refusal> {
+    pub fn set_memory(
+        &mut self,
+        regions: Vec<(OwnedFd, RegionSpec)>,
+    ) -> Result<(), MessageRefusal> {
         self.pause_all()?;
         // Given back before the new one is mapped: what a session may map need not be twice its memory.
         self.memory = Arc::default();
@@ -24,17 +27,17 @@ impl<D: Device> Session<D> {
             .map(|(fd, spec)| Region::map(fd, spec, rules).map(Arc::new))
             .collect::<Result<_, _>>()?;
         self.share(GuestMemory::new(regions)?);
-        self.settle_all()
+        self.start_all_ready()
     }
 
     /// Adds a region (ADD_MEM_REG).
-    pub fn add_region(&mut self, fd: OwnedFd, spec: RegionSpec) -> Result<(), Refusal> {
+    pub fn add_region(&mut self, fd: OwnedFd, spec: RegionSpec) -> Result<(), MessageRefusal> {
         let memory = self.memory.with(Region::map(fd, spec, self.device.memory_rules())?)?;
         self.replace(memory)
     }
 
     /// Takes a region away; it is unmapped when this returns (REM_MEM_REG).
-    pub fn remove_region(&mut self, spec: &RegionSpec) -> Result<(), Refusal> {
+    pub fn remove_region(&mut self, spec: &RegionSpec) -> Result<(), MessageRefusal> {
         let memory = self.memory.without(spec)?;
         self.replace(memory)
     }
@@ -44,10 +47,10 @@ impl<D: Device> Session<D> {
         REGIONS_MAX as u64
     }
 
-    fn replace(&mut self, memory: GuestMemory) -> Result<(), Refusal> {
+    fn replace(&mut self, memory: GuestMemory) -> Result<(), MessageRefusal> {
         self.pause_all()?;
         self.share(memory);
-        self.settle_all()
+        self.start_all_ready()
     }
 
     pub(super) fn share(&mut self, memory: GuestMemory) {

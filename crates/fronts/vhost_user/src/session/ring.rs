@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use virtio::{Features, GuestAddress, RingAddresses, RingBase, RingLayout, RingSetup};
 
 use super::PROTOCOL_FEATURES;
-use super::descriptor::{Descriptor, duplicate};
-use crate::{QueueIndex, Refusal};
+use super::vring_fd::{VringFdKind, duplicate};
+use crate::{MessageRefusal, QueueIndex};
 
-/// A ring of a session.
+/// What the front end has said of one ring (SET_VRING_*).
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct SessionRing {
     pub(super) size: Option<u16>,
     pub(super) addresses: Option<RingAddresses>,
     /// Where its used ring is marked in the dirty log, if that is wanted (VHOST_VRING_F_LOG).
@@ -23,7 +23,7 @@ pub(super) struct Ring {
     pub(super) state: RingState,
 }
 
-/// Who knows where a ring stands.
+/// Whether a ring is stopped, and at which base, or served by the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RingState {
     /// The session.
@@ -35,7 +35,7 @@ pub(super) enum RingState {
     Served,
 }
 
-impl Default for Ring {
+impl Default for SessionRing {
     fn default() -> Self {
         Self {
             size: None,
@@ -50,7 +50,7 @@ impl Default for Ring {
     }
 }
 
-impl Ring {
+impl SessionRing {
     /// Where the ring lies and goes on, if it is started, enabled and fully described, and not
     /// being served already.
     pub(super) fn ready(&self, features: Features) -> Option<RingSetup> {
@@ -85,11 +85,14 @@ impl Ring {
 
     /// Copies of the kick, call and error descriptors for the device; the session keeps its own
     /// for the next start.
-    pub(super) fn descriptors(&self, queue: QueueIndex) -> Result<[Option<OwnedFd>; 3], Refusal> {
+    pub(super) fn descriptors(
+        &self,
+        queue: QueueIndex,
+    ) -> Result<[Option<OwnedFd>; 3], MessageRefusal> {
         Ok([
-            duplicate(queue, Descriptor::Kick, self.kick.as_ref())?,
-            duplicate(queue, Descriptor::Call, self.call.as_ref())?,
-            duplicate(queue, Descriptor::Error, self.error.as_ref())?,
+            duplicate(queue, VringFdKind::Kick, self.kick.as_ref())?,
+            duplicate(queue, VringFdKind::Call, self.call.as_ref())?,
+            duplicate(queue, VringFdKind::Error, self.error.as_ref())?,
         ])
     }
 }

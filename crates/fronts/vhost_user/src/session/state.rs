@@ -1,7 +1,7 @@
 //! A session as it is handed over to another process, which goes on with it on the same connection.
 //!
-//! Where it stands: [`Server::run`](crate::Server::run) gives it to whoever asks for a pause;
-//! [`Server::restore`](crate::Server::restore) makes a session of it again.
+//! Where it stands: [`SessionServer::run`](crate::SessionServer::run) gives it to whoever asks for a pause;
+//! [`SessionServer::restore`](crate::SessionServer::restore) makes a session of it again.
 //!
 //! Invariants: no ring is served when a state is made, nor when one has been restored. It holds
 //! what a front end would say to a new back end, and where each ring stands: nothing is in flight.
@@ -15,33 +15,34 @@ use virtio::{Features, GuestMemory, Region, RegionSpec, RingAddresses, RingBase}
 
 use super::log::LOG_ALL;
 use super::ring::RingState as Standing;
-use super::{Ring, Session};
-use crate::{Device, QueueIndex, Refusal};
+use super::{Session, SessionRing};
+use crate::{Device, MessageRefusal, QueueIndex};
 
-/// Everything that a front end has said, and how far its rings were served.
+/// A session as it is handed over in a takeover: what its front end has said, and how far its rings were served.
 #[derive(Debug, Default)]
-pub struct SessionState {
+pub struct SavedSession {
     /// What the driver chose, with the transport's bit (SET_FEATURES).
     pub features: Features,
     /// What the front end chose (SET_PROTOCOL_FEATURES).
     pub protocol: u64,
     /// The guest's memory.
-    pub regions: Vec<RegionState>,
+    pub regions: Vec<SavedRegion>,
     /// Where requests in flight are tracked.
-    pub inflight: Option<InflightState>,
+    pub inflight: Option<SavedInflight>,
     /// The back end's own channel, if the front end has given one (SET_BACKEND_REQ_FD).
     pub channel: Option<OwnedFd>,
     /// The rings, from queue 0 on.
-    pub rings: Vec<RingState>,
+    pub rings: Vec<SavedRing>,
     /// The dirty log, if the front end has given one.
-    pub log: Option<LogState>,
+    pub log: Option<SavedLog>,
     /// Whether pages are marked in it: that is not handed over.
     pub is_logging: bool,
 }
 
-/// A dirty log, as SET_LOG_BASE describes it. A front end that has cancelled a migration does not take it back.
+/// A dirty log as it is handed over: file, offset and size (SET_LOG_BASE). A front end that has cancelled a migration
+/// does not take it back.
 #[derive(Debug)]
-pub struct LogState {
+pub struct SavedLog {
     /// Its size.
     pub bytes: u64,
     /// Where it starts in its file, in bytes.
@@ -50,18 +51,18 @@ pub struct LogState {
     pub file: OwnedFd,
 }
 
-/// A region of the guest's memory.
+/// A region of guest memory as it is handed over, with its file.
 #[derive(Debug)]
-pub struct RegionState {
+pub struct SavedRegion {
     /// What the front end said of it.
     pub spec: RegionSpec,
     /// Its file.
     pub file: OwnedFd,
 }
 
-/// The region in which requests in flight are tracked, as SET_INFLIGHT_FD describes it.
+/// An in-flight region as it is handed over (SET_INFLIGHT_FD).
 #[derive(Debug)]
-pub struct InflightState {
+pub struct SavedInflight {
     /// How many queues it tracks.
     pub queues: u16,
     /// How many descriptors each of them has at most.
@@ -74,9 +75,9 @@ pub struct InflightState {
     pub file: OwnedFd,
 }
 
-/// A ring.
+/// A ring as it is handed over: size, addresses, base, descriptors.
 #[derive(Debug, Default)]
-pub struct RingState {
+pub struct SavedRing {
     /// How many descriptors it has, if that was said.
     pub size: Option<u16>,
     /// Where it lies in the front end's address space, if that was said.
@@ -96,7 +97,7 @@ pub struct RingState {
 impl<D: Device> Session<D> {
     /// Stops all rings and says how everything stands. [`Session::go_on`] serves them again. The device keeps what
     /// it holds for them.
-    pub fn pause(&mut self) -> Result<SessionState, Refusal> {
+    pub fn pause(&mut self) -> Result<SavedSession, MessageRefusal> {
         self.pause_all()?;
         // Whatever a session learns to hold must be handed over too: no `..` here.
         let Self {
@@ -109,23 +110,23 @@ impl<D: Device> Session<D> {
             log,
             protocol,
             channel,
-            arriving: _,
+            incoming_channel: _,
             rings,
         } = self;
-        let is_logged = |ring: &Ring| ring.logged_at.is_some();
+        let is_logged = |ring: &SessionRing| ring.logged_at.is_some();
         let is_logging = features.contains(LOG_ALL) || rings.iter().any(is_logged);
-        let log = log.as_ref().map(|log| -> Result<_, Refusal> {
+        let log = log.as_ref().map(|log| -> Result<_, MessageRefusal> {
             let (bytes, offset) = (log.bytes(), log.file_offset());
-            Ok(LogState { bytes, offset, file: copy(log.file())? })
+            Ok(SavedLog { bytes, offset, file: copy(log.file())? })
         });
         let regions = memory
             .regions()
             .iter()
-            .map(|region| Ok(RegionState { spec: region.spec(), file: copy(region.file())? }))
-            .collect::<Result<_, Refusal>>()?;
-        let inflight = inflight.as_ref().map(|tracking| -> Result<_, Refusal> {
+            .map(|region| Ok(SavedRegion { spec: region.spec(), file: copy(region.file())? }))
+            .collect::<Result<_, MessageRefusal>>()?;
+        let inflight = inflight.as_ref().map(|tracking| -> Result<_, MessageRefusal> {
             let origin = tracking.region().origin();
-            Ok(InflightState {
+            Ok(SavedInflight {
                 queues: origin.queues,
                 queue_size: origin.queue_size,
                 bytes: origin.bytes,
@@ -134,7 +135,7 @@ impl<D: Device> Session<D> {
             })
         });
         let rings = (0..).zip(&*rings).map(|(queue, ring)| ring.save(QueueIndex(queue)));
-        Ok(SessionState {
+        Ok(SavedSession {
             features: *features,
             protocol: *protocol,
             regions,
@@ -147,14 +148,14 @@ impl<D: Device> Session<D> {
     }
 
     /// Serves every ring that is ready.
-    pub fn go_on(&mut self) -> Result<(), Refusal> {
-        self.settle_all()
+    pub fn go_on(&mut self) -> Result<(), MessageRefusal> {
+        self.start_all_ready()
     }
 
     /// Takes over what another process has heard, into a session that has chosen the same features.
     /// No ring is served before [`Session::go_on`].
-    pub(crate) fn restore(&mut self, state: SessionState) -> Result<(), Refusal> {
-        let SessionState {
+    pub(crate) fn restore(&mut self, state: SavedSession) -> Result<(), MessageRefusal> {
+        let SavedSession {
             features: _,
             protocol: _,
             regions,
@@ -168,55 +169,55 @@ impl<D: Device> Session<D> {
             self.check(u32::try_from(last).unwrap_or(u32::MAX))?;
         }
         let rules = self.device.memory_rules();
-        let map = |it: RegionState| Region::map(it.file, it.spec, rules).map(Arc::new);
+        let map = |it: SavedRegion| Region::map(it.file, it.spec, rules).map(Arc::new);
         let regions = regions.into_iter().map(map).collect::<Result<_, _>>()?;
         let memory = GuestMemory::new(regions)?;
         self.share(memory);
-        if let Some(InflightState { queues, queue_size, bytes, offset, file }) = inflight {
+        if let Some(SavedInflight { queues, queue_size, bytes, offset, file }) = inflight {
             self.adopt_inflight(file, queues, queue_size, bytes, offset)?;
         }
         if let Some(channel) = channel {
             self.set_channel(channel);
         }
-        if let Some(LogState { bytes, offset, file }) = log {
+        if let Some(SavedLog { bytes, offset, file }) = log {
             self.set_log(file, bytes, offset)?;
         }
         // Whether they lie in guest memory is looked at when they are served: one that does not waits.
         self.rings = (0..)
             .zip(rings)
-            .map(|(queue, ring)| Ring::restore(QueueIndex(queue), ring))
+            .map(|(queue, ring)| SessionRing::restore(QueueIndex(queue), ring))
             .collect::<Result<_, _>>()?;
         Ok(())
     }
 }
 
-impl Ring {
-    fn save(&self, queue: QueueIndex) -> Result<RingState, Refusal> {
+impl SessionRing {
+    fn save(&self, queue: QueueIndex) -> Result<SavedRing, MessageRefusal> {
         let Standing::Stopped { base } = self.state else {
             unreachable!("all rings were stopped just now");
         };
         let [kick, call, error] = self.descriptors(queue)?;
         let Self { size, addresses, enabled, .. } = *self;
-        Ok(RingState { size, addresses, base, enabled, kick, call, error })
+        Ok(SavedRing { size, addresses, base, enabled, kick, call, error })
     }
 
-    fn restore(queue: QueueIndex, state: RingState) -> Result<Self, Refusal> {
-        use super::descriptor::{Descriptor, take};
+    fn restore(queue: QueueIndex, state: SavedRing) -> Result<Self, MessageRefusal> {
+        use super::vring_fd::{VringFdKind, take};
         let check = |fd: Option<OwnedFd>, what| fd.map(|fd| take(queue, what, fd)).transpose();
-        let RingState { size, addresses, base, enabled, kick, call, error } = state;
+        let SavedRing { size, addresses, base, enabled, kick, call, error } = state;
         Ok(Self {
             size,
             addresses,
             logged_at: None,
-            kick: check(kick, Descriptor::Kick)?,
-            call: check(call, Descriptor::Call)?,
-            error: check(error, Descriptor::Error)?,
+            kick: check(kick, VringFdKind::Kick)?,
+            call: check(call, VringFdKind::Call)?,
+            error: check(error, VringFdKind::Error)?,
             enabled,
             state: Standing::Stopped { base },
         })
     }
 }
 
-fn copy(fd: std::os::fd::BorrowedFd<'_>) -> Result<OwnedFd, Refusal> {
-    fd.try_clone_to_owned().map_err(|source| Refusal::Copy { source })
+fn copy(fd: std::os::fd::BorrowedFd<'_>) -> Result<OwnedFd, MessageRefusal> {
+    fd.try_clone_to_owned().map_err(|source| MessageRefusal::Copy { source })
 }

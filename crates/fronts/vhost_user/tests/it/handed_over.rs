@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vhost_user::{End, Interrupt, Server, SessionError, SessionState, Verdict};
+use vhost_user::{
+    PauseDecision, SavedSession, SessionControl, SessionEnd, SessionError, SessionServer,
+};
 
 use crate::front_end::{
     FrontEnd, GET_FEATURES, LOW, NEED_REPLY, SET_VRING_ENABLE, SET_VRING_KICK, event, state, words,
@@ -21,35 +23,35 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Who asks sessions to pause.
 struct Asker {
     bell: OwnedFd,
-    aside: OwnedFd,
-    verdict: Mutex<Receiver<Verdict>>,
-    states: Mutex<Sender<SessionState>>,
+    background: OwnedFd,
+    verdict: Mutex<Receiver<PauseDecision>>,
+    states: Mutex<Sender<SavedSession>>,
     looks: Mutex<Sender<()>>,
 }
 
 /// The test's side of it.
 struct Asks {
     asker: Arc<Asker>,
-    verdict: Sender<Verdict>,
-    states: Receiver<SessionState>,
+    verdict: Sender<PauseDecision>,
+    states: Receiver<SavedSession>,
     looks: Receiver<()>,
 }
 
-impl Interrupt for Asker {
+impl SessionControl for Asker {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.bell.as_fd())
     }
 
-    fn aside(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.aside.as_fd())
+    fn background(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.background.as_fd())
     }
 
-    fn look_aside(&self) {
-        rustix::io::read(&self.aside, &mut [0; 8]).expect("there is something");
+    fn run_background(&self) {
+        rustix::io::read(&self.background, &mut [0; 8]).expect("there is something");
         self.looks.lock().expect("it is alone").send(()).expect("the test waits");
     }
 
-    fn paused(&self, state: SessionState) -> Verdict {
+    fn paused(&self, state: SavedSession) -> PauseDecision {
         rustix::io::read(&self.bell, &mut [0; 8]).expect("it rings");
         self.states.lock().expect("it is alone").send(state).expect("the test waits");
         self.verdict.lock().expect("it is alone").recv().expect("the test answers")
@@ -63,7 +65,7 @@ impl Asks {
         let (look, looks) = channel();
         let asker = Arc::new(Asker {
             bell: event(),
-            aside: event(),
+            background: event(),
             verdict: Mutex::new(verdicts),
             states: Mutex::new(sender),
             looks: Mutex::new(look),
@@ -75,7 +77,7 @@ impl Asks {
     fn front_end(&self, mock: &Mock) -> FrontEnd {
         let asker = Arc::clone(&self.asker);
         let run = move |stream: UnixStream, device: Mock| {
-            Server::new(stream, device)?.run(&*asker).map(|_: End| ())
+            SessionServer::new(stream, device)?.run(&*asker).map(|_: SessionEnd| ())
         };
         let mut front_end = FrontEnd::served(mock, run).negotiate();
         front_end.set_memory(&[LOW]);
@@ -88,7 +90,7 @@ impl Asks {
 
     /// Lets the session pause, and it must at once.
     #[track_caller]
-    fn pause(&self, verdict: Verdict) -> SessionState {
+    fn pause(&self, verdict: PauseDecision) -> SavedSession {
         self.ring();
         let state = self.states.recv_timeout(LIMIT).expect("the session pauses");
         self.verdict.send(verdict).expect("it waits for that");
@@ -111,7 +113,8 @@ fn what_is_aside_is_looked_at_at_once_and_no_message_is_lost() {
     for cut in [0, 1, message.len() / 2, message.len() - 1] {
         front_end.bytes(&message[..cut]);
         for _ in 0..2 {
-            rustix::io::write(&asks.asker.aside, &1_u64.to_ne_bytes()).expect("it takes a number");
+            rustix::io::write(&asks.asker.background, &1_u64.to_ne_bytes())
+                .expect("it takes a number");
             asks.looks.recv_timeout(LIMIT).expect("it is looked at");
         }
         front_end.bytes(&message[cut..]);
@@ -129,10 +132,10 @@ fn part_of_a_message_delays_no_pause_and_is_not_lost() {
     let message = message();
     for cut in 1..message.len() {
         front_end.bytes(&message[..cut]);
-        asks.pause(Verdict::GoOn);
+        asks.pause(PauseDecision::Resume);
         let second = cut + (message.len() - cut) / 2;
         front_end.bytes(&message[cut..second]);
-        asks.pause(Verdict::GoOn);
+        asks.pause(PauseDecision::Resume);
         front_end.bytes(&message[second..]);
         assert_eq!(front_end.answer(), Some(words(&[0])), "cut after {cut} bytes");
     }
@@ -150,8 +153,8 @@ fn part_of_a_message_with_its_descriptor_delays_no_pause() {
         let kick = event();
         front_end.raw_with(&message, &[kick.as_fd()]);
         // The second one finds it waiting for the rest.
-        asks.pause(Verdict::GoOn);
-        asks.pause(Verdict::GoOn);
+        asks.pause(PauseDecision::Resume);
+        asks.pause(PauseDecision::Resume);
         front_end.bytes(&words(&[0]));
         assert_eq!(front_end.answer(), Some(words(&[0])), "round {round}");
         assert!(is_same(&mock.record().served[&0].kick, &kick), "round {round}");
@@ -182,8 +185,8 @@ fn answers_that_are_not_read_delay_no_pause() {
         }
     }
     front_end.stream.set_nonblocking(false).unwrap();
-    asks.pause(Verdict::GoOn);
-    asks.pause(Verdict::GoOn);
+    asks.pause(PauseDecision::Resume);
+    asks.pause(PauseDecision::Resume);
     for question in 0..sent {
         assert_eq!(front_end.answer().map(|it| it.len()), Some(8), "question {question} of {sent}");
     }
@@ -222,7 +225,7 @@ fn a_front_end_that_leaves_in_the_middle_of_a_message_is_heard() {
         let mut front_end = asks.front_end(&mock);
         front_end.bytes(&message()[..cut]);
         // The session waits for the rest by now, or finds both at once.
-        asks.pause(Verdict::GoOn);
+        asks.pause(PauseDecision::Resume);
         front_end.leave().unwrap_err();
     }
 }
@@ -242,7 +245,7 @@ fn a_start_that_was_put_off_is_made_good_after_the_pause() {
     let ring = &saved.rings[0];
     assert!(ring.enabled && ring.kick.is_some() && ring.base.is_some(), "{ring:?}");
     mock.record().postpones = false;
-    asks.verdict.send(Verdict::GoOn).unwrap();
+    asks.verdict.send(PauseDecision::Resume).unwrap();
     // Answered when the pause is over.
     front_end.ask(GET_FEATURES, &[]);
     assert_eq!(mock.asked(), [Asked::Start(0, 5)]);
@@ -251,19 +254,19 @@ fn a_start_that_was_put_off_is_made_good_after_the_pause() {
 }
 
 /// A session of two served queues, as it is handed over.
-fn two_queues() -> (SessionState, FrontEnd) {
+fn two_queues() -> (SavedSession, FrontEnd) {
     let (asks, mock) = (Asks::new(), Mock::default());
     let mut front_end = asks.front_end(&mock);
     front_end.start(0, 5);
     front_end.start(1, 6);
-    let state = asks.pause(Verdict::GivenAway);
+    let state = asks.pause(PauseDecision::HandedOver);
     (state, front_end)
 }
 
 /// Restores a session for a device. Its connection is not exchanged: nothing is said on it.
-fn restore(state: SessionState, device: &Mock) -> Result<Server<Mock>, SessionError> {
+fn restore(state: SavedSession, device: &Mock) -> Result<SessionServer<Mock>, SessionError> {
     let (stream, _other) = UnixStream::pair().expect("sockets are available");
-    Server::restore(&stream, device.clone(), state, |_, _, _| Ok(()))
+    SessionServer::restore(&stream, device.clone(), state, |_, _, _| Ok(()))
 }
 
 #[test]
@@ -275,7 +278,7 @@ fn a_restored_session_goes_on_where_its_queues_stood() {
     let mut told = 0;
     // Nobody is at the other end, so it ends at once.
     let end = server.resume(&*Asks::new().asker, || told += 1).unwrap();
-    assert_eq!((end, told), (End::Left, 1));
+    assert_eq!((end, told), (SessionEnd::Disconnected, 1));
     let stops = [Asked::Stop(0), Asked::Stop(1)];
     assert_eq!(mock.asked(), [&[Asked::Start(0, 15), Asked::Start(1, 16)][..], &stops].concat());
 }

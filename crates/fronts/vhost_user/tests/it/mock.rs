@@ -5,8 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
-use vhost_user::{BackendChannel, Closing, Device, DeviceError, QueueIndex, RingStart, Started};
-use virtio::{BlkConfig, CacheMode, Features, MemoryRules, RingBase, RingLayout, RingLog};
+use vhost_user::{
+    BackendChannel, CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
+};
+use virtio::{BlkConfig, CacheMode, Features, MemoryRules, RingBase, RingDirtyLog, RingLayout};
 
 /// What the session asked the device for, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,21 +108,21 @@ impl Device for Mock {
         &self.1
     }
 
-    fn look_at_descriptors(&mut self, _: BorrowedFd<'_>) -> Result<Closing, DeviceError> {
-        Ok(Closing::AsksNobody)
+    fn inspect_descriptors(&mut self, _: BorrowedFd<'_>) -> Result<CloseRisk, DeviceError> {
+        Ok(CloseRisk::None)
     }
 
     fn set_channel(&mut self, channel: Arc<BackendChannel>) {
         self.record().channel = Some(channel);
     }
 
-    fn told_size(&self) -> Option<DiskSize> {
+    fn announced_size(&self) -> Option<DiskSize> {
         None
     }
 
-    fn was_told_size(&mut self, _: DiskSize) {}
+    fn set_announced_size(&mut self, _: DiskSize) {}
 
-    fn lacks_memory(&mut self, queue: QueueIndex) {
+    fn no_memory_shared(&mut self, queue: QueueIndex) {
         self.record().lacking.push(queue.0);
     }
 
@@ -141,19 +143,19 @@ impl Device for Mock {
         Ok(())
     }
 
-    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<Started, DeviceError> {
+    fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<StartResult, DeviceError> {
         let mut record = self.record();
         let at = start.setup.base.0;
         record.asked.push(Asked::Start(queue.0, at));
         if record.postpones {
-            return Ok(Started::Postponed);
+            return Ok(StartResult::Postponed);
         }
         if record.unfit == Some(queue.0) {
             let source = Box::from("no thread takes it");
             return Err(DeviceError::Start { queue, source });
         }
         assert!(record.served.insert(queue.0, start).is_none(), "queue {queue} was started twice");
-        Ok(Started::Served)
+        Ok(StartResult::Served)
     }
 
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {
@@ -171,7 +173,7 @@ impl Device for Mock {
         }))
     }
 
-    fn rest(&mut self) -> Result<(), DeviceError> {
+    fn rings_stopped(&mut self) -> Result<(), DeviceError> {
         let mut record = self.record();
         // One that could not be stopped counts as stopped.
         let stuck = record.stuck;
@@ -187,7 +189,7 @@ impl Device for Mock {
         record.asked.push(Asked::Call(queue.0, call.is_some()));
     }
 
-    fn set_log(&mut self, queue: QueueIndex, log: Option<RingLog>) {
+    fn set_log(&mut self, queue: QueueIndex, log: Option<RingDirtyLog>) {
         let mut record = self.record();
         record.asked.push(Asked::Log(queue.0, log.is_some()));
         record.served.get_mut(&queue.0).expect("it is served").log = log;

@@ -2,7 +2,7 @@
 
 use crate::MemoryError;
 
-/// A region that cannot be had.
+/// An in-flight region could not be created or mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum InflightError {
     /// A description that no device has.
@@ -63,8 +63,8 @@ impl InflightError {
     }
 }
 
-/// A region that a ring cannot be tracked in, or that tells nothing sensible about it. It is part of
-/// what every pop may return, so it stays small.
+/// An in-flight region does not fit a ring, or its content is inconsistent. It is part of what every pop may return, so
+/// it stays small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InflightFault {
     /// A queue that the region was not made for.

@@ -10,11 +10,13 @@
 //! that everything can be taken back.
 //! Limits: as many entries as the region was made for, at least the ring size.
 
-use super::cells::Cells;
-use super::{ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, Past, VERSION, VERSION_FIELD};
+use super::fields::InflightFields;
+use super::{
+    ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, PriorUse, VERSION, VERSION_FIELD,
+};
 use crate::RingLayout;
+use crate::fault_point::{FaultPoint, reached};
 use crate::ring::DESCRIPTOR_BYTES;
-use crate::step::{Step, reached};
 
 pub(super) const HEADER_BYTES: usize = 32;
 pub(super) const ENTRY_BYTES: usize = 32;
@@ -42,9 +44,10 @@ pub(crate) struct UsedPosition {
     pub(crate) wrap: bool,
 }
 
+/// Tracks the chains in flight of a packed ring in the in-flight region.
 #[derive(Debug)]
 pub(crate) struct PackedTracker {
-    cells: Cells,
+    fields: InflightFields,
     counter: u64,
     /// The entry behind each entry: in the free list or in its chain. One that does not exist ends
     /// the free list.
@@ -53,34 +56,34 @@ pub(crate) struct PackedTracker {
     /// The first and the last entry of the chain of each buffer id in flight.
     chains: Box<[(u16, u16)]>,
     used: UsedPosition,
-    draft: Draft,
+    draft: ChainDraft,
     /// The buffer ids of the batch that is being staged.
     batch: Vec<u16>,
 }
 
-/// The chain that is being read.
+/// The copy of a chain's descriptors while they are read.
 #[derive(Debug, Clone, Copy)]
-struct Draft {
+struct ChainDraft {
     /// The entry for the next descriptor.
     next: u16,
     last: u16,
     descriptors: u16,
 }
 
-/// A chain that was in flight, as it was copied.
+/// The descriptors of a chain that was in flight, as they were copied to the region.
 #[derive(Debug)]
-pub(crate) struct Saved {
+pub(crate) struct SavedChain {
     pub(crate) id: u16,
     pub(crate) descriptors: Vec<[u8; DESCRIPTOR_BYTES]>,
 }
 
-/// What a ring goes on from.
+/// What a packed ring resumes from after a crash: its used position and the chains in flight.
 #[derive(Debug)]
-pub(crate) struct PackedPast {
+pub(crate) struct PackedRecovery {
     pub(crate) used: UsedPosition,
     /// The chains in flight, the oldest last. All ids differ and are less than the ring size; all
     /// descriptors together are no more than that.
-    pub(crate) chains: Vec<Saved>,
+    pub(crate) chains: Vec<SavedChain>,
 }
 
 fn entry(index: u16, field: usize) -> usize {
@@ -112,27 +115,27 @@ impl PackedTracker {
         size: u16,
         start: UsedPosition,
         is_available: impl Fn(UsedPosition) -> bool,
-    ) -> Result<(Self, Option<PackedPast>), InflightFault> {
+    ) -> Result<(Self, Option<PackedRecovery>), InflightFault> {
         let entries = queue.entries();
         let mut tracker = Self {
-            cells: queue.cells(RingLayout::Packed, size)?,
+            fields: queue.fields(RingLayout::Packed, size)?,
             counter: 0,
             next: (1..=entries).collect(),
             free_head: 0,
             chains: vec![(0, 0); usize::from(size)].into_boxed_slice(),
             used: start,
-            draft: Draft { next: 0, last: 0, descriptors: 0 },
+            draft: ChainDraft { next: 0, last: 0, descriptors: 0 },
             batch: Vec::with_capacity(size.into()),
         };
-        let past = match super::past(&tracker.cells, entries)? {
-            Past::None => {
+        let past = match super::past(&tracker.fields, entries)? {
+            PriorUse::None => {
                 tracker.begin(entries);
                 None
             }
-            Past::Used => {
+            PriorUse::Used => {
                 tracker.repair(size, is_available)?;
                 let chains = tracker.recover(size)?;
-                Some(PackedPast { used: tracker.used, chains })
+                Some(PackedRecovery { used: tracker.used, chains })
             }
         };
         if tracker.is_lost() { Err(InflightFault::Lost) } else { Ok((tracker, past)) }
@@ -142,16 +145,16 @@ impl PackedTracker {
     fn begin(&mut self, entries: u16) {
         for index in 0..entries {
             for field in [0, 8, 16, 24] {
-                self.cells.store_u64(entry(index, field), 0);
+                self.fields.store_u64(entry(index, field), 0);
             }
-            self.cells.store_u16(entry(index, NEXT), index + 1);
+            self.fields.store_u16(entry(index, NEXT), index + 1);
         }
-        self.cells.store_u64(FEATURES, 0);
-        self.cells.store_u16(ENTRIES_FIELD, entries);
-        self.cells.store_u16(FREE_HEAD, 0);
-        self.cells.store_u16(OLD_FREE_HEAD, 0);
-        self.cells.store_u64(USED_STATE, used_state(self.used, self.used));
-        self.cells.store_u16(VERSION_FIELD, VERSION);
+        self.fields.store_u64(FEATURES, 0);
+        self.fields.store_u16(ENTRIES_FIELD, entries);
+        self.fields.store_u16(FREE_HEAD, 0);
+        self.fields.store_u16(OLD_FREE_HEAD, 0);
+        self.fields.store_u64(USED_STATE, used_state(self.used, self.used));
+        self.fields.store_u16(VERSION_FIELD, VERSION);
     }
 
     /// Finishes a batch that the driver has seen; takes back one that it has not, and a pop that
@@ -161,28 +164,28 @@ impl PackedTracker {
         size: u16,
         is_available: impl Fn(UsedPosition) -> bool,
     ) -> Result<(), InflightFault> {
-        let [u0, u1, o0, o1, wrap, old_wrap, ..] = self.cells.load_u64(USED_STATE).to_ne_bytes();
+        let [u0, u1, o0, o1, wrap, old_wrap, ..] = self.fields.load_u64(USED_STATE).to_ne_bytes();
         let used = UsedPosition::check(u16::from_ne_bytes([u0, u1]), wrap, size)?;
         let old = UsedPosition::check(u16::from_ne_bytes([o0, o1]), old_wrap, size)?;
         if used == old || is_available(old) {
-            self.free_head = self.cells.load_u16(OLD_FREE_HEAD);
-            self.cells.store_u16(FREE_HEAD, self.free_head);
+            self.free_head = self.fields.load_u16(OLD_FREE_HEAD);
+            self.fields.store_u16(FREE_HEAD, self.free_head);
             self.used = old;
         } else {
-            self.free_head = self.cells.load_u16(FREE_HEAD);
-            self.cells.store_u16(OLD_FREE_HEAD, self.free_head);
+            self.free_head = self.fields.load_u16(FREE_HEAD);
+            self.fields.store_u16(OLD_FREE_HEAD, self.free_head);
             self.used = used;
         }
-        self.cells.store_u64(USED_STATE, used_state(self.used, self.used));
-        reached(Step::BatchRepaired);
+        self.fields.store_u64(USED_STATE, used_state(self.used, self.used));
+        reached(FaultPoint::BatchRepaired);
         Ok(())
     }
 
     /// Clears the marks of free entries and reads the chains of all others that are marked.
-    fn recover(&mut self, size: u16) -> Result<Vec<Saved>, InflightFault> {
+    fn recover(&mut self, size: u16) -> Result<Vec<SavedChain>, InflightFault> {
         let entries = self.next.len();
         let links: Vec<u16> =
-            (0..).take(entries).map(|at| self.cells.load_u16(entry(at, NEXT))).collect();
+            (0..).take(entries).map(|at| self.fields.load_u16(entry(at, NEXT))).collect();
         self.next = links.into_boxed_slice();
         let mut taken = vec![false; entries];
         let mut take = |at: u16| match taken.get_mut(usize::from(at)) {
@@ -197,24 +200,24 @@ impl PackedTracker {
         while usize::from(at) < entries {
             take(at)?;
             free += 1;
-            if self.cells.load_u8(entry(at, MARK)) != 0 {
-                self.cells.store_u8(entry(at, MARK), 0);
+            if self.fields.load_u8(entry(at, MARK)) != 0 {
+                self.fields.store_u8(entry(at, MARK), 0);
             }
             at = self.next[usize::from(at)];
         }
         let mut line = Vec::new();
         let mut marked = 0_u32;
         for head in (0..).take(entries) {
-            if self.cells.load_u8(entry(head, MARK)) == 0 {
+            if self.fields.load_u8(entry(head, MARK)) == 0 {
                 continue;
             }
-            let count = self.cells.load_u16(entry(head, COUNT));
+            let count = self.fields.load_u16(entry(head, COUNT));
             marked += u32::from(count);
             if count == 0 || marked > size.into() {
                 return Err(InflightFault::Room { marked, free, size });
             }
             let saved = self.read_chain(head, count, &mut take)?;
-            line.push((self.cells.load_u64(entry(head, COUNTER)), saved));
+            line.push((self.fields.load_u64(entry(head, COUNTER)), saved));
         }
         if marked + free < size.into() {
             return Err(InflightFault::Room { marked, free, size });
@@ -228,16 +231,16 @@ impl PackedTracker {
         head: u16,
         count: u16,
         take: &mut impl FnMut(u16) -> Result<(), InflightFault>,
-    ) -> Result<(u16, u16, Saved), InflightFault> {
-        let mut saved = Saved { id: 0, descriptors: Vec::with_capacity(count.into()) };
+    ) -> Result<(u16, u16, SavedChain), InflightFault> {
+        let mut saved = SavedChain { id: 0, descriptors: Vec::with_capacity(count.into()) };
         let (mut at, mut last) = (head, head);
         for _ in 0..count {
             take(at)?;
             let mut bytes = [0; DESCRIPTOR_BYTES];
             let (id, flags) =
-                (self.cells.load_u16(entry(at, ID)), self.cells.load_u16(entry(at, FLAGS)));
-            bytes[..8].copy_from_slice(&self.cells.load_u64(entry(at, ADDRESS)).to_le_bytes());
-            bytes[8..12].copy_from_slice(&self.cells.load_u32(entry(at, LENGTH)).to_le_bytes());
+                (self.fields.load_u16(entry(at, ID)), self.fields.load_u16(entry(at, FLAGS)));
+            bytes[..8].copy_from_slice(&self.fields.load_u64(entry(at, ADDRESS)).to_le_bytes());
+            bytes[8..12].copy_from_slice(&self.fields.load_u32(entry(at, LENGTH)).to_le_bytes());
             bytes[12..14].copy_from_slice(&id.to_le_bytes());
             bytes[14..].copy_from_slice(&flags.to_le_bytes());
             saved.descriptors.push(bytes);
@@ -251,9 +254,9 @@ impl PackedTracker {
     /// Gives the chains their buffer ids and puts the oldest last.
     fn in_order(
         &mut self,
-        mut line: Vec<(u64, (u16, u16, Saved))>,
+        mut line: Vec<(u64, (u16, u16, SavedChain))>,
         size: u16,
-    ) -> Result<Vec<Saved>, InflightFault> {
+    ) -> Result<Vec<SavedChain>, InflightFault> {
         line.sort_by_key(|(counter, _)| std::cmp::Reverse(*counter));
         self.counter = line.first().map_or(0, |(counter, _)| counter.wrapping_add(1));
         let mut known = vec![false; usize::from(size)];
@@ -272,7 +275,7 @@ impl PackedTracker {
 
     /// Begins to copy the descriptors of a chain.
     pub(crate) fn begin_chain(&mut self) {
-        self.draft = Draft { next: self.free_head, last: self.free_head, descriptors: 0 };
+        self.draft = ChainDraft { next: self.free_head, last: self.free_head, descriptors: 0 };
     }
 
     /// Copies the next descriptor of the chain, as it lies in the ring.
@@ -280,10 +283,10 @@ impl PackedTracker {
         let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, i0, i1, f0, f1] = bytes;
         let at = self.draft.next;
         let address = u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
-        self.cells.store_u64(entry(at, ADDRESS), address);
-        self.cells.store_u32(entry(at, LENGTH), u32::from_le_bytes([l0, l1, l2, l3]));
-        self.cells.store_u16(entry(at, FLAGS), u16::from_le_bytes([f0, f1]));
-        self.cells.store_u16(entry(at, ID), u16::from_le_bytes([i0, i1]));
+        self.fields.store_u64(entry(at, ADDRESS), address);
+        self.fields.store_u32(entry(at, LENGTH), u32::from_le_bytes([l0, l1, l2, l3]));
+        self.fields.store_u16(entry(at, FLAGS), u16::from_le_bytes([f0, f1]));
+        self.fields.store_u16(entry(at, ID), u16::from_le_bytes([i0, i1]));
         // There is one: the ring holds no more descriptors than the part has entries.
         self.draft.next = self.next[usize::from(at)];
         self.draft.last = at;
@@ -292,18 +295,18 @@ impl PackedTracker {
 
     /// Marks the chain that was copied.
     pub(crate) fn mark(&mut self, id: u16) {
-        let Draft { next, last, descriptors } = self.draft;
+        let ChainDraft { next, last, descriptors } = self.draft;
         let head = self.free_head;
-        self.cells.store_u16(entry(head, LAST), last);
-        self.cells.store_u16(entry(head, COUNT), descriptors);
-        self.cells.store_u64(entry(head, COUNTER), self.counter);
+        self.fields.store_u16(entry(head, LAST), last);
+        self.fields.store_u16(entry(head, COUNT), descriptors);
+        self.fields.store_u64(entry(head, COUNTER), self.counter);
         self.counter = self.counter.wrapping_add(1);
-        self.cells.store_u8(entry(head, MARK), 1);
+        self.fields.store_u8(entry(head, MARK), 1);
         self.chains[usize::from(id)] = (head, last);
         self.free_head = next;
-        self.cells.store_u16(FREE_HEAD, next);
-        reached(Step::Noted);
-        self.cells.store_u16(OLD_FREE_HEAD, next);
+        self.fields.store_u16(FREE_HEAD, next);
+        reached(FaultPoint::Noted);
+        self.fields.store_u16(OLD_FREE_HEAD, next);
     }
 
     /// Adds a chain to the batch.
@@ -315,12 +318,12 @@ impl PackedTracker {
     pub(crate) fn link(&mut self, used: UsedPosition) {
         for &id in &self.batch {
             let (head, last) = self.chains[usize::from(id)];
-            self.cells.store_u16(entry(last, NEXT), self.free_head);
+            self.fields.store_u16(entry(last, NEXT), self.free_head);
             self.next[usize::from(last)] = self.free_head;
             self.free_head = head;
         }
-        self.cells.store_u16(FREE_HEAD, self.free_head);
-        self.cells.store_u64(USED_STATE, used_state(used, self.used));
+        self.fields.store_u16(FREE_HEAD, self.free_head);
+        self.fields.store_u64(USED_STATE, used_state(used, self.used));
         self.used = used;
     }
 
@@ -328,17 +331,17 @@ impl PackedTracker {
     pub(crate) fn unmark(&mut self) {
         for id in self.batch.drain(..) {
             let (head, _) = self.chains[usize::from(id)];
-            self.cells.store_u8(entry(head, MARK), 0);
+            self.fields.store_u8(entry(head, MARK), 0);
         }
     }
 
     /// Notes that the batch is over.
     pub(crate) fn commit(&mut self) {
-        self.cells.store_u16(OLD_FREE_HEAD, self.free_head);
-        self.cells.store_u64(USED_STATE, used_state(self.used, self.used));
+        self.fields.store_u16(OLD_FREE_HEAD, self.free_head);
+        self.fields.store_u64(USED_STATE, used_state(self.used, self.used));
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.cells.is_lost()
+        self.fields.is_lost()
     }
 }

@@ -7,10 +7,12 @@
 //! are those in flight. If the ring's index is ahead, the driver has seen the last batch, whose
 //! heads hang on `last_batch_head`, as many as the index is ahead.
 
-use super::cells::Cells;
-use super::{ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, Past, VERSION, VERSION_FIELD};
+use super::fields::InflightFields;
+use super::{
+    ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, PriorUse, VERSION, VERSION_FIELD,
+};
 use crate::RingLayout;
-use crate::step::{Step, reached};
+use crate::fault_point::{FaultPoint, reached};
 
 pub(super) const HEADER_BYTES: usize = 16;
 pub(super) const ENTRY_BYTES: usize = 16;
@@ -23,9 +25,10 @@ const MARK: usize = 0;
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
 
+/// Tracks the chains in flight of a split ring in the in-flight region.
 #[derive(Debug)]
 pub(crate) struct SplitTracker {
-    cells: Cells,
+    fields: InflightFields,
     /// The place in line of the next chain.
     counter: u64,
     /// The head of the last batch that was linked.
@@ -34,9 +37,9 @@ pub(crate) struct SplitTracker {
     batch: Vec<u16>,
 }
 
-/// What a ring goes on from.
+/// What a split ring resumes from after a crash: the heads in flight.
 #[derive(Debug)]
-pub(crate) struct SplitPast {
+pub(crate) struct SplitRecovery {
     /// The heads in flight, the oldest last.
     pub(crate) heads: Vec<u16>,
 }
@@ -52,17 +55,17 @@ impl SplitTracker {
         queue: &InflightQueue,
         size: u16,
         used: u16,
-    ) -> Result<(Self, Option<SplitPast>), InflightFault> {
+    ) -> Result<(Self, Option<SplitRecovery>), InflightFault> {
         let entries = queue.entries();
-        let cells = queue.cells(RingLayout::Split, size)?;
+        let fields = queue.fields(RingLayout::Split, size)?;
         let batch = Vec::with_capacity(size.into());
-        let mut tracker = Self { cells, counter: 0, last_batch: 0, batch };
-        let past = match super::past(&tracker.cells, entries)? {
-            Past::None => {
+        let mut tracker = Self { fields, counter: 0, last_batch: 0, batch };
+        let past = match super::past(&tracker.fields, entries)? {
+            PriorUse::None => {
                 tracker.begin(entries, used);
                 None
             }
-            Past::Used => Some(tracker.recover(entries, size, used)?),
+            PriorUse::Used => Some(tracker.recover(entries, size, used)?),
         };
         if tracker.is_lost() { Err(InflightFault::Lost) } else { Ok((tracker, past)) }
     }
@@ -71,35 +74,40 @@ impl SplitTracker {
     fn begin(&mut self, entries: u16, used: u16) {
         for head in 0..entries {
             for field in [0, 8] {
-                self.cells.store_u64(entry(head, field), 0);
+                self.fields.store_u64(entry(head, field), 0);
             }
         }
-        self.cells.store_u64(FEATURES, 0);
-        self.cells.store_u16(ENTRIES_FIELD, entries);
-        self.cells.store_u16(LAST_BATCH_HEAD, 0);
-        self.cells.store_u16(USED_INDEX, used);
-        self.cells.store_u16(VERSION_FIELD, VERSION);
+        self.fields.store_u64(FEATURES, 0);
+        self.fields.store_u16(ENTRIES_FIELD, entries);
+        self.fields.store_u16(LAST_BATCH_HEAD, 0);
+        self.fields.store_u16(USED_INDEX, used);
+        self.fields.store_u16(VERSION_FIELD, VERSION);
     }
 
-    fn recover(&mut self, entries: u16, size: u16, used: u16) -> Result<SplitPast, InflightFault> {
+    fn recover(
+        &mut self,
+        entries: u16,
+        size: u16,
+        used: u16,
+    ) -> Result<SplitRecovery, InflightFault> {
         let mut marks: Vec<bool> =
-            (0..entries).map(|head| self.cells.load_u8(entry(head, MARK)) != 0).collect();
+            (0..entries).map(|head| self.fields.load_u8(entry(head, MARK)) != 0).collect();
         for head in self.last_batch(&marks, size, used)? {
             marks[usize::from(head)] = false;
-            self.cells.store_u8(entry(head, MARK), 0);
+            self.fields.store_u8(entry(head, MARK), 0);
         }
-        self.cells.store_u16(USED_INDEX, used);
-        reached(Step::BatchRepaired);
+        self.fields.store_u16(USED_INDEX, used);
+        reached(FaultPoint::BatchRepaired);
         let mut line = Vec::new();
         for (head, _) in (0..entries).zip(marks).filter(|(_, marked)| *marked) {
             if head >= size {
                 return Err(InflightFault::Head { head, size });
             }
-            line.push((self.cells.load_u64(entry(head, COUNTER)), head));
+            line.push((self.fields.load_u64(entry(head, COUNTER)), head));
         }
         line.sort_unstable_by(|one, other| other.cmp(one));
         self.counter = line.first().map_or(0, |(counter, _)| counter.wrapping_add(1));
-        Ok(SplitPast { heads: line.into_iter().map(|(_, head)| head).collect() })
+        Ok(SplitRecovery { heads: line.into_iter().map(|(_, head)| head).collect() })
     }
 
     /// The heads of the batch that the driver has seen although the region does not know it.
@@ -109,8 +117,8 @@ impl SplitTracker {
         size: u16,
         used: u16,
     ) -> Result<Vec<u16>, InflightFault> {
-        let noted = self.cells.load_u16(USED_INDEX);
-        self.last_batch = self.cells.load_u16(LAST_BATCH_HEAD);
+        let noted = self.fields.load_u16(USED_INDEX);
+        self.last_batch = self.fields.load_u16(LAST_BATCH_HEAD);
         // With nothing in flight there is nothing to repair, wherever the ring stands: the driver
         // may have started it anew.
         let ahead = if marks.contains(&true) { used.wrapping_sub(noted) } else { 0 };
@@ -124,17 +132,17 @@ impl SplitTracker {
                 return Err(InflightFault::List { entry: head });
             }
             batch.push(head);
-            head = self.cells.load_u16(entry(head, NEXT));
+            head = self.fields.load_u16(entry(head, NEXT));
         }
         Ok(batch)
     }
 
     /// Marks a chain that was popped.
     pub(crate) fn mark(&mut self, head: u16) {
-        self.cells.store_u64(entry(head, COUNTER), self.counter);
+        self.fields.store_u64(entry(head, COUNTER), self.counter);
         self.counter = self.counter.wrapping_add(1);
-        reached(Step::Noted);
-        self.cells.store_u8(entry(head, MARK), 1);
+        reached(FaultPoint::Noted);
+        self.fields.store_u8(entry(head, MARK), 1);
     }
 
     /// Adds a chain to the batch.
@@ -145,25 +153,25 @@ impl SplitTracker {
     /// Names the chains of the batch, before the driver sees it.
     pub(crate) fn link(&mut self) {
         for &head in &self.batch {
-            self.cells.store_u16(entry(head, NEXT), self.last_batch);
+            self.fields.store_u16(entry(head, NEXT), self.last_batch);
             self.last_batch = head;
         }
-        self.cells.store_u16(LAST_BATCH_HEAD, self.last_batch);
+        self.fields.store_u16(LAST_BATCH_HEAD, self.last_batch);
     }
 
     /// Clears the marks of the batch, which the driver sees.
     pub(crate) fn unmark(&mut self) {
         for head in self.batch.drain(..) {
-            self.cells.store_u8(entry(head, MARK), 0);
+            self.fields.store_u8(entry(head, MARK), 0);
         }
     }
 
     /// Notes the used index that the driver sees.
     pub(crate) fn commit(&mut self, used: u16) {
-        self.cells.store_u16(USED_INDEX, used);
+        self.fields.store_u16(USED_INDEX, used);
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.cells.is_lost()
+        self.fields.is_lost()
     }
 }

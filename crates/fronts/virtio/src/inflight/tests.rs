@@ -12,8 +12,8 @@ mod note;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::{InflightQueue, InflightRegion, InflightShape};
-use crate::step::watch;
+use super::{InflightGeometry, InflightQueue, InflightRegion};
+use crate::fault_point::watch;
 use crate::{Chain, Head, Ring, RingLayout};
 use driver::{Driver, Image};
 
@@ -57,7 +57,7 @@ impl World {
     fn new(layout: RingLayout) -> Self {
         let guest = Image::new(&[0; driver::GUEST_BYTES]);
         let driver = Driver::new(layout, &guest);
-        let bytes = InflightShape { queues: QUEUES, queue_size: ENTRIES }.bytes(layout);
+        let bytes = InflightGeometry { queues: QUEUES, queue_size: ENTRIES }.bytes(layout);
         let region = Image::new(&vec![0; usize::try_from(bytes).expect("small")]);
         Self { driver, guest, region }
     }
@@ -80,7 +80,7 @@ impl World {
     }
 
     fn queue(&self) -> InflightQueue {
-        let shape = InflightShape::check(QUEUES, ENTRIES).expect("a possible shape");
+        let shape = InflightGeometry::check(QUEUES, ENTRIES).expect("a possible shape");
         let bytes = self.region.bytes();
         let region =
             InflightRegion::map(self.region.fd(), shape, bytes, 0, &std::sync::Arc::default())

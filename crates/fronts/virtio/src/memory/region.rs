@@ -2,7 +2,7 @@
 //!
 //! Invariants: a region is mapped readable and writable from `map` to drop, its file was admitted before it was asked
 //! for anything (`rules`) and long enough for the region when that was mapped, and it is watched as long as it can be used.
-//! Not here: a front end that cuts its file afterwards; that raises SIGBUS (`guard`).
+//! Not here: a front end that cuts its file afterwards; that raises SIGBUS (`sigbus`).
 
 #![expect(unsafe_code, reason = "maps and unmaps guest memory")]
 
@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
-use super::rules::{Counted, MemoryFile, MemoryRules};
-use super::watch::Watch;
+use super::rules::{ByteReservation, MemoryFile, MemoryRules};
+use super::sigbus_table::SigbusWatch;
 use super::{GuestAddress, MemoryError};
 
 /// A region as the front end describes it.
@@ -49,7 +49,7 @@ impl RegionSpec {
     }
 }
 
-/// A mapped region; unmapped when dropped.
+/// A mapped region of guest memory; unmapped when dropped.
 #[derive(Debug)]
 pub struct Region {
     spec: RegionSpec,
@@ -58,8 +58,8 @@ pub struct Region {
     file: OwnedFd,
     // Dropped before the mapping, in this order: once unmapped, the addresses may become those of
     // another region.
-    watch: Watch,
-    mapping: Mapping,
+    watch: SigbusWatch,
+    mapping: Mmap,
 }
 
 impl Region {
@@ -78,11 +78,11 @@ impl Region {
         let failed =
             |errno: Errno| MemoryError::Map { guest, bytes: spec.bytes, source: errno.into() };
         let stat = fstat(&file).map_err(failed)?;
-        let place = Placement::check(&spec, &stat)?;
-        let mut watch = Watch::claim().ok_or(MemoryError::TooManyInProcess { guest })?;
+        let place = MmapRange::check(&spec, &stat)?;
+        let mut watch = SigbusWatch::claim().ok_or(MemoryError::TooManyInProcess { guest })?;
         let counted = file.count(guest, place.mapped as u64)?;
         let file = file.into_file();
-        let mapping = Mapping::new(&file, &place, counted).map_err(failed)?;
+        let mapping = Mmap::new(&file, &place, counted).map_err(failed)?;
         watch.cover(mapping.start.as_ptr().expose_provenance(), mapping.bytes, place.page);
         Ok(Self { spec, slack: place.slack, file, watch, mapping })
     }
@@ -110,23 +110,23 @@ impl Region {
     }
 }
 
-/// What `mmap` has mapped; unmapped when dropped.
+/// A memory mapping; unmapped when dropped.
 #[derive(Debug)]
-struct Mapping {
+struct Mmap {
     start: NonNull<c_void>,
     bytes: usize,
     /// There is one until it is unmapped.
-    counted: Option<Counted>,
+    counted: Option<ByteReservation>,
 }
 
 // SAFETY: the mapping belongs to the process; any thread may use and unmap it.
-unsafe impl Send for Mapping {}
+unsafe impl Send for Mmap {}
 
 // SAFETY: a shared mapping hands out its address and nothing else.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for Mmap {}
 
-impl Mapping {
-    fn new(fd: &OwnedFd, place: &Placement, counted: Counted) -> Result<Self, Errno> {
+impl Mmap {
+    fn new(fd: &OwnedFd, place: &MmapRange, counted: ByteReservation) -> Result<Self, Errno> {
         // SAFETY: a null hint lets the kernel choose the place, so no mapping of ours is touched.
         let start = unsafe {
             mmap(
@@ -146,11 +146,11 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for Mmap {
     fn drop(&mut self) {
         // SAFETY: the range is exactly what `new` mapped (zeroes may have taken the place of a
         // part). Whoever made a segment of it kept the region until the request had completed
-        // (`Slot::segment`), so nobody uses it now.
+        // (`WatchSlot::segment`), so nobody uses it now.
         let unmapped = unsafe { munmap(self.start.as_ptr(), self.bytes) };
         if unmapped.is_err() {
             // The kernel has merged it with its neighbours in the same file, and has no room for what is left of
@@ -160,9 +160,9 @@ impl Drop for Mapping {
     }
 }
 
-/// What to map so that the region is covered. Files on huge pages are mapped only by whole pages,
+/// The page-aligned range of the file that is mapped for a region. Files on huge pages are mapped only by whole pages,
 /// and they say how large those are in `st_blksize`.
-struct Placement {
+struct MmapRange {
     file_offset: u64,
     slack: usize,
     mapped: usize,
@@ -170,7 +170,7 @@ struct Placement {
     page: usize,
 }
 
-impl Placement {
+impl MmapRange {
     fn check(spec: &RegionSpec, stat: &Stat) -> Result<Self, MemoryError> {
         let RegionSpec { guest, bytes, user_address, file_offset } = *spec;
         if bytes == 0 {

@@ -24,7 +24,7 @@ use super::{GuestAddress, MemoryError};
 pub const SESSION_BYTES_MAX: u64 = 16 << 40;
 
 /// What all sessions of the process have mapped.
-static PROCESS: Mapped = Mapped(AtomicU64::new(0));
+static PROCESS: MappedBytes = MappedBytes(AtomicU64::new(0));
 
 /// The most that they map: the rest is for stacks and heaps, without which the process ends.
 static PROCESS_BYTES_MAX: LazyLock<u64> = LazyLock::new(|| {
@@ -40,8 +40,7 @@ pub fn mappable_bytes() -> u64 {
     *PROCESS_BYTES_MAX
 }
 
-/// From which files memory is taken besides those that consist of nothing but memory (memfd,
-/// tmpfs, hugetlbfs).
+/// Which files guest memory may come from besides memfd, tmpfs and hugetlbfs.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryFiles {
     /// The major number of character devices that are memory (/dev/dax), if the kernel has any.
@@ -50,12 +49,12 @@ pub struct MemoryFiles {
     pub file_systems: Vec<u64>,
 }
 
-/// What an export's front end may share.
+/// What memory an export's front end may share: from which files, and how much.
 #[derive(Debug)]
 pub struct MemoryRules {
     files: Arc<MemoryFiles>,
     bytes_max: u64,
-    mapped: Mapped,
+    mapped: MappedBytes,
 }
 
 impl Default for MemoryRules {
@@ -67,7 +66,7 @@ impl Default for MemoryRules {
 impl MemoryRules {
     /// Memory of these files, and so many bytes at a time.
     pub fn new(files: Arc<MemoryFiles>, bytes_max: u64) -> Self {
-        Self { files, bytes_max, mapped: Mapped(AtomicU64::new(0)) }
+        Self { files, bytes_max, mapped: MappedBytes(AtomicU64::new(0)) }
     }
 
     /// How much a session may map at a time.
@@ -76,11 +75,11 @@ impl MemoryRules {
     }
 
     /// Takes a file if all its pages are the kernel's to give. Returns at once, whatever the file is.
-    pub(crate) fn admit(self: &Arc<Self>, file: OwnedFd) -> Result<MemoryFile, ForeignFile> {
+    pub(crate) fn admit(self: &Arc<Self>, file: OwnedFd) -> Result<MemoryFile, ForeignFileError> {
         if self.files.have(file.as_fd()) {
             Ok(MemoryFile { file, rules: Arc::clone(self) })
         } else {
-            Err(ForeignFile(()))
+            Err(ForeignFileError(()))
         }
     }
 }
@@ -116,7 +115,7 @@ impl MemoryFiles {
     }
 }
 
-/// A file whose pages nobody but the kernel can keep back.
+/// A file that was admitted as guest memory: no file system but the kernel supplies its pages.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     file: OwnedFd,
@@ -129,7 +128,11 @@ impl MemoryFile {
     }
 
     /// Counts so many bytes for a region at this guest address.
-    pub(super) fn count(&self, guest: GuestAddress, bytes: u64) -> Result<Counted, MemoryError> {
+    pub(super) fn count(
+        &self,
+        guest: GuestAddress,
+        bytes: u64,
+    ) -> Result<ByteReservation, MemoryError> {
         let max = self.rules.bytes_max;
         if !self.rules.mapped.add(bytes, max) {
             return Err(MemoryError::TooMuch { guest, bytes, max });
@@ -138,7 +141,7 @@ impl MemoryFile {
             self.rules.mapped.subtract(bytes);
             return Err(MemoryError::TooMuchInProcess { guest, bytes, max: *PROCESS_BYTES_MAX });
         }
-        Ok(Counted { rules: Arc::clone(&self.rules), bytes })
+        Ok(ByteReservation { rules: Arc::clone(&self.rules), bytes })
     }
 }
 
@@ -148,25 +151,25 @@ impl AsFd for MemoryFile {
     }
 }
 
-/// Bytes that are counted until this is dropped.
+/// Mapped bytes counted against the limits of an export and of the process, until dropped.
 #[derive(Debug)]
-pub(super) struct Counted {
+pub(super) struct ByteReservation {
     rules: Arc<MemoryRules>,
     bytes: u64,
 }
 
-impl Drop for Counted {
+impl Drop for ByteReservation {
     fn drop(&mut self) {
         self.rules.mapped.subtract(self.bytes);
         PROCESS.subtract(self.bytes);
     }
 }
 
-/// How many bytes are mapped. Numbers only, which order nothing.
+/// A count of mapped bytes. Numbers only, which order nothing.
 #[derive(Debug)]
-struct Mapped(AtomicU64);
+struct MappedBytes(AtomicU64);
 
-impl Mapped {
+impl MappedBytes {
     /// Whether there was room.
     fn add(&self, bytes: u64, max: u64) -> bool {
         let sum = |mapped: u64| mapped.checked_add(bytes).filter(|sum| *sum <= max);
@@ -178,14 +181,14 @@ impl Mapped {
     }
 }
 
-/// A file whose pages may be somebody else's to give.
+/// A file that guest memory may not come from: a file system could withhold its pages.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the front end shares memory of a file that is no memfd and lies on no tmpfs, hugetlbfs or dax device: use \
      memory-backend-memfd,share=on (libvirt: <source type='memfd'/>), or allow files of one file system with \
      --memory-files DIRECTORY"
 )]
-pub struct ForeignFile(());
+pub struct ForeignFileError(());
 
 #[cfg(test)]
 mod tests {

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use super::position::Position;
 use crate::GuestMemory;
+use crate::fault_point::stored;
 use crate::memory::read_descriptor;
 use crate::ring::{Area, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingError};
-use crate::step::stored;
 
 /// Where a descriptor has its length, its buffer id and its flags (virtio 1.2, 2.8.13).
 const LENGTH_OFFSET: usize = 8;
@@ -33,9 +33,9 @@ const AT_DESCRIPTOR: u16 = 2;
 /// The bits of the flags that are not reserved.
 const EVENT_FLAGS: u16 = 3;
 
-/// When one side wants to be notified by the other (virtio 1.2, 2.8.10).
+/// An event suppression structure: whether one side wants to be notified, and at which descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Events {
+pub(super) enum EventSuppression {
     /// Each time.
     All,
     /// Never.
@@ -44,7 +44,7 @@ pub(super) enum Events {
     At(Position),
 }
 
-impl Events {
+impl EventSuppression {
     fn from_bits(bits: u32) -> Self {
         let [p0, p1, f0, f1] = bits.to_le_bytes();
         match u16::from_le_bytes([f0, f1]) & EVENT_FLAGS {
@@ -65,6 +65,7 @@ impl Events {
     }
 }
 
+/// Pointers to the three areas of a packed ring in guest memory: descriptors, driver and device event suppression.
 #[derive(Debug)]
 pub(super) struct Areas {
     descriptors: NonNull<u8>,
@@ -135,12 +136,14 @@ impl Areas {
     }
 
     /// When the driver wants an interrupt.
-    pub(super) fn driver_events(&self) -> Events {
-        Events::from_bits(u32::from_le(self.events(self.driver_events).load(Ordering::Relaxed)))
+    pub(super) fn driver_events(&self) -> EventSuppression {
+        EventSuppression::from_bits(u32::from_le(
+            self.events(self.driver_events).load(Ordering::Relaxed),
+        ))
     }
 
     /// Says when the device wants a kick; flags and position in one store.
-    pub(super) fn set_device_events(&self, wish: Events) {
+    pub(super) fn set_device_events(&self, wish: EventSuppression) {
         self.events(self.device_events).store(wish.to_bits().to_le(), Ordering::Relaxed);
     }
 

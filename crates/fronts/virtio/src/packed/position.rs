@@ -15,6 +15,7 @@ const USED: u16 = 1 << 15;
 /// The wrap counter beside a slot of 15 bits.
 const WRAP: u16 = 1 << 15;
 
+/// A position in a packed ring: a slot and its wrap counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) slot: u16,
@@ -77,9 +78,9 @@ impl From<Position> for UsedPosition {
     }
 }
 
-/// How far a ring has been served.
+/// How far a packed ring has been served: the positions of the next available chain and the next used descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct RingProgress {
     /// Of the next chain.
     pub(super) available: Position,
     /// Of the next used descriptor.
@@ -88,7 +89,7 @@ pub(crate) struct Progress {
     pub(super) held: u16,
 }
 
-impl Progress {
+impl RingProgress {
     /// Takes a front end at its word if both positions are in the ring and no further apart than
     /// it is long.
     pub(super) fn from_base(base: RingBase, size: u16) -> Result<Self, RingError> {
@@ -156,7 +157,7 @@ mod tests {
 
     #[track_caller]
     fn check_base(base: u32, size: u16, expected: Option<(u32, u16)>) {
-        let found = Progress::from_base(RingBase(base), size).ok().map(|progress| {
+        let found = RingProgress::from_base(RingBase(base), size).ok().map(|progress| {
             let [available, used] = [progress.available, progress.used].map(Position::to_bits);
             (u32::from(available) | u32::from(used) << 16, progress.held)
         });

@@ -5,7 +5,7 @@
 
 use super::areas::Areas;
 use crate::inflight::PackedTracker;
-use crate::ring::{Chain, DESCRIPTOR_BYTES, Gather, RingError, table_entries};
+use crate::ring::{Chain, ChainBuilder, DESCRIPTOR_BYTES, RingError, table_entries};
 
 /// VIRTQ_DESC_F_NEXT.
 const NEXT: u16 = 1;
@@ -17,10 +17,10 @@ const INDIRECT: u16 = 4;
 /// Where the flags of a descriptor start (virtio 1.2, 2.8.13).
 const FLAGS_OFFSET: usize = 14;
 
-/// What a chain is read with; it starts at the slot `gather.head`.
-pub(super) struct Reader<'a> {
+/// Reads a chain's descriptors and gathers the memory that they name.
+pub(super) struct ChainReader<'a> {
     pub(super) areas: &'a Areas,
-    pub(super) gather: Gather<'a>,
+    pub(super) gather: ChainBuilder<'a>,
     /// Gets a copy of every descriptor of the ring.
     pub(super) tracker: Option<&'a mut PackedTracker>,
     pub(super) indirect: bool,
@@ -28,15 +28,16 @@ pub(super) struct Reader<'a> {
     pub(super) free: u16,
 }
 
-/// What a chain takes of the ring.
+/// The buffer id of a chain, and how many descriptors of the ring it takes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct ChainSpan {
     /// The driver's name for it.
     pub(super) id: u16,
     /// How many descriptors it has, from 1 on.
     pub(super) descriptors: u16,
 }
 
+/// A descriptor of a packed ring (struct pvirtq_desc).
 #[derive(Clone, Copy)]
 struct Descriptor {
     address: u64,
@@ -45,10 +46,10 @@ struct Descriptor {
     flags: u16,
 }
 
-impl Reader<'_> {
+impl ChainReader<'_> {
     /// Adds the memory of the chain to `chain`. `flags` are those of its first descriptor, by which
     /// it was found available.
-    pub(super) fn read(mut self, flags: u16, chain: &mut Chain) -> Result<Span, RingError> {
+    pub(super) fn read(mut self, flags: u16, chain: &mut Chain) -> Result<ChainSpan, RingError> {
         let (areas, head, free) = (self.areas, self.gather.head, self.free);
         let mut tracker = self.tracker.take();
         if let Some(tracker) = &mut tracker {
@@ -92,19 +93,19 @@ impl Reader<'_> {
         &mut self,
         chain: &mut Chain,
         mut fetch: impl FnMut(u16) -> Result<[u8; DESCRIPTOR_BYTES], RingError>,
-    ) -> Result<Span, RingError> {
+    ) -> Result<ChainSpan, RingError> {
         let mut descriptors = 0;
         loop {
             let descriptor = Descriptor::from_bytes(fetch(descriptors)?);
             descriptors += 1;
             if descriptor.has(INDIRECT) {
                 self.read_table(descriptor, descriptors, chain)?;
-                return Ok(Span { id: descriptor.id, descriptors });
+                return Ok(ChainSpan { id: descriptor.id, descriptors });
             }
             self.add(descriptor, chain)?;
             if !descriptor.has(NEXT) {
                 // The last descriptor has the chain's id (virtio 1.2, 2.8.6).
-                return Ok(Span { id: descriptor.id, descriptors });
+                return Ok(ChainSpan { id: descriptor.id, descriptors });
             }
         }
     }

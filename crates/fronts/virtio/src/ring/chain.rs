@@ -6,7 +6,7 @@
 use block::Buffers;
 
 use super::{RING_SIZE_MAX, RingError};
-use crate::{GuestAddress, GuestMemory, LastHit};
+use crate::{GuestAddress, GuestMemory, TranslationHint};
 
 /// The most segments a chain may have: QEMU's bound of 1024, a header and a status byte.
 pub const SEGMENTS_MAX: usize = 1024 + 2;
@@ -38,20 +38,20 @@ impl Chain {
 
 /// The regions in which the last buffer and the last indirect table were found.
 #[derive(Debug, Default)]
-pub(crate) struct Hits {
-    buffer: LastHit,
-    table: LastHit,
+pub(crate) struct TranslationHints {
+    buffer: TranslationHint,
+    table: TranslationHint,
 }
 
-/// What the memory of a chain is gathered with.
-pub(crate) struct Gather<'a> {
+/// Collects the memory of a chain: translates and checks each buffer.
+pub(crate) struct ChainBuilder<'a> {
     pub(crate) memory: &'a GuestMemory,
-    pub(crate) hits: &'a mut Hits,
+    pub(crate) hits: &'a mut TranslationHints,
     /// Where the chain starts, for the sentences about it.
     pub(crate) head: u16,
 }
 
-impl Gather<'_> {
+impl ChainBuilder<'_> {
     /// Adds the buffer of one descriptor to `chain`.
     pub(crate) fn add(
         &mut self,

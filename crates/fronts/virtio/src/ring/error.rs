@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::{RING_SIZE_MAX, RingBase, RingLayout, SEGMENTS_MAX};
-use crate::{GuestAddress, GuestMemory, InflightFault, NotMapped};
+use crate::{GuestAddress, GuestMemory, InflightFault, UnmappedAddress};
 
 /// One of the three parts of a ring (virtio 1.2, 2.7 and 2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +206,7 @@ pub enum RingError {
         /// Where the chain starts.
         head: u16,
         /// What is not there.
-        missing: NotMapped,
+        missing: UnmappedAddress,
     },
     /// A device-readable descriptor behind a device-writable one.
     #[error("chain {head}: a readable descriptor follows a writable one")]

@@ -3,14 +3,14 @@
 //! Where it stands in the life of a request: at its end. A ring stages completions, each in a used
 //! entry that the driver does not look at yet, and publishes them together.
 //!
-//! Invariants: the driver sees nothing of a batch before [`Batch::show`] and all of it after. The
+//! Invariants: the driver sees nothing of a batch before [`UsedBatch::show`] and all of it after. The
 //! order is the one of vhost-user's "Inflight I/O tracking": whatever single store the process
 //! dies after, the in-flight region tells a successor whether the batch was seen.
 
-use crate::step::{Step, reached};
+use crate::fault_point::{FaultPoint, reached};
 
-/// A ring with staged completions, at least one.
-pub(crate) trait Batch {
+/// A batch of staged completions, and the steps by which it becomes visible to the driver.
+pub(crate) trait UsedBatch {
     /// Whether it has an in-flight region. Only then the other steps are taken.
     fn is_tracked(&self) -> bool;
     /// Names the chains in the region, and where the used ring will be.
@@ -25,16 +25,16 @@ pub(crate) trait Batch {
 
 /// Shows the driver what was staged.
 #[inline]
-pub(crate) fn publish(batch: &mut impl Batch) {
+pub(crate) fn publish(batch: &mut impl UsedBatch) {
     if !batch.is_tracked() {
         return batch.show();
     }
     batch.link();
-    reached(Step::BatchLinked);
+    reached(FaultPoint::BatchLinked);
     batch.show();
-    reached(Step::UsedPublished);
+    reached(FaultPoint::UsedPublished);
     batch.unmark();
-    reached(Step::MarksCleared);
+    reached(FaultPoint::MarksCleared);
     batch.commit();
-    reached(Step::BatchCommitted);
+    reached(FaultPoint::BatchCommitted);
 }

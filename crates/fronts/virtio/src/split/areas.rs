@@ -14,9 +14,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use crate::GuestMemory;
+use crate::fault_point::stored;
 use crate::memory::read_descriptor;
 use crate::ring::{Area, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingError};
-use crate::step::stored;
 
 /// Bytes of an element of the used ring (virtio 1.2, 2.7.8).
 const USED_ELEMENT_BYTES: usize = 8;
@@ -25,6 +25,7 @@ const HEADER_BYTES: usize = 4;
 /// Where the index lies behind the flags.
 const INDEX_OFFSET: usize = 2;
 
+/// Pointers to the three areas of a split ring in guest memory: descriptor table, available ring, used ring.
 #[derive(Debug)]
 pub(super) struct Areas {
     descriptors: NonNull<u8>,

@@ -1,12 +1,12 @@
 //! Which chains are in flight, one bit for each descriptor.
 
-/// A set of heads.
+/// A set of chain heads, a bit each: the chains in flight.
 #[derive(Debug)]
-pub(super) struct Heads {
+pub(super) struct HeadSet {
     words: Box<[u64]>,
 }
 
-impl Heads {
+impl HeadSet {
     /// The empty set, with room for heads below `size`.
     pub(super) fn none(size: u16) -> Self {
         Self { words: vec![0; usize::from(size).div_ceil(64)].into_boxed_slice() }

@@ -4,7 +4,7 @@
 //! than its table has, so a loop ends.
 
 use super::areas::Areas;
-use crate::ring::{Chain, DESCRIPTOR_BYTES, Gather, RingError, table_entries};
+use crate::ring::{Chain, ChainBuilder, DESCRIPTOR_BYTES, RingError, table_entries};
 
 /// VIRTQ_DESC_F_NEXT.
 const NEXT: u16 = 1;
@@ -13,13 +13,14 @@ const WRITE: u16 = 2;
 /// VIRTQ_DESC_F_INDIRECT.
 const INDIRECT: u16 = 4;
 
-/// What a chain is read with.
-pub(super) struct Reader<'a> {
+/// Reads a chain's descriptors and gathers the memory that they name.
+pub(super) struct ChainReader<'a> {
     pub(super) areas: &'a Areas,
-    pub(super) gather: Gather<'a>,
+    pub(super) gather: ChainBuilder<'a>,
     pub(super) indirect: bool,
 }
 
+/// A descriptor of a split ring (struct virtq_desc).
 #[derive(Clone, Copy)]
 struct Descriptor {
     address: u64,
@@ -28,18 +29,18 @@ struct Descriptor {
     next: u16,
 }
 
-/// Where descriptors come from.
+/// Which table a chain's descriptors come from: the ring's own or an indirect one.
 #[derive(Clone, Copy)]
-enum Table {
+enum DescriptorTable {
     Ring { entries: u16 },
     Indirect { address: u64, entries: u16 },
 }
 
-impl Reader<'_> {
+impl ChainReader<'_> {
     /// Adds the memory of the chain to `chain`.
     pub(super) fn read(mut self, chain: &mut Chain) -> Result<(), RingError> {
         let head = self.gather.head;
-        let mut table = Table::Ring { entries: self.areas.size() };
+        let mut table = DescriptorTable::Ring { entries: self.areas.size() };
         let mut index = head;
         let mut visited = 0;
         loop {
@@ -62,37 +63,41 @@ impl Reader<'_> {
         }
     }
 
-    fn descriptor(&mut self, table: Table, index: u16) -> Result<Descriptor, RingError> {
+    fn descriptor(&mut self, table: DescriptorTable, index: u16) -> Result<Descriptor, RingError> {
         if index >= table.entries() {
             let (head, entries) = (self.gather.head, table.entries().into());
             return Err(RingError::DescriptorOutOfRange { head, index, entries });
         }
         let bytes = match table {
-            Table::Ring { .. } => self.areas.descriptor(index),
-            Table::Indirect { address, .. } => self.gather.table_entry(address, index)?,
+            DescriptorTable::Ring { .. } => self.areas.descriptor(index),
+            DescriptorTable::Indirect { address, .. } => self.gather.table_entry(address, index)?,
         };
         Ok(Descriptor::from_bytes(bytes))
     }
 
     /// Zero or more plain descriptors may precede one indirect descriptor, which is the last
     /// (virtio 1.2, 2.7.5.3).
-    fn enter(&self, from: Table, descriptor: Descriptor) -> Result<Table, RingError> {
+    fn enter(
+        &self,
+        from: DescriptorTable,
+        descriptor: Descriptor,
+    ) -> Result<DescriptorTable, RingError> {
         let head = self.gather.head;
         if !self.indirect {
             return Err(RingError::IndirectNotNegotiated { head });
         }
-        if let Table::Indirect { .. } = from {
+        if let DescriptorTable::Indirect { .. } = from {
             return Err(RingError::IndirectNested { head });
         }
         if descriptor.has(NEXT) {
             return Err(RingError::IndirectWithNext { head });
         }
         let entries = table_entries(head, descriptor.bytes)?;
-        Ok(Table::Indirect { address: descriptor.address, entries })
+        Ok(DescriptorTable::Indirect { address: descriptor.address, entries })
     }
 }
 
-impl Table {
+impl DescriptorTable {
     fn entries(self) -> u16 {
         match self {
             Self::Ring { entries } | Self::Indirect { entries, .. } => entries,

@@ -7,8 +7,8 @@ use block::{
     Unmap,
 };
 use virtio::{
-    BlkKind, BlkRequest, BlkRules, Chain, GuestAddress, NoStatus, Region, RegionSpec, decode,
-    status_byte, write_id, write_status,
+    BlkRequest, BlkRequestKind, BlkRules, Chain, GuestAddress, MalformedRequest, Region,
+    RegionSpec, decode, status_byte, write_id, write_status,
 };
 
 use crate::driver::{Driver, WRITE};
@@ -70,13 +70,17 @@ fn chain(driver: &mut Driver, readable: &[u8], cuts: &[usize], writable: u32) ->
     driver.chain(&buffers).expect("the chain is sound").1
 }
 
-fn decoded(readable: &[u8], writable: u32, rules: &BlkRules) -> Result<BlkRequest, NoStatus> {
+fn decoded(
+    readable: &[u8],
+    writable: u32,
+    rules: &BlkRules,
+) -> Result<BlkRequest, MalformedRequest> {
     let mut driver = Driver::new(64, 0);
     decode(&mut chain(&mut driver, readable, &[], writable), rules)
 }
 
 #[track_caller]
-fn check_rules(rules: &BlkRules, readable: &[u8], writable: u32, expected: BlkKind) {
+fn check_rules(rules: &BlkRules, readable: &[u8], writable: u32, expected: BlkRequestKind) {
     let request =
         decoded(readable, writable, rules).expect("the request has a header and a status");
     assert_eq!(request.kind, expected);
@@ -84,7 +88,7 @@ fn check_rules(rules: &BlkRules, readable: &[u8], writable: u32, expected: BlkKi
 }
 
 #[track_caller]
-fn check(readable: &[u8], writable: u32, expected: BlkKind) {
+fn check(readable: &[u8], writable: u32, expected: BlkRequestKind) {
     check_rules(&RULES, readable, writable, expected);
 }
 
@@ -97,21 +101,21 @@ fn with_data(kind: u32, sector: u64, data: &[u8]) -> Vec<u8> {
 #[test]
 fn reads_and_writes_are_whole_sectors_inside_the_disk() {
     let last = SIZE.sectors() - 1;
-    let read = |start, count| BlkKind::Disk(Operation::Read(extent(start, count)));
+    let read = |start, count| BlkRequestKind::Disk(Operation::Read(extent(start, count)));
     check(&header(IN, 0), 513, read(0, 512));
     check(&header(IN, last), 513, read(last * 512, 512));
     check(&header(IN, 5), 1, read(2560, 0));
-    check(&header(IN, 0), 100, BlkKind::Refused(FailKind::Malformed));
-    let out_of_range = BlkKind::Refused(FailKind::OutOfRange);
+    check(&header(IN, 0), 100, BlkRequestKind::Refused(FailKind::Malformed));
+    let out_of_range = BlkRequestKind::Refused(FailKind::OutOfRange);
     check(&header(IN, last), 1025, out_of_range);
     check(&header(IN, last + 2), 1, out_of_range);
     check(&header(IN, u64::MAX), 513, out_of_range);
     check(&header(IN, u64::MAX / 512), 513, out_of_range);
     let write = with_data(OUT, 8, &[7; 1024]);
     let operation = Operation::Write(extent(4096, 1024), Durability::Cached);
-    check(&write, 1, BlkKind::Disk(operation));
+    check(&write, 1, BlkRequestKind::Disk(operation));
     let odd = with_data(OUT, 8, &[7; 1000]);
-    check(&odd, 1, BlkKind::Refused(FailKind::Malformed));
+    check(&odd, 1, BlkRequestKind::Refused(FailKind::Malformed));
     check(&with_data(OUT, last, &[7; 1024]), 1, out_of_range);
 }
 
@@ -145,7 +149,7 @@ fn the_header_may_be_cut_anywhere() {
             let mut chain = chain(&mut driver, &write, &cuts, 1);
             let kind = decode(&mut chain, &RULES).unwrap().kind;
             let operation = Operation::Write(extent(4096, 512), Durability::Cached);
-            assert_eq!(kind, BlkKind::Disk(operation), "cut at {cut}");
+            assert_eq!(kind, BlkRequestKind::Disk(operation), "cut at {cut}");
             assert_eq!(bytes(&chain.readable), [7; 512]);
         }
     }
@@ -153,22 +157,22 @@ fn the_header_may_be_cut_anywhere() {
 
 #[test]
 fn a_request_without_status_or_header_breaks_the_ring() {
-    assert_eq!(decoded(&header(IN, 0), 0, &RULES).unwrap_err(), NoStatus::Status);
+    assert_eq!(decoded(&header(IN, 0), 0, &RULES).unwrap_err(), MalformedRequest::Status);
     for bytes in [0, 1, 15] {
         let error = decoded(&header(IN, 0)[..bytes], 1, &RULES).unwrap_err();
-        assert_eq!(error, NoStatus::Header { bytes });
+        assert_eq!(error, MalformedRequest::Header { bytes });
     }
-    let error = NoStatus::Header { bytes: 3 }.to_string();
+    let error = MalformedRequest::Header { bytes: 3 }.to_string();
     assert_eq!(error, "request with a header of 3 instead of 16 bytes");
 }
 
 #[test]
 fn flush_and_get_id_need_no_more_than_a_status() {
-    check(&header(FLUSH, 0), 1, BlkKind::Disk(Operation::Flush));
-    check(&header(GET_ID, 0), 21, BlkKind::GetId);
-    check(&header(GET_ID, 0), 1, BlkKind::GetId);
+    check(&header(FLUSH, 0), 1, BlkRequestKind::Disk(Operation::Flush));
+    check(&header(GET_ID, 0), 21, BlkRequestKind::GetId);
+    check(&header(GET_ID, 0), 1, BlkRequestKind::GetId);
     for unknown in [2, 3, 5, 10, 14, 24, u32::MAX] {
-        let unsupported = BlkKind::Refused(FailKind::Unsupported);
+        let unsupported = BlkRequestKind::Refused(FailKind::Unsupported);
         check(&header(unknown, 0), 1, unsupported);
     }
 }
@@ -196,19 +200,19 @@ fn the_id_is_cut_or_filled_up_to_what_the_guest_asks_for() {
 #[test]
 fn discards_and_write_zeroes_have_one_range_in_the_disk() {
     let discard = Operation::Discard(extent(4096, 8192), Durability::Cached);
-    check(&with_data(DISCARD, 0, &range(8, 16, 0)), 1, BlkKind::Disk(discard));
+    check(&with_data(DISCARD, 0, &range(8, 16, 0)), 1, BlkRequestKind::Disk(discard));
     for (flags, unmap) in [(0, Unmap::Keep), (1, Unmap::Allowed)] {
         let zeroes = Operation::WriteZeroes(extent(0, 512), unmap, Durability::Cached);
         let request = with_data(WRITE_ZEROES, 0, &range(0, 1, flags));
-        check(&request, 1, BlkKind::Disk(zeroes));
+        check(&request, 1, BlkRequestKind::Disk(zeroes));
     }
     let whole = Operation::Discard(extent(0, 16 << 20), Durability::Cached);
-    check(&with_data(DISCARD, 0, &range(0, 32768, 0)), 1, BlkKind::Disk(whole));
+    check(&with_data(DISCARD, 0, &range(0, 32768, 0)), 1, BlkRequestKind::Disk(whole));
     let nothing = Operation::Discard(extent(512, 0), Durability::Cached);
-    check(&with_data(DISCARD, 0, &range(1, 0, 0)), 1, BlkKind::Disk(nothing));
+    check(&with_data(DISCARD, 0, &range(1, 0, 0)), 1, BlkRequestKind::Disk(nothing));
     for kind in [DISCARD, WRITE_ZEROES] {
         let refused = |ranges: &[u8], expected| {
-            check(&with_data(kind, 0, ranges), 1, BlkKind::Refused(expected));
+            check(&with_data(kind, 0, ranges), 1, BlkRequestKind::Refused(expected));
         };
         refused(&range(0, 32769, 0), FailKind::Malformed);
         refused(&range(SIZE.sectors(), 1, 0), FailKind::OutOfRange);
@@ -221,7 +225,7 @@ fn discards_and_write_zeroes_have_one_range_in_the_disk() {
     }
     // Unmap makes no sense for a discard.
     let unmap = with_data(DISCARD, 0, &range(0, 1, 1));
-    check(&unmap, 1, BlkKind::Refused(FailKind::Unsupported));
+    check(&unmap, 1, BlkRequestKind::Refused(FailKind::Unsupported));
 }
 
 #[test]
@@ -233,14 +237,14 @@ fn what_the_disk_does_not_take_is_refused() {
         with_data(WRITE_ZEROES, 0, &range(0, 1, 0)),
     ];
     for change in &changes {
-        check_rules(&read_only, change, 1, BlkKind::Refused(FailKind::ReadOnly));
+        check_rules(&read_only, change, 1, BlkRequestKind::Refused(FailKind::ReadOnly));
     }
-    let read = BlkKind::Disk(Operation::Read(extent(0, 512)));
+    let read = BlkRequestKind::Disk(Operation::Read(extent(0, 512)));
     check_rules(&read_only, &header(IN, 0), 513, read);
-    check_rules(&read_only, &header(FLUSH, 0), 1, BlkKind::Disk(Operation::Flush));
+    check_rules(&read_only, &header(FLUSH, 0), 1, BlkRequestKind::Disk(Operation::Flush));
     let plain = BlkRules { discard: false, write_zeroes: false, ..RULES };
     for change in &changes[1..] {
-        check_rules(&plain, change, 1, BlkKind::Refused(FailKind::Unsupported));
+        check_rules(&plain, change, 1, BlkRequestKind::Refused(FailKind::Unsupported));
     }
 }
 
@@ -254,8 +258,10 @@ fn write_through_goes_with_every_change() {
     ];
     for request in &requests {
         match decoded(request, 1, &rules).unwrap().kind {
-            BlkKind::Disk(operation) => assert_eq!(operation.durability(), Durability::Stable),
-            other @ (BlkKind::GetId | BlkKind::Refused(_)) => panic!("{other:?}"),
+            BlkRequestKind::Disk(operation) => {
+                assert_eq!(operation.durability(), Durability::Stable)
+            }
+            other @ (BlkRequestKind::GetId | BlkRequestKind::Refused(_)) => panic!("{other:?}"),
         }
     }
 }
@@ -283,7 +289,7 @@ fn data_beyond_two_gigabytes_are_refused() {
         ];
         let (_, mut chain) = driver.chain(&buffers).unwrap();
         let kind = decode(&mut chain, &rules).unwrap().kind;
-        assert_eq!(kind == BlkKind::Refused(FailKind::Malformed), refused);
+        assert_eq!(kind == BlkRequestKind::Refused(FailKind::Malformed), refused);
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use proptest::prelude::*;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use virtio::{
-    Chain, DirtyLog, GuestAddress, LOG_PAGE_BYTES, Marking, Ring, RingError, RingLog, RingSetup,
-    catch_lost_memory,
+    Chain, DirtyLog, DirtyLogScope, GuestAddress, LOG_PAGE_BYTES, Ring, RingDirtyLog, RingError,
+    RingSetup, catch_lost_memory,
 };
 
 use crate::driver::{Driver, WRITE};
@@ -47,8 +47,8 @@ impl Log {
         (0..bytes.len() * 8).filter(marked).map(|page| page as u64).collect()
     }
 
-    fn for_ring(&self, guest: &Guest, setup: &RingSetup, marking: Marking) -> RingLog {
-        RingLog::new(Arc::clone(&self.log), &guest.memory, setup, marking).unwrap()
+    fn for_ring(&self, guest: &Guest, setup: &RingSetup, marking: DirtyLogScope) -> RingDirtyLog {
+        RingDirtyLog::new(Arc::clone(&self.log), &guest.memory, setup, marking).unwrap()
     }
 }
 
@@ -212,7 +212,7 @@ fn all_that_is_written_of_a_split_ring_is_marked() {
         let pages = used / 4096..(used + 6 + 8 * u64::from(LARGE)).div_ceil(4096);
         let log = Log::new();
         let mut ring = Ring::new(Arc::clone(&driver.memory), setup).unwrap();
-        ring.set_log(Some(log.for_ring(&driver, &setup, Marking::Ring(GuestAddress(used)))));
+        ring.set_log(Some(log.for_ring(&driver, &setup, DirtyLogScope::Ring(GuestAddress(used)))));
         assert_eq!(log.take(), pages.clone().collect::<Vec<_>>(), "something of it may be new");
         let mut chain = Chain::default();
         let mut seen = 0;
@@ -251,7 +251,11 @@ fn all_that_is_written_of_a_packed_ring_is_marked() {
         let events = setup.addresses.used - setup.addresses.descriptors + GUEST;
         let log = Log::new();
         let mut ring = Ring::new(Arc::clone(&driver.memory), setup).unwrap();
-        ring.set_log(Some(log.for_ring(&driver, &setup, Marking::Ring(GuestAddress(events)))));
+        ring.set_log(Some(log.for_ring(
+            &driver,
+            &setup,
+            DirtyLogScope::Ring(GuestAddress(events)),
+        )));
         assert_eq!(log.take(), [GUEST / 4096, GUEST / 4096 + 1, GUEST / 4096 + 2, events / 4096]);
         let mut chain = Chain::default();
         let mut seen = 0;
@@ -288,9 +292,9 @@ fn buffers_are_marked_where_the_guest_sees_them() {
     assert_eq!(chain.writable.segments().len(), 3, "cut at the border of the regions");
     for (marking, expected) in [
         (None, vec![]),
-        (Some(Marking::Ring(GuestAddress(GUEST))), vec![]),
-        (Some(Marking::Buffers), vec![-1_i64, 0, 1, 254]),
-        (Some(Marking::All(GuestAddress(GUEST))), vec![-1, 0, 1, 254]),
+        (Some(DirtyLogScope::Ring(GuestAddress(GUEST))), vec![]),
+        (Some(DirtyLogScope::Buffers), vec![-1_i64, 0, 1, 254]),
+        (Some(DirtyLogScope::All(GuestAddress(GUEST))), vec![-1, 0, 1, 254]),
     ] {
         let ring_log = marking.map(|marking| log.for_ring(&driver, &setup, marking));
         ring.set_log(ring_log);
@@ -314,7 +318,7 @@ fn more_than_all_of_a_ring_is_marked_once_round() {
     // The used ring ends with the memory that the log covers.
     let (log, used) = (Log::new(), GuestAddress(END - 38));
     let mut ring = Ring::new(Arc::clone(&driver.memory), setup).unwrap();
-    ring.set_log(Some(log.for_ring(&driver, &setup, Marking::All(used))));
+    ring.set_log(Some(log.for_ring(&driver, &setup, DirtyLogScope::All(used))));
     log.take();
     let mut chain = Chain::default();
     for _ in 0..9 {
@@ -332,20 +336,20 @@ fn a_log_must_cover_all_memory_and_the_used_ring() {
     let setup = driver.setup();
     let check = |bytes, marking, expected| {
         let log = Log::of(bytes).log;
-        let made = RingLog::new(log, &driver.memory, &setup, marking).map(drop);
+        let made = RingDirtyLog::new(log, &driver.memory, &setup, marking).map(drop);
         assert_eq!(made, expected, "{bytes} bytes for {marking:?}");
     };
     let missing = |last| {
         let (bytes, last) = (LOG_BYTES, GuestAddress(last));
         Err(RingError::LogTooSmall { bytes, last })
     };
-    check(LOG_BYTES, Marking::Buffers, Ok(()));
+    check(LOG_BYTES, DirtyLogScope::Buffers, Ok(()));
     let last = GuestAddress(END - 1);
     let too_small = RingError::LogTooSmall { bytes: LOG_BYTES - 1, last };
-    check(LOG_BYTES - 1, Marking::Buffers, Err(too_small));
-    check(LOG_BYTES, Marking::All(GuestAddress(END - 38)), Ok(()));
-    check(LOG_BYTES, Marking::Ring(GuestAddress(END - 37)), missing(END));
-    check(LOG_BYTES, Marking::Ring(GuestAddress(u64::MAX - 3)), missing(u64::MAX));
+    check(LOG_BYTES - 1, DirtyLogScope::Buffers, Err(too_small));
+    check(LOG_BYTES, DirtyLogScope::All(GuestAddress(END - 38)), Ok(()));
+    check(LOG_BYTES, DirtyLogScope::Ring(GuestAddress(END - 37)), missing(END));
+    check(LOG_BYTES, DirtyLogScope::Ring(GuestAddress(u64::MAX - 3)), missing(u64::MAX));
 }
 
 #[test]
@@ -354,7 +358,7 @@ fn a_log_that_is_cut_off_breaks_its_ring_and_nothing_else() {
     let mut driver = Driver::new(4, 0);
     let setup = driver.setup();
     let (cut, whole) = (Log::new(), Log::new());
-    let all = Marking::All(GuestAddress(GUEST));
+    let all = DirtyLogScope::All(GuestAddress(GUEST));
     let mut ring = Ring::new(Arc::clone(&driver.memory), setup).unwrap();
     ring.set_log(Some(cut.for_ring(&driver, &setup, all)));
     rustix::fs::ftruncate(&cut.file, 0).unwrap();

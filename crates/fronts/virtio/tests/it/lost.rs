@@ -11,7 +11,7 @@ use block::Buffers;
 use rustix::fs::ftruncate;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use virtio::{
-    Chain, GuestAddress, GuestMemory, LastHit, Region, RegionSpec, RingError, SplitRing,
+    Chain, GuestAddress, GuestMemory, Region, RegionSpec, RingError, SplitRing, TranslationHint,
     catch_lost_memory,
 };
 
@@ -36,7 +36,7 @@ fn memory_of(pages: u64, guest: u64) -> (OwnedFd, GuestMemory) {
 
 fn buffers(memory: &GuestMemory, address: u64, count: u32) -> Buffers {
     let mut found = Buffers::default();
-    let mut hit = LastHit::default();
+    let mut hit = TranslationHint::default();
     memory
         .translate(GuestAddress(address), count, &mut hit, |part| found.push(part))
         .expect("the bytes are in memory");
@@ -286,8 +286,8 @@ fn anonymous_kib() -> u64 {
     number.and_then(|number| number.trim().parse().ok()).expect("RssAnon")
 }
 
-/// As the kernel tells a thread that it has touched broken memory (BUS_MCEERR_AR), or that a page nobody touches just now is
-/// broken (BUS_MCEERR_AO).
+/// As the kernel tells a thread that it has touched broken memory (BUS_MCEERR_AR), or that a page nobody touches just
+/// now is broken (BUS_MCEERR_AO).
 fn tell_machine_check(code: i32, address: usize) {
     // SAFETY: all zeroes are a description, of which numbers and addresses are set.
     let mut about: libc::siginfo_t = unsafe { std::mem::zeroed() };

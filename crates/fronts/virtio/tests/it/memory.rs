@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use virtio::{GuestAddress, GuestMemory, LastHit, MemoryError, REGIONS_MAX, Region, RegionSpec};
+use virtio::{
+    GuestAddress, GuestMemory, MemoryError, REGIONS_MAX, Region, RegionSpec, TranslationHint,
+};
 
 use crate::driver::Driver;
 use crate::guest::{BUFFERS, END, GUEST, REGION, bytes, map, memfd};
@@ -45,7 +47,7 @@ fn a_region_may_start_inside_a_page_of_its_file() {
     rustix::io::pwrite(&fd, b"here", PAGE + 16 + 100).unwrap();
     let mut found = block::Buffers::default();
     memory
-        .translate(GuestAddress(0x1064), 4, &mut LastHit::default(), |s| {
+        .translate(GuestAddress(0x1064), 4, &mut TranslationHint::default(), |s| {
             found.push(s);
         })
         .unwrap();
@@ -98,10 +100,14 @@ fn a_region_comes_and_goes_by_its_addresses_and_size() {
 fn check(address: u64, count: u32, expected: Option<&[usize]>) {
     let driver = Driver::new(8, 0);
     let mut segments = Vec::new();
-    let result =
-        driver.memory.translate(GuestAddress(address), count, &mut LastHit::default(), |s| {
+    let result = driver.memory.translate(
+        GuestAddress(address),
+        count,
+        &mut TranslationHint::default(),
+        |s| {
             segments.push(s.count());
-        });
+        },
+    );
     match expected {
         Some(expected) => {
             result.expect("all bytes are in memory");
@@ -129,7 +135,7 @@ fn a_buffer_is_found_whole_across_a_border_or_not_at_all() {
 #[test]
 fn the_last_hit_never_changes_an_answer() {
     let driver = Driver::new(8, 0);
-    let mut hit = LastHit::default();
+    let mut hit = TranslationHint::default();
     driver.write(BUFFERS, b"low");
     driver.write(GUEST + REGION, b"top");
     for (address, expected) in

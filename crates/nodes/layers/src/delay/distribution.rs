@@ -14,10 +14,10 @@ use super::random::Random;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Latency(Duration);
 
-/// A latency out of range.
+/// A latency of more than an hour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{ns} ns is more than an hour ({} ns)", Latency::MAX.ns())]
-pub struct TooLong {
+pub struct LatencyTooLong {
     /// What was asked for, in nanoseconds.
     pub ns: u64,
 }
@@ -30,9 +30,9 @@ impl Latency {
     pub const MAX: Self = Self(Duration::from_secs(3600));
 
     /// So many nanoseconds.
-    pub fn from_ns(ns: u64) -> Result<Self, TooLong> {
+    pub fn from_ns(ns: u64) -> Result<Self, LatencyTooLong> {
         let latency = Self(Duration::from_nanos(ns));
-        if latency > Self::MAX { Err(TooLong { ns }) } else { Ok(latency) }
+        if latency > Self::MAX { Err(LatencyTooLong { ns }) } else { Ok(latency) }
     }
 
     /// In nanoseconds.
@@ -57,7 +57,7 @@ pub enum Distribution {
     /// All alike.
     Fixed(Latency),
     /// Evenly between two bounds.
-    Uniform(Bounds),
+    Uniform(LatencyBounds),
     /// Around a mean.
     Normal {
         /// The mean, before what is negative counts as 0.
@@ -76,12 +76,12 @@ pub enum Distribution {
 
 /// The shortest and the longest latency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounds {
+pub struct LatencyBounds {
     shortest: Latency,
     longest: Latency,
 }
 
-impl Bounds {
+impl LatencyBounds {
     /// From the first to the second, both included; `None` if the first is above the second.
     pub fn new(shortest: Latency, longest: Latency) -> Option<Self> {
         (shortest <= longest).then_some(Self { shortest, longest })
@@ -107,7 +107,7 @@ impl Distribution {
     pub(super) fn draw(&self, random: &mut Random) -> Latency {
         match self {
             Self::Fixed(latency) => *latency,
-            Self::Uniform(Bounds { shortest, longest }) => {
+            Self::Uniform(LatencyBounds { shortest, longest }) => {
                 let more = random.below(longest.ns() - shortest.ns() + 1);
                 Latency(shortest.0 + Duration::from_nanos(more))
             }
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn draws_follow_a_uniform_distribution() {
-        let bounds = Bounds::new(latency(200_000), latency(600_000)).unwrap();
+        let bounds = LatencyBounds::new(latency(200_000), latency(600_000)).unwrap();
         check(&Distribution::Uniform(bounds), 400_000.0, 400_000.0 / 12_f64.sqrt(), |ns| {
             (ns - 200_000.0) / 400_000.0
         });
@@ -235,7 +235,7 @@ mod tests {
     fn only_what_never_delays_is_none() {
         let histogram =
             |text: &[u8]| Distribution::Histogram(Arc::new(Histogram::parse(text).unwrap()));
-        let bounds = |longest| Bounds::new(Latency::ZERO, latency(longest)).unwrap();
+        let bounds = |longest| LatencyBounds::new(Latency::ZERO, latency(longest)).unwrap();
         for (distribution, none) in [
             (Distribution::NONE, true),
             (Distribution::Fixed(latency(1)), false),
@@ -250,6 +250,6 @@ mod tests {
         ] {
             assert_eq!(distribution.is_none(), none, "{distribution:?}");
         }
-        assert_eq!(Bounds::new(latency(2), latency(1)), None);
+        assert_eq!(LatencyBounds::new(latency(2), latency(1)), None);
     }
 }

@@ -6,7 +6,7 @@
 //! Invariants: at least one latency was seen; none is above [`Latency::MAX`].
 //! Limits: [`Histogram::BYTES_MAX`], which the reader of the file keeps too.
 
-use super::distribution::{Latency, TooLong};
+use super::distribution::{Latency, LatencyTooLong};
 
 /// Latencies, and how often each occurs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum HistogramError {
         line: usize,
         /// What is wrong.
         #[source]
-        source: TooLong,
+        source: LatencyTooLong,
     },
     /// The counts do not fit 64 bits together.
     #[error("line {line}: the counts add up to more than 2^64 - 1")]

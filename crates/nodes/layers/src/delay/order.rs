@@ -9,14 +9,15 @@ use std::collections::VecDeque;
 
 use block::{After, Answer, Lane, Mapping, Operation, Outcome, PieceList, Token, Told};
 
-/// Requests that are not over, the first one first.
+/// The requests of a lane that complete in the order in which they came (`ordered=on`).
 #[derive(Debug, Default)]
 pub(super) struct CompletionOrder {
-    open: VecDeque<OpenRequest>,
+    open: VecDeque<OrderedRequest>,
 }
 
+/// A request that is not over, and how it ended if it waits for those before it.
 #[derive(Debug)]
-struct OpenRequest {
+struct OrderedRequest {
     token: Token,
     operation: Operation,
     /// Whether the lane below wants to be told of its last answer.
@@ -29,7 +30,7 @@ impl CompletionOrder {
     /// Adds a request that is asked for, behind the others.
     pub(super) fn enter(&mut self, asked: &Mapping) {
         let Mapping { token, operation, .. } = *asked;
-        self.open.push_back(OpenRequest { token, operation, below: After::Over, ended: None });
+        self.open.push_back(OrderedRequest { token, operation, below: After::Over, ended: None });
     }
 
     /// The lane below has answered. A refusal that comes too early is held.
@@ -88,7 +89,7 @@ impl CompletionOrder {
     /// The answers to those, one after the other: nothing is left to do.
     pub(super) fn take_waited(&mut self, pieces: &PieceList) -> Option<Mapping> {
         let outcome = self.open.front()?.ended?;
-        let OpenRequest { token, operation, .. } = self.open.pop_front()?;
+        let OrderedRequest { token, operation, .. } = self.open.pop_front()?;
         let answer = match outcome {
             Outcome::Done => Answer::Now(pieces.none()),
             Outcome::Failed(kind) => Answer::Refused(kind),

@@ -20,9 +20,9 @@ use super::layout::{Layout, Split};
 /// The most pieces whose room is kept when a request is over: one of each member.
 const PIECES_KEPT: usize = super::MEMBERS_MAX;
 
-/// Which members have a part of an operation.
+/// Which members of a stripe an operation goes to.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Spread {
+pub(super) enum MemberSpread {
     /// None: it is answered already.
     Nowhere,
     /// This one has all of it.
@@ -33,17 +33,17 @@ pub(super) enum Spread {
     Everywhere,
 }
 
-/// An operation whose parts come together: what their answers make of it.
+/// An operation that was split over members, with what their answers make of it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Whole {
+pub(super) struct StripedOperation {
     asked: Mapping,
-    spread: Spread,
+    spread: MemberSpread,
     refused: Option<FailKind>,
 }
 
-impl Whole {
+impl StripedOperation {
     /// As it was asked for.
-    pub(super) fn new(asked: Mapping, spread: Spread) -> Self {
+    pub(super) fn new(asked: Mapping, spread: MemberSpread) -> Self {
         Self { asked, spread, refused: None }
     }
 
@@ -67,7 +67,7 @@ impl Whole {
     }
 
     /// The answer, when all parts and pieces were taken.
-    pub(super) fn answered(self, made: &Answering<'_>) -> Mapping {
+    pub(super) fn answered(self, made: &AnswerBuilder<'_>) -> Mapping {
         let answer = match self.refused {
             Some(kind) => Answer::Refused(kind),
             None if made.count() > PIECES_MAX => Answer::Refused(FailKind::Unsupported),
@@ -81,9 +81,9 @@ impl Whole {
     }
 }
 
-/// The pieces of an answer that is being made.
+/// Puts the pieces of members' answers together to one answer.
 #[derive(Debug)]
-pub(super) struct Answering<'a> {
+pub(super) struct AnswerBuilder<'a> {
     layout: Layout,
     pieces: &'a mut PieceList,
     from: PieceMark,
@@ -91,7 +91,7 @@ pub(super) struct Answering<'a> {
     counted: u64,
 }
 
-impl<'a> Answering<'a> {
+impl<'a> AnswerBuilder<'a> {
     /// None yet.
     pub(super) fn new(layout: Layout, pieces: &'a mut PieceList) -> Self {
         let from = pieces.end();
@@ -99,7 +99,7 @@ impl<'a> Answering<'a> {
     }
 
     /// Adds the pieces of the part at that place, which are in the same list.
-    pub(super) fn copy(&mut self, whole: &Whole, place: usize, part: &Mapping) {
+    pub(super) fn copy(&mut self, whole: &StripedOperation, place: usize, part: &Mapping) {
         let Answer::Now(range) = part.answer else { return };
         let mut next = 0;
         while let Some(piece) = self.pieces.at(range, next) {
@@ -110,12 +110,12 @@ impl<'a> Answering<'a> {
 
     /// Adds a piece of the part at that place, cut where the memory of the operation is, if it has any.
     /// What is too much is left out.
-    fn add(&mut self, whole: &Whole, place: usize, piece: Piece) {
+    fn add(&mut self, whole: &StripedOperation, place: usize, piece: Piece) {
         if self.count() > PIECES_MAX {
             return;
         }
         match &whole.spread {
-            Spread::Parts(split) if has_places(whole.asked.operation) => {
+            MemberSpread::Parts(split) if has_places(whole.asked.operation) => {
                 let bytes = piece.skip..piece.skip + piece.count.0;
                 let mut done = 0;
                 for (skip, count) in self.layout.runs(split, place, bytes) {
@@ -124,7 +124,10 @@ impl<'a> Answering<'a> {
                     done += count;
                 }
             }
-            Spread::Nowhere | Spread::One(_) | Spread::Parts(_) | Spread::Everywhere => {
+            MemberSpread::Nowhere
+            | MemberSpread::One(_)
+            | MemberSpread::Parts(_)
+            | MemberSpread::Everywhere => {
                 self.pieces.push(Piece { skip: self.counted, ..piece });
                 self.counted += piece.count.0;
             }
@@ -140,37 +143,39 @@ impl<'a> Answering<'a> {
     }
 }
 
-/// The names under which members know operations, and what is kept of those that are not over.
+/// The table of split operations that are not over, by token.
 #[derive(Debug, Default)]
-pub(super) struct Joins {
+pub(super) struct JoinTable {
     joins: Vec<Join>,
     free: Vec<Token>,
     /// Those that were answered and that members want to be told of, by the asker's token. Keeps its room.
-    telling: HashMap<Token, Token>,
+    notifying: HashMap<Token, Token>,
 }
 
+/// A split operation whose parts are not all answered and over.
 #[derive(Debug)]
 struct Join {
-    whole: Whole,
+    whole: StripedOperation,
     /// How many parts are held.
     held: usize,
     /// The members that want to be told of what they have answered, a bit for each.
-    told: u64,
+    to_notify: u64,
     /// Those of the answer that is carried out now.
-    telling: u64,
+    notifying: u64,
     /// What members have answered since: the place of the part and its pieces.
     kept: Vec<(usize, Piece)>,
 }
 
 const _: () = assert!(super::MEMBERS_MAX <= 64, "each member has a bit");
 
-impl Joins {
+impl JoinTable {
     /// A name that no other operation has, until it is given back.
     pub(super) fn name(&mut self) -> Token {
         self.free.pop().unwrap_or_else(|| {
             let token = Token(u32::try_from(self.joins.len()).expect("requests are few"));
-            let whole = Whole::new(Mapping::new(token, Operation::Flush), Spread::Nowhere);
-            self.joins.push(Join { whole, held: 0, told: 0, telling: 0, kept: Vec::new() });
+            let whole =
+                StripedOperation::new(Mapping::new(token, Operation::Flush), MemberSpread::Nowhere);
+            self.joins.push(Join { whole, held: 0, to_notify: 0, notifying: 0, kept: Vec::new() });
             token
         })
     }
@@ -181,10 +186,10 @@ impl Joins {
     }
 
     /// Begins to keep an operation.
-    pub(super) fn begin(&mut self, name: Token, whole: Whole) {
+    pub(super) fn begin(&mut self, name: Token, whole: StripedOperation) {
         let join = self.get(name);
         join.whole = whole;
-        (join.held, join.told, join.telling) = (0, 0, 0);
+        (join.held, join.to_notify, join.notifying) = (0, 0, 0);
     }
 
     /// A member answers the part that it held; returns the part's place.
@@ -192,8 +197,8 @@ impl Joins {
         let join = self.get(name);
         join.held -= 1;
         match &join.whole.spread {
-            Spread::Parts(split) => layout.place(split, member),
-            Spread::Nowhere | Spread::One(_) | Spread::Everywhere => member,
+            MemberSpread::Parts(split) => layout.place(split, member),
+            MemberSpread::Nowhere | MemberSpread::One(_) | MemberSpread::Everywhere => member,
         }
     }
 
@@ -212,11 +217,11 @@ impl Joins {
                 join.held += 1;
                 return None;
             }
-            Answer::Now(_) if part.after == After::Tell => join.told |= 1 << member,
+            Answer::Now(_) if part.after == After::Tell => join.to_notify |= 1 << member,
             Answer::Now(_) | Answer::Refused(_) => {}
         }
-        if let Spread::One(_) = join.whole.spread {
-            join.telling = std::mem::take(&mut join.told);
+        if let MemberSpread::One(_) = join.whole.spread {
+            join.notifying = std::mem::take(&mut join.to_notify);
             let whole = join.whole.as_part(*part);
             self.answered(name, &whole);
             return Some(whole);
@@ -229,7 +234,7 @@ impl Joins {
     /// wants to be told of its part.
     pub(super) fn can_answer(&mut self, name: Token) -> bool {
         let join = self.get(name);
-        join.telling == 0 && (join.held == 0 || join.told != 0)
+        join.notifying == 0 && (join.held == 0 || join.to_notify != 0)
     }
 
     /// The answer to an operation, of those parts that are answered.
@@ -240,33 +245,33 @@ impl Joins {
         pieces: &mut PieceList,
     ) -> Mapping {
         let join = self.get(name);
-        join.telling = std::mem::take(&mut join.told);
-        let after = if join.telling == 0 { After::Over } else { After::Tell };
-        Mapping { after, ..join.answered(Answering::new(layout, pieces)) }
+        join.notifying = std::mem::take(&mut join.to_notify);
+        let after = if join.notifying == 0 { After::Over } else { After::Tell };
+        Mapping { after, ..join.answered(AnswerBuilder::new(layout, pieces)) }
     }
 
     /// Notes that an operation is answered with that: it is over, or its members are to be told.
     pub(super) fn answered(&mut self, name: Token, whole: &Mapping) {
-        if self.get(name).telling == 0 {
+        if self.get(name).notifying == 0 {
             self.give_back(name);
         } else {
-            self.telling.insert(whole.token, name);
+            self.notifying.insert(whole.token, name);
         }
     }
 
     /// The name of an operation, by the asker's token, that was carried out.
-    pub(super) fn told(&mut self, token: Token) -> Token {
-        self.telling.remove(&token).expect("told once for each answer that asks for it")
+    pub(super) fn notified(&mut self, token: Token) -> Token {
+        self.notifying.remove(&token).expect("told once for each answer that asks for it")
     }
 
     /// Takes the next member that has to be told.
     pub(super) fn next_told(&mut self, name: Token) -> Option<usize> {
         let join = self.get(name);
-        if join.telling == 0 {
+        if join.notifying == 0 {
             return None;
         }
-        let member = join.telling.trailing_zeros();
-        join.telling &= join.telling - 1;
+        let member = join.notifying.trailing_zeros();
+        join.notifying &= join.notifying - 1;
         Some(member as usize)
     }
 
@@ -283,21 +288,21 @@ impl Joins {
     /// Whether nothing more comes of the operation, whose members were told of all answers.
     pub(super) fn is_over(&mut self, name: Token) -> bool {
         let join = self.get(name);
-        join.held == 0 && join.told == 0 && join.kept.is_empty()
+        join.held == 0 && join.to_notify == 0 && join.kept.is_empty()
     }
 
     /// How the operation ended, if its last answer ended so.
     pub(super) fn outcome(&mut self, name: Token, outcome: Outcome) -> Outcome {
         let whole = &self.get(name).whole;
         match (outcome, whole.spread, whole.refused) {
-            (_, Spread::One(_), _) | (Outcome::Failed(_), ..) | (_, _, None) => outcome,
+            (_, MemberSpread::One(_), _) | (Outcome::Failed(_), ..) | (_, _, None) => outcome,
             (Outcome::Done, _, Some(kind)) => Outcome::Failed(kind),
         }
     }
 
     /// Whether one member has all of the operation.
     pub(super) fn is_of_one(&mut self, name: Token) -> bool {
-        matches!(self.get(name).whole.spread, Spread::One(_))
+        matches!(self.get(name).whole.spread, MemberSpread::One(_))
     }
 
     /// Whatever else its members answer, the operation is refused in the end.
@@ -318,7 +323,7 @@ impl Join {
         }
     }
 
-    fn answered(&mut self, mut answering: Answering<'_>) -> Mapping {
+    fn answered(&mut self, mut answering: AnswerBuilder<'_>) -> Mapping {
         for (place, piece) in self.kept.drain(..) {
             answering.add(&self.whole, place, piece);
         }

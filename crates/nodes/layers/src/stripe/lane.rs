@@ -4,12 +4,11 @@
 //! each member, and each member is asked once for all of the batch. What lies in one chunk is
 //! answered as its member answers it.
 //!
-//! Invariants: an operation is answered when all its parts are, or as far as they are when a member wants to be
-//! told of its part; if a member refuses its part, the whole is refused, after that. A member that asked for it
-//! is told of the answer, once for each answer to
-//! its part, also if that came to nothing; what it keeps, it answers again. The pieces of one member follow each other, so that what is
-//! neighbouring in a file goes to the kernel together.
-//! Limits: an answer has at most [`block::PIECES_MAX`] pieces; what needs more is refused.
+//! Invariants: an operation is answered when all its parts are, or as far as they are when a member wants to be told of
+//! its part; if a member refuses its part, the whole is refused, after that. A member that asked for it is told of the
+//! answer, once for each answer to its part, also if that came to nothing; what it keeps, it answers again. The pieces
+//! of one member follow each other, so that what is neighbouring in a file goes to the kernel together. Limits: an
+//! answer has at most [`block::PIECES_MAX`] pieces; what needs more is refused.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -20,7 +19,7 @@ use block::{
 };
 
 use super::StripeDiscards;
-use super::join::{Answering, Joins, Spread, Whole, has_places};
+use super::join::{AnswerBuilder, JoinTable, MemberSpread, StripedOperation, has_places};
 use super::layout::{Layout, Split};
 
 /// For how many chunks a status is answered at most.
@@ -29,26 +28,27 @@ const STATUS_CHUNKS: u64 = 1024;
 /// One thread's handle on a stripe.
 #[derive(Debug)]
 pub(super) struct StripeLane {
-    shape: Shape,
+    shape: StripeParameters,
     io: LaneIo,
     members: Vec<Member>,
-    joins: Joins,
+    joins: JoinTable,
     /// The batch as it was spread, in its order.
-    asked: Vec<(Token, Spread)>,
+    asked: Vec<(Token, MemberSpread)>,
     /// What a member answers late. Empty between calls.
     late: Vec<Mapping>,
     /// Operations that can be answered again when the lane is called.
     again: Vec<Token>,
 }
 
-/// What is decided by.
+/// A stripe's layout, access and discard policy.
 #[derive(Debug)]
-struct Shape {
+struct StripeParameters {
     layout: Layout,
     access: Access,
     discards: StripeDiscards,
 }
 
+/// A member's lane, and its parts of the batch.
 #[derive(Debug)]
 struct Member {
     lane: Box<dyn Lane>,
@@ -67,7 +67,7 @@ impl StripeLane {
         access: Access,
         discards: StripeDiscards,
     ) -> Self {
-        let shape = Shape { layout, access, discards };
+        let shape = StripeParameters { layout, access, discards };
         let member = |lane| Member { lane, parts: Vec::new(), taken: 0 };
         let members = lanes.into_iter().map(member).collect();
         let (joins, asked, late, again) = Default::default();
@@ -81,11 +81,11 @@ impl StripeLane {
         let spread = match shape.judge(mapping, pieces) {
             Err(answer) => {
                 mapping.answer = answer;
-                Spread::Nowhere
+                MemberSpread::Nowhere
             }
             Ok(None) => {
                 members.iter_mut().for_each(|member| member.ask(name, mapping.operation));
-                Spread::Everywhere
+                MemberSpread::Everywhere
             }
             Ok(Some(split)) => {
                 for place in 0..split.parts {
@@ -93,7 +93,11 @@ impl StripeLane {
                     let extent = shape.extent(part.bytes);
                     members[part.member].ask(name, mapping.operation.on(extent));
                 }
-                if split.parts == 1 { Spread::One(split.first) } else { Spread::Parts(split) }
+                if split.parts == 1 {
+                    MemberSpread::One(split.first)
+                } else {
+                    MemberSpread::Parts(split)
+                }
             }
         };
         asked.push((name, spread));
@@ -104,22 +108,22 @@ impl StripeLane {
         &mut self,
         mapping: &mut Mapping,
         name: Token,
-        spread: Spread,
+        spread: MemberSpread,
         pieces: &mut PieceList,
     ) {
         let Self { shape, members, joins, .. } = self;
         let count = match spread {
-            Spread::Nowhere => 0,
-            Spread::One(_) => 1,
-            Spread::Parts(split) => split.parts,
-            Spread::Everywhere => members.len(),
+            MemberSpread::Nowhere => 0,
+            MemberSpread::One(_) => 1,
+            MemberSpread::Parts(split) => split.parts,
+            MemberSpread::Everywhere => members.len(),
         };
         let member_at = |place| match spread {
-            Spread::One(member) => member,
-            Spread::Parts(split) => shape.layout.member(&split, place),
-            Spread::Nowhere | Spread::Everywhere => place,
+            MemberSpread::One(member) => member,
+            MemberSpread::Parts(split) => shape.layout.member(&split, place),
+            MemberSpread::Nowhere | MemberSpread::Everywhere => place,
         };
-        let mut whole = Whole::new(*mapping, spread);
+        let mut whole = StripedOperation::new(*mapping, spread);
         if (0..count).any(|place| members[member_at(place)].next_is_not_over()) {
             joins.begin(name, whole);
             let mut answered = None;
@@ -135,10 +139,10 @@ impl StripeLane {
         }
         joins.give_back(name);
         match spread {
-            Spread::Nowhere => {}
-            Spread::One(member) => *mapping = whole.as_part(members[member].take_back()),
-            Spread::Parts(_) | Spread::Everywhere => {
-                let mut answering = Answering::new(shape.layout, pieces);
+            MemberSpread::Nowhere => {}
+            MemberSpread::One(member) => *mapping = whole.as_part(members[member].take_back()),
+            MemberSpread::Parts(_) | MemberSpread::Everywhere => {
+                let mut answering = AnswerBuilder::new(shape.layout, pieces);
                 for place in 0..count {
                     let part = members[member_at(place)].take_back();
                     whole.take(&part);
@@ -150,7 +154,7 @@ impl StripeLane {
     }
 }
 
-impl Shape {
+impl StripeParameters {
     /// What is to be done for an operation: ask the members that a split names, or all of them if it is
     /// about no bytes, or answer.
     fn judge(&self, mapping: &mut Mapping, pieces: &PieceList) -> Result<Option<Split>, Answer> {
@@ -264,7 +268,7 @@ impl Lane for StripeLane {
 
     fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
         let Self { io, members, joins, again, .. } = self;
-        let name = joins.told(token);
+        let name = joins.notified(token);
         let outcome = tell(members, joins, name, outcome);
         if joins.is_over(name) {
             joins.give_back(name);
@@ -292,7 +296,7 @@ impl Lane for StripeLane {
 fn conclude(
     layout: Layout,
     members: &mut [Member],
-    joins: &mut Joins,
+    joins: &mut JoinTable,
     name: Token,
     pieces: &mut PieceList,
 ) -> Option<Mapping> {
@@ -314,7 +318,7 @@ fn conclude(
 }
 
 /// Tells the members that asked for it how the whole ended; returns what that is with what they say.
-fn tell(members: &mut [Member], joins: &mut Joins, name: Token, outcome: Outcome) -> Outcome {
+fn tell(members: &mut [Member], joins: &mut JoinTable, name: Token, outcome: Outcome) -> Outcome {
     let mut result = outcome;
     while let Some(member) = joins.next_told(name) {
         match members[member].lane.carried_out(name, outcome) {

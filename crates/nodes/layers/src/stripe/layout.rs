@@ -18,12 +18,11 @@ pub const MEMBERS_MIN: usize = 2;
 /// The most members of a stripe.
 pub const MEMBERS_MAX: usize = 64;
 
-/// How many neighbouring bytes lie on one member: as in md's RAID0 a multiple of 4 KiB, and no more than
-/// 16 MiB. It need not be a power of two.
+/// The chunk size of a stripe: a multiple of 4 KiB up to 16 MiB, as in md's RAID0. It need not be a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Chunk(NonZeroU64);
+pub struct ChunkSize(NonZeroU64);
 
-impl Chunk {
+impl ChunkSize {
     /// The smallest, and what the others are multiples of.
     pub const BYTES_MIN: u64 = 4 << 10;
 
@@ -43,7 +42,7 @@ impl Chunk {
     }
 }
 
-/// The arithmetic of one stripe.
+/// The layout of a stripe: chunk size and number of members (md's RAID0). Pure arithmetic.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     chunk: NonZeroU64,
@@ -74,9 +73,9 @@ impl Split {
     }
 }
 
-/// What a range has on one member.
+/// The part of a range that one member has, as a range of that member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct MemberPart {
     /// The member.
     pub(super) member: usize,
     /// The bytes of the member.
@@ -84,7 +83,7 @@ pub(super) struct Part {
 }
 
 impl Layout {
-    pub(super) fn new(chunk: Chunk, members: usize) -> Self {
+    pub(super) fn new(chunk: ChunkSize, members: usize) -> Self {
         assert!((MEMBERS_MIN..=MEMBERS_MAX).contains(&members), "a stripe has 2 to 64 members");
         let members = NonZeroU64::new(members as u64).expect("not zero");
         Self { chunk: chunk.0, members }
@@ -139,7 +138,7 @@ impl Layout {
     }
 
     /// The part at this place: 0 is the one of the first member.
-    pub(super) fn part(self, split: &Split, place: usize) -> Part {
+    pub(super) fn part(self, split: &Split, place: usize) -> MemberPart {
         let chunk = self.chunk.get();
         let member = self.member(split, place);
         // Behind the last member comes the next chunk of the first one.
@@ -149,7 +148,7 @@ impl Layout {
         let lead = if place == 0 { split.lead } else { 0 };
         let is_last = place + rows * self.members.get() == split.last;
         let tail = if is_last { split.tail } else { 0 };
-        Part { member, bytes: row * chunk + lead..(row + rows + 1) * chunk - tail }
+        MemberPart { member, bytes: row * chunk + lead..(row + rows + 1) * chunk - tail }
     }
 
     /// Whose part is at this place.
@@ -168,12 +167,12 @@ impl Layout {
     }
 
     /// Where bytes of a part lie in the whole range: `bytes` counts from the part's first.
-    pub(super) fn runs(self, split: &Split, place: usize, bytes: Range<u64>) -> Runs {
+    pub(super) fn runs(self, split: &Split, place: usize, bytes: Range<u64>) -> MemoryRuns {
         let lead = if place == 0 { split.lead } else { 0 };
         let at = lead + bytes.start;
         let (row, within) = (at / self.chunk, at % self.chunk);
         let chunk = row * self.members.get() + place as u64;
-        Runs {
+        MemoryRuns {
             skip: chunk * self.chunk.get() + within - split.lead,
             room: self.chunk.get() - within,
             left: bytes.end - bytes.start,
@@ -183,10 +182,9 @@ impl Layout {
     }
 }
 
-/// The runs of memory that neighbouring bytes of a member belong to: how many bytes of the whole range
-/// lie before each, and its length.
+/// Iterator over the runs of an operation's memory that a member's bytes belong to.
 #[derive(Debug)]
-pub(super) struct Runs {
+pub(super) struct MemoryRuns {
     skip: u64,
     /// From there to the end of the chunk.
     room: u64,
@@ -196,7 +194,7 @@ pub(super) struct Runs {
     apart: u64,
 }
 
-impl Iterator for Runs {
+impl Iterator for MemoryRuns {
     type Item = (u64, u64);
 
     fn next(&mut self) -> Option<(u64, u64)> {
@@ -222,7 +220,7 @@ mod tests {
 
     #[track_caller]
     fn check_chunk(bytes: u64, fits: bool) {
-        assert_eq!(Chunk::new(ByteCount(bytes)).is_some(), fits, "{bytes}");
+        assert_eq!(ChunkSize::new(ByteCount(bytes)).is_some(), fits, "{bytes}");
     }
 
     #[test]
@@ -242,13 +240,13 @@ mod tests {
 
     #[track_caller]
     fn check(members: usize, bytes: Range<u64>, expected: &[Expected<'_>]) {
-        let layout = Layout::new(Chunk::new(ByteCount(4096)).unwrap(), members);
+        let layout = Layout::new(ChunkSize::new(ByteCount(4096)).unwrap(), members);
         let (start, count) = (ByteOffset(bytes.start), ByteCount(bytes.end - bytes.start));
         let extent = DiskSize(ByteCount(u64::MAX)).check(start, count).unwrap();
         let split = layout.split(extent);
         let found: Vec<_> = (0..split.parts)
             .map(|place| {
-                let Part { member, bytes } = layout.part(&split, place);
+                let MemberPart { member, bytes } = layout.part(&split, place);
                 assert_eq!(layout.place(&split, member), place);
                 let count = bytes.end - bytes.start;
                 (member, bytes, layout.runs(&split, place, 0..count).collect::<Vec<_>>())
@@ -300,12 +298,12 @@ mod tests {
 
     #[test]
     fn the_last_bytes_of_the_largest_stripe_have_a_place() {
-        let layout = Layout::new(Chunk::new(ByteCount(16 << 20)).unwrap(), 64);
+        let layout = Layout::new(ChunkSize::new(ByteCount(16 << 20)).unwrap(), 64);
         let used = layout.member_bytes_max();
         let size = layout.size(used);
         assert!(i64::try_from(size.0).is_ok() && i64::try_from(size.0 + (64 << 24)).is_err());
         let extent = DiskSize(size).check(ByteOffset(0), size).unwrap();
         let split = layout.split(extent);
-        assert_eq!(layout.part(&split, 63), Part { member: 63, bytes: 0..used.0 });
+        assert_eq!(layout.part(&split, 63), MemberPart { member: 63, bytes: 0..used.0 });
     }
 }

@@ -85,8 +85,7 @@ pub(super) struct Cost {
     pub(super) operations: f64,
 }
 
-/// A rate and how much of it is spent. Alone in its cache lines: two iothreads that need different
-/// buckets do not meet.
+/// A token bucket: a rate, and up to when it is spent (generic cell rate algorithm). Alone in its cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Bucket {
@@ -99,27 +98,27 @@ pub(super) struct Bucket {
     waited_at: AtomicU64,
 }
 
-/// What a lane got from a bucket.
+/// What a lane has reserved from a bucket: how much, and from when on it may be used.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reserved {
+pub(super) struct Reservation {
     /// How much, as a span of the rate.
     pub(super) amount: Nanos,
     /// From when on it may be used.
     pub(super) from: Nanos,
     /// For the lane's next reservation.
-    pub(super) last: Last,
+    pub(super) last: LastReservation,
 }
 
 /// What a lane remembers of its last reservation from a bucket.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Last {
+pub(super) struct LastReservation {
     /// Up to when the bucket was spent with it.
     spent_until: Nanos,
     /// When it was last seen that others have reserved as well.
     others_at: Nanos,
 }
 
-impl Last {
+impl LastReservation {
     /// Whether others reserve as well. One of them may be late just now, so they are remembered.
     fn others(self, now: Nanos, spent_until: Nanos) -> bool {
         spent_until != self.spent_until || now.minus(Nanos(OTHERS_REMEMBERED)) < self.others_at
@@ -165,14 +164,14 @@ impl Bucket {
     }
 
     /// Whether more is reserved than there is, and not only by the caller.
-    pub(super) fn is_contended(&self, now: Nanos, last: Last) -> bool {
+    pub(super) fn is_contended(&self, now: Nanos, last: LastReservation) -> bool {
         let spent_until = Nanos(self.spent_until.load(Ordering::Relaxed));
         spent_until.minus(self.tolerance) > now && last.others(now, spent_until)
     }
 
     /// Reserves something towards `need` nanoseconds: all of it or more, unless others wait as well or it is
     /// more than [`DEBT_MAX`].
-    pub(super) fn reserve(&self, now: Nanos, need: f64, last: Last) -> Reserved {
+    pub(super) fn reserve(&self, now: Nanos, need: f64, last: LastReservation) -> Reservation {
         let need = Nanos::at_least(need);
         let kept_since = self.kept_since(now);
         let mut seen = self.spent_until.load(Ordering::Relaxed);
@@ -191,7 +190,11 @@ impl Bucket {
                         self.waited_at.store(from.0, Ordering::Relaxed);
                     }
                     let others_at = if before == last.spent_until { last.others_at } else { now };
-                    return Reserved { amount, from, last: Last { spent_until, others_at } };
+                    return Reservation {
+                        amount,
+                        from,
+                        last: LastReservation { spent_until, others_at },
+                    };
                 }
                 Err(changed) => seen = changed,
             }
@@ -252,7 +255,7 @@ mod tests {
         let bucket = Bucket::of(LimitKind::IopsTotal, &limit).next().unwrap();
         let start = Barrier::new(4);
         let reserve = || {
-            let mut last = Last::default();
+            let mut last = LastReservation::default();
             start.wait();
             let mut sum = 0;
             for turn in 0..EACH {
@@ -296,11 +299,11 @@ mod loom_tests {
             let bucket = Arc::new(bucket);
             let others = Arc::clone(&bucket);
             let other = loom::thread::spawn(move || {
-                let reserved = others.reserve(Nanos(1), 3e6, Last::default());
+                let reserved = others.reserve(Nanos(1), 3e6, LastReservation::default());
                 others.charge(Nanos(1), 5e6);
                 (reserved.from, reserved.amount)
             });
-            let first = bucket.reserve(Nanos(1), 7e6, Last::default());
+            let first = bucket.reserve(Nanos(1), 7e6, LastReservation::default());
             let second = bucket.reserve(Nanos(1), 7e6, first.last);
             bucket.refund(second.amount);
             let (from, amount) = other.join().expect("it does not panic");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use block::Clock;
 
 use super::bucket::Nanos;
-use super::budget::Budget;
+use super::bucket_set::BucketSet;
 use super::limits::ThrottleLimits;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ pub struct ThrottleGroup {
     clock: Arc<dyn Clock>,
     epoch: Instant,
     generation: Generation,
-    budget: Mutex<Arc<Budget>>,
+    budget: Mutex<Arc<BucketSet>>,
 }
 
 /// Counts changes of the limits. Alone in its cache lines: all lanes read it, and it hardly ever changes.
@@ -31,7 +31,7 @@ struct Generation(AtomicU64);
 impl ThrottleGroup {
     /// A group with all its budget.
     pub fn new(name: &str, limits: ThrottleLimits, clock: Arc<dyn Clock>) -> Arc<Self> {
-        let budget = Mutex::new(Arc::new(Budget::new(limits, 0)));
+        let budget = Mutex::new(Arc::new(BucketSet::new(limits, 0)));
         let (name, epoch) = (name.to_owned(), clock.now());
         Arc::new(Self { name, clock, epoch, generation: Generation::default(), budget })
     }
@@ -51,7 +51,7 @@ impl ThrottleGroup {
     pub fn set_limits(&self, limits: ThrottleLimits) {
         let mut budget = self.budget.lock().expect("no holder of this lock panics");
         let generation = budget.generation() + 1;
-        *budget = Arc::new(Budget::new(limits, generation));
+        *budget = Arc::new(BucketSet::new(limits, generation));
         self.generation.0.store(generation, Ordering::Release);
     }
 
@@ -59,7 +59,7 @@ impl ThrottleGroup {
         self.generation.0.load(Ordering::Acquire)
     }
 
-    pub(super) fn budget(&self) -> Arc<Budget> {
+    pub(super) fn budget(&self) -> Arc<BucketSet> {
         Arc::clone(&self.budget.lock().expect("no holder of this lock panics"))
     }
 

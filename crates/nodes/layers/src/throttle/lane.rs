@@ -12,21 +12,22 @@ use std::time::{Duration, Instant};
 use block::{Answer, Clock, Due, FailKind, Lane, Mapping, Outcome, PieceList, Token, Told};
 
 use super::bucket::Nanos;
-use super::budget::{Budget, WAYS};
+use super::bucket_set::{BucketSet, DIRECTIONS};
 use super::group::ThrottleGroup;
-use super::seat::{Member, Seat};
-use super::way::{Surroundings, Waiting, Way};
+use super::member::{GroupMember, MemberLane};
+use super::queue::{ThrottleContext, ThrottleQueue, ThrottledRequest};
 
 /// How late a held request may go on: budget is not lost by it, and a thread need not look at the clock.
 const SLACK: Duration = Duration::from_micros(200);
 
+/// One iothread's handle on a throttle node: what passes and what waits.
 #[derive(Debug)]
 pub(super) struct ThrottleLane {
     group: Arc<ThrottleGroup>,
     clock: Arc<dyn Clock>,
-    budget: Arc<Budget>,
-    seat: Seat,
-    ways: [Way; WAYS],
+    budget: Arc<BucketSet>,
+    lane: MemberLane,
+    queues: [ThrottleQueue; DIRECTIONS],
     arrivals: u64,
     /// What goes on, on its way to the lane below. Empty between calls.
     ready: Vec<Mapping>,
@@ -36,16 +37,16 @@ pub(super) struct ThrottleLane {
 impl ThrottleLane {
     pub(super) fn new(
         group: &Arc<ThrottleGroup>,
-        member: &Arc<Member>,
+        member: &Arc<GroupMember>,
         below: Box<dyn Lane>,
     ) -> Self {
         let budget = group.budget();
         Self {
             clock: group.clock(),
             group: Arc::clone(group),
-            ways: ways(&budget),
+            queues: queues(&budget),
             budget,
-            seat: Seat::take(member),
+            lane: MemberLane::take(member),
             arrivals: 0,
             ready: Vec::new(),
             below,
@@ -58,44 +59,45 @@ impl ThrottleLane {
             return;
         }
         let mut waiting = Vec::new();
-        for (number, way) in self.ways.iter_mut().enumerate() {
-            let around = Surroundings { budget: &self.budget, seat: &self.seat, way: number };
-            way.empty(around, &mut waiting);
+        for (number, direction) in self.queues.iter_mut().enumerate() {
+            let context =
+                ThrottleContext { budget: &self.budget, lane: &self.lane, direction: number };
+            direction.empty(context, &mut waiting);
         }
         waiting.sort_by_key(|request| request.arrival);
         self.budget = self.group.budget();
-        self.ways = ways(&self.budget);
+        self.queues = queues(&self.budget);
         for mut request in waiting {
             // A flush never waits, and without limits all go the way of reads.
             let toll = self.budget.toll(&request.mapping.operation);
-            let (way, cost) = toll.unwrap_or((0, request.cost));
+            let (direction, cost) = toll.unwrap_or((0, request.cost));
             request.cost = cost;
-            let around = Surroundings { budget: &self.budget, seat: &self.seat, way };
-            self.ways[way].hold(request, around);
+            let context = ThrottleContext { budget: &self.budget, lane: &self.lane, direction };
+            self.queues[direction].hold(request, context);
         }
     }
 
     /// Whether the request passes; otherwise it is held.
     fn admit(&mut self, mapping: &Mapping, now: &mut Option<Nanos>) -> bool {
-        let Some((way, cost)) = self.budget.toll(&mapping.operation) else {
+        let Some((direction, cost)) = self.budget.toll(&mapping.operation) else {
             return true;
         };
         let (group, clock) = (&self.group, &self.clock);
-        let around = Surroundings { budget: &self.budget, seat: &self.seat, way };
+        let context = ThrottleContext { budget: &self.budget, lane: &self.lane, direction };
         let now = || *now.get_or_insert_with(|| group.since_epoch(clock.now()));
-        if self.ways[way].admit(cost, around, now) {
+        if self.queues[direction].admit(cost, context, now) {
             return true;
         }
         self.arrivals += 1;
         let arrival = self.arrivals;
-        let request = Waiting { mapping: *mapping, cost, arrival, released: false };
-        self.ways[way].hold(request, around);
+        let request = ThrottledRequest { mapping: *mapping, cost, arrival, released: false };
+        self.queues[direction].hold(request, context);
         false
     }
 }
 
-fn ways(budget: &Budget) -> [Way; WAYS] {
-    std::array::from_fn(|way| Way::new(budget.payees(way)))
+fn queues(budget: &BucketSet) -> [ThrottleQueue; DIRECTIONS] {
+    std::array::from_fn(|direction| ThrottleQueue::new(budget.payees(direction)))
 }
 
 impl Lane for ThrottleLane {
@@ -127,7 +129,7 @@ impl Lane for ThrottleLane {
     }
 
     fn due(&self) -> Option<Due> {
-        let own = self.ways.iter().filter_map(Way::due).min();
+        let own = self.queues.iter().filter_map(ThrottleQueue::due).min();
         let own = own.map(|at| Due { at: self.group.instant(at), slack: SLACK });
         Due::first(own, self.below.due())
     }
@@ -135,9 +137,10 @@ impl Lane for ThrottleLane {
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         self.follow_limits();
         let own_now = self.group.since_epoch(now);
-        for (number, way) in self.ways.iter_mut().enumerate() {
-            let around = Surroundings { budget: &self.budget, seat: &self.seat, way: number };
-            way.resume(around, own_now, &mut self.ready);
+        for (number, direction) in self.queues.iter_mut().enumerate() {
+            let context =
+                ThrottleContext { budget: &self.budget, lane: &self.lane, direction: number };
+            direction.resume(context, own_now, &mut self.ready);
         }
         if !self.ready.is_empty() {
             self.below.map(&mut self.ready, pieces);
@@ -148,9 +151,10 @@ impl Lane for ThrottleLane {
     }
 
     fn release(&mut self) {
-        for (number, way) in self.ways.iter_mut().enumerate() {
-            let around = Surroundings { budget: &self.budget, seat: &self.seat, way: number };
-            way.release(around);
+        for (number, direction) in self.queues.iter_mut().enumerate() {
+            let context =
+                ThrottleContext { budget: &self.budget, lane: &self.lane, direction: number };
+            direction.release(context);
         }
         self.below.release();
     }
@@ -162,9 +166,10 @@ impl Lane for ThrottleLane {
 
 impl Drop for ThrottleLane {
     fn drop(&mut self) {
-        for (number, way) in self.ways.iter_mut().enumerate() {
-            let around = Surroundings { budget: &self.budget, seat: &self.seat, way: number };
-            way.give_back(around);
+        for (number, direction) in self.queues.iter_mut().enumerate() {
+            let context =
+                ThrottleContext { budget: &self.budget, lane: &self.lane, direction: number };
+            direction.cancel_reservation(context);
         }
     }
 }

@@ -118,7 +118,7 @@ impl ThrottleSettings {
     }
 }
 
-/// Limits that go together.
+/// The limits of a throttle group, checked: they are in range and do not contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ThrottleLimits(ThrottleSettings);
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use block::{Access, BlockStatus, ByteCount, Child, Node, Rights};
-use disk::{DiscardPolicy, RawNode, Window};
+use disk::{DiscardPolicy, RawNode, RawWindow};
 use kernel_io::FileTable;
 use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
 use tasks::Control;
@@ -172,7 +172,7 @@ impl Chain<'_> {
             let open = |name: &str| file(&self.directory.join(name), &table);
             let below: Arc<dyn Node> = open(&level.name)?;
             node = Some(if level.is_raw {
-                let (whole, policy) = (Window::WHOLE, DiscardPolicy::Unmap);
+                let (whole, policy) = (RawWindow::WHOLE, DiscardPolicy::Unmap);
                 let child = Child::new(below);
                 Arc::new(RawNode::new("raw", child, whole, Access::ReadWrite, policy)?)
             } else {

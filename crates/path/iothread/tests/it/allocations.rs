@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
-use layers::{Chunk, StripeDiscards, StripeNode};
+use layers::{ChunkSize, StripeDiscards, StripeNode};
 use request_path::{Appetite, Engine, Rest, Served, Signal, Source, SourceKey, Turn};
 use testkit::counting::{Counting, allocations};
 use virtio_blk::BlkRing;
@@ -119,7 +119,7 @@ fn a_request_whose_pages_are_logged_allocates_nothing() {
 /// A stripe of chunks of one block.
 fn stripe(nodes: Vec<Arc<dyn Node>>) -> Arc<dyn Node> {
     let children = nodes.into_iter().map(Child::new).collect();
-    let chunk = Chunk::new(ByteCount(BLOCK as u64)).unwrap();
+    let chunk = ChunkSize::new(ByteCount(BLOCK as u64)).unwrap();
     let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
     Arc::new(StripeNode::new("stripe", children, chunk, access, discards).unwrap())
 }

@@ -11,7 +11,7 @@ use iothread::{Placed, Watcher};
 use kernel_io::FileTable;
 use request_path::{FrontEnd, Interest, NewRequest, Port, Rest};
 use virtio::RingError;
-use virtio_blk::{BlkFault, BlkReply, BlkRing};
+use virtio_blk::{BlkReply, BlkRing, BlkRingFault};
 
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::setup::{file_node, iothreads, on_both, ring, served};
@@ -27,9 +27,9 @@ struct BreaksAtTheEnd {
 
 impl FrontEnd for BreaksAtTheEnd {
     type Reply = BlkReply;
-    type Fault = BlkFault;
+    type Fault = BlkRingFault;
 
-    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkFault> {
+    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkRingFault> {
         if self.is_ending.get() { Err(RingError::MemoryLost.into()) } else { self.ring.take() }
     }
 
@@ -62,7 +62,7 @@ impl FrontEnd for BreaksAtTheEnd {
         self.ring.publish(port);
     }
 
-    fn check(&self) -> Result<(), BlkFault> {
+    fn check(&self) -> Result<(), BlkRingFault> {
         self.ring.check()
     }
 

@@ -12,8 +12,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use virtio::{
-    DirtyLog, GuestAddress, GuestMemory, Marking, Region, RegionSpec, RingAddresses, RingBase,
-    RingLayout, RingLog, RingSetup,
+    DirtyLog, DirtyLogScope, GuestAddress, GuestMemory, Region, RegionSpec, RingAddresses,
+    RingBase, RingDirtyLog, RingLayout, RingSetup,
 };
 
 pub(crate) const BLOCK: usize = 4096;
@@ -143,9 +143,9 @@ impl Guest {
     pub(crate) const ANSWER_PAGES: [usize; 2] = [USED / BLOCK, HEADERS / BLOCK];
 
     /// A log of all memory for this guest's ring.
-    pub(crate) fn ring_log(&self, log: Arc<DirtyLog>) -> RingLog {
-        let marking = Marking::All(GuestAddress(USED as u64));
-        RingLog::new(log, &self.memory, &self.setup(), marking).unwrap()
+    pub(crate) fn ring_log(&self, log: Arc<DirtyLog>) -> RingDirtyLog {
+        let marking = DirtyLogScope::All(GuestAddress(USED as u64));
+        RingDirtyLog::new(log, &self.memory, &self.setup(), marking).unwrap()
     }
 
     /// A slot that is not in flight.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use block::{Node, SystemClock};
 use kernel_io::{FileTable, Notifier, Reactors, Wait};
 use request_path::{Appetite, Engine, Served, Source, SourceKey, Turn};
-use virtio::{InflightQueue, InflightRegion, InflightShape, Ring, RingBase, RingSetup};
+use virtio::{InflightGeometry, InflightQueue, InflightRegion, Ring, RingBase, RingSetup};
 use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BLOCK, Guest, RING_SIZE, SLOTS};
@@ -26,7 +26,7 @@ struct Rig {
 
 impl Rig {
     fn new(node: Arc<dyn Node>, files: Arc<FileTable>, reactors: Reactors) -> Self {
-        let shape = InflightShape::check(1, RING_SIZE).unwrap();
+        let shape = InflightGeometry::check(1, RING_SIZE).unwrap();
         let (region, _fd) = InflightRegion::create(shape, &Arc::default()).unwrap();
         let inflight = InflightQueue { region: Arc::new(region), queue: 0 };
         let mut guest = Guest::new();

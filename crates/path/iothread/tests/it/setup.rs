@@ -8,7 +8,7 @@ use disk::{DiscardPolicy, FileNode};
 use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
 use kernel_io::{Caching, FileTable, OpenOptions, Reactors};
 use request_path::{FrontEnd, Served};
-use virtio::{BlkRules, Ring, RingLog};
+use virtio::{BlkRules, Ring, RingDirtyLog};
 use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
 
 use crate::guest::Guest;
@@ -26,7 +26,7 @@ impl Watcher for NoFault {
 }
 
 /// Has this log, or none, mark what is written from now on.
-pub(crate) fn set_log(placed: &Placed<BlkRing>, log: Option<RingLog>) {
+pub(crate) fn set_log(placed: &Placed<BlkRing>, log: Option<RingDirtyLog>) {
     placed.visit(|ring, port| ring.set_log(log, port));
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Device, ENTRIES, QUEUE, QUEUES, World};
 use crate::inflight::{
-    ENTRIES_FIELD, InflightError, InflightFault, InflightQueue, InflightRegion, InflightShape,
+    ENTRIES_FIELD, InflightError, InflightFault, InflightGeometry, InflightQueue, InflightRegion,
     VERSION_FIELD,
 };
 use crate::{Ring, RingError, RingLayout, catch_lost_memory};
@@ -20,7 +20,7 @@ fn interrupted(layout: RingLayout) -> World {
 
 /// Where the part of the ring starts.
 fn part(layout: RingLayout) -> u64 {
-    let shape = InflightShape { queues: QUEUES, queue_size: ENTRIES };
+    let shape = InflightGeometry { queues: QUEUES, queue_size: ENTRIES };
     shape.bytes(layout) / u64::from(QUEUES) * u64::from(QUEUE)
 }
 
@@ -143,7 +143,7 @@ fn no_content_of_a_region_makes_a_panic() {
 fn a_ring_that_has_no_place_in_the_region_is_refused() {
     let world = World::new(RingLayout::Packed);
     let open = |queues, queue_size, bytes, queue| {
-        let shape = InflightShape::check(queues, queue_size).expect("possible");
+        let shape = InflightGeometry::check(queues, queue_size).expect("possible");
         let region =
             InflightRegion::map(world.region.fd(), shape, bytes, 0, &std::sync::Arc::default())
                 .expect("mapped");
@@ -167,7 +167,7 @@ fn a_ring_that_has_no_place_in_the_region_is_refused() {
 #[test]
 fn a_region_that_is_not_in_its_file_is_refused() {
     let world = World::new(RingLayout::Split);
-    let shape = InflightShape::check(QUEUES, ENTRIES).expect("possible");
+    let shape = InflightGeometry::check(QUEUES, ENTRIES).expect("possible");
     let map = |bytes, offset| {
         InflightRegion::map(world.region.fd(), shape, bytes, offset, &std::sync::Arc::default())
     };
@@ -178,7 +178,7 @@ fn a_region_that_is_not_in_its_file_is_refused() {
     }
     assert!(matches!(map(8, 4), Err(InflightError::Misaligned { offset: 4 })));
     for (queues, size) in [(0, 1), (257, 1), (1, 0), (1, 32769)] {
-        assert!(matches!(InflightShape::check(queues, size), Err(InflightError::Shape { .. })));
+        assert!(matches!(InflightGeometry::check(queues, size), Err(InflightError::Shape { .. })));
     }
 }
 
@@ -207,7 +207,7 @@ fn a_region_that_is_taken_away_breaks_the_ring() {
 /// A front end cannot cut the file that it was given.
 #[test]
 fn a_region_of_ours_is_sealed() {
-    let shape = InflightShape::check(QUEUES, ENTRIES).expect("possible");
+    let shape = InflightGeometry::check(QUEUES, ENTRIES).expect("possible");
     let (_region, fd) = InflightRegion::create(shape, &std::sync::Arc::default()).expect("memory");
     for bytes in [0, shape.region_bytes() + 4096] {
         assert_eq!(rustix::fs::ftruncate(&fd, bytes), Err(rustix::io::Errno::PERM));

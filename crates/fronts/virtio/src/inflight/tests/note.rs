@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use block::{ByteCount, DiskSize};
 
-use crate::inflight::{InflightRegion, InflightShape, SessionNote};
+use crate::inflight::{InflightGeometry, InflightRegion, SessionRecord};
 use crate::{CacheMode, RingLayout};
 
 const BOTH: [CacheMode; 2] = [CacheMode::WriteBack, CacheMode::WriteThrough];
 
-fn shape() -> InflightShape {
-    InflightShape::check(super::QUEUES, super::ENTRIES).expect("possible")
+fn shape() -> InflightGeometry {
+    InflightGeometry::check(super::QUEUES, super::ENTRIES).expect("possible")
 }
 
 /// Where the note of the shape lies: two parts of 256 bytes come before, as packed rings need.
@@ -20,7 +20,7 @@ const NOTE: u64 = 512;
 /// The file of a region of ours, with this mode noted.
 fn noted(mode: CacheMode) -> OwnedFd {
     let (region, fd) = InflightRegion::create(shape(), &Arc::default()).expect("memory");
-    let _note = SessionNote::begin(&Arc::new(region), mode);
+    let _note = SessionRecord::begin(&Arc::new(region), mode);
     fd
 }
 
@@ -30,7 +30,7 @@ fn map(fd: &OwnedFd, bytes: u64) -> Arc<InflightRegion> {
 }
 
 fn said(fd: &OwnedFd) -> Option<CacheMode> {
-    SessionNote::open(&map(fd, shape().region_bytes())).map(|(_note, mode)| mode)
+    SessionRecord::open(&map(fd, shape().region_bytes())).map(|(_note, mode)| mode)
 }
 
 fn put(fd: &OwnedFd, offset: u64, bytes: &[u8]) {
@@ -48,16 +48,16 @@ fn content(fd: &OwnedFd) -> Vec<u8> {
 #[test]
 fn the_size_that_was_told_is_kept_unless_the_note_is_not_understood() {
     let fd = noted(CacheMode::WriteBack);
-    let open = || SessionNote::open(&map(&fd, shape().region_bytes())).expect("it is there").0;
-    assert_eq!(open().told_size(), None);
+    let open = || SessionRecord::open(&map(&fd, shape().region_bytes())).expect("it is there").0;
+    assert_eq!(open().announced_size(), None);
     for bytes in [1 << 20, 3 << 30] {
         let size = DiskSize(ByteCount(bytes));
-        open().store_told_size(size);
-        assert_eq!(open().told_size(), Some(size));
+        open().store_announced_size(size);
+        assert_eq!(open().announced_size(), Some(size));
         assert_eq!(said(&fd), Some(CacheMode::WriteBack));
     }
     put(&fd, 8, &2_u16.to_ne_bytes());
-    assert_eq!(open().told_size(), None);
+    assert_eq!(open().announced_size(), None);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_region_says_what_was_noted_last() {
         assert_eq!(said(&fd), Some(first));
         for next in BOTH {
             let region = map(&fd, shape().region_bytes());
-            let (mut note, _) = SessionNote::open(&region).expect("it is there");
+            let (mut note, _) = SessionRecord::open(&region).expect("it is there");
             note.store(next);
             assert_eq!(said(&fd), Some(next));
         }
@@ -91,7 +91,7 @@ fn the_note_lies_behind_the_parts_of_either_layout() {
 fn a_region_of_another_back_end_says_nothing() {
     let fd = noted(CacheMode::WriteThrough);
     for bytes in [shape().bytes(RingLayout::Split), shape().bytes(RingLayout::Packed)] {
-        assert!(SessionNote::open(&map(&fd, bytes)).is_none(), "{bytes} bytes");
+        assert!(SessionRecord::open(&map(&fd, bytes)).is_none(), "{bytes} bytes");
     }
     // A front end may have rounded the size up.
     put(&fd, 0, &[0; 64]);
@@ -103,7 +103,7 @@ fn a_region_of_another_back_end_says_nothing() {
 fn a_truncated_note_says_nothing() {
     let fd = noted(CacheMode::WriteThrough);
     for bytes in NOTE..NOTE + 64 {
-        assert!(SessionNote::open(&map(&fd, bytes)).is_none(), "{bytes} bytes");
+        assert!(SessionRecord::open(&map(&fd, bytes)).is_none(), "{bytes} bytes");
     }
 }
 
@@ -124,7 +124,7 @@ fn what_is_not_understood_says_write_through() {
         assert_eq!(said(&fd), Some(CacheMode::WriteThrough), "{value} at byte {place}");
         // Whoever has opened it makes it its own.
         let region = map(&fd, shape().region_bytes());
-        let (mut note, _) = SessionNote::open(&region).expect("it is there");
+        let (mut note, _) = SessionRecord::open(&region).expect("it is there");
         note.store(CacheMode::WriteBack);
         assert_eq!(said(&fd), Some(CacheMode::WriteBack), "{value} at byte {place}");
     }
@@ -139,9 +139,9 @@ fn a_note_that_is_taken_away_says_nothing_and_harms_nobody() {
     let region = InflightRegion::map(theirs.fd(), shape(), theirs.bytes(), 0, &Arc::default())
         .expect("mapped");
     let region = Arc::new(region);
-    let (mut note, _) = SessionNote::open(&region).expect("it is there");
+    let (mut note, _) = SessionRecord::open(&region).expect("it is there");
     theirs.cut(0);
     note.store(CacheMode::WriteBack);
     assert!(region.is_lost());
-    assert!(SessionNote::open(&region).is_none());
+    assert!(SessionRecord::open(&region).is_none());
 }

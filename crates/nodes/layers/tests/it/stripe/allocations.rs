@@ -10,7 +10,7 @@ use block::{
     FileId, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList,
     Rights, Target, Token, Told,
 };
-use layers::{Chunk, StripeDiscards, StripeNode};
+use layers::{ChunkSize, StripeDiscards, StripeNode};
 
 use super::child::{Start, extent};
 use testkit::counting::allocations;
@@ -120,7 +120,7 @@ fn check(members: usize, chunks: u64, holding: usize) {
         Child::new(Arc::new(Plain { holds }))
     };
     let children = (0..members).map(child).collect();
-    let chunk = Chunk::new(ByteCount(CHUNK)).unwrap();
+    let chunk = ChunkSize::new(ByteCount(CHUNK)).unwrap();
     let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
     let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
     let mut lane = node.open_lane(&LaneIo::idle()).unwrap();

@@ -7,7 +7,7 @@ use block::{
     Access, After, Answer, ByteCount, Due, Durability, FailKind, FileId, Lane, LaneIo, Mapping,
     Node, Operation, Outcome, PIECES_MAX, Piece, PieceList, Target, Token, Told, Unmap,
 };
-use layers::{Chunk, StripeDiscards, StripeNode};
+use layers::{ChunkSize, StripeDiscards, StripeNode};
 
 use super::child::{ANSWER, Conduct, Fake, Notes, Start, extent};
 
@@ -33,7 +33,7 @@ impl Pair {
             notes.lock().unwrap().conducts = vec![conduct];
         }
         let children = fakes.into_iter().map(Fake::into_child).collect();
-        let chunk = Chunk::new(ByteCount(CHUNK)).unwrap();
+        let chunk = ChunkSize::new(ByteCount(CHUNK)).unwrap();
         let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
         let lane = node.open_lane(&LaneIo::idle()).unwrap();
         Self { notes, lane, pieces: PieceList::default(), late: Vec::new() }

@@ -9,7 +9,7 @@ use block::{
     Access, Answer, ByteCount, Durability, FailKind, FileId, Lane, LaneIo, Mapping, Node,
     Operation, Piece, PieceList, SECTOR_BYTES, Target, Token, Unmap,
 };
-use layers::{Chunk, StripeDiscards, StripeNode};
+use layers::{ChunkSize, StripeDiscards, StripeNode};
 use proptest::prelude::*;
 
 use super::child::{Asked, Conduct, Fake, Notes, Start, extent};
@@ -134,7 +134,7 @@ impl Run {
             notes.lock().unwrap().conducts.clone_from(conducts);
         }
         let children = fakes.into_iter().map(Fake::into_child).collect();
-        let chunk = Chunk::new(ByteCount(shape.chunk)).unwrap();
+        let chunk = ChunkSize::new(ByteCount(shape.chunk)).unwrap();
         let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
         let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
         assert_eq!(node.size().0.0, shape.size());

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use block::{Access, ByteCount, Child, Node, Rights};
-use layers::{Chunk, StripeDiscards, StripeError, StripeNode};
+use layers::{ChunkSize, StripeDiscards, StripeError, StripeNode};
 
 use super::child::{Fake, limits};
 
 const CHUNK: u64 = 64 << 10;
 
 fn stripe(children: Vec<Arc<Child>>) -> Result<StripeNode, StripeError> {
-    let chunk = Chunk::new(ByteCount(CHUNK)).unwrap();
+    let chunk = ChunkSize::new(ByteCount(CHUNK)).unwrap();
     StripeNode::new("s", children, chunk, Access::ReadWrite, StripeDiscards::Passed)
 }
 
@@ -37,7 +37,7 @@ fn the_size_is_that_of_the_whole_chunks() {
 #[test]
 fn the_size_is_the_one_that_md_shows() {
     let size = |chunk: u64, members: &[u64]| {
-        let chunk = Chunk::new(ByteCount(chunk << 10)).unwrap();
+        let chunk = ChunkSize::new(ByteCount(chunk << 10)).unwrap();
         let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
         let node = StripeNode::new("s", children(members), chunk, access, discards);
         node.unwrap().size().sectors()

@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::OFlags;
 
-use crate::{QueueIndex, Refusal};
+use crate::{MessageRefusal, QueueIndex};
 
-/// What a descriptor of a ring is for.
+/// Which descriptor of a ring it is: kick, call or error (SET_VRING_KICK, _CALL, _ERR).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Descriptor {
+pub enum VringFdKind {
     /// The driver tells the device that there are chains.
     Kick,
     /// The device tells the driver that there are completions.
@@ -23,7 +23,7 @@ pub enum Descriptor {
     Error,
 }
 
-impl fmt::Display for Descriptor {
+impl fmt::Display for VringFdKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Kick => "kick",
@@ -36,22 +36,22 @@ impl fmt::Display for Descriptor {
 /// Takes an eventfd and nothing else; those that are written to become non-blocking.
 pub(super) fn take(
     queue: QueueIndex,
-    descriptor: Descriptor,
+    descriptor: VringFdKind,
     fd: OwnedFd,
-) -> Result<OwnedFd, Refusal> {
+) -> Result<OwnedFd, MessageRefusal> {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     // Where /proc is not mounted there is no telling; then it is taken for what it should be.
     if let Ok(target) = rustix::fs::readlink(link, Vec::new())
         && target.to_bytes() != b"anon_inode:[eventfd]"
     {
-        return Err(Refusal::NoEventfd { queue, descriptor });
+        return Err(MessageRefusal::NoEventfd { queue, descriptor });
     }
     match descriptor {
-        Descriptor::Kick => {}
-        Descriptor::Call | Descriptor::Error => {
+        VringFdKind::Kick => {}
+        VringFdKind::Call | VringFdKind::Error => {
             let failed = |errno: rustix::io::Errno| {
                 let source = errno.into();
-                Refusal::Mode { queue, descriptor, source }
+                MessageRefusal::Mode { queue, descriptor, source }
             };
             let flags = rustix::fs::fcntl_getfl(&fd).map_err(failed)?;
             rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(failed)?;
@@ -63,10 +63,10 @@ pub(super) fn take(
 /// A copy for the device.
 pub(super) fn duplicate(
     queue: QueueIndex,
-    descriptor: Descriptor,
+    descriptor: VringFdKind,
     fd: Option<&OwnedFd>,
-) -> Result<Option<OwnedFd>, Refusal> {
-    fd.map(OwnedFd::try_clone).transpose().map_err(|source| Refusal::Duplicate {
+) -> Result<Option<OwnedFd>, MessageRefusal> {
+    fd.map(OwnedFd::try_clone).transpose().map_err(|source| MessageRefusal::Duplicate {
         queue,
         descriptor,
         source,

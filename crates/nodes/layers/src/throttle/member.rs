@@ -24,19 +24,19 @@ const GRACE: Nanos = Nanos(200_000);
 /// How long a lane has for its reservation, which takes a fraction of that: 20 µs.
 const CLAIM: Nanos = Nanos(20_000);
 
-/// A disk among the disks of its group.
+/// A disk as a member of its throttle group.
 #[derive(Debug, Default)]
-pub(super) struct Member {
+pub(super) struct GroupMember {
     /// One for each way (see `budget`).
-    turns: [Turn; 2],
+    turns: [ReservationTurn; 2],
     /// How many lanes are at each place.
     places: Mutex<Vec<usize>>,
 }
 
-/// Which lane reserves next, and when. Alone in its cache lines.
+/// Which lane of a disk reserves next, and when. Alone in its cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Turn {
+struct ReservationTurn {
     /// Until then a reservation of this disk lies in the future.
     next: AtomicU64,
     /// The place that goes first then.
@@ -45,21 +45,21 @@ struct Turn {
     waiting: AtomicU64,
 }
 
-/// A lane's place at its disk.
+/// One lane of a disk, among the lanes that take turns at reserving.
 #[derive(Debug)]
-pub(super) struct Seat {
-    member: Arc<Member>,
+pub(super) struct MemberLane {
+    member: Arc<GroupMember>,
     place: usize,
 }
 
-/// The right to reserve, for a moment.
+/// The right to reserve ahead, for a moment.
 #[derive(Debug)]
 #[must_use = "a turn is over when the next one is set"]
-pub(super) struct Claimed(());
+pub(super) struct ReservationRight(());
 
-impl Seat {
+impl MemberLane {
     /// Takes the place that fewest have. For threads that open a lane.
-    pub(super) fn take(member: &Arc<Member>) -> Self {
+    pub(super) fn take(member: &Arc<GroupMember>) -> Self {
         let mut places = member.places.lock().expect("no holder of this lock panics");
         places.resize(PLACES, 0);
         let (place, users) =
@@ -69,18 +69,18 @@ impl Seat {
     }
 
     /// Says that requests of this lane wait on that way.
-    pub(super) fn wait(&self, way: usize) {
-        self.member.turns[way].waiting.fetch_or(self.bit(), Ordering::Relaxed);
+    pub(super) fn wait(&self, direction: usize) {
+        self.member.turns[direction].waiting.fetch_or(self.bit(), Ordering::Relaxed);
     }
 
     /// Says that none wait any more.
-    pub(super) fn done(&self, way: usize) {
-        self.member.turns[way].waiting.fetch_and(!self.bit(), Ordering::Relaxed);
+    pub(super) fn done(&self, direction: usize) {
+        self.member.turns[direction].waiting.fetch_and(!self.bit(), Ordering::Relaxed);
     }
 
     /// Whether this lane may reserve now; otherwise when to ask again.
-    pub(super) fn may_reserve(&self, way: usize, now: Nanos) -> Result<(), Nanos> {
-        let turn = &self.member.turns[way];
+    pub(super) fn may_reserve(&self, direction: usize, now: Nanos) -> Result<(), Nanos> {
+        let turn = &self.member.turns[direction];
         let next = Nanos(turn.next.load(Ordering::Acquire));
         let from = if self.is_first(turn) { next } else { next.plus(GRACE) };
         if now < from { Err(from) } else { Ok(()) }
@@ -88,8 +88,8 @@ impl Seat {
 
     /// Keeps the other lanes off for a moment, to reserve something that lies in the future. `None` if
     /// another one was faster.
-    pub(super) fn claim(&self, way: usize, now: Nanos) -> Option<Claimed> {
-        let turn = &self.member.turns[way];
+    pub(super) fn claim(&self, direction: usize, now: Nanos) -> Option<ReservationRight> {
+        let turn = &self.member.turns[direction];
         let next = turn.next.load(Ordering::Relaxed);
         if next > now.0 {
             return None;
@@ -98,7 +98,7 @@ impl Seat {
         turn.next
             .compare_exchange(next, until, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()
-            .then_some(Claimed(()))
+            .then_some(ReservationRight(()))
     }
 
     /// When to ask again after another lane was faster.
@@ -107,22 +107,22 @@ impl Seat {
     }
 
     /// The reservation was made and is good from `at` on: then it is the next lane's turn.
-    pub(super) fn reserved(&self, _: Claimed, way: usize, at: Nanos) {
-        let turn = &self.member.turns[way];
+    pub(super) fn reserved(&self, _: ReservationRight, direction: usize, at: Nanos) {
+        let turn = &self.member.turns[direction];
         let others = turn.waiting.load(Ordering::Relaxed) & !self.bit();
         turn.first.store(next_place(others, self.place) as u64, Ordering::Relaxed);
         turn.next.store(at.0, Ordering::Release);
     }
 
     /// The reservation that was good from `at` on was given back.
-    pub(super) fn gave_back(&self, way: usize, at: Nanos) {
-        let next = &self.member.turns[way].next;
+    pub(super) fn cancelled(&self, direction: usize, at: Nanos) {
+        let next = &self.member.turns[direction].next;
         // It fails if somebody else has reserved since, which stays.
         next.compare_exchange(at.0, 0, Ordering::Release, Ordering::Relaxed).ok();
     }
 
     /// Whether no other lane goes before this one.
-    fn is_first(&self, turn: &Turn) -> bool {
+    fn is_first(&self, turn: &ReservationTurn) -> bool {
         let others = turn.waiting.load(Ordering::Relaxed) & !self.bit();
         let first = turn.first.load(Ordering::Relaxed);
         others == 0 || first == self.place as u64 || others & (1 << (first % PLACES as u64)) == 0
@@ -133,10 +133,10 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for MemberLane {
     fn drop(&mut self) {
-        for way in 0..self.member.turns.len() {
-            self.done(way);
+        for direction in 0..self.member.turns.len() {
+            self.done(direction);
         }
         self.member.places.lock().expect("no holder of this lock panics")[self.place] -= 1;
     }
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn the_lane_whose_turn_it_is_goes_first_and_the_others_after_its_grace() {
-        let member = Arc::new(Member::default());
-        let seats = [Seat::take(&member), Seat::take(&member)];
+        let member = Arc::new(GroupMember::default());
+        let seats = [MemberLane::take(&member), MemberLane::take(&member)];
         let later = |nanos: Nanos| nanos.plus(Nanos(1_000_000));
         let now = Nanos(5);
         seats[1].wait(0);
@@ -183,11 +183,11 @@ mod tests {
         assert_eq!(seats[0].may_reserve(1, now), Ok(()));
         // Who gives back what it has reserved lets the next one at it, and who goes leaves no bit.
         let [first, second] = seats;
-        first.gave_back(0, later(now));
+        first.cancelled(0, later(now));
         assert_eq!(second.may_reserve(0, now), Ok(()));
         drop(second);
         assert_eq!(member.turns[0].waiting.load(Ordering::Relaxed), 0);
-        assert_eq!(Seat::take(&member).place, 1);
+        assert_eq!(MemberLane::take(&member).place, 1);
         drop(first);
     }
 }
@@ -200,16 +200,16 @@ mod loom_tests {
     #[test]
     fn loom_two_lanes_do_not_reserve_for_one_turn() {
         loom::model(|| {
-            let member = Arc::new(Member::default());
-            let (mine, others) = (Seat::take(&member), Seat::take(&member));
-            let take = |seat: Seat, at: Nanos| {
-                seat.wait(0);
-                let claimed = seat.claim(0, Nanos(1));
+            let member = Arc::new(GroupMember::default());
+            let (mine, others) = (MemberLane::take(&member), MemberLane::take(&member));
+            let take = |lane: MemberLane, at: Nanos| {
+                lane.wait(0);
+                let claimed = lane.claim(0, Nanos(1));
                 let won = claimed.is_some();
                 if let Some(claimed) = claimed {
-                    seat.reserved(claimed, 0, at);
+                    lane.reserved(claimed, 0, at);
                 }
-                (seat, won)
+                (lane, won)
             };
             let other = loom::thread::spawn(move || take(others, Nanos(70_000)));
             let (mine, won) = take(mine, Nanos(50_000));
@@ -222,7 +222,7 @@ mod loom_tests {
             let first = if mine.is_first(&member.turns[0]) { &mine } else { &others };
             assert_eq!(first.may_reserve(0, next), Ok(()));
             // What one lane gives back of its own is free at once.
-            first.gave_back(0, next);
+            first.cancelled(0, next);
             assert_eq!(first.may_reserve(0, Nanos(1)), Ok(()));
         });
     }

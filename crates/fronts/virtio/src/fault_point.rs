@@ -7,9 +7,9 @@
 //! Invariants: a step comes after the stores it is named for and before the next.
 //! Not here: what has to hold after a crash (the header of `inflight`).
 
-/// A step that a crash can follow.
+/// A point in the life of a request at which a test can crash the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum FaultPoint {
     /// A chain was read from the ring and is marked nowhere.
     Popped,
     /// Its order, and of a packed ring its descriptors, are in the in-flight region.
@@ -38,7 +38,7 @@ pub enum Step {
 
 /// Notes that a step was reached.
 #[inline(always)]
-pub fn reached(step: Step) {
+pub fn reached(step: FaultPoint) {
     #[cfg(feature = "fault-points")]
     fault::reached(step);
     #[cfg(not(feature = "fault-points"))]
@@ -60,23 +60,24 @@ mod fault {
     use rustix::process::{Signal, getpid};
     use rustix::thread::gettid;
 
-    use super::Step;
+    use super::FaultPoint;
 
     /// `STEP:COUNT`: the process ends when it reaches the step for the COUNT-th time.
     const VARIABLE: &str = "RINGLOOM_FAULT";
 
-    struct Fault {
+    /// The crash that RINGLOOM_FAULT asks for: at which point, and how often it is passed before.
+    struct InjectedFault {
         step: String,
         left: AtomicU64,
     }
 
-    static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
+    static FAULT: OnceLock<Option<InjectedFault>> = OnceLock::new();
 
-    fn from_environment() -> Option<Fault> {
+    fn from_environment() -> Option<InjectedFault> {
         let text = std::env::var(VARIABLE).ok()?;
         let fault = text.split_once(':').and_then(|(step, count)| {
             let left = AtomicU64::new(count.parse().ok()?);
-            Some(Fault { step: step.to_owned(), left })
+            Some(InjectedFault { step: step.to_owned(), left })
         });
         Some(fault.unwrap_or_else(|| panic!("{VARIABLE}={text} is not STEP:COUNT")))
     }
@@ -91,7 +92,7 @@ mod fault {
         panic!("a process may end itself: {result}");
     }
 
-    pub(super) fn reached(step: Step) {
+    pub(super) fn reached(step: FaultPoint) {
         let Some(fault) = FAULT.get_or_init(from_environment) else { return };
         if fault.step == format!("{step:?}") && fault.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             die();

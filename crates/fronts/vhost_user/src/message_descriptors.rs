@@ -1,8 +1,8 @@
 //! Whether descriptors have come, found out before anything is received.
 //!
-//! Where it stands: before the library reads a message. Whoever receives a descriptor has to close it one day, and closing one
-//! may ask a file system whose server never answers. So descriptors are received only after [`crate::Device`] has had
-//! them looked at, and this says when there are any.
+//! Where it stands: before the library reads a message. Whoever receives a descriptor has to close it one day, and
+//! closing one may ask a file system whose server never answers. So descriptors are received only after
+//! [`crate::Device`] has had them looked at, and this says when there are any.
 //!
 //! Invariants: a look without room for descriptors makes none, and the kernel says that some were left out. What is read
 //! afterwards are the bytes that were looked at and no others: they are at the head of the queue and only this thread
@@ -19,9 +19,9 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg, sockopt}
 /// The size of a message's header, with which its descriptors come: request, flags and payload's size, of 4 bytes each.
 pub const HEADER_BYTES: usize = 12;
 
-/// What comes with the next message.
+/// Whether descriptors (SCM_RIGHTS) come with the next message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Attached {
+pub(crate) enum MessageDescriptors {
     Nothing,
     /// Descriptors, or they do with a later one that is there.
     Descriptors,
@@ -36,7 +36,7 @@ pub(crate) fn keep_order(connection: impl AsFd) -> io::Result<()> {
 }
 
 /// What comes with the message that is there. Waits for one as reading it would.
-pub(crate) fn look(connection: BorrowedFd<'_>) -> io::Result<Attached> {
+pub(crate) fn look(connection: BorrowedFd<'_>) -> io::Result<MessageDescriptors> {
     let mut header = [0; HEADER_BYTES];
     let no_room = &mut RecvAncillaryBuffer::default();
     let mut parts = [IoSliceMut::new(&mut header)];
@@ -44,15 +44,15 @@ pub(crate) fn look(connection: BorrowedFd<'_>) -> io::Result<Attached> {
     let seen = match retry_on_intr(|| recvmsg(connection, &mut parts, no_room, peek)) {
         Ok(seen) => seen,
         // Then reading fails too, and says what that means.
-        Err(Errno::CONNRESET) => return Ok(Attached::Nothing),
+        Err(Errno::CONNRESET) => return Ok(MessageDescriptors::Nothing),
         Err(errno) => return Err(errno.into()),
     };
     match seen.bytes {
         // The front end has left, and can send nothing any more.
-        0 => Ok(Attached::Nothing),
-        1..HEADER_BYTES => Ok(Attached::Torn),
-        _ if seen.flags.contains(ReturnFlags::CTRUNC) => Ok(Attached::Descriptors),
-        _ => Ok(Attached::Nothing),
+        0 => Ok(MessageDescriptors::Nothing),
+        1..HEADER_BYTES => Ok(MessageDescriptors::Torn),
+        _ if seen.flags.contains(ReturnFlags::CTRUNC) => Ok(MessageDescriptors::Descriptors),
+        _ => Ok(MessageDescriptors::Nothing),
     }
 }
 
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(ours: &UnixStream, expected: Attached) {
+    fn check(ours: &UnixStream, expected: MessageDescriptors) {
         assert_eq!(look(ours.as_fd()).unwrap(), expected);
     }
 
@@ -90,33 +90,33 @@ mod tests {
     fn descriptors_are_seen_and_none_is_made() {
         let (mut ours, mut theirs) = pair();
         theirs.write_all(&HEADER).unwrap();
-        check(&ours, Attached::Nothing);
+        check(&ours, MessageDescriptors::Nothing);
         send(&theirs, &HEADER, SendFlags::empty());
         // Whether they are the next message's, the kernel does not say.
-        check(&ours, Attached::Descriptors);
+        check(&ours, MessageDescriptors::Descriptors);
         ours.read_exact(&mut [0; HEADER_BYTES]).unwrap();
         let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let before = open();
-        check(&ours, Attached::Descriptors);
-        check(&ours, Attached::Descriptors);
+        check(&ours, MessageDescriptors::Descriptors);
+        check(&ours, MessageDescriptors::Descriptors);
         // Other tests of this process open some, too.
         assert!((0..1000).any(|_| open() <= before));
         drop(theirs);
         ours.read_exact(&mut [0; HEADER_BYTES]).unwrap();
-        check(&ours, Attached::Nothing);
+        check(&ours, MessageDescriptors::Nothing);
     }
 
     #[test]
     fn of_a_header_in_pieces_nobody_says_what_comes() {
         let (mut ours, mut theirs) = pair();
         theirs.write_all(&HEADER[..4]).unwrap();
-        check(&ours, Attached::Torn);
+        check(&ours, MessageDescriptors::Torn);
         send(&theirs, &HEADER[4..], SendFlags::empty());
-        check(&ours, Attached::Descriptors);
+        check(&ours, MessageDescriptors::Descriptors);
         ours.read_exact(&mut [0; HEADER_BYTES]).unwrap();
         send(&theirs, &HEADER[..4], SendFlags::empty());
         theirs.write_all(&HEADER[4..]).unwrap();
-        check(&ours, Attached::Torn);
+        check(&ours, MessageDescriptors::Torn);
     }
 
     #[test]
@@ -124,8 +124,8 @@ mod tests {
         let (mut ours, mut theirs) = pair();
         send(&theirs, &HEADER[..1], SendFlags::OOB);
         theirs.write_all(&HEADER).unwrap();
-        check(&ours, Attached::Torn);
+        check(&ours, MessageDescriptors::Torn);
         ours.read_exact(&mut [0]).unwrap();
-        check(&ours, Attached::Nothing);
+        check(&ours, MessageDescriptors::Nothing);
     }
 }

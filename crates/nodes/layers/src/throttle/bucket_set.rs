@@ -14,20 +14,20 @@ use super::bucket::{Bucket, Cost};
 use super::limits::{LimitKind, ThrottleLimits};
 
 /// How many ways there are at most: one for reads and one for writes.
-pub(super) const WAYS: usize = 2;
+pub(super) const DIRECTIONS: usize = 2;
 
-/// The buckets of a group, all full at first.
+/// The buckets of a throttle group under its present limits, and which of them reads and writes pay into.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct BucketSet {
     generation: u64,
     limits: ThrottleLimits,
     buckets: Vec<Bucket>,
     /// The buckets that those who go that way pay into.
-    payees: [Vec<usize>; WAYS],
-    write_way: usize,
+    payees: [Vec<usize>; DIRECTIONS],
+    write_direction: usize,
 }
 
-impl Budget {
+impl BucketSet {
     pub(super) fn new(limits: ThrottleLimits, generation: u64) -> Self {
         let each = |kind: LimitKind| Bucket::of(kind, limits.settings().limit(kind));
         let buckets: Vec<Bucket> = LimitKind::ALL.into_iter().flat_map(each).collect();
@@ -35,10 +35,10 @@ impl Budget {
             let all = buckets.iter().enumerate();
             all.filter(|(_, bucket)| pays(bucket.kind())).map(|(place, _)| place).collect()
         };
-        let payees: [Vec<usize>; WAYS] =
+        let payees: [Vec<usize>; DIRECTIONS] =
             [places(LimitKind::limits_reads), places(LimitKind::limits_writes)];
-        let write_way = usize::from(payees[0] != payees[1]);
-        Self { generation, limits, buckets, payees, write_way }
+        let write_direction = usize::from(payees[0] != payees[1]);
+        Self { generation, limits, buckets, payees, write_direction }
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -53,8 +53,8 @@ impl Budget {
         self.buckets.is_empty()
     }
 
-    pub(super) fn payees(&self, way: usize) -> &[usize] {
-        &self.payees[way]
+    pub(super) fn payees(&self, direction: usize) -> &[usize] {
+        &self.payees[direction]
     }
 
     pub(super) fn bucket(&self, place: usize) -> &Bucket {
@@ -64,16 +64,16 @@ impl Budget {
     /// On which way an operation waits, and what it costs. `None` for what is free, as in QEMU: a flush, for which
     /// guests wait with everything else, and a status, which moves no bytes.
     pub(super) fn toll(&self, operation: &Operation) -> Option<(usize, Cost)> {
-        let way = match operation {
+        let direction = match operation {
             Operation::Read(_) => 0,
             Operation::Write(..) | Operation::Discard(..) | Operation::WriteZeroes(..) => {
-                self.write_way
+                self.write_direction
             }
             Operation::Flush | Operation::Status(_) => return None,
         };
         let bytes = operation.extent()?.count().0;
         let size = self.limits.settings().iops_size;
         let operations = if size > 0 && bytes > size { bytes as f64 / size as f64 } else { 1.0 };
-        Some((way, Cost { bytes: bytes as f64, operations }))
+        Some((direction, Cost { bytes: bytes as f64, operations }))
     }
 }

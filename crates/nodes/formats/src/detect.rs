@@ -36,9 +36,9 @@ const EXTENSIONS: &[(&str, &str)] = &[
 /// The bytes that hold every magic.
 const HEAD_BYTES: usize = 0x44;
 
-/// An extension that stands for a format.
+/// A file extension that stands for an image format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extension {
+pub struct FileExtension {
     /// In lower case, without its dot: `vhd`.
     pub extension: &'static str,
     /// QEMU's name of the format: `vpc`.
@@ -51,10 +51,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// What a file's name says, in any case. The file need not be there.
-pub fn of_name(path: &Path) -> Option<Extension> {
+pub fn of_name(path: &Path) -> Option<FileExtension> {
     let extension = path.extension()?.to_ascii_lowercase();
     let found = EXTENSIONS.iter().find(|(known, _)| extension == *known);
-    found.map(|&(extension, format)| Extension { extension, format })
+    found.map(|&(extension, format)| FileExtension { extension, format })
 }
 
 /// The format that a file's first bytes say, by QEMU's name.

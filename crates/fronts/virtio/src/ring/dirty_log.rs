@@ -3,7 +3,7 @@
 //! Where it stands in the life of a request: a ring marks what it has written of itself right after
 //! it has written it; `virtio_blk` has it mark the buffers of a request that is over.
 //!
-//! Invariants: a [`RingLog`] is made for one ring and one memory, and the log covers all that can be
+//! Invariants: a [`RingDirtyLog`] is made for one ring and one memory, and the log covers all that can be
 //! marked through it. Threads: belongs to the ring.
 //! Limits: pages are marked as a whole. More pages are marked than were written when a log comes
 //! (all that the device writes of a ring), for reads that fail or that write only a part, and of a packed ring for the
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use block::Segment;
 
 use super::{Area, DESCRIPTOR_BYTES, RingError, RingLayout, RingSetup};
-use crate::{DirtyLog, GuestAddress, GuestMemory, LastHit};
+use crate::{DirtyLog, GuestAddress, GuestMemory, TranslationHint};
 
 /// Bytes of the used ring in front of its elements, and of an element (virtio 1.2, 2.7.8).
 const USED_HEADER_BYTES: u64 = 4;
@@ -22,9 +22,9 @@ const USED_ELEMENT_BYTES: u64 = 8;
 /// Bytes of an event suppression structure (virtio 1.2, 2.8.14).
 const EVENTS_BYTES: u64 = 4;
 
-/// What a front end wants to be marked of what one ring writes.
+/// What of a ring's writes is marked in the dirty log: buffers, the ring itself, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Marking {
+pub enum DirtyLogScope {
     /// Data and status bytes (vhost-user, VHOST_F_LOG_ALL).
     Buffers,
     /// What is written of the ring itself; its used ring, or of a packed ring the device's event
@@ -34,43 +34,44 @@ pub enum Marking {
     All(GuestAddress),
 }
 
-/// The log of a session as one ring uses it.
+/// The dirty log as one ring uses it.
 #[derive(Debug, Clone)]
-pub struct RingLog {
+pub struct RingDirtyLog {
     log: Arc<DirtyLog>,
     buffers: bool,
-    ring: Option<Areas>,
+    ring: Option<LoggedAreas>,
 }
 
-/// Where the areas that the device writes lie for the guest.
+/// The guest addresses of the areas that the device writes.
 #[derive(Debug, Clone, Copy)]
-struct Areas {
-    used: Run,
+struct LoggedAreas {
+    used: GuestRange,
     /// Of a packed ring; of a split one the device writes none.
-    descriptors: Option<Run>,
+    descriptors: Option<GuestRange>,
 }
 
+/// A range of guest addresses.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct GuestRange {
     address: GuestAddress,
     bytes: u64,
 }
 
-impl RingLog {
+impl RingDirtyLog {
     /// The log for the ring of this description in this memory. An error if the log has no bit for
     /// a page that may have to be marked.
     pub fn new(
         log: Arc<DirtyLog>,
         memory: &GuestMemory,
         setup: &RingSetup,
-        marking: Marking,
+        marking: DirtyLogScope,
     ) -> Result<Self, RingError> {
         let (buffers, used) = match marking {
-            Marking::Buffers => (true, None),
-            Marking::Ring(used) => (false, Some(used)),
-            Marking::All(used) => (true, Some(used)),
+            DirtyLogScope::Buffers => (true, None),
+            DirtyLogScope::Ring(used) => (false, Some(used)),
+            DirtyLogScope::All(used) => (true, Some(used)),
         };
-        let ring = used.map(|used| Areas::find(memory, setup, used)).transpose()?;
+        let ring = used.map(|used| LoggedAreas::find(memory, setup, used)).transpose()?;
         let covered = |last: GuestAddress| {
             let bytes = log.bytes();
             if log.covers(last) { Ok(()) } else { Err(RingError::LogTooSmall { bytes, last }) }
@@ -82,25 +83,25 @@ impl RingLog {
         Ok(Self { log, buffers, ring })
     }
 
-    fn mark(&self, run: Run, offset: u64, bytes: u64) {
+    fn mark(&self, run: GuestRange, offset: u64, bytes: u64) {
         self.log.mark(GuestAddress(run.address.0 + offset), bytes);
     }
 }
 
-impl Run {
+impl GuestRange {
     fn last(self) -> GuestAddress {
         GuestAddress(self.address.0.saturating_add(self.bytes - 1))
     }
 }
 
-impl Areas {
+impl LoggedAreas {
     fn find(
         memory: &GuestMemory,
         setup: &RingSetup,
         used: GuestAddress,
     ) -> Result<Self, RingError> {
         let size = u64::from(setup.size);
-        let used_of = |bytes| Run { address: used, bytes };
+        let used_of = |bytes| GuestRange { address: used, bytes };
         if setup.layout == RingLayout::Split {
             return Ok(Self {
                 used: used_of(USED_HEADER_BYTES + USED_ELEMENT_BYTES * size + 2),
@@ -111,23 +112,23 @@ impl Areas {
             (Area::DescriptorRing, setup.addresses.descriptors, size * DESCRIPTOR_BYTES as u64);
         let found = memory.guest_at_user_address(address, bytes);
         let found = found.ok_or(RingError::AreaNotMapped { area, address, bytes })?;
-        let descriptors = Some(Run { address: found, bytes });
+        let descriptors = Some(GuestRange { address: found, bytes });
         Ok(Self { used: used_of(EVENTS_BYTES), descriptors })
     }
 }
 
-/// A ring's way to the log, if there is one. Without, all methods do nothing after one comparison.
+/// Marks what a ring writes in the dirty log, if there is one. Without, all methods do nothing after one comparison.
 /// Whatever is marked has been written before.
 #[derive(Debug, Default)]
-pub(crate) struct Marks {
-    log: Option<RingLog>,
-    hit: LastHit,
+pub(crate) struct DirtyMarker {
+    log: Option<RingDirtyLog>,
+    hit: TranslationHint,
 }
 
-impl Marks {
+impl DirtyMarker {
     /// Uses this log from now on. All areas are marked, because something of them may have been
     /// written since the front end looked at them last, before this ring knew of the log.
-    pub(crate) fn set(&mut self, log: Option<RingLog>) {
+    pub(crate) fn set(&mut self, log: Option<RingDirtyLog>) {
         self.log = log;
         if let Some(log) = &self.log
             && let Some(areas) = log.ring
@@ -181,7 +182,7 @@ impl Marks {
     /// Marks the slots of a packed ring from this one on, going round.
     pub(crate) fn slots(&self, first: u16, count: u16, size: u16) {
         if let Some(log) = &self.log
-            && let Some(Areas { descriptors: Some(descriptors), .. }) = log.ring
+            && let Some(LoggedAreas { descriptors: Some(descriptors), .. }) = log.ring
         {
             let bytes = DESCRIPTOR_BYTES as u64;
             for (place, count) in runs(first, count, size) {

@@ -7,7 +7,7 @@
 //! keeps the marks of others; whoever takes the mark away and then reads the page sees the bytes.
 //! Threads: any number mark at a time. Nothing blocks.
 //! Limits: as long as the front end made it, and no bit is set behind its end.
-//! Not here: what is marked and when (`ring::log`, `virtio_blk`).
+//! Not here: what is marked and when (`ring::dirty_log`, `virtio_blk`).
 
 #![expect(unsafe_code, reason = "the log is shared with the front end")]
 
@@ -23,24 +23,24 @@ pub const LOG_PAGE_BYTES: u64 = 4096;
 /// The guest memory that one byte of the log stands for.
 const BYTES_PER_BYTE: u64 = LOG_PAGE_BYTES * 8;
 
-/// The mapped log of a session; unmapped when dropped.
+/// The mapped dirty log of a session: a bit for each page that the device has written.
 #[derive(Debug)]
 pub struct DirtyLog {
     /// Mapped, watched and guarded like guest memory; where it lies means nothing here.
     region: Region,
 }
 
-/// A log that cannot be had as the front end describes it.
+/// A dirty log could not be mapped as the front end describes it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot map a dirty log of {bytes} bytes at byte {file_offset} of its file")]
-pub struct LogError {
+pub struct DirtyLogError {
     bytes: u64,
     file_offset: u64,
     #[source]
     source: MemoryError,
 }
 
-impl LogError {
+impl DirtyLogError {
     /// Whether this process takes no more memory, by a limit of its own.
     pub fn is_want_of_room(&self) -> bool {
         self.source.is_want_of_room()
@@ -54,9 +54,9 @@ impl DirtyLog {
         bytes: u64,
         file_offset: u64,
         rules: &Arc<MemoryRules>,
-    ) -> Result<Self, LogError> {
+    ) -> Result<Self, DirtyLogError> {
         let spec = RegionSpec { guest: GuestAddress(0), bytes, user_address: 0, file_offset };
-        let failed = |source| LogError { bytes, file_offset, source };
+        let failed = |source| DirtyLogError { bytes, file_offset, source };
         let region = Region::map(fd, spec, rules).map_err(failed)?;
         Ok(Self { region })
     }

@@ -3,9 +3,9 @@
 //!
 //! Where it stands in the life of a request: at its end; `interrupts` asks before it rings.
 //!
-//! Limits: every [`SAMPLED`]th call is timed. If one took [`EXPENSIVE`], the next ones are measured by the thread's CPU time,
-//! which no other thread's work adds to, and after one that took that much there is a pause of [`PAUSE`] times as long. So
-//! a ring whose interrupts are expensive uses a ninth of its iothread for them, after the first few.
+//! Limits: every [`SAMPLED`]th call is timed. If one took [`EXPENSIVE`], the next ones are measured by the thread's CPU
+//! time, which no other thread's work adds to, and after one that took that much there is a pause of [`PAUSE`] times as
+//! long. So a ring whose interrupts are expensive uses a ninth of its iothread for them, after the first few.
 
 use std::time::{Duration, Instant};
 
@@ -21,9 +21,9 @@ const PAUSE: u32 = 8;
 /// So many calls are measured after one that was expensive.
 const WATCHED: u8 = 64;
 
-/// The interrupts of one ring.
+/// Limits how much CPU time a ring spends on interrupts, if they are expensive.
 #[derive(Debug, Default)]
-pub(crate) struct Tempo {
+pub(crate) struct InterruptModeration {
     /// Calls since one was timed.
     calls: u8,
     /// How many more are measured.
@@ -31,12 +31,12 @@ pub(crate) struct Tempo {
     /// The end of the pause.
     not_before: Option<Instant>,
     /// Whether the iothread knows when an interrupt is owed.
-    noted: bool,
+    reads: bool,
 }
 
-/// What to do about an interrupt.
+/// How the next interrupt is sent: untimed, or with its wall time or CPU time measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum InterruptTiming {
     /// Ring.
     Ring,
     /// Ring, and tell how long it took.
@@ -45,18 +45,18 @@ pub(crate) enum Pace {
     Measured,
 }
 
-impl Tempo {
+impl InterruptModeration {
     /// How the next interrupt is sent.
-    pub(crate) fn pace(&mut self) -> Pace {
+    pub(crate) fn next_timing(&mut self) -> InterruptTiming {
         if self.watched > 0 {
-            return Pace::Measured;
+            return InterruptTiming::Measured;
         }
         self.calls += 1;
         if self.calls < SAMPLED {
-            return Pace::Ring;
+            return InterruptTiming::Ring;
         }
         self.calls = 0;
-        Pace::Timed
+        InterruptTiming::Timed
     }
 
     /// A call took so long, or the thread was kept from it.
@@ -73,7 +73,7 @@ impl Tempo {
 
     /// A call took so much CPU time, and is over now.
     pub(crate) fn measured(&mut self, took: Duration, now: Instant) {
-        self.noted = false;
+        self.reads = false;
         if took >= EXPENSIVE {
             self.watched = WATCHED;
             self.not_before = Some(now + took * PAUSE);
@@ -85,12 +85,12 @@ impl Tempo {
 
     /// Whether the iothread has still to be told of the pause; then it is, now.
     pub(crate) fn note(&mut self) -> bool {
-        !std::mem::replace(&mut self.noted, true)
+        !std::mem::replace(&mut self.reads, true)
     }
 
     /// The ring is on another iothread.
     pub(crate) fn arrive(&mut self) {
-        self.noted = false;
+        self.reads = false;
     }
 }
 
@@ -102,33 +102,40 @@ mod tests {
 
     #[test]
     fn cheap_interrupts_are_timed_now_and_then_and_never_wait() {
-        let mut tempo = Tempo::default();
+        let mut moderation = InterruptModeration::default();
         for call in 1..100_u8 {
-            let expected = if call % SAMPLED == 0 { Pace::Timed } else { Pace::Ring };
-            assert_eq!(tempo.pace(), expected);
-            if expected == Pace::Timed {
-                tempo.timed(EXPENSIVE / 2);
+            let expected =
+                if call % SAMPLED == 0 { InterruptTiming::Timed } else { InterruptTiming::Ring };
+            assert_eq!(moderation.next_timing(), expected);
+            if expected == InterruptTiming::Timed {
+                moderation.timed(EXPENSIVE / 2);
             }
         }
     }
 
     #[test]
     fn after_an_expensive_interrupt_there_is_a_pause_in_proportion() {
-        let mut tempo = Tempo::default();
-        tempo.timed(Duration::from_millis(5));
+        let mut moderation = InterruptModeration::default();
+        moderation.timed(Duration::from_millis(5));
         let now = SystemClock.now();
         // It may have been the thread that was slow.
-        assert_eq!((tempo.pace(), tempo.pause(now)), (Pace::Measured, None));
-        tempo.measured(Duration::from_millis(5), now);
+        assert_eq!(
+            (moderation.next_timing(), moderation.pause(now)),
+            (InterruptTiming::Measured, None)
+        );
+        moderation.measured(Duration::from_millis(5), now);
         let end = now + Duration::from_millis(40);
-        assert_eq!((tempo.pace(), tempo.pause(now)), (Pace::Measured, Some(end)));
-        assert!(tempo.note() && !tempo.note());
-        assert_eq!(tempo.pause(end), None);
+        assert_eq!(
+            (moderation.next_timing(), moderation.pause(now)),
+            (InterruptTiming::Measured, Some(end))
+        );
+        assert!(moderation.note() && !moderation.note());
+        assert_eq!(moderation.pause(end), None);
         for _ in 0..WATCHED {
-            assert_eq!(tempo.pace(), Pace::Measured);
-            tempo.measured(EXPENSIVE / 2, end);
-            assert_eq!(tempo.pause(now), None);
+            assert_eq!(moderation.next_timing(), InterruptTiming::Measured);
+            moderation.measured(EXPENSIVE / 2, end);
+            assert_eq!(moderation.pause(now), None);
         }
-        assert_eq!(tempo.pace(), Pace::Ring);
+        assert_eq!(moderation.next_timing(), InterruptTiming::Ring);
     }
 }

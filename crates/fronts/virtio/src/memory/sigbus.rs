@@ -7,14 +7,13 @@
 //! (`GuestMemory::is_lost`) is served no further. The zeroes can be read but not written, by the kernel neither,
 //! which fails such requests. A write of this process raises SIGSEGV, and a window is opened for it.
 //!
-//! Invariants: a fault outside our regions goes to whoever handled its signal before.
-//! Threads: the handler runs on the thread that touched the memory, and does only what is allowed
-//! in a signal handler: atomics and system calls.
-//! Limits: a file is cut at its end, so all of the region behind the address is replaced at once.
-//! However many pages are touched, a region falls into ten mappings at most: page by page, a
-//! client could use up the mappings that the process may have. What is written in place of lost memory is the process's own:
-//! `WINDOWS` windows of `WINDOW_BYTES` for each region, 256 KiB. Requests that were popped before the loss
-//! was seen may write gigabytes there; each window is given back for the next one.
+//! Invariants: a fault outside our regions goes to whoever handled its signal before. Threads: the handler runs on the
+//! thread that touched the memory, and does only what is allowed in a signal handler: atomics and system calls. Limits:
+//! a file is cut at its end, so all of the region behind the address is replaced at once. However many pages are
+//! touched, a region falls into ten mappings at most: page by page, a client could use up the mappings that the process
+//! may have. What is written in place of lost memory is the process's own: `WINDOWS` windows of `WINDOW_BYTES` for each
+//! region, 256 KiB. Requests that were popped before the loss was seen may write gigabytes there; each window is given
+//! back for the next one.
 
 #![expect(unsafe_code, reason = "handles a signal and puts a mapping in place of a lost one")]
 
@@ -26,20 +25,23 @@ use std::sync::OnceLock;
 
 use libc::{sigaction, siginfo_t};
 
-use super::watch::{self, Tail, Window};
+use super::sigbus_table::{self, MappingTail, WritableWindow};
 
 /// The memory is there and may not be accessed like that (asm-generic/siginfo.h); the crate `libc` lacks it.
 const SEGV_ACCERR: c_int = 2;
 
+/// A signal handler without SA_SIGINFO.
 type PlainHandler = extern "C" fn(c_int);
+/// A signal handler with SA_SIGINFO.
 type DetailedHandler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
 /// Who handled these signals before. Stored before the handler is installed, so that it finds them.
-static PREVIOUS: [(c_int, OnceLock<Previous>); 2] =
+static PREVIOUS: [(c_int, OnceLock<PreviousHandler>); 2] =
     [(libc::SIGBUS, OnceLock::new()), (libc::SIGSEGV, OnceLock::new())];
 
+/// What handled the signal before this handler was installed.
 #[derive(Debug, Clone, Copy)]
-enum Previous {
+enum PreviousHandler {
     Default,
     Ignored,
     Plain(PlainHandler),
@@ -52,7 +54,7 @@ pub fn catch_lost_memory() -> io::Result<()> {
     PREVIOUS.iter().try_for_each(|(signal, previous)| catch(*signal, previous))
 }
 
-fn catch(signal: c_int, previous: &OnceLock<Previous>) -> io::Result<()> {
+fn catch(signal: c_int, previous: &OnceLock<PreviousHandler>) -> io::Result<()> {
     let ours: DetailedHandler = on_fault;
     let ours = ours as *const () as libc::sighandler_t;
     let found = current_action(signal)?;
@@ -60,7 +62,7 @@ fn catch(signal: c_int, previous: &OnceLock<Previous>) -> io::Result<()> {
         return Ok(());
     }
     // Two first calls at a time find the same; it does not matter whose is kept.
-    previous.get_or_init(|| Previous::of(&found));
+    previous.get_or_init(|| PreviousHandler::of(&found));
     let mut action = found;
     action.sa_sigaction = ours;
     // On the alternative stack, where there is one, as the handler of Rust's runtime expects.
@@ -86,7 +88,7 @@ fn current_action(signal: c_int) -> io::Result<sigaction> {
     Ok(unsafe { found.assume_init() })
 }
 
-impl Previous {
+impl PreviousHandler {
     fn of(action: &sigaction) -> Self {
         match action.sa_sigaction {
             libc::SIG_DFL => Self::Default,
@@ -126,14 +128,14 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
 }
 
 /// The address of a fault, and the region that it was in from its page on.
-fn place(about: &siginfo_t) -> Option<(usize, Tail)> {
+fn place(about: &siginfo_t) -> Option<(usize, MappingTail)> {
     // SAFETY: a signal that the kernel sends for an access carries its address.
     let address = unsafe { about.si_addr() };
-    watch::find(address.addr()).map(|tail| (address.addr(), tail))
+    sigbus_table::find(address.addr()).map(|tail| (address.addr(), tail))
 }
 
 /// Puts zeroes where the memory was. `false` if the kernel has no room for them.
-fn replace(tail: &Tail) -> bool {
+fn replace(tail: &MappingTail) -> bool {
     tail.mark_lost();
     // SAFETY: MAP_FIXED replaces what is mapped in the range. The range is the end of a region
     // that is mapped (its watch is dropped before it is unmapped, and the thread that was
@@ -153,13 +155,13 @@ fn replace(tail: &Tail) -> bool {
 }
 
 /// Lets a part of the zeroes be written; all of them, if the process has no room for one more mapping.
-fn open(window: &Window, tail: &Tail) -> bool {
+fn open(window: &WritableWindow, tail: &MappingTail) -> bool {
     let is_open = |start, bytes| protect(start, bytes, libc::PROT_READ | libc::PROT_WRITE);
     is_open(window.start, window.bytes) || is_open(tail.start, tail.bytes)
 }
 
 /// Gives back what was written there, for which nobody asks any more.
-fn close(window: &Window) {
+fn close(window: &WritableWindow) {
     if protect(window.start, window.bytes, libc::PROT_READ) {
         let start = std::ptr::with_exposed_provenance_mut(window.start);
         // SAFETY: the range is one of our own zeroes, as in `replace`, which MADV_DONTNEED makes zeroes again.
@@ -196,11 +198,11 @@ fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let is_sent = code <= 0;
     let mut previous = PREVIOUS.iter().filter(|(of, _)| *of == signal);
     let previous = previous.next().and_then(|(_, previous)| previous.get());
-    match previous.copied().unwrap_or(Previous::Default) {
-        Previous::Plain(handler) => handler(signal),
-        Previous::Detailed(handler) => handler(signal, info, context),
-        Previous::Ignored if is_sent => {}
-        Previous::Default | Previous::Ignored => {
+    match previous.copied().unwrap_or(PreviousHandler::Default) {
+        PreviousHandler::Plain(handler) => handler(signal),
+        PreviousHandler::Detailed(handler) => handler(signal, info, context),
+        PreviousHandler::Ignored if is_sent => {}
+        PreviousHandler::Default | PreviousHandler::Ignored => {
             // The access is tried again after this, and ends the process.
             // SAFETY: the default action is always possible, and may be set in a handler.
             unsafe { libc::signal(signal, libc::SIG_DFL) };

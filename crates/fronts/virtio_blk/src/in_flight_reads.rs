@@ -21,9 +21,9 @@ const SPARE_MAX: usize = 64;
 /// No list, as the place of one.
 const NONE: u16 = u16::MAX;
 
-/// The lists of one ring, of segments.
+/// The buffers of a ring's reads in flight, kept for the dirty log.
 #[derive(Debug)]
-pub(crate) struct Noted<S> {
+pub(crate) struct InFlightReads<S> {
     /// The number of slots.
     size: u16,
     /// By slot, the place of its list. Made with the first list.
@@ -38,7 +38,7 @@ pub(crate) struct Noted<S> {
     in_use: bool,
 }
 
-impl<S> Noted<S> {
+impl<S> InFlightReads<S> {
     /// Nothing was noted yet of a ring of so many slots; new reads are if buffers are logged.
     pub(crate) fn new(size: u16, logging: bool) -> Self {
         let (places, open, spare) = (Box::default(), Vec::new(), Vec::new());
@@ -50,7 +50,7 @@ impl<S> Noted<S> {
         self.logging
     }
 
-    /// Whether answers are to be told ([`Noted::answered`]).
+    /// Whether answers are to be told ([`InFlightReads::answered`]).
     pub(crate) fn is_in_use(&self) -> bool {
         self.in_use
     }
@@ -119,7 +119,7 @@ mod tests {
 
     const SLOTS: u16 = 1 << 15;
 
-    impl<S> Noted<S> {
+    impl<S> InFlightReads<S> {
         /// What it keeps room for, in bytes.
         fn bytes(&self) -> usize {
             let of = |list: &Vec<S>| list.capacity() * size_of::<S>() + size_of::<Vec<S>>();
@@ -130,53 +130,53 @@ mod tests {
         }
     }
 
-    fn answered(noted: &mut Noted<u64>, slot: u16) -> Vec<u64> {
+    fn answered(reads: &mut InFlightReads<u64>, slot: u16) -> Vec<u64> {
         let mut marked = Vec::new();
-        noted.answered(Slot(slot), |segment| marked.push(segment));
+        reads.answered(Slot(slot), |segment| marked.push(segment));
         marked
     }
 
     #[test]
     fn what_was_noted_last_of_a_request_is_said_once() {
-        let mut noted = Noted::new(SLOTS, true);
+        let mut reads = InFlightReads::new(SLOTS, true);
         for slot in [7, 0, SLOTS - 1, 9] {
-            noted.note(Slot(slot), [1, 2]);
-            noted.note(Slot(slot), [u64::from(slot), 5, 6]);
+            reads.note(Slot(slot), [1, 2]);
+            reads.note(Slot(slot), [u64::from(slot), 5, 6]);
         }
-        noted.note(Slot(9), []);
+        reads.note(Slot(9), []);
         for slot in [0, SLOTS - 1, 7] {
-            assert_eq!(answered(&mut noted, slot), [u64::from(slot), 5, 6]);
-            assert!(answered(&mut noted, slot).is_empty());
+            assert_eq!(answered(&mut reads, slot), [u64::from(slot), 5, 6]);
+            assert!(answered(&mut reads, slot).is_empty());
         }
-        assert!(answered(&mut noted, 9).is_empty());
+        assert!(answered(&mut reads, 9).is_empty());
     }
 
     #[test]
     fn lists_are_kept_as_long_as_they_are_needed_after_the_log_has_gone() {
-        let mut noted = Noted::new(4, true);
-        noted.note(Slot(3), [1]);
-        noted.follow(false);
-        assert!(noted.is_in_use() && !noted.is_logging());
-        assert_eq!(answered(&mut noted, 3), [1]);
-        assert!(!noted.is_in_use());
-        assert_eq!(noted.bytes(), 0);
+        let mut reads = InFlightReads::new(4, true);
+        reads.note(Slot(3), [1]);
+        reads.follow(false);
+        assert!(reads.is_in_use() && !reads.is_logging());
+        assert_eq!(answered(&mut reads, 3), [1]);
+        assert!(!reads.is_in_use());
+        assert_eq!(reads.bytes(), 0);
     }
 
     /// Half a gigabyte for each ring, before.
     #[test]
     fn a_read_of_many_segments_on_each_head_leaves_little_behind() {
-        let mut noted = Noted::new(SLOTS, true);
+        let mut reads = InFlightReads::new(SLOTS, true);
         for slots in (0..SLOTS).collect::<Vec<_>>().chunks(1000) {
-            slots.iter().for_each(|&slot| noted.note(Slot(slot), 0..1024));
-            assert!(noted.bytes() <= 1000 * 1024 * 8 + (128 << 10), "{}", noted.bytes());
+            slots.iter().for_each(|&slot| reads.note(Slot(slot), 0..1024));
+            assert!(reads.bytes() <= 1000 * 1024 * 8 + (128 << 10), "{}", reads.bytes());
             for &slot in slots {
-                assert_eq!(answered(&mut noted, slot).len(), 1024);
+                assert_eq!(answered(&mut reads, slot).len(), 1024);
             }
         }
-        assert!(noted.bytes() <= 128 << 10, "{} bytes are kept", noted.bytes());
+        assert!(reads.bytes() <= 128 << 10, "{} bytes are kept", reads.bytes());
         // Short lists are kept for the next reads.
-        (0..100).for_each(|slot| noted.note(Slot(slot), 0..16));
-        (0..100).for_each(|slot| assert_eq!(answered(&mut noted, slot).len(), 16));
-        assert_eq!(noted.spare.len(), SPARE_MAX);
+        (0..100).for_each(|slot| reads.note(Slot(slot), 0..16));
+        (0..100).for_each(|slot| assert_eq!(answered(&mut reads, slot).len(), 16));
+        assert_eq!(reads.spare.len(), SPARE_MAX);
     }
 }

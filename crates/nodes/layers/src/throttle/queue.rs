@@ -4,33 +4,33 @@
 //! without the clock and without a write to what is shared. When it is used up the lane reserves the next one,
 //! and if that lies in the future, requests wait for it in the order in which they came.
 //!
-//! Invariants: while anything waits, [`Way::due`] has a time, at most [`LOOK_AGAIN`] after the last look.
+//! Invariants: while anything waits, [`ThrottleQueue::due`] has a time, at most [`LOOK_AGAIN`] after the last look.
 //! Threads: the lane's own. Limits: what the asker has in flight.
 
 use std::collections::VecDeque;
 
 use block::{Answer, FailKind, Mapping};
 
-use super::bucket::{Cost, Last, Nanos};
-use super::budget::Budget;
-use super::seat::Seat;
+use super::bucket::{Cost, LastReservation, Nanos};
+use super::bucket_set::BucketSet;
+use super::member::MemberLane;
 
 /// How long a waiting lane sleeps at most: limits may have changed since, and nobody wakes it for that.
 /// 50 ms.
 const LOOK_AGAIN: Nanos = Nanos(50_000_000);
 
-/// What a way needs to know of the rest.
+/// What a queue needs to know besides its own: buckets, the lane's turn, its direction.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Surroundings<'a> {
-    pub(super) budget: &'a Budget,
-    pub(super) seat: &'a Seat,
+pub(super) struct ThrottleContext<'a> {
+    pub(super) budget: &'a BucketSet,
+    pub(super) lane: &'a MemberLane,
     /// Which way it is.
-    pub(super) way: usize,
+    pub(super) direction: usize,
 }
 
-/// A request that waits.
+/// A request that waits for its limits.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Waiting {
+pub(super) struct ThrottledRequest {
     pub(super) mapping: Mapping,
     pub(super) cost: Cost,
     /// Tells which came first.
@@ -39,7 +39,7 @@ pub(super) struct Waiting {
     pub(super) released: bool,
 }
 
-/// What one lane has of one bucket.
+/// The credit that one lane has reserved from one bucket.
 #[derive(Debug)]
 struct Lease {
     bucket: usize,
@@ -47,23 +47,23 @@ struct Lease {
     credit: f64,
     /// What is reserved and may not be used yet.
     pending: Nanos,
-    last: Last,
+    last: LastReservation,
 }
 
-/// The queue of one lane on one way.
+/// One lane's queue of throttled requests in one direction (reads, writes, or both).
 #[derive(Debug, Default)]
-pub(super) struct Way {
+pub(super) struct ThrottleQueue {
     leases: Vec<Lease>,
     /// From when on what is pending may be used; `None` if nothing is.
     pending_from: Option<Nanos>,
-    queue: VecDeque<Waiting>,
+    queue: VecDeque<ThrottledRequest>,
     look_at: Nanos,
 }
 
-impl Way {
+impl ThrottleQueue {
     pub(super) fn new(payees: &[usize]) -> Self {
         let lease = |bucket: &usize| {
-            let (pending, last) = (Nanos::default(), Last::default());
+            let (pending, last) = (Nanos::default(), LastReservation::default());
             Lease { bucket: *bucket, credit: 0.0, pending, last }
         };
         Self { leases: payees.iter().map(lease).collect(), ..Self::default() }
@@ -73,17 +73,17 @@ impl Way {
     pub(super) fn admit(
         &mut self,
         cost: Cost,
-        around: Surroundings<'_>,
+        context: ThrottleContext<'_>,
         now: impl FnOnce() -> Nanos,
     ) -> bool {
         if !self.queue.is_empty() {
             return false;
         }
-        if self.pay(cost, around.budget) {
+        if self.pay(cost, context.budget) {
             return true;
         }
         let now = now();
-        match self.obtain(cost, around, now) {
+        match self.obtain(cost, context, now) {
             Ok(()) => true,
             Err(from) => {
                 self.look_at(from, now);
@@ -93,14 +93,14 @@ impl Way {
     }
 
     /// Puts a request behind what waits here.
-    pub(super) fn hold(&mut self, request: Waiting, around: Surroundings<'_>) {
+    pub(super) fn hold(&mut self, request: ThrottledRequest, context: ThrottleContext<'_>) {
         if self.queue.is_empty() {
-            around.seat.wait(around.way);
+            context.lane.wait(context.direction);
         }
         self.queue.push_back(request);
     }
 
-    /// When [`Way::resume`] has something to do.
+    /// When [`ThrottleQueue::resume`] has something to do.
     pub(super) fn due(&self) -> Option<Nanos> {
         let first = self.queue.front()?;
         Some(if first.released { Nanos::default() } else { self.look_at })
@@ -109,7 +109,7 @@ impl Way {
     /// Moves what may go by now to `ready`.
     pub(super) fn resume(
         &mut self,
-        around: Surroundings<'_>,
+        context: ThrottleContext<'_>,
         now: Nanos,
         ready: &mut Vec<Mapping>,
     ) {
@@ -119,45 +119,45 @@ impl Way {
         while let Some(first) = self.queue.front() {
             let (cost, released) = (first.cost, first.released);
             if released {
-                self.charge(cost, around.budget, now);
-            } else if let Err(from) = self.obtain(cost, around, now) {
+                self.charge(cost, context.budget, now);
+            } else if let Err(from) = self.obtain(cost, context, now) {
                 self.look_at(from, now);
                 return;
             }
             let first = self.queue.pop_front().expect("it was looked at");
             ready.push(Mapping { answer: Answer::Refused(FailKind::Io), ..first.mapping });
         }
-        around.seat.done(around.way);
-        self.reserve_ahead(around, now);
+        context.lane.done(context.direction);
+        self.reserve_ahead(context, now);
     }
 
     /// Lets go what waits now, as soon as it is asked.
-    pub(super) fn release(&mut self, around: Surroundings<'_>) {
+    pub(super) fn release(&mut self, context: ThrottleContext<'_>) {
         if self.queue.is_empty() {
             return;
         }
         for request in &mut self.queue {
             request.released = true;
         }
-        self.give_back(around);
+        self.cancel_reservation(context);
     }
 
     /// Takes out all that waits, and gives back what it has reserved.
-    pub(super) fn empty(&mut self, around: Surroundings<'_>, into: &mut Vec<Waiting>) {
-        self.give_back(around);
+    pub(super) fn empty(&mut self, context: ThrottleContext<'_>, into: &mut Vec<ThrottledRequest>) {
+        self.cancel_reservation(context);
         if !self.queue.is_empty() {
-            around.seat.done(around.way);
+            context.lane.done(context.direction);
         }
         into.extend(self.queue.drain(..));
     }
 
     /// Gives up the reservation that lies in the future.
-    pub(super) fn give_back(&mut self, around: Surroundings<'_>) {
+    pub(super) fn cancel_reservation(&mut self, context: ThrottleContext<'_>) {
         if let Some(from) = self.pending_from.take() {
             for lease in &mut self.leases {
-                around.budget.bucket(lease.bucket).refund(std::mem::take(&mut lease.pending));
+                context.budget.bucket(lease.bucket).refund(std::mem::take(&mut lease.pending));
             }
-            around.seat.gave_back(around.way, from);
+            context.lane.cancelled(context.direction, from);
         }
     }
 
@@ -166,7 +166,7 @@ impl Way {
     }
 
     /// Pays from the lease if that suffices.
-    fn pay(&mut self, cost: Cost, budget: &Budget) -> bool {
+    fn pay(&mut self, cost: Cost, budget: &BucketSet) -> bool {
         let price = |lease: &Lease| budget.bucket(lease.bucket).price(cost);
         if self.leases.iter().any(|lease| lease.credit < price(lease)) {
             return false;
@@ -178,17 +178,22 @@ impl Way {
     }
 
     /// Pays, with new reservations if need be; otherwise says when to try again.
-    fn obtain(&mut self, cost: Cost, around: Surroundings<'_>, now: Nanos) -> Result<(), Nanos> {
-        while !self.pay(cost, around.budget) {
-            self.grow(cost, around, now)?;
+    fn obtain(
+        &mut self,
+        cost: Cost,
+        context: ThrottleContext<'_>,
+        now: Nanos,
+    ) -> Result<(), Nanos> {
+        while !self.pay(cost, context.budget) {
+            self.grow(cost, context, now)?;
         }
         Ok(())
     }
 
     /// Makes the lease larger, or says from when on that may be possible. Every success brings some of
     /// what is short, and a reservation that is open now all of it or as much as is open.
-    fn grow(&mut self, cost: Cost, around: Surroundings<'_>, now: Nanos) -> Result<(), Nanos> {
-        let Surroundings { budget, seat, way } = around;
+    fn grow(&mut self, cost: Cost, context: ThrottleContext<'_>, now: Nanos) -> Result<(), Nanos> {
+        let ThrottleContext { budget, lane, direction } = context;
         if let Some(from) = self.pending_from {
             if now < from {
                 return Err(from);
@@ -196,17 +201,18 @@ impl Way {
             self.credit();
             return Ok(());
         }
-        seat.may_reserve(way, now)?;
+        lane.may_reserve(direction, now)?;
         // What lies in the future is reserved by one lane of the disk at a time.
         let short = self.leases.iter().filter(|lease| lease.shortage(cost, budget) > 0.0);
         let opens = short.map(|lease| budget.bucket(lease.bucket).opens()).max();
         let mut claimed = None;
         if opens.is_some_and(|opens| opens > now) {
-            claimed = Some(seat.claim(way, now).ok_or_else(|| Seat::after_another(now))?);
+            claimed =
+                Some(lane.claim(direction, now).ok_or_else(|| MemberLane::after_another(now))?);
         }
         let from = self.reserve(cost, budget, now);
         if let Some(claimed) = claimed {
-            seat.reserved(claimed, way, from);
+            lane.reserved(claimed, direction, from);
         }
         if from > now {
             return Err(from);
@@ -216,7 +222,7 @@ impl Way {
     }
 
     /// Reserves what is short, and returns from when on all of it may be used.
-    fn reserve(&mut self, cost: Cost, budget: &Budget, now: Nanos) -> Nanos {
+    fn reserve(&mut self, cost: Cost, budget: &BucketSet, now: Nanos) -> Nanos {
         let mut from = Nanos::default();
         for lease in &mut self.leases {
             let shortage = lease.shortage(cost, budget);
@@ -230,22 +236,22 @@ impl Way {
 
     /// Keeps the disk's place in the queue of the future although nothing waits just now. A guest that
     /// makes one request after the other would lose its turn otherwise whenever others wait as well.
-    fn reserve_ahead(&mut self, around: Surroundings<'_>, now: Nanos) {
-        let Surroundings { budget, seat, way } = around;
+    fn reserve_ahead(&mut self, context: ThrottleContext<'_>, now: Nanos) {
+        let ThrottleContext { budget, lane, direction } = context;
         let contended = |lease: &Lease| budget.bucket(lease.bucket).is_contended(now, lease.last);
         if self.pending_from.is_some()
             || !self.leases.iter().any(contended)
-            || seat.may_reserve(way, now).is_err()
+            || lane.may_reserve(direction, now).is_err()
         {
             return;
         }
-        if let Some(claimed) = seat.claim(way, now) {
+        if let Some(claimed) = lane.claim(direction, now) {
             let mut from = Nanos::default();
             for lease in self.leases.iter_mut().filter(|lease| contended(lease)) {
                 from = from.max(lease.reserve(0.0, budget, now));
             }
             self.pending_from = Some(from);
-            seat.reserved(claimed, way, from);
+            lane.reserved(claimed, direction, from);
         }
     }
 
@@ -257,7 +263,7 @@ impl Way {
     }
 
     /// Pays for a request that goes before its time.
-    fn charge(&mut self, cost: Cost, budget: &Budget, now: Nanos) {
+    fn charge(&mut self, cost: Cost, budget: &BucketSet, now: Nanos) {
         for lease in &mut self.leases {
             let bucket = budget.bucket(lease.bucket);
             let shortage = lease.shortage(cost, budget);
@@ -273,7 +279,7 @@ impl Way {
 
 impl Lease {
     /// Reserves at least something, and returns from when on it may be used.
-    fn reserve(&mut self, shortage: f64, budget: &Budget, now: Nanos) -> Nanos {
+    fn reserve(&mut self, shortage: f64, budget: &BucketSet, now: Nanos) -> Nanos {
         let reserved = budget.bucket(self.bucket).reserve(now, shortage, self.last);
         self.pending = reserved.amount;
         self.last = reserved.last;
@@ -281,7 +287,7 @@ impl Lease {
     }
 
     /// How much is missing for a request; negative if something would be left.
-    fn shortage(&self, cost: Cost, budget: &Budget) -> f64 {
+    fn shortage(&self, cost: Cost, budget: &BucketSet) -> f64 {
         budget.bucket(self.bucket).price(cost) - self.credit
     }
 }

@@ -1,9 +1,9 @@
 //! The table of mapped regions that the SIGBUS handler reads.
 //!
 //! Where it stands in the life of a request: beside it. `Region` takes a slot while it is mapped;
-//! `guard` looks an address up when its memory is gone; `GuestMemory` asks whether that happened.
+//! `sigbus` looks an address up when its memory is gone; `GuestMemory` asks whether that happened.
 //!
-//! Invariants: a reader sees a slot as a whole or not at all (`Slot::covering`); only the [`Watch`]
+//! Invariants: a reader sees a slot as a whole or not at all (`WatchSlot::covering`); only the [`SigbusWatch`]
 //! of a slot describes or frees it.
 //! Threads: any, also inside a signal handler: nothing here locks, allocates or panics there.
 //! Limits: [`WATCHES_MAX`] regions in the process; of a region that is lost, [`WINDOWS`] windows can be written.
@@ -26,7 +26,7 @@ const FREE: usize = 0;
 /// A region to come. No mapping starts here: mappings start at a page.
 const CLAIMED: usize = 1;
 
-static SLOTS: [Slot; WATCHES_MAX] = [const { Slot::free() }; WATCHES_MAX];
+static SLOTS: [WatchSlot; WATCHES_MAX] = [const { WatchSlot::free() }; WATCHES_MAX];
 
 /// How often memory was found lost in this process.
 static LOSSES: AtomicU64 = AtomicU64::new(0);
@@ -41,23 +41,23 @@ pub(super) fn losses() -> u64 {
 
 /// What there is of the region around this address from the page of the address on, if a region
 /// is there. Whoever asks because of an access to a region keeps that region mapped meanwhile.
-pub(super) fn find(address: usize) -> Option<Tail> {
+pub(super) fn find(address: usize) -> Option<MappingTail> {
     SLOTS.iter().find_map(|slot| slot.covering(address))
 }
 
-/// A slot of the table; free again when dropped, which must come before the region is unmapped.
+/// The registration of a mapped region with the SIGBUS handler; dropped before the region is unmapped.
 #[derive(Debug)]
-pub(super) struct Watch {
-    slot: &'static Slot,
+pub(super) struct SigbusWatch {
+    slot: &'static WatchSlot,
 }
 
-impl Watch {
+impl SigbusWatch {
     /// A slot for a region to come; `None` if all are taken.
     pub(super) fn claim() -> Option<Self> {
         Self::claim_in(&SLOTS)
     }
 
-    fn claim_in(slots: &'static [Slot]) -> Option<Self> {
+    fn claim_in(slots: &'static [WatchSlot]) -> Option<Self> {
         slots.iter().find(|slot| slot.claim()).map(|slot| Self { slot })
     }
 
@@ -73,21 +73,21 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for SigbusWatch {
     fn drop(&mut self) {
         self.slot.start.store(FREE, Ordering::Release);
     }
 }
 
-/// The end of a mapping, from a page of it on.
+/// The end of a mapping, from the page of a fault on.
 #[derive(Debug)]
-pub(super) struct Tail {
+pub(super) struct MappingTail {
     pub(super) start: usize,
     pub(super) bytes: usize,
-    slot: &'static Slot,
+    slot: &'static WatchSlot,
 }
 
-impl Tail {
+impl MappingTail {
     /// Notes that its memory is gone. To be called before zeroes take its place: whoever reads
     /// those must be able to find out.
     pub(super) fn mark_lost(&self) {
@@ -102,8 +102,8 @@ impl Tail {
     pub(super) fn move_window(
         &self,
         address: usize,
-        open: impl FnOnce(Window) -> bool,
-        close: impl FnOnce(Window),
+        open: impl FnOnce(WritableWindow) -> bool,
+        close: impl FnOnce(WritableWindow),
     ) -> bool {
         let slot = self.slot;
         let lost_from = slot.lost_from.load(Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Tail {
             return false;
         }
         let end = self.start + self.bytes;
-        let window = |start: usize| Window { start, bytes: WINDOW_BYTES.min(end - start) };
+        let window = |start: usize| WritableWindow { start, bytes: WINDOW_BYTES.min(end - start) };
         let new = (address - address % WINDOW_BYTES).max(lost_from);
         while slot.is_moving.swap(true, Ordering::Acquire) {
             // Whoever moves it may wait for a CPU. A system call, and nothing else.
@@ -128,9 +128,9 @@ impl Tail {
     }
 }
 
-/// A part of a lost region that can be written.
+/// A part of a lost region that was made writable again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Window {
+pub(super) struct WritableWindow {
     pub(super) start: usize,
     pub(super) bytes: usize,
 }
@@ -138,8 +138,9 @@ pub(super) struct Window {
 /// No window starts here.
 const NO_WINDOW: usize = 0;
 
+/// A slot of the SIGBUS handler's table: one mapped region, read in signal handlers.
 #[derive(Debug)]
-struct Slot {
+struct WatchSlot {
     /// [`FREE`], [`CLAIMED`] or the first address of a mapping.
     start: AtomicUsize,
     bytes: AtomicUsize,
@@ -154,7 +155,7 @@ struct Slot {
     is_moving: AtomicBool,
 }
 
-impl Slot {
+impl WatchSlot {
     const fn free() -> Self {
         Self {
             start: AtomicUsize::new(FREE),
@@ -184,7 +185,7 @@ impl Slot {
         self.start.store(start, Ordering::Release);
     }
 
-    fn covering(&'static self, address: usize) -> Option<Tail> {
+    fn covering(&'static self, address: usize) -> Option<MappingTail> {
         let start = self.start.load(Ordering::Acquire);
         if start <= CLAIMED {
             return None;
@@ -197,7 +198,7 @@ impl Slot {
             return None;
         }
         let skip = skip - skip.checked_rem(page)?;
-        Some(Tail { start: start + skip, bytes: bytes - skip, slot: self })
+        Some(MappingTail { start: start + skip, bytes: bytes - skip, slot: self })
     }
 }
 
@@ -210,9 +211,10 @@ mod tests {
     /// The places of a table of two with one mapping of three pages.
     #[track_caller]
     fn check(address: usize, expected: Option<(usize, usize)>) {
-        let slots: &'static [Slot] = Box::leak(Box::new([Slot::free(), Slot::free()]));
-        let _first = Watch::claim_in(slots).expect("a free slot");
-        let mut second = Watch::claim_in(slots).expect("a free slot");
+        let slots: &'static [WatchSlot] =
+            Box::leak(Box::new([WatchSlot::free(), WatchSlot::free()]));
+        let _first = SigbusWatch::claim_in(slots).expect("a free slot");
+        let mut second = SigbusWatch::claim_in(slots).expect("a free slot");
         second.cover(10 * PAGE, 3 * PAGE, PAGE);
         let found = slots.iter().find_map(|slot| slot.covering(address));
         assert_eq!(found.map(|tail| (tail.start, tail.bytes)), expected, "address {address}");
@@ -232,15 +234,15 @@ mod tests {
 
     #[test]
     fn a_slot_is_taken_once_and_comes_back_unmarked() {
-        let slots: &'static [Slot] = Box::leak(Box::new([Slot::free()]));
-        let mut watch = Watch::claim_in(slots).expect("a free slot");
-        assert!(Watch::claim_in(slots).is_none());
+        let slots: &'static [WatchSlot] = Box::leak(Box::new([WatchSlot::free()]));
+        let mut watch = SigbusWatch::claim_in(slots).expect("a free slot");
+        assert!(SigbusWatch::claim_in(slots).is_none());
         watch.cover(10 * PAGE, PAGE, PAGE);
         slots[0].covering(10 * PAGE).expect("it is watched").mark_lost();
         assert!(watch.is_lost());
         drop(watch);
         assert!(slots[0].covering(10 * PAGE).is_none());
-        let mut watch = Watch::claim_in(slots).expect("the slot is free again");
+        let mut watch = SigbusWatch::claim_in(slots).expect("the slot is free again");
         assert!(slots[0].covering(10 * PAGE).is_none());
         watch.cover(20 * PAGE, PAGE, PAGE);
         assert!(!watch.is_lost());

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use block::{ByteCount, DiskSize};
 
 use super::InflightRegion;
-use super::cells::Cells;
+use super::fields::InflightFields;
 use crate::CacheMode;
 
 /// The room that is kept for the note.
@@ -33,19 +33,19 @@ const SIZE_FIELD: usize = 16;
 const MAGIC: u64 = u64::from_ne_bytes(*b"ringloom");
 const VERSION: u16 = 1;
 
-/// The place in a region where both are noted; the region stays mapped with it.
+/// The record of cache mode and announced disk size that ringloom keeps behind the queues in an in-flight region.
 #[derive(Debug)]
-pub struct SessionNote {
-    cells: Cells,
+pub struct SessionRecord {
+    fields: InflightFields,
 }
 
-impl SessionNote {
+impl SessionRecord {
     /// Writes a note into a region that was just made ([`InflightRegion::create`]).
     pub fn begin(region: &Arc<InflightRegion>, mode: CacheMode) -> Self {
-        let cells = Self::cells(region).expect("a region of ours has room for the note");
-        let mut note = Self { cells };
+        let fields = Self::fields(region).expect("a region of ours has room for the note");
+        let mut note = Self { fields };
         note.store(mode);
-        note.cells.store_u64(MAGIC_FIELD, MAGIC);
+        note.fields.store_u64(MAGIC_FIELD, MAGIC);
         note
     }
 
@@ -53,45 +53,45 @@ impl SessionNote {
     /// (another back end has made it) says nothing. A note that is not understood says write-through,
     /// which is never wrong.
     pub fn open(region: &Arc<InflightRegion>) -> Option<(Self, CacheMode)> {
-        let cells = Self::cells(region)?;
-        if cells.load_u64(MAGIC_FIELD) != MAGIC {
+        let fields = Self::fields(region)?;
+        if fields.load_u64(MAGIC_FIELD) != MAGIC {
             return None;
         }
-        let understood = cells.load_u16(VERSION_FIELD) == VERSION;
-        let writeback = cells.load_u8(WRITEBACK_FIELD);
+        let understood = fields.load_u16(VERSION_FIELD) == VERSION;
+        let writeback = fields.load_u8(WRITEBACK_FIELD);
         // Memory that was taken away is found as zeroes: write-through.
         let mode = if understood && writeback == CacheMode::WriteBack.to_byte() {
             CacheMode::WriteBack
         } else {
             CacheMode::WriteThrough
         };
-        Some((Self { cells }, mode))
+        Some((Self { fields }, mode))
     }
 
     /// Notes the mode. A process that is killed in between has noted the old mode, the new one, or
     /// one that is not understood.
     pub fn store(&mut self, mode: CacheMode) {
-        self.cells.store_u8(WRITEBACK_FIELD, mode.to_byte());
+        self.fields.store_u8(WRITEBACK_FIELD, mode.to_byte());
         // Also over the note of a version that is not understood: from now on it is ours.
-        self.cells.store_u16(VERSION_FIELD, VERSION);
+        self.fields.store_u16(VERSION_FIELD, VERSION);
     }
 
     /// The size that the front end was told last, if it is noted. Whoever believes a wrong one does not tell the front
     /// end of the right one, which harms nobody else.
-    pub fn told_size(&self) -> Option<DiskSize> {
-        let is_understood = self.cells.load_u16(VERSION_FIELD) == VERSION;
-        let bytes = self.cells.load_u64(SIZE_FIELD);
+    pub fn announced_size(&self) -> Option<DiskSize> {
+        let is_understood = self.fields.load_u16(VERSION_FIELD) == VERSION;
+        let bytes = self.fields.load_u64(SIZE_FIELD);
         (is_understood && bytes != 0).then_some(DiskSize(ByteCount(bytes)))
     }
 
     /// Notes the size that the front end is told.
-    pub fn store_told_size(&mut self, size: DiskSize) {
-        self.cells.store_u64(SIZE_FIELD, size.0.0);
+    pub fn store_announced_size(&mut self, size: DiskSize) {
+        self.fields.store_u64(SIZE_FIELD, size.0.0);
     }
 
-    fn cells(region: &Arc<InflightRegion>) -> Option<Cells> {
+    fn fields(region: &Arc<InflightRegion>) -> Option<InflightFields> {
         let offset = region.shape.note_offset();
         let has_room = region.region.spec().bytes >= (offset + NOTE_BYTES) as u64;
-        has_room.then(|| Cells::new(Arc::clone(region), offset, NOTE_BYTES))
+        has_room.then(|| InflightFields::new(Arc::clone(region), offset, NOTE_BYTES))
     }
 }

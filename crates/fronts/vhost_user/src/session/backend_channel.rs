@@ -17,13 +17,13 @@ impl<D: Device> Session<D> {
 
     /// What the next message brings.
     pub(crate) fn set_arriving(&mut self, socket: Option<OwnedFd>) {
-        self.arriving = socket;
+        self.incoming_channel = socket;
     }
 
     /// From now on the device may speak by itself (SET_BACKEND_REQ_FD). The library has found that it is a
     /// stream socket.
     pub fn adopt_channel(&mut self) {
-        let Some(socket) = self.arriving.take() else {
+        let Some(socket) = self.incoming_channel.take() else {
             // It came in two parts. Nobody does that, and nothing but news is lost.
             debug!("the channel that a front end sent was not seen");
             return;

@@ -28,9 +28,9 @@ const VERSION_BITS: u32 = 3;
 /// The flags that there are: version, reply, need reply.
 const FLAGS: u32 = 0xf;
 
-/// What has come.
+/// What ended a session's wait: a whole message, the notifier, or background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arrival {
+pub(crate) enum SessionWakeup {
     /// A message, or something else that is found out without waiting for more: the end of the
     /// connection, or what cannot become a message.
     Message,
@@ -40,23 +40,23 @@ pub(crate) enum Arrival {
     Aside,
 }
 
-/// What ends a wait, besides the connection.
+/// The descriptors besides the connection that end a wait.
 #[derive(Debug, Clone, Copy)]
-struct Others<'a> {
+struct WakeSources<'a> {
     bell: BorrowedFd<'a>,
-    aside: Option<BorrowedFd<'a>>,
+    background: Option<BorrowedFd<'a>>,
 }
 
-/// What of the next message is there.
+/// Whether all of the next message has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Some,
-    All,
+enum MessagePart {
+    Partial,
+    Whole,
 }
 
-/// No message can be waited for.
+/// Waiting for a message failed: its header came in pieces with descriptors, or the system refused.
 #[derive(Debug)]
-pub(crate) enum Unreadable {
+pub(crate) enum MessageWaitError {
     /// The bytes of a message's first part came with descriptors and without the rest of its header. The
     /// library cannot put that together, and no front end sends it.
     Torn,
@@ -64,20 +64,20 @@ pub(crate) enum Unreadable {
     Wait(io::Error),
 }
 
-impl From<Errno> for Unreadable {
+impl From<Errno> for MessageWaitError {
     fn from(errno: Errno) -> Self {
         Self::Wait(errno.into())
     }
 }
 
-/// The messages that come on a connection.
+/// Waits until a whole message is in the socket, without reading it.
 #[derive(Debug)]
-pub(crate) struct Arrivals {
+pub(crate) struct MessageWaiter {
     /// Readable once when something has come on the connection, be it part of a message.
     edges: OwnedFd,
 }
 
-impl Arrivals {
+impl MessageWaiter {
     /// Those of this connection.
     pub(crate) fn new(connection: &impl AsFd) -> io::Result<Self> {
         let edges = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -92,23 +92,23 @@ impl Arrivals {
         &self,
         connection: &impl AsFd,
         bell: BorrowedFd<'_>,
-        aside: Option<BorrowedFd<'_>>,
-    ) -> Result<Arrival, Unreadable> {
-        let others = Others { bell, aside };
+        background: Option<BorrowedFd<'_>>,
+    ) -> Result<SessionWakeup, MessageWaitError> {
+        let others = WakeSources { bell, background };
         // Said when at most a quarter of the buffer is filled with answers that nobody has read. Only this
         // thread writes, so it stays true.
-        if let Come::Other(other) = wait_for(connection, PollFlags::OUT, others)? {
+        if let PollResult::Other(other) = wait_for(connection, PollFlags::OUT, others)? {
             return Ok(other);
         }
         let seen = match wait_for(connection, PollFlags::IN | PollFlags::RDHUP, others)? {
-            Come::Awaited(seen) => seen,
-            Come::Other(other) => return Ok(other),
+            PollResult::Awaited(seen) => seen,
+            PollResult::Other(other) => return Ok(other),
         };
-        if seen.difference(PollFlags::IN).is_empty() && part(connection)? == Part::Some {
+        if seen.difference(PollFlags::IN).is_empty() && part(connection)? == MessagePart::Partial {
             // Polled again it would say the same at once.
             return self.wait_for_rest(connection, others);
         }
-        Ok(Arrival::Message)
+        Ok(SessionWakeup::Message)
     }
 
     /// Waits for the rest of a message of which part is there: wakes when more of it comes. What came before
@@ -116,77 +116,81 @@ impl Arrivals {
     fn wait_for_rest(
         &self,
         connection: &impl AsFd,
-        others: Others<'_>,
-    ) -> Result<Arrival, Unreadable> {
+        others: WakeSources<'_>,
+    ) -> Result<SessionWakeup, MessageWaitError> {
         loop {
-            if let Come::Other(other) = wait_for(&self.edges, PollFlags::IN, others)? {
+            if let PollResult::Other(other) = wait_for(&self.edges, PollFlags::IN, others)? {
                 return Ok(other);
             }
             let mut space = [MaybeUninit::uninit(); 1];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let (events, _) = epoll::wait(&self.edges, &mut space, Some(&now))?;
             let only_bytes = events.iter().all(|event| { event.flags } == epoll::EventFlags::IN);
-            if !only_bytes || part(connection)? == Part::All {
-                return Ok(Arrival::Message);
+            if !only_bytes || part(connection)? == MessagePart::Whole {
+                return Ok(SessionWakeup::Message);
             }
         }
     }
 }
 
-/// What a wait has come to.
-enum Come {
+/// What a poll brought: readiness of the awaited descriptor, or another wake-up.
+enum PollResult {
     /// One of the things that were waited for, or the end of the connection.
     Awaited(PollFlags),
     /// Something else.
-    Other(Arrival),
+    Other(SessionWakeup),
 }
 
 /// Waits until one of these is so of the descriptor, or it has ended, and says what is; otherwise what has come instead.
 fn wait_for(
     awaited: &impl AsFd,
     what: PollFlags,
-    Others { bell, aside }: Others<'_>,
-) -> Result<Come, Errno> {
+    WakeSources { bell, background }: WakeSources<'_>,
+) -> Result<PollResult, Errno> {
     loop {
         // Without anything aside the bell is asked twice.
         let mut fds = [
             PollFd::new(awaited, what),
             PollFd::from_borrowed_fd(bell, PollFlags::IN),
-            PollFd::from_borrowed_fd(aside.unwrap_or(bell), PollFlags::IN),
+            PollFd::from_borrowed_fd(background.unwrap_or(bell), PollFlags::IN),
         ];
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
-        let [awaited, bell, aside] = fds.map(|fd| fd.revents());
+        let [awaited, bell, background] = fds.map(|fd| fd.revents());
         if !bell.is_empty() {
-            return Ok(Come::Other(Arrival::Bell));
+            return Ok(PollResult::Other(SessionWakeup::Bell));
         }
-        if !aside.is_empty() {
-            return Ok(Come::Other(Arrival::Aside));
+        if !background.is_empty() {
+            return Ok(PollResult::Other(SessionWakeup::Aside));
         }
         if !awaited.is_empty() {
-            return Ok(Come::Awaited(awaited));
+            return Ok(PollResult::Awaited(awaited));
         }
     }
 }
 
 /// How much of the next message is there.
-fn part(connection: &impl AsFd) -> Result<Part, Unreadable> {
+fn part(connection: &impl AsFd) -> Result<MessagePart, MessageWaitError> {
     // In this order: more may come in between.
     let queued = ioctl_fionread(connection);
     let mut header = [0; HEADER_BYTES];
     let seen = recv(connection, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT);
     let (Ok(queued), Ok((seen, _))) = (queued, seen) else {
         // Whoever reads finds out what is wrong.
-        return Ok(Part::All);
+        return Ok(MessagePart::Whole);
     };
     if seen < HEADER_BYTES {
         // A look ends where descriptors are.
-        return if queued < HEADER_BYTES as u64 { Ok(Part::Some) } else { Err(Unreadable::Torn) };
+        return if queued < HEADER_BYTES as u64 {
+            Ok(MessagePart::Partial)
+        } else {
+            Err(MessageWaitError::Torn)
+        };
     }
     let enough = queued >= HEADER_BYTES as u64 + u64::from(payload_bytes(header).unwrap_or(0));
-    Ok(if enough { Part::All } else { Part::Some })
+    Ok(if enough { MessagePart::Whole } else { MessagePart::Partial })
 }
 
 /// How long the payload is that goes with this header; `None` if it is none.

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::InflightRegion;
-use crate::step::stored;
+use crate::fault_point::stored;
 
+/// The fields of one queue's part of the in-flight region, read and written atomically.
 #[derive(Debug)]
-pub(super) struct Cells {
+pub(super) struct InflightFields {
     base: NonNull<u8>,
     bytes: usize,
     /// Keeps the part mapped.
@@ -25,7 +26,7 @@ pub(super) struct Cells {
 
 // SAFETY: the pointer leads into a mapping of the process, which `region` keeps and which any
 // thread may use.
-unsafe impl Send for Cells {}
+unsafe impl Send for InflightFields {}
 
 /// One kind of field: how it is found, read and written.
 macro_rules! field {
@@ -47,7 +48,7 @@ macro_rules! field {
     };
 }
 
-impl Cells {
+impl InflightFields {
     /// The part of so many bytes at this place of the region, which the caller has found inside.
     pub(super) fn new(region: Arc<InflightRegion>, offset: usize, bytes: usize) -> Self {
         let end = (offset + bytes) as u64;

@@ -1,7 +1,7 @@
 //! How many descriptors the process holds because of a session.
 //!
-//! Where it stands: looked at after every message that brings a ring's descriptor or memory, before it is answered; a session
-//! that has gone beyond its share ends.
+//! Where it stands: looked at after every message that brings a ring's descriptor or memory, before it is answered; a
+//! session that has gone beyond its share ends.
 //!
 //! Invariants: what is counted is what is held, and what the session may need besides for a moment: a copy of
 //! all that goes to a successor, a call descriptor that is on its way to the iothread. A message
@@ -9,8 +9,8 @@
 
 use virtio::REGIONS_MAX;
 
-use super::{Ring, Session};
-use crate::{Device, Refusal};
+use super::{Session, SessionRing};
+use crate::{Device, MessageRefusal};
 
 /// The connection (read, looked at, hung up on, handed over), its edges, the bell of a ring that is being placed; the
 /// log, the in-flight region, the front end's channel and their copies; the answer of who looks at descriptors.
@@ -35,16 +35,16 @@ pub fn descriptors_wanted(queues: u16) -> usize {
 
 impl<D: Device> Session<D> {
     /// Whether the session has kept to its share.
-    pub(crate) fn check_descriptors(&self) -> Result<(), Refusal> {
-        let rings: usize = self.rings.iter().map(Ring::descriptors_count).sum();
+    pub(crate) fn check_descriptors(&self) -> Result<(), MessageRefusal> {
+        let rings: usize = self.rings.iter().map(SessionRing::descriptors_count).sum();
         let regions = self.memory.regions_count() * DESCRIPTORS_PER_REGION;
         let held = DESCRIPTORS_PER_SESSION + regions + rings;
         let max = self.device.descriptors_max();
-        if held <= max { Ok(()) } else { Err(Refusal::Descriptors { held, max }) }
+        if held <= max { Ok(()) } else { Err(MessageRefusal::Descriptors { held, max }) }
     }
 }
 
-impl Ring {
+impl SessionRing {
     fn descriptors_count(&self) -> usize {
         let Self { kick, call, error, .. } = self;
         usize::from(kick.is_some()) * 2
