@@ -10,6 +10,7 @@
 //! on, and must be found.
 
 pub mod check;
+mod checked;
 pub mod child;
 pub mod disk;
 pub mod image;
@@ -18,6 +19,7 @@ mod kernel;
 mod load;
 mod log;
 pub mod make;
+mod memory;
 pub mod peer;
 pub mod play;
 

@@ -99,6 +99,11 @@ impl Disk {
         self.state().file(file).bytes
     }
 
+    /// How many files there are.
+    pub(crate) fn count(&self) -> usize {
+        self.state().files.len()
+    }
+
     /// Whether there is such a file.
     pub fn has(&self, file: FileId) -> bool {
         index(file.0.into()) < self.state().files.len()

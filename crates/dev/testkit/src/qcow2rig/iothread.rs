@@ -1,535 +1,361 @@
-//! A simulated iothread: one lane of the node under test, and the jobs that it has there.
+//! A simulated iothread: a real engine with one lane of the node under test, on a kernel whose operations go on when the
+//! player says so.
 //!
-//! Where it stands: it does what `request_path::Engine` does, with the same duties towards the lane, but each operation
-//! of the kernel goes on when the player says so.
-//!
-//! Invariants, checked: each mapping is answered once; the pieces of an answer cover it; what is held is known to be.
+//! Invariants: nobody holds the world while an engine is called.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Wake, Waker};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use block::{
-    After, Answer, ByteOffset, Errand, FailKind, FileId, Lane, LaneIo, Mapping, Node, Operation,
-    Outcome, Piece, PieceList, Target, Token, Told,
+    Alignments, Buffers, ByteCount, ByteOffset, Clock, Durability, FileId, Interest, IoFailure,
+    Medium, Node, Operation, Outcome, Segment, Slot, StableWrites, Tag,
 };
+use kernel_io::{Allocation, BounceBuffer, Event, InlineShare, Notifier, Wait};
+use request_path::{Engine, EngineKernel, Requests};
 
 use super::Mischief;
-use super::kernel::{
-    Addressee, Asker, Kernel, KernelOp, Order, bytes_of, in_memory, memory_of, must_sync,
-};
+use super::checked::CheckedNode;
+use super::kernel::{Addressee, Kernel, KernelOp, Order};
 use super::log::Log;
+use super::memory::RequestMemory;
 use crate::rng::Rng;
+
+/// The most requests that an iothread has at once.
+const SLOTS: u16 = 64;
+
+/// So many rounds after its death an engine may take to end what is left.
+const ROUNDS_MAX: usize = 10_000;
 
 /// Requests that are over: their number, their outcome and their memory.
 pub(crate) type Ended = Vec<(u64, Outcome, Vec<u8>)>;
 
-/// What an iothread uses besides its own.
+/// What iothreads use besides their own.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) kernel: Kernel,
     pub(crate) log: Log,
     pub(crate) rng: Rng,
     pub(crate) mischief: Mischief,
-    pub(crate) jobs: u64,
     pub(crate) ended: Ended,
+    /// What the kernel has told each iothread.
+    pub(crate) events: Vec<VecDeque<Event>>,
+    /// How many syncs lanes wait for that they need themselves.
+    pub(crate) lane_syncs: usize,
+    /// The first breach of the contract of lanes.
+    pub(crate) wrong: Option<anyhow::Error>,
+    /// Whether the process is dead: nothing that it begins reaches the disk.
+    pub(crate) is_dead: bool,
 }
 
-#[derive(Debug, Default)]
-struct Called(AtomicBool);
+/// All of it, for those who live in it.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedWorld(Arc<Mutex<World>>);
 
-impl Wake for Called {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Release);
+impl SharedWorld {
+    pub(crate) fn new(world: World) -> Self {
+        Self(Arc::new(Mutex::new(world)))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-#[derive(Debug)]
-enum Owner {
-    Request(u64),
-    Errand(Errand),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Asked,
-    Held,
-    Carry,
-    Sync,
+/// The files of a life, as engines know them.
+pub(crate) fn media(count: usize) -> Arc<[Medium]> {
+    let medium = |file| Medium::new(format!("file {file}"), Alignments::NONE, StableWrites::BySync);
+    (0..count).map(medium).collect()
 }
 
 #[derive(Debug)]
-struct Job {
+struct Open {
     number: u64,
-    owner: Owner,
-    operation: Operation,
-    /// Of a request; an errand brings its own.
-    memory: Vec<u8>,
-    pieces: Vec<Piece>,
-    phase: Phase,
-    /// Operations whose end was not told yet.
-    outstanding: usize,
-    after: After,
-    /// Whether the lane has held it again: an answer is about a part of it.
-    again: bool,
-    failed: Option<FailKind>,
+    memory: RequestMemory,
 }
 
 /// One iothread.
 #[derive(Debug)]
 pub(crate) struct Iothread {
     place: usize,
-    lane: Option<Box<dyn Lane>>,
-    io: LaneIo,
-    called: Arc<Called>,
-    jobs: Vec<Option<Job>>,
+    engine: Engine<RigKernel>,
+    requests: Requests,
+    open: Vec<Option<Open>>,
+    finished: Vec<(Slot, Outcome)>,
+    world: SharedWorld,
 }
 
 impl Iothread {
-    pub(crate) fn open(place: usize, node: &dyn Node) -> Result<Self> {
-        let called = Arc::new(Called::default());
-        let io = LaneIo::new(Waker::from(Arc::clone(&called)));
-        let lane = Some(node.open_lane(&io).context("open a lane")?);
-        Ok(Self { place, lane, io, called, jobs: Vec::new() })
+    pub(crate) fn open(
+        place: usize,
+        node: &Arc<dyn Node>,
+        world: &SharedWorld,
+        media: &Arc<[Medium]>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self> {
+        world.lock().events.resize_with(place + 1, VecDeque::new);
+        let kernel =
+            RigKernel { thread: place, world: world.clone(), media: Arc::clone(media), bell: None };
+        let mut engine = Engine::with(kernel, Arc::new(Notifier::new()?), clock);
+        let (node, world) = (Arc::clone(node), world.clone());
+        let checked = CheckedNode { node, world: world.clone(), thread: place };
+        let checked: Arc<dyn Node> = Arc::new(checked);
+        let requests = Requests::new(&mut engine, &checked, SLOTS).context("open a lane")?;
+        let open = (0..SLOTS).map(|_| None).collect();
+        Ok(Self { place, engine, requests, open, finished: Vec::new(), world })
     }
 
-    /// Its jobs that are not over: requests and errands.
-    pub(crate) fn open_jobs(&self) -> usize {
-        self.jobs.iter().flatten().count()
+    /// Whether anything of it is not over.
+    pub(crate) fn is_busy(&mut self) -> bool {
+        !self.engine.is_over() || self.is_called()
     }
 
     /// Its requests that are not over.
     pub(crate) fn open_requests(&self) -> usize {
-        let is_request = |job: &&Job| matches!(job.owner, Owner::Request(_));
-        self.jobs.iter().flatten().filter(is_request).count()
+        self.open.iter().flatten().count()
     }
 
-    /// Whether the lane wants to be called.
-    pub(crate) fn is_called(&self) -> bool {
-        self.called.0.load(Ordering::Acquire)
+    /// Whether the engine has something to do.
+    pub(crate) fn is_called(&mut self) -> bool {
+        self.engine.has_news()
     }
 
     /// When the lane has something to do.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.lane.as_ref().and_then(|lane| lane.due()).map(|due| due.at)
+        self.engine.due().map(|due| due.at)
     }
 
-    /// Asks the lane about new requests.
-    pub(crate) fn submit(
-        &mut self,
-        requests: Vec<(u64, Operation, Vec<u8>)>,
-        world: &mut World,
-    ) -> Result<()> {
-        let mut mappings = Vec::new();
-        for (request, operation, memory) in requests {
-            let slot = self.add(Owner::Request(request), operation, memory, world);
-            let actor = self.addressee(slot).actor();
-            world.log.guest(actor, name_of(&operation), bytes_of(&operation));
-            mappings.push(Mapping::new(Token(u32::try_from(slot)?), operation));
+    /// Asks for new requests.
+    pub(crate) fn submit(&mut self, requests: Vec<(u64, Operation, Vec<u8>)>) {
+        let mut batch = Vec::new();
+        for (number, operation, memory) in requests {
+            let slot = self.open.iter().position(Option::is_none).expect("few requests");
+            let open = self.open[slot].insert(Open { number, memory: RequestMemory::of(&memory) });
+            let slot = Slot(u16::try_from(slot).expect("few requests"));
+            batch.push((slot, operation, open.memory.name()));
         }
-        let mut pieces = PieceList::default();
-        self.lane().map(&mut mappings, &mut pieces);
-        self.answered(&mappings, &pieces, Phase::Asked, world)?;
-        self.start_errands(world)
+        self.requests.begin(&mut self.engine, batch.into_iter());
+        self.collect();
     }
 
-    /// Calls the lane, which goes on with what it holds.
-    pub(crate) fn resume(&mut self, now: Instant, world: &mut World) -> Result<()> {
-        self.called.0.store(false, Ordering::Release);
-        let (mut late, mut pieces) = (Vec::new(), PieceList::default());
-        self.lane().resume(now, &mut late, &mut pieces);
-        self.answered(&late, &pieces, Phase::Held, world)?;
-        self.start_errands(world)
+    /// A round of the engine.
+    pub(crate) fn round(&mut self, now: Instant) {
+        self.engine.wait(Wait::Poll).expect("the rig's kernel can be waited for");
+        if self.engine.due().is_some() {
+            self.engine.resume(now);
+        }
+        self.engine.dispatch(&mut Vec::new());
+        self.collect();
     }
 
     /// Somebody waits for the end of what the lane holds.
-    pub(crate) fn release(&mut self, world: &mut World) -> Result<()> {
-        self.lane().release();
-        self.start_errands(world)
+    pub(crate) fn release(&mut self, now: Instant) {
+        self.requests.release(&mut self.engine);
+        self.round(now);
     }
 
-    /// An operation is over.
-    pub(crate) fn operation_over(&mut self, op: &KernelOp, world: &mut World) -> Result<()> {
-        let slot = op.to.slot;
-        let job = self.job(slot);
-        job.outstanding -= 1;
-        match op.result() {
-            Err(kind) => job.failed = job.failed.or(Some(kind)),
-            Ok(()) if op.is_read() => match &mut job.owner {
-                Owner::Errand(errand) => {
-                    errand.memory().copy_from(op.skip, &op.memory);
-                }
-                Owner::Request(_) => {
-                    job.memory[op.skip..op.skip + op.memory.len()].copy_from_slice(&op.memory);
-                }
-            },
-            Ok(()) => {}
+    fn collect(&mut self) {
+        self.requests.take_finished(&mut self.engine, &mut self.finished);
+        for (slot, outcome) in self.finished.drain(..) {
+            let Open { number, memory } =
+                self.open[usize::from(slot.0)].take().expect("a request ends once");
+            self.world.lock().ended.push((number, outcome, memory.into_bytes()));
         }
-        if job.outstanding == 0 && job.phase != Phase::Held {
-            self.settle(slot, world)?;
-        }
-        self.start_errands(world)
     }
 
     /// What is in flight, for a report.
-    pub(crate) fn describe(&self) -> String {
-        let open = self.jobs.iter().flatten().map(|job| {
-            format!(
-                "\n  thread {} job {} {:?} {:?} {} outstanding",
-                self.place, job.number, job.phase, job.operation, job.outstanding
-            )
-        });
-        let called = self.is_called();
-        format!(
-            "thread {} is called: {called}, due: {:?}{}",
-            self.place,
-            self.due(),
-            open.collect::<String>()
-        )
+    pub(crate) fn describe(&mut self) -> String {
+        let (place, called, due) = (self.place, self.is_called(), self.due());
+        let open: Vec<u64> = self.open.iter().flatten().map(|open| open.number).collect();
+        format!("thread {place} is called: {called}, due: {due:?}, requests {open:?}")
     }
 
     /// Closes the lane, which has nothing in flight.
-    pub(crate) fn close(&mut self) -> Result<()> {
-        self.lane = None;
-        let bytes = self.io.bytes_kept();
-        ensure!(bytes == 0, "{bytes} bytes are kept for answers that are over");
-        Ok(())
+    pub(crate) fn close(self) {
+        let Self { mut engine, requests, .. } = self;
+        requests.close(&mut engine);
     }
+}
 
-    /// The process dies.
-    pub(crate) fn die(&mut self) {
-        self.lane = None;
-        for job in self.jobs.drain(..).flatten() {
-            if let Owner::Errand(errand) = job.owner {
-                // Nobody waits; it frees its memory.
-                errand.finish(Outcome::Failed(FailKind::Io));
-            }
+/// The process has died, and nothing of it reaches the disk: ends what its engines have begun, so that its memory is
+/// given back.
+pub(crate) fn bury(mut iothreads: Vec<Iothread>, now: Instant) {
+    for _ in 0..ROUNDS_MAX {
+        let mut is_busy = false;
+        for thread in &mut iothreads {
+            thread.release(now);
+            is_busy |= thread.is_busy();
         }
-        let mut errands = Vec::new();
-        self.io.take_submitted(&mut errands);
-        errands.into_iter().for_each(|errand| errand.finish(Outcome::Failed(FailKind::Io)));
+        if !is_busy {
+            return;
+        }
+    }
+}
+
+/// The rig's kernel, as one engine uses it.
+#[derive(Debug)]
+struct RigKernel {
+    thread: usize,
+    world: SharedWorld,
+    media: Arc<[Medium]>,
+    bell: Option<(OwnedFd, Tag)>,
+}
+
+impl RigKernel {
+    fn begin(&mut self, file: FileId, at: ByteOffset, count: u64, order: Order, tag: Tag) {
+        let mut world = self.world.lock();
+        let World { kernel, log, rng, events, is_dead, .. } = &mut *world;
+        let result = if *is_dead {
+            Some(Err(IoFailure::Errno { offset: at, errno: rustix::io::Errno::IO }))
+        } else {
+            let to = Addressee { thread: self.thread, tag };
+            let is_told = kernel.begin(to, order, file, at.0..at.0 + count, log, rng);
+            is_told.then_some(Ok(()))
+        };
+        if let Some(result) = result {
+            events[self.thread].push_back(Event::Finished { tag, result, bounce: None });
+        }
     }
 
-    fn lane(&mut self) -> &mut dyn Lane {
-        &mut **self.lane.as_mut().expect("it is open")
+    fn bell_rings(&self) -> bool {
+        let Some((bell, _)) = &self.bell else { return false };
+        let mut fds = [rustix::event::PollFd::new(bell, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+fn count_of(memory: &Buffers) -> u64 {
+    crate::conformance::number(memory.count())
+}
+
+fn collect(memory: impl Iterator<Item = Segment>) -> Buffers {
+    let mut buffers = Buffers::default();
+    memory.for_each(|segment| buffers.push(segment));
+    buffers
+}
+
+impl EngineKernel for RigKernel {
+    fn medium(&mut self, file: FileId) -> &Medium {
+        &self.media[file.0 as usize]
     }
 
-    fn job(&mut self, slot: usize) -> &mut Job {
-        self.jobs[slot].as_mut().expect("it is not over")
-    }
-
-    fn add(
+    fn read(
         &mut self,
-        owner: Owner,
-        operation: Operation,
-        memory: Vec<u8>,
-        world: &mut World,
-    ) -> usize {
-        world.jobs += 1;
-        let job = Job {
-            number: world.jobs,
-            owner,
-            operation,
-            memory,
-            pieces: Vec::new(),
-            phase: Phase::Asked,
-            outstanding: 0,
-            again: false,
-            after: After::Over,
-            failed: None,
-        };
-        let free = self.jobs.iter().position(Option::is_none);
-        let slot = free.unwrap_or(self.jobs.len());
-        if slot == self.jobs.len() {
-            self.jobs.push(None);
-        }
-        self.jobs[slot] = Some(job);
-        slot
+        file: FileId,
+        offset: ByteOffset,
+        memory: impl Iterator<Item = Segment>,
+        tag: Tag,
+    ) {
+        let memory = collect(memory);
+        self.begin(file, offset, count_of(&memory), Order::Read(memory), tag);
     }
 
-    fn addressee(&self, slot: usize) -> Addressee {
-        let job = self.jobs[slot].as_ref().expect("it is not over");
-        let asker = match job.owner {
-            Owner::Request(_) => Asker::Guest,
-            Owner::Errand(_) => Asker::Lane,
-        };
-        Addressee { thread: self.place, slot, job: job.number, asker }
-    }
-
-    fn answered(
+    fn write(
         &mut self,
-        mappings: &[Mapping],
-        pieces: &PieceList,
-        was: Phase,
-        world: &mut World,
-    ) -> Result<()> {
-        for mapping in mappings {
-            let slot = usize::try_from(mapping.token.0)?;
-            let job = self.jobs.get_mut(slot).and_then(Option::as_mut);
-            let job =
-                job.with_context(|| format!("{:?} is answered, which is not open", mapping.token))?;
-            ensure!(
-                job.phase == was && matches!(job.owner, Owner::Request(_)),
-                "{mapping:?} answers job {} a second time, which is {:?}",
-                job.number,
-                job.phase
-            );
-            match mapping.answer {
-                Answer::Refused(kind) => self.end(slot, Outcome::Failed(kind), world),
-                Answer::Held if was == Phase::Asked => job.phase = Phase::Held,
-                Answer::Held => bail!("{mapping:?} is held when it is resumed"),
-                Answer::Now(range) => {
-                    let found = pieces.get(range);
-                    let extent = match (mapping.after, job.again) {
-                        (After::Over, false) => Covers::All,
-                        (After::Tell, _) | (After::Over, true) => Covers::Part,
-                    };
-                    let memory = job.memory.len();
-                    check_pieces(&mapping.operation, memory, found, extent, world)?;
-                    job.operation = mapping.operation;
-                    job.after = mapping.after;
-                    job.pieces = found.to_vec();
-                    self.start(slot, world)?;
-                }
-            }
+        file: FileId,
+        offset: ByteOffset,
+        _: Durability,
+        memory: impl Iterator<Item = Segment>,
+        tag: Tag,
+    ) {
+        let memory = collect(memory);
+        let mut bytes = vec![0; memory.count()];
+        memory.copy_to(0, &mut bytes);
+        self.begin(file, offset, count_of(&memory), Order::Write(bytes), tag);
+    }
+
+    fn read_bounce(&mut self, _: FileId, _: ByteOffset, _: usize, _: BounceBuffer, _: Tag) {
+        panic!("nothing is staged for files that take any bytes")
+    }
+
+    fn write_bounce(
+        &mut self,
+        _: FileId,
+        _: ByteOffset,
+        _: Durability,
+        _: usize,
+        _: BounceBuffer,
+        _: Tag,
+    ) {
+        panic!("nothing is staged for files that take any bytes")
+    }
+
+    fn sync(&mut self, file: FileId, tag: Tag) {
+        self.begin(file, ByteOffset(0), 0, Order::Sync, tag);
+    }
+
+    fn allocate(
+        &mut self,
+        file: FileId,
+        offset: ByteOffset,
+        count: ByteCount,
+        _: Allocation,
+        tag: Tag,
+    ) {
+        self.begin(file, offset, count.0, Order::Zero, tag);
+    }
+
+    fn find_extent(&mut self, _: FileId, _: ByteOffset, _: ByteCount, _: Tag) {
+        panic!("the rig asks for no status")
+    }
+
+    fn forget_files(&mut self) {}
+
+    fn poll(&mut self, fd: BorrowedFd<'_>, _: Interest, tag: Tag) {
+        // What comes after the bell is an alarm for the operator.
+        if self.bell.is_none() {
+            let bell = fd.as_fd().try_clone_to_owned().expect("there are descriptors");
+            self.bell = Some((bell, tag));
+        }
+    }
+
+    fn cancel_poll(&mut self, tag: Tag) {
+        panic!("nobody watches {tag:?}")
+    }
+
+    fn ring(&mut self, _: BorrowedFd<'_>) -> io::Result<()> {
+        panic!("there is no client")
+    }
+
+    fn share_inline(&mut self, _: InlineShare) {}
+
+    fn wait(&mut self, _: Wait) -> io::Result<()> {
+        if self.bell_rings() {
+            let (_, tag) = self.bell.as_ref().expect("it rings");
+            let event = Event::Ready { tag: *tag };
+            self.world.lock().events[self.thread].push_back(event);
         }
         Ok(())
     }
 
-    fn start_errands(&mut self, world: &mut World) -> Result<()> {
-        while self.io.has_submitted() {
-            let mut errands = Vec::new();
-            self.io.take_submitted(&mut errands);
-            for mut errand in errands {
-                let operation = errand.operation();
-                let pieces = errand.pieces().to_vec();
-                let memory = errand.memory().count();
-                check_pieces(&operation, memory, &pieces, Covers::All, world)
-                    .context("an errand")?;
-                let slot = self.add(Owner::Errand(errand), operation, Vec::new(), world);
-                self.job(slot).pieces = pieces;
-                self.start(slot, world)?;
-            }
-        }
-        Ok(())
+    fn has_news(&mut self) -> bool {
+        !self.world.lock().events[self.thread].is_empty() || self.bell_rings()
     }
 
-    /// Carries an answer out, or an errand.
-    fn start(&mut self, slot: usize, world: &mut World) -> Result<()> {
-        let to = self.addressee(slot);
-        let job = self.job(slot);
-        job.phase = Phase::Carry;
-        let operation = job.operation;
-        // A flush only names its files.
-        let pieces = if operation == Operation::Flush { Vec::new() } else { job.pieces.clone() };
-        for Piece { skip, count, target } in pieces {
-            let range = in_memory(skip, count.0);
-            match (target, operation) {
-                (Target::File { file, offset: ByteOffset(offset) }, _) => {
-                    let order = Order {
-                        operation,
-                        file,
-                        bytes: offset..offset + count.0,
-                        skip: range.start,
-                        memory: job.bytes(operation, range),
-                    };
-                    let World { kernel, log, rng, .. } = world;
-                    if kernel.begin(to, order, log, rng) {
-                        job.outstanding += 1;
-                    }
-                }
-                (Target::Zeroes, Operation::Read(_)) => match &mut job.owner {
-                    Owner::Errand(errand) => errand.memory().zero(range.start, range.len()),
-                    Owner::Request(_) => job.memory[range].fill(0),
-                },
-                (Target::Channel { .. }, _) => anyhow::bail!("the rig has files alone"),
-                (
-                    Target::Zeroes | Target::Nothing | Target::Memory { .. } | Target::Status(_),
-                    _,
-                ) => {}
-            }
-        }
-        self.read_memory(slot)?;
-        let job = self.job(slot);
-        let is_early = world.mischief == Mischief::EarlyEnds && job.after == After::Tell;
-        if is_early && to.asker == Asker::Guest && job.outstanding > 0 {
-            job.after = After::Over;
-            if self.tell(slot, Outcome::Done, world).is_none() {
-                return Ok(());
-            }
-        }
-        if self.job(slot).outstanding == 0 {
-            self.settle(slot, world)?;
-        }
-        Ok(())
+    fn has_inline_work(&self) -> bool {
+        false
     }
 
-    /// Gives a read what it finds in memory.
-    fn read_memory(&mut self, slot: usize) -> Result<()> {
-        let Some(Job { pieces, memory, operation, .. }) = &mut self.jobs[slot] else {
-            return Ok(());
-        };
-        for piece in pieces {
-            let Some(bytes) = piece.in_memory() else { continue };
-            ensure!(matches!(operation, Operation::Read(_)), "{operation:?} finds {piece:?}");
-            memory[in_memory(piece.skip, piece.count.0)].copy_from_slice(bytes);
-            piece.target = Target::Nothing;
-        }
-        Ok(())
+    fn is_misled(&self) -> bool {
+        false
     }
 
-    /// The bytes of a job are there, and synced if that was begun.
-    fn settle(&mut self, slot: usize, world: &mut World) -> Result<()> {
-        let to = self.addressee(slot);
-        let job = self.job(slot);
-        if job.phase == Phase::Carry && job.failed.is_none() && must_sync(job.operation) {
-            job.phase = Phase::Sync;
-            let file = |piece: &Piece| match piece.target {
-                Target::File { file, .. } => Some(file),
-                Target::Channel { .. }
-                | Target::Zeroes
-                | Target::Nothing
-                | Target::Memory { .. }
-                | Target::Status(_) => None,
-            };
-            let mut files: Vec<FileId> = job.pieces.iter().filter_map(file).collect();
-            files.sort_unstable_by_key(|file| file.0);
-            files.dedup();
-            for file in files {
-                let World { kernel, log, rng, .. } = world;
-                if kernel.sync(to, file, log, rng) {
-                    job.outstanding += 1;
-                }
-            }
-            if job.outstanding > 0 {
-                return Ok(());
-            }
-        }
-        let outcome = job.failed.map_or(Outcome::Done, Outcome::Failed);
-        if matches!(job.owner, Owner::Errand(_)) {
-            let job = self.jobs[slot].take().expect("it is not over");
-            if let Owner::Errand(errand) = job.owner {
-                errand.finish(outcome);
-            }
-            return Ok(());
-        }
-        let ended = match job.after {
-            After::Over => Some(outcome),
-            After::Tell => self.tell(slot, outcome, world),
-        };
-        if let Some(outcome) = ended {
-            self.end(slot, outcome, world);
-        }
-        Ok(())
+    fn next_event(&mut self) -> Option<Event> {
+        self.world.lock().events[self.thread].pop_front()
     }
 
-    /// Tells the lane that an answer was carried out; how the request ended, unless it is held again.
-    fn tell(&mut self, slot: usize, outcome: Outcome, world: &mut World) -> Option<Outcome> {
-        let actor = self.addressee(slot).actor();
-        let token = Token(u32::try_from(slot).expect("few jobs"));
-        match self.lane().carried_out(token, outcome) {
-            Told::Over(outcome) => Some(outcome),
-            Told::Kept => {
-                world.log.guest(actor, "is kept", 0..0);
-                let job = self.job(slot);
-                job.phase = Phase::Held;
-                job.failed = None;
-                job.after = After::Over;
-                job.again = true;
-                None
-            }
-        }
-    }
-
-    fn end(&mut self, slot: usize, outcome: Outcome, world: &mut World) {
-        let actor = self.addressee(slot).actor();
-        let job = self.jobs[slot].take().expect("it is not over");
-        let what = match outcome {
-            Outcome::Done => "is complete",
-            Outcome::Failed(_) => "has failed",
-        };
-        world.log.guest(actor, what, bytes_of(&job.operation));
-        if let Owner::Request(request) = job.owner {
-            world.ended.push((request, outcome, job.memory));
-        }
+    fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)> {
+        None
     }
 }
 
-impl Job {
-    /// What the kernel is given: what is to be written, or room for what is read.
-    fn bytes(&mut self, operation: Operation, range: std::ops::Range<usize>) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        match operation {
-            Operation::Read(_) => bytes.resize(range.len(), 0),
-            Operation::Write(..) => match &mut self.owner {
-                Owner::Errand(errand) => {
-                    bytes.resize(range.len(), 0);
-                    errand.memory().copy_to(range.start, &mut bytes);
-                }
-                Owner::Request(_) => bytes.extend_from_slice(&self.memory[range]),
-            },
-            Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => {}
-            Operation::Status(_) => panic!("the rig asks for no status"),
-        }
-        bytes
-    }
-}
-
-/// What the pieces of an answer cover: of one that the lane is told of there may be more to come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Covers {
-    All,
-    Part,
-}
-
-fn check_pieces(
-    operation: &Operation,
-    memory: usize,
-    pieces: &[Piece],
-    covers: Covers,
-    world: &World,
-) -> Result<()> {
-    for piece in pieces {
-        if let Target::File { file, .. } = piece.target {
-            ensure!(
-                world.kernel.disk.has(file),
-                "{operation:?} goes to an unknown file: {pieces:?}"
-            );
-        }
-    }
-    // A request that has been told of before, a hint and a flush may have nothing left to do.
-    if pieces.is_empty() || *operation == Operation::Flush {
-        return Ok(());
-    }
-    let mut ordered = pieces.to_vec();
-    ordered.sort_by_key(|piece| piece.skip);
-    let mut covered = 0;
-    for piece in &ordered {
-        if covers == Covers::Part && piece.skip > covered {
-            covered = piece.skip;
-        }
-        ensure!(
-            piece.skip == covered && piece.count.0 > 0,
-            "{operation:?} is answered with {pieces:?}"
-        );
-        covered += piece.count.0;
-    }
-    let wanted = memory_of(operation, memory);
-    let is_right = covered == wanted || covers == Covers::Part && covered < wanted;
-    ensure!(is_right, "{operation:?} is answered with {covered} bytes: {pieces:?}");
-    Ok(())
-}
-
-fn name_of(operation: &Operation) -> &'static str {
-    match operation {
-        Operation::Read(_) => "is asked to read",
-        Operation::Status(_) => "is asked for block status",
-        Operation::Write(..) => "is asked to write",
-        Operation::Discard(..) => "is asked to discard",
-        Operation::WriteZeroes(_, block::Unmap::Keep, _) => "is asked to zero",
-        Operation::WriteZeroes(_, block::Unmap::Allowed, _) => "is asked to zero and unmap",
-        Operation::Flush => "is asked to flush",
-    }
+/// Tells an iothread of the end of an operation.
+pub(crate) fn deliver(world: &SharedWorld, op: KernelOp) -> usize {
+    let (to, event) = op.into_event();
+    world.lock().events[to.thread].push_back(event);
+    to.thread
 }

@@ -8,37 +8,27 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use block::{Durability, FailKind, FileId, Operation};
+use block::{Buffers, ByteOffset, FileId, IoFailure, Tag};
+use kernel_io::Event;
+use rustix::io::Errno;
 
 use super::Mischief;
 use super::disk::{Disk, OpId, SyncStart};
 use super::log::{Actor, Log};
-use crate::conformance::{index, number};
+use crate::conformance::index;
 use crate::rng::Rng;
-
-/// Whose operation it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asker {
-    /// Of a request.
-    Guest,
-    /// Of a lane itself.
-    Lane,
-}
 
 /// To whom the end is told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addressee {
     pub(crate) thread: usize,
-    /// The slot of the job.
-    pub(crate) slot: usize,
-    /// Counts jobs.
-    pub(crate) job: u64,
-    pub(crate) asker: Asker,
+    pub(crate) tag: Tag,
 }
 
 impl Addressee {
-    pub(crate) fn actor(&self) -> Actor {
-        Actor { thread: self.thread, job: self.job }
+    fn actor(&self) -> Actor {
+        // What lanes know a request by.
+        Actor { thread: self.thread, job: self.tag.0 & u64::from(u32::MAX) }
     }
 }
 
@@ -54,17 +44,17 @@ enum What {
 #[derive(Debug)]
 pub(crate) struct KernelOp {
     id: OpId,
-    pub(crate) to: Addressee,
+    to: Addressee,
     what: What,
     file: FileId,
     bytes: Range<u64>,
-    /// Where the bytes are in the memory of the job.
-    pub(crate) skip: usize,
     /// What is written, or was read.
-    pub(crate) memory: Vec<u8>,
+    memory: Vec<u8>,
+    /// Where a read leaves it.
+    into: Buffers,
     /// What was not applied yet.
     left: Vec<Range<u64>>,
-    result: Result<(), FailKind>,
+    result: Result<(), Errno>,
     /// It goes on only when it is woken, or nothing else can.
     is_asleep: bool,
     /// Its end was told already.
@@ -77,23 +67,24 @@ impl KernelOp {
         self.left.is_empty() || self.result.is_err()
     }
 
-    pub(crate) fn is_read(&self) -> bool {
-        self.what == What::Read
-    }
-
-    pub(crate) fn result(&self) -> Result<(), FailKind> {
-        self.result
+    /// What its engine is told.
+    pub(crate) fn into_event(mut self) -> (Addressee, Event) {
+        if self.result.is_ok() {
+            self.into.copy_from(0, &self.memory);
+        }
+        let offset = ByteOffset(self.bytes.start);
+        let result = self.result.map_err(|errno| IoFailure::Errno { offset, errno });
+        (self.to, Event::Finished { tag: self.to.tag, result, bounce: None })
     }
 }
 
 /// What is to be done with a run of bytes of a file.
 #[derive(Debug)]
-pub(crate) struct Order {
-    pub(crate) operation: Operation,
-    pub(crate) file: FileId,
-    pub(crate) bytes: Range<u64>,
-    pub(crate) skip: usize,
-    pub(crate) memory: Vec<u8>,
+pub(crate) enum Order {
+    Read(Buffers),
+    Write(Vec<u8>),
+    Zero,
+    Sync,
 }
 
 /// All operations that are under way.
@@ -118,97 +109,51 @@ impl Kernel {
         self.sleepers = [0, 3, 10, 40][rng.index(4)];
     }
 
-    /// Begins an operation; whether its end will be told.
+    /// Begins an operation; whether its end is told already.
     pub(crate) fn begin(
         &mut self,
         to: Addressee,
         order: Order,
-        log: &mut Log,
-        rng: &mut Rng,
-    ) -> bool {
-        let Order { operation, file, bytes, skip, memory } = order;
-        let (what, name) = match operation {
-            Operation::Read(_) => (What::Read, "begins to read"),
-            Operation::Write(..) => (What::Write, "begins to write"),
-            Operation::Discard(..) => (What::Zero, "begins to discard"),
-            Operation::WriteZeroes(..) => (What::Zero, "begins to zero"),
-            Operation::Flush => panic!("syncs are begun by name"),
-            Operation::Status(_) => panic!("the rig asks for no status"),
-        };
-        let guest = match to.asker {
-            Asker::Guest => {
-                let start = bytes_of(&operation).start + number(skip);
-                start..start + bytes.end - bytes.start
-            }
-            Asker::Lane => 0..0,
-        };
-        log.both(to.actor(), name, guest, file, bytes.clone());
-        let left = cut(&bytes, rng);
-        let is_lie = match what {
-            What::Write => to.asker == Asker::Lane && self.mischief == Mischief::UnwrittenMetadata,
-            What::Zero => self.mischief == Mischief::LateZeroing,
-            What::Read | What::Sync(_) => false,
-        };
-        self.add(to, what, file, bytes, skip, memory, left, is_lie, rng)
-    }
-
-    /// Begins to make a file durable; whether its end will be told.
-    pub(crate) fn sync(
-        &mut self,
-        to: Addressee,
-        file: FileId,
-        log: &mut Log,
-        rng: &mut Rng,
-    ) -> bool {
-        log.host(to.actor(), "begins to sync", file, 0..0);
-        let what = What::Sync(self.disk.begin_sync());
-        let is_lie = self.mischief == Mischief::LyingSyncs
-            || (self.mischief == Mischief::LyingLaneSyncs && to.asker == Asker::Lane);
-        let left = std::iter::once(0..0).collect();
-        self.add(to, what, file, 0..0, 0, Vec::new(), left, is_lie, rng)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of an operation")]
-    fn add(
-        &mut self,
-        to: Addressee,
-        what: What,
         file: FileId,
         bytes: Range<u64>,
-        skip: usize,
-        memory: Vec<u8>,
-        left: Vec<Range<u64>>,
-        is_lie: bool,
+        log: &mut Log,
         rng: &mut Rng,
     ) -> bool {
-        if is_lie && matches!(what, What::Sync(_)) {
-            return false;
-        }
-        let is_asleep = is_lie || (self.sleepers > 0 && rng.one_in(self.sleepers));
+        let (what, name, memory, into) = match order {
+            Order::Read(into) => (What::Read, "begins to read", vec![0; into.count()], into),
+            Order::Write(memory) => (What::Write, "begins to write", memory, Buffers::default()),
+            Order::Zero => (What::Zero, "begins to zero", Vec::new(), Buffers::default()),
+            Order::Sync => {
+                let what = What::Sync(self.disk.begin_sync());
+                (what, "begins to sync", Vec::new(), Buffers::default())
+            }
+        };
+        log.host(to.actor(), name, file, bytes.clone());
+        let is_told = match what {
+            What::Zero => self.mischief == Mischief::LateZeroing,
+            What::Sync(_) if self.mischief == Mischief::LyingSyncs => return true,
+            What::Read | What::Write | What::Sync(_) => false,
+        };
+        let left = match what {
+            What::Sync(_) => std::iter::once(0..0).collect(),
+            What::Read | What::Write | What::Zero => cut(&bytes, rng),
+        };
+        let is_asleep = is_told || (self.sleepers > 0 && rng.one_in(self.sleepers));
         let (id, result) = (self.disk.begin(), Ok(()));
-        let is_told = is_lie;
         self.ops.push(KernelOp {
             id,
             to,
             what,
             file,
             bytes,
-            skip,
             memory,
+            into,
             left,
             result,
             is_asleep,
             is_told,
         });
-        !is_lie
-    }
-
-    /// Whether a lane waits for a sync of its own: what it has written in some order is not durable yet.
-    pub(crate) fn syncs_for_lane(&self) -> bool {
-        let is_one = |op: &KernelOp| {
-            op.to.asker == Asker::Lane && matches!(op.what, What::Sync(_)) && !op.is_applied()
-        };
-        self.ops.iter().any(is_one)
+        is_told
     }
 
     /// How many operations are under way.
@@ -253,7 +198,7 @@ impl Kernel {
             if op.what != What::Read && rng.one_in(2) {
                 part.iter().for_each(|sector| apply_run(&self.disk, op, sector));
             }
-            op.result = Err(if is_full { FailKind::NoSpace } else { FailKind::Io });
+            op.result = Err(if is_full { Errno::NOSPC } else { Errno::IO });
         } else {
             apply_run(&self.disk, op, &run);
         }
@@ -272,20 +217,22 @@ impl Kernel {
         op
     }
 
-    /// The process dies: each operation is carried out, or in part, or not at all.
-    pub(crate) fn die(&mut self, log: &mut Log, rng: &mut Rng) {
-        for mut op in self.ops.drain(..) {
+    /// The process dies: each operation is carried out, or in part, or not at all. Returns them as failed.
+    pub(crate) fn die(&mut self, log: &mut Log, rng: &mut Rng) -> Vec<KernelOp> {
+        for op in &mut self.ops {
             let luck = rng.below(3);
             for run in std::mem::take(&mut op.left) {
                 for sector in sectors(&run) {
                     let is_changed = luck == 0 || (luck == 1 && rng.one_in(2));
                     if is_changed && matches!(op.what, What::Write | What::Zero) {
                         log.host(op.to.actor(), "kernel still changes", op.file, sector.clone());
-                        apply_run(&self.disk, &mut op, &sector);
+                        apply_run(&self.disk, op, &sector);
                     }
                 }
             }
+            op.result = Err(Errno::IO);
         }
+        self.ops.drain(..).filter(|op| !op.is_told).collect()
     }
 }
 
@@ -323,31 +270,4 @@ fn sectors(run: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let (start, end) = (run.start, run.end);
     (start / 512..end.div_ceil(512))
         .map(move |sector| (sector * 512).max(start)..(sector * 512 + 512).min(end))
-}
-
-/// Whether the bytes have to be synced before a job is over.
-pub(crate) fn must_sync(operation: Operation) -> bool {
-    operation == Operation::Flush || operation.durability() == Durability::Stable
-}
-
-/// The bytes of a piece in its job's memory.
-pub(crate) fn in_memory(skip: u64, count: u64) -> Range<usize> {
-    index(skip)..index(skip + count)
-}
-
-/// The bytes that an operation is about.
-pub(crate) fn bytes_of(operation: &Operation) -> Range<u64> {
-    operation.extent().map_or(0..0, block::Extent::bytes)
-}
-
-/// The length of a job's memory.
-pub(crate) fn memory_of(operation: &Operation, memory: usize) -> u64 {
-    match operation {
-        Operation::Read(_) | Operation::Write(..) => number(memory),
-        Operation::Status(_) => panic!("the rig asks for no status"),
-        Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => {
-            let bytes = bytes_of(operation);
-            bytes.end - bytes.start
-        }
-    }
 }

@@ -11,7 +11,7 @@ use block::{Access, Claim, Clock, FileId, Node, Rights};
 
 use super::child::{ControlThread, FileChild, Life};
 use super::disk::Disk;
-use super::iothread::{Iothread, World};
+use super::iothread::{Iothread, SharedWorld, World, bury, deliver, media};
 use super::kernel::Kernel;
 use super::load::{Load, Tally, WrongSector, check_size};
 use super::log::Log;
@@ -93,9 +93,9 @@ pub fn play(seed: u64, subject: &dyn Subject, options: &Options) -> Result<Playe
     let _told = Told(text());
     let mut player = Player::new(seed, subject, options).with_context(text)?;
     let lives = (0..options.lives).try_for_each(|_| player.live());
-    lives.with_context(|| format!("step {}", player.world.log.step)).with_context(text)?;
+    lives.with_context(|| format!("step {}", player.world.lock().log.step)).with_context(text)?;
     player.played.tally = player.load.tally;
-    player.played.steps = player.world.log.step;
+    player.played.steps = player.world.lock().log.step;
     Ok(player.played)
 }
 
@@ -127,7 +127,7 @@ struct Player<'a> {
     made: Made,
     clock: Arc<JumpClock>,
     load: Load,
-    world: World,
+    world: SharedWorld,
     played: Played,
     leaked: u64,
 }
@@ -155,10 +155,14 @@ impl<'a> Player<'a> {
             kernel: Kernel::new(Arc::clone(&disk), options.mischief, options.fail_one_in),
             log: Log::default(),
             mischief: options.mischief,
-            jobs: 0,
             ended: Vec::new(),
             rng: rng.clone(),
+            events: Vec::new(),
+            lane_syncs: 0,
+            wrong: None,
+            is_dead: false,
         };
+        let world = SharedWorld::new(world);
         let load = Load::new(&made.content, made.cluster, options.fail_one_in > 0, &mut rng)?;
         check_size(number(made.content.len()))?;
         let played = Played::default();
@@ -169,18 +173,20 @@ impl<'a> Player<'a> {
     }
 
     fn live(&mut self) -> Result<()> {
-        let rng = &mut self.world.rng;
+        let mut world = self.world.lock();
+        let World { rng, kernel, log, .. } = &mut *world;
         let fate =
             [Fate::Close, Fate::Death, Fate::Death, Fate::PowerLoss, Fate::PowerLoss][rng.index(5)];
         let magnitude = 4 + rng.below(u64::from(STEPS_MAX.ilog2()) - 3);
         let steps = 1 + rng.below(1 << magnitude);
         self.load.change_habits(rng);
-        self.world.kernel.change_habits(rng);
-        self.world.log.all("the image is opened");
+        kernel.change_habits(rng);
+        log.all("the image is opened");
         let life = Life::new(match rng.one_in(8) && fate != Fate::Close {
             true => rng.below(40),
             false => u64::MAX,
         });
+        drop(world);
         let opened = self.open(&life);
         let mut open = match opened {
             Ok(open) => {
@@ -188,19 +194,19 @@ impl<'a> Player<'a> {
                 open
             }
             Err(_) if life.is_over() => {
-                self.world.log.all("the process died while it opened the image");
+                self.world.lock().log.all("the process died while it opened the image");
                 return self.judge_end(fate);
             }
             Err(error) => return Err(error.context("open the image")),
         };
-        let weights = Weights::any(&mut self.world.rng, open.iothreads.len());
+        let weights = Weights::any(&mut self.world.lock().rng, open.iothreads.len());
         for _ in 0..steps {
             self.step(&mut open, &weights, true)?;
         }
-        if fate == Fate::PowerLoss && self.world.rng.one_in(2) {
+        if fate == Fate::PowerLoss && self.world.lock().rng.one_in(2) {
             // The order of metadata is at stake most while its sync is awaited.
             let mut patience = STEPS_MAX;
-            while !self.world.kernel.syncs_for_lane() && patience > 0 {
+            while self.world.lock().lane_syncs == 0 && patience > 0 {
                 patience -= 1;
                 self.step(&mut open, &weights, true)?;
             }
@@ -213,7 +219,7 @@ impl<'a> Player<'a> {
     }
 
     fn open(&mut self, life: &Arc<Life>) -> Result<Open> {
-        let threads = 1 + self.world.rng.below(THREADS_MAX);
+        let threads = 1 + self.world.lock().rng.below(THREADS_MAX);
         let is_cloned = self.options.mischief == Mischief::ClonedMetadata;
         let count = if is_cloned { threads } else { 1 };
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
@@ -223,21 +229,24 @@ impl<'a> Player<'a> {
             let (found, expected) = (node.size().0.0, number(self.made.content.len()));
             ensure!(found == expected, "the disk has {found} bytes, not {expected}");
             let claim = node.claim(Rights::of_user(Access::ReadWrite)).context("claim the node")?;
-            if self.world.rng.one_in(2) {
+            if self.world.lock().rng.one_in(2) {
                 claim.refresh().context("refresh the claim")?;
             }
             claims.push(claim);
             nodes.push(node);
         }
+        let media = media(self.disk.count());
+        let clock = || Arc::clone(&self.clock) as Arc<dyn Clock>;
         let mut iothreads = Vec::new();
         for place in 0..usize::try_from(threads)? {
-            iothreads.push(Iothread::open(place, &*nodes[place % nodes.len()])?);
+            let node = &nodes[place % nodes.len()];
+            iothreads.push(Iothread::open(place, node, &self.world, &media, clock())?);
         }
         Ok(Open { iothreads, claims, nodes, life: Arc::clone(life) })
     }
 
     fn setup(&mut self, life: &Arc<Life>) -> Setup {
-        let discards = self.world.rng.one_in(2);
+        let discards = self.world.lock().rng.one_in(2);
         let child = |name: &str, file, access| -> Arc<dyn Node> {
             Arc::new(FileChild {
                 name: name.to_owned(),
@@ -257,39 +266,48 @@ impl<'a> Player<'a> {
                 life: Arc::clone(life),
             }),
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
-            seed: self.world.rng.next_u64(),
+            seed: self.world.lock().rng.next_u64(),
         }
     }
 
     /// Somebody goes on.
     fn step(&mut self, open: &mut Open, weights: &Weights, may_ask: bool) -> Result<()> {
-        self.world.log.step += 1;
+        self.world.lock().log.step += 1;
         let choice = self.choose(open, weights, may_ask)?;
+        let mut delivered = None;
         match choice {
             Choice::Ask(thread) => {
-                let count = 1 + self.world.rng.below(weights.batch);
-                let requests = (0..count).map(|_| self.load.begin(&mut self.world.rng)).collect();
-                open.iothreads[thread].submit(requests, &mut self.world)?;
+                let rng = &mut self.world.lock().rng.clone();
+                let count = 1 + rng.below(weights.batch);
+                let requests = (0..count).map(|_| self.load.begin(rng)).collect();
+                self.world.lock().rng = rng.clone();
+                open.iothreads[thread].submit(requests);
             }
             Choice::Apply(op) => {
-                let World { kernel, log, rng, .. } = &mut self.world;
+                let World { kernel, log, rng, .. } = &mut *self.world.lock();
                 kernel.apply(op, log, rng);
             }
             Choice::Deliver(op) => {
-                let op = self.world.kernel.deliver(op, &mut self.world.log);
-                open.iothreads[op.to.thread].operation_over(&op, &mut self.world)?;
+                let World { kernel, log, .. } = &mut *self.world.lock();
+                let op = kernel.deliver(op, log);
+                delivered = Some(op);
             }
-            Choice::Resume(thread) => {
-                open.iothreads[thread].resume(self.clock.now(), &mut self.world)?;
-            }
-            Choice::Release(thread) => open.iothreads[thread].release(&mut self.world)?,
+            Choice::Resume(thread) => open.iothreads[thread].round(self.clock.now()),
+            Choice::Release(thread) => open.iothreads[thread].release(self.clock.now()),
             Choice::Nothing => {}
+        }
+        if let Some(op) = delivered {
+            let thread = deliver(&self.world, op);
+            open.iothreads[thread].round(self.clock.now());
         }
         self.judge_ended()
     }
 
-    fn choose(&mut self, open: &Open, weights: &Weights, may_ask: bool) -> Result<Choice> {
-        let World { kernel, rng, .. } = &mut self.world;
+    fn choose(&mut self, open: &mut Open, weights: &Weights, may_ask: bool) -> Result<Choice> {
+        let is_called = |thread: &mut Iothread| thread.is_called();
+        let called: Vec<bool> = open.iothreads.iter_mut().map(is_called).collect();
+        let mut world = self.world.lock();
+        let World { kernel, rng, .. } = &mut *world;
         if rng.one_in(64) {
             kernel.wake_one(rng);
         }
@@ -304,8 +322,7 @@ impl<'a> Player<'a> {
         let asks =
             |thread: &usize| may_ask && open.iothreads[*thread].open_requests() < weights.depth;
         let asking: Vec<usize> = (0..open.iothreads.len()).filter(asks).collect();
-        let called = |thread: &usize| open.iothreads[*thread].is_called();
-        let called: Vec<usize> = (0..open.iothreads.len()).filter(called).collect();
+        let called: Vec<usize> = (0..called.len()).filter(|thread| called[*thread]).collect();
         let (mut begun, mut applied) = (Vec::new(), Vec::new());
         kernel.ready(false, &mut begun);
         kernel.ready(true, &mut applied);
@@ -317,6 +334,7 @@ impl<'a> Player<'a> {
         ];
         let total: u64 = shares.iter().sum();
         if total == 0 {
+            drop(world);
             return self.choose_when_stuck(open);
         }
         let mut dice = rng.below(total);
@@ -334,24 +352,35 @@ impl<'a> Player<'a> {
     }
 
     /// Everybody sleeps: who wakes first?
-    fn choose_when_stuck(&mut self, open: &Open) -> Result<Choice> {
-        if self.world.kernel.wake_one(&mut self.world.rng) {
-            return Ok(Choice::Nothing);
+    fn choose_when_stuck(&mut self, open: &mut Open) -> Result<Choice> {
+        {
+            let World { kernel, rng, .. } = &mut *self.world.lock();
+            if kernel.wake_one(rng) {
+                return Ok(Choice::Nothing);
+            }
         }
         let due = |(place, thread): (usize, &Iothread)| Some((thread.due()?, place));
         if let Some((at, thread)) = open.iothreads.iter().enumerate().filter_map(due).min() {
             self.clock.jump_to(at);
             return Ok(Choice::Resume(thread));
         }
-        if open.iothreads.iter().all(|thread| thread.open_jobs() == 0) {
+        if !open.iothreads.iter_mut().any(Iothread::is_busy) {
             return Ok(Choice::Nothing);
         }
-        let threads: Vec<String> = open.iothreads.iter().map(Iothread::describe).collect();
-        bail!("nothing can go on:\n{}\n{}", threads.join("\n"), self.world.log.last())
+        let threads: Vec<String> = open.iothreads.iter_mut().map(Iothread::describe).collect();
+        bail!("nothing can go on:\n{}\n{}", threads.join("\n"), self.world.lock().log.last())
     }
 
     fn judge_ended(&mut self) -> Result<()> {
-        for (request, outcome, data) in std::mem::take(&mut self.world.ended) {
+        let (ended, wrong) = {
+            let World { ended, wrong, log, .. } = &mut *self.world.lock();
+            let wrong = wrong.take().map(|wrong| wrong.context(log.last()));
+            (std::mem::take(ended), wrong)
+        };
+        if let Some(wrong) = wrong {
+            return Err(wrong);
+        }
+        for (request, outcome, data) in ended {
             self.load.end(request, outcome, &data).map_err(|wrong| self.explain(wrong))?;
         }
         Ok(())
@@ -359,7 +388,7 @@ impl<'a> Player<'a> {
 
     fn explain(&self, wrong: WrongSector) -> anyhow::Error {
         let WrongSector { sector, error } = wrong;
-        let history = self.world.log.of_sector(sector, self.made.cluster);
+        let history = self.world.lock().log.of_sector(sector, self.made.cluster);
         let image = self.disk.snapshot(self.files.image);
         let place = check::describe_place(&image, number(sector) * 512);
         error.context(format!("{place}\n{history}\n"))
@@ -367,44 +396,53 @@ impl<'a> Player<'a> {
 
     /// Nothing new comes; everything ends; then all is given back.
     fn close(&mut self, mut open: Open) -> Result<()> {
-        let weights = Weights::any(&mut self.world.rng, open.iothreads.len());
+        let weights = Weights::any(&mut self.world.lock().rng, open.iothreads.len());
         self.settle(&mut open, &weights)?;
-        for thread in &mut open.iothreads {
-            thread.close()?;
-        }
-        open.iothreads.clear();
-        if self.world.rng.one_in(2) {
+        open.iothreads.drain(..).for_each(Iothread::close);
+        self.judge_ended()?;
+        if self.world.lock().rng.one_in(2) {
             open.claims.iter().try_for_each(Claim::flush).context("flush the claim")?;
         }
         open.claims.clear();
         open.nodes.clear();
         open.life.end();
-        self.world.log.all("the image is closed");
+        self.world.lock().log.all("the image is closed");
         Ok(())
     }
 
     fn settle(&mut self, open: &mut Open, weights: &Weights) -> Result<()> {
         for _ in 0..PATIENCE {
-            let is_busy = |thread: &Iothread| thread.open_jobs() > 0 || thread.is_called();
-            if !open.iothreads.iter().any(is_busy) && self.world.kernel.len() == 0 {
+            if !open.iothreads.iter_mut().any(Iothread::is_busy)
+                && self.world.lock().kernel.len() == 0
+            {
                 return Ok(());
             }
             self.step(open, weights, false)?;
         }
-        let threads: Vec<String> = open.iothreads.iter().map(Iothread::describe).collect();
-        bail!("it does not end:\n{}\n{}", threads.join("\n"), self.world.log.last())
+        let threads: Vec<String> = open.iothreads.iter_mut().map(Iothread::describe).collect();
+        bail!("it does not end:\n{}\n{}", threads.join("\n"), self.world.lock().log.last())
     }
 
     fn kill(&mut self, open: Open, fate: Fate) {
-        let Open { mut iothreads, claims, nodes, life } = open;
+        let Open { iothreads, claims, nodes, life } = open;
         life.end();
-        let World { kernel, log, rng, .. } = &mut self.world;
-        log.all(match fate {
-            Fate::PowerLoss => "the power goes",
-            Fate::Death | Fate::Close => "the process is killed",
-        });
-        kernel.die(log, rng);
-        iothreads.iter_mut().for_each(Iothread::die);
+        let ops = {
+            let World { kernel, log, rng, is_dead, .. } = &mut *self.world.lock();
+            log.all(match fate {
+                Fate::PowerLoss => "the power goes",
+                Fate::Death | Fate::Close => "the process is killed",
+            });
+            *is_dead = true;
+            kernel.die(log, rng)
+        };
+        for op in ops {
+            deliver(&self.world, op);
+        }
+        bury(iothreads, self.clock.now());
+        let World { ended, events, lane_syncs, wrong, is_dead, .. } = &mut *self.world.lock();
+        ended.clear();
+        events.clear();
+        (*lane_syncs, *wrong, *is_dead) = (0, None, false);
         drop((claims, nodes));
     }
 
@@ -418,7 +456,7 @@ impl<'a> Player<'a> {
             }
             Fate::PowerLoss => {
                 self.played.powerless += 1;
-                self.disk.lose_power(&mut self.world.rng);
+                self.disk.lose_power(&mut self.world.lock().rng);
                 self.load.lose_power();
             }
         }
@@ -434,14 +472,14 @@ impl<'a> Player<'a> {
         if let Some(first) = verdict.errors.first() {
             let all: Vec<&str> =
                 verdict.errors.iter().take(10).map(|it| it.text.as_str()).collect();
-            let history = self.world.log.of_bytes(self.files.image, &first.bytes);
+            let history = self.world.lock().log.of_bytes(self.files.image, &first.bytes);
             bail!("{} errors in the image:\n{}\n{history}", verdict.errors.len(), all.join("\n"));
         }
         let content = super::image::read_all(&image, data.as_ref(), self.made.backing.as_deref())
             .map_err(|error| anyhow!("read the image: {error}"))?;
         self.load.check_all(&content).map_err(|wrong| self.explain(wrong))?;
         let every = self.options.peer_one_in;
-        if every > 0 && self.world.rng.one_in(every) {
+        if every > 0 && self.world.lock().rng.one_in(every) {
             peer::judge(&image, data.as_ref(), self.made.backing.as_deref(), &content)?;
             self.played.peer_judged += 1;
         }
@@ -456,7 +494,7 @@ impl<'a> Player<'a> {
         }
         self.leaked = verdict.leaks;
         // After a death what was not flushed can still be lost, unless the host wrote it back meanwhile.
-        if fate == Fate::PowerLoss || self.world.rng.one_in(2) {
+        if fate == Fate::PowerLoss || self.world.lock().rng.one_in(2) {
             self.disk.settle();
             self.load.start_from(&content)?;
         }

@@ -125,43 +125,59 @@ fn broken_images_are_found_as_qemu_img_finds_them() {
 #[derive(Debug)]
 struct Full;
 
+/// The same, whose answers leave out what comes after the first cluster.
+#[derive(Debug)]
+struct Short;
+
+impl Subject for Short {
+    fn open(&self, setup: &Setup) -> Result<Arc<dyn Node>> {
+        let FullNode { file, size, cluster, hosts, .. } = open_full(setup)?;
+        Ok(Arc::new(FullNode { file, size, cluster, hosts, is_short: true }))
+    }
+}
+
 #[derive(Debug)]
 struct FullNode {
     file: Arc<dyn Node>,
     size: DiskSize,
     cluster: u64,
     hosts: Arc<[u64]>,
+    is_short: bool,
 }
 
 impl Subject for Full {
     fn open(&self, setup: &Setup) -> Result<Arc<dyn Node>> {
-        let bytes = setup.file.size();
-        let read = |at: u64, count: usize| -> Result<HostMemory> {
-            let extent = bytes.check(ByteOffset(at), ByteCount(number(count)))?;
-            let io = LaneIo::idle();
-            let mut lane = setup.file.open_lane(&io)?;
-            let mut batch = [Mapping::new(Token(0), Operation::Read(extent))];
-            let mut pieces = PieceList::default();
-            lane.map(&mut batch, &mut pieces);
-            let Answer::Now(range) = batch[0].answer else { anyhow::bail!("no answer") };
-            let memory = HostMemory::zeroed(count);
-            let pieces = pieces.get(range);
-            carry_out(&*setup.engines, batch[0].operation, pieces, memory)
-                .map_err(|kind| anyhow::anyhow!("byte {at} cannot be read: {kind:?}"))
-        };
-        let long = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
-        let header = read(0, 72)?;
-        let (bits, size) = (u32::from(header[23]), long(&header[24..32]));
-        let l1 = long(&header[40..48]);
-        let cluster = 1_u64 << bits;
-        let mut hosts = Vec::new();
-        for place in 0..size.div_ceil(cluster) {
-            let l2 = long(&read(l1 + place / (cluster / 8) * 8, 8)?) & image::OFFSET;
-            hosts.push(long(&read(l2 + place % (cluster / 8) * 8, 8)?) & image::OFFSET);
-        }
-        let (file, hosts) = (Arc::clone(&setup.file), hosts.into());
-        Ok(Arc::new(FullNode { file, size: DiskSize(ByteCount(size)), cluster, hosts }))
+        Ok(Arc::new(open_full(setup)?))
     }
+}
+
+fn open_full(setup: &Setup) -> Result<FullNode> {
+    let bytes = setup.file.size();
+    let read = |at: u64, count: usize| -> Result<HostMemory> {
+        let extent = bytes.check(ByteOffset(at), ByteCount(number(count)))?;
+        let io = LaneIo::idle();
+        let mut lane = setup.file.open_lane(&io)?;
+        let mut batch = [Mapping::new(Token(0), Operation::Read(extent))];
+        let mut pieces = PieceList::default();
+        lane.map(&mut batch, &mut pieces);
+        let Answer::Now(range) = batch[0].answer else { anyhow::bail!("no answer") };
+        let memory = HostMemory::zeroed(count);
+        let pieces = pieces.get(range);
+        carry_out(&*setup.engines, batch[0].operation, pieces, memory)
+            .map_err(|kind| anyhow::anyhow!("byte {at} cannot be read: {kind:?}"))
+    };
+    let long = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
+    let header = read(0, 72)?;
+    let (bits, size) = (u32::from(header[23]), long(&header[24..32]));
+    let l1 = long(&header[40..48]);
+    let cluster = 1_u64 << bits;
+    let mut hosts = Vec::new();
+    for place in 0..size.div_ceil(cluster) {
+        let l2 = long(&read(l1 + place / (cluster / 8) * 8, 8)?) & image::OFFSET;
+        hosts.push(long(&read(l2 + place % (cluster / 8) * 8, 8)?) & image::OFFSET);
+    }
+    let (file, hosts) = (Arc::clone(&setup.file), hosts.into());
+    Ok(FullNode { file, size: DiskSize(ByteCount(size)), cluster, hosts, is_short: false })
 }
 
 impl Node for FullNode {
@@ -196,7 +212,11 @@ impl Node for FullNode {
     }
 
     fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
-        Ok(Box::new(FullLane { cluster: self.cluster, hosts: Arc::clone(&self.hosts) }))
+        Ok(Box::new(FullLane {
+            cluster: self.cluster,
+            hosts: Arc::clone(&self.hosts),
+            is_short: self.is_short,
+        }))
     }
 }
 
@@ -204,6 +224,7 @@ impl Node for FullNode {
 struct FullLane {
     cluster: u64,
     hosts: Arc<[u64]>,
+    is_short: bool,
 }
 
 impl LeafLane for FullLane {
@@ -215,7 +236,7 @@ impl LeafLane for FullLane {
             Some(extent) => {
                 let bytes = extent.bytes();
                 let mut at = bytes.start;
-                while at < bytes.end {
+                while at < bytes.end && !(self.is_short && at > bytes.start) {
                     let end = (at - at % self.cluster + self.cluster).min(bytes.end);
                     let host = self.hosts[index(at / self.cluster)] + at % self.cluster;
                     let (skip, count) = (at - bytes.start, ByteCount(end - at));
@@ -265,6 +286,12 @@ fn syncs_that_do_nothing_are_found_and_the_failure_names_seed_and_history() {
     for wanted in [&format!("seed {seed:#x}"), "step", "the power goes", "holds", "guest cluster"] {
         assert!(text.contains(wanted), "{wanted} in {text}");
     }
+}
+
+#[test]
+fn an_answer_that_does_not_cover_its_request_is_found() {
+    let error = play(1, &Short, &full(Mischief::None, 40)).unwrap_err();
+    assert!(format!("{error:#}").contains("is answered with"), "{error:#}");
 }
 
 #[test]

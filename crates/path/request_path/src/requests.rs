@@ -1,0 +1,71 @@
+//! Requests that come from no client: those of whoever tries an engine out.
+//!
+//! Where it stands in the life of a request: in the place of a source, without turns and moves.
+
+use std::sync::Arc;
+
+use block::{Buffers, LaneError, Node, Operation, Outcome, Slot};
+
+use crate::mailbox::Wake;
+use crate::{Engine, EngineKernel, LaneIndex, Mailbox, Seat, SourceKey};
+
+/// The requests of one thread to one disk.
+#[derive(Debug)]
+pub struct Requests {
+    seat: Seat,
+    lane: LaneIndex,
+}
+
+/// Nobody is woken: outcomes are looked for.
+#[derive(Debug)]
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(&self) {}
+}
+
+impl Requests {
+    /// None yet, of at most so many slots. Opens the engine's lane on the disk.
+    pub fn new<K: EngineKernel>(
+        engine: &mut Engine<K>,
+        disk: &Arc<dyn Node>,
+        slots: u16,
+    ) -> Result<Self, LaneError> {
+        let lane = engine.open_lanes(std::slice::from_ref(disk))?.remove(0);
+        let mailbox = Arc::new(Mailbox::new(slots, Arc::new(Nobody)));
+        Ok(Self { seat: engine.sit(&mailbox, slots, SourceKey(0)), lane })
+    }
+
+    /// Begins these as one batch. Each names a slot that is free, and memory as long as what it reads or writes, which
+    /// stays until the request is over.
+    pub fn begin<K: EngineKernel>(
+        &self,
+        engine: &mut Engine<K>,
+        batch: impl Iterator<Item = (Slot, Operation, Buffers)>,
+    ) {
+        for (slot, operation, mut memory) in batch {
+            engine.add(self.seat, self.lane, slot, operation, &mut memory);
+        }
+        engine.start_batch(self.lane);
+    }
+
+    /// Takes those that are over, into an empty list.
+    pub fn take_finished<K: EngineKernel>(
+        &self,
+        engine: &mut Engine<K>,
+        into: &mut Vec<(Slot, Outcome)>,
+    ) {
+        engine.take_finished(self.seat, into);
+    }
+
+    /// Has the lane let go at once what it holds.
+    pub fn release<K: EngineKernel>(&self, engine: &mut Engine<K>) {
+        engine.release(self.lane);
+    }
+
+    /// Closes the lane. All requests are over, and taken.
+    pub fn close<K: EngineKernel>(self, engine: &mut Engine<K>) {
+        engine.leave(self.seat);
+        engine.close_lane(self.lane);
+    }
+}
