@@ -11,7 +11,9 @@ mod client;
 mod server;
 
 use std::fs::File;
+use std::io;
 use std::num::NonZeroU32;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -190,6 +192,13 @@ impl Remote {
         assert!(!waited.timed_out(), "requests are left");
     }
 
+    /// All its bytes.
+    pub fn content(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(self.bytes).expect("64-bit host")];
+        self.file.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    }
+
     /// How many connections were made, the first of each channel among them.
     pub fn connections(&self) -> usize {
         self.state().connections
@@ -242,7 +251,7 @@ impl Node for RemoteNode {
         Access::ReadWrite
     }
 
-    fn flush(&self) -> std::io::Result<()> {
+    fn flush(&self) -> io::Result<()> {
         self.remote.file.sync_data()
     }
 

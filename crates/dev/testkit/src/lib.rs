@@ -38,3 +38,4 @@ mod seccomp;
 pub mod silent_file;
 pub mod slow_disk;
 pub mod trespass;
+pub mod twice;

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block::{
-    After, Answer, BehindEnd, FailKind, Mapping, Operation, Outcome, Piece, PieceList, Token, Told,
+    After, Answer, BehindEnd, FailKind, Mapping, MemoryUse, Operation, Outcome, Piece, PieceList,
+    Token, Told,
 };
 use tasks::{Parts, Pauses, Storage};
 
@@ -95,6 +96,7 @@ struct Reply {
     token: Token,
     operation: Operation,
     result: Result<Vec<Piece>, FailKind>,
+    memory: MemoryUse,
     after: After,
 }
 
@@ -213,7 +215,8 @@ impl Core {
         }
         let epoch = self.end_serving(token);
         let after = self.note_mapped(token, epoch);
-        self.reply(Reply { token, operation, result: Ok(parts.take_pieces()), after });
+        let (pieces, memory) = parts.take_pieces();
+        self.reply(Reply { token, operation, result: Ok(pieces), memory, after });
     }
 
     /// A task has a flush carried out on these parts, and then it is over. It covers what is in front of
@@ -235,7 +238,8 @@ impl Core {
         }
         let epoch = self.end_serving(token);
         let after = self.note_flush(token, epoch, mark);
-        self.reply(Reply { token, operation, result: Ok(parts.take_pieces()), after });
+        let (pieces, memory) = parts.take_pieces();
+        self.reply(Reply { token, operation, result: Ok(pieces), memory, after });
     }
 
     /// A task is done with its request.
@@ -252,7 +256,8 @@ impl Core {
     ) {
         let epoch = self.end_serving(token);
         self.leave(epoch);
-        self.reply(Reply { token, operation, result, after: After::Over });
+        let (memory, after) = (MemoryUse::Live, After::Over);
+        self.reply(Reply { token, operation, result, memory, after });
     }
 
     /// A task has its request carried out on these parts, and waits for that, in as many rounds as the
@@ -265,11 +270,11 @@ impl Core {
     ) -> Result<(), FailKind> {
         while !parts.is_over() {
             parts.settle().await;
-            let pieces = parts.take_pieces();
+            let (pieces, memory) = parts.take_pieces();
             let outcome = match parts.result() {
                 Err(kind) => Outcome::Failed(kind),
                 Ok(()) if pieces.is_empty() => Outcome::Done,
-                Ok(()) => self.carry_out_round(token, operation, pieces).await,
+                Ok(()) => self.carry_out_round(token, operation, pieces, memory).await,
             };
             parts.tell(outcome);
         }
@@ -281,8 +286,10 @@ impl Core {
         token: Token,
         operation: Operation,
         pieces: Vec<Piece>,
+        memory: MemoryUse,
     ) -> Outcome {
-        self.reply(Reply { token, operation, result: Ok(pieces), after: After::Tell });
+        let (result, after) = (Ok(pieces), After::Tell);
+        self.reply(Reply { token, operation, result, memory, after });
         std::future::poll_fn(|context| {
             let state = &mut *self.state.borrow_mut();
             let Open::Served { told, waker, .. } = &mut state.open[token.0 as usize] else {
@@ -316,7 +323,7 @@ impl Core {
     /// Takes the answers that tasks have given.
     pub(crate) fn take_answers(&self, pieces: &mut PieceList, mut each: impl FnMut(Mapping)) {
         let answers = std::mem::take(&mut self.state.borrow_mut().answers);
-        for Reply { token, operation, result, after } in answers {
+        for Reply { token, operation, result, memory, after } in answers {
             let answer = match result {
                 Err(kind) => Answer::Refused(kind),
                 Ok(answer) => {
@@ -326,7 +333,7 @@ impl Core {
                 }
             };
             let behind_end = BehindEnd::Zeroes;
-            each(Mapping { answer, after, behind_end, ..Mapping::new(token, operation) });
+            each(Mapping { answer, after, behind_end, memory, ..Mapping::new(token, operation) });
         }
     }
 

@@ -356,6 +356,7 @@ impl Qcow2Lane {
             let question = self.question(run);
             let Some(question) = question else { continue };
             is_over_at_once &= is_over(question);
+            mapping.memory = mapping.memory.and(question.memory);
             if let Answer::Refused(kind) = question.answer {
                 refused = Some(kind);
             }

@@ -12,8 +12,10 @@
 
 use std::ptr::NonNull;
 
+mod copy;
 mod host;
 
+pub use copy::MemoryCopy;
 pub use host::HostMemory;
 
 /// A run of memory, laid out like the kernel's `struct iovec`.

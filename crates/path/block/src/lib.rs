@@ -30,7 +30,7 @@ mod status;
 mod sync_turns;
 
 pub use answer_memory::{AnswerMemory, AnswerMemoryFull};
-pub use buffers::{Buffers, HostMemory, Segment};
+pub use buffers::{Buffers, HostMemory, MemoryCopy, Segment};
 pub use channel::{Begun, Cancel, Channel, ChannelId, Interest, Tag, Wants};
 pub use child::Child;
 pub use claim::{Access, Claim, ClaimError, Held, Outlook, Owner, Rights};
@@ -44,8 +44,8 @@ pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use hold_queue::HoldQueue;
 pub use medium::{Alignments, Medium, StableWrites};
 pub use node::{
-    After, Answer, BehindEnd, Due, Lane, LaneError, LeafLane, Limits, Mapping, Node, Token, Told,
-    known_as,
+    After, Answer, BehindEnd, Due, Lane, LaneError, LeafLane, Limits, Mapping, MemoryUse, Node,
+    Token, Told, known_as,
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
 pub use permission::{Permission, Permissions};

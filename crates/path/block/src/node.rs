@@ -197,6 +197,8 @@ pub struct Mapping {
     pub after: After,
     /// What a read finds behind the end of a file.
     pub behind_end: BehindEnd,
+    /// How the memory of a write is used.
+    pub memory: MemoryUse,
 }
 
 impl Mapping {
@@ -208,6 +210,7 @@ impl Mapping {
             answer: Answer::Refused(FailKind::Io),
             after: After::Over,
             behind_end: BehindEnd::Failure,
+            memory: MemoryUse::Live,
         }
     }
 }
@@ -240,6 +243,27 @@ pub enum BehindEnd {
     Failure,
     /// Zeroes: a format need not fill its file to the last cluster.
     Zeroes,
+}
+
+/// How the memory of a write is used, which its client may change while the write is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryUse {
+    /// As it is when each piece is carried out.
+    Live,
+    /// It is copied once, before anything of the request is carried out from then on. So its pieces may overlap in the
+    /// bytes of the request: all copies that are written are equal.
+    Copied,
+}
+
+impl MemoryUse {
+    /// How a request is treated that is made of two.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Live, Self::Live) => Self::Live,
+            (Self::Copied, _) | (_, Self::Copied) => Self::Copied,
+        }
+    }
 }
 
 /// What a lane says when it is told that an answer was carried out.

@@ -153,7 +153,8 @@ impl PieceRange {
 }
 
 /// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any
-/// order (of a status those that it tells about); of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Pieces that follow each other in one storage are carried out together if they follow each other
+/// order (of a status those that it tells about); of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Those of a write
+/// may do so more than once if its memory is copied ([`crate::MemoryUse::Copied`]). Pieces that follow each other in one storage are carried out together if they follow each other
 /// here.
 #[derive(Debug, Default)]
 pub struct PieceList {

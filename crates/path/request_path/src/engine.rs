@@ -27,8 +27,8 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use block::{
-    After, Answer, Buffers, Clock, Errand, LaneError, Mapping, Node, Operation, Outcome, PieceList,
-    Slot,
+    After, Answer, Buffers, Clock, Errand, LaneError, Mapping, MemoryUse, Node, Operation, Outcome,
+    PieceList, Slot,
 };
 use kernel_io::{
     Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineBudget,
@@ -323,6 +323,10 @@ impl<K: EngineKernel> Engine<K> {
                 job.after = mapping.after;
                 job.behind_end = mapping.behind_end;
                 self.pieces.take(range, &mut job.pieces);
+                if mapping.memory == MemoryUse::Copied {
+                    let bytes = job.copy_memory();
+                    self.lanes.internal_begun(lane, bytes);
+                }
             }
         }
         // With the last of them a lane may be closed, and nothing may keep its memory then.
@@ -555,15 +559,16 @@ impl<K: EngineKernel> Engine<K> {
         let (lane, pieces) = (job.lane, job.pieces.len());
         let (segments, bytes) = (job.memory.segments().len(), job.memory.count());
         let request_bytes = job.weight;
+        let copied = job.free_copy();
         self.pieces_open -= pieces;
         let ended = match self.jobs.remove(index) {
             Owner::Ring(ticket) => {
                 self.seats.complete(ticket, outcome);
-                Ended { pieces, segments, request_bytes, errand_bytes: 0 }
+                Ended { pieces, segments, request_bytes, internal_bytes: copied }
             }
             Owner::Lane(errand) => {
                 errand.finish(outcome);
-                Ended { pieces, segments: 0, request_bytes: 0, errand_bytes: bytes }
+                Ended { pieces, segments: 0, request_bytes: 0, internal_bytes: bytes }
             }
         };
         self.lanes.over(lane, ended);

@@ -6,8 +6,8 @@
 //! short.
 
 use block::{
-    After, BehindEnd, Buffers, ChannelId, Errand, FailKind, FileId, Operation, Piece, RangeGuard,
-    StatusRuns, StorageId, Tag, Token,
+    After, BehindEnd, Buffers, ChannelId, Errand, FailKind, FileId, MemoryCopy, Operation, Piece,
+    RangeGuard, StatusRuns, StorageId, Tag, Token,
 };
 
 use crate::seats::Ticket;
@@ -71,6 +71,8 @@ pub(crate) struct Job {
     pub(crate) owner: Option<Owner>,
     pub(crate) operation: Operation,
     pub(crate) memory: Buffers,
+    /// What a write is carried out with, if that is not the memory as it is now.
+    pub(crate) copy: Option<MemoryCopy>,
     /// What a request counts for, in bytes ([`weight`](crate::lanes::weight)).
     pub(crate) weight: usize,
     /// The lane that is asked where its bytes live.
@@ -167,6 +169,7 @@ impl Jobs {
         job.memory.shrink_to(index.room_kept());
         job.status.clear(index.room_kept());
         job.forget_answer(index);
+        assert!(job.copy.is_none(), "whoever ends a request frees its copy");
         let owner = job.owner.take().expect("a request ends once");
         self.free.push(index);
         owner
@@ -201,6 +204,31 @@ impl Jobs {
 }
 
 impl Job {
+    /// Has a write carried out with the memory as it is now, if that was not done for an earlier answer; returns how many
+    /// bytes that takes.
+    pub(crate) fn copy_memory(&mut self) -> usize {
+        match self.operation {
+            Operation::Write(..) if self.copy.is_none() => {
+                self.copy = Some(MemoryCopy::of(&self.memory));
+                self.memory.count()
+            }
+            Operation::Write(..)
+            | Operation::Read(_)
+            | Operation::Status(_)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush => 0,
+        }
+    }
+
+    /// Frees the copy; returns how many bytes it took.
+    pub(crate) fn free_copy(&mut self) -> usize {
+        assert_eq!(self.outstanding, 0, "the kernel may be at it");
+        let Some(copy) = self.copy.take() else { return 0 };
+        copy.free();
+        self.memory.count()
+    }
+
     /// Of an answer that was carried out nothing is left; of a large one not even the room.
     #[inline]
     pub(crate) fn forget_answer(&mut self, index: JobIndex) {
@@ -219,6 +247,7 @@ impl Job {
             owner: None,
             operation: Operation::Flush,
             memory: Buffers::default(),
+            copy: None,
             weight: 0,
             lane,
             pieces: Vec::new(),

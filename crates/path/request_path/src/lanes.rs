@@ -45,7 +45,7 @@ const HELD_MAX: usize = 4096;
 /// small chunks.
 const HELD_BYTES_MAX: usize = 1 << 30;
 
-/// With so many bytes of errands and of memory kept for answers nothing new is taken for the lane that they belong to:
+/// With so many bytes of errands, of memory kept for answers and of copied memory nothing new is taken for the lane that they belong to:
 /// what it makes of requests may be much larger than they are.
 const INTERNAL_BYTES_MAX: usize = 64 << 20;
 
@@ -113,8 +113,8 @@ struct OpenLane {
     segments: usize,
     /// What those count for, in bytes.
     request_bytes: usize,
-    /// The memory of its errands, in bytes.
-    errand_bytes: usize,
+    /// The memory of its errands, and copies of that of its requests, in bytes.
+    internal_bytes: usize,
     /// Those of them that it holds.
     held: usize,
     /// The memory of those, in bytes.
@@ -135,8 +135,8 @@ pub(crate) struct Ended {
     pub(crate) segments: usize,
     /// What it counted for, in bytes.
     pub(crate) request_bytes: usize,
-    /// The bytes of an errand's memory.
-    pub(crate) errand_bytes: usize,
+    /// The bytes of an errand's memory, or of a copy of a request's.
+    pub(crate) internal_bytes: usize,
 }
 
 /// Whether there is a lane, and who may use it.
@@ -315,7 +315,7 @@ impl Lanes {
         if !matches!(open.state, State::Open(_))
             || open.held_bytes >= HELD_BYTES_MAX
             || open.request_bytes >= REQUEST_BYTES_MAX
-            || open.errand_bytes + open.io.bytes_kept() >= INTERNAL_BYTES_MAX
+            || open.internal_bytes + open.io.bytes_kept() >= INTERNAL_BYTES_MAX
             || PIECES.room(pieces, open.pieces) == 0
             || SEGMENTS.room(self.segments, open.segments) == 0
         {
@@ -352,9 +352,9 @@ impl Lanes {
         self.with(index, |lane| lane.map(batch, pieces));
     }
 
-    /// An errand with so many bytes of memory is under way.
-    pub(crate) fn errand_begun(&mut self, index: LaneIndex, bytes: usize) {
-        self.get(index).errand_bytes += bytes;
+    /// So many bytes more are used for the lane: an errand's memory, or a copy of a request's.
+    pub(crate) fn internal_begun(&mut self, index: LaneIndex, bytes: usize) {
+        self.get(index).internal_bytes += bytes;
     }
 
     /// Answers of so many pieces are carried out from now on.
@@ -506,7 +506,7 @@ impl Lanes {
         open.pieces -= ended.pieces;
         open.segments -= ended.segments;
         open.request_bytes -= ended.request_bytes;
-        open.errand_bytes -= ended.errand_bytes;
+        open.internal_bytes -= ended.internal_bytes;
         open.requests -= 1;
         if open.requests == 0 && open.users == 0 {
             self.close_if_over(index);
@@ -549,7 +549,7 @@ impl OpenLane {
             pieces: 0,
             segments: 0,
             request_bytes: 0,
-            errand_bytes: 0,
+            internal_bytes: 0,
             held: 0,
             held_bytes: 0,
             released: 0,

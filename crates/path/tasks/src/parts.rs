@@ -11,12 +11,12 @@
 use std::ops::Range;
 use std::task::Poll;
 
-use block::{FailKind, Operation, Outcome, Piece, Target};
+use block::{FailKind, MemoryUse, Operation, Outcome, Piece, Target};
 
 use crate::storage::{Found, Next, Reply, Storage, Telling, Waiting, extent};
 
 /// The parts of a request.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Parts {
     /// Answered, and not carried out yet.
     pieces: Vec<Piece>,
@@ -27,6 +27,15 @@ pub struct Parts {
     /// Likewise of parts that are held.
     held: Vec<(u64, Waiting)>,
     failed: Option<FailKind>,
+    /// How the memory of a write is used by all of them.
+    memory: MemoryUse,
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        let (pieces, telling, held) = Default::default();
+        Self { pieces, kept: 0, telling, held, failed: None, memory: MemoryUse::Live }
+    }
 }
 
 impl Parts {
@@ -105,8 +114,8 @@ impl Parts {
         self.pieces.is_empty() && self.telling.is_empty() && self.held.is_empty()
     }
 
-    /// Takes what is to be carried out now: nothing if the request fails.
-    pub fn take_pieces(&mut self) -> Vec<Piece> {
+    /// Takes what is to be carried out now, and how the memory of a write is used for that: nothing if the request fails.
+    pub fn take_pieces(&mut self) -> (Vec<Piece>, MemoryUse) {
         if self.failed.is_some() {
             self.pieces.clear();
         }
@@ -115,7 +124,7 @@ impl Parts {
             self.pieces.sort_by_key(|piece| piece.skip);
         }
         self.kept = 0;
-        std::mem::take(&mut self.pieces)
+        (std::mem::take(&mut self.pieces), self.memory)
     }
 
     /// Tells the lanes below what became of that. What they hold again is held.
@@ -153,7 +162,8 @@ impl Parts {
     }
 
     fn found(&mut self, skip: u64, found: Found) {
-        let Found { pieces, telling, .. } = found;
+        let Found { pieces, telling, memory, .. } = found;
+        self.memory = self.memory.and(memory);
         for piece in pieces {
             self.push(Piece { skip: skip + piece.skip, ..piece });
         }

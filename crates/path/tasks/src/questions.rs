@@ -68,8 +68,9 @@ impl Questions {
         match question.answer {
             _ if !is_over(question) => self.storage.reply(question, pieces),
             Answer::Now(range) => {
-                let (operation, pieces) = (question.operation, pieces.get(range).to_vec());
-                Ok(Reply::Found(Found { operation, pieces, telling: None }))
+                let (operation, memory) = (question.operation, question.memory);
+                let pieces = pieces.get(range).to_vec();
+                Ok(Reply::Found(Found { operation, pieces, memory, telling: None }))
             }
             Answer::Refused(kind) => Err(kind),
             Answer::Held => panic!("what is held is not over"),

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use block::{
     After, Answer, ByteCount, ByteOffset, DiskSize, Due, Durability, Extent, FailKind, HostMemory,
-    Lane, LaneIo, Mapping, Operation, Outcome, Piece, PieceList, StatusRecord, StatusRun,
-    StatusRuns, Target, Token, Told, Unmap,
+    Lane, LaneIo, Mapping, MemoryUse, Operation, Outcome, Piece, PieceList, StatusRecord,
+    StatusRun, StatusRuns, Target, Token, Told, Unmap,
 };
 
 /// How many runs a file is asked for at once.
@@ -52,7 +52,7 @@ enum Asked {
     /// It is held, and nobody wants the answer any more.
     Abandoned,
     /// It is answered.
-    Answered(Operation, Result<(Vec<Piece>, After), FailKind>),
+    Answered(Operation, Result<(Vec<Piece>, MemoryUse, After), FailKind>),
 }
 
 /// The answer of the lane below: where the bytes of an operation are.
@@ -62,6 +62,8 @@ pub struct Found {
     pub operation: Operation,
     /// Where the bytes are.
     pub pieces: Vec<Piece>,
+    /// How the memory of a write is used.
+    pub memory: MemoryUse,
     /// There if the lane below asked to be told.
     pub telling: Option<Telling>,
 }
@@ -223,14 +225,15 @@ impl Storage {
 
     /// The answer to a question of a batch. Takes its name along, and gives it back when it is over.
     pub fn reply(&self, asked: &Mapping, pieces: &PieceList) -> Result<Reply, FailKind> {
-        let Mapping { token, operation, answer, after, .. } = *asked;
+        let Mapping { token, operation, answer, after, memory, .. } = *asked;
         match answer {
             Answer::Held => {
                 Ok(Reply::Held(Waiting(Some(Question { storage: self.clone(), token }))))
             }
             Answer::Now(range) => {
                 let pieces = pieces.get(range).to_vec();
-                Ok(Reply::Found(self.found(token, operation, pieces, after)))
+                let telling = self.telling(token, after);
+                Ok(Reply::Found(Found { operation, pieces, memory, telling }))
             }
             Answer::Refused(kind) => {
                 self.give_back(token);
@@ -239,15 +242,14 @@ impl Storage {
         }
     }
 
-    fn found(&self, token: Token, operation: Operation, pieces: Vec<Piece>, after: After) -> Found {
-        let telling = match after {
+    fn telling(&self, token: Token, after: After) -> Option<Telling> {
+        match after {
             After::Tell => Some(Telling(Some(Question { storage: self.clone(), token }))),
             After::Over => {
                 self.give_back(token);
                 None
             }
-        };
-        Found { operation, pieces, telling }
+        }
     }
 
     fn poll_answer(
@@ -262,13 +264,18 @@ impl Storage {
                 *asked = Asked::Held(Some(context.waker().clone()));
                 Poll::Pending
             }
-            Asked::Answered(operation, Ok((pieces, After::Tell))) => {
+            Asked::Answered(operation, Ok((pieces, memory, After::Tell))) => {
                 let telling = Some(Telling(Some(Question { storage: self.clone(), token })));
-                Poll::Ready(Ok(Found { operation, pieces, telling }))
+                Poll::Ready(Ok(Found { operation, pieces, memory, telling }))
             }
             Asked::Answered(operation, answer) => {
                 state.give_back(token);
-                Poll::Ready(answer.map(|(pieces, _)| Found { operation, pieces, telling: None }))
+                Poll::Ready(answer.map(|(pieces, memory, _)| Found {
+                    operation,
+                    pieces,
+                    memory,
+                    telling: None,
+                }))
             }
             Asked::Nothing | Asked::Abandoned => panic!("nobody asked under the name {token:?}"),
         }
@@ -367,7 +374,8 @@ impl Storage {
     ) -> Result<(), FailKind> {
         let mut found = self.resolve(operation).await?;
         loop {
-            let Found { operation, pieces, telling } = found;
+            // What is carried out here is on memory that nobody changes.
+            let Found { operation, pieces, telling, .. } = found;
             let result = carry_out(operation, &pieces).await;
             let Some(telling) = telling else { return result };
             let outcome = result.map_or_else(Outcome::Failed, |()| Outcome::Done);
@@ -436,9 +444,9 @@ impl Storage {
             let state = &mut *self.0.state.borrow_mut();
             let State { lane, pieces, late, asked, .. } = state;
             lane.resume(now, late, pieces);
-            for Mapping { token, operation, answer, after, .. } in late.drain(..) {
+            for Mapping { token, operation, answer, after, memory, .. } in late.drain(..) {
                 let answer = match answer {
-                    Answer::Now(range) => Ok((pieces.get(range).to_vec(), after)),
+                    Answer::Now(range) => Ok((pieces.get(range).to_vec(), memory, after)),
                     Answer::Refused(kind) => Err(kind),
                     Answer::Held => panic!("a lane answers what it held, or does not mention it"),
                 };

@@ -59,6 +59,7 @@ impl StripedOperation {
         if part.behind_end == BehindEnd::Zeroes {
             self.asked.behind_end = BehindEnd::Zeroes;
         }
+        self.asked.memory = self.asked.memory.and(part.memory);
     }
 
     /// The answer of the one member that has all of it.

@@ -48,6 +48,20 @@ pub(crate) enum Ask {
     BulkRead,
 }
 
+/// What changes the data of a guest while its requests are under way.
+#[derive(Debug)]
+pub(crate) struct Scribbler {
+    file: OwnedFd,
+}
+
+impl Scribbler {
+    /// Makes all of it this byte.
+    pub(crate) fn fill(&self, byte: u8) {
+        let written = rustix::io::pwrite(&self.file, &[byte; MEMORY - DATA], DATA as u64);
+        assert_eq!(written, Ok(MEMORY - DATA));
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Guest {
     base: NonNull<u8>,
@@ -256,6 +270,11 @@ impl Guest {
     /// The memory, to see how much of it was touched.
     pub(crate) fn memory_file(&self) -> OwnedFd {
         self.file.try_clone().unwrap()
+    }
+
+    /// The data of all slots, to be changed by another thread.
+    pub(crate) fn scribbler(&self) -> Scribbler {
+        Scribbler { file: self.memory_file() }
     }
 
     /// Gives the pages of a slot's bulk up.

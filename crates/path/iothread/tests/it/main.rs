@@ -24,6 +24,7 @@ mod open_requests;
 mod setup;
 mod socket;
 mod syncs;
+mod twice;
 mod units;
 mod usage;
 mod waiters;

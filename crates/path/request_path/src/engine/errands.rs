@@ -39,7 +39,7 @@ impl<K: EngineKernel> Engine<K> {
                 job.phase = Phase::Start;
                 self.pieces_open += job.pieces.len();
                 self.lanes.opened_pieces(lane, job.pieces.len());
-                self.lanes.errand_begun(lane, job.memory.count());
+                self.lanes.internal_begun(lane, job.memory.count());
                 self.start_errand(index);
             }
             self.errands = errands;

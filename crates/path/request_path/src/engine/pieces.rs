@@ -6,7 +6,7 @@
 //! Limits: a job does [`crate::submit::WINDOW`] pieces in one go, and [`JOBS_MAX`] jobs go on in a turn; all by hand in a turn is bounded
 //! like inline I/O ([`InlineBudget`]).
 
-use block::{Operation, Target};
+use block::{MemoryCopy, Operation, Target};
 use kernel_io::InlineBudget;
 
 use super::Engine;
@@ -96,7 +96,9 @@ impl<K: EngineKernel> Engine<K> {
                 // A flush has no bytes; it only syncs.
                 (Target::File { .. } | Target::Channel { .. }, _) if piece.count.0 == 0 => {}
                 (Target::File { .. } | Target::Channel { .. }, operation) => {
-                    let Job { pieces, next_piece, memory, staged, outstanding, .. } = &mut *job;
+                    let Job { pieces, next_piece, memory, copy, staged, outstanding, .. } =
+                        &mut *job;
+                    let memory = copy.as_ref().map_or(&*memory, MemoryCopy::buffers);
                     let run = Run::of(pieces, place, operation);
                     let run = run.expect("it begins with a piece in storage");
                     *next_piece += run.pieces.len() - 1;

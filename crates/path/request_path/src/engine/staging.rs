@@ -1,7 +1,7 @@
 //! The steps of transfers that go through a bounce buffer, one after the other; what is next is decided in
 //! [`crate::staged`].
 
-use block::BehindEnd;
+use block::{BehindEnd, MemoryCopy};
 use kernel_io::{BounceBuffer, IoFailure};
 
 use super::Engine;
@@ -82,7 +82,8 @@ impl<K: EngineKernel> Engine<K> {
                 if staged.kind == StagedKind::Zero {
                     buffer.zero(lead, body);
                 } else {
-                    buffer.fill(lead, &job.memory, staged.skip, body);
+                    let memory = job.copy.as_ref().map_or(&job.memory, MemoryCopy::buffers);
+                    buffer.fill(lead, memory, staged.skip, body);
                 }
                 let medium = storages.medium(staged.storage);
                 let durability = staged_durability(job.operation, medium);
