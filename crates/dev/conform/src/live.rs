@@ -20,16 +20,18 @@ use block::{Clock, Durability, FileId, Node, SystemClock};
 use iothread::{Host, Iothread, PollSettings, Polling, Watcher};
 use kernel_io::Reactors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use testkit::channel::Remote;
 use testkit::conformance::checked::Complaints;
 use testkit::conformance::faults::Faulty;
 use testkit::conformance::layout::Layout;
 use testkit::conformance::play::Played;
 use testkit::conformance::stack::{Sizes, Stack, Subject, Which};
+use testkit::conformance::stamp::SECTOR_BYTES;
 use testkit::conformance::workload::{Habits, Overlap, Workload};
 use testkit::deadline::Deadline;
 use testkit::rng::Rng;
 
-use crate::subjects::{FileEnd, Medium, RemoteEnd};
+use crate::subjects::{FileEnd, Medium, RemoteEnd, Twice};
 use client::{Client, OnPlainMemory, OnRing};
 use image::Image;
 use segments::REQUEST_SECTORS_MAX;
@@ -53,6 +55,7 @@ pub(crate) fn play(
     let file: Arc<dyn Subject> = Arc::new(FileEnd(Arc::clone(&medium)));
     let mut all = subjects.to_vec();
     all.push(Arc::new(Faulty));
+    all.push(Arc::new(Twice));
     // Several times: most stacks are to store something.
     all.extend(std::iter::repeat_n(file, 3));
     let remote: Arc<dyn Subject> = Arc::new(RemoteEnd(Arc::clone(&medium)));
@@ -295,6 +298,32 @@ impl Player {
                 self.workload.check_file(file, &bytes).context("in the files below")?;
             }
         }
-        Ok(())
+        check_copies(stack, &mut self.workload)
     }
+}
+
+/// Compares what layers have written a second time.
+fn check_copies(stack: &Stack, workload: &mut Workload) -> Result<()> {
+    let mut contents: Vec<(Arc<Remote>, Vec<u8>)> = Vec::new();
+    for sector in 0..workload.layout().ends.len() {
+        let mut copies = Vec::new();
+        stack.follow(u64::try_from(sector * SECTOR_BYTES)?, &mut |chosen, at| {
+            copies.extend(chosen.second_copy().map(|remote| (Arc::clone(remote), at)));
+        });
+        for (remote, at) in copies {
+            let is_known = |(known, _): &(Arc<Remote>, _)| Arc::ptr_eq(known, &remote);
+            let place = match contents.iter().position(is_known) {
+                Some(place) => place,
+                None => {
+                    let content = remote.content()?;
+                    contents.push((remote, content));
+                    contents.len() - 1
+                }
+            };
+            let found = &contents[place].1[usize::try_from(at)?..][..SECTOR_BYTES];
+            let judged = workload.check_copy(sector, found);
+            judged.with_context(|| format!("in a second copy, at byte {at}"))?;
+        }
+    }
+    Ok(())
 }

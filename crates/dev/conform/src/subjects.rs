@@ -7,6 +7,7 @@ mod raw;
 mod remote;
 mod stripe;
 mod throttle;
+mod twice;
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use testkit::conformance::stack::Subject;
 
 pub(crate) use file::{FileEnd, Medium};
 pub(crate) use remote::RemoteEnd;
+pub(crate) use twice::Twice;
 
 /// How time passes in a form of the suite: it bounds what may be held for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,8 +20,8 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use block::{
     Access, After, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError,
-    LaneIo, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList, PieceMark, PieceRange,
-    Rights, Target, Token, Told,
+    LaneIo, Limits, Mapping, MemoryUse, Node, Operation, Outcome, Piece, PieceList, PieceMark,
+    PieceRange, Rights, Target, Token, Told,
 };
 
 use super::stack::Sizes;
@@ -366,7 +366,8 @@ impl Judge {
                 // Of what the lane is told of there may be more to come, and a status may end early.
                 let is_status = matches!(asked, Operation::Status(_));
                 let is_part = again || answered.after == After::Tell || is_status;
-                self.pieces(asked, is_part, range, pieces, mark);
+                let may_overlap = answered.memory == MemoryUse::Copied;
+                self.pieces(asked, (is_part, may_overlap), range, pieces, mark);
             }
             Answer::Held => self.complain(&format!("{asked:?} is said to be held, late")),
             Answer::Refused(_) => {}
@@ -376,7 +377,7 @@ impl Judge {
     fn pieces(
         &self,
         asked: Operation,
-        is_part: bool,
+        (is_part, may_overlap): (bool, bool),
         range: PieceRange,
         pieces: &PieceList,
         mark: PieceMark,
@@ -405,15 +406,18 @@ impl Judge {
         let mut covered = 0;
         for piece in &ordered {
             let is_empty = piece.count.0 == 0 && wanted > 0;
-            if is_part && piece.skip > covered {
-                covered = piece.skip;
-            }
-            if piece.skip != covered || is_empty || !self.is_inside(piece) {
+            let follows = piece.skip == covered
+                || is_part && piece.skip > covered
+                || may_overlap && piece.skip < covered;
+            if !follows || is_empty || !self.is_inside(piece) {
                 return self.complain(&format!("{asked:?} is answered with {piece:?}: {found:?}"));
             }
-            covered += piece.count.0;
+            covered = covered.max(piece.skip + piece.count.0);
         }
-        if covered > wanted || covered < wanted && !is_part {
+        // Of what has no places in memory pieces only count.
+        let is_counted = matches!(asked, Operation::WriteZeroes(..));
+        let is_too_much = covered > wanted && !(may_overlap && is_counted);
+        if is_too_much || covered < wanted && !is_part {
             self.complain(&format!("{asked:?} is answered with {covered} bytes: {found:?}"));
         }
     }

@@ -16,6 +16,7 @@ use super::checked::{CheckedNode, Complaints, Order, Waiting};
 use super::faults::{Faults, Faulty};
 use super::stamp::SECTOR_BYTES;
 use super::{index, number};
+use crate::channel::Remote;
 use crate::rng::Rng;
 
 /// The most nodes that stand on each other above the end of a stack.
@@ -80,6 +81,11 @@ pub trait Chosen: fmt::Debug {
     /// Whether a lane's requests are over in the order in which they came.
     fn keeps_order(&self) -> bool {
         false
+    }
+
+    /// Where it writes everything a second time, at the same place.
+    fn second_copy(&self) -> Option<&Arc<Remote>> {
+        None
     }
 
     /// The same options with a state of its own, if two nodes of one stack must not share it.

@@ -82,6 +82,8 @@ pub struct Tally {
 pub struct Workload {
     layout: Layout,
     history: History,
+    /// By sector: whether it was written, and the last write of it did not fail.
+    is_sure: Vec<bool>,
     habits: Habits,
     size: DiskSize,
     requests: u64,
@@ -100,10 +102,11 @@ impl Workload {
     pub fn new(layout: Layout, habits: Habits) -> Self {
         let history = History::new(layout.first_content());
         let size = DiskSize(ByteCount(number(layout.ends.len() * SECTOR_BYTES)));
-        let refusals = vec![layout.refusals()];
+        let (refusals, sectors) = (vec![layout.refusals()], layout.ends.len());
         Self {
             layout,
             history,
+            is_sure: vec![false; sectors],
             habits,
             size,
             requests: 0,
@@ -179,6 +182,9 @@ impl Workload {
             | Operation::Discard(_, durability)
             | Operation::WriteZeroes(_, _, durability) => {
                 let is_sure = is_done && !matches!(operation, Operation::Discard(..));
+                if !matches!(operation, Operation::Discard(..)) {
+                    self.is_sure[sectors.clone()].fill(is_done);
+                }
                 let effect = if is_sure { Effect::Sure } else { Effect::Possible };
                 let kept = match durability {
                     Durability::Stable => Kept::AtOnce,
@@ -231,6 +237,15 @@ impl Workload {
         let judged = self.check_stored(sector, begun, found);
         self.history.end_read(begun);
         judged
+    }
+
+    /// Compares a sector of a second copy with the sector of the disk that it is a copy of: if that was written, and the
+    /// last write of it did not fail.
+    pub fn check_copy(&mut self, sector: usize, found: &[u8]) -> Result<()> {
+        match self.layout.ends[sector] {
+            End::File(..) if self.is_sure[sector] => self.check_below(sector, found),
+            End::File(..) | End::Zeroes | End::Nothing => Ok(()),
+        }
     }
 
     /// Compares every sector of a file below: with the sector of the disk that lives there, or with its first content.
