@@ -88,7 +88,11 @@ const TABLE: &[Row] = &[
     row("virtio_blk", &["block", "request_path", "virtio"], &[]),
     row("request_path", &["block", "kernel_io"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
-    row("layers", &["block"], &["disk", "iothread", "kernel_io", "request_path", "virtio"]),
+    row(
+        "layers",
+        &["block", "tasks"],
+        &["disk", "iothread", "kernel_io", "request_path", "virtio"],
+    ),
     row("qcow2", &["block", "tasks"], &["disk", "iothread", "kernel_io", "request_path", "virtio"]),
     row("tasks", &["block"], &[]),
     row("vhost_user", &["block", "virtio"], &[]),

@@ -273,6 +273,7 @@ mod tests {
                 physical_block: block,
                 discard: false,
                 discard_granularity: block,
+                allocation_unit: block,
             }
         }
 

@@ -1,5 +1,6 @@
 //! What is tested: one file for each kind of node.
 
+mod copy_on_read;
 mod delay;
 mod file;
 mod null;
@@ -34,5 +35,6 @@ pub(crate) fn all(pace: Pace) -> Vec<Arc<dyn Subject>> {
         Arc::new(throttle::Throttle(pace)),
         Arc::new(delay::Delay(pace)),
         Arc::new(stripe::Stripe),
+        Arc::new(copy_on_read::CopyOnRead),
     ]
 }

@@ -244,6 +244,7 @@ impl Node for RemoteNode {
             physical_block: block,
             discard: true,
             discard_granularity: block,
+            allocation_unit: block,
         }
     }
 

@@ -69,6 +69,7 @@ impl Node for Nowhere {
             physical_block: least,
             discard: false,
             discard_granularity: least,
+            allocation_unit: least,
         }
     }
 

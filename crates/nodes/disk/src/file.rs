@@ -82,11 +82,13 @@ impl Node for FileNode {
     fn limits(&self) -> Limits {
         let least = NonZeroU32::new(512).expect("512 is not zero");
         let at_least = |value: u32| NonZeroU32::new(value).map_or(least, |value| value.max(least));
+        let request_alignment = at_least(self.file.medium().alignments().offset);
         Limits {
-            request_alignment: at_least(self.file.medium().alignments().offset),
+            request_alignment,
             physical_block: at_least(self.file.physical_block()),
             discard: self.discard == DiscardPolicy::Unmap,
             discard_granularity: at_least(self.file.discard_granularity()),
+            allocation_unit: request_alignment,
         }
     }
 

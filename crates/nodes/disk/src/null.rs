@@ -61,6 +61,7 @@ impl Node for NullNode {
             physical_block: block,
             discard: true,
             discard_granularity: block,
+            allocation_unit: block,
         }
     }
 

@@ -8,11 +8,13 @@
 
 #![forbid(unsafe_code)]
 
+mod copy_on_read;
 mod delay;
 mod stripe;
 mod sync;
 mod throttle;
 
+pub use copy_on_read::{CopyOnReadNode, CopySource};
 pub use delay::{
     DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
     LatencyBounds, LatencyTooLong,

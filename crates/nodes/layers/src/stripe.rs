@@ -181,6 +181,7 @@ impl Node for StripeNode {
                 physical_block: one.physical_block.max(other.physical_block),
                 discard: one.discard || other.discard,
                 discard_granularity: one.discard_granularity.max(other.discard_granularity),
+                allocation_unit: one.allocation_unit.max(other.allocation_unit),
             })
             .expect("a stripe has children");
         limits.discard &= self.discards == StripeDiscards::Passed;

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use block::{
     Access, ByteCount, Child, Claim, ClaimError, DiskSize, EngineFactory, FailKind, Held,
-    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Outlook, Owner, Permission, Rights,
-    known_as,
+    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Outlook, Owner, Permission, Permissions,
+    Rights, known_as,
 };
 use tasks::{Control, Storage, Tasks, block_on};
 
@@ -249,8 +249,8 @@ impl Shared {
     /// For what an image is used that is claimed like this. Below another image nobody writes to it. Who reads and
     /// bears with writers may meet some, which change tables that they share.
     fn access_for(&self, rights: Rights) -> Access {
-        let write = Permission::Write;
-        if rights.uses.has(write) || rights.shares.has(write) {
+        let writes = Permissions::CHANGES.and(Permission::WriteUnchanged);
+        if rights.uses.both(writes) != Permissions::NONE || rights.shares.has(Permission::Write) {
             self.settings.access
         } else {
             Access::ReadOnly
@@ -381,10 +381,13 @@ impl Node for Qcow2Node {
 
     fn limits(&self) -> Limits {
         let below = self.shared.children.file.node().limits();
-        let cluster = NonZeroU32::new(1 << self.shared.header.cluster_bits);
+        let cluster = 1 << self.shared.header.cluster_bits;
+        let subclusters = if self.shared.header.features.extended_l2 { 32 } else { 1 };
+        let bytes = |count| NonZeroU32::new(count).expect("a cluster has bytes");
         Limits {
             discard: self.shared.settings.discards == Discards::Passed,
-            discard_granularity: cluster.expect("a cluster has bytes"),
+            discard_granularity: bytes(cluster),
+            allocation_unit: bytes(cluster / subclusters),
             ..below
         }
     }

@@ -176,6 +176,9 @@ pub struct Limits {
     /// What discards should be a multiple of, in bytes: less of them has no effect. A power of two, at
     /// least 512.
     pub discard_granularity: NonZeroU32,
+    /// What gets a place at once when a part of it is written, in bytes: a cluster of an image, or a subcluster. A power
+    /// of two; of storage that has all places from the beginning what a request is aligned to.
+    pub allocation_unit: NonZeroU32,
 }
 
 /// Names a held request to the lane that holds it: chosen by whoever asks, who must not use it for

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use block::{FailKind, Operation};
 
-use super::faults::{Faults, Refusal};
+use super::faults::{Faults, Refusal, Victims};
 use super::stack::{Chosen, End, Stack, sectors};
 use super::stamp::{SECTOR_BYTES, Stamp};
 use super::{index, number};
@@ -29,6 +29,8 @@ struct FaultView {
     places: Vec<Option<u64>>,
     /// Whether discards may end before it.
     is_sheltered: bool,
+    /// Whether reads of nodes above may become changes here.
+    is_copied: bool,
 }
 
 /// What all nodes with faults refuse at one time.
@@ -39,21 +41,29 @@ impl Layout {
     /// Follows every sector down; an error if two of them meet.
     pub fn new(stack: &Stack) -> Result<Self> {
         let count = sectors(stack.size());
-        let view = |faults| FaultView { faults, places: vec![None; count], is_sheltered: false };
+        let view = |faults| FaultView {
+            faults,
+            places: vec![None; count],
+            is_sheltered: false,
+            is_copied: false,
+        };
         let mut faults: Vec<FaultView> = stack.faults().into_iter().map(view).collect();
         let mut ends = Vec::with_capacity(count);
         let mut taken = HashMap::new();
         for sector in 0..count {
             let at = number(sector * SECTOR_BYTES);
             let mut drops_discards = false;
+            let mut is_copied = false;
             let end = stack.follow(at, &mut |chosen: &dyn Chosen, at| {
                 drops_discards |= chosen.drops_discards();
+                is_copied |= chosen.copies_on_read();
                 let own = chosen.faults();
                 let passed =
                     |view: &&mut FaultView| own.is_some_and(|it| Arc::ptr_eq(it, &view.faults));
                 if let Some(view) = faults.iter_mut().find(passed) {
                     view.places[sector] = Some(at);
                     view.is_sheltered |= drops_discards;
+                    view.is_copied |= is_copied;
                 }
             });
             if let End::File(file, at) = end {
@@ -101,6 +111,10 @@ impl Layout {
                     Some(refusal) if view.touches(operation, refusal) => {
                         failures.may.push(refusal.kind);
                     }
+                    Some(refusal) if view.may_copy(operation, refusal) => {
+                        failures.may.push(refusal.kind);
+                        always = false;
+                    }
                     Some(_) | None => always = false,
                 }
             }
@@ -120,6 +134,13 @@ impl Layout {
 }
 
 impl FaultView {
+    /// Whether a read may be refused because it becomes a change, or is about more than was asked: wherever that lies.
+    fn may_copy(&self, operation: &Operation, refusal: &Refusal) -> bool {
+        self.is_copied
+            && matches!(operation, Operation::Read(_))
+            && matches!(refusal.victims, Victims::Changes | Victims::Reads | Victims::All)
+    }
+
     fn touches(&self, operation: &Operation, refusal: &Refusal) -> bool {
         if !refusal.victims.include(operation) {
             return false;

@@ -284,6 +284,7 @@ impl Player {
         if let Some(piece) = pieces.pop() {
             let mut data = vec![0; index(piece.count.0)];
             let there = Piece { skip: 0, ..piece.clone() };
+            errand.memory().copy_to(index(piece.skip), &mut data);
             let operation = errand.operation();
             if let Operation::Status(_) = operation {
                 tell(store, &piece, runs, rng)?;
@@ -384,6 +385,10 @@ impl Player {
             }
             while self.carry_out_one(side)? {}
         }
+        if self.stack.copies_on_read() {
+            // They may wait for what others change.
+            self.finish(side)?;
+        }
         let held = self.sides[side].held;
         ensure!(held == 0, "{held} requests are held after a release");
         Ok(())
@@ -393,18 +398,20 @@ impl Player {
     fn finish(&mut self, side: usize) -> Result<()> {
         let mut jumps = 0;
         loop {
-            while self.carry_out_one(side)? {}
-            let held = self.sides[side].held;
-            if held == 0 {
+            for any in 0..self.sides.len() {
+                while self.carry_out_one(any)? {}
+                // Another one may have woken it.
+                self.attend(any)?;
+            }
+            let left = self.sides[side].in_flight();
+            if left == 0 {
                 break;
             }
             self.jump()?;
             self.complaints.check()?;
-            jumps = if self.sides[side].held < held { 0 } else { jumps + 1 };
-            ensure!(jumps < JUMPS_MAX, "{held} requests are held for ever");
+            jumps = if self.sides[side].in_flight() < left { 0 } else { jumps + 1 };
+            ensure!(jumps < JUMPS_MAX, "{left} requests are not answered");
         }
-        let left = self.sides[side].jobs.iter().flatten().count();
-        ensure!(left == 0, "{left} requests are not answered");
         let kept = self.sides[side].io.bytes_kept();
         ensure!(kept == 0, "{kept} bytes are kept for answers that are over");
         Ok(())
@@ -459,6 +466,11 @@ impl Side {
         let lane = node.open_lane(&io)?;
         let jobs = std::iter::repeat_with(|| None).take(DEPTH).collect();
         Ok(Self { lane, jobs, held: 0, io, called, errands: Vec::new() })
+    }
+
+    /// How many requests are not over.
+    fn in_flight(&self) -> usize {
+        self.jobs.iter().flatten().count()
     }
 
     fn free_token(&self) -> Option<usize> {

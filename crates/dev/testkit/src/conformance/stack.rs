@@ -68,6 +68,11 @@ pub trait Chosen: fmt::Debug {
         false
     }
 
+    /// Whether reads may write what they have read.
+    fn copies_on_read(&self) -> bool {
+        false
+    }
+
     /// What a test can make go wrong here.
     fn faults(&self) -> Option<&Arc<Faults>> {
         None
@@ -220,6 +225,13 @@ impl Stack {
     /// The bytes of the disk.
     pub fn size(&self) -> u64 {
         self.root.chosen.size()
+    }
+
+    /// Whether reads may write what they have read.
+    pub fn copies_on_read(&self) -> bool {
+        let mut copies = false;
+        self.root.visit(&mut |layer| copies |= layer.chosen.copies_on_read());
+        copies
     }
 
     /// Everything in it that a test can make go wrong.

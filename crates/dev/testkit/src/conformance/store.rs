@@ -235,6 +235,7 @@ impl Node for MemoryNode {
             physical_block: block,
             discard: true,
             discard_granularity: block,
+            allocation_unit: block,
         }
     }
 

@@ -89,6 +89,7 @@ impl Node for FileChild {
             physical_block: least,
             discard: self.discards,
             discard_granularity: least,
+            allocation_unit: least,
         }
     }
 

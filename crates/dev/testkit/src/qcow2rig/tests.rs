@@ -196,6 +196,7 @@ impl Node for FullNode {
             physical_block: least,
             discard: true,
             discard_granularity: least,
+            allocation_unit: least,
         }
     }
 

@@ -68,6 +68,7 @@ impl Node for Below {
             physical_block: block,
             discard: true,
             discard_granularity: block,
+            allocation_unit: block,
         }
     }
 

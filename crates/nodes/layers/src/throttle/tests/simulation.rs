@@ -78,6 +78,7 @@ impl Node for EmptyNode {
             physical_block: block,
             discard: true,
             discard_granularity: block,
+            allocation_unit: block,
         }
     }
     fn access(&self) -> Access {

@@ -45,6 +45,7 @@ impl Node for Plain {
             physical_block: block,
             discard: true,
             discard_granularity: block,
+            allocation_unit: block,
         }
     }
 

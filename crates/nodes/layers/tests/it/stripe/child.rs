@@ -101,6 +101,7 @@ pub(crate) fn limits(request_alignment: u32, physical_block: u32) -> Limits {
         physical_block: block(physical_block),
         discard: true,
         discard_granularity: block(request_alignment),
+        allocation_unit: block(request_alignment),
     }
 }
 

@@ -1,0 +1,107 @@
+//! A disk whose image gets what is read and was only in its backing files (driver `copy-on-read`).
+//!
+//! Where it stands in the life of a request: a read is held until its bytes are in the image below, and asked there then. What
+//! else comes passes.
+//!
+//! Invariants: a copy never covers a change. It holds its range from before it looks whether there is something to copy to
+//! after its write; a change holds its own from before it is asked below until it is carried out. A read fails if its copy
+//! does, as in QEMU. Who holds a range waits for nothing but I/O below.
+//! Threads: lanes of all iothreads share the locks. Limits: [`CHUNK_BYTES`] of a copy at a time, [`COPIED_BYTES`] of a lane.
+
+mod lane;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use block::{
+    Access, BlockStatus, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node,
+    Permission, RangeLock, Rights,
+};
+use tasks::Storage;
+
+use lane::CopyOnReadLane;
+
+/// What is copied at a time, or one unit of the image if that is larger.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// What the copies of a lane have in memory together.
+const COPIED_BYTES: usize = 16 << 20;
+
+/// From which images bytes are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopySource {
+    /// From whatever has them, and zeroes where nothing has.
+    All,
+    /// From so many backing files below the image, the nearest first.
+    Nearest(u8),
+}
+
+impl CopySource {
+    /// Whether bytes that are this to the image are to be copied.
+    fn has(self, status: BlockStatus) -> bool {
+        match self {
+            Self::All => !status.is_allocated || status.depth > 0,
+            Self::Nearest(most) => status.is_allocated && (1..=most).contains(&status.depth),
+        }
+    }
+}
+
+/// A node that copies what is read into the image below.
+#[derive(Debug)]
+pub struct CopyOnReadNode {
+    name: String,
+    child: Arc<Child>,
+    access: Access,
+    source: CopySource,
+    ranges: RangeLock,
+}
+
+impl CopyOnReadNode {
+    /// Copies into that child, which takes changes.
+    pub fn new(name: &str, child: Arc<Child>, access: Access, source: CopySource) -> Self {
+        Self { name: name.to_owned(), child, access, source, ranges: RangeLock::default() }
+    }
+}
+
+impl Node for CopyOnReadNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn image_file(&self) -> Option<PathBuf> {
+        self.child.node().image_file()
+    }
+
+    fn size(&self) -> DiskSize {
+        self.child.node().size()
+    }
+
+    fn limits(&self) -> Limits {
+        self.child.node().limits()
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.child.node().flush()
+    }
+
+    /// Writes to the child what is there already, whatever its users do.
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        let uses = rights.uses.and(Permission::WriteUnchanged);
+        self.child.node().claim(Rights { uses, ..rights })
+    }
+
+    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        let child = self.child.node();
+        let limits = child.limits();
+        let alignment = limits.request_alignment.get().into();
+        let storage = Storage::new(child.open_lane(io)?, io, alignment);
+        let unit = limits.allocation_unit.get().into();
+        let copies =
+            lane::Copies::new(storage, self.ranges.clone(), self.source, child.size(), unit);
+        Ok(Box::new(CopyOnReadLane::new(child.open_lane(io)?, io, copies, self.access)))
+    }
+}
