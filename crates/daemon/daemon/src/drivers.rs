@@ -7,6 +7,7 @@
 
 mod base;
 mod blockdev_reader;
+mod copy_on_read;
 mod delay;
 mod driver;
 mod file;

@@ -246,7 +246,9 @@ impl Graph {
         let name = node.name().to_owned();
         let (access, activity) = (node.access(), Activity::Active);
         let (edges, objects, owner) = (Vec::new(), Vec::new(), NodeOwner::Operator);
-        let new = NewNode { name: &name, access, activity, edges, objects, owner };
+        let (bottom, is_filter) = (None, false);
+        let new =
+            NewNode { name: &name, access, activity, edges, objects, owner, bottom, is_filter };
         self.model.add_node(new).expect("it stands on nothing");
         let made = MadeNode { node, file: None, image: None };
         let (places, options) = (Vec::new(), Vec::new());
@@ -324,10 +326,12 @@ impl Graph {
         below: &'a [ChildEdge],
     ) -> NodeContext<'a> {
         let child = |below: &'a ChildEdge| (below.edge.key.as_str(), &below.place);
+        let bottom = blockdev.options.needs().bottom;
         NodeContext {
             name,
             base: &blockdev.base,
             children: below.iter().map(child).collect(),
+            depth: bottom.and_then(|bottom| self.model.backing_steps(name, bottom)),
             groups: &self.throttle_groups,
             files: &self.files,
             clock: &self.clock,

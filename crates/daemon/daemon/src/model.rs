@@ -77,6 +77,10 @@ pub(crate) struct NewNode<'a> {
     pub(crate) objects: Vec<ObjectName<'a>>,
     /// What it goes with.
     pub(crate) owner: NodeOwner,
+    /// The node of its chain of backing files below which it has nothing to do with that.
+    pub(crate) bottom: Option<&'a str>,
+    /// Whether it has no bytes of its own.
+    pub(crate) is_filter: bool,
 }
 
 /// What a node is removed with: only by name, or with its parent.
@@ -121,6 +125,7 @@ struct ModelNode {
     activity: Activity,
     objects: Vec<String>,
     owner: NodeOwner,
+    is_filter: bool,
 }
 
 /// An export of the model.
@@ -169,6 +174,10 @@ impl GraphModel {
                 let (node, child, key) = (new.name.to_owned(), edge.node.clone(), edge.key.clone());
                 return Err(ModelError::InactiveChild { node, child, key });
             }
+            if below.access == Access::ReadOnly && edge.role == ChildRole::CopiedTo {
+                let (node, child) = (new.name.to_owned(), edge.node.clone());
+                return Err(ModelError::ReadOnlyTarget { node, child });
+            }
             if below.access == Access::ReadOnly && edge.role.is_written() {
                 if new.access == Access::ReadWrite && edge.role.is_always_written() {
                     let (node, child) = (new.name.to_owned(), edge.node.clone());
@@ -177,7 +186,42 @@ impl GraphModel {
                 access = Access::ReadOnly;
             }
         }
+        if let (Some(bottom), [first, ..]) = (new.bottom, &new.edges[..]) {
+            self.check_bottom(new.name, &first.node, bottom)?;
+        }
         Ok(access)
+    }
+
+    /// Whether a node can be the bottom for the user of that node. QEMU's sentences where it has some.
+    fn check_bottom(&self, user: &str, first: &str, bottom: &str) -> Result<(), ModelError> {
+        let (user, name) = (user.to_owned(), bottom.to_owned());
+        match self.nodes.get(bottom) {
+            None if user != bottom => Err(ModelError::NoBottom { name }),
+            Some(found) if !found.is_filter => match self.steps(first, bottom) {
+                Some(_) => Ok(()),
+                None => Err(ModelError::OtherChain { name, user }),
+            },
+            Some(_) | None => Err(ModelError::BottomFilter { name }),
+        }
+    }
+
+    /// How many backing files below the first child of a user that node is; the most that are counted are 255.
+    pub(crate) fn backing_steps(&self, user: &str, bottom: &str) -> Option<u8> {
+        let edges = self.below(&NodeUser::Node(user.to_owned()));
+        self.steps(&edges.first()?.node, bottom)
+    }
+
+    fn steps(&self, from: &str, bottom: &str) -> Option<u8> {
+        let (mut at, mut steps) = (from, 0_u8);
+        while at != bottom {
+            let edges = self.below(&NodeUser::Node(at.to_owned()));
+            let leads_down =
+                |edge: &&Edge| edge.role.is_same_disk() || edge.role == ChildRole::Backing;
+            let edge = edges.iter().find(leads_down)?;
+            steps = steps.saturating_add(u8::from(edge.role == ChildRole::Backing));
+            at = &edge.node;
+        }
+        Some(steps)
     }
 
     /// Whether there is a node for that user to stand on. What is written inside the user later may have its name.
@@ -188,10 +232,11 @@ impl GraphModel {
     /// Adds a node over those that are there.
     pub(crate) fn add_node(&mut self, new: NewNode<'_>) -> Result<(), ModelError> {
         let access = self.judge(&new)?;
-        let NewNode { name, access: asked, activity, edges, objects, owner } = new;
+        let NewNode { name, access: asked, activity, edges, objects, owner, is_filter, .. } = new;
         self.uses.add_node(name, asked, edges)?;
         let objects = objects.iter().map(|object| object.id.to_owned()).collect();
-        self.nodes.insert(name.to_owned(), ModelNode { access, activity, objects, owner });
+        self.nodes
+            .insert(name.to_owned(), ModelNode { access, activity, objects, owner, is_filter });
         Ok(())
     }
 
@@ -296,7 +341,8 @@ impl GraphModel {
 
     /// Whether something writes to that node.
     pub(crate) fn is_written(&self, node: &str) -> bool {
-        self.uses.used(node).has(Permission::Write)
+        let used = self.uses.used(node);
+        used.has(Permission::Write) || used.has(Permission::WriteUnchanged)
     }
 
     /// The exports that stand on a node, directly or not, or the export itself.

@@ -30,7 +30,7 @@ const COPIED_BYTES: usize = 16 << 20;
 /// From which images bytes are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopySource {
-    /// From whatever has them, and zeroes where nothing has.
+    /// From all backing files below the image, and zeroes where none of them has anything.
     All,
     /// From so many backing files below the image, the nearest first.
     Nearest(u8),
@@ -40,7 +40,8 @@ impl CopySource {
     /// Whether bytes that are this to the image are to be copied.
     fn has(self, status: BlockStatus) -> bool {
         match self {
-            Self::All => !status.is_allocated || status.depth > 0,
+            // Zeroes for which the image asks nobody need no place in it.
+            Self::All => status.depth > 0,
             Self::Nearest(most) => status.is_allocated && (1..=most).contains(&status.depth),
         }
     }

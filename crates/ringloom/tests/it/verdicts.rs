@@ -189,6 +189,29 @@ fn files_that_cannot_be_written_may_be_read_if_that_is_asked_for() {
 }
 
 #[test]
+fn who_copies_on_read_writes_to_what_is_below_and_ends_in_its_chain() {
+    let null = "null-co,node-name=n,size=1048576";
+    let copy = "copy-on-read,node-name=c,file=n";
+    check(&format!("{null} {copy} c>>0"), Served(1));
+    check(&format!("{null} {copy},read-only=on c>0"), Served(1));
+    check(&format!("{null} {copy},read-only=on c>>0"), Refused(&["'c'", "read-only"]));
+    check(&format!("{null} {copy},bottom=n c>0 n>>1"), Served(2));
+    check(&format!("{null},read-only=on {copy},read-only=on c>0"), Refused(&["'n'", "read-only"]));
+    check(&format!("{null} {copy},bottom=m c>0"), Refused(&["Bottom node 'm' not found"]));
+    check(&format!("{null} {copy},bottom=c c>0"), Refused(&["Bottom node 'c' is a filter"]));
+    let twice = "copy-on-read,node-name=d,file=c,bottom=c";
+    check(&format!("{null} {copy} {twice} d>0"), Refused(&["Bottom node 'c' is a filter"]));
+    let image = "file,node-name=n,filename=IMAGE,auto-read-only=on";
+    check(&format!("{image} {copy} c>0"), Served(1));
+    // Here the peer never answers.
+    let other = format!("{null} null-co,node-name=m {copy},bottom=m c>0");
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        judged(program, &bench, &other, &[], Refused(&["'m'", "not in the backing chain"]))
+    });
+}
+
+#[test]
 fn windows_must_fit_into_what_is_below() {
     let raw =
         |rest: &str| format!("null-co,node-name=n,size=1048576 raw,node-name=a,file=n,{rest}");

@@ -74,6 +74,8 @@ pub(crate) struct NodeDependencies<'a> {
     pub(crate) files: Vec<HostFile<'a>>,
     /// Objects that it names.
     pub(crate) objects: Vec<ObjectName<'a>>,
+    /// The node that ends the part of its chain of backing files that it has to do with.
+    pub(crate) bottom: Option<&'a str>,
     /// What finds files that are only named in the node's image, if there can be any.
     pub(crate) names_files: Option<&'a dyn NamedFileSource>,
 }
@@ -126,6 +128,8 @@ pub(crate) struct NodeContext<'a> {
     pub(crate) base: &'a BaseOptions,
     /// What stands below it, by key.
     pub(crate) children: Vec<(&'a str, &'a Arc<Child>)>,
+    /// How many backing files below its child the node is that it named as bottom, if it did.
+    pub(crate) depth: Option<u8>,
     /// The throttle groups that there are.
     pub(crate) groups: &'a ThrottleGroups,
     /// Where files are opened.

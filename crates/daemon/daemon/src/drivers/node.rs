@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kernel_io::FileKind;
 
 use super::base::BaseOptions;
-use super::driver::{Driver, Options};
+use super::driver::{Driver, NodeDependencies, Options};
 use super::file;
 use crate::model::{Activity, Edge, NewNode, NodeOwner};
 
@@ -87,8 +87,11 @@ impl Blockdev {
         owner: NodeOwner,
     ) -> NewNode<'a> {
         let (access, activity) = (self.base.access(), self.activity);
-        let objects = self.options.needs().objects;
-        NewNode { name, access, activity, edges, objects, owner }
+        let NodeDependencies { objects, bottom, .. } = self.options.needs();
+        let passes_on = edges.iter().any(|edge| edge.role.is_same_disk());
+        // A format that shows another node's bytes as they are is none.
+        let is_filter = passes_on && self.driver.as_format.is_none();
+        NewNode { name, access, activity, edges, objects, owner, bottom, is_filter }
     }
 
     /// The nodes written directly inside it, with their names. `name` is its own name.

@@ -1,7 +1,7 @@
 //! The table of drivers.
 
 use super::driver::Driver;
-use super::{delay, file, null, qcow2, raw, stripe, throttle};
+use super::{copy_on_read, delay, file, null, qcow2, raw, stripe, throttle};
 use crate::syntax::{ArgumentError, OptionFields};
 
 /// The drivers, in the order in which messages name them and the help shows them.
@@ -15,6 +15,7 @@ pub(crate) const ALL: &[&Driver] = &[
     &throttle::THROTTLE,
     &delay::DELAY,
     &stripe::STRIPE,
+    &copy_on_read::COPY_ON_READ,
 ];
 
 /// The drivers of qemu-storage-daemon. One that is not in [`ALL`] is not there yet.

@@ -65,6 +65,34 @@ pub enum ModelError {
         /// The file.
         child: String,
     },
+    /// A node that takes no changes, and to which is copied.
+    #[error("node '{child}' is read-only, and node '{node}' copies to it")]
+    ReadOnlyTarget {
+        /// What copies.
+        node: String,
+        /// The node.
+        child: String,
+    },
+    /// A bottom that there is not.
+    #[error("Bottom node '{name}' not found")]
+    NoBottom {
+        /// Its name.
+        name: String,
+    },
+    /// A bottom without bytes of its own.
+    #[error("Bottom node '{name}' is a filter")]
+    BottomFilter {
+        /// Its name.
+        name: String,
+    },
+    /// A bottom that is no backing file of the node.
+    #[error("Bottom node '{name}' is not in the backing chain of node '{user}'")]
+    OtherChain {
+        /// Its name.
+        name: String,
+        /// Whose bottom it was to be.
+        user: String,
+    },
     /// A read-only node in a place below what takes changes.
     #[error("node {child} is read-only, and {user} is not")]
     ReadOnlyBelow {

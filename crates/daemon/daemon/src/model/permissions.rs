@@ -19,6 +19,8 @@ pub(crate) enum ChildRole {
     Metadata,
     /// It holds the data of an image whose metadata are in another child; the same rules.
     Data,
+    /// The same as the first, and the user writes to it what is there already.
+    CopiedTo,
     /// It shows what is not in the image itself: it is only read, by all.
     Backing,
 }
@@ -27,15 +29,23 @@ impl ChildRole {
     /// Whether what is written to the user is written to the child.
     pub(crate) fn is_written(self) -> bool {
         match self {
-            Self::Filtered | Self::Member | Self::Metadata | Self::Data => true,
+            Self::Filtered | Self::Member | Self::Metadata | Self::Data | Self::CopiedTo => true,
             Self::Backing => false,
+        }
+    }
+
+    /// Whether the user shows the child's bytes as they are.
+    pub(crate) fn is_same_disk(self) -> bool {
+        match self {
+            Self::Filtered | Self::CopiedTo => true,
+            Self::Member | Self::Metadata | Self::Data | Self::Backing => false,
         }
     }
 
     /// Whether the user, if it takes changes, writes to the child whatever is done above.
     pub(crate) fn is_always_written(self) -> bool {
         match self {
-            Self::Metadata | Self::Data => true,
+            Self::Metadata | Self::Data | Self::CopiedTo => true,
             Self::Filtered | Self::Member | Self::Backing => false,
         }
     }

@@ -17,6 +17,8 @@ fn new<'a>(name: &'a str, below: &[(&str, ChildRole, &str)]) -> NewNode<'a> {
         edges: below.iter().map(edge).collect(),
         objects: Vec::new(),
         owner: NodeOwner::Operator,
+        bottom: None,
+        is_filter: false,
     }
 }
 

@@ -218,17 +218,20 @@ impl UseGraph {
     /// What a user asks of the node.
     fn rights_of_edge<'a>(&'a self, above: &'a ParentEdge, found: &mut RightsCache<'a>) -> Rights {
         let Rights { uses, shares } = self.rights_of_user(&above.user, found);
-        let reads = Permissions::READS;
+        let (reads, unchanged) = (Permissions::READS, Permission::WriteUnchanged);
+        // As in QEMU, whoever does not bear with changes bears with what changes nothing.
+        let kept = reads.and(unchanged);
         match (above.role, self.users[&above.user].access) {
             (ChildRole::Filtered, _) => Rights { uses, shares },
-            (ChildRole::Member, _) => Rights { uses, shares: shares.both(reads) },
-            (ChildRole::Backing, _) => Rights { uses: uses.both(reads), shares: reads },
+            (ChildRole::CopiedTo, _) => Rights { uses: uses.and(unchanged), shares },
+            (ChildRole::Member, _) => Rights { uses, shares: shares.both(kept) },
+            (ChildRole::Backing, _) => Rights { uses: uses.both(reads), shares: kept },
             (ChildRole::Metadata | ChildRole::Data, Access::ReadOnly) => {
-                Rights { uses: reads, shares: reads }
+                Rights { uses: reads, shares: kept }
             }
             (ChildRole::Metadata | ChildRole::Data, Access::ReadWrite) => {
                 let uses = Permissions::WRITES.and(Permission::Resize);
-                Rights { uses, shares: reads }
+                Rights { uses, shares: kept }
             }
         }
     }
