@@ -7,32 +7,38 @@
 
 use std::io;
 use std::num::NonZeroU32;
-use std::pin::Pin;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Waker};
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, Clock, ControlEngine, DiskSize,
-    Durability, EngineFactory, Errand, FailKind, FileId, Lane, LaneError, LaneIo, LeafLane, Limits,
-    MakeLane, Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, Target,
+    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, ControlEngine, DiskSize,
+    EngineFactory, Errand, FailKind, FileId, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping,
+    Node, Operation, Piece, PieceList, Rights, SystemClock, Target,
 };
+use kernel_io::Notifier;
+use request_path::Engine;
+use rustix::io::Errno;
 
 use super::disk::Disk;
-use crate::conformance::index;
+use super::iothread::RigKernel;
+use super::kernel::Order;
 
 /// A process of the rig: from its start to its death.
 #[derive(Debug)]
 pub struct Life {
     is_over: AtomicBool,
-    /// So many errands of control threads are carried out before it ends.
-    errands_left: AtomicU64,
+    /// So many operations of control threads are carried out before it ends.
+    operations_left: AtomicU64,
 }
 
 impl Life {
-    /// One that ends when it is told, or with that errand of a control thread.
-    pub fn new(errands: u64) -> Arc<Self> {
-        Arc::new(Self { is_over: AtomicBool::new(false), errands_left: AtomicU64::new(errands) })
+    /// One that ends when it is told, or with that operation of a control thread.
+    pub fn new(operations: u64) -> Arc<Self> {
+        Arc::new(Self {
+            is_over: AtomicBool::new(false),
+            operations_left: AtomicU64::new(operations),
+        })
     }
 
     /// Ends it.
@@ -47,12 +53,12 @@ impl Life {
 
     /// From now on control threads may do what they like.
     pub fn spare(&self) {
-        self.errands_left.store(u64::MAX, Ordering::Relaxed);
+        self.operations_left.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// From now on control threads have so many errands.
-    pub fn limit(&self, errands: u64) {
-        self.errands_left.store(errands, Ordering::Relaxed);
+    /// From now on control threads have so many operations.
+    pub fn limit(&self, operations: u64) {
+        self.operations_left.store(operations, Ordering::Relaxed);
     }
 }
 
@@ -138,7 +144,7 @@ impl LeafLane for FileLane {
     }
 }
 
-/// Carries out the errands of control threads at once.
+/// Makes engines for control threads, whose operations are carried out at once.
 #[derive(Clone, Debug)]
 pub struct ControlThread {
     /// The disk.
@@ -149,89 +155,44 @@ pub struct ControlThread {
 
 impl EngineFactory for ControlThread {
     fn make(&self) -> io::Result<Box<dyn ControlEngine>> {
-        Ok(Box::new(ErrandEngine { thread: self.clone(), lanes: Vec::new() }))
-    }
-}
-
-/// The lanes of a control thread.
-#[derive(Debug)]
-struct ErrandEngine {
-    thread: ControlThread,
-    lanes: Vec<(LaneIo, Box<dyn Lane>)>,
-}
-
-impl ControlEngine for ErrandEngine {
-    fn open(&mut self, _: &Arc<dyn Node>, make: &mut MakeLane<'_>) -> Result<(), LaneError> {
-        let io = LaneIo::idle();
-        let lane = make(&io)?;
-        self.lanes.push((io, lane));
-        Ok(())
-    }
-
-    fn run(&mut self, mut future: Pin<&mut (dyn Future<Output = ()> + '_)>) {
-        let mut context = Context::from_waker(Waker::noop());
-        while future.as_mut().poll(&mut context).is_pending() {
-            for (io, lane) in &mut self.lanes {
-                let mut errands = Vec::new();
-                io.take_submitted(&mut errands);
-                errands.into_iter().for_each(|errand| self.thread.run(errand));
-                let now = block::SystemClock.now();
-                lane.resume(now, &mut Vec::new(), &mut PieceList::default());
-            }
-        }
+        let kernel = RigKernel::of_control(self.clone());
+        Ok(Box::new(Engine::with(kernel, Arc::new(Notifier::new()?), Arc::new(SystemClock))))
     }
 }
 
 impl ControlThread {
-    /// Carries an errand out.
-    pub fn run(&self, mut errand: Errand) {
-        let left = self.life.errands_left.load(Ordering::Relaxed);
+    /// Carries out an errand that some lane has submitted.
+    pub fn run(&self, errand: Errand) {
+        crate::errands::run(self, errand);
+    }
+
+    /// Carries out an operation.
+    pub(super) fn carry_out(
+        &self,
+        file: FileId,
+        bytes: Range<u64>,
+        order: Order,
+    ) -> Result<(), Errno> {
+        let left = self.life.operations_left.load(Ordering::Relaxed);
         if left == 0 {
             self.life.end();
         }
         if self.life.is_over() {
-            return errand.finish(Outcome::Failed(FailKind::Io));
+            return Err(Errno::IO);
         }
-        self.life.errands_left.store(left.saturating_sub(1), Ordering::Relaxed);
-        let outcome = self.carry_out(&mut errand);
-        errand.finish(outcome);
-    }
-
-    fn carry_out(&self, errand: &mut Errand) -> Outcome {
-        let operation = errand.operation();
-        let pieces = errand.pieces().to_vec();
-        for piece in pieces {
-            let (skip, count) = (index(piece.skip), index(piece.count.0));
-            let Target::File { file, offset: ByteOffset(offset) } = piece.target else {
-                if matches!((operation, piece.target), (Operation::Read(_), Target::Zeroes)) {
-                    errand.memory().zero(skip, count);
-                }
-                continue;
-            };
-            let op = self.disk.begin();
-            let mut bytes = vec![0; count];
-            match operation {
-                Operation::Read(_) => {
-                    self.disk.read(file, offset, &mut bytes);
-                    errand.memory().copy_from(skip, &bytes);
-                }
-                Operation::Write(..) => {
-                    errand.memory().copy_to(skip, &mut bytes);
-                    self.disk.write(file, offset, &bytes, op);
-                }
-                Operation::Discard(..) | Operation::WriteZeroes(..) => {
-                    self.disk.zero(file, offset..offset + piece.count.0, op);
-                }
-                Operation::Flush => {}
-                Operation::Status(_) => panic!("the rig asks for no status"),
+        self.life.operations_left.store(left.saturating_sub(1), Ordering::Relaxed);
+        let op = self.disk.begin();
+        match order {
+            Order::Read(mut into) => {
+                let mut found = vec![0; into.count()];
+                self.disk.read(file, bytes.start, &mut found);
+                into.copy_from(0, &found);
             }
-            self.disk.delivered(op);
-            if operation == Operation::Flush {
-                self.disk.end_sync(file, self.disk.begin_sync());
-            } else if operation.durability() == Durability::Stable {
-                self.disk.end_stable(file, op);
-            }
+            Order::Write(memory) => self.disk.write(file, bytes.start, &memory, op),
+            Order::Zero => self.disk.zero(file, bytes, op),
+            Order::Sync => self.disk.end_sync(file, self.disk.begin_sync()),
         }
-        Outcome::Done
+        self.disk.delivered(op);
+        Ok(())
     }
 }

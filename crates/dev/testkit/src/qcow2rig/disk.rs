@@ -182,11 +182,6 @@ impl Disk {
         files[index(file.0.into())].make_durable(covered);
     }
 
-    /// A stable operation is over: what it changed is durable, and nothing else.
-    pub fn end_stable(&self, file: FileId, op: OpId) {
-        self.state().file(file).make_durable(|by| *by == op);
-    }
-
     /// Makes everything durable that is there.
     pub fn settle(&self) {
         let mut state = self.state();

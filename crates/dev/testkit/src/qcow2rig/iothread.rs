@@ -16,9 +16,11 @@ use block::{
 };
 use kernel_io::{Allocation, BounceBuffer, Event, InlineShare, Notifier, Wait};
 use request_path::{Engine, EngineKernel, Requests};
+use rustix::io::Errno;
 
 use super::Mischief;
 use super::checked::CheckedNode;
+use super::child::ControlThread;
 use super::kernel::{Addressee, Kernel, KernelOp, Order};
 use super::log::Log;
 use super::memory::RequestMemory;
@@ -97,8 +99,8 @@ impl Iothread {
         clock: Arc<dyn Clock>,
     ) -> Result<Self> {
         world.lock().events.resize_with(place + 1, VecDeque::new);
-        let kernel =
-            RigKernel { thread: place, world: world.clone(), media: Arc::clone(media), bell: None };
+        let way = Way::Stepwise { thread: place, world: world.clone() };
+        let kernel = RigKernel { way, media: Arc::clone(media), bell: None };
         let mut engine = Engine::with(kernel, Arc::new(Notifier::new()?), clock);
         let (node, world) = (Arc::clone(node), world.clone());
         let checked = CheckedNode { node, world: world.clone(), thread: place };
@@ -197,26 +199,53 @@ pub(crate) fn bury(mut iothreads: Vec<Iothread>, now: Instant) {
 
 /// The rig's kernel, as one engine uses it.
 #[derive(Debug)]
-struct RigKernel {
-    thread: usize,
-    world: SharedWorld,
+pub(super) struct RigKernel {
+    way: Way,
     media: Arc<[Medium]>,
     bell: Option<(OwnedFd, Tag)>,
 }
 
+/// When operations are carried out.
+#[derive(Debug)]
+enum Way {
+    /// When the player says so.
+    Stepwise { thread: usize, world: SharedWorld },
+    /// At once. What was told is here.
+    AtOnce { control: ControlThread, events: VecDeque<Event> },
+}
+
 impl RigKernel {
+    /// Of a control thread.
+    pub(super) fn of_control(control: ControlThread) -> Self {
+        let media = media(control.disk.count());
+        Self { way: Way::AtOnce { control, events: VecDeque::new() }, media, bell: None }
+    }
+
+    /// Does something with what was told.
+    fn events<T>(&mut self, act: impl FnOnce(&mut VecDeque<Event>) -> T) -> T {
+        match &mut self.way {
+            Way::Stepwise { thread, world } => act(&mut world.lock().events[*thread]),
+            Way::AtOnce { events, .. } => act(events),
+        }
+    }
+
     fn begin(&mut self, file: FileId, at: ByteOffset, count: u64, order: Order, tag: Tag) {
-        let mut world = self.world.lock();
-        let World { kernel, log, rng, events, is_dead, .. } = &mut *world;
-        let result = if *is_dead {
-            Some(Err(IoFailure::Errno { offset: at, errno: rustix::io::Errno::IO }))
-        } else {
-            let to = Addressee { thread: self.thread, tag };
-            let is_told = kernel.begin(to, order, file, at.0..at.0 + count, log, rng);
-            is_told.then_some(Ok(()))
+        let bytes = at.0..at.0 + count;
+        let result = match &self.way {
+            Way::AtOnce { control, .. } => Some(control.carry_out(file, bytes, order)),
+            Way::Stepwise { thread, world } => {
+                let World { kernel, log, rng, is_dead, .. } = &mut *world.lock();
+                let to = Addressee { thread: *thread, tag };
+                if *is_dead {
+                    Some(Err(Errno::IO))
+                } else {
+                    kernel.begin(to, order, file, bytes, log, rng).then_some(Ok(()))
+                }
+            }
         };
         if let Some(result) = result {
-            events[self.thread].push_back(Event::Finished { tag, result, bounce: None });
+            let result = result.map_err(|errno| IoFailure::Errno { offset: at, errno });
+            self.events(|events| events.push_back(Event::Finished { tag, result, bounce: None }));
         }
     }
 
@@ -323,17 +352,18 @@ impl EngineKernel for RigKernel {
 
     fn share_inline(&mut self, _: InlineShare) {}
 
-    fn wait(&mut self, _: Wait) -> io::Result<()> {
+    fn wait(&mut self, wait: Wait) -> io::Result<()> {
         if self.bell_rings() {
-            let (_, tag) = self.bell.as_ref().expect("it rings");
-            let event = Event::Ready { tag: *tag };
-            self.world.lock().events[self.thread].push_back(event);
+            let tag = self.bell.as_ref().expect("it rings").1;
+            self.events(|events| events.push_back(Event::Ready { tag }));
         }
+        let waits_for_ever = wait == Wait::Block && self.events(|events| events.is_empty());
+        assert!(!waits_for_ever, "a control thread waits for what nobody does");
         Ok(())
     }
 
     fn has_news(&mut self) -> bool {
-        !self.world.lock().events[self.thread].is_empty() || self.bell_rings()
+        !self.events(|events| events.is_empty()) || self.bell_rings()
     }
 
     fn has_inline_work(&self) -> bool {
@@ -345,7 +375,7 @@ impl EngineKernel for RigKernel {
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        self.world.lock().events[self.thread].pop_front()
+        self.events(VecDeque::pop_front)
     }
 
     fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)> {
