@@ -44,7 +44,8 @@ pub trait Channel: Debug {
 
     /// Begins an operation on bytes of the storage, if there is room. Does not block. Reads and writes are aligned and no
     /// longer than the medium says, ranges to discard or zero are aligned; of those that cannot be done the failure says
-    /// so ([`IoFailure::is_unsupported`]). What is asked is never a status: all behind a channel
+    /// so ([`IoFailure::is_unsupported`]). A flush makes durable what is over by now on any channel of the medium, on whichever
+    /// iothread. What is asked is never a status: all behind a channel
     /// is taken for data. A change has to be durable when it is over only if it is a write, and the medium says that it can be ([`crate::StableWrites::ByThemselves`]).
     ///
     /// The memory of a read or a write is as long as the bytes. It is there until the tag is collected, or, if operations
@@ -89,7 +90,8 @@ pub enum Begun {
 pub struct Wants<'a> {
     /// Whenever this becomes ready; not again if it stays so. The engine keeps it open as long as it watches it.
     pub descriptor: Option<(&'a Arc<OwnedFd>, Interest)>,
-    /// In the next round, for which nobody sleeps: it is polled, or has more to do than one call may take.
+    /// In the next round, for which nobody sleeps: it is polled, or has more to do than one call may take. Only as long as
+    /// operations are under way.
     pub again: bool,
     /// At that time.
     pub due: Option<Due>,

@@ -68,10 +68,11 @@ impl Medium {
         }
     }
 
-    /// The same, that reads and writes at most so many bytes at once: a multiple of the alignment.
+    /// The same, that reads and writes at most so many bytes at once: a multiple of the alignments of memory and offset.
     #[must_use]
     pub fn with_transfer_max(self, bytes: u64) -> Self {
-        assert!(bytes > 0 && bytes.is_multiple_of(self.alignments.offset.into()));
+        let Alignments { memory, offset, .. } = self.alignments;
+        assert!(bytes > 0 && bytes.is_multiple_of(memory.max(offset).into()));
         Self { transfer_max: bytes, ..self }
     }
 

@@ -26,6 +26,13 @@ struct State {
     waiting: Vec<(Range<u64>, Waker)>,
 }
 
+impl RangeGuard {
+    /// Whether it is a range of this lock.
+    pub fn is_of(&self, lock: &RangeLock) -> bool {
+        Arc::ptr_eq(&self.lock.state, &lock.state)
+    }
+}
+
 /// A locked range. Dropped, it is given back.
 #[derive(Debug)]
 #[must_use = "the range is free again as soon as the guard is dropped"]

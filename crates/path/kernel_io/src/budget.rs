@@ -86,6 +86,17 @@ impl<T> FairQueue<T> {
         Some((party, item))
     }
 
+    /// Takes out what waits for a party and is not wanted any more.
+    pub fn withdraw(&mut self, party: usize, mut is_over: impl FnMut(&T) -> bool) -> Vec<T> {
+        let Some(Party { waiting, .. }) = self.parties.get_mut(party) else { return Vec::new() };
+        let (over, left): (Vec<T>, Vec<T>) = waiting.drain(..).partition(&mut is_over);
+        *waiting = left.into();
+        if waiting.is_empty() {
+            self.turns.retain(|turn| *turn != party);
+        }
+        over
+    }
+
     /// A party gives one back.
     pub fn done(&mut self, party: usize) {
         self.parties[party].own -= 1;

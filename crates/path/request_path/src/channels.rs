@@ -5,8 +5,8 @@
 //!
 //! Invariants: what an operation works on is parked until its channel says that it is over; of one that was abandoned
 //! meanwhile that is memory of the engine. A channel that tells the end of an operation twice, or of one that it took
-//! back, is found out by the number of the slot's use. Where abandoned changes may still be carried out nothing new is
-//! begun ([`Medium::is_unfenced`]). A channel stays as long as its lane, or as operations of it are not over.
+//! back, is found out by the number of the slot's use. Where abandoned operations are not over nothing new is begun, and
+//! no iothread begins changes where abandoned ones may still be carried out ([`Medium::is_unfenced`]). A channel stays as long as its lane, or as operations of it are not over.
 //! Threads: belongs to the iothread. Limits: operations are those of requests, which `lanes` bounds; slots keep their
 //! room for [`ROOM_KEPT`] segments.
 
@@ -39,8 +39,8 @@ pub(crate) enum Ended {
     Over { tag: Tag, result: Result<(), IoFailure>, bounce: Option<BounceBuffer> },
     /// It was abandoned, and may still be carried out. The bounce buffer, if it has one, comes back later.
     Abandoned { channel: ChannelId, tag: Tag, failure: IoFailure, is_staged: bool },
-    /// One that was abandoned is over. Its bounce buffer was lent to that lane.
-    Returned { lane: LaneIndex, bounce: BounceBuffer },
+    /// One that was abandoned is over: its bounce buffer is free.
+    Returned { bounce: BounceBuffer },
 }
 
 /// The channels of one iothread, in the order of their numbers.
@@ -148,9 +148,9 @@ impl Channels {
 
     /// Begins an operation without memory.
     pub(crate) fn begin(&mut self, id: ChannelId, operation: Operation, tag: Tag) {
-        let open = self.call(id);
+        let (open, ended) = self.call(id);
         let slot = open.park(operation, tag, None, &[]);
-        open.begin(slot);
+        open.begin(slot, ended);
     }
 
     /// Begins a transfer of `count` bytes of this buffer.
@@ -162,10 +162,10 @@ impl Channels {
         buffer: BounceBuffer,
         tag: Tag,
     ) {
-        let open = self.call(id);
+        let (open, ended) = self.call(id);
         let memory = [buffer.segment(count)];
         let slot = open.park(operation, tag, Some(buffer), &memory);
-        open.begin(slot);
+        open.begin(slot, ended);
     }
 
     /// Begins a transfer of memory, in as many parts as it takes; returns that number.
@@ -178,12 +178,12 @@ impl Channels {
         operation: impl Fn(Extent) -> Operation,
     ) -> u32 {
         let mut part = std::mem::take(&mut self.part);
-        let open = self.call(id);
+        let (open, ended) = self.call(id);
         let most = open.medium.transfer_max();
         let (mut begun, mut at, mut count) = (0, offset.0, 0);
         let mut begin = |part: &mut Vec<Segment>, at: u64, count: u64| {
             let slot = open.park(operation(extent(ByteOffset(at), count)), tag, None, part);
-            open.begin(slot);
+            open.begin(slot, ended);
             part.clear();
             begun += 1;
         };
@@ -213,7 +213,7 @@ impl Channels {
         let place = self.place(id);
         let open = &mut self.open[place];
         if open.unfenced > 0 {
-            open.locked.append(locked);
+            open.locked.extend(locked.extract_if(.., |guard| guard.is_of(open.medium.ranges())));
         }
     }
 
@@ -240,9 +240,9 @@ impl Channels {
 
     /// The same for lanes that are gone, because some waker was used.
     pub(crate) fn call_closed(&mut self) {
-        let mut closed = self.open.iter().filter(|open| open.is_closed);
-        // Those of one lane share the flag.
-        if closed.any(|open| open.lane_called.take()) {
+        let closed = self.open.iter().filter(|open| open.is_closed);
+        // Those of one lane share the flag; the flag of another one would not tell of what comes later.
+        if closed.fold(false, |any, open| open.lane_called.take() | any) {
             self.open.iter_mut().for_each(|open| open.is_called |= open.is_closed);
             self.are_called = true;
         }
@@ -258,6 +258,11 @@ impl Channels {
                 self.are_called = true;
             }
         }
+    }
+
+    /// Whether any has to be called now.
+    pub(crate) fn are_called(&self) -> bool {
+        self.are_called
     }
 
     /// Whether any has to be called, now or in the next round.
@@ -291,11 +296,12 @@ impl Channels {
         if !std::mem::take(&mut self.are_called) {
             return false;
         }
-        let Self { open, done, ended, .. } = self;
+        let Self { open, done, ended, are_called, .. } = self;
         for open in open.iter_mut().filter(|open| open.is_called) {
-            open.is_called = false;
             open.collect(done, ended);
-            open.begin_waiting();
+            // What is begun may have to be collected from at once.
+            open.is_called = open.begin_waiting();
+            *are_called |= open.is_called;
             open.watch_for(kernel);
         }
         open.retain(|open| !open.is_over());
@@ -320,13 +326,13 @@ impl Channels {
         place.expect("a channel is there as long as its lane")
     }
 
-    /// A channel, which will be called.
-    fn call(&mut self, id: ChannelId) -> &mut OpenChannel {
+    /// A channel, which will be called, and where its operations end.
+    fn call(&mut self, id: ChannelId) -> (&mut OpenChannel, &mut VecDeque<Ended>) {
         self.are_called = true;
         let place = self.place(id);
         let open = &mut self.open[place];
         open.is_called = true;
-        open
+        (open, &mut self.ended)
     }
 }
 
@@ -349,8 +355,12 @@ impl OpenChannel {
         index
     }
 
-    /// Begins a parked operation, behind those that wait for room.
-    fn begin(&mut self, index: u32) {
+    /// Begins a parked operation, behind those that wait for room; or ends it, if some were abandoned and are not over:
+    /// whoever begins more would wait for the same.
+    fn begin(&mut self, index: u32, ended: &mut VecDeque<Ended>) {
+        if self.abandoned > 0 {
+            return self.give_up(index, ended);
+        }
         if !self.waiting.is_empty() || self.try_begin(index) == Begun::Full {
             self.waiting.push_back(index);
         }
@@ -365,13 +375,16 @@ impl OpenChannel {
         self.channel.begin(*operation, memory, tag)
     }
 
-    fn begin_waiting(&mut self) {
+    /// Begins those that waited for room, as far as there is some; whether there was any.
+    fn begin_waiting(&mut self) -> bool {
+        let before = self.waiting.len();
         while let Some(index) = self.waiting.front() {
             if self.try_begin(*index) == Begun::Full {
-                return;
+                break;
             }
             self.waiting.pop_front();
         }
+        self.waiting.len() < before
     }
 
     fn collect(
@@ -396,8 +409,7 @@ impl OpenChannel {
                 State::Abandoned { is_change, bounce } => {
                     self.abandoned -= 1;
                     self.unfence(is_change);
-                    let lane = self.lane;
-                    ended.extend(bounce.map(|bounce| Ended::Returned { lane, bounce }));
+                    ended.extend(bounce.map(|bounce| Ended::Returned { bounce }));
                 }
                 State::Free => {
                     panic!("{} tells the end of an operation twice: {tag:#x}", self.medium.name())
@@ -436,10 +448,7 @@ impl OpenChannel {
         self.channel.abandon();
         self.collect(done, ended);
         for index in std::mem::take(&mut self.waiting) {
-            let State::Begun { operation, tag, bounce } = self.free_slot(index) else {
-                panic!("what waits for room was not begun")
-            };
-            ended.push_back(Ended::Over { tag, result: Err(given_up(operation)), bounce });
+            self.give_up(index, ended);
         }
         let is_fenced = self.unfenced == 0;
         for slot in &mut self.slots {
@@ -460,6 +469,14 @@ impl OpenChannel {
         if is_fenced && self.unfenced > 0 {
             self.medium.abandoned();
         }
+    }
+
+    /// Ends an operation of which the channel does not know.
+    fn give_up(&mut self, index: u32, ended: &mut VecDeque<Ended>) {
+        let State::Begun { operation, tag, bounce } = self.free_slot(index) else {
+            panic!("what waits for room was not begun")
+        };
+        ended.push_back(Ended::Over { tag, result: Err(given_up(operation)), bounce });
     }
 
     fn watch_for(&mut self, kernel: &mut impl EngineKernel) {

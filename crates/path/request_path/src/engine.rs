@@ -418,7 +418,8 @@ impl<K: EngineKernel> Engine<K> {
 
     /// Whether nothing is in flight or held here, nor is a lane about to go on by itself.
     pub fn is_over(&self) -> bool {
-        self.jobs.open() == 0 && !self.has_own_work()
+        let lanes = &self.lanes;
+        self.jobs.open() == 0 && !lanes.are_called() && !lanes.channels.are_called()
     }
 
     /// Works off all kernel events; what concerns the event loop goes to `signals`.

@@ -185,6 +185,22 @@ impl Jobs {
         })
     }
 
+    /// Those of a lane that are carried out on channels, each with one of these.
+    pub(crate) fn on_channels(&self, lane: LaneIndex) -> Vec<(JobIndex, StorageId)> {
+        let channel = |piece: &Piece| match piece.target.storage() {
+            Some((storage @ StorageId::Channel(_), _)) => Some(storage),
+            Some((StorageId::File(_), _)) | None => None,
+        };
+        let is_carried_out =
+            |job: &Job| job.owner.is_some() && job.lane == lane && job.phase != Phase::Held;
+        let jobs = self.jobs.iter().enumerate().filter(|(_, job)| is_carried_out(job));
+        let found = jobs.filter_map(|(place, job)| {
+            let index = u32::try_from(place).expect("jobs are numbered by u32");
+            Some((JobIndex(index), job.pieces.iter().find_map(channel)?))
+        });
+        found.collect()
+    }
+
     /// Marks those of the lane as released, also for when it holds them again, and returns how many of
     /// those that it holds were not yet.
     pub(crate) fn release(&mut self, lane: LaneIndex) -> usize {

@@ -256,7 +256,9 @@ impl Lanes {
         let (called, io) = new_io(&self.calls, &self.numbers);
         let (index, open) = self.drained(node);
         (open.called, open.io) = (called, io);
-        open.state = State::Ready(node.open_lane(&open.io)?);
+        let opened = node.open_lane(&open.io);
+        // What it has entered goes with a lane that could not be opened.
+        open.state = State::Ready(opened.inspect_err(|_| drop(open.io.take_entered()))?);
         self.enter_channels(index);
         Ok(())
     }

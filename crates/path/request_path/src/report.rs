@@ -19,6 +19,8 @@ pub(crate) enum Trouble {
     Failure(IoFailure),
     /// A sync that failed before: nobody knows what it lost.
     EarlierSync,
+    /// Whoever waited for the storage does so no more.
+    GivenUp,
     /// Changes that were abandoned, which may still be carried out.
     Unfenced,
     /// Another process goes on with the file.
@@ -165,6 +167,7 @@ fn reason(kind: FailKind) -> &'static str {
 fn sentence(medium: &str, operation: Operation, phase: Phase, trouble: Trouble) -> String {
     let what = place(operation);
     let why = match (trouble, phase) {
+        (Trouble::GivenUp, _) => "the storage does not answer, and was given up".to_owned(),
         (Trouble::Unfenced, _) => "changes that were given up may still be carried out".to_owned(),
         (Trouble::Foreign, _) => {
             let name = operation.name();

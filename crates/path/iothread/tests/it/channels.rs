@@ -20,6 +20,8 @@ use crate::lanes::{null_disk, with_lanes};
 use crate::setup::{iothreads, on_both, place, place_stable};
 
 const BLOCKS: u64 = 256;
+/// So many requests the storage takes at once, and so many buffers a lane has that is alone.
+const BEGUN: usize = 16;
 const LATE: Duration = Duration::from_secs(60);
 
 const LIBRARY: Habits = Habits { cancel: Cancel::Impossible, hears: Hears::Waker, ..Habits::PLAIN };
@@ -195,18 +197,19 @@ fn touches_memory_late(habits: Habits, reactors: Reactors) -> bool {
     let mut guest = Guest::new();
     let placed = place(&guest, &rig.node, &rig.iothread);
     rig.remote.stand_still();
-    for slot in 0..4 {
+    for slot in 0..SLOTS {
         guest.fill(slot, &[0xee; BLOCK]);
         guest.submit(slot, Ask::Read, u64::from(slot));
     }
-    rig.remote.wait_for(4);
+    // For more there is no room, nor memory of the engine.
+    rig.remote.wait_for(BEGUN);
     rig.iothread.abandon(&rig.node);
     placed.stop();
-    assert_eq!(guest.poll().len(), 4);
-    assert!((0..4).all(|slot| guest.status(slot) == 1), "what was given up has failed");
+    assert_eq!(guest.poll().len(), usize::from(SLOTS));
+    assert!((0..SLOTS).all(|slot| guest.status(slot) == 1), "what was given up has failed");
     rig.remote.go_on();
     rig.remote.wait_until_idle();
-    (0..4).any(|slot| *guest.data(slot) != [0xee; BLOCK])
+    (0..SLOTS).any(|slot| *guest.data(slot) != [0xee; BLOCK])
 }
 
 #[test]
@@ -227,12 +230,18 @@ fn after_a_disk_was_given_up_it_serves_again() {
         let mut guest = Guest::new();
         let placed = place(&guest, &rig.node, &rig.iothread);
         rig.remote.stand_still();
-        (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Write, slot.into()));
+        guest.submit(0, Ask::Write, 0);
+        rig.remote.wait_for(1);
         rig.iothread.abandon(&rig.node);
-        // Those that came later wait for the server.
+        assert_eq!((guest.completions(), guest.status(0)), (vec![0], 1));
+        (0..SLOTS).for_each(|slot| guest.submit(slot, Ask::Write, slot.into()));
+        // These wait for the server.
+        rig.remote.wait_for(BEGUN);
         rig.remote.go_on();
         while guest.in_flight() > 0 {
-            guest.completions();
+            for slot in guest.completions() {
+                assert_eq!(guest.status(slot), 0);
+            }
         }
         ask_all(&mut guest, Ask::Write, 0..BLOCKS);
         ask_all(&mut guest, Ask::Read, 0..BLOCKS);
@@ -251,8 +260,11 @@ fn nothing_is_written_while_a_write_may_come_late() {
         guest.fill(0, &content(1));
         guest.submit(0, Ask::Write, 5);
         rig.remote.wait_for(1);
-        // It waits for the range.
         guest.submit(1, Ask::Write, 5);
+        // It waits for the range.
+        while placed.gauges().in_flight.get() < 2 {
+            std::thread::yield_now();
+        }
         rig.iothread.abandon(&rig.node);
         while guest.in_flight() > 0 {
             guest.completions();

@@ -9,16 +9,36 @@ use block::{ChannelId, IoFailure, Node, Tag};
 
 use super::Engine;
 use crate::EngineKernel;
+use crate::LaneIndex;
 use crate::channels::Ended;
-use crate::job::Addressee;
+use crate::job::{Addressee, JobIndex};
+use crate::report::Trouble;
 
 impl<K: EngineKernel> Engine<K> {
-    /// Gives up the storage behind the channels of the lane on that node, if there is one: all its operations end now,
-    /// whatever the storage does. For whoever does not want to wait for a server any more.
+    /// Gives up the storage behind the channels of the lane on that node, if there is one: all requests that are being
+    /// carried out there fail now, whatever the storage does. For whoever does not want to wait for a server any more. A
+    /// change among them that was to be durable counts as a sync that failed.
     pub fn abandon(&mut self, node: &Arc<dyn Node>) {
-        if let Some(lane) = self.lanes.find(node) {
-            self.lanes.channels.abandon(lane);
+        let Some(lane) = self.lanes.find(node) else { return };
+        self.lanes.channels.abandon(lane);
+        for (index, storage) in self.jobs.on_channels(lane) {
+            self.fail(index, storage, Trouble::GivenUp);
         }
+        self.settle_waiting(lane);
+    }
+
+    /// Ends those jobs of a lane that have failed and wait for something else than storage.
+    fn settle_waiting(&mut self, lane: LaneIndex) {
+        let Self { want_range, want_buffer, jobs, .. } = self;
+        let mut has_failed = |index: &JobIndex| {
+            let job = jobs.get(*index);
+            job.lane == lane && job.failure.is_some()
+        };
+        let mut failed: Vec<JobIndex> =
+            want_range.iter().copied().filter(&mut has_failed).collect();
+        want_range.retain(|index| !failed.contains(index));
+        failed.extend(want_buffer.withdraw(lane.place(), has_failed));
+        failed.into_iter().for_each(|index| self.settle(index));
     }
 
     /// Calls channels that have something to do; whether there were any.
@@ -31,7 +51,7 @@ impl<K: EngineKernel> Engine<K> {
                 Ended::Abandoned { channel, tag, failure, is_staged } => {
                     self.abandoned(channel, tag, failure, is_staged);
                 }
-                Ended::Returned { lane, bounce } => self.take_back(lane, bounce),
+                Ended::Returned { bounce } => self.bounce.put(bounce),
             }
         }
         any
@@ -49,7 +69,10 @@ impl<K: EngineKernel> Engine<K> {
         }
         if is_staged {
             job.outstanding -= 1;
+            let lane = job.lane;
+            self.want_buffer.done(lane.place());
             self.staged_step_failed(index, failure, None);
+            self.hand_out_buffers();
         } else {
             self.operation_over(tag, Err(failure), None);
         }

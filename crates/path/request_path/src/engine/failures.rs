@@ -98,7 +98,9 @@ impl<K: EngineKernel> Engine<K> {
         }
         job.failure = Some(match trouble {
             Trouble::Failure(failure) => failure.kind(),
-            Trouble::EarlierSync | Trouble::Unfenced | Trouble::Foreign => FailKind::Io,
+            Trouble::EarlierSync | Trouble::GivenUp | Trouble::Unfenced | Trouble::Foreign => {
+                FailKind::Io
+            }
         });
         let (operation, phase) = (job.operation, job.phase);
         let mut storages = Storages { kernel, channels: &mut lanes.channels };
