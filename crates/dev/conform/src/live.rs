@@ -83,7 +83,8 @@ pub(crate) fn play_image(seed: u64, directories: &[PathBuf]) -> Result<Played> {
     let text = format!("seed {seed:#x}, {} in {}", image.describe(), directory.display());
     let layout = image.layout();
     let complaints = Arc::default();
-    let player = Player::new(Below::Image(image), layout, node, medium, complaints, rng.clone());
+    let player =
+        Player::new(Below::Image(Box::new(image)), layout, node, medium, complaints, rng.clone());
     play_through(player, vec!["qcow2"]).with_context(|| text)
 }
 
@@ -113,7 +114,7 @@ impl Watcher for Watch {
 /// What the disk under test stands on.
 enum Below {
     Stack(Stack),
-    Image(Image),
+    Image(Box<Image>),
 }
 
 struct Player {

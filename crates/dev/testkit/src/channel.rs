@@ -46,6 +46,8 @@ pub struct Habits {
     pub delay_max: Duration,
     /// One in so many answers is lost together with the connection; none if it is 0.
     pub loses: u64,
+    /// Whether it grows with what is written behind its end, as a file does.
+    pub grows: bool,
     /// Whether it can zero a range by itself.
     pub zeroes: bool,
     /// What it does wrong.
@@ -85,6 +87,7 @@ impl Habits {
         room: 16,
         delay_max: Duration::ZERO,
         loses: 0,
+        grows: false,
         zeroes: true,
         mischief: Mischief::None,
     };
@@ -107,6 +110,7 @@ impl Habits {
                 Cancel::Possible if rng.one_in(2) => 10 + rng.below(50),
                 Cancel::Possible | Cancel::Impossible => 0,
             },
+            grows: false,
             zeroes: rng.one_in(2),
             mischief: Mischief::None,
         }
@@ -192,9 +196,17 @@ impl Remote {
         assert!(!waited.timed_out(), "requests are left");
     }
 
+    /// How many bytes it has now.
+    fn bytes(&self) -> u64 {
+        if !self.habits.grows {
+            return self.bytes;
+        }
+        self.file.metadata().map_or(self.bytes, |found| found.len())
+    }
+
     /// All its bytes.
     pub fn content(&self) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; usize::try_from(self.bytes).expect("64-bit host")];
+        let mut bytes = vec![0; usize::try_from(self.bytes()).expect("64-bit host")];
         self.file.read_exact_at(&mut bytes, 0)?;
         Ok(bytes)
     }
@@ -233,7 +245,7 @@ impl Node for RemoteNode {
     }
 
     fn size(&self) -> DiskSize {
-        DiskSize(ByteCount(self.remote.bytes))
+        DiskSize(ByteCount(self.remote.bytes()))
     }
 
     fn limits(&self) -> Limits {

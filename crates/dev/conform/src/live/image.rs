@@ -1,9 +1,10 @@
-//! A qcow2 image in a file of the host, as the disk under test: served by the crate `qcow2`, judged by the rig's own
+//! A qcow2 image in a file of the host, or behind channels, as the disk under test: served by the crate `qcow2`, judged by the rig's own
 //! checker and reader, and by qemu-img if there is one.
 //!
 //! Invariants: the disk holds first what a file of number 0 would, so that the workload knows each sector.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +13,7 @@ use disk::{DiscardPolicy, FileNode};
 use kernel_io::{Aio, Caching, FileTable, OpenOptions};
 use qcow2::{Children, Qcow2Node, Settings};
 use request_path::ControlEngines;
+use testkit::channel::{self, Remote, RemoteNode};
 use testkit::conformance::layout::Layout;
 use testkit::conformance::stamp::SECTOR_BYTES;
 use testkit::conformance::workload::Workload;
@@ -33,6 +35,8 @@ pub(super) struct Image {
     recipe: Recipe,
     made: Made,
     paths: [PathBuf; 3],
+    /// Its files are behind channels, which behave so.
+    remote: Option<(channel::Habits, u64)>,
     /// Given back to close it.
     claim: Option<Claim>,
 }
@@ -69,7 +73,10 @@ impl Image {
             _ => Aio::Automatic,
         };
         let discard = if rng.one_in(2) { DiscardPolicy::Unmap } else { DiscardPolicy::Ignore };
-        let mut image = Self { recipe, made, paths, claim: None };
+        let remote = rng.one_in(3).then(|| {
+            (channel::Habits { grows: true, ..channel::Habits::choose(rng) }, rng.next_u64())
+        });
+        let mut image = Self { recipe, made, paths, remote, claim: None };
         let habits = Habits { caching, aio, discard, settings: any_settings(rng) };
         let node = image.build(habits, medium).with_context(|| image.describe())?;
         let claim = node.claim(Rights::of_user(Access::ReadWrite)).context("claim the image")?;
@@ -79,7 +86,7 @@ impl Image {
 
     /// How to make the same again.
     pub(super) fn describe(&self) -> String {
-        format!("an image as {:?}", self.recipe)
+        format!("an image as {:?}, behind {:?}", self.recipe, self.remote)
     }
 
     /// Where its sectors are, as a workload knows them.
@@ -119,8 +126,11 @@ impl Image {
     fn build(&self, habits: Habits, medium: &Medium) -> Result<Arc<dyn Node>> {
         let table = &medium.table;
         let file = |place: usize, name: &str, access| -> Result<Arc<Child>> {
-            let node = open_file(name, self.paths[place].clone(), access, habits, table)?;
-            Ok(Child::new(Arc::new(node)))
+            let path = self.paths[place].clone();
+            Ok(Child::new(match self.remote {
+                Some(remote) => open_remote(name, &path, remote)?,
+                None => open_file(name, path, access, habits, table)?,
+            }))
         };
         let backing = match self.made.backing {
             Some(_) => Some(file(BACKING, "backing", Access::ReadOnly)?),
@@ -144,11 +154,22 @@ fn open_file(
     access: Access,
     habits: Habits,
     table: &Arc<FileTable>,
-) -> Result<FileNode> {
+) -> Result<Arc<dyn Node>> {
     let options = OpenOptions {
         caching: habits.caching,
         aio: habits.aio,
         ..OpenOptions::regular(path, access)
     };
-    Ok(FileNode::open(name, &options, habits.discard, table)?)
+    Ok(Arc::new(FileNode::open(name, &options, habits.discard, table)?))
+}
+
+fn open_remote(
+    name: &str,
+    path: &Path,
+    (habits, seed): (channel::Habits, u64),
+) -> Result<Arc<dyn Node>> {
+    let file = File::options().read(true).write(true).open(path)?;
+    let bytes = file.metadata()?.len();
+    let remote = Remote::new(&path.display().to_string(), file, bytes, habits, seed);
+    Ok(Arc::new(RemoteNode::new(name, &remote)))
 }

@@ -225,9 +225,13 @@ impl Server {
         let count = operation.extent().map_or(0, |extent| extent.count().0);
         let count = usize::try_from(count).expect("64-bit host");
         let file = &self.remote.file;
+        let mut is_short = false;
         let done = match operation {
             Operation::Read(_) => {
-                bytes.resize(count, 0);
+                let there = self.remote.bytes().saturating_sub(start);
+                let found = count.min(usize::try_from(there).expect("64-bit host"));
+                bytes.resize(found, 0);
+                is_short = found < count;
                 file.read_exact_at(&mut bytes, start)
             }
             Operation::Write(..) => {
@@ -256,6 +260,11 @@ impl Server {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             IoFailure::Errno { offset: ByteOffset(start), errno }
         };
-        Reply { tag, result: done.map_err(failed), bytes }
+        let mut result = done.map_err(failed);
+        if is_short {
+            let offset = ByteOffset(start + bytes.len() as u64);
+            result = result.and(Err(IoFailure::EndOfFile { offset }));
+        }
+        Reply { tag, result, bytes }
     }
 }
