@@ -1,8 +1,9 @@
 //! Development only: what tests need to run ringloom, and its peers, as a process and from outside.
 //!
 //! Where it stands: only ever a dev-dependency, but for `conform`, which is a test itself. Of the daemon's crates it links
-//! none but `block`, whose contracts [`conformance`] checks, and `request_path`, one of whose front ends
-//! [`plain_front`] is, so that a mistake in the data path cannot hide in the tool that looks for it.
+//! none but `block`, whose contracts [`conformance`] checks, and `request_path` with `kernel_io`: [`plain_front`] is one of
+//! its front ends, and [`qcow2rig`] runs its engine on a kernel of the rig. So a mistake in the data path cannot hide in the
+//! tool that looks for it.
 //!
 //! Invariants: every wait has a deadline; every process is ended by its own pid when its owner is dropped.
 #![deny(unsafe_code)]
