@@ -159,3 +159,166 @@ impl DeeperLane {
         mapping.answer = block::Answer::Now(pieces.since(mark));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::time::Instant;
+
+    use block::{Due, Outcome, Token, Told};
+    use testkit::conformance::play::play;
+    use testkit::conformance::stack::Which;
+
+    use super::*;
+
+    /// Which way changes go.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Changes {
+        /// As reads do.
+        Through,
+        /// Past the node: they hold no range.
+        Past,
+    }
+
+    /// A node that copies on read, with another way beside it.
+    #[derive(Debug)]
+    struct Fork(Changes);
+
+    #[derive(Debug)]
+    struct ChosenFork(ChosenCopy, Changes);
+
+    #[derive(Debug)]
+    struct ForkNode {
+        copies: Arc<dyn Node>,
+        child: Arc<Child>,
+        changes: Changes,
+    }
+
+    #[derive(Debug)]
+    struct ForkLane {
+        copies: Box<dyn Lane>,
+        past: Box<dyn Lane>,
+        changes: Changes,
+        /// Whether it goes past, by name.
+        is_past: HashMap<Token, bool>,
+    }
+
+    impl Subject for Fork {
+        fn name(&self) -> &'static str {
+            "fork"
+        }
+
+        fn children(&self) -> (usize, usize) {
+            (1, 1)
+        }
+
+        fn choose(&self, _: &mut Rng, below: &Shape) -> Option<Arc<dyn Chosen>> {
+            let copy = ChosenCopy { size: below.size, unit: 4096, depth: 1 };
+            Some(Arc::new(ChosenFork(copy, self.0)))
+        }
+    }
+
+    impl Chosen for ChosenFork {
+        fn describe(&self) -> String {
+            self.0.describe()
+        }
+
+        fn size(&self) -> u64 {
+            self.0.size()
+        }
+
+        fn home(&self, at: u64) -> Home {
+            self.0.home(at)
+        }
+
+        fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
+            let child = Arc::clone(parts.children.first().context("what is below")?);
+            Ok(Arc::new(ForkNode { copies: self.0.build(parts)?, child, changes: self.1 }))
+        }
+
+        fn has_errands(&self) -> bool {
+            true
+        }
+
+        fn copies_on_read(&self) -> bool {
+            true
+        }
+    }
+
+    impl Node for ForkNode {
+        fn name(&self) -> &str {
+            self.copies.name()
+        }
+
+        fn size(&self) -> DiskSize {
+            self.copies.size()
+        }
+
+        fn limits(&self) -> Limits {
+            self.copies.limits()
+        }
+
+        fn access(&self) -> Access {
+            self.copies.access()
+        }
+
+        fn flush(&self) -> std::io::Result<()> {
+            self.copies.flush()
+        }
+
+        fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+            self.copies.claim(rights)
+        }
+
+        fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+            let (copies, past) = (self.copies.open_lane(io)?, self.child.node().open_lane(io)?);
+            let (changes, is_past) = (self.changes, HashMap::new());
+            Ok(Box::new(ForkLane { copies, past, changes, is_past }))
+        }
+    }
+
+    impl Lane for ForkLane {
+        fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+            for mapping in batch {
+                let is_past = mapping.operation.is_change() && self.changes == Changes::Past;
+                self.is_past.insert(mapping.token, is_past);
+                let lane = if is_past { &mut self.past } else { &mut self.copies };
+                lane.map(std::slice::from_mut(mapping), pieces);
+            }
+        }
+
+        fn due(&self) -> Option<Due> {
+            Due::first(self.copies.due(), self.past.due())
+        }
+
+        fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+            self.copies.resume(now, late, pieces);
+            self.past.resume(now, late, pieces);
+        }
+
+        fn release(&mut self) {
+            self.copies.release();
+            self.past.release();
+        }
+
+        fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+            let lane = if self.is_past[&token] { &mut self.past } else { &mut self.copies };
+            lane.carried_out(token, outcome)
+        }
+    }
+
+    #[test]
+    fn a_copy_that_covers_a_change_is_found() {
+        let played = |changes, seed| {
+            let fork = Fork(changes);
+            play(seed, &[Arc::new(Fork(changes)) as Arc<dyn Subject>], Which::Alone(&fork))
+        };
+        for seed in 0..100 {
+            played(Changes::Through, seed).unwrap_or_else(|error| panic!("{error:#}"));
+        }
+        let mut errors = (0..100).filter_map(|seed| played(Changes::Past, seed).err());
+        let is_stale =
+            |error: anyhow::Error| format!("{error:#}").contains("expected what request");
+        assert!(errors.any(is_stale), "changes that hold no range are not found");
+    }
+}
