@@ -16,7 +16,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use block::{Claim, Clock, Node, Rights, SentenceRate};
+use block::{Claim, Clock, LogRateLimit, Node, Rights};
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -47,7 +47,7 @@ pub(crate) struct OnDemandClaim {
 #[derive(Debug, Default)]
 struct ClaimSlot {
     claim: Option<Claim>,
-    rate: SentenceRate,
+    rate: LogRateLimit,
 }
 
 /// A node could not be activated.
@@ -216,8 +216,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use block::{
-        Access, ByteCount, ClaimError, DiskSize, Held, Lane, LaneError, LaneIo, Limits, Outlook,
-        SystemClock,
+        Access, BlockLimits, ByteCount, ClaimError, ClaimGuard, DiskSize, Lane, LaneContext,
+        LaneError, RetryHint, SystemClock,
     };
 
     /// A node that notes what is done with claims on it.
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    impl Held for NotingClaim {
+    impl ClaimGuard for NotingClaim {
         fn flush(&self) -> io::Result<()> {
             self.note("flush")
         }
@@ -266,9 +266,9 @@ mod tests {
             DiskSize(ByteCount(512))
         }
 
-        fn limits(&self) -> Limits {
+        fn limits(&self) -> BlockLimits {
             let block = 512.try_into().unwrap();
-            Limits {
+            BlockLimits {
                 request_alignment: block,
                 physical_block: block,
                 discard: false,
@@ -287,14 +287,14 @@ mod tests {
 
         fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
             if self.taken {
-                let (node, outlook) = ("n".to_owned(), Outlook::MayPass);
+                let (node, outlook) = ("n".to_owned(), RetryHint::Transient);
                 return Err(ClaimError { node, outlook, source: "somebody has it".into() });
             }
             self.notes.lock().unwrap().push("claim");
             Ok(Claim::of(NotingClaim(Arc::clone(&self.notes), self.broken)))
         }
 
-        fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
             panic!("nothing is served")
         }
     }

@@ -16,8 +16,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use block::{Access, Claim, Clock, Node, Rights};
-use iothread::{Confine, Host, Iothread, PollLimit, PollSettings, Polling, SpawnError};
-use kernel_io::{FileTable, Notifier, Reactors};
+use iothread::{
+    Confinement, Iothread, IothreadResources, PollArbiter, PollLimit, PollSettings, SpawnError,
+};
+use kernel_io::{FileTable, Notifier, ReactorChoice};
 use virtio::{BlkConfig, CacheMode, MemoryRules};
 
 use crate::activation::{ActivationPolicy, OnDemandClaim};
@@ -54,7 +56,7 @@ pub(crate) struct Daemon {
     graph: Graph,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
-    polling: Arc<Polling>,
+    polling: Arc<PollArbiter>,
     sandbox: Option<Arc<Sandbox>>,
     descriptor_check: Arc<DescriptorCheck>,
 }
@@ -150,7 +152,7 @@ impl Daemon {
             graph: Graph::new(Arc::clone(files), Arc::clone(clock) as Arc<dyn Clock>),
             files: Arc::clone(files),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
-            polling: Polling::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
+            polling: PollArbiter::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
             sandbox: sandbox.cloned(),
             descriptor_check,
         })
@@ -308,12 +310,12 @@ impl Daemon {
     }
 
     fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
-        let host = Host {
+        let host = IothreadResources {
             files: Arc::clone(&self.files),
             clock: Arc::clone(&self.clock),
             polling: Arc::clone(&self.polling),
-            reactors: Reactors::Any,
-            confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confine>),
+            reactors: ReactorChoice::Any,
+            confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confinement>),
         };
         let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use block::{Claim, ClaimError, Clock, Node, Outlook, Rights, SentenceRate};
+use block::{Claim, ClaimError, Clock, LogRateLimit, Node, RetryHint, Rights};
 
 use crate::error_chain::chain_of;
 
@@ -48,7 +48,7 @@ pub(crate) struct WaitPolicy<'a> {
     pub(crate) limit: Duration,
     pub(crate) wait: &'a mut dyn InterruptibleWait,
     /// How often it may be said: a client can cause some waits.
-    pub(crate) rate: &'a mut SentenceRate,
+    pub(crate) rate: &'a mut LogRateLimit,
 }
 
 /// An export could not claim its node.
@@ -92,7 +92,7 @@ pub(crate) fn claim(
 ) -> Result<Claim, ExportClaimError> {
     let refused = |source| ExportClaimError::Refused { export: export.to_owned(), source };
     match node.claim(rights) {
-        Err(error) if error.outlook == Outlook::MayPass => {
+        Err(error) if error.outlook == RetryHint::Transient => {
             let seconds = policy.limit.as_secs();
             let is_told = policy.rate.admit(clock.now()).is_some();
             if is_told {
@@ -130,7 +130,7 @@ fn retry(
         }
         match node.claim(rights) {
             Ok(claim) => return Ok(claim),
-            Err(error) if error.outlook == Outlook::MayPass => source = error,
+            Err(error) if error.outlook == RetryHint::Transient => source = error,
             Err(source) => return Err(ExportClaimError::Refused { export: export(), source }),
         }
     }
@@ -203,7 +203,7 @@ mod tests {
         let mut policy = WaitPolicy {
             limit: Duration::from_secs(30),
             wait: &mut pauses,
-            rate: &mut SentenceRate::default(),
+            rate: &mut LogRateLimit::default(),
         };
         let result = claim("e", &ours, rights, &clock, &mut policy);
         assert_eq!(pauses.done, 1);
@@ -257,7 +257,7 @@ mod tests {
         let mut policy = WaitPolicy {
             limit: LOCK_WAIT_MAX,
             wait: &mut pauses,
-            rate: &mut SentenceRate::default(),
+            rate: &mut LogRateLimit::default(),
         };
         let error = claim("e", &two, rights, &clock, &mut policy).unwrap_err();
         assert!(matches!(error, ExportClaimError::Refused { .. }), "{error}");

@@ -7,7 +7,7 @@
 //! Invariants: a line is said when the queues have been as they are for [`SETTLED`], because a front end starts and stops
 //! them one by one; what a client was served with is said before it leaves. Who waits is said when he speaks, or has
 //! stayed for [`PATIENCE`]: whoever asks who serves a socket connects and leaves without a word.
-//! Threads: that of the session. Limits: all visits of an export share two [`SentenceRate`]s, one for each kind of line.
+//! Threads: that of the session. Limits: all visits of an export share two [`LogRateLimit`]s, one for each kind of line.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use block::SentenceRate;
+use block::LogRateLimit;
 use host::peer_of;
 use kernel_io::Alarm;
 use rustix::event::{Timespec, epoll};
@@ -36,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The rate limits of the log lines about an export's clients.
 #[derive(Debug, Default)]
 pub(crate) struct ClientLogRates {
-    clients: Mutex<SentenceRate>,
-    waiting: Mutex<SentenceRate>,
+    clients: Mutex<LogRateLimit>,
+    waiting: Mutex<LogRateLimit>,
 }
 
 /// How a client came: it connected, or was taken over.
@@ -219,7 +219,7 @@ impl ClientLog {
         }
     }
 
-    fn say(&self, rate: &Mutex<SentenceRate>, now: Instant) {
+    fn say(&self, rate: &Mutex<LogRateLimit>, now: Instant) {
         let mut notes = self.notes();
         let served = notes.served();
         if notes.said.as_ref() == Some(&served) {
@@ -348,7 +348,7 @@ impl ClientEpoll {
 }
 
 /// Whether one more line may be said; those that were left out are not worth one of their own.
-fn admit(rate: &Mutex<SentenceRate>, now: Instant) -> bool {
+fn admit(rate: &Mutex<LogRateLimit>, now: Instant) -> bool {
     rate.lock().expect("no holder of this lock panics").admit(now).is_some()
 }
 

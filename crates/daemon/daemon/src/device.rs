@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{DiskSize, Durability, Node};
-use iothread::{Iothread, Placed, Watcher};
+use iothread::{Iothread, PlacedSource, SourceObserver};
 use kernel_io::Notifier;
-use request_path::Served;
+use request_path::FrontEndSource;
 use vhost_user::{
     BackendChannel, CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
 };
@@ -78,7 +78,7 @@ pub(crate) struct BlkDevice {
     statistics: Arc<Mutex<QueueStatistics>>,
     client_log: Arc<ClientLog>,
     unshared: Arc<UnsharedMemoryWarning>,
-    placed: Vec<Option<Placed<BlkRing>>>,
+    placed: Vec<Option<PlacedSource<BlkRing>>>,
     /// Where answers about descriptors arrive, once the front end has sent any.
     answers: Option<OwnedFd>,
 }
@@ -111,7 +111,7 @@ impl BlkDevice {
         &self,
         queue: QueueIndex,
         start: RingStart,
-    ) -> Result<Placed<BlkRing>, Box<dyn Error + Send + Sync>> {
+    ) -> Result<PlacedSource<BlkRing>, Box<dyn Error + Send + Sync>> {
         let (rules, setup) = (self.rules(start.features), start.setup);
         // The mailbox needs somebody to wake before the ring is placed.
         let nobody = Arc::new(Notifier::new()?);
@@ -130,7 +130,7 @@ impl BlkDevice {
             call: start.call,
             error: start.error,
         });
-        let source = Served::new(front, vec![Arc::clone(&self.offer.node)], nobody);
+        let source = FrontEndSource::new(front, vec![Arc::clone(&self.offer.node)], nobody);
         let iothreads = &self.offer.iothreads;
         let iothread = &iothreads[usize::from(queue.0) % iothreads.len()];
         let watcher = SessionEnder {
@@ -138,7 +138,7 @@ impl BlkDevice {
             session: Arc::clone(&self.session),
             unshared: Arc::clone(&self.unshared),
         };
-        let placed = Placed::on(iothread, source, Arc::new(watcher))
+        let placed = PlacedSource::on(iothread, source, Arc::new(watcher))
             // The source goes with the session.
             .map_err(|refusal| Box::new(refusal.source))?;
         let cache = match self.cache_mode().durability(start.features) {
@@ -164,7 +164,7 @@ impl BlkDevice {
         self.placed.iter().any(Option::is_some)
     }
 
-    fn slot(&mut self, queue: QueueIndex) -> &mut Option<Placed<BlkRing>> {
+    fn slot(&mut self, queue: QueueIndex) -> &mut Option<PlacedSource<BlkRing>> {
         let place = usize::from(queue.0);
         if place >= self.placed.len() {
             self.placed.resize_with(place + 1, || None);
@@ -315,12 +315,12 @@ struct SessionEnder {
     unshared: Arc<UnsharedMemoryWarning>,
 }
 
-impl Watcher for SessionEnder {
+impl SourceObserver for SessionEnder {
     fn broken(&self, fault: &(dyn Error + 'static)) {
         self.session.end_because(format!("queue {}: {}", self.queue, chain_of(fault)));
     }
 
-    fn kicked_in_vain(&self) {
+    fn kicked_while_empty(&self) {
         self.unshared.no_request(self.queue);
     }
 }

@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use block::{Clock, SentenceRate};
+use block::{Clock, LogRateLimit};
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
 use vhost_user::{PauseDecision, SavedSession, SessionControl, SessionEnd, SessionServer};
@@ -231,7 +231,7 @@ impl Shared {
     fn live(&self, socket: &ExportSocket, adopted: Option<AdoptedSession>) {
         let end = match adopted {
             Some(adopted) => self.go_on(socket, adopted),
-            None => self.accept_clients(socket, &mut SentenceRate::default()),
+            None => self.accept_clients(socket, &mut LogRateLimit::default()),
         };
         match end {
             SessionEnd::Disconnected => {}
@@ -241,7 +241,7 @@ impl Shared {
 
     /// Goes on with the client that was taken over, then accepts others.
     fn go_on(&self, socket: &ExportSocket, adopted: AdoptedSession) -> SessionEnd {
-        let rate = &mut SentenceRate::default();
+        let rate = &mut LogRateLimit::default();
         let AdoptedSession { connection, statistics, client_log, server, resumption } = adopted;
         client_log.begin(socket);
         let asked = TakeoverControl {
@@ -261,7 +261,7 @@ impl Shared {
         if self.dismiss() { self.accept_clients(socket, rate) } else { SessionEnd::Disconnected }
     }
 
-    fn accept_clients(&self, socket: &ExportSocket, rate: &mut SentenceRate) -> SessionEnd {
+    fn accept_clients(&self, socket: &ExportSocket, rate: &mut LogRateLimit) -> SessionEnd {
         loop {
             let stream = match self.next_client(socket, rate) {
                 AcceptResult::Client(stream) => stream,
@@ -279,7 +279,7 @@ impl Shared {
     }
 
     /// Waits for a client.
-    fn next_client(&self, socket: &ExportSocket, rate: &mut SentenceRate) -> AcceptResult {
+    fn next_client(&self, socket: &ExportSocket, rate: &mut LogRateLimit) -> AcceptResult {
         if let Some(stream) = socket.take_next() {
             return AcceptResult::Client(stream);
         }
@@ -321,7 +321,7 @@ impl Shared {
         }
     }
 
-    fn say_no_client(&self, error: &io::Error, rate: &mut SentenceRate) {
+    fn say_no_client(&self, error: &io::Error, rate: &mut LogRateLimit) {
         if rate.admit(self.clock.now()).is_some() {
             tracing::warn!("export {}: cannot accept a client: {error}", self.offer.id);
         }
@@ -391,7 +391,7 @@ impl Shared {
         &self,
         socket: &ExportSocket,
         connection: &Arc<Connection>,
-        rate: &mut SentenceRate,
+        rate: &mut LogRateLimit,
     ) -> SessionEnd {
         let statistics = Arc::new(Mutex::new(QueueStatistics::default()));
         let client_log =
@@ -416,7 +416,7 @@ impl Shared {
         statistics: &Mutex<QueueStatistics>,
         client_log: &ClientLog,
         end: Result<SessionEnd, vhost_user::SessionError>,
-        rate: &mut SentenceRate,
+        rate: &mut LogRateLimit,
     ) {
         let id = &self.offer.id;
         let lines = statistics.lock().expect("no holder of this lock panics").lines(id);

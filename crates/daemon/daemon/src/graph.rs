@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{Access, Clock, Node};
-use kernel_io::{Caching, FileTable, Identity, OpenFile};
+use kernel_io::{Caching, FileIdentity, FileTable, OpenFile};
 use layers::{ThrottleGroup, ThrottleLimits};
 
 use crate::drivers::{
@@ -46,7 +46,7 @@ pub(crate) struct Graph {
     /// The place below each export, by id.
     roots: HashMap<String, Arc<block::Child>>,
     /// The files of the images whose named files are being opened, the upper ones first.
-    naming: Vec<Identity>,
+    naming: Vec<FileIdentity>,
     named_files: NamedFilesPolicy,
     throttle_groups: ThrottleGroups,
     files: Arc<FileTable>,

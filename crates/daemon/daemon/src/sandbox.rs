@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use iothread::Confine;
+use iothread::Confinement;
 
 pub use landlock::LandlockError;
 pub use seccomp::SeccompError;
@@ -169,7 +169,7 @@ pub(crate) fn confine_descriptor_check() -> Result<(), SandboxError> {
     calls.map_err(SandboxError::Calls)
 }
 
-impl Confine for Sandbox {
+impl Confinement for Sandbox {
     fn confine(&self) -> io::Result<()> {
         if let Some((files, _)) = &self.files {
             files.put_up().map_err(io::Error::other)?;

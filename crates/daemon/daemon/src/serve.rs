@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use block::{Owner, SentenceRate, SystemClock};
+use block::{LogRateLimit, OwnerProcess, SystemClock};
 use host::{DaemonizeError, ForkResult, ReadinessPipe, StartOutcome};
 use kernel_io::{FileKind, FileTable};
 
@@ -195,7 +195,7 @@ fn start(
     watch: &StorageWatchdog,
     attention: &mut SignalListener,
 ) -> Result<TakeoverOutcome, ServeError> {
-    let rate = &mut SentenceRate::default();
+    let rate = &mut LogRateLimit::default();
     match plan.takeover {
         TakeoverMode::Never => {
             // Before any wait for an image: whoever serves the socket has the image, too.
@@ -303,7 +303,7 @@ fn wait(
 ) -> EndReason {
     // What has changed since the files were opened.
     built.review_devices();
-    let rate = &mut SentenceRate::default();
+    let rate = &mut LogRateLimit::default();
     let mut review = None;
     loop {
         let takeover_listener = match attention.wait(takeover_listener, news) {
@@ -433,7 +433,7 @@ fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
 fn flush(files: &FileTable, watch: &StorageWatchdog) -> Result<(), ServeError> {
     let mut result = Ok(());
     // What another process owns, it flushes.
-    for file in files.all().iter().filter(|file| file.medium().owner() == Owner::This) {
+    for file in files.all().iter().filter(|file| file.medium().owner() == OwnerProcess::This) {
         let what = format!("disk {}: last flush", file.path().display());
         if let Err(source) = watch.during(what, || file.sync())
             && result.is_ok()

@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Clock, SentenceRate, SystemClock};
+use block::{Clock, LogRateLimit, SystemClock};
 use host::SignalEscalation;
 use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
@@ -48,7 +48,7 @@ pub(crate) struct SignalListener {
     ending: Vec<i32>,
     heard: PendingSignals,
     /// How often a signal without meaning is said.
-    rate: SentenceRate,
+    rate: LogRateLimit,
 }
 
 /// Signals that came and were not acted on yet.
@@ -94,7 +94,7 @@ impl SignalListener {
             pipe::register(*signal, writer.try_clone()?)?;
         }
         let (mode, heard, rate) =
-            (ShutdownMode::Immediate, PendingSignals::default(), SentenceRate::default());
+            (ShutdownMode::Immediate, PendingSignals::default(), LogRateLimit::default());
         Ok(Self { signals, pipe, escalation, mode, ending, heard, rate })
     }
 

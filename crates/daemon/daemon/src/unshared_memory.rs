@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use block::{Clock, SentenceRate};
+use block::{Clock, LogRateLimit};
 use vhost_user::QueueIndex;
 
 /// What there is to do.
@@ -21,7 +21,7 @@ const REMEDY: &str = "for QEMU: -object memory-backend-memfd,id=mem0,size=4G,sha
 #[derive(Debug)]
 pub(crate) struct UnsharedMemoryRate {
     clock: Arc<dyn Clock>,
-    rate: Mutex<SentenceRate>,
+    rate: Mutex<LogRateLimit>,
 }
 
 /// Warns, once for each session, that a guest's memory is not shared.

@@ -20,17 +20,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use block::{
-    Access, ByteCount, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, Rights, Slot,
-    SystemClock,
+    Access, ByteCount, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, RequestSlot,
+    Rights, SystemClock,
 };
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, RawWindow, ReadContent};
-use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
+use iothread::{
+    Iothread, IothreadResources, PlacedSource, PollArbiter, PollSettings, SourceObserver,
+};
 use kernel_io::{
-    Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Notifier, OpenOptions, Reactors,
+    Aio, Caching, FileKind, FileTable, FlushPolicy, LockOptions, Notifier, OpenOptions,
+    ReactorChoice,
 };
 use load::probe::CacheMode;
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
-use request_path::{ControlEngines, FrontEnd, Interest, NewRequest, Port, Rest, Served};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use request_path::{
+    ControlEngines, FrontEnd, FrontEndContext, FrontEndSource, Interest, NewRequest, SleepDecision,
+};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
 use virtio_blk::{BlkReply, BlkRing, BlkRingFault, BlkRingSetup, Capacity};
@@ -92,11 +97,11 @@ impl FrontEnd for Refilling {
     }
 
     #[inline]
-    fn answer(&mut self, slot: Slot, reply: BlkReply, outcome: Outcome) {
+    fn answer(&mut self, slot: RequestSlot, reply: BlkReply, outcome: Outcome) {
         self.ring.answer(slot, reply, outcome);
     }
 
-    fn publish(&mut self, port: &mut Port<'_>) {
+    fn publish(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.publish(port);
         let answered = self.guest.refill();
         if answered > 0 {
@@ -111,7 +116,7 @@ impl FrontEnd for Refilling {
         self.ring.check()
     }
 
-    fn report_fault(&self, port: &mut Port<'_>) {
+    fn report_fault(&self, port: &mut FrontEndContext<'_>) {
         self.ring.report_fault(port);
     }
 
@@ -123,7 +128,7 @@ impl FrontEnd for Refilling {
         self.ring.waiting()
     }
 
-    fn rest(&mut self) -> Rest {
+    fn rest(&mut self) -> SleepDecision {
         self.ring.rest()
     }
 
@@ -135,11 +140,11 @@ impl FrontEnd for Refilling {
         self.ring.stays()
     }
 
-    fn arrive(&mut self, port: &mut Port<'_>) {
+    fn arrive(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.arrive(port);
     }
 
-    fn leave(&mut self, port: &mut Port<'_>) {
+    fn leave(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.leave(port);
     }
 }
@@ -147,18 +152,18 @@ impl FrontEnd for Refilling {
 #[derive(Debug)]
 struct NoFault;
 
-impl Watcher for NoFault {
+impl SourceObserver for NoFault {
     fn broken(&self, fault: &(dyn Error + 'static)) {
         panic!("our own guest broke the rules: {fault}");
     }
 
-    fn kicked_in_vain(&self) {}
+    fn kicked_while_empty(&self) {}
 }
 
 /// Self-refilling rings on iothreads and one disk.
 #[derive(Debug)]
 struct Rings {
-    placed: Vec<Placed<Refilling>>,
+    placed: Vec<PlacedSource<Refilling>>,
     answers: Vec<Arc<Answers>>,
 }
 
@@ -221,7 +226,7 @@ fn file_node(
         CacheMode::Buffered => Caching::Buffered,
     };
     let path = path.to_path_buf();
-    let (kind, aio, flushes) = (FileKind::Regular, Aio::Automatic, Flushes::Obeyed);
+    let (kind, aio, flushes) = (FileKind::Regular, Aio::Automatic, FlushPolicy::Obeyed);
     let lock = LockOptions::default();
     let options = OpenOptions { path, kind, access, caching, aio, flushes, lock };
     Ok(Arc::new(FileNode::open("file", &options, DiscardPolicy::Unmap, files)?))
@@ -237,9 +242,9 @@ fn image(
 ) -> Result<Arc<dyn Node>> {
     let file = Child::new(file_node(path, cache, access, files)?);
     let children = Children { file, backing: below.map(Child::new), data_file: None };
-    let settings = Settings {
+    let settings = Qcow2Settings {
         access,
-        discards: Discards::Ignored,
+        discards: Qcow2Discards::Ignored,
         l2_cache: ByteCount(l2_cache.unwrap_or(L2_CACHE)),
         refcount_cache: ByteCount(REFCOUNT_CACHE),
         clean_after: None,
@@ -253,7 +258,7 @@ fn image(
 #[derive(Debug)]
 struct Stage {
     node: Arc<dyn Node>,
-    host: Host,
+    host: IothreadResources,
     /// Dropped after the last request.
     _claim: Claim,
 }
@@ -266,11 +271,11 @@ impl Stage {
 
     /// With that disk.
     fn over(node: Arc<dyn Node>, files: Arc<FileTable>) -> Result<Self> {
-        let host = Host {
+        let host = IothreadResources {
             files,
             clock: Arc::new(SystemClock),
-            polling: Arc::new(Polling::of_process().context("find the CPUs")?),
-            reactors: Reactors::Any,
+            polling: Arc::new(PollArbiter::of_process().context("find the CPUs")?),
+            reactors: ReactorChoice::Any,
             confine: None,
         };
         let claim = node.claim(Rights::of_user(node.access()))?;
@@ -288,7 +293,7 @@ impl Stage {
         shape: Shape,
         seed: u64,
         on: &Arc<Iothread>,
-    ) -> Result<(Placed<Refilling>, Arc<Answers>)> {
+    ) -> Result<(PlacedSource<Refilling>, Arc<Answers>)> {
         let guest = Guest::new(shape, seed, DISK_BYTES).context("make a guest")?;
         let (answers, kick) = (Arc::new(Answers::default()), eventfd(0, EventfdFlags::CLOEXEC)?);
         let ring = self.ring(&guest, kick)?;
@@ -316,9 +321,10 @@ impl Stage {
         }))
     }
 
-    fn place<F: FrontEnd>(&self, front: F, on: &Arc<Iothread>) -> Result<Placed<F>> {
-        let source = Served::new(front, vec![Arc::clone(&self.node)], Arc::new(Notifier::new()?));
-        Placed::on(on, source, Arc::new(NoFault))
+    fn place<F: FrontEnd>(&self, front: F, on: &Arc<Iothread>) -> Result<PlacedSource<F>> {
+        let source =
+            FrontEndSource::new(front, vec![Arc::clone(&self.node)], Arc::new(Notifier::new()?));
+        PlacedSource::on(on, source, Arc::new(NoFault))
             .map_err(|error| anyhow::anyhow!("place a ring: {error}"))
     }
 }

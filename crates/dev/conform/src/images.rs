@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use testkit::conformance::play::Played;
 use testkit::conformance::workload::Tally;
 use testkit::qcow2rig::make::Recipe;
@@ -36,10 +36,10 @@ impl Subject for Image {
 }
 
 /// How an image is used; often with so little memory that tables come and go.
-pub(crate) fn any_settings(rng: &mut Rng) -> Settings {
-    Settings {
+pub(crate) fn any_settings(rng: &mut Rng) -> Qcow2Settings {
+    Qcow2Settings {
         access: Access::ReadWrite,
-        discards: if rng.one_in(2) { Discards::Passed } else { Discards::Ignored },
+        discards: if rng.one_in(2) { Qcow2Discards::Passed } else { Qcow2Discards::Ignored },
         l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
         refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
         clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use block::{Clock, Durability, FileId, Node, SystemClock};
-use iothread::{Host, Iothread, PollSettings, Polling, Watcher};
-use kernel_io::Reactors;
+use iothread::{Iothread, IothreadResources, PollArbiter, PollSettings, SourceObserver};
+use kernel_io::ReactorChoice;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::channel::Remote;
 use testkit::conformance::checked::Complaints;
@@ -103,12 +103,12 @@ fn play_through(player: Result<Player>, names: Vec<&'static str>) -> Result<Play
 #[derive(Debug)]
 struct Watch(Arc<Complaints>);
 
-impl Watcher for Watch {
+impl SourceObserver for Watch {
     fn broken(&self, fault: &(dyn Error + 'static)) {
         self.0.add(format!("a well-behaved client was found broken: {fault}"));
     }
 
-    fn kicked_in_vain(&self) {}
+    fn kicked_while_empty(&self) {}
 }
 
 /// What the disk under test stands on.
@@ -138,12 +138,12 @@ impl Player {
         mut rng: Rng,
     ) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let reactors = if rng.one_in(3) { Reactors::EpollOnly } else { Reactors::Any };
-        let polling = Arc::new(Polling::of_process()?);
+        let reactors = if rng.one_in(3) { ReactorChoice::EpollOnly } else { ReactorChoice::Any };
+        let polling = Arc::new(PollArbiter::of_process()?);
         let iothread = |name, settings| {
             let (files, clock) = (Arc::clone(&medium.table), Arc::clone(&clock));
             let polling = Arc::clone(&polling);
-            let host = Host { files, clock, polling, reactors, confine: None };
+            let host = IothreadResources { files, clock, polling, reactors, confine: None };
             anyhow::Ok(Arc::new(Iothread::spawn(name, host, settings)?))
         };
         // One of them never looks, as `none` does not.

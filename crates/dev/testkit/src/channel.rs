@@ -1,8 +1,8 @@
 //! A disk behind channels: a server, in threads of this process, that is slow, answers in any order, loses its
 //! connections and may stand still. Its bytes are in a file.
 //!
-//! Where it stands: the node [`RemoteNode`] enters a channel for each lane ([`client`]), which talks to a server of its
-//! own ([`server`]); all of them serve the same [`Remote`]. The suites use it wherever they use a file.
+//! Where it stands: the node [`RemoteNode`] enters a channel for each lane (`client`), which talks to a server of its
+//! own (`server`); all of them serve the same [`Remote`]. The suites use it wherever they use a file.
 //!
 //! Invariants: what its medium promises the engine, it holds the engine to: alignment, length, room, memory. Some
 //! [`Mischief`] it does on purpose, for tests that must find it.
@@ -19,9 +19,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use block::{
-    Access, Alignments, Answer, ByteCount, ByteOffset, Cancel, ChannelId, Claim, ClaimError,
-    DiskSize, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Medium, Node, Piece, PieceList,
-    Rights, StableWrites, Target,
+    Access, Alignments, Answer, BlockLimits, ByteCount, ByteOffset, Cancellation, ChannelId, Claim,
+    ClaimError, DiskSize, Lane, LaneContext, LaneError, LeafLane, Mapping, Medium, Node, Piece,
+    PieceList, Rights, StableWrites, Target,
 };
 
 use crate::rng::Rng;
@@ -31,7 +31,7 @@ use client::RemoteChannel;
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
     /// Whether its channels can take operations back, like a client on a socket, or not, like a library.
-    pub cancel: Cancel,
+    pub cancel: Cancellation,
     /// How its channels hear from their servers.
     pub hears: Hears,
     /// What places and lengths of transfers must be multiples of, in bytes.
@@ -79,7 +79,7 @@ pub enum Mischief {
 impl Habits {
     /// A client on a socket that does nothing unusual.
     pub const PLAIN: Self = Self {
-        cancel: Cancel::Possible,
+        cancel: Cancellation::Possible,
         hears: Hears::Descriptor,
         alignment: 1,
         transfer_max: u64::MAX,
@@ -95,7 +95,7 @@ impl Habits {
     /// Any that do no mischief.
     pub fn choose(rng: &mut Rng) -> Self {
         let alignment = [1, 512, 4096][rng.index(3)];
-        let cancel = if rng.one_in(2) { Cancel::Possible } else { Cancel::Impossible };
+        let cancel = if rng.one_in(2) { Cancellation::Possible } else { Cancellation::Impossible };
         let by_sync = rng.one_in(2);
         Self {
             cancel,
@@ -107,8 +107,8 @@ impl Habits {
             delay_max: Duration::from_micros(rng.below(300)),
             // A library connects again by itself.
             loses: match cancel {
-                Cancel::Possible if rng.one_in(2) => 10 + rng.below(50),
-                Cancel::Possible | Cancel::Impossible => 0,
+                Cancellation::Possible if rng.one_in(2) => 10 + rng.below(50),
+                Cancellation::Possible | Cancellation::Impossible => 0,
             },
             grows: false,
             zeroes: rng.one_in(2),
@@ -248,10 +248,10 @@ impl Node for RemoteNode {
         DiskSize(ByteCount(self.remote.bytes()))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let block = self.remote.habits.alignment.max(512);
         let block = NonZeroU32::new(block).expect("512 is not zero");
-        Limits {
+        BlockLimits {
             request_alignment: block,
             physical_block: block,
             discard: true,
@@ -272,7 +272,7 @@ impl Node for RemoteNode {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let failed = |source| LaneError { node: self.name.clone(), source };
         let channel = RemoteChannel::new(&self.remote, io.waker()).map_err(failed)?;
         Ok(Box::new(RemoteLane { channel: io.enter(Box::new(channel)) }))

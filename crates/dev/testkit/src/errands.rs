@@ -1,4 +1,4 @@
-//! Errands that are carried out while the caller waits, on an engine of their own.
+//! Internal I/Os that are carried out while the caller waits, on an engine of their own.
 //!
 //! Where it stands: for tests that play an iothread with one lane by hand, and leave what it submits to a real engine.
 
@@ -6,12 +6,13 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use block::{
-    Access, ByteCount, Claim, ClaimError, DiskSize, EngineFactory, Errand, FailKind, HostMemory,
-    Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList,
-    Rights,
+    Access, BlockLimits, ByteCount, Claim, ClaimError, DiskSize, EngineFactory, FailKind,
+    HostMemory, InternalIo, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
+    Outcome, Piece, PieceList, Rights,
 };
 
-/// Carries an operation out on these pieces, with this memory, as an errand of a lane; returns the memory as it left it.
+/// Carries an operation out on these pieces, with this memory, as an internal I/O of a lane; returns the memory as it
+/// left it.
 pub fn carry_out(
     engines: &dyn EngineFactory,
     operation: Operation,
@@ -34,8 +35,8 @@ pub fn carry_out(
     result.expect("it is over")
 }
 
-/// Carries out an errand that some other lane has submitted.
-pub fn run(engines: &dyn EngineFactory, mut errand: Errand) {
+/// Carries out an internal I/O that some other lane has submitted.
+pub fn run(engines: &dyn EngineFactory, mut errand: InternalIo) {
     let mut memory = HostMemory::zeroed(errand.memory().count());
     errand.memory().copy_to(0, &mut memory);
     let (operation, pieces) = (errand.operation(), errand.pieces().to_vec());
@@ -49,7 +50,7 @@ pub fn run(engines: &dyn EngineFactory, mut errand: Errand) {
     errand.finish(outcome);
 }
 
-/// A node without a disk, whose lane only has errands.
+/// A node without a disk, whose lane only has internal I/Os.
 #[derive(Debug)]
 struct Nowhere;
 
@@ -62,9 +63,9 @@ impl Node for Nowhere {
         DiskSize(ByteCount(0))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let least = NonZeroU32::new(512).expect("512 is not zero");
-        Limits {
+        BlockLimits {
             request_alignment: least,
             physical_block: least,
             discard: false,
@@ -85,7 +86,7 @@ impl Node for Nowhere {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(Self))
     }
 }

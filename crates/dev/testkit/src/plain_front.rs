@@ -16,8 +16,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, Result, ensure};
-use block::{Buffers, Operation, Outcome, Segment, Slot};
-use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, UnitIndex, Work};
+use block::{Buffers, Operation, Outcome, RequestSlot, Segment};
+use request_path::{
+    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, UnitIndex,
+};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::memory::SharedMemory;
@@ -26,7 +28,7 @@ use crate::memory::SharedMemory;
 #[derive(Debug, Clone)]
 pub struct PlainRequest {
     /// Names it; no other one has that name until its outcome was collected.
-    pub slot: Slot,
+    pub slot: RequestSlot,
     /// Which disk.
     pub unit: UnitIndex,
     /// What to do there.
@@ -61,7 +63,7 @@ pub struct PlainFront {
     /// Kept for its room.
     memory: Buffers,
     /// Answered and not shown to the client yet.
-    staged: Vec<(Slot, Outcome)>,
+    staged: Vec<(RequestSlot, Outcome)>,
 }
 
 #[derive(Debug)]
@@ -76,7 +78,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queues {
     new: VecDeque<PlainRequest>,
-    over: Vec<(Slot, Outcome)>,
+    over: Vec<(RequestSlot, Outcome)>,
     /// Whether nobody looks for new requests.
     wants_kicks: bool,
 }
@@ -117,9 +119,9 @@ impl PlainClient {
     }
 
     /// A slot that has no request.
-    pub fn free_slot(&self) -> Option<Slot> {
+    pub fn free_slot(&self) -> Option<RequestSlot> {
         let place = self.open.iter().position(|open| !open)?;
-        Some(Slot(u16::try_from(place).expect("slots are 16 bit")))
+        Some(RequestSlot(u16::try_from(place).expect("slots are 16 bit")))
     }
 
     /// Requests whose outcomes were not collected.
@@ -140,7 +142,7 @@ impl PlainClient {
     }
 
     /// The requests that are over since the last call.
-    pub fn collect(&mut self) -> Result<Vec<(Slot, Outcome)>> {
+    pub fn collect(&mut self) -> Result<Vec<(RequestSlot, Outcome)>> {
         let mut count = [0; 8];
         // What it says does not matter, nor that it may say nothing.
         let _count = rustix::io::read(&self.shared.call, &mut count);
@@ -202,15 +204,15 @@ impl FrontEnd for PlainFront {
         };
         self.memory.clear();
         segments.into_iter().for_each(|part| self.memory.push(self.shared.segment(part)));
-        let work = Work::Disk { unit, operation, memory: &mut self.memory };
+        let work = RequestAction::Disk { unit, operation, memory: &mut self.memory };
         Ok(Some(NewRequest { slot, reply: (), work }))
     }
 
-    fn answer(&mut self, slot: Slot, (): (), outcome: Outcome) {
+    fn answer(&mut self, slot: RequestSlot, (): (), outcome: Outcome) {
         self.staged.push((slot, outcome));
     }
 
-    fn publish(&mut self, port: &mut Port<'_>) {
+    fn publish(&mut self, port: &mut FrontEndContext<'_>) {
         if !self.staged.is_empty() {
             self.shared.queues().over.append(&mut self.staged);
             port.signal(self.shared.call.as_fd(), "call");
@@ -221,7 +223,7 @@ impl FrontEnd for PlainFront {
         Ok(())
     }
 
-    fn report_fault(&self, _: &mut Port<'_>) {}
+    fn report_fault(&self, _: &mut FrontEndContext<'_>) {}
 
     fn has_new(&self) -> bool {
         !self.shared.queues().new.is_empty()
@@ -231,10 +233,10 @@ impl FrontEnd for PlainFront {
         u32::try_from(self.shared.queues().new.len()).expect("at most the number of slots")
     }
 
-    fn rest(&mut self) -> Rest {
+    fn rest(&mut self) -> SleepDecision {
         let mut queues = self.shared.queues();
         queues.wants_kicks = queues.new.is_empty();
-        if queues.wants_kicks { Rest::Kicks } else { Rest::More }
+        if queues.wants_kicks { SleepDecision::MaySleep } else { SleepDecision::MoreWork }
     }
 
     fn inherited(&self) -> usize {
@@ -245,7 +247,7 @@ impl FrontEnd for PlainFront {
         (self.habit == Habit::Stays).then_some("it was told to")
     }
 
-    fn arrive(&mut self, _: &mut Port<'_>) {}
+    fn arrive(&mut self, _: &mut FrontEndContext<'_>) {}
 
-    fn leave(&mut self, _: &mut Port<'_>) {}
+    fn leave(&mut self, _: &mut FrontEndContext<'_>) {}
 }

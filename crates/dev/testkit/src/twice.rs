@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, Child, Claim, ClaimError, DiskSize, Due, Lane, LaneError, LaneIo, Limits,
-    Mapping, MemoryUse, Node, Operation, Outcome, Piece, PieceList, Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, Child, Claim, ClaimError, CompletionDecision, DiskSize, Lane,
+    LaneContext, LaneError, Mapping, MemoryUse, Node, Operation, Outcome, Piece, PieceList, Rights,
+    Target, Token, WakeTime,
 };
 
 use crate::channel::{Remote, RemoteNode};
@@ -43,9 +44,9 @@ impl Node for TwiceNode {
         self.below.node().size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let (one, other) = (self.below.node().limits(), self.other.limits());
-        Limits { request_alignment: one.request_alignment.max(other.request_alignment), ..one }
+        BlockLimits { request_alignment: one.request_alignment.max(other.request_alignment), ..one }
     }
 
     fn access(&self) -> Access {
@@ -61,7 +62,7 @@ impl Node for TwiceNode {
         self.below.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let (below, other) = (self.below.node().open_lane(io)?, self.other.open_lane(io)?);
         Ok(Box::new(TwiceLane { below, other, memory: self.memory, asked: HashMap::new() }))
     }
@@ -107,7 +108,7 @@ impl TwiceLane {
         }
         mapping.answer = Answer::Now(pieces.since(mark));
         mapping.memory = mapping.memory.and(self.memory);
-        if mapping.after == block::After::Over {
+        if mapping.after == block::CompletionAction::Finish {
             self.asked.remove(&mapping.token);
         }
     }
@@ -139,7 +140,7 @@ impl Lane for TwiceLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         self.below.due()
     }
 
@@ -153,9 +154,9 @@ impl Lane for TwiceLane {
         self.below.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        let told = self.below.carried_out(token, outcome);
-        if let Told::Over(_) = told {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        let told = self.below.completed(token, outcome);
+        if let CompletionDecision::Finish(_) = told {
             self.asked.remove(&token);
         }
         told

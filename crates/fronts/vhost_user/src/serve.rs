@@ -138,7 +138,7 @@ pub struct SessionServer<D: Device> {
 
 impl<D: Device + fmt::Debug> fmt::Debug for SessionServer<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("session", &self.session).finish_non_exhaustive()
+        f.debug_struct("SessionServer").field("session", &self.session).finish_non_exhaustive()
     }
 }
 

@@ -10,7 +10,7 @@
 //! Limits: a list for each read in flight, as long as its request's own (`lanes` bounds the segments of all of them);
 //! beside those a number for each slot, and room for [`SPARE_MAX`] short lists. Without a log nothing is kept.
 
-use block::Slot;
+use block::RequestSlot;
 
 /// The most segments whose room a list keeps for the next read.
 const ROOM_KEPT: usize = 16;
@@ -29,7 +29,7 @@ pub(crate) struct InFlightReads<S> {
     /// By slot, the place of its list. Made with the first list.
     places: Box<[u16]>,
     /// Those that are not empty, in no order.
-    open: Vec<(Slot, Vec<S>)>,
+    open: Vec<(RequestSlot, Vec<S>)>,
     /// Empty ones, kept for their room.
     spare: Vec<Vec<S>>,
     /// Whether new reads are noted.
@@ -62,7 +62,7 @@ impl<S> InFlightReads<S> {
     }
 
     /// Notes where data of a request go, instead of what was noted of it before.
-    pub(crate) fn note(&mut self, slot: Slot, segments: impl IntoIterator<Item = S>) {
+    pub(crate) fn note(&mut self, slot: RequestSlot, segments: impl IntoIterator<Item = S>) {
         let mut list = self.take(slot).or_else(|| self.spare.pop()).unwrap_or_default();
         list.clear();
         list.extend(segments);
@@ -79,7 +79,7 @@ impl<S> InFlightReads<S> {
 
     /// Says what was noted of a request, which is over.
     #[cold]
-    pub(crate) fn answered(&mut self, slot: Slot, mut mark: impl FnMut(S)) {
+    pub(crate) fn answered(&mut self, slot: RequestSlot, mut mark: impl FnMut(S)) {
         let Some(mut list) = self.take(slot) else { return };
         list.drain(..).for_each(&mut mark);
         if list.capacity() <= ROOM_KEPT && self.spare.len() < SPARE_MAX {
@@ -89,7 +89,7 @@ impl<S> InFlightReads<S> {
     }
 
     /// Takes the list of a request out.
-    fn take(&mut self, slot: Slot) -> Option<Vec<S>> {
+    fn take(&mut self, slot: RequestSlot) -> Option<Vec<S>> {
         let place = self.places.get_mut(usize::from(slot.0))?;
         let place = usize::from(std::mem::replace(place, NONE));
         if place == usize::from(NONE) {
@@ -132,7 +132,7 @@ mod tests {
 
     fn answered(reads: &mut InFlightReads<u64>, slot: u16) -> Vec<u64> {
         let mut marked = Vec::new();
-        reads.answered(Slot(slot), |segment| marked.push(segment));
+        reads.answered(RequestSlot(slot), |segment| marked.push(segment));
         marked
     }
 
@@ -140,10 +140,10 @@ mod tests {
     fn what_was_noted_last_of_a_request_is_said_once() {
         let mut reads = InFlightReads::new(SLOTS, true);
         for slot in [7, 0, SLOTS - 1, 9] {
-            reads.note(Slot(slot), [1, 2]);
-            reads.note(Slot(slot), [u64::from(slot), 5, 6]);
+            reads.note(RequestSlot(slot), [1, 2]);
+            reads.note(RequestSlot(slot), [u64::from(slot), 5, 6]);
         }
-        reads.note(Slot(9), []);
+        reads.note(RequestSlot(9), []);
         for slot in [0, SLOTS - 1, 7] {
             assert_eq!(answered(&mut reads, slot), [u64::from(slot), 5, 6]);
             assert!(answered(&mut reads, slot).is_empty());
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn lists_are_kept_as_long_as_they_are_needed_after_the_log_has_gone() {
         let mut reads = InFlightReads::new(4, true);
-        reads.note(Slot(3), [1]);
+        reads.note(RequestSlot(3), [1]);
         reads.follow(false);
         assert!(reads.is_in_use() && !reads.is_logging());
         assert_eq!(answered(&mut reads, 3), [1]);
@@ -167,7 +167,7 @@ mod tests {
     fn a_read_of_many_segments_on_each_head_leaves_little_behind() {
         let mut reads = InFlightReads::new(SLOTS, true);
         for slots in (0..SLOTS).collect::<Vec<_>>().chunks(1000) {
-            slots.iter().for_each(|&slot| reads.note(Slot(slot), 0..1024));
+            slots.iter().for_each(|&slot| reads.note(RequestSlot(slot), 0..1024));
             assert!(reads.bytes() <= 1000 * 1024 * 8 + (128 << 10), "{}", reads.bytes());
             for &slot in slots {
                 assert_eq!(answered(&mut reads, slot).len(), 1024);
@@ -175,7 +175,7 @@ mod tests {
         }
         assert!(reads.bytes() <= 128 << 10, "{} bytes are kept", reads.bytes());
         // Short lists are kept for the next reads.
-        (0..100).for_each(|slot| reads.note(Slot(slot), 0..16));
+        (0..100).for_each(|slot| reads.note(RequestSlot(slot), 0..16));
         (0..100).for_each(|slot| assert_eq!(answered(&mut reads, slot).len(), 16));
         assert_eq!(reads.spare.len(), SPARE_MAX);
     }

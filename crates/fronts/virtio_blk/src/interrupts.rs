@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use request_path::Port;
+use request_path::FrontEndContext;
 use virtio::reached;
 
 use crate::interrupt_moderation::{InterruptModeration, InterruptTiming};
@@ -31,7 +31,7 @@ impl InterruptSender {
     }
 
     /// Interrupts the guest, whether it asked or not, or owes it that.
-    pub(crate) fn send(&mut self, port: &mut Port<'_>) {
+    pub(crate) fn send(&mut self, port: &mut FrontEndContext<'_>) {
         self.is_pending = !self.try_send(port);
         if !self.is_pending {
             reached(virtio::FaultPoint::Interrupted);
@@ -40,13 +40,13 @@ impl InterruptSender {
 
     /// Interrupts through another descriptor from now on, and once at once: whatever was signalled on the old one may
     /// have been lost on the way.
-    pub(crate) fn set_call(&mut self, call: Option<OwnedFd>, port: &mut Port<'_>) {
+    pub(crate) fn set_call(&mut self, call: Option<OwnedFd>, port: &mut FrontEndContext<'_>) {
         self.call = call;
         self.send(port);
     }
 
     /// The ring is served on another iothread.
-    pub(crate) fn arrive(&mut self, port: &mut Port<'_>) {
+    pub(crate) fn arrive(&mut self, port: &mut FrontEndContext<'_>) {
         self.moderation.arrive();
         if self.is_pending {
             self.send(port);
@@ -54,7 +54,7 @@ impl InterruptSender {
     }
 
     /// The ring leaves its iothread, and nobody may serve it any more.
-    pub(crate) fn leave(&mut self, port: &mut Port<'_>) {
+    pub(crate) fn leave(&mut self, port: &mut FrontEndContext<'_>) {
         if let Some(call) = self.call.as_ref().filter(|_| self.is_pending) {
             port.signal(call.as_fd(), "call");
         }
@@ -62,7 +62,7 @@ impl InterruptSender {
     }
 
     /// Interrupts the guest, or has its ring get a turn when it is time. Returns whether it did.
-    fn try_send(&mut self, port: &mut Port<'_>) -> bool {
+    fn try_send(&mut self, port: &mut FrontEndContext<'_>) -> bool {
         let Some(call) = &self.call else { return true };
         let moderation = &mut self.moderation;
         match moderation.next_timing() {

@@ -12,8 +12,10 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::{Operation, Outcome, Sector, Segment, Slot};
-use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, UnitIndex, Work};
+use block::{Operation, Outcome, RequestSlot, Sector, Segment};
+use request_path::{
+    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, UnitIndex,
+};
 use virtio::{
     BlkHeader, BlkRequest, BlkRequestKind, BlkRules, Chain, Head, Interrupt, Ring, RingBase,
     RingDirtyLog, reached,
@@ -117,13 +119,13 @@ impl BlkRing {
     }
 
     /// Replaces the descriptor that interrupts the guest, and interrupts it.
-    pub fn set_call(&mut self, call: Option<OwnedFd>, port: &mut Port<'_>) {
+    pub fn set_call(&mut self, call: Option<OwnedFd>, port: &mut FrontEndContext<'_>) {
         self.interrupts.set_call(call, port);
     }
 
     /// Has another log, or none, mark what is written for requests that are not answered yet. Those that are must have
     /// been published: they are the affair of the log before.
-    pub fn set_log(&mut self, log: Option<RingDirtyLog>, port: &Port<'_>) {
+    pub fn set_log(&mut self, log: Option<RingDirtyLog>, port: &FrontEndContext<'_>) {
         self.ring.set_log(log);
         self.reads.follow(self.ring.marks_buffers());
         if self.reads.is_logging() {
@@ -132,7 +134,7 @@ impl BlkRing {
     }
 
     /// Notes where the data of all reads go that this iothread carries out for the ring.
-    fn note_reads(&mut self, port: &Port<'_>) {
+    fn note_reads(&mut self, port: &FrontEndContext<'_>) {
         for (slot, memory) in port.open_reads() {
             self.reads.note(slot, memory.segments().iter().copied());
         }
@@ -140,7 +142,12 @@ impl BlkRing {
 
     /// What is to be done for the request in `self.chain`.
     #[inline(always)]
-    fn work(&mut self, slot: Slot, header: BlkHeader, kind: BlkRequestKind) -> Work<'_> {
+    fn work(
+        &mut self,
+        slot: RequestSlot,
+        header: BlkHeader,
+        kind: BlkRequestKind,
+    ) -> RequestAction<'_> {
         match kind {
             BlkRequestKind::Disk(operation) => {
                 let memory = match operation {
@@ -156,18 +163,18 @@ impl BlkRing {
                     | Operation::WriteZeroes(..)
                     | Operation::Flush => &mut self.chain.readable,
                 };
-                Work::Disk { unit: DISK, operation, memory }
+                RequestAction::Disk { unit: DISK, operation, memory }
             }
             BlkRequestKind::GetId => {
                 let written = virtio::write_id(&mut self.chain.writable, &self.serial);
                 if self.reads.is_logging() {
                     self.reads.note(slot, self.chain.writable.range(0, written));
                 }
-                Work::Done
+                RequestAction::Done
             }
             BlkRequestKind::Refused(kind) => {
                 self.refused = GuestRequest(header);
-                Work::Refuse { unit: DISK, kind, what: &self.refused }
+                RequestAction::Refuse { unit: DISK, kind, what: &self.refused }
             }
         }
     }
@@ -202,12 +209,12 @@ impl FrontEnd for BlkRing {
             .map_err(|source| BlkRingFault::NoStatus { head: head.0, source })?;
         let data = self.chain.writable.count();
         let written = u32::try_from(data).unwrap_or(u32::MAX).saturating_add(1);
-        let (slot, reply) = (Slot(head.0), BlkReply { status, written });
+        let (slot, reply) = (RequestSlot(head.0), BlkReply { status, written });
         Ok(Some(NewRequest { slot, reply, work: self.work(slot, header, kind) }))
     }
 
     #[inline]
-    fn answer(&mut self, slot: Slot, reply: BlkReply, outcome: Outcome) {
+    fn answer(&mut self, slot: RequestSlot, reply: BlkReply, outcome: Outcome) {
         let BlkReply { status, written } = reply;
         virtio::write_status(status, virtio::status_byte(outcome));
         if self.reads.is_in_use() {
@@ -221,7 +228,7 @@ impl FrontEnd for BlkRing {
     }
 
     /// One index, one interrupt.
-    fn publish(&mut self, port: &mut Port<'_>) {
+    fn publish(&mut self, port: &mut FrontEndContext<'_>) {
         if self.ring.publish() == Interrupt::Wanted || self.interrupts.are_pending() {
             self.interrupts.send(port);
         }
@@ -231,7 +238,7 @@ impl FrontEnd for BlkRing {
         Ok(self.ring.check_log()?)
     }
 
-    fn report_fault(&self, port: &mut Port<'_>) {
+    fn report_fault(&self, port: &mut FrontEndContext<'_>) {
         if let Some(error) = &self.error {
             port.signal(error.as_fd(), "error");
         }
@@ -245,8 +252,8 @@ impl FrontEnd for BlkRing {
         self.ring.available().into()
     }
 
-    fn rest(&mut self) -> Rest {
-        if self.ring.request_kicks() { Rest::More } else { Rest::Kicks }
+    fn rest(&mut self) -> SleepDecision {
+        if self.ring.request_kicks() { SleepDecision::MoreWork } else { SleepDecision::MaySleep }
     }
 
     fn inherited(&self) -> usize {
@@ -257,12 +264,12 @@ impl FrontEnd for BlkRing {
         None
     }
 
-    fn arrive(&mut self, port: &mut Port<'_>) {
+    fn arrive(&mut self, port: &mut FrontEndContext<'_>) {
         reached(virtio::FaultPoint::Arrived);
         self.interrupts.arrive(port);
     }
 
-    fn leave(&mut self, port: &mut Port<'_>) {
+    fn leave(&mut self, port: &mut FrontEndContext<'_>) {
         self.interrupts.leave(port);
         // Their outcomes come by mail, without the memory; a log may be there by then.
         self.note_reads(port);

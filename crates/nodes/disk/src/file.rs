@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, FailKind,
-    FileId, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Operation, Outlook, Piece,
-    PieceList, PieceRange, Rights, Target, Unmap,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability,
+    FailKind, FileId, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation, Piece,
+    PieceList, PieceRange, RetryHint, Rights, Target, Unmap,
 };
 use claims::FileClaims;
-use kernel_io::{FileTable, Flushes, OpenError, OpenFile, OpenOptions};
+use kernel_io::{FileTable, FlushPolicy, OpenError, OpenFile, OpenOptions};
 
 /// Whether discards reach the host (`discard=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct FileNode {
     id: FileId,
     access: Access,
     discard: DiscardPolicy,
-    flushes: Flushes,
+    flushes: FlushPolicy,
     claims: Arc<FileClaims>,
 }
 
@@ -79,11 +79,11 @@ impl Node for FileNode {
         DiskSize(ByteCount(self.file.bytes()))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let least = NonZeroU32::new(512).expect("512 is not zero");
         let at_least = |value: u32| NonZeroU32::new(value).map_or(least, |value| value.max(least));
         let request_alignment = at_least(self.file.medium().alignments().offset);
-        Limits {
+        BlockLimits {
             request_alignment,
             physical_block: at_least(self.file.physical_block()),
             discard: self.discard == DiscardPolicy::Unmap,
@@ -103,12 +103,12 @@ impl Node for FileNode {
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
         self.claims.claim(rights).map_err(|error| ClaimError {
             node: self.name.clone(),
-            outlook: if error.may_pass() { Outlook::MayPass } else { Outlook::Lasting },
+            outlook: if error.may_pass() { RetryHint::Transient } else { RetryHint::Permanent },
             source: Box::new(error),
         })
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let (file, access) = (self.id, self.access);
         let (discard, flushes) = (self.discard, self.flushes);
         Ok(Box::new(FileLane { file, access, discard, flushes }))
@@ -121,7 +121,7 @@ struct FileLane {
     file: FileId,
     access: Access,
     discard: DiscardPolicy,
-    flushes: Flushes,
+    flushes: FlushPolicy,
 }
 
 impl LeafLane for FileLane {
@@ -130,11 +130,11 @@ impl LeafLane for FileLane {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
             return;
         }
-        if self.flushes == Flushes::Ignored {
+        if self.flushes == FlushPolicy::Ignored {
             mapping.operation = cached(mapping.operation);
         }
         mapping.answer = Answer::Now(match mapping.operation {
-            Operation::Flush if self.flushes == Flushes::Ignored => pieces.none(),
+            Operation::Flush if self.flushes == FlushPolicy::Ignored => pieces.none(),
             Operation::Discard(..) if self.discard == DiscardPolicy::Ignore => pieces.none(),
             Operation::WriteZeroes(extent, Unmap::Allowed, durability)
                 if self.discard == DiscardPolicy::Ignore =>
@@ -178,7 +178,7 @@ mod tests {
     use block::{Extent, Token};
     use kernel_io::{Caching, LockOptions, Locking};
 
-    fn node(access: Access, discard: DiscardPolicy, flushes: Flushes) -> FileNode {
+    fn node(access: Access, discard: DiscardPolicy, flushes: FlushPolicy) -> FileNode {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(8192).unwrap();
         let path = image.path().to_path_buf();
@@ -198,7 +198,7 @@ mod tests {
         becomes: Operation,
         pieces: Result<usize, FailKind>,
     ) {
-        check_on(&node(access, discard, Flushes::Obeyed), operation, becomes, pieces);
+        check_on(&node(access, discard, FlushPolicy::Obeyed), operation, becomes, pieces);
     }
 
     #[track_caller]
@@ -208,7 +208,7 @@ mod tests {
         becomes: Operation,
         pieces: Result<usize, FailKind>,
     ) {
-        let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
+        let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
         let mut batch = [Mapping::new(Token(0), operation)];
         let mut list = PieceList::default();
         lane.map(&mut batch, &mut list);
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn without_flushes_nothing_waits_for_the_device() {
-        let node = node(Access::ReadWrite, DiscardPolicy::Unmap, Flushes::Ignored);
+        let node = node(Access::ReadWrite, DiscardPolicy::Unmap, FlushPolicy::Ignored);
         check_on(&node, Operation::Flush, Operation::Flush, Ok(0));
         let with = |durability| {
             [
@@ -302,11 +302,14 @@ mod tests {
         let third = ours.claim(reader).unwrap();
         drop(first);
         let error = other.claim(writer).unwrap_err();
-        assert_eq!((error.outlook, error.to_string()), (Outlook::MayPass, "node disk".to_owned()));
+        assert_eq!(
+            (error.outlook, error.to_string()),
+            (RetryHint::Transient, "node disk".to_owned())
+        );
         let reads = other.claim(reader).unwrap();
         drop(second);
         let writes = other.claim(writer).unwrap();
-        assert_eq!(ours.claim(writer).unwrap_err().outlook, Outlook::MayPass);
+        assert_eq!(ours.claim(writer).unwrap_err().outlook, RetryHint::Transient);
         drop((third, reads, writes));
         drop(ours.claim(writer).unwrap());
     }
@@ -319,7 +322,7 @@ mod tests {
         let two = claimable(&image, &table, Locking::Automatic);
         let writer = Rights::of_user(Access::ReadWrite);
         let held = one.claim(writer).unwrap();
-        assert_eq!(two.claim(writer).unwrap_err().outlook, Outlook::Lasting);
+        assert_eq!(two.claim(writer).unwrap_err().outlook, RetryHint::Permanent);
         drop(two.claim(Rights::of_user(Access::ReadOnly)).unwrap());
         drop(held);
         drop(two.claim(writer).unwrap());

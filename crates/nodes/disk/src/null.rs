@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Claim, ClaimError, Clock, DiskSize, Due, FailKind, HoldQueue, Lane,
-    LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList,
-    Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, ByteCount, Claim, ClaimError, Clock, CompletionDecision,
+    DelayQueue, DiskSize, FailKind, Lane, LaneContext, LaneError, LeafLane, Mapping, Node,
+    Operation, Outcome, Piece, PieceList, Rights, Target, Token, WakeTime,
 };
 
 /// What reads from a null disk do (`read-zeroes=`).
@@ -54,9 +54,9 @@ impl Node for NullNode {
         self.size
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let block = NonZeroU32::new(512).expect("512 is not zero");
-        Limits {
+        BlockLimits {
             request_alignment: block,
             physical_block: block,
             discard: true,
@@ -78,7 +78,7 @@ impl Node for NullNode {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let target = match self.content {
             ReadContent::Untouched => Target::Nothing,
             ReadContent::Zeroes => Target::Zeroes,
@@ -90,7 +90,7 @@ impl Node for NullNode {
                 answers: lane,
                 latency: *latency,
                 clock: Arc::clone(clock),
-                held: HoldQueue::default(),
+                held: DelayQueue::default(),
             }),
         })
     }
@@ -121,7 +121,7 @@ struct NullLatencyLane {
     answers: NullLane,
     latency: Duration,
     clock: Arc<dyn Clock>,
-    held: HoldQueue,
+    held: DelayQueue,
 }
 
 impl Lane for NullLatencyLane {
@@ -137,8 +137,8 @@ impl Lane for NullLatencyLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
-        self.held.due().map(|at| Due { at, slack: Duration::ZERO })
+    fn due(&self) -> Option<WakeTime> {
+        self.held.due().map(|at| WakeTime { at, slack: Duration::ZERO })
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -152,8 +152,8 @@ impl Lane for NullLatencyLane {
         self.held.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.answers.carried_out(token, outcome)
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        self.answers.completed(token, outcome)
     }
 }
 
@@ -192,11 +192,11 @@ mod tests {
         let (start, latency) = (clock.now(), Duration::from_micros(100));
         let node = null(Access::ReadOnly).with_latency(latency, clock.clone());
         let (mut lane, mut list, mut late) =
-            (node.open_lane(&LaneIo::idle()).unwrap(), PieceList::default(), Vec::new());
+            (node.open_lane(&LaneContext::idle()).unwrap(), PieceList::default(), Vec::new());
         let mut asked = batch(&node);
         lane.map(&mut asked, &mut list);
         assert!(asked.iter().all(|mapping| mapping.answer == Answer::Held));
-        assert_eq!(lane.due(), Some(Due { at: start + latency, slack: Duration::ZERO }));
+        assert_eq!(lane.due(), Some(WakeTime { at: start + latency, slack: Duration::ZERO }));
         lane.resume(start + latency - Duration::from_nanos(1), &mut late, &mut list);
         assert!(late.is_empty());
         lane.resume(start + latency, &mut late, &mut list);
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn no_latency_holds_nothing() {
         let node = null(Access::ReadWrite).with_latency(Duration::ZERO, Arc::new(SystemClock));
-        let (mut lane, mut asked) = (node.open_lane(&LaneIo::idle()).unwrap(), batch(&node));
+        let (mut lane, mut asked) = (node.open_lane(&LaneContext::idle()).unwrap(), batch(&node));
         lane.map(&mut asked, &mut PieceList::default());
         assert!(asked.iter().all(|mapping| matches!(mapping.answer, Answer::Now(_))));
     }

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, FailKind, Lane,
-    LaneError, LaneIo, Limits, Mapping, Node, Operation, PieceList, Rights, Unmap,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize,
+    FailKind, Lane, LaneContext, LaneError, Mapping, Node, Operation, PieceList, Rights, Unmap,
 };
 
 use crate::DiscardPolicy;
@@ -121,11 +121,11 @@ impl Node for RawNode {
         DiskSize(ByteCount(self.window.size.map_or(rest, |size| size.min(rest))))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let below = self.child.node().limits();
         let fits = |unit: NonZeroU32| self.window.offset.is_multiple_of(unit.get().into());
         let least = NonZeroU32::new(512).expect("512 is not zero");
-        Limits {
+        BlockLimits {
             discard: below.discard && self.discard == DiscardPolicy::Unmap,
             // Of blocks that a window cuts, its guest can align to nothing.
             physical_block: if fits(below.physical_block) { below.physical_block } else { least },
@@ -146,7 +146,7 @@ impl Node for RawNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let child = self.child.node();
         let below = child.open_lane(io)?;
         let changes_nothing = self.window == RawWindow::WHOLE
@@ -239,8 +239,8 @@ mod tests {
             self.0.size()
         }
 
-        fn limits(&self) -> Limits {
-            Limits { physical_block: NonZeroU32::new(4096).unwrap(), ..self.0.limits() }
+        fn limits(&self) -> BlockLimits {
+            BlockLimits { physical_block: NonZeroU32::new(4096).unwrap(), ..self.0.limits() }
         }
 
         fn access(&self) -> Access {
@@ -255,7 +255,7 @@ mod tests {
             self.0.claim(rights)
         }
 
-        fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
             Ok(Box::new(PlacesLane))
         }
     }
@@ -289,7 +289,7 @@ mod tests {
         let mut batch: Vec<Mapping> =
             operations.iter().map(|operation| Mapping::new(Token(0), *operation)).collect();
         let mut list = PieceList::default();
-        node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut list);
+        node.open_lane(&LaneContext::idle()).unwrap().map(&mut batch, &mut list);
         let place = |piece: &Piece| match piece.target {
             Target::File { offset, .. } => offset.0,
             Target::Channel { .. }

@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, BlockStatus, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node,
-    Permission, RangeLock, Rights,
+    Access, BlockLimits, BlockStatus, Child, Claim, ClaimError, DiskSize, Lane, LaneContext,
+    LaneError, Node, Permission, RangeLock, Rights,
 };
-use tasks::Storage;
+use tasks::ChildIo;
 
 use lane::CopyOnReadLane;
 
@@ -77,7 +77,7 @@ impl Node for CopyOnReadNode {
         self.child.node().size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.child.node().limits()
     }
 
@@ -95,14 +95,14 @@ impl Node for CopyOnReadNode {
         self.child.node().claim(Rights { uses, ..rights })
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let child = self.child.node();
         let limits = child.limits();
         let alignment = limits.request_alignment.get().into();
-        let storage = Storage::new(child.open_lane(io)?, io, alignment);
+        let storage = ChildIo::new(child.open_lane(io)?, io, alignment);
         let unit = limits.allocation_unit.get().into();
         let copies =
-            lane::Copies::new(storage, self.ranges.clone(), self.source, child.size(), unit);
+            lane::CopyTasks::new(storage, self.ranges.clone(), self.source, child.size(), unit);
         Ok(Box::new(CopyOnReadLane::new(child.open_lane(io)?, io, copies, self.access)))
     }
 }

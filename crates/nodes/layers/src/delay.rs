@@ -22,8 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, Child, Claim, ClaimError, Clock, DiskSize, Due, HoldQueue, Lane, LaneError,
-    LaneIo, Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, Told,
+    Access, Answer, BlockLimits, Child, Claim, ClaimError, Clock, CompletionDecision, DelayQueue,
+    DiskSize, Lane, LaneContext, LaneError, Mapping, Node, Operation, Outcome, PieceList, Rights,
+    Token, WakeTime,
 };
 
 pub use distribution::{Distribution, Latency, LatencyBounds, LatencyTooLong};
@@ -143,7 +144,7 @@ impl Node for DelayNode {
         self.child.node().size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.child.node().limits()
     }
 
@@ -160,7 +161,7 @@ impl Node for DelayNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let below = self.child.node().open_lane(io)?;
         let stream = self.lanes.fetch_add(1, Ordering::Relaxed);
         let generation = self.control.generation.load(Ordering::Acquire);
@@ -173,7 +174,7 @@ impl Node for DelayNode {
             settings,
             clock: Arc::clone(&self.clock),
             random: Random::new(self.seed, &self.name, stream),
-            held: HoldQueue::default(),
+            held: DelayQueue::default(),
             last: None,
             order: CompletionOrder::default(),
             io: io.clone(),
@@ -193,12 +194,12 @@ struct DelayLane {
     delays: bool,
     clock: Arc<dyn Clock>,
     random: Random,
-    held: HoldQueue,
+    held: DelayQueue,
     /// When the last of those is due that must not be overtaken.
     last: Option<Instant>,
     /// Those, until they are over.
     order: CompletionOrder,
-    io: LaneIo,
+    io: LaneContext,
     /// Room for what is passed on later.
     passed_on: Vec<Mapping>,
 }
@@ -291,9 +292,9 @@ impl Lane for DelayLane {
         self.note_ordered();
     }
 
-    fn due(&self) -> Option<Due> {
-        let own = self.held.due().map(|at| Due { at, slack: Duration::ZERO });
-        Due::first(own, self.below.due())
+    fn due(&self) -> Option<WakeTime> {
+        let own = self.held.due().map(|at| WakeTime { at, slack: Duration::ZERO });
+        WakeTime::first(own, self.below.due())
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -324,8 +325,8 @@ impl Lane for DelayLane {
         self.below.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        let told = self.order.carried_out(&mut *self.below, token, outcome);
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        let told = self.order.completed(&mut *self.below, token, outcome);
         self.note_ordered();
         told
     }

@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use block::{
-    Access, ByteCount, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node,
-    Rights,
+    Access, BlockLimits, ByteCount, Child, Claim, ClaimError, DiskSize, Lane, LaneContext,
+    LaneError, Node, Rights,
 };
 
 mod join;
@@ -173,10 +173,10 @@ impl Node for StripeNode {
     }
 
     /// What suits the most demanding child.
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let below = self.children.iter().map(|child| child.node().limits());
         let mut limits = below
-            .reduce(|one, other| Limits {
+            .reduce(|one, other| BlockLimits {
                 request_alignment: one.request_alignment.max(other.request_alignment),
                 physical_block: one.physical_block.max(other.physical_block),
                 discard: one.discard || other.discard,
@@ -209,7 +209,7 @@ impl Node for StripeNode {
             .try_fold(Claim::nothing(), |claim, child| Ok(claim.and(child.node().claim(rights)?)))
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let lanes: Result<Vec<_>, _> =
             self.children.iter().map(|child| child.node().open_lane(io)).collect();
         Ok(Box::new(StripeLane::new(self.layout, io, lanes?, self.access, self.discards)))

@@ -35,7 +35,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node, Rights,
+    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Node,
+    Rights,
 };
 
 pub use group::ThrottleGroup;
@@ -82,7 +83,7 @@ impl Node for ThrottleNode {
         self.child.node().size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.child.node().limits()
     }
 
@@ -98,7 +99,7 @@ impl Node for ThrottleNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let below = self.child.node().open_lane(io)?;
         Ok(Box::new(ThrottleLane::new(&self.group, &self.member, below)))
     }

@@ -14,7 +14,7 @@
 use block::HostMemory;
 
 use crate::header::BitmapsExtension;
-use crate::tables::{Damage, Tables, number, wrong};
+use crate::table_reader::{MetadataError, TableReader, number, wrong};
 
 /// The longest bitmap table, as in QEMU: 2^27 entries.
 const TABLE_ENTRIES_MAX: u64 = 1 << 27;
@@ -29,7 +29,7 @@ const FLAGS: u32 = 7;
 const DIRECTORY: &str = "the bitmap directory";
 const TABLE: &str = "a bitmap table";
 
-/// A bitmap of the directory.
+/// A persistent dirty bitmap, as the bitmap directory describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bitmap {
     pub(crate) table_offset: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Bitmap {
 }
 
 /// Reads the directory, if there is one that is consistent with the data.
-pub(crate) async fn read(tables: &Tables<'_>) -> Result<Vec<Bitmap>, Damage> {
+pub(crate) async fn read(tables: &TableReader<'_>) -> Result<Vec<Bitmap>, MetadataError> {
     let Some(extension) = tables.header.bitmaps else { return Ok(Vec::new()) };
     let BitmapsExtension { directory_offset: offset, directory_bytes: bytes, .. } = extension;
     tables.check_place(DIRECTORY, offset, bytes)?;
@@ -83,7 +83,7 @@ fn parse(directory: &[u8], count: u32) -> Option<Vec<Bitmap>> {
 }
 
 /// Marks the bitmaps that would have to reflect what is written from now on. Durable when it returns.
-pub(crate) async fn mark_in_use(tables: &Tables<'_>) -> Result<(), Damage> {
+pub(crate) async fn mark_in_use(tables: &TableReader<'_>) -> Result<(), MetadataError> {
     let Some(extension) = tables.header.bitmaps else { return Ok(()) };
     let bitmaps = read(tables).await?;
     let must_mark = |bitmap: &&Bitmap| bitmap.flags & (AUTO | IN_USE) == AUTO;

@@ -1,13 +1,13 @@
 //! Compressed clusters: where one is, and what it holds.
 //!
 //! Where it stands: a task that reads a compressed cluster takes its place from the L2 entry
-//! ([`place`]), reads those bytes and has them decoded ([`Decoding`]). The specification is
+//! ([`place`]), reads those bytes and has them decoded ([`Decompression`]). The specification is
 //! `docs/interop/qcow2.rst`, "Compressed Clusters Descriptor" and `compression_type`.
 //!
 //! Invariants: a cluster is decoded whole or not at all, and never into more memory than a cluster:
 //! the bytes may come from a stranger. Compressed clusters are never written, so what was decoded once
 //! stays right for as long as an entry names it.
-//! Limits: [`WINDOW_BITS_MAX`] of zstd; [`Decoded`] says how much it keeps.
+//! Limits: [`WINDOW_BITS_MAX`] of zstd; [`ClusterCache`] says how much it keeps.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,13 +31,13 @@ const SECTOR: u64 = 512;
 
 /// How the clusters of an image are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Method {
+pub(crate) enum CompressionMethod {
     /// Deflate without a header (RFC 1951); QEMU says zlib.
     Deflate,
     Zstd,
 }
 
-/// What is wrong with a compressed cluster.
+/// Why a compressed cluster cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CompressedError {
     /// Its descriptor has bits that are reserved.
@@ -45,7 +45,7 @@ pub(crate) enum CompressedError {
     Place { descriptor: u64 },
     /// The bytes are no compressed data, or those of something else than one cluster.
     #[error("the compressed cluster is not {cluster_bytes} bytes compressed by {method:?}")]
-    Data { method: Method, cluster_bytes: usize },
+    Data { method: CompressionMethod, cluster_bytes: usize },
 }
 
 /// The bytes of the file that may hold the cluster: up to the end of a sector, which may be behind the
@@ -63,9 +63,9 @@ pub(crate) fn place(descriptor: u64, cluster_bits: u32) -> Result<Range<u64>, Co
     Ok(offset..end)
 }
 
-/// A cluster that is being decoded, bit by bit. Behind the compressed data there may be anything.
-pub(crate) struct Decoding {
-    method: Method,
+/// The decompression of one cluster, some bytes at a time. Behind the compressed data there may be anything.
+pub(crate) struct Decompression {
+    method: CompressionMethod,
     stream: Stream,
     cluster: HostMemory,
     /// How much was read and how much is decoded.
@@ -73,31 +73,32 @@ pub(crate) struct Decoding {
     done: usize,
 }
 
-/// Whether a cluster is decoded.
+/// Whether a cluster is fully decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum DecodeProgress {
     More,
     Whole,
 }
 
+/// The state of the decompression library.
 enum Stream {
     Deflate(Decompress),
     /// None if there is no memory for it.
     Zstd(Option<DCtx<'static>>),
 }
 
-impl Decoding {
+impl Decompression {
     /// Of a cluster with so many bytes.
-    pub(crate) fn new(method: Method, cluster_bytes: usize) -> Self {
+    pub(crate) fn new(method: CompressionMethod, cluster_bytes: usize) -> Self {
         let stream = match method {
-            Method::Deflate => Stream::Deflate(Decompress::new(false)),
-            Method::Zstd => Stream::Zstd(zstd()),
+            CompressionMethod::Deflate => Stream::Deflate(Decompress::new(false)),
+            CompressionMethod::Zstd => Stream::Zstd(zstd()),
         };
         Self { method, stream, cluster: HostMemory::zeroed(cluster_bytes), read: 0, done: 0 }
     }
 
     /// Decodes some more of the compressed bytes, which are the same in each call.
-    pub(crate) fn go_on(&mut self, bytes: &[u8]) -> Result<Progress, CompressedError> {
+    pub(crate) fn go_on(&mut self, bytes: &[u8]) -> Result<DecodeProgress, CompressedError> {
         let cluster_bytes = self.cluster.len();
         let input = &bytes[self.read..bytes.len().min(self.read + STEP_BYTES)];
         let output = &mut self.cluster[self.done..cluster_bytes.min(self.done + STEP_BYTES)];
@@ -106,19 +107,20 @@ impl Decoding {
             Stream::Zstd(context) => context.as_mut().and_then(|it| unzstd(it, input, output)),
         };
         let wrong = CompressedError::Data { method: self.method, cluster_bytes };
-        let Some(Step { read, decoded, is_end }) = step else { return Err(wrong) };
+        let Some(DecodeStep { read, decoded, is_end }) = step else { return Err(wrong) };
         (self.read, self.done) = (self.read + read, self.done + decoded);
         let is_whole = self.done == cluster_bytes;
         match self.method {
             // As QEMU: what fills the cluster is good, also if the stream would go on.
-            Method::Deflate if is_whole => return Ok(Progress::Whole),
+            CompressionMethod::Deflate if is_whole => return Ok(DecodeProgress::Whole),
             // As QEMU: the frame ends with the cluster.
-            Method::Zstd if is_whole && is_end => return Ok(Progress::Whole),
-            Method::Deflate | Method::Zstd => {}
+            CompressionMethod::Zstd if is_whole && is_end => return Ok(DecodeProgress::Whole),
+            CompressionMethod::Deflate | CompressionMethod::Zstd => {}
         }
         // Another frame may follow, but no other stream.
-        let is_over = is_end && self.method == Method::Deflate || read == 0 && decoded == 0;
-        if is_over { Err(wrong) } else { Ok(Progress::More) }
+        let is_over =
+            is_end && self.method == CompressionMethod::Deflate || read == 0 && decoded == 0;
+        if is_over { Err(wrong) } else { Ok(DecodeProgress::More) }
     }
 
     /// The cluster, when it is whole.
@@ -127,19 +129,19 @@ impl Decoding {
     }
 }
 
-/// What a call of a library has done.
-struct Step {
+/// What one call of a decompression library has read and written.
+struct DecodeStep {
     read: usize,
     decoded: usize,
     /// Whether the compressed data end here.
     is_end: bool,
 }
 
-fn inflate(stream: &mut Decompress, input: &[u8], output: &mut [u8]) -> Option<Step> {
+fn inflate(stream: &mut Decompress, input: &[u8], output: &mut [u8]) -> Option<DecodeStep> {
     let before = (stream.total_in(), stream.total_out());
     let status = stream.decompress(input, output, FlushDecompress::None).ok()?;
     let count = |after: u64, before: u64| usize::try_from(after - before).expect("in a buffer");
-    Some(Step {
+    Some(DecodeStep {
         read: count(stream.total_in(), before.0),
         decoded: count(stream.total_out(), before.1),
         is_end: status == Status::StreamEnd,
@@ -152,23 +154,23 @@ fn zstd() -> Option<DCtx<'static>> {
     Some(context)
 }
 
-fn unzstd(context: &mut DCtx<'_>, input: &[u8], output: &mut [u8]) -> Option<Step> {
+fn unzstd(context: &mut DCtx<'_>, input: &[u8], output: &mut [u8]) -> Option<DecodeStep> {
     let mut input = InBuffer::around(input);
     let mut output = OutBuffer::around(output);
     let left = context.decompress_stream(&mut output, &mut input).ok()?;
-    Some(Step { read: input.pos(), decoded: output.pos(), is_end: left == 0 })
+    Some(DecodeStep { read: input.pos(), decoded: output.pos(), is_end: left == 0 })
 }
 
-/// The clusters that were decoded last, by descriptor: of one lane, for reads that follow each other.
+/// A cache of decompressed clusters, by descriptor: the last ones of one lane.
 #[derive(Debug)]
-pub(crate) struct Decoded {
+pub(crate) struct ClusterCache {
     /// The one that was used last is in front.
     clusters: VecDeque<(u64, Rc<HostMemory>)>,
     bytes_max: usize,
     count_max: usize,
 }
 
-impl Decoded {
+impl ClusterCache {
     /// Keeps so many bytes and clusters, and always the last cluster.
     pub(crate) fn new(bytes_max: usize, count_max: usize) -> Self {
         Self { clusters: VecDeque::new(), bytes_max, count_max }

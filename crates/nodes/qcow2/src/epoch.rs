@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, Weak};
 /// Nothing is in use.
 const IDLE: u64 = u64::MAX;
 
-/// An epoch of an image.
+/// An epoch: requests in it may still use clusters that tables named then (epoch-based reclamation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Epoch(u64);
 
-/// The epochs of an image.
+/// The current epoch of an image, and the oldest that each lane still uses.
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
     now: AtomicU64,
@@ -55,7 +55,7 @@ impl Epochs {
     }
 }
 
-/// The epochs that one lane is in.
+/// The epochs that one lane's requests in flight were mapped in.
 #[derive(Debug)]
 pub(crate) struct LaneEpochs {
     epochs: Arc<Epochs>,

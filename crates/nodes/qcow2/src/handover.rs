@@ -11,10 +11,10 @@ use std::ops::Range;
 
 use block::FailKind;
 
+use crate::geometry::OFFSET;
 use crate::image::Image;
-use crate::shape::OFFSET;
 
-/// What an image that is written has in memory alone. Ranges are clusters of its file.
+/// The state of an image that is only in memory, as it is handed over in a takeover. Ranges are clusters of its file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageState {
     /// Taken ahead of need: they read as zeroes, and their refcount is 1, durably.
@@ -25,9 +25,9 @@ pub struct ImageState {
     pub tables_durable: bool,
 }
 
-/// An image cannot change hands now.
+/// Why an image cannot be handed over now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum StateError {
+pub enum ImageStateError {
     /// Clusters are being freed.
     #[error("clusters are still being freed")]
     Busy,
@@ -39,32 +39,32 @@ pub enum StateError {
     Doubtful,
 }
 
-/// What is said of an image cannot be.
+/// What another process says of an image contradicts its file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("clusters {} to {} of the image cannot have been {what}", .clusters.start, .clusters.end)]
-pub struct ForeignState {
+pub struct InvalidImageState {
     clusters: Range<u64>,
     what: &'static str,
 }
 
 impl Image {
     /// What the file does not say. No request is under way, and no task is at work.
-    pub(crate) async fn state(&self) -> Result<ImageState, StateError> {
+    pub(crate) async fn state(&self) -> Result<ImageState, ImageStateError> {
         let space = match self.space() {
             Ok(space) => space,
             Err(FailKind::ReadOnly) => return Ok(ImageState::default()),
-            Err(_) => return Err(StateError::Damaged),
+            Err(_) => return Err(ImageStateError::Damaged),
         };
-        if self.slices().has_doubtful() {
-            return Err(StateError::Doubtful);
+        if self.slices().has_failed_writes() {
+            return Err(ImageStateError::Doubtful);
         }
-        space.state().await.map_err(|_written| StateError::Doubtful)
+        space.state().await.map_err(|_written| ImageStateError::Doubtful)
     }
 
     /// Goes on from what another process knew. What cannot be is refused; it may still be wrong.
-    pub(crate) fn inherit(&self, state: ImageState) -> Result<(), ForeignState> {
+    pub(crate) fn inherit(&self, state: ImageState) -> Result<(), InvalidImageState> {
         let Ok(space) = self.space() else { return Ok(()) };
-        let end = OFFSET >> self.shape().cluster_bytes().trailing_zeros();
+        let end = OFFSET >> self.geometry().cluster_bytes().trailing_zeros();
         let checked = |ranges: &[Range<u64>], what| {
             let is_wrong = |clusters: &&Range<u64>| {
                 clusters.is_empty()
@@ -72,7 +72,7 @@ impl Image {
                     || self.is_metadata(clusters.start..clusters.end)
             };
             match ranges.iter().find(is_wrong) {
-                Some(clusters) => Err(ForeignState { clusters: clusters.clone(), what }),
+                Some(clusters) => Err(InvalidImageState { clusters: clusters.clone(), what }),
                 None => Ok(()),
             }
         };

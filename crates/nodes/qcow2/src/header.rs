@@ -41,7 +41,7 @@ const FORMAT_NAME_MAX: usize = 15;
 /// The longest name of a backing file (specification: 1023 bytes).
 const BACKING_NAME_MAX: u32 = 1023;
 
-/// What an image may contain that a reader has to know.
+/// The feature bits of an image, known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a bit of the header")]
 pub struct Features {
@@ -63,7 +63,7 @@ pub struct Features {
     pub raw_external: bool,
 }
 
-/// What the header says.
+/// The header of a qcow2 image, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     /// 2 or 3.
@@ -111,7 +111,7 @@ pub(crate) struct BitmapsExtension {
     pub(crate) directory_offset: u64,
 }
 
-/// Why an image cannot be served.
+/// Why the header of an image rules out that it is served: no qcow2, damaged, or a feature that is not supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// It is something else.
@@ -163,7 +163,7 @@ impl Header {
     /// How many bytes of the file are needed for [`Header::parse`]: the first cluster. `start` are the
     /// first bytes of the file, as many as there are of 512.
     pub fn bytes_needed(start: &[u8]) -> Result<u64, HeaderError> {
-        let fields = Fields(start);
+        let fields = HeaderFields(start);
         fields.check_magic()?;
         Ok(1 << cluster_bits(fields)?)
     }
@@ -171,7 +171,7 @@ impl Header {
     /// Reads the header out of the first cluster of the file; less of it if the file is shorter: what is
     /// not there is zeroes, but for the fields of the header.
     pub fn parse(cluster: &[u8]) -> Result<Self, HeaderError> {
-        let fields = Fields(cluster);
+        let fields = HeaderFields(cluster);
         fields.check_magic()?;
         let version = fields.u32(4)?;
         let cluster_bits = cluster_bits(fields)?;
@@ -185,17 +185,17 @@ impl Header {
         if cluster.len() < cluster_bytes {
             let mut whole = cluster.to_vec();
             whole.resize(cluster_bytes, 0);
-            return Self::parse_whole(Fields(&whole), version, header_bytes);
+            return Self::parse_whole(HeaderFields(&whole), version, header_bytes);
         }
-        Self::parse_whole(Fields(&cluster[..cluster_bytes]), version, header_bytes)
+        Self::parse_whole(HeaderFields(&cluster[..cluster_bytes]), version, header_bytes)
     }
 
     fn parse_whole(
-        fields: Fields<'_>,
+        fields: HeaderFields<'_>,
         version: u32,
         header_bytes: u32,
     ) -> Result<Self, HeaderError> {
-        let extensions = Extensions::read(fields, header_bytes, backing_name_place(fields)?)?;
+        let extensions = HeaderExtensions::read(fields, header_bytes, backing_name_place(fields)?)?;
         let (features, unknown_autoclear) = features(fields, version, header_bytes, &extensions)?;
         match fields.u32(32)? {
             0 if !extensions.has_encryption => {}
@@ -314,7 +314,7 @@ fn field(field: &'static str, value: impl Into<u64>, rule: &'static str) -> Head
     HeaderError::Field { field, value: value.into(), rule }
 }
 
-fn cluster_bits(fields: Fields<'_>) -> Result<u32, HeaderError> {
+fn cluster_bits(fields: HeaderFields<'_>) -> Result<u32, HeaderError> {
     match fields.u32(20)? {
         bits @ 9..=21 => Ok(bits),
         other => Err(field("cluster_bits", other, "it is 9 to 21")),
@@ -330,7 +330,7 @@ fn header_bytes(bytes: u32, cluster_bits: u32) -> Result<u32, HeaderError> {
 }
 
 /// Where the backing file's name is; the extensions end there.
-fn backing_name_place(fields: Fields<'_>) -> Result<Option<Range<usize>>, HeaderError> {
+fn backing_name_place(fields: HeaderFields<'_>) -> Result<Option<Range<usize>>, HeaderError> {
     let (offset, bytes) = (fields.u64(8)?, fields.u32(16)?);
     if offset == 0 {
         return Ok(None);
@@ -346,7 +346,7 @@ fn backing_name_place(fields: Fields<'_>) -> Result<Option<Range<usize>>, Header
     place.map(Some).ok_or_else(|| field("backing_file_offset", offset, rule))
 }
 
-fn backing_name(fields: Fields<'_>) -> Result<Option<String>, HeaderError> {
+fn backing_name(fields: HeaderFields<'_>) -> Result<Option<String>, HeaderError> {
     let Some(place) = backing_name_place(fields)? else { return Ok(None) };
     if place.is_empty() {
         return Ok(None);
@@ -365,10 +365,10 @@ fn printable(bytes: &[u8]) -> String {
 }
 
 fn features(
-    fields: Fields<'_>,
+    fields: HeaderFields<'_>,
     version: u32,
     header_bytes: u32,
-    extensions: &Extensions,
+    extensions: &HeaderExtensions,
 ) -> Result<(Features, u64), HeaderError> {
     if version == 2 {
         return Ok((Features::default(), 0));
@@ -403,9 +403,9 @@ fn features(
     Ok((features, autoclear & !3))
 }
 
-/// What the extensions say that is known here. Others are left as they are.
+/// The header extensions that are known here. Others are left as they are.
 #[derive(Debug, Default)]
-struct Extensions {
+struct HeaderExtensions {
     backing_format: Option<String>,
     data_file: Option<String>,
     bitmaps: Option<BitmapsExtension>,
@@ -421,9 +421,9 @@ const BITMAPS: u32 = 0x2385_2875;
 const DATA_FILE: u32 = 0x4441_5441;
 const ENCRYPTION: u32 = 0x0537_be77;
 
-impl Extensions {
+impl HeaderExtensions {
     fn read(
-        fields: Fields<'_>,
+        fields: HeaderFields<'_>,
         header_bytes: u32,
         backing_name: Option<Range<usize>>,
     ) -> Result<Self, HeaderError> {
@@ -466,7 +466,7 @@ impl Extensions {
                 self.names = data.chunks_exact(48).map(name).collect();
             }
             BITMAPS => {
-                let fields = Fields(data);
+                let fields = HeaderFields(data);
                 if data.len() != 24 {
                     let rule = "the bitmaps extension has 24 bytes";
                     return Err(field("header extension length", data.len() as u64, rule));
@@ -494,11 +494,11 @@ impl Extensions {
     }
 }
 
-/// Big-endian numbers in the header.
+/// Reads big-endian numbers out of a header.
 #[derive(Clone, Copy)]
-struct Fields<'a>(&'a [u8]);
+struct HeaderFields<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl HeaderFields<'_> {
     fn check_magic(self) -> Result<(), HeaderError> {
         if self.u32(0)? == MAGIC { Ok(()) } else { Err(HeaderError::Magic) }
     }

@@ -14,19 +14,19 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use block::{FailKind, HostMemory, RangeGuard, RangeLock};
-use tasks::{Storage, Turns};
+use tasks::{AsyncMutex, ChildIo};
 
-use crate::compressed::{CompressedError, Method};
+use crate::background_tasks::{BackgroundTask, BackgroundTasks};
+use crate::cluster_allocator::{ClusterAllocator, Qcow2Discards};
+use crate::compressed::{CompressedError, CompressionMethod};
 use crate::epoch::Epochs;
+use crate::geometry::{COPIED, Geometry, GuestCluster, L2Entry, OFFSET, RawL2Entry, SliceNumber};
 use crate::header::Header;
-use crate::overlap::Metadata;
-use crate::refcount::{Clusters, Refcounts, TablePlace};
-use crate::said::Sentences;
-use crate::shape::{COPIED, Entry, GuestCluster, OFFSET, Shape, SliceNumber, Words};
-use crate::slice::{Ending, Found, Pinned, Slice, SliceCache, Turn};
-use crate::space::{Discards, Space};
-use crate::tables::may_have;
-use crate::work::{AtWork, Working};
+use crate::image_log::ImageLog;
+use crate::overlap::MetadataClusters;
+use crate::refcount::{HostClusters, RefcountTablePlace, Refcounts};
+use crate::slice::{CacheLookup, L2Slice, PinnedSlice, SliceCache, WriteResult, WriteTurn};
+use crate::table_reader::may_have;
 
 /// Where fields are in the header.
 const AUTOCLEAR_AT: usize = 88;
@@ -40,7 +40,7 @@ const BITMAPS: u64 = 1;
 /// The autoclear bit that says that the data file is the disk by itself.
 const RAW_EXTERNAL: u64 = 2;
 
-/// What is kept in memory.
+/// How many L2 slices and refcount blocks are cached.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CacheSizes {
     /// Slices of L2 tables.
@@ -51,23 +51,23 @@ pub(crate) struct CacheSizes {
     pub(crate) blocks: usize,
 }
 
-/// The metadata of an image.
+/// The metadata of an open image, one instance for all lanes: L1 table, cached L2 slices, refcounts, epochs.
 #[derive(Debug)]
 pub(crate) struct Image {
-    sentences: Arc<Sentences>,
-    shape: Shape,
+    log: Arc<ImageLog>,
+    geometry: Geometry,
     /// The size of the disk in bytes.
     size: u64,
     version: u32,
     is_raw_external: bool,
-    compression: Method,
+    compression: CompressionMethod,
     /// The bytes of the file when the image was loaded.
     file_bytes: u64,
     l1_offset: u64,
     l1: Box<[AtomicU64]>,
     /// One writer of the L1 table at a time.
-    l1_writes: Turns<()>,
-    header_writes: Turns<()>,
+    l1_writes: AsyncMutex<()>,
+    header_writes: AsyncMutex<()>,
     slices: SliceCache,
     clean_after: Option<Duration>,
     /// When slices without use went last.
@@ -78,38 +78,38 @@ pub(crate) struct Image {
     tables: RangeLock,
     epochs: Arc<Epochs>,
     /// `None` if the image was never written.
-    space: Option<Space>,
+    space: Option<ClusterAllocator>,
     /// Whether it may be written now: somebody has claimed it for that.
     is_writing: AtomicBool,
     /// Whether its files may be somebody else's: then nothing is read or written any more.
     is_closed: AtomicBool,
     /// Empty if the image is not written.
-    metadata: Arc<Metadata>,
+    metadata: Arc<MetadataClusters>,
     /// How many tasks are at work that no request waits for.
-    at_work: AtWork,
+    background_tasks: BackgroundTasks,
 }
 
 impl Image {
     /// Reads what is always in memory. With `writing`, also what is needed to change the image.
     pub(crate) async fn load(
-        known_as: String,
+        display_name: String,
         header: &Header,
-        storage: &Storage,
+        storage: &ChildIo,
         file_bytes: u64,
         caches: CacheSizes,
-        writing: Option<(Discards, Metadata)>,
+        writing: Option<(Qcow2Discards, MetadataClusters)>,
     ) -> Result<Self, FailKind> {
-        let sentences = Arc::new(Sentences::new(known_as));
+        let log = Arc::new(ImageLog::new(display_name));
         let end = header.l1_offset + u64::from(header.l1_entries) * 8;
         let memory = storage.read(header.l1_offset..end).await?;
         let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes"));
         // What names nothing has no owner either.
         let clean = |word: u64| if word & OFFSET == 0 { 0 } else { word & (OFFSET | COPIED) };
         let l1: Box<[u64]> = memory.chunks_exact(8).map(word).map(clean).collect();
-        let shape = Shape::new(header);
-        let is_bad = |word: &&u64| **word & OFFSET & (shape.cluster_bytes() - 1) != 0;
+        let geometry = Geometry::new(header);
+        let is_bad = |word: &&u64| **word & OFFSET & (geometry.cluster_bytes() - 1) != 0;
         if let Some(word) = l1.iter().find(is_bad) {
-            sentences.error(format_args!("the L1 entry {word:#018x} names no cluster"));
+            log.error(format_args!("the L1 entry {word:#018x} names no cluster"));
             return Err(FailKind::Io);
         }
         let epochs = Arc::new(Epochs::default());
@@ -118,26 +118,33 @@ impl Image {
             Some((discards, metadata)) => {
                 let metadata = Arc::new(metadata);
                 let known = Arc::clone(&metadata);
-                let said = Arc::clone(&sentences);
+                let said = Arc::clone(&log);
                 let refcounts =
                     Refcounts::load(header, storage, file_bytes, caches.blocks, known, said)
                         .await?;
                 let bits = header.cluster_bits;
-                (Some(Space::new(bits, refcounts, Arc::clone(&epochs), discards)), metadata)
+                (
+                    Some(ClusterAllocator::new(bits, refcounts, Arc::clone(&epochs), discards)),
+                    metadata,
+                )
             }
         };
         Ok(Self {
-            sentences,
-            shape,
+            log,
+            geometry,
             size: header.size,
             version: header.version,
             is_raw_external: header.features.raw_external,
-            compression: if header.features.zstd { Method::Zstd } else { Method::Deflate },
+            compression: if header.features.zstd {
+                CompressionMethod::Zstd
+            } else {
+                CompressionMethod::Deflate
+            },
             file_bytes: may_have(file_bytes),
             l1_offset: header.l1_offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),
-            l1_writes: Turns::new(()),
-            header_writes: Turns::new(()),
+            l1_writes: AsyncMutex::new(()),
+            header_writes: AsyncMutex::new(()),
             slices: SliceCache::new(caches.slices),
             clean_after: caches.clean_after,
             cleaned: Mutex::default(),
@@ -148,22 +155,22 @@ impl Image {
             is_closed: AtomicBool::new(false),
             space,
             metadata,
-            at_work: AtWork::default(),
+            background_tasks: BackgroundTasks::default(),
         })
     }
 
     /// A task begins that no request waits for: nobody who stops a ring knows of it.
-    pub(crate) fn begin_work(&self) -> Working {
-        self.at_work.begin()
+    pub(crate) fn begin_work(&self) -> BackgroundTask {
+        self.background_tasks.begin()
     }
 
     /// Waits until no such task is at work, but not longer than this; whether that is so. Blocks.
     pub(crate) fn wait_for_work(&self, limit: Duration) -> bool {
-        self.at_work.wait(limit)
+        self.background_tasks.wait(limit)
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     /// The size of the disk in bytes.
@@ -193,7 +200,7 @@ impl Image {
     }
 
     /// How clusters are compressed.
-    pub(crate) fn compression(&self) -> Method {
+    pub(crate) fn compression(&self) -> CompressionMethod {
         self.compression
     }
 
@@ -208,13 +215,13 @@ impl Image {
         cluster: GuestCluster,
         error: &CompressedError,
     ) -> FailKind {
-        self.sentences.error(format_args!("cluster {} of the disk: {error}", cluster.0));
+        self.log.error(format_args!("cluster {} of the disk: {error}", cluster.0));
         FailKind::Io
     }
 
     /// What is said of it.
-    pub(crate) fn sentences(&self) -> &Sentences {
-        &self.sentences
+    pub(crate) fn log(&self) -> &ImageLog {
+        &self.log
     }
 
     pub(crate) fn slices(&self) -> &SliceCache {
@@ -226,7 +233,7 @@ impl Image {
     }
 
     /// The clusters of the file; `ReadOnly` if the image is not written.
-    pub(crate) fn space(&self) -> Result<&Space, FailKind> {
+    pub(crate) fn space(&self) -> Result<&ClusterAllocator, FailKind> {
         if self.metadata.is_damaged() || self.is_closed() {
             return Err(FailKind::Io);
         }
@@ -234,7 +241,7 @@ impl Image {
     }
 
     /// Whether any of these clusters of the file is metadata.
-    pub(crate) fn is_metadata(&self, clusters: Clusters) -> bool {
+    pub(crate) fn is_metadata(&self, clusters: HostClusters) -> bool {
         self.metadata.first_of(std::iter::once(clusters)).is_some()
     }
 
@@ -266,7 +273,7 @@ impl Image {
 
     /// What a request is told that comes after that.
     pub(crate) fn refuse_closed(&self) -> FailKind {
-        self.sentences.error(format_args!("the image is closed; a request came too late"));
+        self.log.error(format_args!("the image is closed; a request came too late"));
         FailKind::Io
     }
 
@@ -278,56 +285,56 @@ impl Image {
     /// The slice of that number, pinned; loads it if it is not in memory.
     pub(crate) async fn slice(
         &self,
-        storage: &Storage,
+        storage: &ChildIo,
         number: SliceNumber,
-    ) -> Result<Pinned, FailKind> {
+    ) -> Result<PinnedSlice, FailKind> {
         loop {
             let found =
                 std::future::poll_fn(|context| match self.slices.find(number, context.waker()) {
-                    Found::Wait => Poll::Pending,
-                    found @ (Found::Here(_) | Found::Missing(_)) => Poll::Ready(found),
+                    CacheLookup::Wait => Poll::Pending,
+                    found @ (CacheLookup::Here(_) | CacheLookup::Missing(_)) => Poll::Ready(found),
                 });
             match found.await {
                 // Its table was made since.
-                Found::Here(pinned) if pinned.slice().is_absent() && self.l1(number) != 0 => {
+                CacheLookup::Here(pinned) if pinned.slice().is_absent() && self.l1(number) != 0 => {
                     self.slices.forget_absent(std::iter::once(number));
                 }
-                Found::Here(pinned) => return Ok(pinned),
-                Found::Wait => {}
-                Found::Missing(loading) => {
+                CacheLookup::Here(pinned) => return Ok(pinned),
+                CacheLookup::Wait => {}
+                CacheLookup::Missing(loading) => {
                     let table = self.l1(number) & OFFSET;
                     if table == 0 {
                         // Unless it was made meanwhile.
                         let is_absent = || self.l1(number) & OFFSET == 0;
-                        if let Some(pinned) = loading.done_if(Slice::absent(number), is_absent) {
+                        if let Some(pinned) = loading.done_if(L2Slice::absent(number), is_absent) {
                             return Ok(pinned);
                         }
                         continue;
                     }
-                    let start = table + self.shape.place_in_table(number);
-                    let memory = storage.read(start..start + self.shape.slice_bytes()).await?;
+                    let start = table + self.geometry.place_in_table(number);
+                    let memory = storage.read(start..start + self.geometry.slice_bytes()).await?;
                     self.check_slice(storage, start, &memory).await?;
-                    let words = self.shape.entry_words();
-                    return Ok(loading.done(Slice::loaded(number, &memory, words)));
+                    let words = self.geometry.entry_words();
+                    return Ok(loading.done(L2Slice::loaded(number, &memory, words)));
                 }
             }
         }
     }
 
     /// Proves that no entry of a slice names metadata: it would be written like data.
-    async fn check_slice(&self, storage: &Storage, at: u64, slice: &[u8]) -> Result<(), FailKind> {
-        if self.space.is_none() || self.shape.has_data_file() {
+    async fn check_slice(&self, storage: &ChildIo, at: u64, slice: &[u8]) -> Result<(), FailKind> {
+        if self.space.is_none() || self.geometry.has_data_file() {
             return Ok(());
         }
-        let words = slice.chunks_exact(8).step_by(self.shape.entry_words());
+        let words = slice.chunks_exact(8).step_by(self.geometry.entry_words());
         let clusters = words.filter_map(|word| {
             let word = u64::from_be_bytes(word.try_into().expect("chunks of 8 bytes"));
-            self.shape.clusters_of(word)
+            self.geometry.clusters_of(word)
         });
         let Some(cluster) = self.metadata.first_of(clusters) else { return Ok(()) };
-        let offset = self.shape.start_of(GuestCluster(cluster));
-        if self.metadata.note_damage() {
-            self.sentences.error(format_args!(
+        let offset = self.geometry.start_of(GuestCluster(cluster));
+        if self.metadata.set_damaged() {
+            self.log.error(format_args!(
                 "the L2 table at byte {at:#x} of the image names the metadata at {offset:#x}; it is \
                  marked corrupt and not written any more"
             ));
@@ -337,7 +344,7 @@ impl Image {
     }
 
     /// Says in the file that it is damaged.
-    async fn mark_corrupt(&self, storage: &Storage) -> Result<(), FailKind> {
+    async fn mark_corrupt(&self, storage: &ChildIo) -> Result<(), FailKind> {
         if self.version >= 3 {
             self.change_header(storage, |header| header[INCOMPATIBLE_AT + 7] |= CORRUPT).await?;
             storage.sync().await?;
@@ -346,15 +353,19 @@ impl Image {
     }
 
     fn l1(&self, number: SliceNumber) -> u64 {
-        let entry = self.l1.get(self.shape.table_of(number));
+        let entry = self.l1.get(self.geometry.table_of(number));
         entry.map_or(0, |entry| entry.load(Ordering::SeqCst))
     }
 
     /// What the tables say of a cluster.
-    pub(crate) fn entry(&self, slice: &Slice, cluster: GuestCluster) -> Result<Entry, FailKind> {
-        let words = slice.entry(self.shape.index_of(cluster));
-        self.shape.read(words).map_err(|bad| {
-            self.sentences.error(format_args!("cluster {} of the disk: {bad}", cluster.0));
+    pub(crate) fn entry(
+        &self,
+        slice: &L2Slice,
+        cluster: GuestCluster,
+    ) -> Result<L2Entry, FailKind> {
+        let words = slice.entry(self.geometry.index_of(cluster));
+        self.geometry.read(words).map_err(|bad| {
+            self.log.error(format_args!("cluster {} of the disk: {bad}", cluster.0));
             FailKind::Io
         })
     }
@@ -362,17 +373,17 @@ impl Image {
     /// Takes clusters that follow each other and read as zeroes: at most `count`, at least one.
     pub(crate) async fn take_clusters(
         &self,
-        storage: &Storage,
+        storage: &ChildIo,
         count: u64,
-    ) -> Result<Clusters, FailKind> {
-        let name = async |table: TablePlace| self.name_refcount_table(storage, table).await;
+    ) -> Result<HostClusters, FailKind> {
+        let name = async |table: RefcountTablePlace| self.name_refcount_table(storage, table).await;
         self.space()?.take(storage, count, name).await
     }
 
     async fn name_refcount_table(
         &self,
-        storage: &Storage,
-        table: TablePlace,
+        storage: &ChildIo,
+        table: RefcountTablePlace,
     ) -> Result<(), FailKind> {
         let change = |header: &mut [u8]| {
             header[TABLE_AT..TABLE_AT + 8].copy_from_slice(&table.offset.to_be_bytes());
@@ -385,7 +396,7 @@ impl Image {
     /// Changes the first block of the header, in the file.
     async fn change_header(
         &self,
-        storage: &Storage,
+        storage: &ChildIo,
         change: impl FnOnce(&mut [u8]),
     ) -> Result<(), FailKind> {
         let _turn = self.header_writes.take().await;
@@ -396,7 +407,7 @@ impl Image {
 
     /// Says in the file, durably, that somebody changes the image who does not know what these bits
     /// promise, and no longer that its refcounts may be wrong.
-    pub(crate) async fn begin_writing(&self, storage: &Storage) -> Result<(), FailKind> {
+    pub(crate) async fn begin_writing(&self, storage: &ChildIo) -> Result<(), FailKind> {
         if self.version < 3 {
             // What is found in the tables is durable from now on, whoever has written it.
             return storage.sync().await;
@@ -415,17 +426,17 @@ impl Image {
 
     /// Whether the table that names these clusters is ours.
     pub(crate) fn has_table(&self, cluster: GuestCluster) -> bool {
-        self.l1(self.shape.slice_of(cluster)) & COPIED != 0
+        self.l1(self.geometry.slice_of(cluster)) & COPIED != 0
     }
 
     /// Has the table that names these clusters be ours: makes it, or a copy if a snapshot has it too.
     pub(crate) async fn ensure_table(
         &self,
-        storage: &Storage,
+        storage: &ChildIo,
         cluster: GuestCluster,
     ) -> Result<(), FailKind> {
-        let number = self.shape.slice_of(cluster);
-        let table = self.shape.table_of(number);
+        let number = self.geometry.slice_of(cluster);
+        let table = self.geometry.table_of(number);
         if self.l1(number) & COPIED != 0 {
             return Ok(());
         }
@@ -436,11 +447,11 @@ impl Image {
             return Ok(());
         }
         let taken = self.take_clusters(storage, 1).await?;
-        let offset = self.shape.start_of(GuestCluster(taken.start));
+        let offset = self.geometry.start_of(GuestCluster(taken.start));
         self.metadata.add(taken.clone());
         if old & OFFSET != 0 {
             let start = old & OFFSET;
-            let memory = storage.read(start..start + self.shape.cluster_bytes()).await?;
+            let memory = storage.read(start..start + self.geometry.cluster_bytes()).await?;
             storage.write(offset, memory).await?;
             // A lost table would take all its clusters along.
             self.sync(storage).await?;
@@ -448,16 +459,16 @@ impl Image {
         // A new table is empty, and its cluster reads as zeroes.
         self.write_l1(storage, table, offset | COPIED).await?;
         if old & OFFSET == 0 {
-            self.slices.forget_absent(self.shape.slices_of(table));
+            self.slices.forget_absent(self.geometry.slices_of(table));
         } else {
-            let start = self.shape.cluster_of(old & OFFSET).0;
+            let start = self.geometry.cluster_of(old & OFFSET).0;
             self.metadata.remove(start..start + 1);
             self.space()?.free(start..start + 1);
         }
         Ok(())
     }
 
-    async fn write_l1(&self, storage: &Storage, table: usize, word: u64) -> Result<(), FailKind> {
+    async fn write_l1(&self, storage: &ChildIo, table: usize, word: u64) -> Result<(), FailKind> {
         let _turn = self.l1_writes.take().await;
         let per_block = usize::try_from(storage.alignment() / 8).expect("a block fits into memory");
         let first = table - table % per_block;
@@ -466,7 +477,7 @@ impl Image {
         let words = words.enumerate().map(|(at, old)| if first + at == table { word } else { old });
         let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
         let result = storage.write(self.l1_offset + first as u64 * 8, HostMemory::of(&bytes)).await;
-        self.note_link();
+        self.count_table_write();
         result?;
         self.l1[table].store(word, Ordering::SeqCst);
         Ok(())
@@ -475,22 +486,23 @@ impl Image {
     /// Writes entries, whose clusters are claimed and whose tables are ours; then others see them.
     pub(crate) async fn link(
         &self,
-        storage: &Storage,
-        changes: &[(GuestCluster, Words)],
+        storage: &ChildIo,
+        changes: &[(GuestCluster, RawL2Entry)],
     ) -> Result<(), FailKind> {
-        let same = |one: &(GuestCluster, Words), other: &(GuestCluster, Words)| {
-            self.shape.slice_of(one.0) == self.shape.slice_of(other.0)
+        let same = |one: &(GuestCluster, RawL2Entry), other: &(GuestCluster, RawL2Entry)| {
+            self.geometry.slice_of(one.0) == self.geometry.slice_of(other.0)
         };
         let mut pinned = Vec::new();
         for changes in changes.chunk_by(same) {
-            pinned.push((self.slice(storage, self.shape.slice_of(changes[0].0)).await?, changes));
+            pinned
+                .push((self.slice(storage, self.geometry.slice_of(changes[0].0)).await?, changes));
         }
-        let begin = |(pinned, changes): (Pinned, &[(GuestCluster, Words)])| {
-            let words = changes.iter().map(|(at, entry)| (self.shape.index_of(*at), *entry));
+        let begin = |(pinned, changes): (PinnedSlice, &[(GuestCluster, RawL2Entry)])| {
+            let words = changes.iter().map(|(at, entry)| (self.geometry.index_of(*at), *entry));
             let ending = pinned.slice().change(words);
             (pinned, ending)
         };
-        let begun: Vec<(Pinned, Ending)> = pinned.into_iter().map(begin).collect();
+        let begun: Vec<(PinnedSlice, WriteResult)> = pinned.into_iter().map(begin).collect();
         let mut result = Ok(());
         for (pinned, ending) in begun {
             result = result.and(self.write_slice(storage, pinned.slice(), &ending).await);
@@ -499,8 +511,8 @@ impl Image {
     }
 
     /// Has the file say what memory says of the entries in a slice, if a write of it has failed.
-    pub(crate) async fn settle(&self, storage: &Storage, slice: &Slice) -> Result<(), FailKind> {
-        if !slice.is_doubtful() {
+    pub(crate) async fn settle(&self, storage: &ChildIo, slice: &L2Slice) -> Result<(), FailKind> {
+        if !slice.has_failed_write() {
             return Ok(());
         }
         let ending = slice.change(std::iter::empty());
@@ -509,29 +521,29 @@ impl Image {
 
     async fn write_slice(
         &self,
-        storage: &Storage,
-        slice: &Slice,
-        ending: &Ending,
+        storage: &ChildIo,
+        slice: &L2Slice,
+        ending: &WriteResult,
     ) -> Result<(), FailKind> {
         loop {
             let turn =
                 std::future::poll_fn(|context| match slice.begin_write(ending, context.waker()) {
-                    Turn::Wait => Poll::Pending,
-                    turn @ (Turn::Mine(_) | Turn::Over(_)) => Poll::Ready(turn),
+                    WriteTurn::Wait => Poll::Pending,
+                    turn @ (WriteTurn::Write(_) | WriteTurn::Written(_)) => Poll::Ready(turn),
                 });
             match turn.await {
-                Turn::Over(result) => return result,
-                Turn::Wait => {}
-                Turn::Mine(write) => {
-                    let block = storage.alignment().min(self.shape.slice_bytes());
+                WriteTurn::Written(result) => return result,
+                WriteTurn::Wait => {}
+                WriteTurn::Write(write) => {
+                    let block = storage.alignment().min(self.geometry.slice_bytes());
                     let Some((start, memory)) = write.bytes(block) else {
                         write.finish(Ok(()));
                         continue;
                     };
                     let table = self.l1(slice.number()) & OFFSET;
-                    let at = table + self.shape.place_in_table(slice.number()) + start;
+                    let at = table + self.geometry.place_in_table(slice.number()) + start;
                     let result = storage.write(at, memory).await.map(drop);
-                    self.note_link();
+                    self.count_table_write();
                     write.finish(result);
                 }
             }
@@ -539,21 +551,21 @@ impl Image {
     }
 
     /// The kernel has a write of a table, or a part of one that failed.
-    fn note_link(&self) {
+    fn count_table_write(&self) {
         if let Some(space) = &self.space {
-            space.note_link();
+            space.count_table_write();
         }
     }
 
     /// Whether all is durable that the tables in memory say, as the caller has seen them. If not, a
-    /// stable write in place ends with [`Core::sync`](crate::core::Core::sync).
-    pub(crate) fn links_are_durable(&self) -> bool {
-        self.space.as_ref().is_none_or(Space::links_are_durable)
+    /// stable write in place ends with [`LaneCore::sync`](crate::lane_core::LaneCore::sync).
+    pub(crate) fn table_writes_are_durable(&self) -> bool {
+        self.space.as_ref().is_none_or(ClusterAllocator::table_writes_are_durable)
     }
 
     /// Makes durable what was written so far.
-    pub(crate) async fn sync(&self, storage: &Storage) -> Result<(), FailKind> {
-        let mark = self.space.as_ref().map(Space::mark);
+    pub(crate) async fn sync(&self, storage: &ChildIo) -> Result<(), FailKind> {
+        let mark = self.space.as_ref().map(ClusterAllocator::mark);
         storage.sync().await?;
         if let (Some(space), Some(mark)) = (&self.space, mark) {
             space.is_durable(mark);
@@ -562,7 +574,7 @@ impl Image {
     }
 
     /// Nobody writes to the image any more: gives back what was taken ahead.
-    pub(crate) async fn close(&self, storage: &Storage) -> Result<(), FailKind> {
+    pub(crate) async fn close(&self, storage: &ChildIo) -> Result<(), FailKind> {
         match &self.space {
             Some(space) if !self.metadata.is_damaged() => space.close(storage).await,
             // Of a damaged image nothing is changed any more.

@@ -13,17 +13,18 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, BehindEnd, ByteCount, Clock, Due, Durability, Extent, FailKind, Lane, Mapping,
-    Operation, Outcome, Piece, PieceList, SystemClock, Target, Token, Told, Unmap,
+    Access, Answer, ByteCount, Clock, CompletionDecision, Durability, EofPolicy, Extent, FailKind,
+    Lane, Mapping, Operation, Outcome, Piece, PieceList, SystemClock, Target, Token, Unmap,
+    WakeTime,
 };
-use tasks::{Parts, Questions, Storage, Tasks, extent, is_over};
+use tasks::{ChildIo, MapBatch, RequestParts, TaskExecutor, extent, is_over};
 
-use crate::core::Core;
+use crate::cluster_allocator::{Qcow2Discards, SyncMark};
 use crate::epoch::Epoch;
-use crate::seen::Seen;
+use crate::geometry::{L2Entry, Subcluster, bits_of};
+use crate::lane_core::LaneCore;
+use crate::lane_slices::LaneSlices;
 use crate::serve;
-use crate::shape::{Entry, Unit, bits_of};
-use crate::space::{Discards, SyncMark};
 
 /// The largest request that is planned at once, in bytes.
 const PLANNED_BYTES: u64 = 32 << 20;
@@ -43,35 +44,36 @@ const CLEAN_SLACK: Duration = Duration::from_secs(1);
 /// One iothread's handle on an image.
 #[derive(Debug)]
 pub(crate) struct Qcow2Lane {
-    core: Rc<Core>,
-    tasks: Tasks,
-    seen: Seen,
+    core: Rc<LaneCore>,
+    tasks: TaskExecutor,
+    seen: LaneSlices,
     access: Access,
-    discards: Discards,
+    discards: Qcow2Discards,
     /// Where the bytes of a batch are, and what each mapping has of that.
-    runs: Vec<Run>,
-    plans: Vec<Plan>,
+    runs: Vec<ByteRun>,
+    plans: Vec<AnswerPlan>,
     /// How many parts this batch may still have.
     parts_left: usize,
     /// Since when tasks pause.
     paused_at: Option<Instant>,
     /// The questions to the lanes below.
-    to_data: Questions,
-    to_backing: Option<Questions>,
+    to_data: MapBatch,
+    to_backing: Option<MapBatch>,
     /// When to let go of tables without use; none while no table was seen.
     clean_at: Option<Instant>,
 }
 
-/// Bytes of a request that are together.
+/// Neighbouring bytes of a request that come from one place.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct ByteRun {
     skip: u64,
     count: u64,
-    place: Where,
+    place: RunSource,
 }
 
+/// Where the bytes of a run are: data, backing file, or nowhere (zeroes).
 #[derive(Debug, Clone, Copy)]
-enum Where {
+enum RunSource {
     /// Among the data: the number of the question.
     Data(usize),
     /// In the backing file, likewise.
@@ -79,9 +81,9 @@ enum Where {
     Zeroes,
 }
 
-/// How a request of a batch is answered.
+/// How a request of a batch will be answered: from runs, as a flush, or by a task.
 #[derive(Debug, Clone)]
-enum Plan {
+enum AnswerPlan {
     /// Already.
     Answered,
     /// By those runs.
@@ -93,10 +95,15 @@ enum Plan {
 }
 
 impl Qcow2Lane {
-    pub(crate) fn new(core: Core, tasks: Tasks, access: Access, discards: Discards) -> Self {
-        let seen = Seen::new(core.image.slices().room());
-        let to_data = Questions::new(&core.data.storage);
-        let to_backing = core.backing.as_ref().map(|backing| Questions::new(&backing.storage));
+    pub(crate) fn new(
+        core: LaneCore,
+        tasks: TaskExecutor,
+        access: Access,
+        discards: Qcow2Discards,
+    ) -> Self {
+        let seen = LaneSlices::new(core.image.slices().room());
+        let to_data = MapBatch::new(&core.data.storage);
+        let to_backing = core.backing.as_ref().map(|backing| MapBatch::new(&backing.storage));
         Self {
             core: Rc::new(core),
             tasks,
@@ -114,36 +121,36 @@ impl Qcow2Lane {
     }
 
     /// How an operation is answered. Asks nobody yet.
-    fn plan(&mut self, mapping: &mut Mapping, pieces: &PieceList) -> Plan {
+    fn plan(&mut self, mapping: &mut Mapping, pieces: &PieceList) -> AnswerPlan {
         let operation = mapping.operation;
         let image = &self.core.image;
         if image.is_closed() {
             mapping.answer = Answer::Refused(image.refuse_closed());
-            return Plan::Answered;
+            return AnswerPlan::Answered;
         }
         if operation.is_change() && (self.access == Access::ReadOnly || !image.is_written()) {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
-            return Plan::Answered;
+            return AnswerPlan::Answered;
         }
         let Some(bytes) = operation.extent() else {
             let epoch = self.core.enter();
             if self.core.has_data_file() {
-                return Plan::Task(epoch);
+                return AnswerPlan::Task(epoch);
             }
-            return Plan::Flush(self.to_data.add(operation), epoch, self.core.mark());
+            return AnswerPlan::Flush(self.to_data.add(operation), epoch, self.core.mark());
         };
         if bytes.bytes().end > self.core.image.size() {
             mapping.answer = Answer::Refused(FailKind::OutOfRange);
-            return Plan::Answered;
+            return AnswerPlan::Answered;
         }
         if bytes.count().0 == 0 {
             mapping.answer = Answer::Now(pieces.none());
-            return Plan::Answered;
+            return AnswerPlan::Answered;
         }
         let epoch = self.core.enter();
         let first = self.runs.len();
         let data = self.to_data.count();
-        let backing = self.to_backing.as_ref().map_or(0, Questions::count);
+        let backing = self.to_backing.as_ref().map_or(0, MapBatch::count);
         let is_planned = match operation {
             Operation::Read(bytes) | Operation::Write(bytes, _)
                 if bytes.count().0 > PLANNED_BYTES =>
@@ -152,10 +159,10 @@ impl Qcow2Lane {
             }
             Operation::Read(bytes) => self.plan_read(bytes),
             Operation::Write(bytes, durability) => self.plan_write(bytes, durability),
-            Operation::Discard(..) if self.discards == Discards::Ignored => {
+            Operation::Discard(..) if self.discards == Qcow2Discards::Ignored => {
                 self.core.leave(epoch);
                 mapping.answer = Answer::Now(pieces.none());
-                return Plan::Answered;
+                return AnswerPlan::Answered;
             }
             Operation::Status(_)
             | Operation::Discard(..)
@@ -163,7 +170,7 @@ impl Qcow2Lane {
             | Operation::Flush => false,
         };
         if is_planned && self.runs.len() - first <= ANSWER_RUNS {
-            return Plan::Runs(first..self.runs.len(), epoch);
+            return AnswerPlan::Runs(first..self.runs.len(), epoch);
         }
         // What was to be asked for it, its task asks.
         self.runs.truncate(first);
@@ -171,37 +178,39 @@ impl Qcow2Lane {
         if let Some(questions) = &mut self.to_backing {
             questions.truncate(backing);
         }
-        Plan::Task(epoch)
+        AnswerPlan::Task(epoch)
     }
 
     /// Whether all clusters of a read are in tables that are in memory. Adds where.
     fn plan_read(&mut self, bytes: Extent) -> bool {
-        let shape = self.core.image.shape();
+        let geometry = self.core.image.geometry();
         let (mut at, end) = (bytes.bytes().start, bytes.bytes().end);
         let start = at;
         while at < end {
-            let cluster = shape.cluster_of(at);
-            let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
-            let Some(slice) = self.seen.find(&self.core, shape.slice_of(cluster)) else {
+            let cluster = geometry.cluster_of(at);
+            let next = (at - geometry.within(at) + geometry.cluster_bytes()).min(end);
+            let Some(slice) = self.seen.find(&self.core, geometry.slice_of(cluster)) else {
                 return false;
             };
-            let Ok(Entry::Cluster(found)) = shape.read(slice.entry(shape.index_of(cluster))) else {
+            let Ok(L2Entry::Cluster(found)) =
+                geometry.read(slice.entry(geometry.index_of(cluster)))
+            else {
                 return false;
             };
-            let cluster_start = shape.start_of(cluster);
-            for (unit, part) in shape.parts(found, at - cluster_start..next - cluster_start) {
+            let cluster_start = geometry.start_of(cluster);
+            for (unit, part) in geometry.parts(found, at - cluster_start..next - cluster_start) {
                 if !self.take_part() {
                     return false;
                 }
                 let guest = cluster_start + part.start..cluster_start + part.end;
                 let (skip, count) = (guest.start - start, guest.end - guest.start);
                 let is_good = match unit {
-                    Unit::Zero => self.add_zeroes(skip, count),
-                    Unit::Data(place) => {
+                    Subcluster::Zero => self.add_zeroes(skip, count),
+                    Subcluster::Data(place) => {
                         let host = place.host + part.start..place.host + part.end;
                         self.add_data(Operation::Read, skip, host)
                     }
-                    Unit::Nothing => self.add_backing(skip, guest),
+                    Subcluster::Nothing => self.add_backing(skip, guest),
                 };
                 if !is_good {
                     return false;
@@ -215,26 +224,28 @@ impl Qcow2Lane {
     /// Whether all clusters of a write have places of their own, in tables that are in memory and in
     /// the file; and for a stable write durably. Adds where.
     fn plan_write(&mut self, bytes: Extent, durability: Durability) -> bool {
-        let shape = self.core.image.shape();
+        let geometry = self.core.image.geometry();
         let (mut at, end) = (bytes.bytes().start, bytes.bytes().end);
         let start = at;
         while at < end {
-            let cluster = shape.cluster_of(at);
-            let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
-            let Some(slice) = self.seen.find(&self.core, shape.slice_of(cluster)) else {
+            let cluster = geometry.cluster_of(at);
+            let next = (at - geometry.within(at) + geometry.cluster_bytes()).min(end);
+            let Some(slice) = self.seen.find(&self.core, geometry.slice_of(cluster)) else {
                 return false;
             };
-            let Ok(Entry::Cluster(found)) = shape.read(slice.entry(shape.index_of(cluster))) else {
+            let Ok(L2Entry::Cluster(found)) =
+                geometry.read(slice.entry(geometry.index_of(cluster)))
+            else {
                 return false;
             };
-            let Some(host) = found.own_place().filter(|_| !slice.is_doubtful()) else {
+            let Some(host) = found.exclusive_host().filter(|_| !slice.has_failed_write()) else {
                 return false;
             };
             if !self.take_part() {
                 return false;
             }
-            let within = shape.within(at)..shape.within(at) + (next - at);
-            let touched = bits_of(shape.units_of(&within));
+            let within = geometry.within(at)..geometry.within(at) + (next - at);
+            let touched = bits_of(geometry.units_of(&within));
             if found.data & touched != touched {
                 return false;
             }
@@ -245,7 +256,7 @@ impl Qcow2Lane {
             }
             at = next;
         }
-        durability == Durability::Cached || self.core.image.links_are_durable()
+        durability == Durability::Cached || self.core.image.table_writes_are_durable()
     }
 
     /// Whether the batch may have one more part.
@@ -257,14 +268,14 @@ impl Qcow2Lane {
 
     fn add_zeroes(&mut self, skip: u64, count: u64) -> bool {
         if let Some(last) = self.runs.last_mut()
-            && let Where::Zeroes = last.place
+            && let RunSource::Zeroes = last.place
             && last.skip + last.count == skip
             && skip > 0
         {
             last.count += count;
             return true;
         }
-        self.runs.push(Run { skip, count, place: Where::Zeroes });
+        self.runs.push(ByteRun { skip, count, place: RunSource::Zeroes });
         true
     }
 
@@ -277,7 +288,7 @@ impl Qcow2Lane {
     ) -> bool {
         let count = host.end - host.start;
         if let Some(last) = self.runs.last_mut()
-            && let Where::Data(number) = last.place
+            && let RunSource::Data(number) = last.place
             && last.skip + last.count == skip
             && let Some(before) = self.to_data.get(number).operation.extent()
             && before.bytes().end == host.start
@@ -289,8 +300,8 @@ impl Qcow2Lane {
             return true;
         }
         let Ok(bytes) = extent(host) else { return false };
-        let place = Where::Data(self.to_data.add(operation(bytes)));
-        self.runs.push(Run { skip, count, place });
+        let place = RunSource::Data(self.to_data.add(operation(bytes)));
+        self.runs.push(ByteRun { skip, count, place });
         true
     }
 
@@ -303,8 +314,8 @@ impl Qcow2Lane {
         let count = end - guest.start;
         if count > 0 {
             let Ok(bytes) = extent(guest.start..end) else { return false };
-            let place = Where::Backing(questions.add(Operation::Read(bytes)));
-            self.runs.push(Run { skip, count, place });
+            let place = RunSource::Backing(questions.add(Operation::Read(bytes)));
+            self.runs.push(ByteRun { skip, count, place });
         }
         if end < guest.end {
             self.add_zeroes(skip + count, guest.end - end);
@@ -313,17 +324,17 @@ impl Qcow2Lane {
     }
 
     /// Answers a request with what the lanes below have answered.
-    fn answer(&mut self, mapping: &mut Mapping, plan: Plan, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, plan: AnswerPlan, pieces: &mut PieceList) {
         match plan {
-            Plan::Answered => {}
-            Plan::Task(epoch) => self.serve(mapping, epoch, pieces),
-            Plan::Flush(number, epoch, mark) => {
+            AnswerPlan::Answered => {}
+            AnswerPlan::Task(epoch) => self.serve(mapping, epoch, pieces),
+            AnswerPlan::Flush(number, epoch, mark) => {
                 let question = *self.to_data.get(number);
                 if !is_over(&question) {
-                    let mut parts = Parts::default();
+                    let mut parts = RequestParts::default();
                     parts.add(0, self.to_data.reply(number, pieces));
                     let (core, token) = (Rc::clone(&self.core), mapping.token);
-                    self.core.note_served(token, epoch);
+                    self.core.begin_served(token, epoch);
                     return self.spawn(
                         mapping,
                         pieces,
@@ -334,11 +345,11 @@ impl Qcow2Lane {
                 match question.answer {
                     Answer::Refused(_) => self.core.leave(epoch),
                     Answer::Now(_) | Answer::Held => {
-                        mapping.after = self.core.note_flush(mapping.token, epoch, mark);
+                        mapping.after = self.core.begin_flush(mapping.token, epoch, mark);
                     }
                 }
             }
-            Plan::Runs(runs, epoch) => self.answer_runs(mapping, runs, epoch, pieces),
+            AnswerPlan::Runs(runs, epoch) => self.answer_runs(mapping, runs, epoch, pieces),
         }
     }
 
@@ -349,7 +360,7 @@ impl Qcow2Lane {
         epoch: Option<Epoch>,
         pieces: &mut PieceList,
     ) {
-        mapping.behind_end = BehindEnd::Zeroes;
+        mapping.eof_policy = EofPolicy::Zeroes;
         let mut refused = None;
         let mut is_over_at_once = true;
         for run in &self.runs[runs.clone()] {
@@ -389,16 +400,16 @@ impl Qcow2Lane {
             }
         };
         match mapping.answer {
-            Answer::Now(_) => mapping.after = self.core.note_mapped(mapping.token, epoch),
+            Answer::Now(_) => mapping.after = self.core.begin_mapped(mapping.token, epoch),
             Answer::Held | Answer::Refused(_) => self.core.leave(epoch),
         }
     }
 
-    fn question(&self, run: &Run) -> Option<&Mapping> {
+    fn question(&self, run: &ByteRun) -> Option<&Mapping> {
         match run.place {
-            Where::Data(number) => Some(self.to_data.get(number)),
-            Where::Backing(number) => self.to_backing.as_ref().map(|asked| asked.get(number)),
-            Where::Zeroes => None,
+            RunSource::Data(number) => Some(self.to_data.get(number)),
+            RunSource::Backing(number) => self.to_backing.as_ref().map(|asked| asked.get(number)),
+            RunSource::Zeroes => None,
         }
     }
 
@@ -410,13 +421,13 @@ impl Qcow2Lane {
         epoch: Option<Epoch>,
         pieces: &mut PieceList,
     ) {
-        let mut parts = Parts::default();
+        let mut parts = RequestParts::default();
         for run in &self.runs[runs] {
-            let Run { skip, count, place } = *run;
+            let ByteRun { skip, count, place } = *run;
             let (questions, number) = match place {
-                Where::Data(number) => (Some(&self.to_data), number),
-                Where::Backing(number) => (self.to_backing.as_ref(), number),
-                Where::Zeroes => (None, 0),
+                RunSource::Data(number) => (Some(&self.to_data), number),
+                RunSource::Backing(number) => (self.to_backing.as_ref(), number),
+                RunSource::Zeroes => (None, 0),
             };
             match questions {
                 Some(questions) => parts.add(skip, questions.reply(number, pieces)),
@@ -426,7 +437,7 @@ impl Qcow2Lane {
                 }
             }
         }
-        self.core.note_served(mapping.token, epoch);
+        self.core.begin_served(mapping.token, epoch);
         let task = serve::parts(Rc::clone(&self.core), mapping.token, mapping.operation, parts);
         self.spawn(mapping, pieces, task);
     }
@@ -434,7 +445,7 @@ impl Qcow2Lane {
     /// Has a task serve a request.
     fn serve(&mut self, mapping: &mut Mapping, epoch: Option<Epoch>, pieces: &mut PieceList) {
         let (token, operation) = (mapping.token, mapping.operation);
-        self.core.note_served(token, epoch);
+        self.core.begin_served(token, epoch);
         let core = Rc::clone(&self.core);
         match operation {
             Operation::Read(bytes) => {
@@ -447,13 +458,13 @@ impl Qcow2Lane {
                 self.spawn(mapping, pieces, serve::write(core, token, bytes, durability));
             }
             Operation::Discard(bytes, durability) => {
-                let how = serve::Zeroing::Discard;
+                let how = serve::ZeroMode::Discard;
                 self.spawn(mapping, pieces, serve::zero(core, token, bytes, how, durability));
             }
             Operation::WriteZeroes(bytes, unmap, durability) => {
                 let how = match (unmap, self.discards) {
-                    (Unmap::Allowed, Discards::Passed) => serve::Zeroing::Unmap,
-                    (Unmap::Keep, _) | (_, Discards::Ignored) => serve::Zeroing::Keep,
+                    (Unmap::Allowed, Qcow2Discards::Passed) => serve::ZeroMode::Unmap,
+                    (Unmap::Keep, _) | (_, Qcow2Discards::Ignored) => serve::ZeroMode::Keep,
                 };
                 self.spawn(mapping, pieces, serve::zero(core, token, bytes, how, durability));
             }
@@ -522,12 +533,12 @@ impl Lane for Qcow2Lane {
         self.note_pauses();
     }
 
-    fn due(&self) -> Option<Due> {
-        let clean = self.clean_at.map(|at| Due { at, slack: CLEAN_SLACK });
-        let paused = self.paused_at.map(|at| Due { at, slack: Duration::ZERO });
-        self.core
-            .storages()
-            .fold(Due::first(clean, paused), |due, storage| Due::first(due, storage.due()))
+    fn due(&self) -> Option<WakeTime> {
+        let clean = self.clean_at.map(|at| WakeTime { at, slack: CLEAN_SLACK });
+        let paused = self.paused_at.map(|at| WakeTime { at, slack: Duration::ZERO });
+        self.core.storages().fold(WakeTime::first(clean, paused), |due, storage| {
+            WakeTime::first(due, storage.due())
+        })
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -537,7 +548,7 @@ impl Lane for Qcow2Lane {
         match self.clean_at {
             Some(at) if at <= now => {
                 self.core.image.clean(now);
-                self.seen.let_go();
+                self.seen.drop_evicted();
                 let next = self.core.image.next_clean(now);
                 self.clean_at = next.filter(|_| !self.seen.is_empty());
             }
@@ -554,11 +565,11 @@ impl Lane for Qcow2Lane {
     }
 
     fn release(&mut self) {
-        self.core.storages().for_each(Storage::release);
+        self.core.storages().for_each(ChildIo::release);
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        let told = self.core.carried_out(token, outcome);
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        let told = self.core.completed(token, outcome);
         self.reclaim();
         told
     }

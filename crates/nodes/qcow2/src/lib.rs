@@ -2,20 +2,22 @@
 //!
 //! Where it stands in the life of a request: lanes answer it in one of two ways.
 //!
-//! - **At once** (`lane`): the lane finds the place of a cluster in the tables that are in memory, as fast as raw would. The
-//!   tables are cached in slices of 4 KiB, made of atomic words (`slice`); a slice that the lane has looked at before is found
-//!   without a lock (`seen`). The reads, writes in place and flushes of a batch become one question to the lane below.
-//! - **By a task** (`serve`, crate `tasks`): tables that are not in memory are loaded, and clusters that have no place get one.
-//!   The request is held; its task, a future of the lane, waits for errands (I/O on the lanes below), for tasks of other lanes,
-//!   and for its request to be carried out. To give a cluster a place, a task locks the cluster (`block::RangeLock`), takes
-//!   a place from a run (`space`), copies there what the write leaves as it is, has the request carried out there, and
-//!   writes the table entry (entries that wait are written together, `slice`); only then other lanes see it.
+//! - **At once** (`lane`): the lane finds the place of a cluster in the tables that are in memory, as fast as raw
+//!   would. The tables are cached in slices of 4 KiB, made of atomic words (`slice`); a slice that the lane has looked
+//!   at before is found without a lock (`lane_slices`). The reads, writes in place and flushes of a batch become one
+//!   question to the lane below.
+//! - **By a task** (`serve`, crate `tasks`): tables that are not in memory are loaded, and clusters that have no place
+//!   get one. The request is held; its task, a future of the lane, waits for internal I/Os (I/O on the lanes below),
+//!   for tasks of other lanes, and for its request to be carried out. To give a cluster a place, a task locks the
+//!   cluster (`block::RangeLock`), takes a place from a run (`cluster_allocator`), copies there what the write leaves
+//!   as it is, has the request carried out there, and writes the table entry (entries that wait are written together,
+//!   `slice`); only then other lanes see it.
 //!
 //! A cluster that leaves the tables may be used again when that is durable and all requests that were mapped before are over
-//! (`epoch`, `space`).
+//! (`epoch`, `cluster_allocator`).
 //!
-//! All I/O, also that of opening and closing an image, is errands; a thread that owns no ring makes an engine for them
-//! (`tasks::Control`). So a test can cut the power after any of them (`testkit::qcow2rig`).
+//! All I/O, also that of opening and closing an image, is internal I/O; a thread that owns no ring makes an engine for
+//! them (`tasks::ControlExecutor`). So a test can cut the power after any of them (`testkit::qcow2rig`).
 //!
 //! Invariants: one image has one metadata instance, shared by all lanes, while its node is claimed (`node`). What a request
 //! that is over needs to be found again was handed to the kernel before. After a power loss at any time refcounts
@@ -25,34 +27,34 @@
 
 #![forbid(unsafe_code)]
 
+mod background_tasks;
 mod bitmaps;
+mod cluster_allocator;
 mod compressed;
-mod core;
 mod epoch;
+mod geometry;
 mod handover;
 mod header;
 mod image;
+mod image_log;
 mod lane;
+mod lane_core;
+mod lane_slices;
 mod node;
 mod open;
 mod overlap;
 mod refcount;
 mod repair;
-mod room;
-mod said;
-mod seen;
 mod serve;
-mod shape;
 mod slice;
 mod snapshots;
-mod space;
-mod tables;
-mod work;
+mod table_reader;
+mod task_limits;
 
-pub use handover::{ForeignState, ImageState, StateError};
+pub use cluster_allocator::Qcow2Discards;
+pub use handover::{ImageState, ImageStateError, InvalidImageState};
 pub use header::{Features, Header, HeaderError};
-pub use node::{Children, Qcow2Node, Settings};
+pub use node::{Children, Qcow2Node, Qcow2Settings};
 pub use open::{OpenError, make_writable, read_header};
 pub use overlap::OverlapCheck;
-pub use space::Discards;
-pub use tables::Damage;
+pub use table_reader::MetadataError;

@@ -15,27 +15,27 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use block::{
-    Access, ByteCount, Child, Claim, ClaimError, DiskSize, EngineFactory, FailKind, Held,
-    HostMemory, Lane, LaneError, LaneIo, Limits, Node, Outlook, Owner, Permission, Permissions,
-    Rights, known_as,
+    Access, BlockLimits, ByteCount, Child, Claim, ClaimError, ClaimGuard, DiskSize, EngineFactory,
+    FailKind, HostMemory, Lane, LaneContext, LaneError, Node, OwnerProcess, Permission,
+    Permissions, RetryHint, Rights, display_name,
 };
-use tasks::{Control, Storage, Tasks, block_on};
+use tasks::{ChildIo, ControlExecutor, TaskExecutor, block_on};
 
-use crate::core::{Backing, Core, Data, DataKind};
-use crate::handover::{ImageState, StateError};
+use crate::cluster_allocator::Qcow2Discards;
+use crate::geometry::SLICE_BYTES_MAX;
+use crate::handover::{ImageState, ImageStateError};
 use crate::header::Header;
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
+use crate::lane_core::{BackingFile, DataLocation, DataStore, LaneCore};
 use crate::open::{OpenError, make_writable, read_header};
-use crate::overlap::{Metadata, OverlapCheck};
-use crate::shape::SLICE_BYTES_MAX;
-use crate::space::Discards;
-use crate::tables::Tables;
+use crate::overlap::{MetadataClusters, OverlapCheck};
+use crate::table_reader::TableReader;
 
 /// How long a lane that no ring uses any more may take to end what it has begun.
 const WORK_LIMIT: Duration = Duration::from_secs(30);
 
-/// What an image stands on.
+/// The children of an image: file, backing, data-file.
 #[derive(Debug, Clone)]
 pub struct Children {
     /// The file with the image.
@@ -46,13 +46,13 @@ pub struct Children {
     pub data_file: Option<Arc<Child>>,
 }
 
-/// How an image is used.
+/// The options of an image's node: access, discards, cache sizes, overlap check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub struct Qcow2Settings {
     /// Whether it takes changes.
     pub access: Access,
     /// Whether discards free clusters, and zeroings may.
-    pub discards: Discards,
+    pub discards: Qcow2Discards,
     /// How much memory L2 tables may take, in bytes (`l2-cache-size`).
     pub l2_cache: ByteCount,
     /// How much memory refcounts may take, in bytes (`refcount-cache-size`).
@@ -63,32 +63,33 @@ pub struct Settings {
     pub overlap_check: OverlapCheck,
 }
 
-/// An image.
+/// A qcow2 image as a node.
 #[derive(Debug)]
 pub struct Qcow2Node {
     shared: Arc<Shared>,
 }
 
+/// What the node and the claims on it share.
 #[derive(Debug)]
 struct Shared {
     name: String,
     children: Children,
-    settings: Settings,
+    settings: Qcow2Settings,
     engines: Arc<dyn EngineFactory>,
     /// As it was when the node was made; of this only what never changes is used later.
     header: Header,
-    state: Mutex<Used>,
+    state: Mutex<UseState>,
 }
 
-/// The image while it is in use.
+/// Who uses the image now: claims, writers, the loaded image, and which process owns it.
 #[derive(Debug, Default)]
-struct Used {
+struct UseState {
     claims: usize,
     /// Those of them that the image may be written for.
     writers: usize,
     image: Option<Arc<Image>>,
     /// Who closes it.
-    owner: Owner,
+    owner: OwnerProcess,
     /// What another process knew of it, until it is loaded.
     inherited: Option<ImageState>,
 }
@@ -98,18 +99,18 @@ impl Qcow2Node {
     pub fn open(
         name: &str,
         children: Children,
-        settings: Settings,
+        settings: Qcow2Settings,
         engines: Arc<dyn EngineFactory>,
     ) -> Result<Self, OpenError> {
         let file = children.file.node();
         let header = read_header(&file, &*engines)?;
         let features = header.features;
         if features.external_data != children.data_file.is_some() {
-            let (image, has_data_file) = (known_as(&*file), features.external_data);
+            let (image, has_data_file) = (display_name(&*file), features.external_data);
             return Err(OpenError::DataFile { image, has_data_file });
         }
         if settings.access == Access::ReadWrite && features.corrupt {
-            return Err(OpenError::Corrupt { image: known_as(&*file) });
+            return Err(OpenError::Corrupt { image: display_name(&*file) });
         }
         let (name, state) = (name.to_owned(), Mutex::default());
         let shared = Shared { name, children, settings, engines, header, state };
@@ -124,14 +125,14 @@ impl Qcow2Node {
     /// What another process needs to go on with the image beside its file; `None` if the image is not in use, or
     /// not written. No request may be under way, and none may begin before it is known who goes on. Waits so long
     /// for clusters that are being freed; no more are meanwhile, since only a request's end begins that. Blocks.
-    pub fn state(&self, limit: Duration) -> Result<Option<ImageState>, StateError> {
+    pub fn state(&self, limit: Duration) -> Result<Option<ImageState>, ImageStateError> {
         let shared = &self.shared;
         let used = shared.used();
         let Some(image) = used.image.as_ref().filter(|image| image.is_written()) else {
             return Ok(None);
         };
         if !image.wait_for_work(limit) {
-            return Err(StateError::Busy);
+            return Err(ImageStateError::Busy);
         }
         block_on(image.state()).map(Some)
     }
@@ -140,28 +141,28 @@ impl Qcow2Node {
     /// [`Qcow2Node::own`]. Nobody has claimed it yet.
     pub fn inherit(&self, state: ImageState) {
         let mut used = self.shared.used();
-        (used.owner, used.inherited) = (Owner::Other, Some(state));
+        (used.owner, used.inherited) = (OwnerProcess::Other, Some(state));
     }
 
     /// From now on this process owns the image: it closes it.
     pub fn own(&self) {
         let mut used = self.shared.used();
-        (used.owner, used.inherited) = (Owner::This, None);
+        (used.owner, used.inherited) = (OwnerProcess::This, None);
     }
 
     /// From now on another process owns the image: it is not touched here any more.
     pub fn leave(&self) {
-        self.shared.used().owner = Owner::Other;
+        self.shared.used().owner = OwnerProcess::Other;
     }
 }
 
 impl Shared {
-    fn used(&self) -> MutexGuard<'_, Used> {
+    fn used(&self) -> MutexGuard<'_, UseState> {
         self.state.lock().expect("nobody panics here")
     }
 
-    fn known_as(&self) -> String {
-        known_as(&*self.children.file.node())
+    fn display_name(&self) -> String {
+        display_name(&*self.children.file.node())
     }
 
     /// Loads the image, whose files are claimed. One that another process owns is only read.
@@ -179,29 +180,30 @@ impl Shared {
             (size, cluster_bits, data, header.backing.clone(), header.data_file.clone())
         };
         if identity(&header) != identity(&self.header) {
-            return Err(OpenError::Changed { image: self.known_as() });
+            return Err(OpenError::Changed { image: self.display_name() });
         }
-        let mut control = Control::open(&*self.engines, &file)?;
+        let mut control = ControlExecutor::open(&*self.engines, &file)?;
         let storage = control.storage();
-        let io = |kind| OpenError::Io { image: self.known_as(), kind };
+        let io = |kind| OpenError::Io { image: self.display_name(), kind };
         let bytes = file.size().0.0;
         let writing = match access {
             Access::ReadOnly => None,
             Access::ReadWrite => {
-                let tables = Tables::new(&header, &storage, bytes);
-                let metadata = control.run(Metadata::load(&tables, self.settings.overlap_check));
-                let damaged = |source| OpenError::Damaged { image: self.known_as(), source };
+                let tables = TableReader::new(&header, &storage, bytes);
+                let metadata =
+                    control.run(MetadataClusters::load(&tables, self.settings.overlap_check));
+                let damaged = |source| OpenError::Damaged { image: self.display_name(), source };
                 Some((self.settings.discards, metadata.map_err(damaged)?))
             }
         };
         let begin = match inherited {
-            None => BeginWriting::Here,
-            Some(_) => BeginWriting::Elsewhere,
+            None => WritePreparation::Here,
+            Some(_) => WritePreparation::Elsewhere,
         };
         let loaded = self.load_with(&header, &storage, bytes, writing, begin);
         let image = control.run(loaded).map_err(io)?;
         if let Some(state) = inherited {
-            let foreign = |source| OpenError::Foreign { image: self.known_as(), source };
+            let foreign = |source| OpenError::Foreign { image: self.display_name(), source };
             image.inherit(state).map_err(foreign)?;
         }
         Ok(image)
@@ -211,23 +213,23 @@ impl Shared {
     fn look(&self) -> Result<Image, OpenError> {
         let file = self.children.file.node();
         let header = read_header(&file, &*self.engines)?;
-        let mut control = Control::before_claim(&*self.engines, &file)?;
+        let mut control = ControlExecutor::before_claim(&*self.engines, &file)?;
         let storage = control.storage();
         let bytes = file.size().0.0;
-        let looking = self.load_with(&header, &storage, bytes, None, BeginWriting::Elsewhere);
+        let looking = self.load_with(&header, &storage, bytes, None, WritePreparation::Elsewhere);
         let image = control.run(looking);
-        image.map_err(|kind| OpenError::Io { image: self.known_as(), kind })
+        image.map_err(|kind| OpenError::Io { image: self.display_name(), kind })
     }
 
     async fn load_with(
         &self,
         header: &Header,
-        storage: &Storage,
+        storage: &ChildIo,
         bytes: u64,
-        writing: Option<(Discards, Metadata)>,
-        begin: BeginWriting,
+        writing: Option<(Qcow2Discards, MetadataClusters)>,
+        begin: WritePreparation,
     ) -> Result<Image, FailKind> {
-        let Settings { l2_cache, refcount_cache, clean_after, .. } = self.settings;
+        let Qcow2Settings { l2_cache, refcount_cache, clean_after, .. } = self.settings;
         let clusters = header.size.div_ceil(1 << header.cluster_bits);
         let count = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let slice_bytes = SLICE_BYTES_MAX.min(1 << header.cluster_bits);
@@ -237,9 +239,10 @@ impl Shared {
             clean_after,
             blocks: count(refcount_cache.0 >> header.cluster_bits),
         };
-        let begins = writing.is_some() && begin == BeginWriting::Here;
+        let begins = writing.is_some() && begin == WritePreparation::Here;
         let bytes = if begins { fill_up(header, storage, bytes).await } else { bytes };
-        let image = Image::load(self.known_as(), header, storage, bytes, caches, writing).await?;
+        let image =
+            Image::load(self.display_name(), header, storage, bytes, caches, writing).await?;
         if begins {
             image.begin_writing(storage).await?;
         }
@@ -258,7 +261,7 @@ impl Shared {
     }
 
     /// The files are claimed: has the image be there, for being written if it shall be.
-    fn begin(&self, used: &mut Used, access: Access) -> Result<(), OpenError> {
+    fn begin(&self, used: &mut UseState, access: Access) -> Result<(), OpenError> {
         let known = used.image.as_ref();
         match (known, access) {
             (Some(_), Access::ReadOnly) => {}
@@ -267,10 +270,10 @@ impl Shared {
                 // Nobody has written since.
                 let file = self.children.file.node();
                 make_writable(&file, &*self.engines)?;
-                let mut control = Control::open(&*self.engines, &file)?;
+                let mut control = ControlExecutor::open(&*self.engines, &file)?;
                 let storage = control.storage();
                 let begun = control.run(image.begin_writing(&storage));
-                begun.map_err(|kind| OpenError::Io { image: self.known_as(), kind })?;
+                begun.map_err(|kind| OpenError::Io { image: self.display_name(), kind })?;
                 image.set_writing(true);
             }
             // Lanes that only read go on with the image that they have: they are gone when somebody writes.
@@ -286,7 +289,7 @@ impl Shared {
     }
 
     /// A claim is given back, whose files still are claimed.
-    fn end(&self, used: &mut Used, access: Access) {
+    fn end(&self, used: &mut UseState, access: Access) {
         used.claims -= 1;
         used.writers -= usize::from(access == Access::ReadWrite);
         let (Some(image), is_over) = (used.image.clone(), used.claims == 0) else { return };
@@ -299,7 +302,7 @@ impl Shared {
             image.set_closed();
         }
         if (stops || is_over)
-            && used.owner == Owner::This
+            && used.owner == OwnerProcess::This
             && let Err(error) = self.close(&image)
         {
             tracing::warn!("closing the image, of which some clusters leak: {error}");
@@ -310,19 +313,19 @@ impl Shared {
     fn close(&self, image: &Image) -> Result<(), OpenError> {
         // Before that the files are not given back: a late write would meet their next owner.
         while !image.wait_for_work(WORK_LIMIT) {
-            let image = self.known_as();
+            let image = self.display_name();
             tracing::warn!("{image}: waits for clusters that are being freed");
         }
-        let mut control = Control::open(&*self.engines, &self.children.file.node())?;
+        let mut control = ControlExecutor::open(&*self.engines, &self.children.file.node())?;
         let storage = control.storage();
         let closed = control.run(image.close(&storage));
-        closed.map_err(|kind| OpenError::Io { image: self.known_as(), kind })
+        closed.map_err(|kind| OpenError::Io { image: self.display_name(), kind })
     }
 }
 
 /// Has a file that is going to be written end with a cluster: part of the last one, or of the L1 table,
 /// may be missing. Returns how long it is; a device stays as it is.
-async fn fill_up(header: &Header, storage: &Storage, bytes: u64) -> u64 {
+async fn fill_up(header: &Header, storage: &ChildIo, bytes: u64) -> u64 {
     let cluster = 1_u64 << header.cluster_bits;
     let l1_end = header.l1_offset + u64::from(header.l1_entries) * 8;
     // What counts as the size may lack a part of a block.
@@ -333,9 +336,9 @@ async fn fill_up(header: &Header, storage: &Storage, bytes: u64) -> u64 {
     end
 }
 
-/// Which process makes an image fit for being written.
+/// Which process makes an image ready for writing: this one, or the one that is taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BeginWriting {
+enum WritePreparation {
     Here,
     /// Another one has.
     Elsewhere,
@@ -343,12 +346,12 @@ enum BeginWriting {
 
 /// A claim on an image.
 #[derive(Debug)]
-struct Use {
+struct ImageClaim {
     shared: Arc<Shared>,
     access: Access,
 }
 
-impl Held for Use {
+impl ClaimGuard for ImageClaim {
     /// What was written is in the files.
     fn flush(&self) -> io::Result<()> {
         Ok(())
@@ -360,7 +363,7 @@ impl Held for Use {
     }
 }
 
-impl Drop for Use {
+impl Drop for ImageClaim {
     fn drop(&mut self) {
         self.shared.end(&mut self.shared.used(), self.access);
     }
@@ -379,13 +382,13 @@ impl Node for Qcow2Node {
         DiskSize(ByteCount(self.shared.header.size))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let below = self.shared.children.file.node().limits();
         let cluster = 1 << self.shared.header.cluster_bits;
         let subclusters = if self.shared.header.features.extended_l2 { 32 } else { 1 };
         let bytes = |count| NonZeroU32::new(count).expect("a cluster has bytes");
-        Limits {
-            discard: self.shared.settings.discards == Discards::Passed,
+        BlockLimits {
+            discard: self.shared.settings.discards == Qcow2Discards::Passed,
             discard_granularity: bytes(cluster),
             allocation_unit: bytes(cluster / subclusters),
             ..below
@@ -419,7 +422,7 @@ impl Node for Qcow2Node {
         }
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| ClaimError {
             node: shared.name.clone(),
-            outlook: Outlook::Lasting,
+            outlook: RetryHint::Permanent,
             source,
         };
         let mut used = shared.used();
@@ -431,10 +434,10 @@ impl Node for Qcow2Node {
         used.writers += usize::from(access == Access::ReadWrite);
         drop(used);
         // Given back first.
-        Ok(Claim::of(Use { shared: Arc::clone(shared), access }).and(below))
+        Ok(Claim::of(ImageClaim { shared: Arc::clone(shared), access }).and(below))
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let shared = &self.shared;
         let image = shared.used().image.clone();
         let failed = |source| LaneError { node: shared.name.clone(), source };
@@ -449,27 +452,27 @@ impl Node for Qcow2Node {
         };
         let open = |node: &Arc<dyn Node>| {
             let alignment = node.limits().request_alignment.get();
-            Ok::<_, LaneError>(Storage::new(node.open_lane(io)?, io, alignment.into()))
+            Ok::<_, LaneError>(ChildIo::new(node.open_lane(io)?, io, alignment.into()))
         };
         let file = open(&shared.children.file.node())?;
         let backing = match &shared.children.backing {
             None => None,
             Some(child) => {
                 let node = child.node();
-                Some(Backing { storage: open(&node)?, size: node.size().0.0 })
+                Some(BackingFile { storage: open(&node)?, size: node.size().0.0 })
             }
         };
         let discards = shared.settings.discards;
         let data = match &shared.children.data_file {
-            None => Data { storage: file.clone(), kind: DataKind::Inside },
+            None => DataStore { storage: file.clone(), kind: DataLocation::Inside },
             Some(child) => {
                 let is_raw = shared.header.features.raw_external;
-                let kind = if is_raw { DataKind::Raw } else { DataKind::External };
-                Data { storage: open(&child.node())?, kind }
+                let kind = if is_raw { DataLocation::Raw } else { DataLocation::External };
+                DataStore { storage: open(&child.node())?, kind }
             }
         };
-        let tasks = Tasks::new(io.waker().clone());
-        let core = Core::new(image, file, data, backing, tasks.pauses());
+        let tasks = TaskExecutor::new(io.waker().clone());
+        let core = LaneCore::new(image, file, data, backing, tasks.pauses());
         Ok(Box::new(Qcow2Lane::new(core, tasks, access, discards)))
     }
 }

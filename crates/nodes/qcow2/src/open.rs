@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use block::{EngineFactory, FailKind, LaneError, Node, known_as};
-use tasks::Control;
+use block::{EngineFactory, FailKind, LaneError, Node, display_name};
+use tasks::ControlExecutor;
 
 use crate::bitmaps::mark_in_use;
-use crate::handover::ForeignState;
+use crate::handover::InvalidImageState;
 use crate::header::{Header, HeaderError};
-use crate::repair::{Repaired, repair};
-use crate::tables::{Damage, Tables};
+use crate::repair::{RepairSummary, repair};
+use crate::table_reader::{MetadataError, TableReader};
 
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ pub enum OpenError {
         /// What the image is known as: its file.
         image: String,
         /// What is wrong with it.
-        source: Damage,
+        source: MetadataError,
     },
     /// It is another image than when the node was made.
     #[error("{image}: the image was replaced or resized since it was opened")]
@@ -70,7 +70,7 @@ pub enum OpenError {
         /// What the image is known as: its file.
         image: String,
         /// What.
-        source: ForeignState,
+        source: InvalidImageState,
     },
     /// A child cannot be used.
     #[error(transparent)]
@@ -80,10 +80,10 @@ pub enum OpenError {
 /// Reads the header of the image on a node, and proves that it is one that can be served. Blocks. The
 /// node need not be claimed.
 pub fn read_header(file: &Arc<dyn Node>, engines: &dyn EngineFactory) -> Result<Header, OpenError> {
-    let mut control = Control::before_claim(engines, file)?;
+    let mut control = ControlExecutor::before_claim(engines, file)?;
     let storage = control.storage();
     let bytes = file.size().0.0;
-    let image = || known_as(&**file);
+    let image = || display_name(&**file);
     let mut read = |end: u64| {
         let read = control.run(storage.read(0..end.min(bytes)));
         read.map_err(|kind| OpenError::Io { image: image(), kind })
@@ -102,16 +102,16 @@ pub fn make_writable(
     engines: &dyn EngineFactory,
 ) -> Result<Header, OpenError> {
     let mut header = read_header(file, engines)?;
-    let image = || known_as(&**file);
+    let image = || display_name(&**file);
     if header.features.corrupt {
         return Err(OpenError::Corrupt { image: image() });
     }
-    let mut control = Control::open(engines, file)?;
+    let mut control = ControlExecutor::open(engines, file)?;
     let storage = control.storage();
     let damaged = |source| OpenError::Damaged { image: image(), source };
     if header.features.dirty {
         let repaired = control.run(repair(&header, &storage, file.size().0.0));
-        let Repaired { blocks, tables } = repaired.map_err(damaged)?;
+        let RepairSummary { blocks, tables } = repaired.map_err(damaged)?;
         tracing::info!(
             "{}: the image was not closed; its refcounts are right again ({blocks} blocks \
              and {tables} tables changed)",
@@ -119,7 +119,7 @@ pub fn make_writable(
         );
         header = read_header(file, engines)?;
     }
-    let tables = Tables::new(&header, &storage, file.size().0.0);
+    let tables = TableReader::new(&header, &storage, file.size().0.0);
     control.run(mark_in_use(&tables)).map_err(damaged)?;
     Ok(header)
 }

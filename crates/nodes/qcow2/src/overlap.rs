@@ -15,9 +15,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use crate::refcount::Clusters;
-use crate::shape::OFFSET;
-use crate::tables::{Damage, Tables, words, wrong};
+use crate::geometry::OFFSET;
+use crate::refcount::HostClusters;
+use crate::table_reader::{MetadataError, TableReader, words, wrong};
 use crate::{bitmaps, snapshots};
 
 /// Clusters that have their bits together.
@@ -28,7 +28,7 @@ const CHUNKS_MAX: usize = 128 << 10;
 
 const PROBLEM: &str = "is in a cluster that is something else too";
 
-/// What is held against metadata (`overlap-check`).
+/// Which metadata structures a write is checked against (`overlap-check`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OverlapCheck {
     /// Nothing.
@@ -40,21 +40,25 @@ pub enum OverlapCheck {
     All,
 }
 
-/// The clusters that are metadata.
+/// The set of clusters that hold metadata.
 #[derive(Debug, Default)]
-pub(crate) struct Metadata {
-    chunks: Mutex<Chunks>,
+pub(crate) struct MetadataClusters {
+    chunks: Mutex<ClusterBitmap>,
     is_damaged: AtomicBool,
     check: OverlapCheck,
 }
 
+/// A sparse bitmap of clusters.
 #[derive(Debug, Default)]
-struct Chunks(HashMap<u64, Box<[u64; (CHUNK / 64) as usize]>>);
+struct ClusterBitmap(HashMap<u64, Box<[u64; (CHUNK / 64) as usize]>>);
 
-impl Metadata {
+impl MetadataClusters {
     /// Finds all there is, and proves that it is inside the file and that no two things are in one
     /// cluster.
-    pub(crate) async fn load(tables: &Tables<'_>, check: OverlapCheck) -> Result<Self, Damage> {
+    pub(crate) async fn load(
+        tables: &TableReader<'_>,
+        check: OverlapCheck,
+    ) -> Result<Self, MetadataError> {
         let (header, cluster) = (tables.header, tables.cluster_bytes());
         let found = Self { check, ..Self::default() };
         if check == OverlapCheck::None {
@@ -103,11 +107,11 @@ impl Metadata {
 
     fn note(
         &self,
-        tables: &Tables<'_>,
+        tables: &TableReader<'_>,
         what: &'static str,
         offset: u64,
         bytes: u64,
-    ) -> Result<(), Damage> {
+    ) -> Result<(), MetadataError> {
         if bytes == 0 {
             return Ok(());
         }
@@ -122,17 +126,17 @@ impl Metadata {
         }
         if chunks.0.len() > CHUNKS_MAX {
             let bound = CHUNKS_MAX as u64 * CHUNK / 8;
-            return Err(Damage::TooMuch { what: "the places of metadata", bound });
+            return Err(MetadataError::TooMuch { what: "the places of metadata", bound });
         }
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Chunks> {
+    fn lock(&self) -> MutexGuard<'_, ClusterBitmap> {
         self.chunks.lock().expect("nobody panics here")
     }
 
     /// These clusters are metadata from now on.
-    pub(crate) fn add(&self, clusters: Clusters) {
+    pub(crate) fn add(&self, clusters: HostClusters) {
         let mut chunks = self.lock();
         for cluster in clusters {
             chunks.insert(cluster);
@@ -140,7 +144,7 @@ impl Metadata {
     }
 
     /// These are no longer, before they are given back.
-    pub(crate) fn remove(&self, clusters: Clusters) {
+    pub(crate) fn remove(&self, clusters: HostClusters) {
         let mut chunks = self.lock();
         clusters.for_each(|cluster| chunks.remove(cluster));
     }
@@ -164,7 +168,7 @@ impl Metadata {
     }
 
     /// Notes that the image is damaged; whether that is news.
-    pub(crate) fn note_damage(&self) -> bool {
+    pub(crate) fn set_damaged(&self) -> bool {
         !self.is_damaged.swap(true, Ordering::Relaxed)
     }
 
@@ -175,7 +179,7 @@ impl Metadata {
     }
 }
 
-impl Chunks {
+impl ClusterBitmap {
     /// Whether it was not there.
     fn insert(&mut self, cluster: u64) -> bool {
         let chunk = self.0.entry(cluster / CHUNK).or_insert_with(|| Box::new([0; 64]));
@@ -205,7 +209,7 @@ mod tests {
 
     #[test]
     fn clusters_come_and_go() {
-        let metadata = Metadata::default();
+        let metadata = MetadataClusters::default();
         metadata.add(60..70);
         metadata.add(1 << 40..(1 << 40) + 1);
         metadata.remove(62..64);
@@ -215,7 +219,7 @@ mod tests {
             (Some(60), None, Some(64))
         );
         assert_eq!((first_of(70..9000), first_of(1 << 40..1 << 41)), (None, Some(1 << 40)));
-        assert!(!metadata.is_damaged() && metadata.note_damage());
-        assert!(metadata.is_damaged() && !metadata.note_damage());
+        assert!(!metadata.is_damaged() && metadata.set_damaged());
+        assert!(metadata.is_damaged() && !metadata.set_damaged());
     }
 }

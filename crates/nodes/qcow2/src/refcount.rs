@@ -1,7 +1,7 @@
 //! Refcounts: which clusters of the file are in use, and how often.
 //!
 //! Where it stands: runs of free clusters are taken ahead of need ([`Refcounts::reserve`]), and what is
-//! given back waits elsewhere (`space`) until nobody can find it any more. One task at a time works
+//! given back waits elsewhere (`cluster_allocator`) until nobody can find it any more. One task at a time works
 //! here, across all threads.
 //!
 //! Invariants, for a power loss at any time: a refcount in the file is never lower than the references
@@ -18,18 +18,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use block::{FailKind, HostMemory};
-use tasks::Storage;
+use tasks::ChildIo;
 
-pub(crate) use self::packed::Block;
+pub(crate) use self::packed::RefcountBlock;
 use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
-use crate::overlap::Metadata;
-use crate::said::Sentences;
-use crate::tables::BLOCK_MAX;
+use crate::image_log::ImageLog;
+use crate::overlap::MetadataClusters;
+use crate::table_reader::BLOCK_MAX;
 
 /// How many blocks are looked through for free clusters before a run that was found is taken.
 const BLOCKS_LOOKED_THROUGH: u64 = 8;
 
-/// The refcounts of an image.
+/// The refcount table and cached refcount blocks of an image.
 #[derive(Debug)]
 pub(crate) struct Refcounts {
     cluster_bits: u32,
@@ -38,7 +38,7 @@ pub(crate) struct Refcounts {
     table_offset: u64,
     /// The place of each block; 0 if there is none.
     table: Vec<u64>,
-    blocks: HashMap<u64, Block>,
+    blocks: HashMap<u64, RefcountBlock>,
     /// In the order in which they came.
     loaded: VecDeque<u64>,
     blocks_max: usize,
@@ -49,42 +49,42 @@ pub(crate) struct Refcounts {
     file_end: u64,
     /// Behind it nobody has written: of a file with direct I/O the size may lack a part of a block.
     written_end: u64,
-    metadata: Arc<Metadata>,
+    metadata: Arc<MetadataClusters>,
     /// Taken, but perhaps not yet durably.
-    raised: Vec<Clusters>,
+    raised: Vec<HostClusters>,
     /// Whether the header may name another table than this one.
     is_header_in_doubt: bool,
-    sentences: Arc<Sentences>,
+    log: Arc<ImageLog>,
 }
 
-/// Clusters of the file.
-pub(crate) type Clusters = Range<u64>;
+/// A range of host clusters (clusters of the image file).
+pub(crate) type HostClusters = Range<u64>;
 
-/// Where the refcount table is, for the header.
+/// The offset and size of the refcount table, for the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TablePlace {
+pub(crate) struct RefcountTablePlace {
     pub(crate) offset: u64,
     pub(crate) clusters: u32,
 }
 
-/// What [`Refcounts::reserve`] has found.
+/// Clusters that were reserved ahead of need, and those that a moved table has left.
 #[derive(Debug, Default)]
-pub(crate) struct Reserved {
+pub(crate) struct ReservedClusters {
     /// Clusters that read as zeroes, whose refcount is 1, durably.
-    pub(crate) runs: Vec<Clusters>,
+    pub(crate) runs: Vec<HostClusters>,
     /// Those of a table that has moved.
-    pub(crate) left: Vec<Clusters>,
+    pub(crate) left: Vec<HostClusters>,
 }
 
 impl Refcounts {
     /// Reads the table. `file_end` is the size of the file, `blocks_max` how many blocks are kept.
     pub(crate) async fn load(
         header: &Header,
-        storage: &Storage,
+        storage: &ChildIo,
         file_end: u64,
         blocks_max: usize,
-        metadata: Arc<Metadata>,
-        sentences: Arc<Sentences>,
+        metadata: Arc<MetadataClusters>,
+        log: Arc<ImageLog>,
     ) -> Result<Self, FailKind> {
         let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
         let start = header.refcount_table_offset;
@@ -95,7 +95,7 @@ impl Refcounts {
             *offset >= OFFSET_END || !offset.is_multiple_of(1 << header.cluster_bits)
         };
         if let Some(offset) = table.iter().find(|offset| is_bad(offset)) {
-            sentences.error(format_args!(
+            log.error(format_args!(
                 "the refcount table names a block at {offset:#x}, which is no place for one"
             ));
             return Err(FailKind::Io);
@@ -114,7 +114,7 @@ impl Refcounts {
             metadata,
             raised: Vec::new(),
             is_header_in_doubt: false,
-            sentences,
+            log,
         })
     }
 
@@ -133,7 +133,7 @@ impl Refcounts {
     }
 
     /// How often a cluster is in use.
-    pub(crate) async fn get(&mut self, storage: &Storage, cluster: u64) -> Result<u64, FailKind> {
+    pub(crate) async fn get(&mut self, storage: &ChildIo, cluster: u64) -> Result<u64, FailKind> {
         let (block, index) = (cluster / self.per_block(), cluster % self.per_block());
         let order = self.order;
         Ok(self.block(storage, block).await?.map_or(0, |block| block.get(order, index)))
@@ -142,9 +142,9 @@ impl Refcounts {
     /// The block of that number, if there is one.
     async fn block(
         &mut self,
-        storage: &Storage,
+        storage: &ChildIo,
         number: u64,
-    ) -> Result<Option<&mut Block>, FailKind> {
+    ) -> Result<Option<&mut RefcountBlock>, FailKind> {
         let place = usize::try_from(number).ok().and_then(|number| self.table.get(number));
         let Some(&offset) = place else { return Ok(None) };
         if offset == 0 {
@@ -153,12 +153,12 @@ impl Refcounts {
         if !self.blocks.contains_key(&number) {
             let end = offset + self.cluster_bytes();
             let memory = storage.read(offset..end).await?;
-            self.keep(number, Block { bytes: memory.to_vec(), changed: None });
+            self.keep(number, RefcountBlock { bytes: memory.to_vec(), changed: None });
         }
         Ok(self.blocks.get_mut(&number))
     }
 
-    fn keep(&mut self, number: u64, block: Block) {
+    fn keep(&mut self, number: u64, block: RefcountBlock) {
         // Of those that were changed some are written; then all may go.
         let mut looks = self.loaded.len();
         while self.blocks.len() >= self.blocks_max && looks > 0 {
@@ -179,10 +179,10 @@ impl Refcounts {
     /// the refcount table, durably. What was taken before an error comes with the next call.
     pub(crate) async fn reserve(
         &mut self,
-        storage: &Storage,
+        storage: &ChildIo,
         want: u64,
-        name: impl AsyncFn(TablePlace) -> Result<(), FailKind>,
-    ) -> Result<Reserved, FailKind> {
+        name: impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
+    ) -> Result<ReservedClusters, FailKind> {
         if self.is_header_in_doubt {
             // One of two tables is named, and only this one is kept.
             name(self.table_place()).await?;
@@ -215,7 +215,7 @@ impl Refcounts {
         }
         self.write_changed(storage).await?;
         storage.sync().await?;
-        Ok(Reserved { runs: std::mem::take(&mut self.raised), left })
+        Ok(ReservedClusters { runs: std::mem::take(&mut self.raised), left })
     }
 
     /// How many clusters were taken and not handed out.
@@ -224,12 +224,12 @@ impl Refcounts {
     }
 
     /// Gives back what an error has kept from being handed out.
-    pub(crate) fn take_raised(&mut self) -> Vec<Clusters> {
+    pub(crate) fn take_raised(&mut self) -> Vec<HostClusters> {
         std::mem::take(&mut self.raised)
     }
 
     /// What an error has kept from being handed out, and whether the file has all that is known here.
-    pub(crate) fn raised(&self) -> (&[Clusters], bool) {
+    pub(crate) fn raised(&self) -> (&[HostClusters], bool) {
         let is_written = self.blocks.values().all(|block| block.changed.is_none());
         (&self.raised, is_written && !self.is_header_in_doubt)
     }
@@ -237,10 +237,10 @@ impl Refcounts {
     /// Takes these clusters, which are free. Some of them may become metadata.
     async fn take(
         &mut self,
-        storage: &Storage,
-        mut clusters: Clusters,
-        name: &impl AsyncFn(TablePlace) -> Result<(), FailKind>,
-        left: &mut Vec<Clusters>,
+        storage: &ChildIo,
+        mut clusters: HostClusters,
+        name: &impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
+        left: &mut Vec<HostClusters>,
     ) -> Result<(), FailKind> {
         self.check_free(&clusters)?;
         self.prepare(storage, clusters.clone()).await?;
@@ -266,15 +266,15 @@ impl Refcounts {
         Ok(())
     }
 
-    fn table_place(&self) -> TablePlace {
+    fn table_place(&self) -> RefcountTablePlace {
         let clusters = (self.table.len() as u64 * 8).div_ceil(self.cluster_bytes());
         let clusters = u32::try_from(clusters).expect("a table has at most 8 MiB");
-        TablePlace { offset: self.table_offset, clusters }
+        RefcountTablePlace { offset: self.table_offset, clusters }
     }
 
     /// The next free clusters behind the cursor, at most `want`, all of one block; moves the cursor
     /// behind them. None if there are none in the block where it was.
-    async fn find_free(&mut self, storage: &Storage, want: u64) -> Result<Clusters, FailKind> {
+    async fn find_free(&mut self, storage: &ChildIo, want: u64) -> Result<HostClusters, FailKind> {
         let (per_block, order) = (self.per_block(), self.order);
         let (number, from) = (self.cursor / per_block, self.cursor % per_block);
         let (free, used) = match self.block(storage, number).await? {
@@ -292,12 +292,12 @@ impl Refcounts {
     }
 
     /// Proves that clusters whose refcount is 0 are not metadata all the same.
-    fn check_free(&self, clusters: &Clusters) -> Result<(), FailKind> {
+    fn check_free(&self, clusters: &HostClusters) -> Result<(), FailKind> {
         match self.metadata.first_of(std::iter::once(clusters.clone())) {
             None => Ok(()),
             Some(cluster) => {
                 let offset = cluster << self.cluster_bits;
-                self.sentences.error(format_args!(
+                self.log.error(format_args!(
                     "the metadata at byte {offset:#x} of the image has refcount 0"
                 ));
                 Err(FailKind::Io)
@@ -306,7 +306,7 @@ impl Refcounts {
     }
 
     /// Makes clusters read as zeroes, and the file long enough for them. Not yet durable.
-    async fn prepare(&mut self, storage: &Storage, clusters: Clusters) -> Result<(), FailKind> {
+    async fn prepare(&mut self, storage: &ChildIo, clusters: HostClusters) -> Result<(), FailKind> {
         let (start, end) = (clusters.start << self.cluster_bits, clusters.end << self.cluster_bits);
         if end >= OFFSET_END {
             return Err(FailKind::NoSpace);
@@ -331,7 +331,7 @@ impl Refcounts {
     }
 
     /// Makes the block that counts this cluster, there, and names it in the table.
-    async fn add_block(&mut self, storage: &Storage, cluster: u64) -> Result<(), FailKind> {
+    async fn add_block(&mut self, storage: &ChildIo, cluster: u64) -> Result<(), FailKind> {
         let number = cluster / self.per_block();
         let block = (number, cluster << self.cluster_bits);
         self.enter_block(number, cluster..cluster + 1);
@@ -344,7 +344,7 @@ impl Refcounts {
         added
     }
 
-    async fn write_block(&mut self, storage: &Storage, block: (u64, u64)) -> Result<(), FailKind> {
+    async fn write_block(&mut self, storage: &ChildIo, block: (u64, u64)) -> Result<(), FailKind> {
         // It is durable before it is named: otherwise all it counts would be free.
         self.write_changed_as(storage, &[block]).await?;
         storage.sync().await?;
@@ -356,10 +356,10 @@ impl Refcounts {
     }
 
     /// A block in memory that counts these clusters once, and nothing else.
-    fn enter_block(&mut self, number: u64, used: Clusters) {
+    fn enter_block(&mut self, number: u64, used: HostClusters) {
         let (per_block, order) = (self.per_block(), self.order);
         let bytes = usize::try_from(self.cluster_bytes()).expect("at most 2 MiB");
-        let mut block = Block::zeroed(bytes);
+        let mut block = RefcountBlock::zeroed(bytes);
         for cluster in used {
             if cluster / per_block == number {
                 block.set(order, cluster % per_block, 1);
@@ -372,7 +372,7 @@ impl Refcounts {
     /// Writes an entry of the table.
     async fn name_block(
         &mut self,
-        storage: &Storage,
+        storage: &ChildIo,
         (number, offset): (u64, u64),
     ) -> Result<(), FailKind> {
         let place = usize::try_from(number).expect("the table has it");
@@ -391,10 +391,10 @@ impl Refcounts {
     /// begins to count. Returns the first cluster behind all that, and the clusters of the old table.
     async fn move_table(
         &mut self,
-        storage: &Storage,
+        storage: &ChildIo,
         number: u64,
-        name: &impl AsyncFn(TablePlace) -> Result<(), FailKind>,
-    ) -> Result<(u64, Clusters), FailKind> {
+        name: &impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
+    ) -> Result<(u64, HostClusters), FailKind> {
         let (per_block, cluster_bytes) = (self.per_block(), self.cluster_bytes());
         let start = number * per_block;
         // Half as many entries again as are needed, so that tables move seldom.
@@ -433,7 +433,7 @@ impl Refcounts {
         }
         // Until the header has named it, and perhaps afterwards, either table may be found.
         self.is_header_in_doubt = true;
-        if let Err(kind) = name(TablePlace { offset, clusters }).await {
+        if let Err(kind) = name(RefcountTablePlace { offset, clusters }).await {
             named.iter().for_each(|(number, _)| self.forget_block(*number));
             return Err(kind);
         }
@@ -452,7 +452,7 @@ impl Refcounts {
     /// Writes a new table and its new blocks, durably.
     async fn write_table(
         &mut self,
-        storage: &Storage,
+        storage: &ChildIo,
         blocks: &[(u64, u64)],
         table: &[u64],
         offset: u64,
@@ -464,7 +464,7 @@ impl Refcounts {
     }
 
     /// Counts each cluster once more.
-    async fn raise(&mut self, storage: &Storage, clusters: Clusters) -> Result<(), FailKind> {
+    async fn raise(&mut self, storage: &ChildIo, clusters: HostClusters) -> Result<(), FailKind> {
         let (order, most) = (self.order, self.most());
         for cluster in clusters {
             let (number, index) = (cluster / self.per_block(), cluster % self.per_block());
@@ -482,8 +482,8 @@ impl Refcounts {
     /// be gone, durably. Not yet written.
     pub(crate) async fn lower(
         &mut self,
-        storage: &Storage,
-        clusters: Clusters,
+        storage: &ChildIo,
+        clusters: HostClusters,
     ) -> Result<(), FailKind> {
         let order = self.order;
         for cluster in clusters {
@@ -493,7 +493,7 @@ impl Refcounts {
             if count > 0 {
                 block.set(order, index, count - 1);
             } else {
-                self.sentences.error(format_args!(
+                self.log.error(format_args!(
                     "cluster {cluster} of the image was in use, with refcount 0"
                 ));
             }
@@ -505,14 +505,14 @@ impl Refcounts {
     }
 
     /// Hands to the kernel what was changed.
-    pub(crate) async fn write_changed(&mut self, storage: &Storage) -> Result<(), FailKind> {
+    pub(crate) async fn write_changed(&mut self, storage: &ChildIo) -> Result<(), FailKind> {
         self.write_changed_as(storage, &[]).await
     }
 
     /// The same; new blocks go where it says there, the others where the table says.
     async fn write_changed_as(
         &mut self,
-        storage: &Storage,
+        storage: &ChildIo,
         new: &[(u64, u64)],
     ) -> Result<(), FailKind> {
         let changed: Vec<u64> = self

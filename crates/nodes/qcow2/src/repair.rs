@@ -16,17 +16,17 @@ mod counts;
 mod write;
 
 use block::FailKind;
-use tasks::Storage;
+use tasks::ChildIo;
 
 use crate::bitmaps;
 use crate::compressed;
+use crate::geometry::{COPIED, Geometry, L2Entry, OFFSET, RawL2Entry, StandardCluster};
 use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
-use crate::shape::{COPIED, Cluster, Entry, OFFSET, Shape, Words};
 use crate::snapshots;
-use crate::tables::{Damage, Tables, number, words, wrong};
+use crate::table_reader::{MetadataError, TableReader, number, words, wrong};
 
-use counts::{BYTES_MAX, Counts};
-use write::Target;
+use counts::{BYTES_MAX, ReferenceCounts};
+use write::RefcountLayout;
 
 /// How much of a table is in memory at a time.
 const STEP: u64 = 1 << 20;
@@ -39,7 +39,7 @@ const BITMAP_RESERVED: u64 = 0xff00_0000_0000_01fe;
 
 /// What a repair has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Repaired {
+pub(crate) struct RepairSummary {
     /// Refcount blocks that were wrong or missing.
     pub(crate) blocks: u64,
     /// L1 and L2 tables with wrong flags.
@@ -50,48 +50,48 @@ pub(crate) struct Repaired {
 /// to be read again.
 pub(crate) async fn repair(
     header: &Header,
-    storage: &Storage,
+    storage: &ChildIo,
     file_bytes: u64,
-) -> Result<Repaired, Damage> {
-    let tables = Tables::new(header, storage, file_bytes);
-    let mut walk = Walk::new(&tables);
+) -> Result<RepairSummary, MetadataError> {
+    let tables = TableReader::new(header, storage, file_bytes);
+    let mut walk = ImageWalk::new(&tables);
     walk.count().await?;
     walk.check_metadata()?;
     let target = walk.make_room()?;
     walk.write(&target).await
 }
 
-/// A walk through an image.
+/// A walk through all tables of an image, which counts references to clusters.
 #[derive(Debug)]
-struct Walk<'a> {
-    tables: &'a Tables<'a>,
-    shape: Shape,
-    counts: Counts,
+struct ImageWalk<'a> {
+    tables: &'a TableReader<'a>,
+    geometry: Geometry,
+    counts: ReferenceCounts,
     /// Where the last search for free clusters ended: none begins at the start again.
     searched: u64,
     /// How many L1 entries name each L2 table.
-    l2: Counts,
+    l2: ReferenceCounts,
     /// What has a cluster for itself: what it is, its first cluster and the one behind its last.
     metadata: Vec<(&'static str, u64, u64)>,
     refcount_table: Vec<u64>,
 }
 
-impl<'a> Walk<'a> {
-    fn new(tables: &'a Tables<'a>) -> Self {
+impl<'a> ImageWalk<'a> {
+    fn new(tables: &'a TableReader<'a>) -> Self {
         let bits = tables.header.cluster_bits;
         Self {
             tables,
-            shape: Shape::new(tables.header),
-            counts: Counts::new(bits, BYTES_MAX),
+            geometry: Geometry::new(tables.header),
+            counts: ReferenceCounts::new(bits, BYTES_MAX),
             searched: 0,
-            l2: Counts::new(bits, BYTES_MAX),
+            l2: ReferenceCounts::new(bits, BYTES_MAX),
             metadata: Vec::new(),
             refcount_table: Vec::new(),
         }
     }
 
     /// Counts all references there are.
-    async fn count(&mut self) -> Result<(), Damage> {
+    async fn count(&mut self) -> Result<(), MetadataError> {
         let header = self.tables.header;
         self.note("the header", 0, header.header_bytes.into())?;
         let l1 = (header.l1_offset, u64::from(header.l1_entries));
@@ -110,7 +110,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Counts something that has its clusters for itself.
-    fn note(&mut self, what: &'static str, offset: u64, bytes: u64) -> Result<(), Damage> {
+    fn note(&mut self, what: &'static str, offset: u64, bytes: u64) -> Result<(), MetadataError> {
         if bytes == 0 {
             return Ok(());
         }
@@ -123,7 +123,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    async fn count_l1(&mut self, offset: u64, entries: u64) -> Result<(), Damage> {
+    async fn count_l1(&mut self, offset: u64, entries: u64) -> Result<(), MetadataError> {
         let end = offset + entries * 8;
         let mut at = offset;
         while at < end {
@@ -144,7 +144,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    async fn count_refcounts(&mut self) -> Result<(), Damage> {
+    async fn count_refcounts(&mut self) -> Result<(), MetadataError> {
         let header = self.tables.header;
         let offset = header.refcount_table_offset;
         let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
@@ -160,7 +160,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    async fn count_bitmaps(&mut self) -> Result<(), Damage> {
+    async fn count_bitmaps(&mut self) -> Result<(), MetadataError> {
         let Some(extension) = self.tables.header.bitmaps else { return Ok(()) };
         let bitmaps = bitmaps::read(self.tables).await?;
         let (offset, bytes) = (extension.directory_offset, extension.directory_bytes);
@@ -179,7 +179,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn count_bitmap_entry(&mut self, word: u64, at: u64) -> Result<(), Damage> {
+    fn count_bitmap_entry(&mut self, word: u64, at: u64) -> Result<(), MetadataError> {
         let offset = word & OFFSET;
         if word & BITMAP_RESERVED != 0 || (offset != 0 && word & 1 != 0) {
             return Err(wrong("an entry of the bitmap table", at, "has reserved bits"));
@@ -192,11 +192,11 @@ impl<'a> Walk<'a> {
     }
 
     /// Counts the L2 tables and what they name: each is read once, however many snapshots have it.
-    async fn count_l2(&mut self) -> Result<(), Damage> {
+    async fn count_l2(&mut self) -> Result<(), MetadataError> {
         let bits = self.tables.header.cluster_bits;
         // Of a hostile image most are holes.
         let empty = vec![0; usize::try_from(1_u64 << bits).expect("at most 2 MiB")];
-        let l2 = std::mem::replace(&mut self.l2, Counts::new(bits, 0));
+        let l2 = std::mem::replace(&mut self.l2, ReferenceCounts::new(bits, 0));
         for (cluster, times) in l2.used() {
             self.counts.add(cluster, times)?;
             let offset = cluster << bits;
@@ -215,25 +215,25 @@ impl<'a> Walk<'a> {
     }
 
     /// The entries of an L2 table.
-    fn entries<'b>(&self, table: &'b [u8]) -> impl Iterator<Item = Words> + use<'b> {
-        let has_bitmaps = self.shape.has_subclusters();
-        let entry_bytes = self.shape.entry_words() * 8;
-        table.chunks_exact(entry_bytes).map(move |entry| Words {
+    fn entries<'b>(&self, table: &'b [u8]) -> impl Iterator<Item = RawL2Entry> + use<'b> {
+        let has_bitmaps = self.geometry.has_subclusters();
+        let entry_bytes = self.geometry.entry_words() * 8;
+        table.chunks_exact(entry_bytes).map(move |entry| RawL2Entry {
             word: number::<8>(entry, 0),
             bitmap: if has_bitmaps { number::<8>(entry, 8) } else { 0 },
         })
     }
 
-    fn count_entry(&mut self, words: Words, times: u16, at: u64) -> Result<(), Damage> {
-        if words == Words::default() {
+    fn count_entry(&mut self, words: RawL2Entry, times: u16, at: u64) -> Result<(), MetadataError> {
+        if words == RawL2Entry::default() {
             return Ok(());
         }
         let (header, cluster_bytes) = (self.tables.header, self.tables.cluster_bytes());
         let what = "the L2 entry";
         let bad = |_bad| wrong(what, at, "has reserved bits");
-        match self.shape.read(words).map_err(bad)? {
-            Entry::Cluster(Cluster { place: None, .. }) => Ok(()),
-            Entry::Cluster(Cluster { place: Some(place), .. }) => {
+        match self.geometry.read(words).map_err(bad)? {
+            L2Entry::Cluster(StandardCluster { place: None, .. }) => Ok(()),
+            L2Entry::Cluster(StandardCluster { place: Some(place), .. }) => {
                 if header.features.external_data {
                     return Ok(());
                 }
@@ -242,7 +242,7 @@ impl<'a> Walk<'a> {
                 }
                 self.counts.add(place.host / cluster_bytes, times)
             }
-            Entry::Compressed { descriptor } => {
+            L2Entry::Compressed { descriptor } => {
                 let outside = wrong(what, at, "names compressed data outside the file");
                 let place = compressed::place(descriptor, header.cluster_bits);
                 let place = place.map_err(|_reserved| outside.clone())?;
@@ -258,7 +258,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Proves that no cluster of metadata is anything else.
-    fn check_metadata(&self) -> Result<(), Damage> {
+    fn check_metadata(&self) -> Result<(), MetadataError> {
         let bits = self.tables.header.cluster_bits;
         let problem = "is in a cluster that is something else too";
         for (what, first, end) in &self.metadata {
@@ -271,7 +271,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Finds free clusters for refcount blocks that are missing, and for a larger table if need be.
-    fn make_room(&mut self) -> Result<Target, Damage> {
+    fn make_room(&mut self) -> Result<RefcountLayout, MetadataError> {
         let bits = self.tables.header.cluster_bits;
         let mut table = self.refcount_table.clone();
         let mut moved: Option<(u64, u64)> = None;
@@ -293,7 +293,7 @@ impl<'a> Walk<'a> {
             let entries = missing.iter().max().expect("there is one") + 1;
             if entries * 8 > REFCOUNT_TABLE_BYTES_MAX {
                 let bound = REFCOUNT_TABLE_BYTES_MAX;
-                return Err(Damage::TooMuch { what: "the refcounts", bound });
+                return Err(MetadataError::TooMuch { what: "the refcounts", bound });
             }
             let entries = usize::try_from(entries).expect("at most a million");
             table.resize(table.len().max(entries), 0);
@@ -317,14 +317,14 @@ impl<'a> Walk<'a> {
             let bytes = usize::try_from(clusters << bits).expect("at most 8 MiB and a cluster");
             table.resize(bytes / 8, 0);
         }
-        Ok(Target { table, moved })
+        Ok(RefcountLayout { table, moved })
     }
 
-    fn allocate(&mut self, count: u64) -> Result<u64, Damage> {
+    fn allocate(&mut self, count: u64) -> Result<u64, MetadataError> {
         let first = self.counts.free(self.searched, count);
         self.searched = first + count;
         if (first + count) << self.tables.header.cluster_bits > OFFSET_END {
-            return Err(Damage::Io(FailKind::NoSpace));
+            return Err(MetadataError::Io(FailKind::NoSpace));
         }
         (first..first + count).try_for_each(|cluster| self.counts.add(cluster, 1))?;
         Ok(first)

@@ -1,7 +1,7 @@
 //! The tasks that serve requests which the tables in memory do not answer.
 //!
 //! Where it stands in the life of a request: its lane holds it; the task answers it through
-//! [`Core`], at once or in rounds.
+//! [`LaneCore`], at once or in rounds.
 
 mod compressed;
 mod read;
@@ -12,42 +12,47 @@ mod zero;
 use std::rc::Rc;
 
 use block::{Operation, Token};
-use tasks::Parts;
+use tasks::RequestParts;
 
-use crate::core::Core;
-use crate::space::SyncMark;
+use crate::cluster_allocator::SyncMark;
+use crate::lane_core::LaneCore;
 
-pub(crate) use compressed::Decoder;
+pub(crate) use compressed::ClusterDecoder;
 pub(crate) use read::read;
 pub(crate) use status::status;
 pub(crate) use write::write;
-pub(crate) use zero::{Zeroing, zero};
+pub(crate) use zero::{ZeroMode, zero};
 
 /// Waits for what lanes below hold of a request, and for what they want to be told of.
-pub(crate) async fn parts(core: Rc<Core>, token: Token, operation: Operation, parts: Parts) {
+pub(crate) async fn parts(
+    core: Rc<LaneCore>,
+    token: Token,
+    operation: Operation,
+    parts: RequestParts,
+) {
     core.answer(token, operation, parts).await;
 }
 
 /// The same for a flush.
 pub(crate) async fn flush_parts(
-    core: Rc<Core>,
+    core: Rc<LaneCore>,
     token: Token,
     mark: Option<SyncMark>,
-    parts: Parts,
+    parts: RequestParts,
 ) {
     core.answer_flush(token, mark, parts).await;
 }
 
 /// Has a flush cover the tables and the file with the data.
-pub(crate) async fn flush(core: Rc<Core>, token: Token, mark: Option<SyncMark>) {
-    let mut parts = Parts::default();
+pub(crate) async fn flush(core: Rc<LaneCore>, token: Token, mark: Option<SyncMark>) {
+    let mut parts = RequestParts::default();
     parts.add(0, core.data.storage.ask(Operation::Flush));
     parts.add(0, core.file.ask(Operation::Flush));
     core.answer_flush(token, mark, parts).await;
 }
 
 /// Frees clusters that nobody can find any more.
-pub(crate) async fn reclaim(core: Rc<Core>) {
+pub(crate) async fn reclaim(core: Rc<LaneCore>) {
     let _at_work = core.image.begin_work();
     if let Ok(space) = core.image.space()
         && let Err(kind) = space.reclaim(&core.file, false).await

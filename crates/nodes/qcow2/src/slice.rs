@@ -1,11 +1,11 @@
 //! Slices of L2 tables in memory: read by all threads without a lock, written through.
 //!
-//! Where it stands: the fast path looks entries up; tasks change them by [`Slice::begin_write`]: what
+//! Where it stands: the fast path looks entries up; tasks change them by [`L2Slice::begin_write`]: what
 //! waits is written together, and is seen by others only once the kernel has it.
 //!
 //! Invariants: an entry in memory is in the file, or was there when it was changed last. If a write of a
 //! slice has failed, the file may say anything that was to be written; nothing that the slice names is
-//! written until the file says again what memory says ([`Slice::is_doubtful`]). One write of a slice is
+//! written until the file says again what memory says ([`L2Slice::has_failed_write`]). One write of a slice is
 //! under way at a time. A slice that is pinned or doubtful, or of which a write is under way, stays in the
 //! cache: there is never a second copy of it. What is no longer in the cache says so before it may be
 //! loaded again.
@@ -19,14 +19,14 @@ use std::task::Waker;
 
 use block::{FailKind, HostMemory};
 
-use crate::shape::{SliceNumber, Words};
+use crate::geometry::{RawL2Entry, SliceNumber};
 
 /// How many parts the cache has, each with a lock of its own.
 const SHARDS: usize = 16;
 
-/// A part of an L2 table.
+/// A slice of an L2 table in memory, read without a lock.
 #[derive(Debug)]
-pub(crate) struct Slice {
+pub(crate) struct L2Slice {
     number: SliceNumber,
     /// The words of all entries. Empty if there is no table: then all are 0.
     words: Box<[AtomicU64]>,
@@ -34,53 +34,54 @@ pub(crate) struct Slice {
     entry_words: usize,
     /// Odd while entries of two words are changed.
     version: AtomicU64,
-    is_gone: AtomicBool,
+    is_evicted: AtomicBool,
     /// Whether it was used since the cache last looked.
     is_used: AtomicBool,
     /// Whether a write of it has failed, and none has made up for that.
-    is_doubtful: AtomicBool,
+    has_failed_write: AtomicBool,
     /// Tasks that may change it.
     pins: AtomicU32,
-    writes: Mutex<Writes>,
+    writes: Mutex<PendingWrites>,
 }
 
+/// The changes of a slice that wait to be written, and the tasks that wait for that.
 #[derive(Debug, Default)]
-struct Writes {
+struct PendingWrites {
     /// What the next write changes.
-    waiting: Vec<(usize, Words)>,
+    waiting: Vec<(usize, RawL2Entry)>,
     is_busy: bool,
     /// Of the next write.
-    next: Ending,
+    next: WriteResult,
     wakers: Vec<Waker>,
 }
 
-/// What to do for a change of a slice.
+/// What a task does next for a change of a slice: write it, wait, or take the result.
 #[derive(Debug)]
-pub(crate) enum Turn<'a> {
+pub(crate) enum WriteTurn<'a> {
     /// Write this.
-    Mine(Write<'a>),
+    Write(SliceWrite<'a>),
     /// Another task writes: ask again when woken.
     Wait,
     /// It was written, or was not.
-    Over(Result<(), FailKind>),
+    Written(Result<(), FailKind>),
 }
 
-/// A write of a slice. Dropped, it has failed.
+/// A write of a slice that is under way. Dropped, it has failed.
 #[derive(Debug)]
-pub(crate) struct Write<'a> {
-    slice: &'a Slice,
-    changes: Vec<(usize, Words)>,
+pub(crate) struct SliceWrite<'a> {
+    slice: &'a L2Slice,
+    changes: Vec<(usize, RawL2Entry)>,
     /// Whether all of the slice is written, since it is doubtful.
     is_whole: bool,
-    ending: Ending,
+    ending: WriteResult,
     result: Result<(), FailKind>,
 }
 
-/// How the write has ended that a change is part of; empty before.
+/// The result of the write that a change is part of, once it is known. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ending(Arc<OnceLock<Result<(), FailKind>>>);
+pub(crate) struct WriteResult(Arc<OnceLock<Result<(), FailKind>>>);
 
-impl Slice {
+impl L2Slice {
     /// As it is in the file.
     pub(crate) fn loaded(number: SliceNumber, bytes: &[u8], entry_words: usize) -> Self {
         let word = |bytes: &[u8]| {
@@ -100,9 +101,9 @@ impl Slice {
             words,
             entry_words,
             version: AtomicU64::new(0),
-            is_gone: AtomicBool::new(false),
+            is_evicted: AtomicBool::new(false),
             is_used: AtomicBool::new(true),
-            is_doubtful: AtomicBool::new(false),
+            has_failed_write: AtomicBool::new(false),
             pins: AtomicU32::new(0),
             writes: Mutex::default(),
         }
@@ -118,28 +119,28 @@ impl Slice {
     }
 
     /// Whether it is in the cache no more: another copy may be. Ask before each look, inside an epoch.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Acquire)
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.is_evicted.load(Ordering::Acquire)
     }
 
     /// Whether the file may say something else, since a write has failed: what the slice names is not
     /// written in place, and no change is over, before another write has succeeded.
-    pub(crate) fn is_doubtful(&self) -> bool {
-        self.is_doubtful.load(Ordering::Acquire)
+    pub(crate) fn has_failed_write(&self) -> bool {
+        self.has_failed_write.load(Ordering::Acquire)
     }
 
     /// An entry.
-    pub(crate) fn entry(&self, index: usize) -> Words {
+    pub(crate) fn entry(&self, index: usize) -> RawL2Entry {
         match (&*self.words, self.entry_words) {
-            ([], _) => Words::default(),
-            (words, 1) => Words { word: words[index].load(Ordering::Acquire), bitmap: 0 },
+            ([], _) => RawL2Entry::default(),
+            (words, 1) => RawL2Entry { word: words[index].load(Ordering::Acquire), bitmap: 0 },
             (words, _) => loop {
                 // Both words of one version: if it is the same before and after, nobody stored in between.
                 let before = self.version.load(Ordering::Acquire);
                 let word = words[2 * index].load(Ordering::Acquire);
                 let bitmap = words[2 * index + 1].load(Ordering::Acquire);
                 if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {
-                    return Words { word, bitmap };
+                    return RawL2Entry { word, bitmap };
                 }
                 std::hint::spin_loop();
             },
@@ -147,7 +148,7 @@ impl Slice {
     }
 
     /// Stores entries. One task at a time.
-    fn store(&self, changes: &[(usize, Words)]) {
+    fn store(&self, changes: &[(usize, RawL2Entry)]) {
         if self.entry_words == 1 {
             for (index, entry) in changes {
                 self.words[*index].store(entry.word, Ordering::Release);
@@ -170,37 +171,43 @@ impl Slice {
         }
     }
 
-    fn writes(&self) -> MutexGuard<'_, Writes> {
+    fn writes(&self) -> MutexGuard<'_, PendingWrites> {
         self.writes.lock().expect("nobody panics here")
     }
 
     /// Adds changes to what the next write takes. Entries of one cluster are changed by one task at a
     /// time. None at all are a question whether the file says what memory says.
-    pub(crate) fn change(&self, changes: impl Iterator<Item = (usize, Words)>) -> Ending {
+    pub(crate) fn change(&self, changes: impl Iterator<Item = (usize, RawL2Entry)>) -> WriteResult {
         let mut writes = self.writes();
         writes.waiting.extend(changes);
         writes.next.clone()
     }
 
     /// What to do for the changes that are part of the write with that ending.
-    pub(crate) fn begin_write(&self, ending: &Ending, waker: &Waker) -> Turn<'_> {
+    pub(crate) fn begin_write(&self, ending: &WriteResult, waker: &Waker) -> WriteTurn<'_> {
         let mut writes = self.writes();
         if let Some(result) = ending.0.get() {
-            return Turn::Over(*result);
+            return WriteTurn::Written(*result);
         }
         if writes.is_busy {
             writes.wakers.push(waker.clone());
-            return Turn::Wait;
+            return WriteTurn::Wait;
         }
         writes.is_busy = true;
         let changes = std::mem::take(&mut writes.waiting);
         let ending = std::mem::take(&mut writes.next);
-        let is_whole = self.is_doubtful();
-        Turn::Mine(Write { slice: self, changes, is_whole, ending, result: Err(FailKind::Io) })
+        let is_whole = self.has_failed_write();
+        WriteTurn::Write(SliceWrite {
+            slice: self,
+            changes,
+            is_whole,
+            ending,
+            result: Err(FailKind::Io),
+        })
     }
 }
 
-impl Write<'_> {
+impl SliceWrite<'_> {
     /// The bytes of the slice that have to be written, whole blocks of `block` bytes, and where they
     /// begin in the slice. None if the file says it all.
     pub(crate) fn bytes(&self, block: u64) -> Option<(u64, HostMemory)> {
@@ -239,18 +246,18 @@ impl Write<'_> {
         if result.is_ok() {
             self.slice.store(&self.changes);
             if self.is_whole {
-                self.slice.is_doubtful.store(false, Ordering::Release);
+                self.slice.has_failed_write.store(false, Ordering::Release);
             }
         }
         self.result = result;
     }
 }
 
-impl Drop for Write<'_> {
+impl Drop for SliceWrite<'_> {
     fn drop(&mut self) {
         if self.result.is_err() {
             // Before anybody is told.
-            self.slice.is_doubtful.store(true, Ordering::Release);
+            self.slice.has_failed_write.store(true, Ordering::Release);
         }
         let mut writes = self.slice.writes();
         writes.is_busy = false;
@@ -261,68 +268,70 @@ impl Drop for Write<'_> {
     }
 }
 
-/// A slice that stays in the cache.
+/// A slice that stays in the cache while this lives.
 #[derive(Debug)]
-pub(crate) struct Pinned(Arc<Slice>);
+pub(crate) struct PinnedSlice(Arc<L2Slice>);
 
-impl Pinned {
-    fn new(slice: Arc<Slice>) -> Self {
+impl PinnedSlice {
+    fn new(slice: Arc<L2Slice>) -> Self {
         // Under the lock of the shard, like the look at it.
         slice.pins.fetch_add(1, Ordering::Relaxed);
         Self(slice)
     }
 
     /// The slice, which may go from the cache when this pin is dropped.
-    pub(crate) fn slice(&self) -> &Arc<Slice> {
+    pub(crate) fn slice(&self) -> &Arc<L2Slice> {
         &self.0
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedSlice {
     fn drop(&mut self) {
         // What was done under the pin comes before the slice may go.
         self.0.pins.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// The slices in memory.
+/// The cache of L2 slices of an image.
 #[derive(Debug)]
 pub(crate) struct SliceCache {
     shards: Vec<Mutex<Shard>>,
     /// Of each shard.
     capacity: usize,
     /// How many slices have gone.
-    gone: AtomicU64,
+    evicted: AtomicU64,
 }
 
+/// A part of the slice cache with a lock of its own.
 #[derive(Debug, Default)]
 struct Shard {
-    slices: HashMap<SliceNumber, Cached>,
+    slices: HashMap<SliceNumber, CacheEntry>,
     /// In the order in which they are looked at when one has to go.
     clock: VecDeque<SliceNumber>,
 }
 
+/// An entry of the cache: a slice, or tasks that wait for its loading.
 #[derive(Debug)]
-enum Cached {
-    Here(Arc<Slice>),
+enum CacheEntry {
+    Here(Arc<L2Slice>),
     /// Some task loads it; these wait.
     Loading(Vec<Waker>),
 }
 
-/// What the cache has of a slice.
+/// The result of a look-up in the slice cache.
 #[derive(Debug)]
-pub(crate) enum Found<'a> {
+pub(crate) enum CacheLookup<'a> {
     /// This.
-    Here(Pinned),
+    Here(PinnedSlice),
     /// Nothing: load it.
-    Missing(Loading<'a>),
+    Missing(SliceLoad<'a>),
     /// Another task loads it: ask again when woken.
     Wait,
 }
 
-/// The right to load a slice. Dropped, others may try.
+/// The right to load a slice into the cache. Dropped, others may try.
 #[derive(Debug)]
-pub(crate) struct Loading<'a> {
+pub(crate) struct SliceLoad<'a> {
     cache: &'a SliceCache,
     number: SliceNumber,
     is_done: bool,
@@ -333,7 +342,7 @@ impl SliceCache {
     pub(crate) fn new(slices: usize) -> Self {
         let capacity = slices.div_ceil(SHARDS).max(2);
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, capacity, gone: AtomicU64::new(0) }
+        Self { shards, capacity, evicted: AtomicU64::new(0) }
     }
 
     /// For how many slices there is room.
@@ -342,9 +351,9 @@ impl SliceCache {
     }
 
     /// How many slices have gone from the cache so far.
-    pub(crate) fn gone(&self) -> u64 {
+    pub(crate) fn evicted(&self) -> u64 {
         // A hint when to let go of them.
-        self.gone.load(Ordering::Relaxed)
+        self.evicted.load(Ordering::Relaxed)
     }
 
     fn shard(&self, number: SliceNumber) -> MutexGuard<'_, Shard> {
@@ -353,38 +362,37 @@ impl SliceCache {
     }
 
     /// The slice if it is here, without a pin: for the fast path.
-    pub(crate) fn peek(&self, number: SliceNumber) -> Option<Arc<Slice>> {
+    pub(crate) fn peek(&self, number: SliceNumber) -> Option<Arc<L2Slice>> {
         match self.shard(number).slices.get(&number) {
-            Some(Cached::Here(slice)) => Some(Arc::clone(slice)),
-            Some(Cached::Loading(_)) | None => None,
+            Some(CacheEntry::Here(slice)) => Some(Arc::clone(slice)),
+            Some(CacheEntry::Loading(_)) | None => None,
         }
     }
 
     /// The slice, pinned.
-    pub(crate) fn find(&self, number: SliceNumber, waker: &Waker) -> Found<'_> {
+    pub(crate) fn find(&self, number: SliceNumber, waker: &Waker) -> CacheLookup<'_> {
         let mut shard = self.shard(number);
         match shard.slices.get_mut(&number) {
-            Some(Cached::Here(slice)) => {
+            Some(CacheEntry::Here(slice)) => {
                 slice.touch();
-                Found::Here(Pinned::new(Arc::clone(slice)))
+                CacheLookup::Here(PinnedSlice::new(Arc::clone(slice)))
             }
-            Some(Cached::Loading(wakers)) => {
+            Some(CacheEntry::Loading(wakers)) => {
                 wakers.push(waker.clone());
-                Found::Wait
+                CacheLookup::Wait
             }
             None => {
-                shard.slices.insert(number, Cached::Loading(Vec::new()));
-                Found::Missing(Loading { cache: self, number, is_done: false })
+                shard.slices.insert(number, CacheEntry::Loading(Vec::new()));
+                CacheLookup::Missing(SliceLoad { cache: self, number, is_done: false })
             }
         }
     }
 
     /// Whether of any slice the file may say something else than memory does.
-    pub(crate) fn has_doubtful(&self) -> bool {
-        let is_doubtful =
-            |cached: &Cached| matches!(cached, Cached::Here(slice) if slice.is_doubtful());
+    pub(crate) fn has_failed_writes(&self) -> bool {
+        let has_failed_write = |cached: &CacheEntry| matches!(cached, CacheEntry::Here(slice) if slice.has_failed_write());
         let mut shards = (0..SHARDS as u64).map(|number| self.shard(SliceNumber(number)));
-        shards.any(|shard| shard.slices.values().any(is_doubtful))
+        shards.any(|shard| shard.slices.values().any(has_failed_write))
     }
 
     /// Takes out what was not used since the last call and is not in use.
@@ -394,12 +402,12 @@ impl SliceCache {
             for _ in 0..shard.clock.len() {
                 let Some(number) = shard.clock.pop_front() else { break };
                 match shard.judge(number) {
-                    Fate::Gone => {}
-                    Fate::Goes => {
+                    EvictionDecision::Gone => {}
+                    EvictionDecision::Goes => {
                         shard.remove(number);
-                        self.gone.fetch_add(1, Ordering::Relaxed);
+                        self.evicted.fetch_add(1, Ordering::Relaxed);
                     }
-                    Fate::Stays => shard.clock.push_back(number),
+                    EvictionDecision::Stays => shard.clock.push_back(number),
                 }
             }
         }
@@ -409,36 +417,39 @@ impl SliceCache {
     pub(crate) fn forget_absent(&self, numbers: impl Iterator<Item = SliceNumber>) {
         for number in numbers {
             let mut shard = self.shard(number);
-            let is_absent =
-                |cached: &Cached| matches!(cached, Cached::Here(slice) if slice.is_absent());
+            let is_absent = |cached: &CacheEntry| matches!(cached, CacheEntry::Here(slice) if slice.is_absent());
             if shard.slices.get(&number).is_some_and(is_absent) {
                 shard.remove(number);
-                self.gone.fetch_add(1, Ordering::Relaxed);
+                self.evicted.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 }
 
-impl Loading<'_> {
+impl SliceLoad<'_> {
     /// The slice is here. If there are too many now, others go.
-    pub(crate) fn done(self, slice: Slice) -> Pinned {
+    pub(crate) fn done(self, slice: L2Slice) -> PinnedSlice {
         self.done_if(slice, || true).expect("it is")
     }
 
     /// The same if that is true in the moment when others can find the slice.
-    pub(crate) fn done_if(mut self, slice: Slice, is_so: impl FnOnce() -> bool) -> Option<Pinned> {
+    pub(crate) fn done_if(
+        mut self,
+        slice: L2Slice,
+        is_so: impl FnOnce() -> bool,
+    ) -> Option<PinnedSlice> {
         let slice = Arc::new(slice);
         let mut shard = self.cache.shard(self.number);
         if !is_so() {
             return None;
         }
-        let pinned = Pinned::new(Arc::clone(&slice));
-        let before = shard.slices.insert(self.number, Cached::Here(slice));
+        let pinned = PinnedSlice::new(Arc::clone(&slice));
+        let before = shard.slices.insert(self.number, CacheEntry::Here(slice));
         shard.clock.push_back(self.number);
-        let gone = shard.make_room(self.cache.capacity);
-        self.cache.gone.fetch_add(gone, Ordering::Relaxed);
+        let evicted = shard.make_room(self.cache.capacity);
+        self.cache.evicted.fetch_add(evicted, Ordering::Relaxed);
         drop(shard);
-        if let Some(Cached::Loading(wakers)) = before {
+        if let Some(CacheEntry::Loading(wakers)) = before {
             wakers.into_iter().for_each(Waker::wake);
         }
         self.is_done = true;
@@ -446,21 +457,21 @@ impl Loading<'_> {
     }
 }
 
-impl Drop for Loading<'_> {
+impl Drop for SliceLoad<'_> {
     fn drop(&mut self) {
         if self.is_done {
             return;
         }
         let loading = self.cache.shard(self.number).slices.remove(&self.number);
-        if let Some(Cached::Loading(wakers)) = loading {
+        if let Some(CacheEntry::Loading(wakers)) = loading {
             wakers.into_iter().for_each(Waker::wake);
         }
     }
 }
 
-/// What becomes of a slice when the cache looks for room.
+/// Whether a slice is evicted from the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum EvictionDecision {
     /// It was taken out before.
     Gone,
     Goes,
@@ -468,38 +479,40 @@ enum Fate {
 }
 
 impl Shard {
-    fn judge(&self, number: SliceNumber) -> Fate {
-        let Some(Cached::Here(slice)) = self.slices.get(&number) else { return Fate::Gone };
+    fn judge(&self, number: SliceNumber) -> EvictionDecision {
+        let Some(CacheEntry::Here(slice)) = self.slices.get(&number) else {
+            return EvictionDecision::Gone;
+        };
         let in_use = slice.is_used.swap(false, Ordering::Relaxed)
             || slice.pins.load(Ordering::Acquire) > 0
-            || slice.is_doubtful()
+            || slice.has_failed_write()
             || slice.writes().is_busy;
-        if in_use { Fate::Stays } else { Fate::Goes }
+        if in_use { EvictionDecision::Stays } else { EvictionDecision::Goes }
     }
 
     fn make_room(&mut self, capacity: usize) -> u64 {
-        let mut gone = 0;
+        let mut evicted = 0;
         // Twice around: the first time some may have been used.
         let mut looks = self.clock.len() * 2;
         while self.slices.len() > capacity && looks > 0 {
             looks -= 1;
             let Some(number) = self.clock.pop_front() else { break };
             match self.judge(number) {
-                Fate::Gone => {}
-                Fate::Goes => {
+                EvictionDecision::Gone => {}
+                EvictionDecision::Goes => {
                     self.remove(number);
-                    gone += 1;
+                    evicted += 1;
                 }
-                Fate::Stays => self.clock.push_back(number),
+                EvictionDecision::Stays => self.clock.push_back(number),
             }
         }
-        gone
+        evicted
     }
 
     fn remove(&mut self, number: SliceNumber) {
-        if let Some(Cached::Here(slice)) = self.slices.remove(&number) {
+        if let Some(CacheEntry::Here(slice)) = self.slices.remove(&number) {
             // Before another copy of it can be loaded and changed: that takes this lock.
-            slice.is_gone.store(true, Ordering::Release);
+            slice.is_evicted.store(true, Ordering::Release);
         }
     }
 }
@@ -509,20 +522,20 @@ mod tests {
     use super::*;
 
     /// Begins the write of a change, which must be its own.
-    fn begin<'a>(slice: &'a Slice, ending: &Ending) -> Write<'a> {
+    fn begin<'a>(slice: &'a L2Slice, ending: &WriteResult) -> SliceWrite<'a> {
         match slice.begin_write(ending, Waker::noop()) {
-            Turn::Mine(write) => write,
-            turn @ (Turn::Wait | Turn::Over(_)) => panic!("{turn:?}"),
+            WriteTurn::Write(write) => write,
+            turn @ (WriteTurn::Wait | WriteTurn::Written(_)) => panic!("{turn:?}"),
         }
     }
 
-    fn change(slice: &Slice, index: usize) -> Ending {
-        slice.change(std::iter::once((index, Words { word: 7, bitmap: 0 })))
+    fn change(slice: &L2Slice, index: usize) -> WriteResult {
+        slice.change(std::iter::once((index, RawL2Entry { word: 7, bitmap: 0 })))
     }
 
     #[test]
     fn a_write_that_failed_is_told_however_late() {
-        let slice = Slice::loaded(SliceNumber(0), &[0; 4096], 1);
+        let slice = L2Slice::loaded(SliceNumber(0), &[0; 4096], 1);
         let first = change(&slice, 0);
         begin(&slice, &first.clone()).finish(Err(FailKind::NoSpace));
         for round in 0..200 {
@@ -530,22 +543,23 @@ mod tests {
             begin(&slice, &change(&slice, 1)).finish(result);
         }
         let told = slice.begin_write(&first, Waker::noop());
-        assert!(matches!(told, Turn::Over(Err(FailKind::NoSpace))), "{told:?}");
+        assert!(matches!(told, WriteTurn::Written(Err(FailKind::NoSpace))), "{told:?}");
     }
 
     #[test]
     fn after_a_failure_all_of_the_slice_is_written() {
-        let slice = Slice::loaded(SliceNumber(0), &[0; 4096], 1);
-        let written = |write: &Write<'_>| write.bytes(512).map(|(at, bytes)| (at, bytes.len()));
+        let slice = L2Slice::loaded(SliceNumber(0), &[0; 4096], 1);
+        let written =
+            |write: &SliceWrite<'_>| write.bytes(512).map(|(at, bytes)| (at, bytes.len()));
         let write = begin(&slice, &change(&slice, 100));
         assert_eq!(written(&write), Some((512, 512)));
         // Dropped, it has failed.
         drop(write);
-        assert!(slice.is_doubtful());
+        assert!(slice.has_failed_write());
         let write = begin(&slice, &change(&slice, 0));
         assert_eq!(written(&write), Some((0, 4096)));
         write.finish(Ok(()));
-        assert!(!slice.is_doubtful());
+        assert!(!slice.has_failed_write());
         assert_eq!((slice.entry(0).word, slice.entry(100).word), (7, 0));
         let write = begin(&slice, &slice.change(std::iter::empty()));
         assert_eq!(written(&write), None);

@@ -6,7 +6,7 @@
 //!
 //! Limits: [`TABLE_BYTES_MAX`], and the number of snapshots that a header may say.
 
-use crate::tables::{Damage, Tables, number, wrong};
+use crate::table_reader::{MetadataError, TableReader, number, wrong};
 
 /// The largest table of snapshots, as in QEMU: 1024 bytes for each of 65536.
 const TABLE_BYTES_MAX: usize = 64 << 20;
@@ -22,14 +22,15 @@ const STEP: u64 = 64 << 10;
 
 const TABLE: &str = "the snapshot table";
 
-/// The snapshots of an image.
+/// The snapshot table of an image.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Snapshots {
+pub(crate) struct SnapshotTable {
     /// How long the table is.
     pub(crate) table_bytes: u64,
     pub(crate) snapshots: Vec<Snapshot>,
 }
 
+/// An internal snapshot: where its L1 table is.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     pub(crate) l1_offset: u64,
@@ -37,9 +38,9 @@ pub(crate) struct Snapshot {
 }
 
 /// Reads the table.
-pub(crate) async fn read(tables: &Tables<'_>) -> Result<Snapshots, Damage> {
+pub(crate) async fn read(tables: &TableReader<'_>) -> Result<SnapshotTable, MetadataError> {
     let header = tables.header;
-    let mut found = Snapshots::default();
+    let mut found = SnapshotTable::default();
     let mut bytes = Vec::new();
     let mut at = 0;
     while found.snapshots.len() < header.snapshots as usize {
@@ -72,7 +73,7 @@ pub(crate) async fn read(tables: &Tables<'_>) -> Result<Snapshots, Damage> {
 }
 
 /// The entry at the beginning of these bytes and how long it is; `None` if there are too few of them.
-fn entry(bytes: &[u8]) -> Result<Option<(Snapshot, usize)>, Damage> {
+fn entry(bytes: &[u8]) -> Result<Option<(Snapshot, usize)>, MetadataError> {
     if bytes.len() < 40 {
         return Ok(None);
     }

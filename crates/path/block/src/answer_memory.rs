@@ -1,7 +1,7 @@
 //! Memory that answers name in place of a file: what a lane had to make first, such as a cluster that was
 //! compressed.
 //!
-//! Where it stands in the life of a request: a lane counts the memory with its [`crate::LaneIo`] and answers with
+//! Where it stands in the life of a request: a lane counts the memory with its [`crate::LaneContext`] and answers with
 //! [`crate::Target::Memory`]; layers above pass the pieces on, cut or held like any others; whoever carries them out
 //! copies the bytes.
 //!
@@ -17,35 +17,36 @@ use crate::{ByteCount, HostMemory};
 /// counted: twice what the requests of a lane that holds them may ask for, 1 GiB.
 const BYTES_MAX: usize = 2 << 30;
 
-/// There is too much of it.
+/// The answers of one lane that are not carried out yet keep as much memory as they may (`BYTES_MAX`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("answers that are not carried out keep {bytes} bytes of memory")]
-pub struct AnswerMemoryFull {
+pub struct AnswerMemoryError {
     bytes: usize,
 }
 
-/// Memory that the pieces of an answer name. Clones are the same.
+/// Host memory that a read is answered from in place of a file, such as a decompressed cluster. Clones share it.
 #[derive(Debug, Clone)]
-pub struct AnswerMemory(Rc<Share>);
+pub struct AnswerMemory(Rc<ChargedMemory>);
 
+/// The memory, charged to its lane's counter until it is dropped.
 #[derive(Debug)]
-struct Share {
+struct ChargedMemory {
     memory: Rc<HostMemory>,
     counter: MemoryCounter,
 }
 
-/// How much memory the answers of a lane keep. Clones are the same.
+/// The bytes of [`AnswerMemory`] that one lane's answers keep alive. Clones count together.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MemoryCounter(Rc<Cell<usize>>);
 
 impl MemoryCounter {
-    pub(crate) fn add(&self, memory: Rc<HostMemory>) -> Result<AnswerMemory, AnswerMemoryFull> {
+    pub(crate) fn add(&self, memory: Rc<HostMemory>) -> Result<AnswerMemory, AnswerMemoryError> {
         let bytes = self.0.get() + memory.len();
         if bytes > BYTES_MAX {
-            return Err(AnswerMemoryFull { bytes: self.0.get() });
+            return Err(AnswerMemoryError { bytes: self.0.get() });
         }
         self.0.set(bytes);
-        Ok(AnswerMemory(Rc::new(Share { memory, counter: self.clone() })))
+        Ok(AnswerMemory(Rc::new(ChargedMemory { memory, counter: self.clone() })))
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -68,7 +69,7 @@ impl PartialEq for AnswerMemory {
 
 impl Eq for AnswerMemory {}
 
-impl Drop for Share {
+impl Drop for ChargedMemory {
     fn drop(&mut self) {
         self.counter.0.set(self.counter.0.get() - self.memory.len());
     }
@@ -98,7 +99,7 @@ mod tests {
         let counter = MemoryCounter::default();
         let memory = Rc::new(HostMemory::zeroed(64 << 20));
         let mut kept: Vec<_> = (0..32).map(|_| counter.add(Rc::clone(&memory)).unwrap()).collect();
-        assert_eq!(counter.add(Rc::clone(&memory)), Err(AnswerMemoryFull { bytes: BYTES_MAX }));
+        assert_eq!(counter.add(Rc::clone(&memory)), Err(AnswerMemoryError { bytes: BYTES_MAX }));
         kept.pop();
         kept.push(counter.add(memory).unwrap());
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::Node;
 
-/// The place below a node or an export, and the node that is there now.
+/// The edge from a node or an export to the node below it, which can be replaced (QEMU's BdrvChild).
 ///
 /// Replaced only while no lane is open on what stands above: lanes keep what they found when they were
 /// opened. Threads: any but iothreads, except to open a lane.

@@ -11,7 +11,7 @@ use std::io;
 
 use crate::Permissions;
 
-/// Whether something takes changes.
+/// Whether a node or a file is opened read-only or read-write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reads and flushes only.
@@ -20,8 +20,8 @@ pub enum Access {
     ReadWrite,
 }
 
-/// What a user does with a node, and lets others do with its storage meanwhile: other processes, and other nodes of
-/// this one. Claims on one node never rule each other out: they share what it knows.
+/// The permissions that a claim uses, and those it shares with others: QEMU's `perm` and `shared`. Claims on one node
+/// never rule each other out: they share what it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rights {
     /// What it does.
@@ -49,10 +49,9 @@ impl Rights {
     }
 }
 
-/// Which process answers for what two processes have open while one takes the other's place: it alone writes,
-/// gives locks back and closes images.
+/// Which process owns an image while one takes over from the other: it alone writes, unlocks and closes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Owner {
+pub enum OwnerProcess {
     /// This one.
     #[default]
     This,
@@ -60,15 +59,16 @@ pub enum Owner {
     Other,
 }
 
-/// Rights that are held. Dropped, they are given back; drop it only when nothing is in flight.
+/// The right to use a node, down to the image locks of its files. Dropped, it is given back; drop it only when nothing
+/// is in flight.
 #[derive(Debug, Default)]
 #[must_use = "dropped, the rights are given back"]
 pub struct Claim {
-    held: Vec<Box<dyn Held>>,
+    held: Vec<Box<dyn ClaimGuard>>,
 }
 
-/// Something that is given back when it is dropped.
-pub trait Held: Debug + Send + Sync {
+/// One resource that a [`Claim`] holds, released when dropped.
+pub trait ClaimGuard: Debug + Send + Sync {
     /// Makes durable what was written under it. Blocks.
     fn flush(&self) -> io::Result<()>;
 
@@ -84,7 +84,7 @@ impl Claim {
     }
 
     /// One thing.
-    pub fn of(held: impl Held + 'static) -> Self {
+    pub fn of(held: impl ClaimGuard + 'static) -> Self {
         Self { held: vec![Box::new(held)] }
     }
 
@@ -116,19 +116,19 @@ pub struct ClaimError {
     /// The node-name.
     pub node: String,
     /// Whether it is worth trying again.
-    pub outlook: Outlook,
+    pub outlook: RetryHint,
     /// Why.
     #[source]
     pub source: Box<dyn Error + Send + Sync>,
 }
 
-/// Whether it is worth trying again.
+/// Whether a claim that failed may succeed later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outlook {
+pub enum RetryHint {
     /// Another process has what is wanted and may give it back.
-    MayPass,
+    Transient,
     /// It fails again.
-    Lasting,
+    Permanent,
 }
 
 #[cfg(test)]
@@ -141,7 +141,7 @@ mod tests {
     #[derive(Debug)]
     struct Counted(Arc<AtomicU32>);
 
-    impl Held for Counted {
+    impl ClaimGuard for Counted {
         fn flush(&self) -> io::Result<()> {
             Ok(())
         }

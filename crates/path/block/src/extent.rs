@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Bytes in a virtio-blk sector (virtio 1.2, 5.2.3), whatever the logical block size is.
 pub const SECTOR_BYTES: u64 = 512;
 
-/// A place on a disk in units of 512 bytes, as virtio counts.
+/// An offset on a disk in units of 512 bytes, as virtio counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sector(pub u64);
 
@@ -20,7 +20,7 @@ impl Sector {
     }
 }
 
-/// A place on a disk or in a file, in bytes from its start.
+/// An offset on a disk or in a file, in bytes from its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteOffset(pub u64);
 
@@ -64,7 +64,7 @@ impl Extent {
     }
 }
 
-/// The size of a disk. Fixed while a lane on it is open.
+/// The size of a disk, in bytes. It can change while the disk is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DiskSize(pub ByteCount);
 

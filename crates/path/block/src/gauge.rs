@@ -13,7 +13,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number of a set. It wraps around.
+/// A counter of a set, written by one thread and read by any. It wraps around.
 #[derive(Debug, Default)]
 pub struct Gauge(AtomicU64);
 
@@ -25,14 +25,14 @@ impl Gauge {
     }
 }
 
-/// Two cache lines: processors fetch them in pairs.
+/// A value in two cache lines of its own (processors fetch them in pairs), so that neighbours are not slowed down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Lines<S>(S);
+struct CachePadded<S>(S);
 
 /// A set of numbers, as readers see it. `S` is a struct of [`Gauge`]s.
 #[derive(Debug)]
-pub struct Gauges<S>(Arc<Lines<S>>);
+pub struct Gauges<S>(Arc<CachePadded<S>>);
 
 impl<S> Clone for Gauges<S> {
     fn clone(&self) -> Self {
@@ -48,7 +48,7 @@ impl<S> Deref for Gauges<S> {
     }
 }
 
-/// The one who counts, and sees the set as readers do.
+/// The only writer of a set of gauges.
 ///
 /// There is no second one:
 /// ```compile_fail
@@ -65,7 +65,7 @@ impl<S> Deref for Gauges<S> {
 /// gauges.add(|set| &set.requests, 1);
 /// ```
 #[derive(Debug, Default)]
-pub struct GaugeWriter<S>(Arc<Lines<S>>);
+pub struct GaugeWriter<S>(Arc<CachePadded<S>>);
 
 impl<S> Deref for GaugeWriter<S> {
     type Target = S;
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_set_has_its_cache_lines_to_itself() {
-        assert_eq!(align_of::<Lines<Set>>(), 128);
-        assert_eq!(size_of::<Lines<Set>>() % 128, 0);
+        assert_eq!(align_of::<CachePadded<Set>>(), 128);
+        assert_eq!(size_of::<CachePadded<Set>>() % 128, 0);
     }
 }

@@ -14,43 +14,43 @@ mod channel;
 mod child;
 mod claim;
 mod clock;
-mod errand;
+mod delay_queue;
 mod extent;
 mod failure;
 mod gauge;
-mod hold_queue;
+mod internal_io;
+mod log_rate_limit;
 mod medium;
 mod node;
 mod operation;
 mod permission;
 mod pieces;
 mod range_lock;
-mod rate;
 mod status;
-mod sync_turns;
+mod sync_coalescer;
 
-pub use answer_memory::{AnswerMemory, AnswerMemoryFull};
+pub use answer_memory::{AnswerMemory, AnswerMemoryError};
 pub use buffers::{Buffers, HostMemory, MemoryCopy, Segment};
-pub use channel::{Begun, Cancel, Channel, ChannelId, Interest, Tag, Wants};
+pub use channel::{BeginResult, Cancellation, Channel, ChannelId, ChannelWakeup, Interest, Tag};
 pub use child::Child;
-pub use claim::{Access, Claim, ClaimError, Held, Outlook, Owner, Rights};
+pub use claim::{Access, Claim, ClaimError, ClaimGuard, OwnerProcess, RetryHint, Rights};
 pub use clock::{Clock, SystemClock};
-pub use errand::{
-    ChannelNumbers, ControlEngine, EngineFactory, Errand, ErrandDone, LaneIo, MakeLane,
-};
+pub use delay_queue::DelayQueue;
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use failure::IoFailure;
 pub use gauge::{Gauge, GaugeWriter, Gauges};
-pub use hold_queue::HoldQueue;
+pub use internal_io::{
+    ChannelIds, ControlEngine, EngineFactory, InternalIo, InternalIoFuture, LaneContext, LaneOpener,
+};
+pub use log_rate_limit::LogRateLimit;
 pub use medium::{Alignments, Medium, StableWrites};
 pub use node::{
-    After, Answer, BehindEnd, Due, Lane, LaneError, LeafLane, Limits, Mapping, MemoryUse, Node,
-    Token, Told, known_as,
+    Answer, BlockLimits, CompletionAction, CompletionDecision, EofPolicy, Lane, LaneError,
+    LeafLane, Mapping, MemoryUse, Node, Token, WakeTime, display_name,
 };
-pub use operation::{Durability, FailKind, Operation, Outcome, Slot, Unmap};
+pub use operation::{Durability, FailKind, Operation, Outcome, RequestSlot, Unmap};
 pub use permission::{Permission, Permissions};
 pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, StorageId, Target};
 pub use range_lock::{RangeGuard, RangeLock};
-pub use rate::SentenceRate;
 pub use status::{BlockStatus, StatusRecord, StatusRun, StatusRuns};
-pub use sync_turns::{SyncGuard, SyncTicket, SyncTurn, SyncTurns};
+pub use sync_coalescer::{SyncAction, SyncCoalescer, SyncGuard, SyncTicket};

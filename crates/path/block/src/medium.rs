@@ -9,9 +9,10 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::{Durability, Owner, RangeLock, SECTOR_BYTES, SyncTurns};
+use crate::{Durability, OwnerProcess, RangeLock, SECTOR_BYTES, SyncCoalescer};
 
-/// One node's storage, as far as it does not matter of what kind it is.
+/// The storage of a protocol node, whatever its kind: alignment, range locks, syncs, whether a sync has failed, and its
+/// name.
 #[derive(Debug)]
 pub struct Medium {
     name: String,
@@ -19,7 +20,7 @@ pub struct Medium {
     stable_writes: StableWrites,
     transfer_max: u64,
     ranges: RangeLock,
-    sync_turns: SyncTurns,
+    sync_turns: SyncCoalescer,
     failed_sync: AtomicBool,
     unfenced: AtomicUsize,
     owned_by_other: AtomicBool,
@@ -61,7 +62,7 @@ impl Medium {
             stable_writes,
             transfer_max: u64::MAX,
             ranges: RangeLock::default(),
-            sync_turns: SyncTurns::default(),
+            sync_turns: SyncCoalescer::default(),
             failed_sync: AtomicBool::new(false),
             unfenced: AtomicUsize::new(0),
             owned_by_other: AtomicBool::new(false),
@@ -126,7 +127,7 @@ impl Medium {
     }
 
     /// Whose turn it is to sync, and whom a sync has served.
-    pub fn sync_turns(&self) -> &SyncTurns {
+    pub fn sync_turns(&self) -> &SyncCoalescer {
         &self.sync_turns
     }
 
@@ -160,13 +161,17 @@ impl Medium {
     }
 
     /// Which process may change it.
-    pub fn owner(&self) -> Owner {
-        if self.owned_by_other.load(Ordering::Acquire) { Owner::Other } else { Owner::This }
+    pub fn owner(&self) -> OwnerProcess {
+        if self.owned_by_other.load(Ordering::Acquire) {
+            OwnerProcess::Other
+        } else {
+            OwnerProcess::This
+        }
     }
 
     /// Notes which process may change it. For whoever holds the locks on it.
-    pub fn set_owner(&self, owner: Owner) {
-        self.owned_by_other.store(owner == Owner::Other, Ordering::Release);
+    pub fn set_owner(&self, owner: OwnerProcess) {
+        self.owned_by_other.store(owner == OwnerProcess::Other, Ordering::Release);
     }
 }
 

@@ -17,11 +17,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Access, Claim, ClaimError, DiskSize, FailKind, LaneIo, Operation, Outcome, PieceList,
+    Access, Claim, ClaimError, DiskSize, FailKind, LaneContext, Operation, Outcome, PieceList,
     PieceRange, Rights,
 };
 
-/// A vertex of the block graph.
+/// A vertex of the block graph, shared by all threads (QEMU's BlockDriverState).
 pub trait Node: Debug + Send + Sync {
     /// The node-name, as in `--blockdev node-name=`.
     fn name(&self) -> &str;
@@ -36,7 +36,7 @@ pub trait Node: Debug + Send + Sync {
     fn size(&self) -> DiskSize;
 
     /// What requests suit the node.
-    fn limits(&self) -> Limits;
+    fn limits(&self) -> BlockLimits;
 
     /// Whether the node takes changes.
     fn access(&self) -> Access;
@@ -53,18 +53,19 @@ pub trait Node: Debug + Send + Sync {
 
     /// Opens the calling thread's own handle. Called by an iothread before it serves the first
     /// ring on this node. What the lane needs of the iothread later is `io`, also for the lanes below.
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError>;
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError>;
 }
 
 /// What a message calls a node: its file, and otherwise its name.
-pub fn known_as(node: &dyn Node) -> String {
+pub fn display_name(node: &dyn Node) -> String {
     match node.image_file() {
         Some(file) => file.display().to_string(),
         None => format!("node {}", node.name()),
     }
 }
 
-/// One iothread's handle on a node. Not `Send` by intent: it may hold what belongs to its thread.
+/// One iothread's private handle on a [`Node`]: maps requests without locks (SPDK's io_channel). Not `Send` by intent:
+/// it may hold what belongs to its thread.
 ///
 /// What stands on nothing and holds nothing is a [`LeafLane`]; a layer passes the calls on to the lanes below, all
 /// but the first with [`pass_on_to!`](crate::pass_on_to) if it has nothing to do with them.
@@ -75,7 +76,7 @@ pub trait Lane: Debug {
 
     /// When [`Lane::resume`] has something to do; `None` while nothing is held, here or below, that
     /// waits for a time. Asked again after each of the other calls.
-    fn due(&self) -> Option<Due>;
+    fn due(&self) -> Option<WakeTime>;
 
     /// Adds what was held and may go on by now to `late`, with its token and its answer. Like
     /// [`Lane::map`] otherwise. May be called too early: then it adds nothing.
@@ -85,12 +86,12 @@ pub trait Lane: Debug {
     /// what comes later.
     fn release(&mut self);
 
-    /// A request that was answered with [`After::Tell`] was carried out, or was not, and nothing of it is
-    /// in flight any more. What the lane keeps, it holds again, and answers once more.
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told;
+    /// A request that was answered with [`CompletionAction::NotifyLane`] was carried out, or was not, and nothing of it
+    /// is in flight any more. What the lane keeps, it holds again, and answers once more.
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision;
 }
 
-/// A lane that stands on nothing, holds nothing and asks to be told of nothing.
+/// A lane of a node without children, which answers every request at once.
 pub trait LeafLane: Debug {
     /// Answers a mapping, as [`Lane::map`] does.
     fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList);
@@ -103,7 +104,7 @@ impl<L: LeafLane> Lane for L {
         }
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         None
     }
 
@@ -111,7 +112,7 @@ impl<L: LeafLane> Lane for L {
 
     fn release(&mut self) {}
 
-    fn carried_out(&mut self, token: Token, _: Outcome) -> Told {
+    fn completed(&mut self, token: Token, _: Outcome) -> CompletionDecision {
         panic!("{token:?} did not ask to be told")
     }
 }
@@ -120,7 +121,7 @@ impl<L: LeafLane> Lane for L {
 #[macro_export]
 macro_rules! pass_on_to {
     ($below:ident) => {
-        fn due(&self) -> Option<$crate::Due> {
+        fn due(&self) -> Option<$crate::WakeTime> {
             self.$below.due()
         }
 
@@ -137,15 +138,19 @@ macro_rules! pass_on_to {
             self.$below.release();
         }
 
-        fn carried_out(&mut self, token: $crate::Token, outcome: $crate::Outcome) -> $crate::Told {
-            self.$below.carried_out(token, outcome)
+        fn completed(
+            &mut self,
+            token: $crate::Token,
+            outcome: $crate::Outcome,
+        ) -> $crate::CompletionDecision {
+            self.$below.completed(token, outcome)
         }
     };
 }
 
-/// When something that is held may go on.
+/// When a lane is to be called again, and how much later does no harm (timer slack).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Due {
+pub struct WakeTime {
     /// Not before then.
     pub at: Instant,
     /// How much later does no harm. With zero the thread does not trust its sleep to end in time, and
@@ -153,7 +158,7 @@ pub struct Due {
     pub slack: Duration,
 }
 
-impl Due {
+impl WakeTime {
     /// The one of two that comes first.
     pub fn first(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         match (one, other) {
@@ -163,9 +168,9 @@ impl Due {
     }
 }
 
-/// What requests suit a node. All are hints for the guest.
+/// The request alignment and sizes that suit a node (QEMU's BlockLimits). All are hints for the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct BlockLimits {
     /// Requests aligned to this many bytes need no read-modify-write. A power of two, at least
     /// 512.
     pub request_alignment: NonZeroU32,
@@ -181,13 +186,13 @@ pub struct Limits {
     pub allocation_unit: NonZeroU32,
 }
 
-/// Names a held request to the lane that holds it: chosen by whoever asks, who must not use it for
-/// two requests at once. It means nothing to the lane.
+/// The identifier of a request between a lane and its caller (a cookie): unique among the caller's requests there. It
+/// means nothing to the lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub u32);
 
-/// One operation on its way through the lanes, and the answer to it. What is carried out is the
-/// operation as the lanes leave it, on the pieces of the answer.
+/// One operation that lanes map to where its bytes are, with the answer. What is carried out is the operation as the
+/// lanes leave it, on the pieces of the answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
     /// Under which name the asker finds it again.
@@ -197,9 +202,9 @@ pub struct Mapping {
     /// Where the bytes live.
     pub answer: Answer,
     /// What becomes of it when the answer was carried out. Means nothing to a request that is refused.
-    pub after: After,
+    pub after: CompletionAction,
     /// What a read finds behind the end of a file.
-    pub behind_end: BehindEnd,
+    pub eof_policy: EofPolicy,
     /// How the memory of a write is used.
     pub memory: MemoryUse,
 }
@@ -211,14 +216,14 @@ impl Mapping {
             token,
             operation,
             answer: Answer::Refused(FailKind::Io),
-            after: After::Over,
-            behind_end: BehindEnd::Failure,
+            after: CompletionAction::Finish,
+            eof_policy: EofPolicy::Error,
             memory: MemoryUse::Live,
         }
     }
 }
 
-/// A lane's answer to one operation.
+/// What [`Lane::map`] answers for an operation: the pieces to carry it out on, that it is held, or why it fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// Carry it out on these pieces, in any order.
@@ -229,21 +234,21 @@ pub enum Answer {
     Refused(FailKind),
 }
 
-/// What becomes of a request when an answer to it was carried out.
+/// What happens when the pieces of an answer are carried out: the request is finished, or its lane is notified first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum After {
+pub enum CompletionAction {
     /// It is over.
-    Over,
+    Finish,
     /// The lane is told, and says. Until then it may keep other requests waiting, so the answer is carried out
     /// without waiting for anything else of this lane, not even for other parts of the same request.
-    Tell,
+    NotifyLane,
 }
 
-/// What a read finds behind the end of a file. Writes make a file longer.
+/// What a read behind the end of a file gives: an error, or zeroes. Writes make a file longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BehindEnd {
+pub enum EofPolicy {
     /// An error: the file was longer when it was opened.
-    Failure,
+    Error,
     /// Zeroes: a format need not fill its file to the last cluster.
     Zeroes,
 }
@@ -269,13 +274,14 @@ impl MemoryUse {
     }
 }
 
-/// What a lane says when it is told that an answer was carried out.
+/// What a lane decides when it is notified that an answer was carried out: the request is finished, or the lane holds
+/// it for another answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum CompletionDecision {
     /// The request is over, and this is how it ended.
-    Over(Outcome),
+    Finish(Outcome),
     /// It is held again.
-    Kept,
+    HoldAgain,
 }
 
 /// A node could not open a lane for a thread.

@@ -5,10 +5,10 @@
 
 use crate::Extent;
 
-/// Names a request among those that one source has in flight: a head of a virtio ring, or what stands for a request in
+/// The number of a request among those that one source has in flight: the head of a virtio chain, or its counterpart in
 /// another protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Slot(pub u16);
+pub struct RequestSlot(pub u16);
 
 /// One request to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// One of them. QEMU's numbering, which is part of the protocol of image locks.
+/// A permission on a node, as in QEMU (BLK_PERM_*). QEMU's numbering, which is part of the protocol of image locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permission {
     /// Read, and find what was written.

@@ -17,7 +17,7 @@ const ROOM_KEPT: usize = 1 << 12;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u32);
 
-/// What stores bytes, as one iothread names it.
+/// What stores a piece's bytes, as one iothread names it: a file or a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StorageId {
     /// A file.
@@ -26,7 +26,7 @@ pub enum StorageId {
     Channel(ChannelId),
 }
 
-/// Where a run of bytes lives.
+/// Where the bytes of a piece are: in a file, nowhere, or in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// At this place of a file. For a flush: the file whose data is to be made durable.
@@ -107,7 +107,7 @@ impl Target {
     }
 }
 
-/// A run of bytes of one operation and where it lives.
+/// A run of an operation's bytes, and where it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Where the run starts, in bytes from the operation's first: its place in memory. Of an operation
@@ -138,7 +138,7 @@ const _: () = assert!(size_of::<Piece>() == 32, "what clients can make the daemo
 /// In the place of a piece that was moved.
 const MOVED: Piece = Piece { skip: u64::MAX, count: ByteCount(0), target: Target::Nothing };
 
-/// Some neighbouring pieces of a list.
+/// The pieces of one answer: a range of a [`PieceList`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceRange {
     start: u32,
@@ -152,10 +152,11 @@ impl PieceRange {
     }
 }
 
-/// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any
-/// order (of a status those that it tells about); of one that its lane is told of ([`crate::After::Tell`]) all answers together do. Those of a write
-/// may do so more than once if its memory is copied ([`crate::MemoryUse::Copied`]). Pieces that follow each other in one storage are carried out together if they follow each other
-/// here.
+/// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any order (of a
+/// status those that it tells about); of one that its lane is told of ([`crate::CompletionAction::NotifyLane`]) all
+/// answers together do. Those of a write may do so more than once if its memory is copied
+/// ([`crate::MemoryUse::Copied`]). Pieces that follow each other in one storage are carried out together if they follow
+/// each other here.
 #[derive(Debug, Default)]
 pub struct PieceList {
     pieces: Vec<Piece>,
@@ -219,7 +220,7 @@ impl PieceList {
     }
 }
 
-/// A place in a list of pieces.
+/// A position in a [`PieceList`]: what is pushed after it can be made an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceMark(u32);
 

@@ -13,12 +13,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-/// Locks on ranges of one thing. Clones are the same.
+/// Locks on byte ranges of a file or clusters of an image, shared by all threads. Clones are the same.
 #[derive(Debug, Default, Clone)]
 pub struct RangeLock {
     state: Arc<Mutex<State>>,
 }
 
+/// What the mutex protects: locked ranges, and who waits for which.
 #[derive(Debug, Default)]
 struct State {
     /// In order.

@@ -10,8 +10,8 @@
 
 use crate::{Buffers, ByteCount, FailKind};
 
-/// What bytes are, for the node that was asked. The words are those of QEMU's block status, so that its `base:allocation`
-/// and `qemu-img map` follow from it.
+/// The block status of bytes: data, zero, allocated, and in which backing file. The words are those of QEMU's block
+/// status, so that its `base:allocation` and `qemu-img map` follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockStatus {
     /// They take storage, which a read asks.
@@ -47,7 +47,7 @@ impl BlockStatus {
     }
 }
 
-/// A run of bytes that are alike.
+/// A run of bytes of one block status, as it is written to a status request's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusRecord {
     /// How many; never 0.
@@ -93,7 +93,7 @@ impl StatusRecord {
     }
 }
 
-/// A run and where it begins, in bytes from the first that was asked about.
+/// A run of bytes of one block status, and where it begins in the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusRun {
     /// How many bytes lie before it.
@@ -102,7 +102,7 @@ pub struct StatusRun {
     pub record: StatusRecord,
 }
 
-/// The answer to a status while it is put together. Runs come in any order.
+/// The runs of a block status request while they are collected. Runs come in any order.
 #[derive(Debug, Default)]
 pub struct StatusRuns {
     runs: Vec<StatusRun>,

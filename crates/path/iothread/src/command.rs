@@ -1,7 +1,7 @@
 //! What control threads ask of an iothread.
 //!
 //! Threads: commands are queued under a lock that is held to push or take them; the iothread is
-//! woken by its bell. Answers come back over a channel of one message.
+//! woken by its notifier. Answers come back over a channel of one message.
 //! Limits: a control thread has at most one command outstanding for each source it controls: it waits for the answer, and
 //! what it posts, for which it does not wait, takes the place of what it posted before and still lies here.
 
@@ -12,57 +12,59 @@ use block::{LaneError, Node};
 use kernel_io::Notifier;
 use request_path::{Engine, LaneIndex, Source};
 
-use crate::{PollSettings, Watcher};
+use crate::{PollSettings, SourceObserver};
 
-/// Names a source on all iothreads and for ever.
+/// The identifier of a source in the process, on whichever iothread it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SourceId(pub(crate) u64);
 
-/// A source and what the event loop needs to serve it.
+/// A source with its identifier and its observer, as it moves between iothreads.
 #[derive(Debug)]
-pub(crate) struct Cargo {
+pub(crate) struct SourceBundle {
     pub(crate) id: SourceId,
     pub(crate) source: Box<dyn Source>,
-    pub(crate) watcher: Arc<dyn Watcher>,
+    pub(crate) observer: Arc<dyn SourceObserver>,
 }
 
-/// What a control thread has to do with a source where it is served.
-pub(crate) struct Visit(Box<Paid>);
+/// A closure that a control thread runs on a source, on the iothread that serves it.
+pub(crate) struct SourceClosure(Box<SourceFn>);
 
-type Paid = dyn FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send;
+/// The function in a [`SourceClosure`].
+type SourceFn = dyn FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send;
 
-impl Visit {
+impl SourceClosure {
     pub(crate) fn new(
         visit: impl FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send + 'static,
     ) -> Self {
         Self(Box::new(visit))
     }
 
-    pub(crate) fn pay(self, source: &mut (dyn Source + 'static), engine: &mut Engine) {
+    pub(crate) fn run(self, source: &mut (dyn Source + 'static), engine: &mut Engine) {
         (self.0)(source, engine);
     }
 }
 
-impl fmt::Debug for Visit {
+impl fmt::Debug for SourceClosure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Visit")
     }
 }
 
+/// What a control thread asks of an iothread.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Open lanes on the nodes, all or none, and keep them for a source that will arrive.
     Prepare { nodes: Vec<Arc<dyn Node>>, reply: mpsc::Sender<Result<Vec<LaneIndex>, LaneError>> },
     /// Serve this source, on lanes prepared for it.
-    Arrive { cargo: Cargo, lanes: Vec<LaneIndex>, reply: mpsc::Sender<()> },
+    Arrive { bundle: SourceBundle, lanes: Vec<LaneIndex>, reply: mpsc::Sender<()> },
     /// Send the source to another iothread, where lanes are prepared.
     Depart { id: SourceId, to: Arc<Inbox>, lanes: Vec<LaneIndex>, reply: mpsc::Sender<()> },
     /// Take nothing new from the source, finish what is in flight and give it back.
     Stop { id: SourceId, reply: mpsc::Sender<Box<dyn Source>> },
     /// Pay this source a visit, whose answer somebody waits for.
-    Visit { id: SourceId, visit: Visit },
+    Visit { id: SourceId, visit: SourceClosure },
     /// Pay this source a visit that nobody waits for.
-    Post { id: SourceId, visit: Visit },
+    Post { id: SourceId, visit: SourceClosure },
     /// Go on at once with what is held on the node: somebody waits for it, who is served elsewhere now.
     Release { node: Arc<dyn Node> },
     /// Give up the storage behind the channels of the node: what is under way there ends now.
@@ -84,31 +86,31 @@ pub(crate) enum Command {
     Retire,
 }
 
-/// Where an iothread gets its commands.
+/// The commands for one iothread, and the notifier that wakes it.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     commands: Mutex<Vec<Command>>,
-    bell: Arc<Notifier>,
+    notifier: Arc<Notifier>,
 }
 
 impl Inbox {
-    pub(crate) fn new(bell: Arc<Notifier>) -> Self {
-        Self { commands: Mutex::new(Vec::new()), bell }
+    pub(crate) fn new(notifier: Arc<Notifier>) -> Self {
+        Self { commands: Mutex::new(Vec::new()), notifier }
     }
 
-    pub(crate) fn bell(&self) -> &Arc<Notifier> {
-        &self.bell
+    pub(crate) fn notifier(&self) -> &Arc<Notifier> {
+        &self.notifier
     }
 
     /// Queues a command and wakes the iothread.
     pub(crate) fn send(&self, command: Command) {
         self.lock().push(command);
-        self.bell.wake();
+        self.notifier.wake();
     }
 
     /// Has it pay a source a visit. The one that lay here of that source before is dropped: an iothread that stands
     /// still collects nothing.
-    pub(crate) fn post(&self, id: SourceId, visit: Visit) {
+    pub(crate) fn post(&self, id: SourceId, visit: SourceClosure) {
         let mut commands = self.lock();
         let outstanding = commands.iter_mut().find_map(|command| {
             let Command::Post { id: known, visit } = command else { return None };
@@ -120,7 +122,7 @@ impl Inbox {
             None => commands.push(Command::Post { id, visit }),
         }
         drop(commands);
-        self.bell.wake();
+        self.notifier.wake();
     }
 
     /// Takes all commands, in order.
@@ -146,8 +148,8 @@ mod tests {
     }
 
     /// A visit that brings a descriptor.
-    fn bringing(descriptor: OwnedFd) -> Visit {
-        Visit::new(move |_, _| drop(descriptor))
+    fn bringing(descriptor: OwnedFd) -> SourceClosure {
+        SourceClosure::new(move |_, _| drop(descriptor))
     }
 
     #[test]
@@ -164,7 +166,7 @@ mod tests {
             assert!(last.iter().all(is_closed), "round {round}");
             assert_eq!(before.len(), 2);
         }
-        inbox.post(SourceId(3), Visit::new(|_, _| ()));
+        inbox.post(SourceId(3), SourceClosure::new(|_, _| ()));
         assert!(is_closed(&readers[198]));
         let commands = inbox.take();
         let of = |command: &Command| {

@@ -5,7 +5,7 @@
 //! open lanes again; only when all of them have, requests go on. So no request is ever answered by a
 //! change that is taken back.
 //!
-//! Invariants: between [`Drained::begin`] and the end of it no lane is open on these nodes, on none of
+//! Invariants: between [`DrainedSection::begin`] and the end of it no lane is open on these nodes, on none of
 //! these iothreads, whatever rings are started, stopped or moved meanwhile; nobody waits for the end of it
 //! but the guests. Threads: any control thread; never an iothread, since it waits for them.
 //! Limits: it lasts as long as the longest request in flight, as the stop of a ring does, but no longer than whoever
@@ -22,20 +22,20 @@ use crate::command::Command;
 /// Why there is an answer.
 const ANSWERS: &str = "an iothread answers every command while it has a handle";
 
-/// Nodes on which nothing is in flight and no lane is open. Dropped, those who use them go on as with
-/// [`Drained::end`]; where no lane can be opened, their requests fail.
+/// A drained section of some nodes (QEMU's bdrv_drained_begin): nothing is in flight there and no lane is open.
+/// Dropped, those who use them go on as with [`DrainedSection::end`]; where no lane can be opened, their requests fail.
 #[derive(Debug)]
 #[must_use = "dropped, requests go on"]
-pub struct Drained {
+pub struct DrainedSection {
     iothreads: Vec<Arc<Iothread>>,
     nodes: Vec<Arc<dyn Node>>,
     is_over: bool,
 }
 
-/// What was in flight was not over in time: nothing is drained, and requests go on.
+/// Requests were still in flight when the time for a drain was over: nothing is drained.
 #[derive(Debug, thiserror::Error)]
 #[error("iothread {iothread}: requests on node {node} are still in flight after {} s", waited.as_secs())]
-pub struct GaveUp {
+pub struct DrainTimeout {
     /// The first iothread that was still busy.
     pub iothread: String,
     /// With that node.
@@ -44,20 +44,20 @@ pub struct GaveUp {
     pub waited: Duration,
 }
 
-/// A lane could not be opened again: the nodes are still drained.
+/// A lane could not be opened at the end of a drained section: the nodes are still drained.
 #[derive(Debug, thiserror::Error)]
 #[error("iothread {iothread}")]
-pub struct NotReopened {
+pub struct ReopenError {
     /// The iothread that could not.
     pub iothread: String,
     /// What is drained.
-    pub drained: Drained,
+    pub drained: DrainedSection,
     /// Why.
     #[source]
     pub source: LaneError,
 }
 
-impl Drained {
+impl DrainedSection {
     /// Has these iothreads, which must be all that serve rings on these nodes or may get some, finish
     /// what is in flight there, and take nothing new. What layers hold goes on at once. Blocks, at most as long as
     /// `limit`; dropped and given up, it lets everybody go on.
@@ -68,7 +68,7 @@ impl Drained {
         nodes: Vec<Arc<dyn Node>>,
         limit: Duration,
         clock: &dyn Clock,
-    ) -> Result<Self, GaveUp> {
+    ) -> Result<Self, DrainTimeout> {
         let drained = Self { iothreads, nodes, is_over: false };
         let start = clock.now();
         // All at once, then wait for the slowest.
@@ -82,7 +82,7 @@ impl Drained {
                 Ok(()) => {}
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     let (iothread, node) = (iothread.name().to_owned(), node.name().to_owned());
-                    return Err(GaveUp { iothread, node, waited: limit });
+                    return Err(DrainTimeout { iothread, node, waited: limit });
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => panic!("{ANSWERS}"),
             }
@@ -91,7 +91,7 @@ impl Drained {
     }
 
     /// Opens lanes again, on all iothreads or none, and has requests go on. Blocks.
-    pub fn end(mut self) -> Result<(), NotReopened> {
+    pub fn end(mut self) -> Result<(), ReopenError> {
         match self.reopen() {
             Ok(()) => {
                 self.admit();
@@ -99,7 +99,7 @@ impl Drained {
             }
             Err((iothread, source)) => {
                 self.withdraw();
-                Err(NotReopened { iothread, drained: self, source })
+                Err(ReopenError { iothread, drained: self, source })
             }
         }
     }
@@ -131,7 +131,7 @@ impl Drained {
     }
 }
 
-impl Drop for Drained {
+impl Drop for DrainedSection {
     fn drop(&mut self) {
         if self.is_over {
             return;

@@ -1,23 +1,23 @@
 //! The loop of one iothread: commands, kernel events, turns.
 //!
 //! Where it stands in the life of a request: it calls each source's turn after a kick, a finished
-//! request or a ring of the bell. When none has anything to do it looks for a while, if that is
-//! worth it and takes CPU from nobody, and then asks for kicks and sleeps (`pause`). What control threads ask for, a
+//! request or a signal of the notifier. When none has anything to do it looks for a while, if that is
+//! worth it and takes CPU from nobody, and then asks for kicks and sleeps (`idle`). What control threads ask for, a
 //! hand-over among it, is in `commands`.
 //!
 //! Invariants: who is in which list of sources is kept true here and in the children, which no one else calls.
-//! What layers hold (a throttle, a delay) goes on when it is due, which ends a sleep (`timer`); at once
+//! What layers hold (a throttle, a delay) goes on when it is due, which ends a sleep (`wake_latency`); at once
 //! if its source stops.
 //! Threads: this is the iothread. It sleeps only in the kernel's wait.
 //! Limits: a round gives every source that has something to do one turn, and those last whose
 //! last turn was too short for them. A turn takes [`TURN_REQUESTS_ALONE`] new requests, or beside
 //! other awake sources [`TURN_REQUESTS_SHARED`]; there it ends after a [`STEP`], or an
-//! [`INLINE_STEP`], as soon as one of those others has something new (`neighbours`). So a request of
+//! [`INLINE_STEP`], as soon as one of those others has something new (`awake_sources`). So a request of
 //! a ring that had nothing waits for at most one step of each other ring, and rings that always have
 //! more get turns of the same length.
 
 mod commands;
-mod pause;
+mod idle;
 mod round_sample;
 mod source_entry;
 
@@ -28,17 +28,19 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{ByteCount, Clock, GaugeWriter};
-use kernel_io::{InlineShare, Wait};
-use request_path::{Appetite, Engine, LaneIndex, Share, Signal, SourceKey, Step, Turn};
+use kernel_io::{ServedRings, WaitMode};
+use request_path::{
+    BatchLimit, Engine, EngineEvent, LaneIndex, SharedBudget, SourceKey, TurnBudget, TurnResult,
+};
 
 use self::round_sample::RoundSample;
-use self::source_entry::Life;
 pub(crate) use self::source_entry::SourceEntry;
+use self::source_entry::SourceState;
+use crate::awake_sources::{AwakeSources, ScanCursor};
 use crate::command::Inbox;
-use crate::gauges::{Activity, LoopGauges, Times};
-use crate::looker::Looker;
-use crate::neighbours::{Glance, Neighbours};
-use crate::timer::Timer;
+use crate::gauges::{LoopActivity, LoopGauges, TimeAccount};
+use crate::poll_gate::PollGate;
+use crate::wake_latency::WakeLatency;
 
 /// The most new requests a source may bring in one turn while no other source is awake.
 const TURN_REQUESTS_ALONE: u32 = 64;
@@ -48,16 +50,17 @@ const TURN_REQUESTS_SHARED: u32 = 16;
 
 /// How far a turn goes beside others before it asks whether they have something new: how long a
 /// saturated ring makes a quiet one wait.
-const STEP: Step = Step::of(8);
+const STEP: BatchLimit = BatchLimit::of(8);
 
 /// The same while requests are carried out by this thread itself, which takes it about a
 /// microsecond for each and more for large ones.
-const INLINE_STEP: Step = Step { requests: 2, bytes: ByteCount(8 << 10) };
+const INLINE_STEP: BatchLimit = BatchLimit { requests: 2, bytes: ByteCount(8 << 10) };
 
 /// How many rounds there are between two looks at the clock, if no pause needs one: for sources that fell silent, and for
 /// the gauges.
 const ROUNDS_PER_CLOCK: u32 = 64;
 
+/// The event loop of one iothread: its engine, its sources, and whose turn is next.
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     engine: Engine,
@@ -73,18 +76,18 @@ pub(crate) struct EventLoop {
     full: Vec<SourceKey>,
     /// Sources that have to be looked at, or asked to kick, before the thread sleeps.
     awake: Vec<SourceKey>,
-    glance: Glance,
+    scan: ScanCursor,
     /// Rounds since the last look at the clock for them.
     rounds: u32,
     sample: RoundSample,
-    signals: Vec<Signal>,
+    signals: Vec<EngineEvent>,
     /// Lanes that are being drained, and who waits for it.
     draining: Vec<(LaneIndex, mpsc::Sender<()>)>,
-    looker: Looker,
-    timer: Timer,
-    times: Times,
+    gate: PollGate,
+    timer: WakeLatency,
+    times: TimeAccount,
     /// Since when there has been nothing to do.
-    resting_since: Option<Instant>,
+    idle_since: Option<Instant>,
     clock: Arc<dyn Clock>,
     /// The last look at the clock.
     now: Instant,
@@ -96,7 +99,7 @@ impl EventLoop {
     pub(crate) fn new(
         engine: Engine,
         inbox: Arc<Inbox>,
-        looker: Looker,
+        gate: PollGate,
         clock: Arc<dyn Clock>,
         gauges: GaugeWriter<LoopGauges>,
     ) -> Self {
@@ -110,15 +113,15 @@ impl EventLoop {
             next_ready: Vec::new(),
             full: Vec::new(),
             awake: Vec::new(),
-            glance: Glance::default(),
+            scan: ScanCursor::default(),
             rounds: 0,
             sample: RoundSample::default(),
             signals: Vec::new(),
             draining: Vec::new(),
-            looker,
-            timer: Timer::default(),
-            times: Times::new(gauges, now),
-            resting_since: None,
+            gate,
+            timer: WakeLatency::default(),
+            times: TimeAccount::new(gauges, now),
+            idle_since: None,
             now,
             clock,
             retiring: false,
@@ -129,18 +132,18 @@ impl EventLoop {
     pub(crate) fn run(mut self) -> io::Result<()> {
         while !self.may_end() {
             let alone = self.awake.len() <= 1;
-            let share = if alone { InlineShare::Alone } else { InlineShare::Beside };
+            let share = if alone { ServedRings::One } else { ServedRings::Several };
             self.engine.share_inline(share);
             // What is submitted first may be finished at once.
-            self.engine.wait(Wait::Poll)?;
+            self.engine.wait(WaitMode::Poll)?;
             self.resume();
             self.take_signals(None);
             // What was finished in the turns may have made room: nobody wakes for that.
-            self.call_full();
+            self.schedule_full();
             if self.more.is_empty() && self.ready.is_empty() {
                 // Room may have come without a signal: from requests of rings that have left, and with
                 // the end of a drain.
-                self.call_full();
+                self.schedule_full();
             }
             if self.more.is_empty() && self.ready.is_empty() {
                 if !self.may_end()
@@ -149,12 +152,12 @@ impl EventLoop {
                     self.take_signals(Some(slept));
                 }
             } else if !alone {
-                self.glance();
+                self.scan();
             }
             if !self.more.is_empty() || !self.ready.is_empty() {
-                self.resting_since = None;
+                self.idle_since = None;
             }
-            self.call_full();
+            self.schedule_full();
             self.sample.begin(alone, &*self.clock);
             self.give_turns();
             self.round_over(alone);
@@ -170,9 +173,9 @@ impl EventLoop {
         }
         self.times.rounds(std::mem::take(&mut self.rounds));
         self.now = self.clock.now();
-        self.times.spent(Activity::Work, self.now);
+        self.times.spent(LoopActivity::Work, self.now);
         if !alone {
-            self.let_idle_rest();
+            self.enable_idle_kicks();
         }
     }
 
@@ -197,9 +200,9 @@ impl EventLoop {
 
     /// Calls sources that have something new while others keep the thread from looking: their
     /// kicks are off.
-    fn glance(&mut self) {
-        let Self { awake, sources, glance, ready, now, .. } = self;
-        glance.each(awake, |key| {
+    fn scan(&mut self) {
+        let Self { awake, sources, scan, ready, now, .. } = self;
+        scan.each(awake, |key| {
             if let Some(served) = &mut sources[key.0 as usize]
                 && served.has_new()
             {
@@ -212,7 +215,7 @@ impl EventLoop {
     }
 
     /// Calls the sources that have something new; whether there was one.
-    fn call_new(&mut self) -> bool {
+    fn schedule_new(&mut self) -> bool {
         for &key in &self.awake {
             if let Some(served) = &mut self.sources[key.0 as usize]
                 && served.has_new()
@@ -227,7 +230,7 @@ impl EventLoop {
 
     /// Calls the sources that had no room, once there is some, before those that have had it. Until
     /// then nothing of theirs is looked for: a completion makes room, and wakes.
-    fn call_full(&mut self) {
+    fn schedule_full(&mut self) {
         if self.full.is_empty() {
             return;
         }
@@ -237,7 +240,7 @@ impl EventLoop {
         full.rotate_left(1);
         full.retain(|key| match &mut sources[key.0 as usize] {
             Some(served) if served.full => {
-                let waits = !served.cargo.source.has_room(engine);
+                let waits = !served.bundle.source.has_room(engine);
                 if !waits {
                     served.full = false;
                     if !std::mem::replace(&mut served.called, true) {
@@ -260,23 +263,23 @@ impl EventLoop {
         let mut completed = false;
         for signal in signals.drain(..) {
             match signal {
-                Signal::Kicked(key) => {
+                EngineEvent::Kicked(key) => {
                     self.kicked(key, slept);
-                    self.call(key);
+                    self.schedule(key);
                 }
-                Signal::Finished(key) => {
+                EngineEvent::Finished(key) => {
                     completed = true;
-                    self.call(key);
+                    self.schedule(key);
                 }
-                Signal::Unwatched(key) => self.unwatched(key),
-                Signal::Bell => self.answer_bell(),
+                EngineEvent::Unwatched(key) => self.unwatched(key),
+                EngineEvent::Bell => self.process_inbox(),
             }
         }
         self.signals = signals;
         // Never sleeps before it has looked: what is in flight may have ended without a signal.
         self.end_drains();
         if let Some(slept) = slept.filter(|_| completed) {
-            self.looker.completed_after(slept);
+            self.gate.completed_after(slept);
         }
     }
 
@@ -295,11 +298,11 @@ impl EventLoop {
     fn kicked(&mut self, key: SourceKey, slept: Option<Duration>) {
         if let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut) {
             served.last_new = self.now;
-            if served.is_kicked_in_vain() {
-                served.cargo.watcher.kicked_in_vain();
+            if served.is_kicked_while_empty() {
+                served.bundle.observer.kicked_while_empty();
             }
             if let Some(slept) = slept {
-                served.adaptive.called_after(slept, self.looker.settings());
+                served.adaptive.called_after(slept, self.gate.settings());
             }
         }
     }
@@ -319,7 +322,7 @@ impl EventLoop {
     }
 
     /// Notes that a source shall have a turn. It may have left meanwhile.
-    fn call(&mut self, key: SourceKey) {
+    fn schedule(&mut self, key: SourceKey) {
         if let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut)
             && !served.called
         {
@@ -329,7 +332,7 @@ impl EventLoop {
     }
 
     fn turn(&mut self, key: SourceKey) {
-        let Self { sources, awake, glance, engine, sample, clock, .. } = self;
+        let Self { sources, awake, scan, engine, sample, clock, .. } = self;
         let Some((before, [place, after @ ..])) = sources.split_at_mut_checked(key.0 as usize)
         else {
             return;
@@ -337,44 +340,46 @@ impl EventLoop {
         let Some(served) = place else { return };
         served.called = false;
         served.full = false;
-        if !served.awake && served.life.is_serving() {
+        if !served.awake && served.state.is_serving() {
             served.awake = true;
             awake.push(key);
         }
-        let others = Neighbours { before, after, awake, glance };
-        let appetite = match served.life {
-            Life::Serving if awake.len() == 1 => Appetite::Pop(TURN_REQUESTS_ALONE),
-            Life::Serving => Appetite::Share(Share {
+        let others = AwakeSources { before, after, awake, scan };
+        let appetite = match served.state {
+            SourceState::Serving if awake.len() == 1 => TurnBudget::Alone(TURN_REQUESTS_ALONE),
+            SourceState::Serving => TurnBudget::Shared(SharedBudget {
                 requests: TURN_REQUESTS_SHARED,
                 step: STEP,
                 inline_step: INLINE_STEP,
                 others: &others,
             }),
-            Life::Broken | Life::Departing { .. } | Life::Stopping { .. } => Appetite::DrainOnly,
+            SourceState::Broken | SourceState::Departing { .. } | SourceState::Stopping { .. } => {
+                TurnBudget::CompletionsOnly
+            }
         };
         if let Some(time) = sample.turn_begins(served.turn_ended, &**clock) {
-            served.cargo.source.waited(time);
+            served.bundle.source.waited(time);
         }
-        let turn = served.cargo.source.turn(engine, appetite);
+        let turn = served.bundle.source.turn(engine, appetite);
         if let Some(ended) = sample.turn_ends(&**clock) {
             served.turn_ended = ended;
-            served.cargo.source.begin_wait();
+            served.bundle.source.begin_wait();
         }
         match turn {
-            Turn::Idle => {}
-            Turn::More => {
+            TurnResult::Idle => {}
+            TurnResult::More => {
                 served.called = true;
                 served.last_new = self.now;
                 self.more.push(key);
             }
-            Turn::Full => {
+            TurnResult::Full => {
                 served.full = true;
                 // From an earlier turn, if nothing had room since then.
                 if !self.full.contains(&key) {
                     self.full.push(key);
                 }
             }
-            Turn::Broken(fault) => self.broken(key, &*fault),
+            TurnResult::Broken(fault) => self.broken(key, &*fault),
         }
         self.release_if_stopping(key);
         self.finish_stop(key);
@@ -383,12 +388,12 @@ impl EventLoop {
     fn broken(&mut self, key: SourceKey, fault: &(dyn Error + 'static)) {
         let served = self.sources[key.0 as usize].as_mut().expect("it had a turn");
         // Who stops or leaves does so all the same, and is waited for.
-        if served.life.is_serving() {
-            served.life = Life::Broken;
+        if served.state.is_serving() {
+            served.state = SourceState::Broken;
         }
-        served.cargo.watcher.broken(fault);
+        served.bundle.observer.broken(fault);
         // What was popped before the fault is still carried out; its outcomes need a turn.
-        self.call(key);
+        self.schedule(key);
     }
 }
 

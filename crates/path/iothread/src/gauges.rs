@@ -14,31 +14,31 @@ use std::time::{Duration, Instant};
 use block::{Gauge, GaugeWriter, Gauges};
 use kernel_io::{ThreadStat, ThreadTimes};
 
-/// What an iothread has done since its start.
+/// The statistics of one event loop since its start: time working, polling and sleeping.
 #[derive(Debug, Default)]
 pub struct LoopGauges {
     /// Nanoseconds in which it worked: events, turns, submissions.
     pub work_ns: Gauge,
     /// Nanoseconds in which it looked for work, and there was none.
-    pub look_ns: Gauge,
+    pub poll_ns: Gauge,
     /// Nanoseconds in which it slept until something woke it.
     pub sleep_ns: Gauge,
     /// Rounds of the loop, each with at most one turn for each source. Up to 63 are not counted before it sleeps.
     pub rounds: Gauge,
     /// How often it looked for work.
-    pub looks: Gauge,
+    pub polls: Gauge,
     /// How often it slept.
     pub sleeps: Gauge,
 }
 
-/// An iothread's gauges, and what the kernel knows of its thread.
+/// An iothread's gauges, and its thread's scheduler statistics.
 #[derive(Debug, Clone)]
-pub struct IothreadUse {
+pub struct IothreadUsage {
     gauges: Gauges<LoopGauges>,
     stat: Arc<ThreadStat>,
 }
 
-impl IothreadUse {
+impl IothreadUsage {
     pub(crate) fn new(gauges: Gauges<LoopGauges>, stat: ThreadStat) -> Self {
         Self { gauges, stat: Arc::new(stat) }
     }
@@ -55,17 +55,17 @@ impl IothreadUse {
     }
 }
 
-/// What the loop has done since the last look at the clock.
+/// What the loop did since it last read the clock: work, poll or sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Activity {
+pub(crate) enum LoopActivity {
     Work,
     Look,
     Sleep,
 }
 
-/// Keeps an iothread's gauges.
+/// Accounts an event loop's time to work, polling and sleep.
 #[derive(Debug)]
-pub(crate) struct Times {
+pub(crate) struct TimeAccount {
     writer: GaugeWriter<LoopGauges>,
     /// Up to when time is counted.
     since: Instant,
@@ -76,34 +76,34 @@ pub(crate) struct Times {
 /// What a look takes before any was measured.
 const LOOK_FIRST: Duration = Duration::from_nanos(50);
 
-impl Times {
+impl TimeAccount {
     pub(crate) fn new(writer: GaugeWriter<LoopGauges>, now: Instant) -> Self {
         Self { writer, since: now, look: LOOK_FIRST }
     }
 
     /// All time up to now went there.
-    pub(crate) fn spent(&mut self, on: Activity, now: Instant) {
+    pub(crate) fn spent(&mut self, on: LoopActivity, now: Instant) {
         let passed = now.saturating_duration_since(self.since);
         self.since = self.since.max(now);
         self.count(on, passed);
-        if on == Activity::Sleep {
+        if on == LoopActivity::Sleep {
             self.writer.add(|it| &it.sleeps, 1);
         }
     }
 
     /// So many looks found nothing, and took until now.
-    pub(crate) fn looked(&mut self, looks: u32, now: Instant) {
-        self.look = now.saturating_duration_since(self.since) / looks;
-        self.spent(Activity::Look, now);
-        self.writer.add(|it| &it.looks, u64::from(looks));
+    pub(crate) fn looked(&mut self, polls: u32, now: Instant) {
+        self.look = now.saturating_duration_since(self.since) / polls;
+        self.spent(LoopActivity::Look, now);
+        self.writer.add(|it| &it.polls, u64::from(polls));
     }
 
     /// Of so many looks the last one found something; nobody looked at the clock.
-    pub(crate) fn found(&mut self, looks: u32) {
-        let took = self.look * looks;
+    pub(crate) fn found(&mut self, polls: u32) {
+        let took = self.look * polls;
         self.since += took;
-        self.count(Activity::Look, took);
-        self.writer.add(|it| &it.looks, u64::from(looks));
+        self.count(LoopActivity::Look, took);
+        self.writer.add(|it| &it.polls, u64::from(polls));
     }
 
     /// So many rounds are over.
@@ -111,18 +111,18 @@ impl Times {
         self.writer.add(|it| &it.rounds, u64::from(rounds));
     }
 
-    fn count(&mut self, on: Activity, passed: Duration) {
+    fn count(&mut self, on: LoopActivity, passed: Duration) {
         let passed = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX);
         self.writer.add(|it| it.time_of(on), passed);
     }
 }
 
 impl LoopGauges {
-    fn time_of(&self, activity: Activity) -> &Gauge {
+    fn time_of(&self, activity: LoopActivity) -> &Gauge {
         match activity {
-            Activity::Work => &self.work_ns,
-            Activity::Look => &self.look_ns,
-            Activity::Sleep => &self.sleep_ns,
+            LoopActivity::Work => &self.work_ns,
+            LoopActivity::Look => &self.poll_ns,
+            LoopActivity::Sleep => &self.sleep_ns,
         }
     }
 }
@@ -138,24 +138,24 @@ mod tests {
         let gauges = writer.gauges();
         let start = SystemClock.now();
         let at = |us| start + Duration::from_micros(us);
-        let mut times = Times::new(writer, start);
-        times.spent(Activity::Work, at(10));
+        let mut times = TimeAccount::new(writer, start);
+        times.spent(LoopActivity::Work, at(10));
         times.looked(16, at(26));
         times.found(3);
-        times.spent(Activity::Work, at(40));
-        times.spent(Activity::Sleep, at(100));
+        times.spent(LoopActivity::Work, at(40));
+        times.spent(LoopActivity::Sleep, at(100));
         times.rounds(64);
-        let found = [&gauges.work_ns, &gauges.look_ns, &gauges.sleep_ns].map(|it| it.get() / 1000);
+        let found = [&gauges.work_ns, &gauges.poll_ns, &gauges.sleep_ns].map(|it| it.get() / 1000);
         assert_eq!(found, [10 + 11, 16 + 3, 60]);
-        assert_eq!((gauges.looks.get(), gauges.sleeps.get(), gauges.rounds.get()), (19, 1, 64));
+        assert_eq!((gauges.polls.get(), gauges.sleeps.get(), gauges.rounds.get()), (19, 1, 64));
     }
 
     #[test]
     fn a_clock_that_is_behind_an_estimate_takes_nothing_back() {
         let start = SystemClock.now();
-        let mut times = Times::new(GaugeWriter::default(), start);
+        let mut times = TimeAccount::new(GaugeWriter::default(), start);
         times.found(1000);
-        times.spent(Activity::Work, start + Duration::from_nanos(1));
+        times.spent(LoopActivity::Work, start + Duration::from_nanos(1));
         assert_eq!(times.writer.gauges().work_ns.get(), 0);
     }
 }

@@ -5,43 +5,43 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use block::{Clock, GaugeWriter, Node};
-use kernel_io::{FileTable, KernelError, Notifier, Reactors, ThreadStat};
+use kernel_io::{FileTable, KernelError, Notifier, ReactorChoice, ThreadStat};
 use request_path::Engine;
 
 use crate::command::{Command, Inbox};
 use crate::event_loop::EventLoop;
-use crate::gauges::{IothreadUse, LoopGauges};
-use crate::looker::{Looker, Polling};
+use crate::gauges::{IothreadUsage, LoopGauges};
+use crate::poll_gate::{PollArbiter, PollGate};
 use crate::polling::PollSettings;
 
-/// What a thread gives up before it serves anybody.
-pub trait Confine: std::fmt::Debug + Send + Sync {
+/// The sandbox that a thread enters before it serves anybody.
+pub trait Confinement: std::fmt::Debug + Send + Sync {
     /// Puts the fences up that hold for the calling thread, and for those that it will start.
     fn confine(&self) -> io::Result<()>;
 }
 
-/// What an iothread has from its process.
+/// What an iothread gets from its process: file table, clock, polling permits, reactor, sandbox.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub struct IothreadResources {
     /// The open files.
     pub files: Arc<FileTable>,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// The permits to look before sleeping.
-    pub polling: Arc<Polling>,
+    pub polling: Arc<PollArbiter>,
     /// What it may wait with.
-    pub reactors: Reactors,
+    pub reactors: ReactorChoice,
     /// What it gives up once it has its reactor, which may take rights that it will not need again.
-    pub confine: Option<Arc<dyn Confine>>,
+    pub confine: Option<Arc<dyn Confinement>>,
 }
 
-/// A running iothread. Dropped, it ends; all its sources must have been stopped, or have moved on. Whoever drops it waits
-/// until what those have left here is over and mailed.
+/// A running iothread, as control threads see it. Dropped, it ends; all its sources must have been stopped, or have
+/// moved on. The drop waits until what those have left here is over and mailed.
 #[derive(Debug)]
 pub struct Iothread {
     name: String,
     inbox: Arc<Inbox>,
-    usage: IothreadUse,
+    usage: IothreadUsage,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -80,11 +80,15 @@ pub enum SpawnError {
 impl Iothread {
     /// Starts an iothread and waits until it can serve. Its reactor is made on the thread
     /// itself, so call it after any fork.
-    pub fn spawn(name: &str, host: Host, settings: PollSettings) -> Result<Self, SpawnError> {
-        let Host { files, clock, polling, reactors, confine } = host;
+    pub fn spawn(
+        name: &str,
+        host: IothreadResources,
+        settings: PollSettings,
+    ) -> Result<Self, SpawnError> {
+        let IothreadResources { files, clock, polling, reactors, confine } = host;
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
-        let bell = Arc::new(Notifier::new().map_err(failed)?);
-        let inbox = Arc::new(Inbox::new(Arc::clone(&bell)));
+        let notifier = Arc::new(Notifier::new().map_err(failed)?);
+        let inbox = Arc::new(Inbox::new(Arc::clone(&notifier)));
         let (ready, started) = mpsc::channel();
         let theirs = Arc::clone(&inbox);
         let own_name = name.to_owned();
@@ -94,17 +98,17 @@ impl Iothread {
             .spawn(move || {
                 // Behind its fences it opens nothing.
                 let stat = ThreadStat::of_this();
-                let engine = Engine::new(files, bell, Arc::clone(&clock), reactors)
+                let engine = Engine::new(files, notifier, Arc::clone(&clock), reactors)
                     .map_err(|source| SpawnError::Kernel { name: own_name.clone(), source })
                     .and_then(|engine| confined(&own_name, confine.as_deref()).map(|()| engine));
                 match engine {
                     Ok(engine) => {
                         tracing::info!("iothread {own_name}: {}", engine.waits_with());
                         let gauges = GaugeWriter::<LoopGauges>::default();
-                        let usage = IothreadUse::new(gauges.gauges(), stat);
+                        let usage = IothreadUsage::new(gauges.gauges(), stat);
                         ready.send(Ok(usage)).expect("the starter waits");
-                        let looker = Looker::new(settings, polling);
-                        let served = EventLoop::new(engine, theirs, looker, clock, gauges).run();
+                        let gate = PollGate::new(settings, polling);
+                        let served = EventLoop::new(engine, theirs, gate, clock, gauges).run();
                         // What the kernel lacks for the moment is tried again (`kernel_io::uring`); nothing else
                         // depends on more than the descriptor and the memory of the reactor.
                         served.expect("waiting works while its reactor exists");
@@ -123,7 +127,7 @@ impl Iothread {
     }
 
     /// What it does with its time.
-    pub fn usage(&self) -> &IothreadUse {
+    pub fn usage(&self) -> &IothreadUsage {
         &self.usage
     }
 
@@ -144,7 +148,7 @@ impl Iothread {
     }
 }
 
-fn confined(name: &str, confine: Option<&dyn Confine>) -> Result<(), SpawnError> {
+fn confined(name: &str, confine: Option<&dyn Confinement>) -> Result<(), SpawnError> {
     let Some(confine) = confine else { return Ok(()) };
     confine.confine().map_err(|source| SpawnError::Confine { name: name.to_owned(), source })
 }

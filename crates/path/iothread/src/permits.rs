@@ -22,7 +22,7 @@ const GAIN_PERCENT: u64 = 85;
 /// How much of a CPU must be left for a permit that is there.
 const LOSE_PERCENT: u64 = 70;
 
-/// Permits to look.
+/// How many iothreads may poll at once without taking CPU time from others.
 #[derive(Debug)]
 pub(crate) struct PollPermits {
     cpus: usize,
@@ -30,18 +30,19 @@ pub(crate) struct PollPermits {
     allowed: AtomicUsize,
     /// How many hold a permit now.
     held: AtomicUsize,
-    measured: Mutex<Option<Measured>>,
+    measured: Mutex<Option<CpuSample>>,
 }
 
+/// CPU use as it was measured last, and when.
 #[derive(Debug, Clone, Copy)]
-struct Measured {
+struct CpuSample {
     at: Instant,
-    used: CpuUse,
+    used: CpuUsage,
 }
 
-/// How CPUs were used since some point in the past.
+/// CPU time since some point in the past: idle, and used by this process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CpuUse {
+pub(crate) struct CpuUsage {
     /// By nobody: of the CPUs that the process may use.
     pub(crate) idle: Duration,
     /// By the process.
@@ -78,13 +79,13 @@ impl PollPermits {
 
     /// Measures anew if it is time and nobody else is doing it. `used` reads the idle time of the
     /// process's CPUs and its own CPU time, each since some point in the past.
-    pub(crate) fn measure(&self, now: Instant, used: impl FnOnce() -> Option<CpuUse>) {
+    pub(crate) fn measure(&self, now: Instant, used: impl FnOnce() -> Option<CpuUsage>) {
         let Ok(mut measured) = self.measured.try_lock() else { return };
         if measured.is_some_and(|last| now.saturating_duration_since(last.at) < MEASURE_EVERY) {
             return;
         }
         let Some(used) = used() else { return };
-        let current = Measured { at: now, used };
+        let current = CpuSample { at: now, used };
         if let Some(last) = measured.replace(current) {
             let allowed = self.allowed.load(Ordering::Relaxed);
             let next = adjust(allowed, percent_available(last, current)).min(self.cpus);
@@ -94,7 +95,7 @@ impl PollPermits {
 }
 
 /// How many hundredths of a CPU were there to look with between two measurements.
-fn percent_available(last: Measured, current: Measured) -> u64 {
+fn percent_available(last: CpuSample, current: CpuSample) -> u64 {
     let elapsed = current.at.saturating_duration_since(last.at).as_nanos().max(1);
     let idle = current.used.idle.saturating_sub(last.used.idle);
     let own = current.used.own.saturating_sub(last.used.own);
@@ -135,9 +136,9 @@ mod tests {
         check(4, 0, 0);
     }
 
-    fn used(idle_ms: u64, own_ms: u64) -> Option<CpuUse> {
+    fn used(idle_ms: u64, own_ms: u64) -> Option<CpuUsage> {
         let ms = Duration::from_millis;
-        Some(CpuUse { idle: ms(idle_ms), own: ms(own_ms) })
+        Some(CpuUsage { idle: ms(idle_ms), own: ms(own_ms) })
     }
 
     #[test]

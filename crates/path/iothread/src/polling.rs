@@ -1,15 +1,15 @@
 //! How long to look before sleeping: QEMU's adaptive polling, for each source by itself.
 //!
 //! Where it stands: the event loop asks before it sleeps how long it may look
-//! ([`Adaptive::budget`]), and tells each source that called how long the call took to come
-//! ([`Adaptive::called_after`]).
+//! ([`AdaptivePolling::budget`]), and tells each source that called how long the call took to come
+//! ([`AdaptivePolling::called_after`]).
 //!
 //! Two threads that wake each other are slow or fast, and both last: as long as each sleeps while
 //! the other is being woken, no look within QEMU's limit finds anything; but while one looks for as
 //! long as a wake-up takes, the other seldom gets to sleep and most calls come within a few
 //! microseconds. So where the limit is left to the daemon, a source that keeps calling just beyond
 //! it is looked for up to [`LONG`] in a trial. While the calls of a window then come soon on
-//! average ([`LookedFor`]), that goes on; if not, the next trial comes after twice as many calls.
+//! average ([`PollTarget`]), that goes on; if not, the next trial comes after twice as many calls.
 //!
 //! Here is only the deciding; the time is an argument.
 
@@ -78,19 +78,19 @@ impl Default for PollSettings {
     }
 }
 
-/// How long one source is worth looking for.
+/// QEMU's adaptive polling for one source: how long it is worth polling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Adaptive {
-    what: LookedFor,
+pub(crate) struct AdaptivePolling {
+    what: PollTarget,
     budget: Duration,
-    trial: Trial,
+    trial: PollTrial,
     /// After how many calls just beyond the limit the next trial comes.
     trial_after: u32,
 }
 
-/// What calls, which decides how soon it has to for a trial to go on.
+/// What is polled for: a guest's requests, or the kernel's completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LookedFor {
+pub(crate) enum PollTarget {
     /// A guest: within the limit. A guest whose calls come that soon on average, but
     /// independently of us, leaves no time to sleep anyway.
     Requests,
@@ -98,67 +98,68 @@ pub(crate) enum LookedFor {
     Completions,
 }
 
+/// A trial of polling for longer than the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trial {
+enum PollTrial {
     /// So many calls came just beyond the limit since the last trial.
     Off { beyond: u32 },
     /// So many calls came in the current window, and that long they took together.
     On { calls: u32, total: Duration },
 }
 
-impl Adaptive {
+impl AdaptivePolling {
     /// Not worth it yet.
-    pub(crate) fn new(what: LookedFor) -> Self {
-        let (budget, trial) = (Duration::ZERO, Trial::Off { beyond: 0 });
+    pub(crate) fn new(what: PollTarget) -> Self {
+        let (budget, trial) = (Duration::ZERO, PollTrial::Off { beyond: 0 });
         Self { what, budget, trial, trial_after: TRIAL_AFTER_FIRST }
     }
 
     /// How long to look for it now.
     pub(crate) fn budget(&self) -> Duration {
         match self.trial {
-            Trial::Off { .. } => self.budget,
-            Trial::On { .. } => LONG,
+            PollTrial::Off { .. } => self.budget,
+            PollTrial::On { .. } => LONG,
         }
     }
 
-    /// Whether [`Adaptive::found_after`] wants to know of calls that were found by looking.
+    /// Whether [`AdaptivePolling::found_after`] wants to know of calls that were found by looking.
     pub(crate) fn is_on_trial(&self) -> bool {
-        matches!(self.trial, Trial::On { .. })
+        matches!(self.trial, PollTrial::On { .. })
     }
 
     /// The source has called `waited` after the loop had nothing to do, and was found by looking.
     pub(crate) fn found_after(&mut self, waited: Duration, settings: &PollSettings) {
-        let Trial::On { calls, total } = self.trial else { return };
+        let PollTrial::On { calls, total } = self.trial else { return };
         let (calls, total) = (calls + 1, total + waited);
         let within = match self.what {
-            LookedFor::Requests => settings.max,
-            LookedFor::Completions => COMPLETIONS_WITHIN,
+            PollTarget::Requests => settings.max,
+            PollTarget::Completions => COMPLETIONS_WITHIN,
         };
         if total > within * WINDOW {
             self.budget = Duration::ZERO;
             self.trial_after = (self.trial_after * 2).min(TRIAL_AFTER_MAX);
-            self.trial = Trial::Off { beyond: 0 };
+            self.trial = PollTrial::Off { beyond: 0 };
         } else if calls == WINDOW {
             self.trial_after = TRIAL_AFTER_FIRST;
-            self.trial = Trial::On { calls: 0, total: Duration::ZERO };
+            self.trial = PollTrial::On { calls: 0, total: Duration::ZERO };
         } else {
-            self.trial = Trial::On { calls, total };
+            self.trial = PollTrial::On { calls, total };
         }
     }
 
     /// The source has called `waited` after the loop had nothing to do, and the loop slept.
     pub(crate) fn called_after(&mut self, waited: Duration, settings: &PollSettings) {
         match &mut self.trial {
-            Trial::On { .. } => self.found_after(waited, settings),
-            Trial::Off { beyond } if waited > settings.max && waited <= LONG => {
+            PollTrial::On { .. } => self.found_after(waited, settings),
+            PollTrial::Off { beyond } if waited > settings.max && waited <= LONG => {
                 *beyond += 1;
                 if settings.limit == PollLimit::Adaptive && *beyond >= self.trial_after {
-                    self.trial = Trial::On { calls: 0, total: Duration::ZERO };
+                    self.trial = PollTrial::On { calls: 0, total: Duration::ZERO };
                 } else {
                     self.adapt(waited, settings);
                 }
             }
-            Trial::Off { .. } => self.adapt(waited, settings),
+            PollTrial::Off { .. } => self.adapt(waited, settings),
         }
     }
 
@@ -195,7 +196,7 @@ mod tests {
     /// The budget in nanoseconds after each call, by how long the calls took to come.
     #[track_caller]
     fn check(settings: &PollSettings, waits_ns: &[u64], expected_ns: &[u64]) {
-        let mut adaptive = Adaptive::new(LookedFor::Requests);
+        let mut adaptive = AdaptivePolling::new(PollTarget::Requests);
         let found: Vec<u128> = waits_ns
             .iter()
             .map(|&wait| {
@@ -230,9 +231,9 @@ mod tests {
     const US: Duration = Duration::from_micros(1);
 
     /// A source whose calls have kept coming just beyond the limit, so that it is on trial.
-    fn on_trial() -> (Adaptive, PollSettings) {
+    fn on_trial() -> (AdaptivePolling, PollSettings) {
         let settings = PollSettings::default();
-        let mut adaptive = Adaptive::new(LookedFor::Requests);
+        let mut adaptive = AdaptivePolling::new(PollTarget::Requests);
         for _ in 0..TRIAL_AFTER_FIRST {
             assert!(!adaptive.is_on_trial());
             adaptive.called_after(60 * US, &settings);
@@ -257,11 +258,11 @@ mod tests {
     #[test]
     fn a_trial_in_vain_ends_soon_and_the_next_comes_later() {
         let (mut adaptive, settings) = on_trial();
-        let looks = (0..WINDOW).take_while(|_| {
+        let polls = (0..WINDOW).take_while(|_| {
             adaptive.found_after(60 * US, &settings);
             adaptive.is_on_trial()
         });
-        assert!(looks.count() < 20);
+        assert!(polls.count() < 20);
         assert!(adaptive.budget().is_zero());
         for _ in 0..2 * TRIAL_AFTER_FIRST {
             assert!(!adaptive.is_on_trial());
@@ -274,7 +275,7 @@ mod tests {
     fn completions_may_take_about_as_long_as_a_wake_up_and_no_longer() {
         let settings = PollSettings::default();
         for (wait, goes_on) in [(100, true), (150, false)] {
-            let mut adaptive = Adaptive::new(LookedFor::Completions);
+            let mut adaptive = AdaptivePolling::new(PollTarget::Completions);
             for _ in 0..TRIAL_AFTER_FIRST {
                 adaptive.called_after(60 * US, &settings);
             }
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_limit_that_somebody_has_set_is_never_exceeded() {
-        let mut adaptive = Adaptive::new(LookedFor::Requests);
+        let mut adaptive = AdaptivePolling::new(PollTarget::Requests);
         for _ in 0..1000 {
             adaptive.called_after(60 * US, &SETTINGS);
             assert!(adaptive.budget() <= SETTINGS.max);

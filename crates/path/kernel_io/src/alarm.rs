@@ -12,7 +12,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-/// An alarm clock: a timerfd.
+/// A timerfd that wakes an iothread.
 #[derive(Debug)]
 pub struct Alarm {
     fd: OwnedFd,

@@ -18,9 +18,9 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::Interest;
-use crate::parked::SlotIndex;
+use crate::in_flight::SlotIndex;
 use crate::reactor::Completion;
-use crate::{Alarm, Wait};
+use crate::{Alarm, WaitMode};
 
 /// Events taken with one call; the others come with the next.
 const BATCH: usize = 128;
@@ -78,13 +78,13 @@ impl Epoll {
     }
 
     /// Waits for a completion, if told so and none is there.
-    pub(crate) fn wait(&mut self, wait: Wait) -> io::Result<()> {
+    pub(crate) fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
         let limit = match wait {
-            Wait::Block | Wait::AtMost(_) if !self.completed.is_empty() => Some(AT_ONCE),
-            Wait::Block => None,
-            Wait::AtMost(limit) if self.set_alarm(limit) => None,
-            Wait::AtMost(limit) => Timespec::try_from(limit).ok(),
-            Wait::Poll => Some(AT_ONCE),
+            WaitMode::Block | WaitMode::AtMost(_) if !self.completed.is_empty() => Some(AT_ONCE),
+            WaitMode::Block => None,
+            WaitMode::AtMost(limit) if self.set_alarm(limit) => None,
+            WaitMode::AtMost(limit) => Timespec::try_from(limit).ok(),
+            WaitMode::Poll => Some(AT_ONCE),
         };
         self.ready.clear();
         let room = rustix::buffer::spare_capacity(&mut self.ready);

@@ -9,7 +9,7 @@ use block::{BlockStatus, ByteCount, ByteOffset};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// The beginning of a range that is alike.
+/// A run of a file that is data or a hole (SEEK_DATA, SEEK_HOLE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileExtent {
     /// How many bytes; none only if the range has none.

@@ -15,17 +15,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use block::{Alignments, Medium, Owner, StableWrites, SyncTurn};
+use block::{Alignments, Medium, OwnerProcess, StableWrites, SyncAction};
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 pub use self::locks::InheritError;
-use self::locks::Locks;
-pub use self::options::{Aio, Caching, FileKind, Flushes, OpenOptions};
+use self::locks::LockState;
+pub use self::options::{Aio, Caching, FileKind, FlushPolicy, OpenOptions};
+use crate::allocation::MissingMethods;
 use crate::bounce::BOUNCE_ALIGNMENT;
 use crate::image_lock::Locking;
-use crate::native::Native;
-use crate::space::MissingWays;
+use crate::linux_aio::LinuxAio;
 use crate::uring::Uring;
 use crate::{BOUNCE_BYTES, KernelError, Notifier, queue_limits};
 
@@ -39,9 +39,10 @@ const MEMORY_MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// BTRFS_SUPER_MAGIC. Others always say EAGAIN, and nobody can ask without writing.
 const NOWAIT_CACHE_MAGICS: [u64; 2] = [0x5846_5342, 0x9123_683e];
 
-/// Where a file's bytes are, as far as it matters to how they are read.
+/// What kind of storage a file is on: memory (tmpfs), a device that has NOWAIT, or one where every call may block
+/// (FUSE, NFS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Residence {
+pub enum StorageKind {
     /// In memory, on a file system that cannot say that it would block (tmpfs has no NOWAIT): a
     /// plain read is a copy, while io_uring hands each one to a kernel worker.
     Memory,
@@ -51,7 +52,7 @@ pub enum Residence {
     Elsewhere,
 }
 
-impl Residence {
+impl StorageKind {
     /// Asks the kernel. What has no NOWAIT is in memory or may take for ever; the file system tells which.
     fn ask(fd: BorrowedFd<'_>) -> Self {
         let in_memory = has_magic(fd, MEMORY_MAGICS);
@@ -83,25 +84,25 @@ pub struct OpenFile {
     kind: FileKind,
     caching: Caching,
     aio: Aio,
-    flushes: Flushes,
-    residence: Residence,
-    caches_writes_at_once: bool,
+    flushes: FlushPolicy,
+    residence: StorageKind,
+    supports_nowait_writes: bool,
     physical_block: u32,
     discard_granularity: u32,
-    missing_ways: MissingWays,
-    identity: Identity,
+    missing_methods: MissingMethods,
+    identity: FileIdentity,
     locking: Locking,
     /// Held while what this description has locked is changed.
-    locks: Mutex<Locks>,
+    locks: Mutex<LockState>,
     /// Whether it was said that it cannot be locked.
-    told_without_locks: AtomicBool,
+    warned_without_locks: AtomicBool,
 }
 
-/// What tells images apart: device and inode of a regular file, the number of a block device.
+/// Which image a file is, whatever its path: device and inode of a regular file, or the device number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity(u64, u64);
+pub struct FileIdentity(u64, u64);
 
-impl Identity {
+impl FileIdentity {
     /// The same in every process: device and inode of a file, or 0 and the device.
     pub fn numbers(self) -> [u64; 2] {
         [self.0, self.1]
@@ -150,8 +151,8 @@ impl OpenFile {
         Ok(Self {
             medium: medium(path, alignments, options.caching),
             path: path.clone(),
-            residence: Residence::ask(fd.as_fd()),
-            caches_writes_at_once: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
+            residence: StorageKind::ask(fd.as_fd()),
+            supports_nowait_writes: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
             fd,
             bytes: AtomicU64::new(bytes),
             kind: options.kind,
@@ -160,11 +161,11 @@ impl OpenFile {
             flushes: options.flushes,
             physical_block,
             discard_granularity,
-            missing_ways: MissingWays::default(),
-            identity: Identity::of(&stat),
+            missing_methods: MissingMethods::default(),
+            identity: FileIdentity::of(&stat),
             locking: options.lock.locking,
             locks: Mutex::default(),
-            told_without_locks: AtomicBool::new(false),
+            warned_without_locks: AtomicBool::new(false),
         })
     }
 
@@ -183,25 +184,26 @@ impl OpenFile {
     /// its name in messages.
     pub fn adopt(fd: OwnedFd, path: PathBuf, bytes: u64, aio: Aio) -> Self {
         // Without the kernel's answer it is like no other file.
-        let identity = rustix::fs::fstat(&fd).map_or(Identity(0, 0), |stat| Identity::of(&stat));
+        let identity =
+            rustix::fs::fstat(&fd).map_or(FileIdentity(0, 0), |stat| FileIdentity::of(&stat));
         Self {
             medium: medium(&path, Alignments::NONE, Caching::Buffered),
             path,
             identity,
             locking: Locking::Off,
             locks: Mutex::default(),
-            told_without_locks: AtomicBool::new(false),
-            residence: Residence::ask(fd.as_fd()),
-            caches_writes_at_once: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
+            warned_without_locks: AtomicBool::new(false),
+            residence: StorageKind::ask(fd.as_fd()),
+            supports_nowait_writes: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
             fd,
             bytes: AtomicU64::new(bytes),
             kind: FileKind::Regular,
             caching: Caching::Buffered,
             aio,
-            flushes: Flushes::Obeyed,
+            flushes: FlushPolicy::Obeyed,
             physical_block: 512,
             discard_granularity: 1,
-            missing_ways: MissingWays::default(),
+            missing_methods: MissingMethods::default(),
         }
     }
 
@@ -260,13 +262,13 @@ impl OpenFile {
     }
 
     /// Where its bytes are.
-    pub fn residence(&self) -> Residence {
+    pub fn residence(&self) -> StorageKind {
         self.residence
     }
 
     /// Whether its file system takes a write into the page cache without waiting (NOWAIT).
-    pub(crate) fn caches_writes_at_once(&self) -> bool {
-        self.caches_writes_at_once
+    pub(crate) fn supports_nowait_writes(&self) -> bool {
+        self.supports_nowait_writes
     }
 
     /// The physical block size in bytes, for the guest's topology.
@@ -281,19 +283,19 @@ impl OpenFile {
     }
 
     /// How it cannot discard or zero, as far as that was tried.
-    pub(crate) fn missing_ways(&self) -> &MissingWays {
-        &self.missing_ways
+    pub(crate) fn missing_methods(&self) -> &MissingMethods {
+        &self.missing_methods
     }
 
     /// Which image it is, whatever its path.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> FileIdentity {
         self.identity
     }
 
     /// Whether nobody was told yet that it cannot be locked; from now on somebody was.
-    pub(crate) fn is_first_without_locks(&self) -> bool {
+    pub(crate) fn take_lock_warning(&self) -> bool {
         // A lone flag: nothing else is published by it.
-        !self.told_without_locks.swap(true, Ordering::Relaxed)
+        !self.warned_without_locks.swap(true, Ordering::Relaxed)
     }
 
     /// Forgets what the page cache holds, because another host may have changed the file meanwhile, and
@@ -309,7 +311,7 @@ impl OpenFile {
         }
         self.measure()?;
         // Another process that owns the description has the same page cache.
-        if self.caching == Caching::Buffered && self.medium.owner() == Owner::This {
+        if self.caching == Caching::Buffered && self.medium.owner() == OwnerProcess::This {
             // What is dirty cannot be dropped.
             self.sync_all()?;
             rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed)?;
@@ -321,8 +323,8 @@ impl OpenFile {
     /// sync: for control threads, not for iothreads.
     pub fn sync(&self) -> io::Result<()> {
         match self.flushes {
-            Flushes::Ignored => Ok(()),
-            Flushes::Obeyed => self.sync_all(),
+            FlushPolicy::Ignored => Ok(()),
+            FlushPolicy::Obeyed => self.sync_all(),
         }
     }
 
@@ -330,14 +332,14 @@ impl OpenFile {
     /// host, goes on with the file. In its turn, since the kernel tells each loss only once. Blocks, as
     /// [`OpenFile::sync`] does.
     pub fn sync_all(&self) -> io::Result<()> {
-        let bell = Arc::new(Notifier::new()?);
-        let waker = Waker::from(Arc::clone(&bell));
+        let notifier = Arc::new(Notifier::new()?);
+        let waker = Waker::from(Arc::clone(&notifier));
         let ticket = self.medium.sync_turns().ticket();
         let turn = loop {
             match self.medium.sync_turns().try_begin(ticket, &waker) {
-                SyncTurn::Over => break None,
-                SyncTurn::Mine(turn) => break Some(turn),
-                SyncTurn::Wait => bell.wait()?,
+                SyncAction::Covered => break None,
+                SyncAction::Sync(turn) => break Some(turn),
+                SyncAction::Wait => notifier.wait()?,
             }
         };
         if self.medium.has_failed_sync() {
@@ -371,7 +373,7 @@ fn check_aio(options: &OpenOptions) -> Result<(), OpenError> {
             Err(OpenError::NativeBuffered { path: path() })
         }
         Aio::Native => {
-            Native::probe().map_err(|source| OpenError::NoNative { path: path(), source })
+            LinuxAio::probe().map_err(|source| OpenError::NoNative { path: path(), source })
         }
     }
 }

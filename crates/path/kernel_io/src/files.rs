@@ -1,7 +1,8 @@
 //! The table that turns a [`FileId`] back into an open file.
 //!
 //! Threads: shared by all; the lock is taken once per file and iothread, not per request. When a file is taken out, the
-//! bells of all iothreads that use the table are rung, and those that have it open close it ([`crate::Kernel::forget_files`]).
+//! notifiers of all iothreads that use the table are signalled, and those that have it open close it
+//! ([`crate::Kernel::forget_files`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
@@ -11,33 +12,32 @@ use block::FileId;
 use crate::image_lock::{ImageLocks, LockError};
 use crate::{Locking, Notifier, OpenFile};
 
-/// All files that nodes have opened. An id is never used again.
+/// All files that nodes have opened, by [`FileId`]. An id is never used again.
 #[derive(Debug, Default)]
 pub struct FileTable {
     files: RwLock<Vec<Option<Arc<OpenFile>>>>,
     /// How many were taken out. Stored after that, so who sees it finds them gone.
     removed: AtomicU64,
-    /// The bells of those who are told.
+    /// The notifiers of those who are told.
     bells: Mutex<Vec<Weak<Notifier>>>,
-    successions: Mutex<Vec<Succession>>,
+    successions: Mutex<Vec<FileReplacement>>,
 }
 
-/// Two files of this process that are one image, of which the one goes in the place of the other: they may be locked
-/// as if they were the same.
+/// An open file that takes the place of another one on the same image; both may be locked meanwhile.
 #[derive(Debug, Clone)]
-pub struct Succession {
+pub struct FileReplacement {
     /// The file that is in use now.
     pub before: Arc<OpenFile>,
     /// The file that will be.
     pub after: Arc<OpenFile>,
 }
 
-/// As long as it is there, files may be locked beside those whose place they take.
+/// While this lives, a file may be locked beside the one that it replaces.
 #[derive(Debug)]
 #[must_use]
-pub struct HandOver<'a>(&'a FileTable);
+pub struct LockHandOver<'a>(&'a FileTable);
 
-impl Drop for HandOver<'_> {
+impl Drop for LockHandOver<'_> {
     fn drop(&mut self) {
         self.0.successions.lock().expect("no holder of this lock panics").clear();
     }
@@ -64,14 +64,14 @@ impl FileTable {
         self.files.write().expect("no holder of this lock panics")[id.0 as usize] = None;
         self.removed.fetch_add(1, Ordering::Release);
         let mut bells = self.bells.lock().expect("no holder of this lock panics");
-        bells.retain(|bell| bell.upgrade().inspect(|bell| bell.wake()).is_some());
+        bells.retain(|notifier| notifier.upgrade().inspect(|notifier| notifier.wake()).is_some());
     }
 
-    /// Has this bell rung whenever a file was taken out, as long as there is the bell.
-    pub fn tell(&self, bell: &Arc<Notifier>) {
+    /// Has this notifier signalled whenever a file was taken out, as long as there is the notifier.
+    pub fn tell(&self, notifier: &Arc<Notifier>) {
         let mut bells = self.bells.lock().expect("no holder of this lock panics");
-        bells.retain(|bell| bell.strong_count() > 0);
-        bells.push(Arc::downgrade(bell));
+        bells.retain(|notifier| notifier.strong_count() > 0);
+        bells.push(Arc::downgrade(notifier));
     }
 
     /// How many files were taken out so far.
@@ -87,9 +87,9 @@ impl FileTable {
     /// Lets these files be locked beside those whose place they take, until the hand-over is dropped. The caller sees to
     /// it that nothing is in flight on the one when the other is used, and gives up the locks of the one before
     /// the end. One at a time: only the thread that changes the graph begins any.
-    pub fn hand_over(&self, successions: Vec<Succession>) -> HandOver<'_> {
+    pub fn hand_over(&self, successions: Vec<FileReplacement>) -> LockHandOver<'_> {
         *self.successions.lock().expect("no holder of this lock panics") = successions;
-        HandOver(self)
+        LockHandOver(self)
     }
 
     /// The file whose place this one takes just now.
@@ -130,7 +130,7 @@ impl FileTable {
             Err(LockError::Unsupported { path, source })
                 if file.locking() == Locking::Automatic =>
             {
-                if file.is_first_without_locks() {
+                if file.take_lock_warning() {
                     tracing::warn!(
                         "image [{}] is not locked, because this host cannot: {source}",
                         path.display()

@@ -26,7 +26,7 @@ const USES_BASE: libc::off_t = 100;
 /// Where the bytes of permissions that others may not use begin.
 const DENIES_BASE: libc::off_t = 200;
 
-/// What one user of an image does with it, and what nobody else may do meanwhile.
+/// The image locks of one user of an image: what it does with the image, and what others may not do meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ImageLocks {
     /// What it does.
@@ -94,7 +94,7 @@ pub enum Sharing {
     Forced,
 }
 
-/// How an image is locked.
+/// How an image is locked (`locking=`, `force-share=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockOptions {
     /// Whether it is.
@@ -208,9 +208,9 @@ pub(crate) fn change(
     Ok(())
 }
 
-/// What one description has locked.
+/// An open file description and the image locks that it holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Holder<'a> {
+pub(crate) struct LockHolder<'a> {
     pub(crate) fd: BorrowedFd<'a>,
     pub(crate) held: ImageLocks,
 }
@@ -222,12 +222,12 @@ pub(crate) struct Holder<'a> {
 /// description takes everything, and looks for both. This one must have nothing in flight: it is without locks
 /// meanwhile.
 pub(crate) fn change_beside(
-    ours: Holder<'_>,
+    ours: LockHolder<'_>,
     path: &Path,
     wanted: ImageLocks,
-    beside: Holder<'_>,
+    beside: LockHolder<'_>,
 ) -> Result<(), LockError> {
-    let Holder { fd, held } = ours;
+    let LockHolder { fd, held } = ours;
     let all = beside.held.with(held).with(wanted);
     let tried = lock_bytes(beside.fd, path, beside.held, all).and_then(|()| {
         unlock_bytes(fd, path, held, ImageLocks::NONE);

@@ -16,8 +16,8 @@ use std::collections::VecDeque;
 
 use block::Segment;
 
-use crate::parked::{SlotIndex, Work};
-use crate::space::{Method, Space};
+use crate::allocation::{AllocationAttempt, AllocationMethod};
+use crate::in_flight::{IoKind, SlotIndex};
 
 /// The most operations of a turn: four rings' worth of new requests.
 const TURN_OPERATIONS_MAX: u32 = 256;
@@ -35,31 +35,33 @@ const SHORT_BYTES_MAX: usize = 16 << 10;
 const ALLOCATION_BYTES_MAX: u64 = 16 << 20;
 
 /// Whether the work is short enough to be done inline on a file in memory.
-pub(crate) fn suits(work: Work) -> bool {
+pub(crate) fn suits(work: IoKind) -> bool {
     match work {
         // A turn's bound cuts transfers; there is nothing to sync in memory.
-        Work::Read | Work::Write(_) | Work::Sync => true,
+        IoKind::Read | IoKind::Write(_) | IoKind::Sync => true,
         // Pages that are filled take as long as a transfer.
-        Work::Space(Space { method: Method::Fill, count, .. }) => count <= TURN_BYTES_MAX as u64,
-        Work::Space(Space { count, .. }) => count <= ALLOCATION_BYTES_MAX,
+        IoKind::Space(AllocationAttempt { method: AllocationMethod::Fill, count, .. }) => {
+            count <= TURN_BYTES_MAX as u64
+        }
+        IoKind::Space(AllocationAttempt { count, .. }) => count <= ALLOCATION_BYTES_MAX,
         // Nobody knows how much of the file it looks at.
-        Work::Extent(_) => false,
+        IoKind::Extent(_) => false,
     }
 }
 
-/// For how many rings the iothread works.
+/// Whether an iothread serves one ring or several: beside others, less is done inline in a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InlineShare {
+pub enum ServedRings {
     /// One: it can have all of the turn.
-    Alone,
+    One,
     /// Several: each waits for what is done for the others.
-    Beside,
+    Several,
 }
 
 /// How much one iothread may still do by itself in this turn.
 #[derive(Debug)]
 pub struct InlineBudget {
-    share: InlineShare,
+    share: ServedRings,
     operations_left: u32,
     bytes_left: usize,
     /// For what is short.
@@ -68,7 +70,7 @@ pub struct InlineBudget {
 
 impl Default for InlineBudget {
     fn default() -> Self {
-        let share = InlineShare::Alone;
+        let share = ServedRings::One;
         Self {
             share,
             operations_left: TURN_OPERATIONS_MAX,
@@ -84,13 +86,13 @@ impl InlineBudget {
         self.operations_left = TURN_OPERATIONS_MAX;
         self.short_bytes_left = TURN_BYTES_MAX;
         self.bytes_left = match self.share {
-            InlineShare::Alone => TURN_BYTES_MAX,
-            InlineShare::Beside => TURN_BYTES_BESIDE,
+            ServedRings::One => TURN_BYTES_MAX,
+            ServedRings::Several => TURN_BYTES_BESIDE,
         };
     }
 
     /// How long turns are from the next on.
-    pub fn share(&mut self, share: InlineShare) {
+    pub fn share(&mut self, share: ServedRings) {
         self.share = share;
     }
 
@@ -119,16 +121,16 @@ impl InlineBudget {
     }
 }
 
-/// What one iothread may still do inline in this turn, and what waits.
+/// Operations that wait to be done inline, and how much of that this turn still has room for.
 #[derive(Debug, Default)]
-pub(crate) struct InlineTurn {
+pub(crate) struct InlineQueue {
     waiting: VecDeque<SlotIndex>,
     budget: InlineBudget,
     /// The memory of a transfer that this turn's bound cuts.
     cut: Vec<Segment>,
 }
 
-impl InlineTurn {
+impl InlineQueue {
     /// What there is for this turn.
     pub(crate) fn budget(&mut self) -> &mut InlineBudget {
         &mut self.budget
@@ -136,13 +138,13 @@ impl InlineTurn {
 
     /// Whether the work is so short that it is done now although longer work waits. If so, it has
     /// been taken off the turn.
-    pub(crate) fn overtakes(&mut self, work: Work, memory: &[Segment]) -> bool {
+    pub(crate) fn overtakes(&mut self, work: IoKind, memory: &[Segment]) -> bool {
         let bytes: usize = memory.iter().map(|segment| segment.count()).sum();
         let short = match work {
-            Work::Read | Work::Write(_) => bytes <= SHORT_BYTES_MAX,
+            IoKind::Read | IoKind::Write(_) => bytes <= SHORT_BYTES_MAX,
             // It is about what is completed, and nothing that waits is.
-            Work::Sync => true,
-            Work::Space(_) | Work::Extent(_) => false,
+            IoKind::Sync => true,
+            IoKind::Space(_) | IoKind::Extent(_) => false,
         };
         short && self.budget.takes_short(bytes)
     }
@@ -169,9 +171,9 @@ impl InlineTurn {
 
     /// Takes what the work costs off the turn, and returns the memory for one call: all that is
     /// left of it, or as much as the turn has room for.
-    pub(crate) fn charge<'a>(&'a mut self, work: Work, memory: &'a [Segment]) -> &'a [Segment] {
+    pub(crate) fn charge<'a>(&'a mut self, work: IoKind, memory: &'a [Segment]) -> &'a [Segment] {
         let Self { budget: InlineBudget { bytes_left, .. }, cut, .. } = self;
-        if let Work::Space(Space { count, .. }) = work {
+        if let IoKind::Space(AllocationAttempt { count, .. }) = work {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
             *bytes_left = bytes_left.saturating_sub(count);
             return memory;

@@ -8,12 +8,12 @@
 //! thread that made it (SINGLE_ISSUER); only [`Kernel::wait`] blocks.
 //! Limits: the caller bounds the operations in flight.
 //! Files that live in memory are read and written inline (`inline`), which bounds each turn.
-//! Not here: which engine a file is given (`ways`), descriptors that are watched (`polls`).
+//! Not here: which engine a file is given (`io_engine`), descriptors that are watched (`polls`).
 
 #![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
 
+mod io_engine;
 mod polls;
-mod ways;
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,28 +24,31 @@ use std::sync::Arc;
 use block::{ByteCount, ByteOffset, Durability, FileId, Medium, Segment};
 use rustix::io::Errno;
 
-use self::ways::{Calls, Opened, Way};
-use crate::calls::{iovecs, perform};
+use self::io_engine::{BlockingCallPolicy, IoEngine, IothreadFile};
+use crate::allocation::{AllocationAttempt, follow};
+use crate::blocking_calls::{iovecs, perform};
+use crate::completion_kind::{CompletionKind, classify};
 use crate::extent::FileExtent;
-use crate::inline::{self, InlineShare, InlineTurn};
-use crate::judgement::{Judgement, judge};
-use crate::native::Native;
-use crate::parked::{Content, InFlight, Parked, PollOwner, Progress, SlotIndex, Stage, Work};
-use crate::reactor::{Completion, Reactor, Reactors, WaitsWith};
-use crate::ringer::Ringer;
-use crate::space::{Space, Step};
-use crate::uring::{FilePlace, Transfer};
+use crate::guest_notifier::GuestNotifier;
+use crate::in_flight::{
+    EngineStage, InFlightOp, InFlightTable, IoKind, PollOwner, SlotContent, SlotIndex,
+    TransferProgress,
+};
+use crate::inline::{self, InlineQueue, ServedRings};
+use crate::linux_aio::LinuxAio;
+use crate::reactor::{Completion, Reactor, ReactorChoice, ReactorKind};
+use crate::uring::{UringFd, UringOp};
 use crate::workers::Workers;
 use crate::{
-    Allocation, BOUNCE_BYTES, BounceBuffer, Budget, FairQueue, FileKind, FileTable, IoFailure,
-    OpenFile, Tag, Wait,
+    AllocationGoal, BOUNCE_BYTES, BounceBuffer, FairQueue, FairShare, FileKind, FileTable,
+    IoFailure, Tag, WaitMode,
 };
 
 /// Transfers through the page cache that io_uring has at once: for one file 32, if it is alone. For reads the kernel reads ahead
 /// in the iothread, which sleeps if the device has no tag left, so a device that hangs must not get to that.
-const CACHED_READS: Budget = Budget::new(32, 8);
+const CACHED_READS: FairShare = FairShare::new(32, 8);
 
-/// Something that has happened.
+/// What the kernel reports to an iothread: an operation finished, or a descriptor is ready.
 #[derive(Debug)]
 pub enum Event {
     /// An operation is over, completely or with a failure.
@@ -76,7 +79,7 @@ pub enum Event {
     },
 }
 
-/// What an iothread needs could not be made.
+/// io_uring, epoll or an eventfd could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// No io_uring.
@@ -90,23 +93,23 @@ pub enum KernelError {
     Workers(#[source] io::Error),
 }
 
-/// One iothread's way to the kernel.
+/// One iothread's kernel interface: submits file I/O (io_uring, Linux AIO, worker threads), waits, and returns events.
 #[derive(Debug)]
 pub struct Kernel {
     reactor: ManuallyDrop<Reactor>,
-    waits_with: WaitsWith,
-    calls: Calls,
-    ringer: Ringer,
-    in_flight: ManuallyDrop<InFlight>,
+    waits_with: ReactorKind,
+    calls: BlockingCallPolicy,
+    ringer: GuestNotifier,
+    in_flight: ManuallyDrop<InFlightTable>,
     table: Arc<FileTable>,
-    files: Vec<Option<Opened>>,
+    files: Vec<Option<IothreadFile>>,
     /// How many files had been taken out of the table when those here were last looked at.
     removed: u64,
-    inline: InlineTurn,
+    inline: InlineQueue,
     /// Transfers through the page cache that wait for their file's turns at the ring.
     cached: FairQueue<SlotIndex>,
     /// Made when a file first needs it.
-    native: Option<Native>,
+    native: Option<LinuxAio>,
     /// Their threads are started when an operation first needs them.
     workers: ManuallyDrop<Workers>,
     /// An empty list, kept for its room.
@@ -116,57 +119,61 @@ pub struct Kernel {
 
 impl Kernel {
     /// Makes the calling thread's reactor. Call it on the thread that will use it.
-    pub fn new(table: Arc<FileTable>, allowed: Reactors) -> Result<Self, KernelError> {
-        Self::with(table, allowed, Calls::BesideThread)
+    pub fn new(table: Arc<FileTable>, allowed: ReactorChoice) -> Result<Self, KernelError> {
+        Self::with(table, allowed, BlockingCallPolicy::OnWorkers)
     }
 
     /// The same for a thread that owns no ring: it carries out each operation in the call that begins it, and waits
     /// with epoll for what others do. Cheap to make.
     pub fn blocking(table: Arc<FileTable>) -> Result<Self, KernelError> {
-        Self::with(table, Reactors::EpollOnly, Calls::ByThread)
+        Self::with(table, ReactorChoice::EpollOnly, BlockingCallPolicy::OnThisThread)
     }
 
-    fn with(table: Arc<FileTable>, allowed: Reactors, calls: Calls) -> Result<Self, KernelError> {
+    fn with(
+        table: Arc<FileTable>,
+        allowed: ReactorChoice,
+        calls: BlockingCallPolicy,
+    ) -> Result<Self, KernelError> {
         let (reactor, waits_with) = Reactor::new(allowed)?;
         // Made at once: there may be no descriptor left when an operation first needs it.
         let workers = Workers::new().map_err(KernelError::Workers)?;
-        let bell = workers.bell().as_raw_fd();
+        let notifier = workers.notifier().as_raw_fd();
         let mut kernel = Self {
             reactor: ManuallyDrop::new(reactor),
             waits_with,
             calls,
             ringer: match calls {
-                Calls::BesideThread => Ringer::of_host(),
-                Calls::ByThread => Ringer::that_may_sleep(),
+                BlockingCallPolicy::OnWorkers => GuestNotifier::of_host(),
+                BlockingCallPolicy::OnThisThread => GuestNotifier::that_may_sleep(),
             },
-            in_flight: ManuallyDrop::new(InFlight::default()),
+            in_flight: ManuallyDrop::new(InFlightTable::default()),
             table,
             files: Vec::new(),
             removed: 0,
-            inline: InlineTurn::default(),
+            inline: InlineQueue::default(),
             cached: FairQueue::new(CACHED_READS),
             native: None,
             workers: ManuallyDrop::new(workers),
             done: Vec::new(),
             events: VecDeque::new(),
         };
-        kernel.watch(bell, PollOwner::Workers);
+        kernel.watch(notifier, PollOwner::Workers);
         Ok(kernel)
     }
 
-    /// Adds one to the counter of an eventfd that another process shares ([`Ringer::ring`]).
+    /// Adds one to the counter of an eventfd that another process shares (`GuestNotifier::ring`).
     pub fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.ringer.ring(fd)
     }
 
     /// What it waits with.
-    pub fn waits_with(&self) -> &WaitsWith {
+    pub fn waits_with(&self) -> &ReactorKind {
         &self.waits_with
     }
 
     /// What I/O on the file behind an id needs.
     pub fn medium(&mut self, id: FileId) -> &Medium {
-        self.opened(id).file.medium()
+        self.iothread_file(id).file.medium()
     }
 
     /// Reads from the file into the memory.
@@ -177,7 +184,7 @@ impl Kernel {
         memory: impl Iterator<Item = Segment>,
         tag: Tag,
     ) {
-        self.start(Work::Read, file, offset, memory, None, tag);
+        self.start(IoKind::Read, file, offset, memory, None, tag);
     }
 
     /// Writes the memory to the file.
@@ -189,7 +196,7 @@ impl Kernel {
         memory: impl Iterator<Item = Segment>,
         tag: Tag,
     ) {
-        self.start(Work::Write(durability), file, offset, memory, None, tag);
+        self.start(IoKind::Write(durability), file, offset, memory, None, tag);
     }
 
     /// Reads `count` bytes into a bounce buffer, which comes back with the event.
@@ -203,7 +210,7 @@ impl Kernel {
     ) {
         assert!(count <= BOUNCE_BYTES, "{count} bytes do not fit into a bounce buffer");
         let memory = std::iter::once(buffer.segment(count));
-        self.start(Work::Read, file, offset, memory, Some(buffer), tag);
+        self.start(IoKind::Read, file, offset, memory, Some(buffer), tag);
     }
 
     /// Writes the first `count` bytes of a bounce buffer, which comes back with the event.
@@ -218,12 +225,12 @@ impl Kernel {
     ) {
         assert!(count <= BOUNCE_BYTES, "{count} bytes do not fit into a bounce buffer");
         let memory = std::iter::once(buffer.segment(count));
-        self.start(Work::Write(durability), file, offset, memory, Some(buffer), tag);
+        self.start(IoKind::Write(durability), file, offset, memory, Some(buffer), tag);
     }
 
     /// Makes the file's data durable.
     pub fn sync(&mut self, file: FileId, tag: Tag) {
-        self.start(Work::Sync, file, ByteOffset(0), std::iter::empty(), None, tag);
+        self.start(IoKind::Sync, file, ByteOffset(0), std::iter::empty(), None, tag);
     }
 
     /// Discards or zeroes a range of the file, whose size stays as it is, in the best way that the host has.
@@ -233,13 +240,13 @@ impl Kernel {
         file: FileId,
         offset: ByteOffset,
         count: ByteCount,
-        how: Allocation,
+        how: AllocationGoal,
         tag: Tag,
     ) {
-        let open = &self.opened(file).file;
-        match Space::begin(how, open.kind(), count.0, open.missing_ways()) {
+        let open = &self.iothread_file(file).file;
+        match AllocationAttempt::begin(how, open.kind(), count.0, open.missing_methods()) {
             Some(space) => {
-                self.start(Work::Space(space), file, offset, std::iter::empty(), None, tag);
+                self.start(IoKind::Space(space), file, offset, std::iter::empty(), None, tag);
             }
             None => {
                 let result = Err(IoFailure::Errno { offset, errno: Errno::OPNOTSUPP });
@@ -250,46 +257,46 @@ impl Kernel {
 
     /// Looks what a file has from there on, of so many bytes: an [`Event::Extent`] follows. Devices do not tell.
     pub fn find_extent(&mut self, file: FileId, offset: ByteOffset, count: ByteCount, tag: Tag) {
-        if self.opened(file).file.kind() == FileKind::BlockDevice {
+        if self.iothread_file(file).file.kind() == FileKind::BlockDevice {
             let found = FileExtent { count, is_hole: false };
             return self.events.push_back(Event::Extent { tag, found });
         }
-        self.start(Work::Extent(count.0), file, offset, std::iter::empty(), None, tag);
+        self.start(IoKind::Extent(count.0), file, offset, std::iter::empty(), None, tag);
     }
 
     /// How much may be done inline from the next turn on.
-    pub fn share_inline(&mut self, share: InlineShare) {
+    pub fn share_inline(&mut self, share: ServedRings) {
         self.inline.budget().share(share);
     }
 
     /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told
     /// unless events, or work for another turn, are there already.
-    pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
+    pub fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
         self.inline.budget().begin();
         self.work_inline();
         self.submit_native();
-        let stuck = self.native.as_ref().is_some_and(Native::is_stuck);
+        let stuck = self.native.as_ref().is_some_and(LinuxAio::is_stuck);
         let idle = self.events.is_empty() && self.inline.is_empty() && !stuck;
-        self.reactor.wait(if idle { wait } else { Wait::Poll })?;
+        self.reactor.wait(if idle { wait } else { WaitMode::Poll })?;
         while let Some(completion) = self.reactor.next() {
             self.complete(completion)?;
         }
         Ok(())
     }
 
-    /// Whether [`Kernel::has_news`] keeps saying so without reason, until a polled descriptor
+    /// Whether [`Kernel::has_pending`] keeps saying so without reason, until a polled descriptor
     /// becomes readable: make one so.
-    pub fn is_misled(&self) -> bool {
-        self.reactor.is_misled()
+    pub fn has_stale_flag(&self) -> bool {
+        self.reactor.has_stale_flag()
     }
 
     /// Whether [`Kernel::wait`] without blocking would do anything, as far as can be seen without a
     /// system call: bring something, or hand over what is queued.
-    pub fn has_news(&mut self) -> bool {
+    pub fn has_pending(&mut self) -> bool {
         !self.events.is_empty()
             || !self.inline.is_empty()
-            || self.native.as_ref().is_some_and(Native::can_submit)
-            || self.reactor.has_news()
+            || self.native.as_ref().is_some_and(LinuxAio::can_submit)
+            || self.reactor.has_pending()
     }
 
     /// Whether something waits to be done inline in the next turns.
@@ -307,7 +314,7 @@ impl Kernel {
 
     fn conclude_all(&mut self, mut done: Vec<Completion>) {
         for Completion { index, result, .. } in done.drain(..) {
-            if self.conclude(index, result) == Conclusion::Again {
+            if self.conclude(index, result) == RetryDecision::Retry {
                 self.submit(index);
             }
         }
@@ -329,64 +336,69 @@ impl Kernel {
 
     fn start(
         &mut self,
-        work: Work,
+        work: IoKind,
         file: FileId,
         offset: ByteOffset,
         memory: impl Iterator<Item = Segment>,
         bounce: Option<BounceBuffer>,
         tag: Tag,
     ) {
-        let parked = Parked { work, tag, file, offset, bounce, retries: 0, stage: Stage::Tries };
+        let parked =
+            InFlightOp { work, tag, file, offset, bounce, retries: 0, stage: EngineStage::Tries };
         let index = self.in_flight.park(parked, memory);
         self.submit(index);
     }
 
     /// Starts what is left of a parked operation.
     fn submit(&mut self, index: SlotIndex) {
-        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+        let Some(SlotContent::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
         let (work, file) = (parked.work, parked.file);
-        let Opened { inline, way, .. } = *self.opened(file);
+        let IothreadFile { inline, way, .. } = *self.iothread_file(file);
         match way {
             _ if inline && inline::suits(work) => {
                 if self.inline.overtakes(work, self.in_flight.memory(index)) {
-                    self.perform_inline(index, Amount::All);
+                    self.perform_inline(index, InlineAmount::All);
                 } else {
                     self.inline.push(index);
                 }
                 self.work_inline();
             }
-            Way::ByThread => while self.perform(index, Amount::All) == Conclusion::Again {},
-            Way::Uring(..) | Way::Native | Way::Workers => self.push_operation(index, way),
+            IoEngine::ByThread => {
+                while self.perform(index, InlineAmount::All) == RetryDecision::Retry {}
+            }
+            IoEngine::Uring(..) | IoEngine::Native | IoEngine::Workers => {
+                self.push_operation(index, way)
+            }
         }
     }
 
     /// Does as much inline as this turn has room for.
     fn work_inline(&mut self) {
         while let Some(index) = self.inline.next() {
-            self.perform_inline(index, Amount::OfTurn);
+            self.perform_inline(index, InlineAmount::OfTurn);
         }
     }
 
-    fn perform_inline(&mut self, index: SlotIndex, amount: Amount) {
-        if self.perform(index, amount) == Conclusion::Again {
+    fn perform_inline(&mut self, index: SlotIndex, amount: InlineAmount) {
+        if self.perform(index, amount) == RetryDecision::Retry {
             self.go_on_inline(index);
         }
     }
 
     /// Does as much of an operation with one call of this thread.
-    fn perform(&mut self, index: SlotIndex, amount: Amount) -> Conclusion {
-        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+    fn perform(&mut self, index: SlotIndex, amount: InlineAmount) -> RetryDecision {
+        let Some(SlotContent::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
         let (work, file, offset) = (parked.work, parked.file, parked.offset);
-        let opened = self.files[file.0 as usize].as_ref();
-        let file = &opened.expect("it was opened when the operation was submitted").file;
+        let iothread_file = self.files[file.0 as usize].as_ref();
+        let file = &iothread_file.expect("it was opened when the operation was submitted").file;
         let left = self.in_flight.memory(index);
         let memory = match amount {
-            Amount::All => left,
-            Amount::OfTurn => self.inline.charge(work, left),
+            InlineAmount::All => left,
+            InlineAmount::OfTurn => self.inline.charge(work, left),
         };
         // SAFETY: the list of segments is the slot's or the turn's; guest memory is mapped
         // until its request has completed (`Segment::new`), a bounce buffer is parked.
@@ -396,35 +408,36 @@ impl Kernel {
 
     /// What was begun inline goes on there, unless what is left would take too long.
     fn go_on_inline(&mut self, index: SlotIndex) {
-        let Some(Content::Operation(Parked { work, file, .. })) = self.in_flight.get(index) else {
+        let Some(SlotContent::Operation(InFlightOp { work, file, .. })) = self.in_flight.get(index)
+        else {
             panic!("slot {} holds no operation", index.0)
         };
         let (work, file) = (*work, *file);
         if inline::suits(work) {
             self.inline.push(index);
         } else {
-            let way = self.opened(file).way;
+            let way = self.iothread_file(file).way;
             self.push_operation(index, way);
         }
     }
 
     /// Hands an operation to its file's engine, or to the workers if that one cannot do it, or not without waiting.
-    fn push_operation(&mut self, index: SlotIndex, way: Way) {
-        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+    fn push_operation(&mut self, index: SlotIndex, way: IoEngine) {
+        let Some(SlotContent::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
         let (work, id, offset, stage) = (parked.work, parked.file, parked.offset, parked.stage);
         let memory = self.in_flight.memory(index);
         match way {
-            Way::Uring(place, transfers) if stage != Stage::Waits => {
+            IoEngine::Uring(place, transfers) if stage != EngineStage::Waits => {
                 let bytes = || memory.iter().map(|segment| segment.count()).sum();
-                match Transfer::new(work, transfers, bytes) {
+                match UringOp::new(work, transfers, bytes) {
                     Some(transfer) if transfer.is_cached() => return self.push_cached(index, id),
                     Some(transfer) => return self.push_transfer(index, transfer, place),
                     None => {}
                 }
             }
-            Way::Native if stage != Stage::Waits && Native::suits(work) => {
+            IoEngine::Native if stage != EngineStage::Waits && LinuxAio::suits(work) => {
                 let memory = iovecs(memory);
                 let file = self.files[id.0 as usize].as_ref().expect("the file is open");
                 let native = self.native.as_mut().expect("made with the file");
@@ -432,17 +445,18 @@ impl Kernel {
                 unsafe { native.push(index, work, (id, &file.file), offset, memory) };
                 return;
             }
-            Way::Uring(..) | Way::Native | Way::Workers | Way::ByThread => {}
+            IoEngine::Uring(..) | IoEngine::Native | IoEngine::Workers | IoEngine::ByThread => {}
         }
         let memory = iovecs(memory);
-        let file = Arc::clone(&self.opened(id).file);
+        let file = Arc::clone(&self.iothread_file(id).file);
         // SAFETY: see `push_transfer`.
         unsafe { self.workers.push(index, work, (id, file), offset, memory) };
     }
 
     /// Queues a transfer for the ring.
-    fn push_transfer(&mut self, index: SlotIndex, transfer: Transfer, place: FilePlace) {
-        let Some(Content::Operation(Parked { offset, .. })) = self.in_flight.get(index) else {
+    fn push_transfer(&mut self, index: SlotIndex, transfer: UringOp, place: UringFd) {
+        let Some(SlotContent::Operation(InFlightOp { offset, .. })) = self.in_flight.get(index)
+        else {
             panic!("slot {} holds no operation", index.0)
         };
         let offset = *offset;
@@ -465,15 +479,17 @@ impl Kernel {
     /// Queues the transfers through the page cache whose files have turns.
     fn take_turns(&mut self) {
         while let Some((file, index)) = self.cached.take() {
-            let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+            let Some(SlotContent::Operation(parked)) = self.in_flight.get(index) else {
                 panic!("slot {} holds no operation", index.0)
             };
-            parked.stage = Stage::TakesTurn;
+            parked.stage = EngineStage::TakesTurn;
             let way = self.files[file].as_ref().expect("the file is open").way;
-            let Way::Uring(place, _) = way else { panic!("only the ring's files take turns") };
+            let IoEngine::Uring(place, _) = way else { panic!("only the ring's files take turns") };
             let transfer = match parked.work {
-                Work::Write(durability) => Transfer::CachedWrite(durability),
-                Work::Read | Work::Sync | Work::Space(_) | Work::Extent(_) => Transfer::CachedRead,
+                IoKind::Write(durability) => UringOp::CachedWrite(durability),
+                IoKind::Read | IoKind::Sync | IoKind::Space(_) | IoKind::Extent(_) => {
+                    UringOp::CachedRead
+                }
             };
             self.push_transfer(index, transfer, place);
         }
@@ -482,18 +498,18 @@ impl Kernel {
     fn complete(&mut self, completion: Completion) -> io::Result<()> {
         let index = completion.index;
         match self.in_flight.get(index) {
-            Some(Content::Poll(poll)) => {
+            Some(SlotContent::Poll(poll)) => {
                 let poll = *poll;
                 return self.complete_poll(poll, completion);
             }
-            Some(Content::Operation(parked)) => {
-                if parked.stage == Stage::TakesTurn {
-                    parked.stage = Stage::Tries;
+            Some(SlotContent::Operation(parked)) => {
+                if parked.stage == EngineStage::TakesTurn {
+                    parked.stage = EngineStage::Tries;
                     let file = parked.file.0 as usize;
                     self.cached.done(file);
                     self.take_turns();
                 }
-                if self.conclude(index, completion.result) == Conclusion::Again {
+                if self.conclude(index, completion.result) == RetryDecision::Retry {
                     self.submit(index);
                 }
             }
@@ -503,73 +519,50 @@ impl Kernel {
     }
 
     /// Works a result off: the operation is over and an event, or has to be started again.
-    fn conclude(&mut self, index: SlotIndex, result: i64) -> Conclusion {
-        let Some(Content::Operation(parked)) = self.in_flight.get(index) else {
+    fn conclude(&mut self, index: SlotIndex, result: i64) -> RetryDecision {
+        let Some(SlotContent::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
-        if let Work::Extent(_) = parked.work {
+        if let IoKind::Extent(_) = parked.work {
             let (tag, found) = (parked.tag, FileExtent::of_result(result));
             self.in_flight.take(index);
             self.events.push_back(Event::Extent { tag, found });
-            return Conclusion::Over;
+            return RetryDecision::Done;
         }
-        let result = match (judge(parked, result), parked.work) {
-            (Judgement::Again, _) => return Conclusion::Again,
-            (Judgement::Transferred(count), _) => match self.in_flight.advance(index, count) {
-                Progress::Partial => return Conclusion::Again,
-                Progress::Complete => Ok(()),
+        let result = match (classify(parked, result), parked.work) {
+            (CompletionKind::Retry, _) => return RetryDecision::Retry,
+            (CompletionKind::Partial(count), _) => match self.in_flight.advance(index, count) {
+                TransferProgress::Partial => return RetryDecision::Retry,
+                TransferProgress::Complete => Ok(()),
             },
-            (Judgement::Over(result), Work::Space(space)) => {
-                let opened = self.files[parked.file.0 as usize].as_ref();
-                let file = &opened.expect("it was opened when the operation was submitted").file;
+            (CompletionKind::Final(result), IoKind::Space(space)) => {
+                let iothread_file = self.files[parked.file.0 as usize].as_ref();
+                let file =
+                    &iothread_file.expect("it was opened when the operation was submitted").file;
                 match follow(parked, space, result, file) {
                     Some(result) => result,
-                    None => return Conclusion::Again,
+                    None => return RetryDecision::Retry,
                 }
             }
-            (Judgement::Over(result), _) => result,
+            (CompletionKind::Final(result), _) => result,
         };
-        let Parked { tag, bounce, .. } = self.in_flight.take(index);
+        let InFlightOp { tag, bounce, .. } = self.in_flight.take(index);
         self.events.push_back(Event::Finished { tag, result, bounce });
-        Conclusion::Over
+        RetryDecision::Done
     }
 }
 
-/// What the result of one way to change a range means: the end, or that the operation now goes another way.
-fn follow(
-    parked: &mut Parked,
-    space: Space,
-    result: Result<(), IoFailure>,
-    file: &OpenFile,
-) -> Option<Result<(), IoFailure>> {
-    let offset = parked.offset;
-    let errno = match result {
-        Ok(()) => Ok(()),
-        Err(IoFailure::Errno { errno, .. }) => Err(errno),
-        Err(end @ IoFailure::EndOfFile { .. }) => return Some(Err(end)),
-    };
-    match space.proceed(errno, file.missing_ways()) {
-        Step::Next(space) => {
-            parked.work = Work::Space(space);
-            None
-        }
-        Step::Done => Some(Ok(())),
-        Step::Unsupported => Some(Err(IoFailure::Errno { offset, errno: Errno::OPNOTSUPP })),
-        Step::Failed(errno) => Some(Err(IoFailure::Errno { offset, errno })),
-    }
-}
-
-/// What is to be done about an operation after a result.
+/// Whether an operation is finished or has to be started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "an operation that is not over has to be started again"]
-enum Conclusion {
-    Over,
-    Again,
+enum RetryDecision {
+    Done,
+    Retry,
 }
 
-/// How much of an operation to do with one call: what is left, or what the turn has room for.
+/// How much of an inline operation one call does: all that is left, or what the turn has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Amount {
+enum InlineAmount {
     All,
     OfTurn,
 }
@@ -577,7 +570,7 @@ enum Amount {
 impl Drop for Kernel {
     fn drop(&mut self) {
         while self.in_flight.operations() > 0 {
-            if let Err(error) = self.wait(Wait::Block) {
+            if let Err(error) = self.wait(WaitMode::Block) {
                 let operations = self.in_flight.operations();
                 tracing::error!("{error}: {operations} operations stay in flight, leaked");
                 // Workers and Linux AIO would wait for what they have.

@@ -9,44 +9,44 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+mod allocation;
+mod blocking_calls;
 mod bounce;
-mod budget;
-mod calls;
+mod completion_kind;
 mod cpu;
 mod epoll;
 mod exchange;
 mod extent;
+mod fair_share;
 mod file;
 mod files;
+mod guest_notifier;
 mod image_lock;
+mod in_flight;
 mod inline;
-mod judgement;
 mod kernel;
-mod native;
+mod linux_aio;
 mod notifier;
-mod parked;
 mod queue_limits;
 mod reactor;
-mod ringer;
-mod space;
 mod uring;
 mod workers;
 
 pub use alarm::Alarm;
+pub use allocation::AllocationGoal;
 /// The words of an operation, which are the same for storage that is no file.
 pub use block::{Interest, IoFailure, Tag};
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
-pub use budget::{Budget, FairQueue};
 pub use cpu::{Cpus, ThreadStat, ThreadTimes, process_cpu_time, thread_cpu_time};
 pub use extent::FileExtent;
+pub use fair_share::{FairQueue, FairShare};
 pub use file::{
-    Aio, Caching, FileKind, Flushes, Identity, InheritError, OpenError, OpenFile, OpenOptions,
-    Residence,
+    Aio, Caching, FileIdentity, FileKind, FlushPolicy, InheritError, OpenError, OpenFile,
+    OpenOptions, StorageKind,
 };
-pub use files::{FileTable, HandOver, Succession};
+pub use files::{FileReplacement, FileTable, LockHandOver};
 pub use image_lock::{ImageLocks, LockError, LockOptions, Locking, Sharing};
-pub use inline::{InlineBudget, InlineShare};
+pub use inline::{InlineBudget, ServedRings};
 pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
-pub use reactor::{Reactors, Wait, WaitsWith};
-pub use space::Allocation;
+pub use reactor::{ReactorChoice, ReactorKind, WaitMode};

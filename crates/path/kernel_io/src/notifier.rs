@@ -11,14 +11,14 @@ use std::task::Wake;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 
-/// A door bell: an eventfd.
+/// An eventfd by which any thread wakes an iothread (QEMU's EventNotifier).
 #[derive(Debug)]
 pub struct Notifier {
     fd: OwnedFd,
 }
 
 impl Notifier {
-    /// A new bell that nobody has rung.
+    /// A new notifier that nobody has signalled.
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { fd })

@@ -12,16 +12,16 @@ use block::Interest;
 
 use crate::KernelError;
 use crate::epoll::Epoll;
-use crate::parked::SlotIndex;
+use crate::in_flight::SlotIndex;
 use crate::uring::Uring;
 
 /// The longest wait with a limit: the kernel adds what it is told to its own time, which must not overflow.
 /// Who wants to wait for longer waits again.
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// How to wait for events.
+/// How long to wait for events: for ever, up to a time, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
+pub enum WaitMode {
     /// Until there is at least one event.
     Block,
     /// The same, but not longer than this, nor than a day. It ends a little late, by as much as the host's timers do.
@@ -30,7 +30,7 @@ pub enum Wait {
     Poll,
 }
 
-/// Something that has happened to a slot.
+/// A completion of an operation or poll, by the number of its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) index: SlotIndex,
@@ -40,18 +40,18 @@ pub(crate) struct Completion {
     pub(crate) more: bool,
 }
 
-/// What an iothread may wait with.
+/// Which reactors an iothread may use: io_uring or epoll, or epoll only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reactors {
+pub enum ReactorChoice {
     /// io_uring, or epoll where the host forbids that.
     Any,
     /// epoll, whatever the host allows.
     EpollOnly,
 }
 
-/// What an iothread waits with.
+/// Which reactor an iothread has, and why it is epoll if it is.
 #[derive(Debug)]
-pub enum WaitsWith {
+pub enum ReactorKind {
     /// io_uring.
     IoUring,
     /// epoll, because nothing else was wanted.
@@ -60,7 +60,7 @@ pub enum WaitsWith {
     EpollInstead(KernelError),
 }
 
-impl fmt::Display for WaitsWith {
+impl fmt::Display for ReactorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::IoUring => f.write_str("io_uring"),
@@ -74,7 +74,7 @@ impl fmt::Display for WaitsWith {
     }
 }
 
-/// The way of an iothread to wait.
+/// What an iothread waits with: an io_uring or an epoll instance.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one per thread, and each turn looks at it")]
 pub(crate) enum Reactor {
@@ -86,13 +86,13 @@ pub(crate) enum Reactor {
 
 impl Reactor {
     /// Makes the calling thread's reactor, and says which it is.
-    pub(crate) fn new(allowed: Reactors) -> Result<(Self, WaitsWith), KernelError> {
+    pub(crate) fn new(allowed: ReactorChoice) -> Result<(Self, ReactorKind), KernelError> {
         let instead = match allowed {
-            Reactors::Any => match Uring::new() {
-                Ok(uring) => return Ok((Self::Uring(uring), WaitsWith::IoUring)),
-                Err(error) => WaitsWith::EpollInstead(error),
+            ReactorChoice::Any => match Uring::new() {
+                Ok(uring) => return Ok((Self::Uring(uring), ReactorKind::IoUring)),
+                Err(error) => ReactorKind::EpollInstead(error),
             },
-            Reactors::EpollOnly => WaitsWith::Epoll,
+            ReactorChoice::EpollOnly => ReactorKind::Epoll,
         };
         Ok((Self::Epoll(Epoll::new().map_err(KernelError::Epoll)?), instead))
     }
@@ -115,10 +115,10 @@ impl Reactor {
     }
 
     /// Hands over what is queued, and waits for a completion if told so and none is there.
-    pub(crate) fn wait(&mut self, wait: Wait) -> io::Result<()> {
+    pub(crate) fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
         let wait = match wait {
-            Wait::AtMost(limit) => Wait::AtMost(limit.min(LIMIT_MAX)),
-            Wait::Block | Wait::Poll => wait,
+            WaitMode::AtMost(limit) => WaitMode::AtMost(limit.min(LIMIT_MAX)),
+            WaitMode::Block | WaitMode::Poll => wait,
         };
         match self {
             Self::Uring(uring) => uring.wait(wait),
@@ -128,17 +128,17 @@ impl Reactor {
 
     /// Whether waiting without blocking would bring anything, as far as can be seen without a system
     /// call: epoll cannot tell.
-    pub(crate) fn has_news(&mut self) -> bool {
+    pub(crate) fn has_pending(&mut self) -> bool {
         match self {
-            Self::Uring(uring) => uring.has_news(),
+            Self::Uring(uring) => uring.has_pending(),
             Self::Epoll(_) => false,
         }
     }
 
     /// Whether the last wait was called for by a flag of the kernel that nothing is behind.
-    pub(crate) fn is_misled(&self) -> bool {
+    pub(crate) fn has_stale_flag(&self) -> bool {
         match self {
-            Self::Uring(uring) => uring.is_misled(),
+            Self::Uring(uring) => uring.has_stale_flag(),
             Self::Epoll(_) => false,
         }
     }

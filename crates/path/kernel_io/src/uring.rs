@@ -21,10 +21,10 @@ use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 
-use crate::calls::{Iovecs, NOWAIT, write_flags};
-use crate::parked::{SlotIndex, Work};
+use crate::blocking_calls::{Iovecs, NOWAIT, write_flags};
+use crate::in_flight::{IoKind, SlotIndex};
 use crate::reactor::Completion;
-use crate::{Caching, Interest, KernelError, OpenFile, Wait};
+use crate::{Caching, Interest, KernelError, OpenFile, WaitMode};
 
 /// Submission entries: a batch; more are submitted on the way.
 const SUBMISSIONS: u32 = 256;
@@ -54,18 +54,18 @@ const REGISTER_OPERATIONS: [u8; 2] = [3, 6];
 /// User data of submissions whose completion means nothing.
 const UNNAMED: u64 = u64::MAX;
 
-/// How the ring knows a file.
+/// How the ring names a file: by its slot in the registered table (fixed file) or by its descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FilePlace {
+pub(crate) enum UringFd {
     /// By its slot in the ring's table, which saves a look-up and a reference count per operation.
     Registered(u32),
     /// By its descriptor.
     Descriptor(RawFd),
 }
 
-/// Which transfers of a file need no worker of the kernel, of which a ring has few for all its files.
+/// Which transfers of a file io_uring can do without a kernel worker (NOWAIT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Transfers {
+pub(crate) enum NowaitTransfers {
     /// All, past the page cache.
     Direct,
     /// Reads through the page cache: the kernel goes on when the pages are there.
@@ -74,20 +74,20 @@ pub(crate) enum Transfers {
     Cached,
 }
 
-impl Transfers {
+impl NowaitTransfers {
     /// Those of a file on storage that has NOWAIT.
     pub(crate) fn of(file: &OpenFile) -> Self {
         match file.caching() {
             Caching::Direct => Self::Direct,
-            Caching::Buffered if file.caches_writes_at_once() => Self::Cached,
+            Caching::Buffered if file.supports_nowait_writes() => Self::Cached,
             Caching::Buffered => Self::CachedReads,
         }
     }
 }
 
-/// What a ring does.
+/// A read or write that io_uring does, past the page cache or through it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Transfer {
+pub(crate) enum UringOp {
     /// Past the page cache; EAGAIN if it would have to wait.
     Read,
     /// The same.
@@ -98,26 +98,26 @@ pub(crate) enum Transfer {
     CachedWrite(Durability),
 }
 
-impl Transfer {
+impl UringOp {
     /// What of this work a ring does, for a file with these transfers.
     pub(crate) fn new(
-        work: Work,
-        transfers: Transfers,
+        work: IoKind,
+        transfers: NowaitTransfers,
         bytes: impl FnOnce() -> usize,
     ) -> Option<Self> {
         match (work, transfers) {
-            (Work::Read, Transfers::Direct) => Some(Self::Read),
-            (Work::Write(durability), Transfers::Direct) => Some(Self::Write(durability)),
-            (Work::Read, Transfers::CachedReads | Transfers::Cached) => {
+            (IoKind::Read, NowaitTransfers::Direct) => Some(Self::Read),
+            (IoKind::Write(durability), NowaitTransfers::Direct) => Some(Self::Write(durability)),
+            (IoKind::Read, NowaitTransfers::CachedReads | NowaitTransfers::Cached) => {
                 (bytes() <= CACHED_BYTES_MAX).then_some(Self::CachedRead)
             }
             // A write that is durable waits for the device.
-            (Work::Write(durability @ Durability::Cached), Transfers::Cached) => {
+            (IoKind::Write(durability @ Durability::Cached), NowaitTransfers::Cached) => {
                 (bytes() <= CACHED_BYTES_MAX).then_some(Self::CachedWrite(durability))
             }
             // The kernel hands all of these to its workers.
-            (Work::Write(_), Transfers::CachedReads | Transfers::Cached)
-            | (Work::Sync | Work::Space(_) | Work::Extent(_), _) => None,
+            (IoKind::Write(_), NowaitTransfers::CachedReads | NowaitTransfers::Cached)
+            | (IoKind::Sync | IoKind::Space(_) | IoKind::Extent(_), _) => None,
         }
     }
 
@@ -137,23 +137,24 @@ impl Transfer {
     }
 }
 
-/// Whether the ring has a table of files.
+/// Whether the ring has a registered file table, and whether it takes more files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Registration {
+enum FileRegistration {
     On,
     /// There is one, which takes no more files.
     Closed,
     Off,
 }
 
+/// One iothread's io_uring.
 pub(crate) struct Uring {
     ring: IoUring,
-    registration: Registration,
+    registration: FileRegistration,
     /// The slots of the file table that are free.
     free: Vec<u32>,
     /// Completions that were taken from the ring and not yet worked off, in order.
     completed: VecDeque<cqueue::Entry>,
-    /// See [`Uring::is_misled`].
+    /// See [`Uring::has_stale_flag`].
     misled: bool,
 }
 
@@ -168,10 +169,10 @@ impl Uring {
     pub(crate) fn new() -> Result<Self, KernelError> {
         let ring = build(SUBMISSIONS, COMPLETIONS)?;
         let registration = match ring.submitter().register_files_sparse(REGISTERED_MAX) {
-            Ok(()) => Registration::On,
+            Ok(()) => FileRegistration::On,
             Err(error) => {
                 not_registered(&error);
-                Registration::Off
+                FileRegistration::Off
             }
         };
         restrict(&ring).map_err(KernelError::Uring)?;
@@ -185,25 +186,25 @@ impl Uring {
     }
 
     /// Enters a file in the ring's table if that can be. The descriptor must stay open until the place is given up.
-    pub(crate) fn place(&mut self, fd: BorrowedFd<'_>) -> FilePlace {
+    pub(crate) fn place(&mut self, fd: BorrowedFd<'_>) -> UringFd {
         let raw = fd.as_raw_fd();
-        if self.registration != Registration::On {
-            return FilePlace::Descriptor(raw);
+        if self.registration != FileRegistration::On {
+            return UringFd::Descriptor(raw);
         }
-        let Some(slot) = self.free.pop() else { return FilePlace::Descriptor(raw) };
+        let Some(slot) = self.free.pop() else { return UringFd::Descriptor(raw) };
         match self.ring.submitter().register_files_update(slot, &[raw]) {
-            Ok(_) => FilePlace::Registered(slot),
+            Ok(_) => UringFd::Registered(slot),
             Err(error) => {
                 not_registered(&error);
-                self.registration = Registration::Closed;
-                FilePlace::Descriptor(raw)
+                self.registration = FileRegistration::Closed;
+                UringFd::Descriptor(raw)
             }
         }
     }
 
     /// Takes a file out of the ring's table, of which nothing is in flight or queued.
-    pub(crate) fn give_up(&mut self, place: FilePlace) {
-        let FilePlace::Registered(slot) = place else { return };
+    pub(crate) fn unregister_file(&mut self, place: UringFd) {
+        let UringFd::Registered(slot) = place else { return };
         match self.ring.submitter().register_files_update(slot, &[-1]) {
             Ok(_) => self.free.push(slot),
             Err(error) => tracing::debug!("io_uring keeps a file until the ring is gone: {error}"),
@@ -218,33 +219,33 @@ impl Uring {
     pub(crate) unsafe fn push_transfer(
         &mut self,
         index: SlotIndex,
-        transfer: Transfer,
-        place: FilePlace,
+        transfer: UringOp,
+        place: UringFd,
         offset: ByteOffset,
         (iovecs, segments): Iovecs,
     ) {
         let (fd, flags) = match place {
-            FilePlace::Registered(slot) => (slot.cast_signed(), squeue::Flags::FIXED_FILE),
-            FilePlace::Descriptor(fd) => (fd, squeue::Flags::empty()),
+            UringFd::Registered(slot) => (slot.cast_signed(), squeue::Flags::FIXED_FILE),
+            UringFd::Descriptor(fd) => (fd, squeue::Flags::empty()),
         };
         let (fd, count) = (types::Fd(fd), segments.cast_unsigned());
         // SAFETY: the caller keeps the iovecs as they are.
         let single = (segments == 1).then(|| unsafe { *iovecs }).and_then(whole);
         let rw_flags = transfer.flags();
         let entry = match (transfer, single) {
-            (Transfer::Read | Transfer::CachedRead, Some((base, bytes))) => {
+            (UringOp::Read | UringOp::CachedRead, Some((base, bytes))) => {
                 let read = opcode::Read::new(fd, base, bytes).offset(offset.0);
                 read.rw_flags(rw_flags).build()
             }
-            (Transfer::Read | Transfer::CachedRead, None) => {
+            (UringOp::Read | UringOp::CachedRead, None) => {
                 let read = opcode::Readv::new(fd, iovecs, count).offset(offset.0);
                 read.rw_flags(rw_flags).build()
             }
-            (Transfer::Write(_) | Transfer::CachedWrite(_), Some((base, bytes))) => {
+            (UringOp::Write(_) | UringOp::CachedWrite(_), Some((base, bytes))) => {
                 let write = opcode::Write::new(fd, base, bytes).offset(offset.0);
                 write.rw_flags(rw_flags).build()
             }
-            (Transfer::Write(_) | Transfer::CachedWrite(_), None) => {
+            (UringOp::Write(_) | UringOp::CachedWrite(_), None) => {
                 let write = opcode::Writev::new(fd, iovecs, count).offset(offset.0);
                 write.rw_flags(rw_flags).build()
             }
@@ -274,17 +275,17 @@ impl Uring {
     }
 
     /// Submits what is queued and waits for a completion, if told so and none is there.
-    pub(crate) fn wait(&mut self, wait: Wait) -> io::Result<()> {
-        let want = usize::from(wait != Wait::Poll && self.completed.is_empty());
+    pub(crate) fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
+        let want = usize::from(wait != WaitMode::Poll && self.completed.is_empty());
         let enters = want == 1 || self.must_enter();
         if enters {
             let entered = match wait {
-                Wait::AtMost(limit) => {
+                WaitMode::AtMost(limit) => {
                     let limit = types::Timespec::from(limit);
                     let limit = types::SubmitArgs::new().timespec(&limit);
                     self.ring.submitter().submit_with_args(want, &limit)
                 }
-                Wait::Block | Wait::Poll => self.ring.submit_and_wait(want),
+                WaitMode::Block | WaitMode::Poll => self.ring.submit_and_wait(want),
             };
             match entered {
                 Ok(_) => {}
@@ -304,7 +305,7 @@ impl Uring {
     /// Whether the kernel says that there is deferred work, and there was none. It adds work first
     /// and raises the flag after; if the work is done in between, the flag stays up until there
     /// is other work.
-    pub(crate) fn is_misled(&self) -> bool {
+    pub(crate) fn has_stale_flag(&self) -> bool {
         self.misled
     }
 
@@ -318,7 +319,7 @@ impl Uring {
     }
 
     /// Whether waiting without blocking would do anything: submit, or bring completions.
-    pub(crate) fn has_news(&mut self) -> bool {
+    pub(crate) fn has_pending(&mut self) -> bool {
         !self.completed.is_empty() || self.must_enter() || !self.ring.completion().is_empty()
     }
 
@@ -354,7 +355,7 @@ impl Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         // The kernel takes a ring down later; the files' descriptions must not live on in it.
-        if self.registration != Registration::Off
+        if self.registration != FileRegistration::Off
             && let Err(error) = self.ring.submitter().unregister_files()
         {
             tracing::debug!("io_uring: files stay registered until the ring is gone: {error}");
@@ -420,7 +421,7 @@ mod tests {
         };
         // SAFETY: the entries of these tests are refused, or name constants, which live for ever.
         unsafe { uring.push(&entry.user_data(7)) };
-        uring.wait(Wait::Block).expect("the ring can wait");
+        uring.wait(WaitMode::Block).expect("the ring can wait");
         uring.next().map(|completion| completion.result)
     }
 
@@ -451,13 +452,13 @@ mod tests {
         let Ok(mut uring) = Uring::new() else { return };
         let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
         io::Write::write_all(&mut &other, b"x").unwrap();
-        assert_eq!(uring.place(socket.as_fd()), FilePlace::Registered(0));
+        assert_eq!(uring.place(socket.as_fd()), UringFd::Registered(0));
         let mut byte = [0; 1];
         let read = opcode::Read::new(types::Fd(0), byte.as_mut_ptr(), 1).build();
         let read = read.flags(squeue::Flags::FIXED_FILE).user_data(7);
         // SAFETY: the byte lives until the completion, which is waited for.
         unsafe { uring.push(&read) };
-        uring.wait(Wait::Block).unwrap();
+        uring.wait(WaitMode::Block).unwrap();
         assert_eq!(uring.next().unwrap().result, 1);
         assert_eq!(byte, *b"x");
     }
@@ -485,21 +486,21 @@ mod tests {
         let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).expect("one");
         for _ in 0..3 * REGISTERED_MAX {
             let place = uring.place(file.as_fd());
-            assert!(matches!(place, FilePlace::Registered(_)), "{place:?}");
-            uring.give_up(place);
+            assert!(matches!(place, UringFd::Registered(_)), "{place:?}");
+            uring.unregister_file(place);
         }
         let places: Vec<_> = (0..REGISTERED_MAX).map(|_| uring.place(file.as_fd())).collect();
-        assert!(places.iter().all(|place| matches!(place, FilePlace::Registered(_))));
-        assert!(matches!(uring.place(file.as_fd()), FilePlace::Descriptor(_)));
+        assert!(places.iter().all(|place| matches!(place, UringFd::Registered(_))));
+        assert!(matches!(uring.place(file.as_fd()), UringFd::Descriptor(_)));
     }
 
     #[test]
     fn a_table_that_takes_no_more_files_still_lets_go_of_its_own() {
         let Ok(mut uring) = Uring::new() else { return };
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        assert!(matches!(uring.place(writer.as_fd()), FilePlace::Registered(_)));
+        assert!(matches!(uring.place(writer.as_fd()), UringFd::Registered(_)));
         drop(writer);
-        uring.registration = Registration::Closed;
+        uring.registration = FileRegistration::Closed;
         drop(uring);
         // The pipe ends when nobody has its other end any more.
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]).unwrap(), 0);

@@ -2,7 +2,7 @@
 //! waiting in a thread that all files share, the iothread or a worker of the kernel.
 //!
 //! Where it stands in the life of a request: [`crate::Kernel`] hands a parked operation to the
-//! workers, polls their bell, and takes completions out when it rings.
+//! workers, polls their notifier, and takes completions out when it is signalled.
 //!
 //! Threads: the list of tasks and the list of completions are each behind a lock that is never
 //! held across a call. Workers are started when there is more work than idle workers, and end
@@ -20,38 +20,40 @@ use std::time::Duration;
 
 use block::{ByteOffset, FileId};
 
-use crate::calls::{Iovecs, perform};
-use crate::parked::{SlotIndex, Work};
+use crate::blocking_calls::{Iovecs, perform};
+use crate::in_flight::{IoKind, SlotIndex};
 use crate::reactor::Completion;
-use crate::{Budget, FairQueue, Notifier, OpenFile};
+use crate::{FairQueue, FairShare, Notifier, OpenFile};
 
 /// What the workers of one iothread do at once: for one file 16 calls, if it is alone.
-const CALLS: Budget = Budget::new(16, 1);
+const CALLS: FairShare = FairShare::new(16, 1);
 
 /// How long a worker waits for work before it ends, as in QEMU.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
-/// The workers of one iothread. Dropped, they end; all tasks must be over by then.
+/// One iothread's pool of threads for blocking calls. Dropped, they end; all calls must be over by then.
 #[derive(Debug)]
 pub(crate) struct Workers {
     shared: Arc<Shared>,
 }
 
+/// What the iothread and its workers share.
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     /// Rings when a worker has ended.
     ended: Condvar,
     done: Mutex<Vec<Completion>>,
-    bell: Notifier,
+    notifier: Notifier,
 }
 
+/// What the mutex protects: calls that wait, and which workers are idle.
 #[derive(Debug)]
 struct State {
     /// Those for which their files have no room.
-    waiting: FairQueue<Task>,
+    waiting: FairQueue<BlockingCall>,
     /// Those that workers take next.
-    tasks: VecDeque<Task>,
+    tasks: VecDeque<BlockingCall>,
     /// Those that sleep, each with what wakes it. The last one is taken first, so that those that are not needed end.
     idle: Vec<Arc<Condvar>>,
     /// Those that were woken or started and have not come for a task yet.
@@ -60,11 +62,11 @@ struct State {
     over: bool,
 }
 
-/// A call to be made.
+/// A blocking system call for one in-flight operation.
 #[derive(Debug)]
-struct Task {
+struct BlockingCall {
     index: SlotIndex,
-    work: Work,
+    work: IoKind,
     id: FileId,
     file: Arc<OpenFile>,
     offset: ByteOffset,
@@ -73,7 +75,7 @@ struct Task {
 
 // SAFETY: what the pointer names belongs to the task's slot, which nobody touches before the
 // task's completion has been taken (`Workers::push`).
-unsafe impl Send for Task {}
+unsafe impl Send for BlockingCall {}
 
 impl Workers {
     /// No workers yet.
@@ -85,14 +87,14 @@ impl Workers {
             state: Mutex::new(state),
             ended: Condvar::new(),
             done: Mutex::default(),
-            bell: Notifier::new()?,
+            notifier: Notifier::new()?,
         };
         Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Rings when [`Workers::take_done`] has something; each time anew, never cleared.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.shared.bell.as_fd()
+    pub(crate) fn notifier(&self) -> BorrowedFd<'_> {
+        self.shared.notifier.as_fd()
     }
 
     /// Has an operation done by a worker.
@@ -103,14 +105,14 @@ impl Workers {
     pub(crate) unsafe fn push(
         &self,
         index: SlotIndex,
-        work: Work,
+        work: IoKind,
         (id, file): (FileId, Arc<OpenFile>),
         offset: ByteOffset,
         memory: Iovecs,
     ) {
         let mut state = self.shared.lock();
-        state.waiting.push(id.0 as usize, Task { index, work, id, file, offset, memory });
-        self.shared.staff(&mut state, 0);
+        state.waiting.push(id.0 as usize, BlockingCall { index, work, id, file, offset, memory });
+        self.shared.start_workers(&mut state, 0);
         // Nobody hangs there if nobody is.
         let stranded = if state.workers == 0 { state.tasks.pop_front() } else { None };
         drop(state);
@@ -145,7 +147,7 @@ impl Shared {
 
     /// Sees to it that there is a worker for each task that its file has room for; so many, which are not idle, will take
     /// one next.
-    fn staff(self: &Arc<Self>, state: &mut State, takers: usize) {
+    fn start_workers(self: &Arc<Self>, state: &mut State, takers: usize) {
         while let Some((_, task)) = state.waiting.take() {
             state.tasks.push_back(task);
         }
@@ -183,7 +185,7 @@ impl Shared {
                 self.carry_out(task);
                 state = self.lock();
                 state.waiting.done(file);
-                self.staff(&mut state, 1);
+                self.start_workers(&mut state, 1);
             } else if state.over {
                 break;
             } else {
@@ -206,16 +208,16 @@ impl Shared {
         self.ended.notify_all();
     }
 
-    fn carry_out(&self, task: Task) {
-        let Task { index, work, file, offset, memory, .. } = task;
+    fn carry_out(&self, task: BlockingCall) {
+        let BlockingCall { index, work, file, offset, memory, .. } = task;
         // SAFETY: whoever pushed the task keeps its memory until the completion has been taken.
         let result = unsafe { perform(work, file.as_fd(), offset, memory) };
         drop(file);
         let mut done = self.done();
         done.push(Completion { index, result, more: false });
-        // If there were others, the bell has rung and nobody has looked since.
+        // If there were others, the notifier was signalled and nobody has looked since.
         if done.len() == 1 {
-            self.bell.wake();
+            self.notifier.wake();
         }
     }
 }
@@ -251,13 +253,13 @@ mod tests {
         let iovecs = (std::ptr::from_ref(Box::leak(Box::new(iovec))), 1);
         let file = (FileId(0), Arc::clone(file));
         // SAFETY: both are leaked, and nobody else looks at them.
-        unsafe { workers.push(SlotIndex(0), Work::Read, file, ByteOffset(0), iovecs) };
+        unsafe { workers.push(SlotIndex(0), IoKind::Read, file, ByteOffset(0), iovecs) };
     }
 
     /// Waits until so many calls are over, and all workers sleep.
     fn wait(workers: &Workers, mut calls: usize) {
         while calls > 0 {
-            workers.shared.bell.wait().unwrap();
+            workers.shared.notifier.wait().unwrap();
             calls -= workers.take_done().len();
         }
         while {

@@ -1,7 +1,8 @@
 //! The channels of one iothread: storage that is no file of the kernel.
 //!
-//! Where it stands in the life of a request: operations are parked and begun here as in the kernel's in-flight table, and
-//! end as [`Ended`]. Once in each round those channels are called that have something to do ([`Channels::attend`]).
+//! Where it stands in the life of a request: operations are parked and begun here as in the kernel's in-flight table,
+//! and end as [`ChannelEvent`]. Once in each round those channels are called that have something to do
+//! ([`Channels::attend`]).
 //!
 //! Invariants: what an operation works on is parked until its channel says that it is over; of one that was abandoned
 //! meanwhile that is memory of the engine. A channel that tells the end of an operation twice, or of one that it took
@@ -18,23 +19,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Begun, ByteOffset, Cancel, Channel, ChannelId, Due, Extent, IoFailure, LaneIo, Medium,
-    Operation, RangeGuard, Segment, Tag,
+    BeginResult, ByteOffset, Cancellation, Channel, ChannelId, Extent, IoFailure, LaneContext,
+    Medium, Operation, RangeGuard, Segment, Tag, WakeTime,
 };
 use kernel_io::BounceBuffer;
 use rustix::io::Errno;
 
-use crate::called::Called;
-use crate::storages::extent;
+use crate::lane_wakeups::LaneWaker;
+use crate::storage_backends::extent;
 use crate::{EngineKernel, LaneIndex};
-use watch::Watch;
+use watch::ChannelWatch;
 
 /// For so many segments a slot keeps room when its operation is over.
 const ROOM_KEPT: usize = 256;
 
-/// How an operation ended.
+/// What has ended on a channel: an operation, one that was abandoned, or the loan of a bounce buffer.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum ChannelEvent {
     /// As one of the kernel does.
     Over { tag: Tag, result: Result<(), IoFailure>, bounce: Option<BounceBuffer> },
     /// It was abandoned, and may still be carried out. The bounce buffer, if it has one, comes back later.
@@ -43,30 +44,31 @@ pub(crate) enum Ended {
     Returned { bounce: BounceBuffer },
 }
 
-/// The channels of one iothread, in the order of their numbers.
+/// The channels of one iothread, in the order of their identifiers.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
     open: Vec<OpenChannel>,
     /// Whether any of them has to be called now.
-    are_called: bool,
+    any_woken: bool,
     /// Whether any of them wants to be called in the next round.
     want_round: bool,
-    due: Option<Due>,
-    ended: VecDeque<Ended>,
+    due: Option<WakeTime>,
+    ended: VecDeque<ChannelEvent>,
     /// Empty lists, kept for their room.
     done: Vec<(Tag, Result<(), IoFailure>)>,
     part: Vec<Segment>,
 }
 
+/// A channel with its operations in flight, and those that wait for room.
 #[derive(Debug)]
 struct OpenChannel {
     id: ChannelId,
     lane: LaneIndex,
     /// Whether the lane's waker was used.
-    lane_called: Arc<Called>,
+    lane_called: Arc<LaneWaker>,
     channel: Box<dyn Channel>,
     medium: Arc<Medium>,
-    cancel: Cancel,
+    cancel: Cancellation,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots of operations for which there was no room, in order.
@@ -77,12 +79,13 @@ struct OpenChannel {
     unfenced: usize,
     /// What those may change.
     locked: Vec<RangeGuard>,
-    watch: Watch,
+    watch: ChannelWatch,
     is_called: bool,
     /// Whether its lane is gone.
     is_closed: bool,
 }
 
+/// A slot for an operation on a channel; its list of segments is used again.
 #[derive(Debug)]
 struct Slot {
     /// Counts the uses of the slot.
@@ -91,6 +94,7 @@ struct Slot {
     memory: Vec<Segment>,
 }
 
+/// Whether a slot is free, or its operation is in flight or abandoned.
 #[derive(Debug)]
 enum State {
     Free,
@@ -100,9 +104,9 @@ enum State {
 
 impl Channels {
     /// Takes the channels that a lane has entered when it was opened.
-    pub(crate) fn enter(&mut self, io: &LaneIo, lane: LaneIndex, called: &Arc<Called>) {
+    pub(crate) fn enter(&mut self, io: &LaneContext, lane: LaneIndex, called: &Arc<LaneWaker>) {
         for (id, channel) in io.take_entered() {
-            self.are_called = true;
+            self.any_woken = true;
             self.open.push(OpenChannel {
                 id,
                 lane,
@@ -116,7 +120,7 @@ impl Channels {
                 abandoned: 0,
                 unfenced: 0,
                 locked: Vec::new(),
-                watch: Watch::default(),
+                watch: ChannelWatch::default(),
                 is_called: true,
                 is_closed: false,
             });
@@ -131,7 +135,7 @@ impl Channels {
             open.is_closed = true;
             open.is_called = true;
         }
-        self.are_called |= !self.open.is_empty();
+        self.any_woken |= !self.open.is_empty();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -143,7 +147,7 @@ impl Channels {
     }
 
     pub(crate) fn takes_guest_memory(&self, id: ChannelId) -> bool {
-        self.open[self.place(id)].cancel == Cancel::Possible
+        self.open[self.place(id)].cancel == Cancellation::Possible
     }
 
     /// Begins an operation without memory.
@@ -219,7 +223,7 @@ impl Channels {
 
     /// Gives up the storage behind the channels of a lane: all their operations end.
     pub(crate) fn abandon(&mut self, lane: LaneIndex) {
-        self.are_called |= !self.open.is_empty();
+        self.any_woken |= !self.open.is_empty();
         let Self { open, done, ended, .. } = self;
         for open in open.iter_mut().filter(|open| open.lane == lane && !open.is_closed) {
             open.is_called = true;
@@ -235,7 +239,7 @@ impl Channels {
             open.is_called = true;
             any = true;
         }
-        self.are_called |= any;
+        self.any_woken |= any;
     }
 
     /// The same for lanes that are gone, because some waker was used.
@@ -244,7 +248,7 @@ impl Channels {
         // Those of one lane share the flag; the flag of another one would not tell of what comes later.
         if closed.fold(false, |any, open| open.lane_called.take() | any) {
             self.open.iter_mut().for_each(|open| open.is_called |= open.is_closed);
-            self.are_called = true;
+            self.any_woken = true;
         }
     }
 
@@ -255,23 +259,23 @@ impl Channels {
             let is_due = now.zip(wants.due).is_some_and(|(now, due)| due.at <= now);
             if wants.again || is_due {
                 open.is_called = true;
-                self.are_called = true;
+                self.any_woken = true;
             }
         }
     }
 
     /// Whether any has to be called now.
-    pub(crate) fn are_called(&self) -> bool {
-        self.are_called
+    pub(crate) fn any_woken(&self) -> bool {
+        self.any_woken
     }
 
     /// Whether any has to be called, now or in the next round.
     pub(crate) fn have_work(&self) -> bool {
-        self.are_called || self.want_round
+        self.any_woken || self.want_round
     }
 
     /// When the first of them has something to do.
-    pub(crate) fn due(&self) -> Option<Due> {
+    pub(crate) fn due(&self) -> Option<WakeTime> {
         self.due
     }
 
@@ -280,7 +284,7 @@ impl Channels {
         // It may have been the last one of a channel that is gone.
         if let Ok(place) = self.open.binary_search_by_key(&id, |open| open.id) {
             self.open[place].is_called = true;
-            self.are_called = true;
+            self.any_woken = true;
         }
     }
 
@@ -293,27 +297,27 @@ impl Channels {
 
     /// Calls those that have something to do; whether there were any.
     pub(crate) fn attend(&mut self, kernel: &mut impl EngineKernel) -> bool {
-        if !std::mem::take(&mut self.are_called) {
+        if !std::mem::take(&mut self.any_woken) {
             return false;
         }
-        let Self { open, done, ended, are_called, .. } = self;
+        let Self { open, done, ended, any_woken, .. } = self;
         for open in open.iter_mut().filter(|open| open.is_called) {
             open.collect(done, ended);
             // What is begun may have to be collected from at once.
             open.is_called = open.begin_waiting();
-            *are_called |= open.is_called;
+            *any_woken |= open.is_called;
             open.watch_for(kernel);
         }
         open.retain(|open| !open.is_over());
         let wants = |open: &OpenChannel| open.channel.wants().again;
         self.want_round = open.iter().any(wants);
         let due = open.iter().map(|open| open.channel.wants().due);
-        self.due = due.fold(None, Due::first);
+        self.due = due.fold(None, WakeTime::first);
         true
     }
 
     /// Takes the next operation that has ended.
-    pub(crate) fn next_ended(&mut self) -> Option<Ended> {
+    pub(crate) fn next_ended(&mut self) -> Option<ChannelEvent> {
         self.ended.pop_front()
     }
 
@@ -327,8 +331,8 @@ impl Channels {
     }
 
     /// A channel, which will be called, and where its operations end.
-    fn call(&mut self, id: ChannelId) -> (&mut OpenChannel, &mut VecDeque<Ended>) {
-        self.are_called = true;
+    fn call(&mut self, id: ChannelId) -> (&mut OpenChannel, &mut VecDeque<ChannelEvent>) {
+        self.any_woken = true;
         let place = self.place(id);
         let open = &mut self.open[place];
         open.is_called = true;
@@ -357,16 +361,16 @@ impl OpenChannel {
 
     /// Begins a parked operation, behind those that wait for room; or ends it, if some were abandoned and are not over:
     /// whoever begins more would wait for the same.
-    fn begin(&mut self, index: u32, ended: &mut VecDeque<Ended>) {
+    fn begin(&mut self, index: u32, ended: &mut VecDeque<ChannelEvent>) {
         if self.abandoned > 0 {
             return self.give_up(index, ended);
         }
-        if !self.waiting.is_empty() || self.try_begin(index) == Begun::Full {
+        if !self.waiting.is_empty() || self.try_begin(index) == BeginResult::Full {
             self.waiting.push_back(index);
         }
     }
 
-    fn try_begin(&mut self, index: u32) -> Begun {
+    fn try_begin(&mut self, index: u32) -> BeginResult {
         let Slot { number, state, memory } = &self.slots[index as usize];
         let State::Begun { operation, .. } = state else {
             panic!("slot {index} of {} holds {state:?}", self.medium.name())
@@ -379,7 +383,7 @@ impl OpenChannel {
     fn begin_waiting(&mut self) -> bool {
         let before = self.waiting.len();
         while let Some(index) = self.waiting.front() {
-            if self.try_begin(*index) == Begun::Full {
+            if self.try_begin(*index) == BeginResult::Full {
                 break;
             }
             self.waiting.pop_front();
@@ -390,7 +394,7 @@ impl OpenChannel {
     fn collect(
         &mut self,
         done: &mut Vec<(Tag, Result<(), IoFailure>)>,
-        ended: &mut VecDeque<Ended>,
+        ended: &mut VecDeque<ChannelEvent>,
     ) {
         self.channel.collect(done);
         for (Tag(tag), result) in done.drain(..) {
@@ -404,12 +408,12 @@ impl OpenChannel {
             );
             match self.free_slot(index) {
                 State::Begun { tag, bounce, .. } => {
-                    ended.push_back(Ended::Over { tag, result, bounce })
+                    ended.push_back(ChannelEvent::Over { tag, result, bounce })
                 }
                 State::Abandoned { is_change, bounce } => {
                     self.abandoned -= 1;
                     self.unfence(is_change);
-                    ended.extend(bounce.map(|bounce| Ended::Returned { bounce }));
+                    ended.extend(bounce.map(|bounce| ChannelEvent::Returned { bounce }));
                 }
                 State::Free => {
                     panic!("{} tells the end of an operation twice: {tag:#x}", self.medium.name())
@@ -443,7 +447,7 @@ impl OpenChannel {
     fn abandon(
         &mut self,
         done: &mut Vec<(Tag, Result<(), IoFailure>)>,
-        ended: &mut VecDeque<Ended>,
+        ended: &mut VecDeque<ChannelEvent>,
     ) {
         self.channel.abandon();
         self.collect(done, ended);
@@ -455,13 +459,13 @@ impl OpenChannel {
             let State::Begun { operation, tag, bounce } = &mut slot.state else { continue };
             assert_eq!(
                 self.cancel,
-                Cancel::Impossible,
+                Cancellation::Impossible,
                 "{} has not taken back {operation:?}",
                 self.medium.name()
             );
             let (is_change, bounce) = (operation.is_change(), bounce.take());
             let (channel, is_staged, failure) = (self.id, bounce.is_some(), given_up(*operation));
-            ended.push_back(Ended::Abandoned { channel, tag: *tag, failure, is_staged });
+            ended.push_back(ChannelEvent::Abandoned { channel, tag: *tag, failure, is_staged });
             slot.state = State::Abandoned { is_change, bounce };
             self.abandoned += 1;
             self.unfenced += usize::from(is_change);
@@ -472,11 +476,11 @@ impl OpenChannel {
     }
 
     /// Ends an operation of which the channel does not know.
-    fn give_up(&mut self, index: u32, ended: &mut VecDeque<Ended>) {
+    fn give_up(&mut self, index: u32, ended: &mut VecDeque<ChannelEvent>) {
         let State::Begun { operation, tag, bounce } = self.free_slot(index) else {
             panic!("what waits for room was not begun")
         };
-        ended.push_back(Ended::Over { tag, result: Err(given_up(operation)), bounce });
+        ended.push_back(ChannelEvent::Over { tag, result: Err(given_up(operation)), bounce });
     }
 
     fn watch_for(&mut self, kernel: &mut impl EngineKernel) {
@@ -508,7 +512,7 @@ impl Drop for OpenChannel {
         }
         // The engine goes, and nobody hears of what is under way any more.
         self.channel.abandon();
-        if self.cancel == Cancel::Impossible {
+        if self.cancel == Cancellation::Impossible {
             let name = self.medium.name();
             tracing::warn!("disk {name}: operations stay in flight, their memory leaked");
             let _leaked = ManuallyDrop::new(std::mem::take(&mut self.slots));
@@ -521,7 +525,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use block::Node;
-    use kernel_io::{FileTable, Notifier, Reactors, Wait};
+    use kernel_io::{FileTable, Notifier, ReactorChoice, WaitMode};
     use testkit::channel::{Habits, Mischief, Remote, RemoteNode};
 
     use super::*;
@@ -542,24 +546,27 @@ mod tests {
             let node: Arc<dyn Node> = Arc::new(RemoteNode::new("node", &remote));
             let mut lanes = Lanes::new(Arc::new(Notifier::new().unwrap()));
             let lane = lanes.open(&node).unwrap();
-            let kernel = Kernel::new(Arc::new(FileTable::default()), Reactors::EpollOnly).unwrap();
+            let kernel =
+                Kernel::new(Arc::new(FileTable::default()), ReactorChoice::EpollOnly).unwrap();
             Self { lanes, kernel, lane, id: ChannelId(0) }
         }
 
         /// Has an operation carried out; returns what the end of it says.
-        fn flush(&mut self) -> Vec<Ended> {
+        fn flush(&mut self) -> Vec<ChannelEvent> {
             self.lanes.channels.begin(self.id, Operation::Flush, Tag(5));
             self.work()
         }
 
         /// Calls the channel as long as it has something to do.
-        fn work(&mut self) -> Vec<Ended> {
+        fn work(&mut self) -> Vec<ChannelEvent> {
             let channels = &mut self.lanes.channels;
             let mut ended = Vec::new();
             while ended.is_empty() || channels.have_work() {
                 channels.attend(&mut self.kernel);
                 ended.extend(std::iter::from_fn(|| channels.next_ended()));
-                self.kernel.wait(if ended.is_empty() { Wait::Block } else { Wait::Poll }).unwrap();
+                self.kernel
+                    .wait(if ended.is_empty() { WaitMode::Block } else { WaitMode::Poll })
+                    .unwrap();
                 channels.call_of(self.lane);
                 channels.begin_round(None);
                 if !ended.is_empty() {

@@ -3,19 +3,19 @@
 //! Where it stands in the life of a request: a source adds decoded operations
 //! ([`Engine::add`]) and has them mapped and started in one batch ([`Engine::start_batch`]); the
 //! iothread's event loop hands kernel events in ([`Engine::dispatch`]); finished requests wait at
-//! the source's seat.
+//! the source's route.
 //!
 //! Threads: belongs to one iothread. Only [`Engine::wait`] blocks.
 //! Limits: what all lanes may have in flight, and each of them, so that a disk that hangs stops no other one: `lanes`
 //! (sources ask [`Engine::room`] first), and [`BUFFERS`].
 
+mod bounce;
 mod channels;
 mod control;
-mod errands;
 mod failures;
 mod held;
+mod internal_io;
 mod pieces;
-mod staging;
 mod status;
 mod syncs;
 mod timed_turns;
@@ -27,86 +27,88 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use block::{
-    After, Answer, Buffers, Clock, Errand, LaneError, Mapping, MemoryUse, Node, Operation, Outcome,
-    PieceList, Slot,
+    Answer, Buffers, Clock, CompletionAction, InternalIo, LaneError, Mapping, MemoryUse, Node,
+    Operation, Outcome, PieceList, RequestSlot,
 };
 use kernel_io::{
-    Alarm, BounceBuffer, BouncePool, Budget, Event, FairQueue, FileTable, InlineBudget,
-    InlineShare, Interest, IoFailure, Kernel, KernelError, Notifier, Reactors, Wait, WaitsWith,
+    Alarm, BounceBuffer, BouncePool, Event, FairQueue, FairShare, FileTable, InlineBudget,
+    Interest, IoFailure, Kernel, KernelError, Notifier, ReactorChoice, ReactorKind, ServedRings,
+    WaitMode,
 };
 
 use crate::EngineKernel;
-use crate::holds::{Wanted, hold_changes};
-use crate::job::{Addressee, JobIndex, Jobs, Owner, Phase};
-use crate::lanes::{Ended, LaneIndex, Lanes, weight};
-use crate::report::{Report, Trouble};
-use crate::seats::{Seat, Seats};
-use crate::storages::Storages;
+use crate::completion_routes::{CompletionRoutes, RouteIndex};
+use crate::failure_reporter::{FailureCause, FailureReporter};
+use crate::io_request::{EventTarget, RequestIndex, RequestOrigin, RequestPhase, RequestTable};
+use crate::lanes::{LaneIndex, LaneUsage, Lanes, weight};
+use crate::range_locks::{LockRanges, lock_changed_ranges};
+use crate::storage_backends::StorageBackends;
 use crate::submit::must_sync;
 use crate::{Mailbox, SourceKey};
 pub use control::ControlEngines;
-use syncs::Syncs;
+use syncs::PendingSyncs;
 use timed_turns::TimedTurns;
 
 /// The bounce buffers of the lanes: 4 MiB of one that is alone. A request keeps its buffer until all of it is through.
-const BUFFERS: Budget = Budget::new(16, 1);
+const BUFFERS: FairShare = FairShare::new(16, 1);
 
 /// The most calls in one round of lanes that can go on: what goes on by itself, without end, does not
 /// keep its iothread from the rings. A lane goes on with all of its requests in one call.
 const LANE_CALLS_MAX: u32 = 64;
 
-/// Something for the event loop.
+/// What the engine reports to the event loop: a kick, finished requests, a poll that ended, a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signal {
+pub enum EngineEvent {
     /// The client has kicked: give the source a turn.
     Kicked(SourceKey),
-    /// Finished requests wait at the source's seat: give it a turn.
+    /// Finished requests wait at the source's route: give it a turn.
     Finished(SourceKey),
     /// The source's kick is not watched any more.
     Unwatched(SourceKey),
-    /// Somebody rang the bell: look at commands and mailboxes.
+    /// Somebody signalled the notifier: look at commands and mailboxes.
     Bell,
 }
 
-/// Who carries a batch out.
+/// Whether some of a batch was carried out at once by this thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Started {
+pub(crate) enum BatchExecution {
     /// This thread, some of it at least, and that is over.
     Inline,
     /// The kernel or nobody.
-    Elsewhere,
+    Asynchronous,
 }
 
-/// One iothread's lanes, jobs and way to the kernel.
+/// One iothread's request engine: maps requests by its lanes, carries them out by the kernel, and delivers their
+/// outcomes.
 #[derive(Debug)]
 pub struct Engine<K = Kernel> {
     kernel: K,
-    bell: Arc<Notifier>,
+    notifier: Arc<Notifier>,
     /// Rings it.
     waker: Waker,
     clock: Arc<dyn Clock>,
     lanes: Lanes,
-    seats: Seats,
-    jobs: Jobs,
+    routes: CompletionRoutes,
+    jobs: RequestTable,
     bounce: BouncePool,
     /// Jobs that wait for a bounce buffer, by lane.
-    want_buffer: FairQueue<JobIndex>,
+    buffer_waiters: FairQueue<RequestIndex>,
     /// Jobs that wait for a range somebody else is changing.
-    want_range: VecDeque<JobIndex>,
+    range_waiters: VecDeque<RequestIndex>,
     /// Jobs whose pieces were not all begun, in order.
-    begun: VecDeque<JobIndex>,
+    partly_submitted: VecDeque<RequestIndex>,
     /// What may be done by hand in this turn.
-    by_hand: InlineBudget,
+    copy_budget: InlineBudget,
     /// Which ranges a job needs now; kept for its room.
-    wanted: Wanted,
-    syncs: Syncs,
+    wanted: LockRanges,
+    syncs: PendingSyncs,
     /// What is new, or was held and may go on, and the answers.
     mappings: Vec<Mapping>,
     pieces: PieceList,
     /// How many more calls of lanes this round has room for.
-    calls_left: u32,
+    lane_calls_left: u32,
     /// An empty list, kept for its room.
-    errands: Vec<Errand>,
+    internal_ios: Vec<InternalIo>,
     /// Requests that lanes hold.
     held: usize,
     /// Pieces of the requests that are not over.
@@ -116,65 +118,65 @@ pub struct Engine<K = Kernel> {
     /// What those count for, in bytes.
     new_bytes: usize,
     timed_turns: TimedTurns,
-    report: Report,
+    report: FailureReporter,
     /// Rings when it is time to tell how many sentences were left out; made when it is first needed.
     alarm: Option<Alarm>,
 }
 
 impl Engine {
-    /// Makes the calling iothread's engine; `bell` is how others wake it.
+    /// Makes the calling iothread's engine; `notifier` is how others wake it.
     pub fn new(
         table: Arc<FileTable>,
-        bell: Arc<Notifier>,
+        notifier: Arc<Notifier>,
         clock: Arc<dyn Clock>,
-        allowed: Reactors,
+        allowed: ReactorChoice,
     ) -> Result<Self, KernelError> {
-        table.tell(&bell);
-        Ok(Self::with(Kernel::new(table, allowed)?, bell, clock))
+        table.tell(&notifier);
+        Ok(Self::with(Kernel::new(table, allowed)?, notifier, clock))
     }
 
     /// What this iothread waits with.
-    pub fn waits_with(&self) -> &WaitsWith {
+    pub fn waits_with(&self) -> &ReactorKind {
         self.kernel.waits_with()
     }
 }
 
 impl<K: EngineKernel> Engine<K> {
-    /// An engine on that kernel, which the calling thread uses; `bell` is how others wake it.
-    pub fn with(mut kernel: K, bell: Arc<Notifier>, clock: Arc<dyn Clock>) -> Self {
-        kernel.poll(bell.as_fd(), Interest::Read, Addressee::Bell.to_tag());
+    /// An engine on that kernel, which the calling thread uses; `notifier` is how others wake it.
+    pub fn with(mut kernel: K, notifier: Arc<Notifier>, clock: Arc<dyn Clock>) -> Self {
+        kernel.poll(notifier.as_fd(), Interest::Read, EventTarget::Bell.to_tag());
         Self {
             kernel,
-            lanes: Lanes::new(Arc::clone(&bell)),
-            waker: Waker::from(Arc::clone(&bell)),
-            bell,
+            lanes: Lanes::new(Arc::clone(&notifier)),
+            waker: Waker::from(Arc::clone(&notifier)),
+            notifier,
             clock: Arc::clone(&clock),
-            seats: Seats::default(),
-            jobs: Jobs::default(),
+            routes: CompletionRoutes::default(),
+            jobs: RequestTable::default(),
             bounce: BouncePool::default(),
-            want_buffer: FairQueue::new(BUFFERS),
-            want_range: VecDeque::new(),
-            begun: VecDeque::new(),
-            by_hand: InlineBudget::default(),
-            wanted: Wanted::default(),
-            syncs: Syncs::default(),
+            buffer_waiters: FairQueue::new(BUFFERS),
+            range_waiters: VecDeque::new(),
+            partly_submitted: VecDeque::new(),
+            copy_budget: InlineBudget::default(),
+            wanted: LockRanges::default(),
+            syncs: PendingSyncs::default(),
             mappings: Vec::new(),
             pieces: PieceList::default(),
-            calls_left: LANE_CALLS_MAX,
-            errands: Vec::new(),
+            lane_calls_left: LANE_CALLS_MAX,
+            internal_ios: Vec::new(),
             held: 0,
             pieces_open: 0,
             new_segments: 0,
             new_bytes: 0,
             timed_turns: TimedTurns::default(),
-            report: Report::new(clock),
+            report: FailureReporter::new(clock),
             alarm: None,
         }
     }
 
-    /// This iothread's bell.
-    pub fn bell(&self) -> &Arc<Notifier> {
-        &self.bell
+    /// This iothread's notifier.
+    pub fn notifier(&self) -> &Arc<Notifier> {
+        &self.notifier
     }
 
     /// Opens the iothread's lanes on these nodes, all or none, or uses those that are open.
@@ -230,7 +232,7 @@ impl<K: EngineKernel> Engine<K> {
 
     /// Ends a drain that is given up, which is over or not: rings go on with the lane that is there, or with a new one. If
     /// none can be opened, all their requests fail.
-    pub fn go_on(&mut self, node: &Arc<dyn Node>) -> (LaneIndex, Result<(), LaneError>) {
+    pub fn cancel_drain(&mut self, node: &Arc<dyn Node>) -> (LaneIndex, Result<(), LaneError>) {
         let (lane, is_drained) = self.lanes.give_up_drain(node);
         let result = if is_drained { self.lanes.prepare(node) } else { Ok(()) };
         if is_drained {
@@ -239,24 +241,29 @@ impl<K: EngineKernel> Engine<K> {
         (lane, result)
     }
 
-    /// Gives a source of so many slots that has arrived a seat.
-    pub(crate) fn sit(&mut self, mailbox: &Arc<Mailbox>, slots: u16, key: SourceKey) -> Seat {
-        self.seats.sit(Arc::clone(mailbox), slots, key)
+    /// Gives a source of so many slots that has arrived a route.
+    pub(crate) fn attach(
+        &mut self,
+        mailbox: &Arc<Mailbox>,
+        slots: u16,
+        key: SourceKey,
+    ) -> RouteIndex {
+        self.routes.attach(Arc::clone(mailbox), slots, key)
     }
 
-    /// Takes a seat back; what is in flight there will be posted to the source's mailbox.
-    pub(crate) fn leave(&mut self, seat: Seat) {
-        self.seats.leave(seat);
+    /// Takes a route back; what is in flight there will be posted to the source's mailbox.
+    pub(crate) fn leave(&mut self, route: RouteIndex) {
+        self.routes.leave(route);
     }
 
-    /// Watches a source's kick; [`Signal::Kicked`] follows each time that it becomes ready.
+    /// Watches a source's kick; [`EngineEvent::Kicked`] follows each time that it becomes ready.
     pub fn watch(&mut self, kick: BorrowedFd<'_>, interest: Interest, key: SourceKey) {
-        self.kernel.poll(kick, interest, Addressee::Kick(key).to_tag());
+        self.kernel.poll(kick, interest, EventTarget::Kick(key).to_tag());
     }
 
-    /// Ends watching; [`Signal::Unwatched`] follows. The descriptor must stay open until then.
+    /// Ends watching; [`EngineEvent::Unwatched`] follows. The descriptor must stay open until then.
     pub fn unwatch(&mut self, key: SourceKey) {
-        self.kernel.cancel_poll(Addressee::Kick(key).to_tag());
+        self.kernel.cancel_poll(EventTarget::Kick(key).to_tag());
     }
 
     /// Tells the other side of a front end by its eventfd. Does not sleep, whatever that side did to it.
@@ -275,13 +282,13 @@ impl<K: EngineKernel> Engine<K> {
     #[inline]
     pub(crate) fn add(
         &mut self,
-        seat: Seat,
+        route: RouteIndex,
         lane: LaneIndex,
-        slot: Slot,
+        slot: RequestSlot,
         operation: Operation,
         memory: &mut Buffers,
     ) {
-        let ticket = self.seats.open(seat, slot);
+        let ticket = self.routes.open(route, slot);
         let bytes = weight(operation, memory);
         self.new_segments += memory.segments().len();
         self.new_bytes += bytes;
@@ -290,9 +297,9 @@ impl<K: EngineKernel> Engine<K> {
     }
 
     /// Maps and starts everything added since the last batch, with one call of the lane.
-    pub(crate) fn start_batch(&mut self, lane: LaneIndex) -> Started {
+    pub(crate) fn start_batch(&mut self, lane: LaneIndex) -> BatchExecution {
         if self.mappings.is_empty() {
-            return Started::Elsewhere;
+            return BatchExecution::Asynchronous;
         }
         let (segments, bytes) =
             (std::mem::take(&mut self.new_segments), std::mem::take(&mut self.new_bytes));
@@ -301,7 +308,7 @@ impl<K: EngineKernel> Engine<K> {
         let (held, bytes) = self.start_answered(lane);
         self.held += held;
         self.lanes.held(lane, held, bytes);
-        self.work_off_finished()
+        self.deliver_finished()
     }
 
     /// Starts what that lane has answered; returns how many requests it holds, and the bytes of their memory.
@@ -315,13 +322,13 @@ impl<K: EngineKernel> Engine<K> {
         });
         let pieces = pieces.sum();
         self.pieces_open += pieces;
-        self.lanes.opened_pieces(lane, pieces);
+        self.lanes.add_pieces(lane, pieces);
         for mapping in &mappings {
             if let Answer::Now(range) = mapping.answer {
-                let job = self.jobs.get(JobIndex::of(mapping.token));
+                let job = self.jobs.get(RequestIndex::of(mapping.token));
                 job.operation = mapping.operation;
                 job.after = mapping.after;
-                job.behind_end = mapping.behind_end;
+                job.eof_policy = mapping.eof_policy;
                 self.pieces.take(range, &mut job.pieces);
                 if mapping.memory == MemoryUse::Copied {
                     let bytes = job.copy_memory();
@@ -332,7 +339,7 @@ impl<K: EngineKernel> Engine<K> {
         // With the last of them a lane may be closed, and nothing may keep its memory then.
         self.pieces.clear();
         for mapping in &mappings {
-            let index = JobIndex::of(mapping.token);
+            let index = RequestIndex::of(mapping.token);
             match mapping.answer {
                 Answer::Refused(kind) => self.refused(index, kind),
                 Answer::Held => {
@@ -340,7 +347,7 @@ impl<K: EngineKernel> Engine<K> {
                     bytes += self.jobs.get(index).memory.count();
                 }
                 Answer::Now(_) => {
-                    self.jobs.get(index).phase = Phase::Start;
+                    self.jobs.get(index).phase = RequestPhase::Start;
                     self.start(index);
                 }
             }
@@ -351,63 +358,70 @@ impl<K: EngineKernel> Engine<K> {
     }
 
     /// What was done at once is answered in the same turn.
-    fn work_off_finished(&mut self) -> Started {
-        let mut started = Started::Elsewhere;
+    fn deliver_finished(&mut self) -> BatchExecution {
+        let mut started = BatchExecution::Asynchronous;
         loop {
             while let Some((tag, result, bounce)) = self.kernel.next_finished() {
                 self.operation_over(tag, result, bounce);
-                started = Started::Inline;
+                started = BatchExecution::Inline;
             }
-            if !self.attend_lanes() {
+            if !self.run_woken_lanes() {
                 return started;
             }
         }
     }
 
-    /// Takes the finished requests of a seat, into an empty list.
-    pub(crate) fn take_finished(&mut self, seat: Seat, into: &mut Vec<(Slot, Outcome)>) {
-        self.seats.take(seat, into);
+    /// Takes the finished requests of a route, into an empty list.
+    pub(crate) fn take_finished(
+        &mut self,
+        route: RouteIndex,
+        into: &mut Vec<(RequestSlot, Outcome)>,
+    ) {
+        self.routes.take(route, into);
     }
 
-    /// The reads that are carried out here for the ring of a seat, and where their data go.
-    pub(crate) fn reads_in_flight(&self, seat: Seat) -> impl Iterator<Item = (Slot, &Buffers)> {
+    /// The reads that are carried out here for the ring of a route, and where their data go.
+    pub(crate) fn reads_in_flight(
+        &self,
+        route: RouteIndex,
+    ) -> impl Iterator<Item = (RequestSlot, &Buffers)> {
         self.jobs
             .open_reads()
-            .filter_map(move |(ticket, memory)| Some((ticket.slot_at(seat)?, memory)))
+            .filter_map(move |(ticket, memory)| Some((ticket.slot_at(route)?, memory)))
     }
 
     /// How much may be done inline from the next wait on.
-    pub fn share_inline(&mut self, share: InlineShare) {
+    pub fn share_inline(&mut self, share: ServedRings) {
         self.kernel.share_inline(share);
-        self.by_hand.share(share);
+        self.copy_budget.share(share);
     }
 
     /// Submits what is queued and waits as told.
-    pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
-        self.calls_left = LANE_CALLS_MAX;
+    pub fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
+        self.lane_calls_left = LANE_CALLS_MAX;
         self.lanes.channels.begin_round(None);
-        self.by_hand.begin();
-        self.kernel.wait(if self.begun.is_empty() { wait } else { Wait::Poll })?;
-        self.go_on_with_pieces();
-        if self.kernel.is_misled() {
+        self.copy_budget.begin();
+        self.kernel.wait(if self.partly_submitted.is_empty() { wait } else { WaitMode::Poll })?;
+        self.submit_later_pieces();
+        if self.kernel.has_stale_flag() {
             // Something has to happen to get the kernel's flag down again.
-            self.bell.wake();
+            self.notifier.wake();
         }
         Ok(())
     }
 
     /// Whether [`Engine::wait`] without blocking would do anything: submit, or bring events.
     /// Cheap enough to be asked again and again.
-    pub fn has_news(&mut self) -> bool {
-        self.has_own_work() || self.kernel.has_news()
+    pub fn has_pending(&mut self) -> bool {
+        self.has_own_work() || self.kernel.has_pending()
     }
 
     /// Whether something waits that [`Engine::wait`] or [`Engine::dispatch`] does without any event. Nobody
     /// may sleep then.
     pub fn has_own_work(&self) -> bool {
-        self.lanes.are_called()
+        self.lanes.any_woken()
             || self.lanes.channels.have_work()
-            || !self.begun.is_empty()
+            || !self.partly_submitted.is_empty()
             || self.kernel.has_inline_work()
     }
 
@@ -419,48 +433,48 @@ impl<K: EngineKernel> Engine<K> {
     /// Whether nothing is in flight or held here, nor is a lane about to go on by itself.
     pub fn is_over(&self) -> bool {
         let lanes = &self.lanes;
-        self.jobs.open() == 0 && !lanes.are_called() && !lanes.channels.are_called()
+        self.jobs.open() == 0 && !lanes.any_woken() && !lanes.channels.any_woken()
     }
 
     /// Works off all kernel events; what concerns the event loop goes to `signals`.
-    pub fn dispatch(&mut self, signals: &mut Vec<Signal>) {
+    pub fn dispatch(&mut self, signals: &mut Vec<EngineEvent>) {
         self.take_events(signals);
-        while self.attend_lanes() {
+        while self.run_woken_lanes() {
             self.take_events(signals);
         }
-        signals.extend(self.seats.drain_called().map(Signal::Finished));
+        signals.extend(self.routes.drain_called().map(EngineEvent::Finished));
         if !self.timed_turns.is_empty() {
             signals.extend(self.timed_turns.take(self.clock.now()));
         }
     }
 
-    fn take_events(&mut self, signals: &mut Vec<Signal>) {
+    fn take_events(&mut self, signals: &mut Vec<EngineEvent>) {
         while let Some(event) = self.kernel.next_event() {
             match event {
                 Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
                 Event::Extent { tag, found } => self.extent_found(tag, found),
-                Event::Ready { tag } => match Addressee::from_tag(tag) {
-                    Addressee::Kick(key) => signals.push(Signal::Kicked(key)),
-                    Addressee::Bell => {
-                        self.bell.clear();
+                Event::Ready { tag } => match EventTarget::from_tag(tag) {
+                    EventTarget::Kick(key) => signals.push(EngineEvent::Kicked(key)),
+                    EventTarget::Bell => {
+                        self.notifier.clear();
                         self.kernel.forget_files();
                         self.retry_ranges();
                         self.retry_syncs();
-                        signals.push(Signal::Bell);
+                        signals.push(EngineEvent::Bell);
                     }
-                    Addressee::Alarm => self.alarm_rang(),
-                    Addressee::Channel(channel) => self.lanes.channels.ready(channel),
-                    Addressee::Job(..) | Addressee::Sync(_) => {
+                    EventTarget::Alarm => self.alarm_rang(),
+                    EventTarget::Channel(channel) => self.lanes.channels.ready(channel),
+                    EventTarget::Job(..) | EventTarget::Sync(_) => {
                         panic!("an operation is no descriptor")
                     }
                 },
-                Event::PollEnded { tag } => match Addressee::from_tag(tag) {
-                    Addressee::Kick(key) => signals.push(Signal::Unwatched(key)),
-                    Addressee::Channel(channel) => self.lanes.channels.unwatched(channel),
-                    Addressee::Bell
-                    | Addressee::Alarm
-                    | Addressee::Job(..)
-                    | Addressee::Sync(_) => {
+                Event::PollEnded { tag } => match EventTarget::from_tag(tag) {
+                    EventTarget::Kick(key) => signals.push(EngineEvent::Unwatched(key)),
+                    EventTarget::Channel(channel) => self.lanes.channels.unwatched(channel),
+                    EventTarget::Bell
+                    | EventTarget::Alarm
+                    | EventTarget::Job(..)
+                    | EventTarget::Sync(_) => {
                         panic!("only kicks and channels are unwatched")
                     }
                 },
@@ -474,10 +488,13 @@ impl<K: EngineKernel> Engine<K> {
         result: Result<(), IoFailure>,
         bounce: Option<BounceBuffer>,
     ) {
-        let (index, piece) = match Addressee::from_tag(tag) {
-            Addressee::Job(index, piece) => (index, piece),
-            Addressee::Sync(storage) => return self.sync_over(storage, result),
-            Addressee::Kick(_) | Addressee::Bell | Addressee::Alarm | Addressee::Channel(_) => {
+        let (index, piece) = match EventTarget::from_tag(tag) {
+            EventTarget::Job(index, piece) => (index, piece),
+            EventTarget::Sync(storage) => return self.sync_over(storage, result),
+            EventTarget::Kick(_)
+            | EventTarget::Bell
+            | EventTarget::Alarm
+            | EventTarget::Channel(_) => {
                 panic!("only requests have operations")
             }
         };
@@ -488,73 +505,73 @@ impl<K: EngineKernel> Engine<K> {
                 if let Err(failure) = result {
                     self.piece_failed(index, piece, failure);
                 }
-                self.settle(index);
+                self.advance(index);
             }
         }
     }
 
     /// Starts a mapped job, once nobody else is changing what it changes.
-    fn start(&mut self, index: JobIndex) {
+    fn start(&mut self, index: RequestIndex) {
         let Self { jobs, wanted, kernel, lanes, waker, .. } = self;
-        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
-        let is_free = hold_changes(job, wanted, &mut storages, waker);
+        let is_free = lock_changed_ranges(job, wanted, &mut storages, waker);
         // Looked at after that: who fences something off wakes those that wait for a range.
         if let Some(storage) = storages.unfenced(job) {
-            self.fail(index, storage, Trouble::Unfenced);
-            self.settle(index);
+            self.fail(index, storage, FailureCause::Unfenced);
+            self.advance(index);
         } else if is_free {
-            job.phase = Phase::Transfer;
+            job.phase = RequestPhase::Transfer;
             self.begin_pieces(index);
-            self.settle(index);
+            self.advance(index);
         } else {
-            self.want_range.push_back(index);
+            self.range_waiters.push_back(index);
         }
     }
 
     /// Its files and channels.
-    fn storages(&mut self) -> Storages<'_, K> {
-        Storages { kernel: &mut self.kernel, channels: &mut self.lanes.channels }
+    fn storages(&mut self) -> StorageBackends<'_, K> {
+        StorageBackends { kernel: &mut self.kernel, channels: &mut self.lanes.channels }
     }
 
     fn retry_ranges(&mut self) {
         // Whoever gets nothing again goes to the end, and is not asked twice.
-        for _ in 0..self.want_range.len() {
-            let Some(index) = self.want_range.pop_front() else { return };
+        for _ in 0..self.range_waiters.len() {
+            let Some(index) = self.range_waiters.pop_front() else { return };
             self.start(index);
         }
     }
 
     /// Does what a job with nothing in flight needs next: the next staged transfer, durability,
     /// or the end.
-    fn settle(&mut self, index: JobIndex) {
+    fn advance(&mut self, index: RequestIndex) {
         let Self { jobs, kernel, lanes, .. } = self;
-        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         if job.outstanding > 0 {
             return;
         }
         if job.failure.is_none() {
             if !job.staged.is_empty() {
-                self.want_buffer.push(job.lane.place(), index);
+                self.buffer_waiters.push(job.lane.place(), index);
                 return self.hand_out_buffers();
             }
             if must_sync(job, &mut storages) {
-                job.phase = Phase::Sync;
+                job.phase = RequestPhase::Sync;
                 // What it changed is changed.
-                job.holds.clear();
+                job.range_guards.clear();
                 return self.sync(index);
             }
         }
         let outcome = job.failure.map_or(Outcome::Done, Outcome::Failed);
         match job.after {
-            After::Over => self.finish(index, outcome),
-            After::Tell => self.tell_lane(index, outcome),
+            CompletionAction::Finish => self.finish(index, outcome),
+            CompletionAction::NotifyLane => self.notify_lane(index, outcome),
         }
     }
 
     /// A request is over.
-    fn finish(&mut self, index: JobIndex, outcome: Outcome) {
+    fn finish(&mut self, index: RequestIndex, outcome: Outcome) {
         let job = self.jobs.get(index);
         let outcome = job.end_status(outcome);
         let (lane, pieces) = (job.lane, job.pieces.len());
@@ -563,13 +580,13 @@ impl<K: EngineKernel> Engine<K> {
         let copied = job.free_copy();
         self.pieces_open -= pieces;
         let ended = match self.jobs.remove(index) {
-            Owner::Ring(ticket) => {
-                self.seats.complete(ticket, outcome);
-                Ended { pieces, segments, request_bytes, internal_bytes: copied }
+            RequestOrigin::Ring(ticket) => {
+                self.routes.complete(ticket, outcome);
+                LaneUsage { pieces, segments, request_bytes, internal_bytes: copied }
             }
-            Owner::Lane(errand) => {
-                errand.finish(outcome);
-                Ended { pieces, segments: 0, request_bytes: 0, internal_bytes: bytes }
+            RequestOrigin::Lane(internal_io) => {
+                internal_io.finish(outcome);
+                LaneUsage { pieces, segments: 0, request_bytes: 0, internal_bytes: bytes }
             }
         };
         self.lanes.over(lane, ended);

@@ -11,9 +11,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Interest, IoFailure, Medium, Segment, Tag};
-use kernel_io::{Allocation, BounceBuffer, Event, InlineShare, Kernel, Wait};
+use kernel_io::{AllocationGoal, BounceBuffer, Event, Kernel, ServedRings, WaitMode};
 
-/// Files, descriptors to watch, and waiting for what comes of both.
+/// What an engine uses of its iothread's kernel interface: file I/O, polls of descriptors, waiting for events.
 pub trait EngineKernel: Debug {
     /// What does not depend on the kind of storage.
     fn medium(&mut self, file: FileId) -> &Medium;
@@ -67,7 +67,7 @@ pub trait EngineKernel: Debug {
         file: FileId,
         offset: ByteOffset,
         count: ByteCount,
-        how: Allocation,
+        how: AllocationGoal,
         tag: Tag,
     );
 
@@ -87,19 +87,19 @@ pub trait EngineKernel: Debug {
     fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()>;
 
     /// How much may be done inline from the next turn on.
-    fn share_inline(&mut self, share: InlineShare);
+    fn share_inline(&mut self, share: ServedRings);
 
     /// Submits what is queued and waits as told, unless there are events already.
-    fn wait(&mut self, wait: Wait) -> io::Result<()>;
+    fn wait(&mut self, wait: WaitMode) -> io::Result<()>;
 
     /// Whether waiting without blocking would do anything, as far as can be seen without a system call.
-    fn has_news(&mut self) -> bool;
+    fn has_pending(&mut self) -> bool;
 
     /// Whether something waits to be done inline in the next turns.
     fn has_inline_work(&self) -> bool;
 
-    /// Whether [`EngineKernel::has_news`] keeps saying so without reason, until a watched descriptor becomes readable.
-    fn is_misled(&self) -> bool;
+    /// Whether [`EngineKernel::has_pending`] keeps saying so without reason, until a watched descriptor becomes readable.
+    fn has_stale_flag(&self) -> bool;
 
     /// The next event, if there is one.
     fn next_event(&mut self) -> Option<Event>;
@@ -126,15 +126,15 @@ impl EngineKernel for Kernel {
         fn read_bounce(&mut self, file: FileId, at: ByteOffset, count: usize, buffer: BounceBuffer, tag: Tag);
         fn write_bounce(&mut self, file: FileId, at: ByteOffset, durability: Durability, count: usize, buffer: BounceBuffer, tag: Tag);
         fn sync(&mut self, file: FileId, tag: Tag);
-        fn allocate(&mut self, file: FileId, at: ByteOffset, count: ByteCount, how: Allocation, tag: Tag);
+        fn allocate(&mut self, file: FileId, at: ByteOffset, count: ByteCount, how: AllocationGoal, tag: Tag);
         fn find_extent(&mut self, file: FileId, at: ByteOffset, count: ByteCount, tag: Tag);
         fn forget_files(&mut self);
         fn poll(&mut self, fd: BorrowedFd<'_>, interest: Interest, tag: Tag);
         fn cancel_poll(&mut self, tag: Tag);
         fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()>;
-        fn share_inline(&mut self, share: InlineShare);
-        fn wait(&mut self, wait: Wait) -> io::Result<()>;
-        fn has_news(&mut self) -> bool;
+        fn share_inline(&mut self, share: ServedRings);
+        fn wait(&mut self, wait: WaitMode) -> io::Result<()>;
+        fn has_pending(&mut self) -> bool;
         fn next_event(&mut self) -> Option<Event>;
         fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)>;
     }
@@ -145,7 +145,7 @@ impl EngineKernel for Kernel {
     }
 
     #[inline]
-    fn is_misled(&self) -> bool {
-        Self::is_misled(self)
+    fn has_stale_flag(&self) -> bool {
+        Self::has_stale_flag(self)
     }
 }

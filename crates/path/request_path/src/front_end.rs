@@ -1,24 +1,23 @@
 //! What a protocol implements to bring requests: a front end.
 //!
-//! Where it stands in the life of a request: at its beginning and its end. [`Served`](crate::Served) asks a front
-//! end for new requests, tells it how they ended and has it show its client the answers; everything between is the
-//! same for all protocols and stands in `Served`.
+//! Where it stands in the life of a request: at its beginning and its end. [`FrontEndSource`](crate::FrontEndSource)
+//! asks a front end for new requests, tells it how they ended and has it show its client the answers; everything
+//! between is the same for all protocols and stands in `FrontEndSource`.
 //!
-//! Invariants: a [`Slot`] that was brought is not brought again before it was answered (`Served` checks it). Answers
-//! come on the iothread that serves the front end, each exactly once.
-//! Threads: a front end belongs to one iothread at a time and travels whole, with its requests in flight.
-//! Limits: [`FrontEnd::slots`] requests in flight.
-//! Not here: turns, fairness and drains (`served`), when a source gets a turn (`iothread`).
+//! Invariants: a [`RequestSlot`] that was brought is not brought again before it was answered (`FrontEndSource` checks
+//! it). Answers come on the iothread that serves the front end, each exactly once. Threads: a front end belongs to one
+//! iothread at a time and travels whole, with its requests in flight. Limits: [`FrontEnd::slots`] requests in flight.
+//! Not here: turns, fairness and drains (`front_end_source`), when a source gets a turn (`iothread`).
 
 use std::error::Error;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-use block::{Buffers, FailKind, Operation, Outcome, Slot};
+use block::{Buffers, FailKind, Operation, Outcome, RequestSlot};
 
-use crate::{Interest, Port, Rest};
+use crate::{FrontEndContext, Interest, SleepDecision};
 
-/// One protocol's side of a source: takes requests from a client and answers them.
+/// What a protocol implements: takes requests from a client, and answers them (virtio-blk now; NBD, jobs later).
 pub trait FrontEnd: fmt::Debug + Send + 'static {
     /// What it needs to answer a request, kept for it until then.
     type Reply: fmt::Debug + Copy + Send;
@@ -43,17 +42,17 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     fn take(&mut self) -> Result<Option<NewRequest<'_, Self::Reply>>, Self::Fault>;
 
     /// Answers a request that it has brought. Its client need not see that before [`FrontEnd::publish`].
-    fn answer(&mut self, slot: Slot, reply: Self::Reply, outcome: Outcome);
+    fn answer(&mut self, slot: RequestSlot, reply: Self::Reply, outcome: Outcome);
 
     /// Shows its client everything answered since the last time, or as much as there is room for. Called at the end of
     /// each turn.
-    fn publish(&mut self, port: &mut Port<'_>);
+    fn publish(&mut self, port: &mut FrontEndContext<'_>);
 
     /// Whether it can still be served. Asked at the end of each turn in which it may bring something new.
     fn check(&self) -> Result<(), Self::Fault>;
 
     /// Tells its client of a fault: nothing new is taken any more.
-    fn report_fault(&self, port: &mut Port<'_>);
+    fn report_fault(&self, port: &mut FrontEndContext<'_>);
 
     /// Whether there is something new. Cheap enough to be asked again and again.
     fn has_new(&self) -> bool;
@@ -63,7 +62,7 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     fn waiting(&self) -> u32;
 
     /// Asks for kicks, so that the iothread need not look any more.
-    fn rest(&mut self) -> Rest;
+    fn rest(&mut self) -> SleepDecision;
 
     /// How many of those requests that it will bring first were in flight before it came. They are taken on also while
     /// it stops.
@@ -73,31 +72,31 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     fn stays(&self) -> Option<&'static str>;
 
     /// It is served on this iothread from now on.
-    fn arrive(&mut self, port: &mut Port<'_>);
+    fn arrive(&mut self, port: &mut FrontEndContext<'_>);
 
     /// It leaves this iothread; everything answered was published. What is in flight stays and is answered later,
     /// wherever it is served then.
-    fn leave(&mut self, port: &mut Port<'_>);
+    fn leave(&mut self, port: &mut FrontEndContext<'_>);
 }
 
-/// One of the disks that the requests of a source go to.
+/// The number of a disk among those a front end serves (a LUN).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UnitIndex(pub u16);
 
-/// A request as a front end brings it.
+/// A request that a front end has decoded.
 #[derive(Debug)]
 pub struct NewRequest<'a, R> {
     /// Names it until it is answered.
-    pub slot: Slot,
+    pub slot: RequestSlot,
     /// Comes back with its answer.
     pub reply: R,
     /// What is to be done for it.
-    pub work: Work<'a>,
+    pub work: RequestAction<'a>,
 }
 
-/// What is to be done for a request.
+/// What the engine does for a new request: an operation on a disk, nothing, or report a refusal.
 #[derive(Debug)]
-pub enum Work<'a> {
+pub enum RequestAction<'a> {
     /// An operation on a disk.
     Disk {
         /// Which of them.
@@ -116,11 +115,11 @@ pub enum Work<'a> {
         /// Why.
         kind: FailKind,
         /// Says what was asked, such as `a guest's request of type 77`.
-        what: &'a dyn Words,
+        what: &'a dyn RequestDescription,
     },
 }
 
-/// Words about a request for the operator.
-pub trait Words: fmt::Debug + fmt::Display {}
+/// The text of a refused request for the log.
+pub trait RequestDescription: fmt::Debug + fmt::Display {}
 
-impl<T: fmt::Debug + fmt::Display> Words for T {}
+impl<T: fmt::Debug + fmt::Display> RequestDescription for T {}

@@ -30,7 +30,7 @@ const BUCKETS: usize = OCTAVES * PARTS;
 /// The unit of latencies: 256 ns, so that 2³² of them are 18 minutes.
 const TICK_SHIFT: u32 = 8;
 
-/// What one source has done since it was made, wherever it was served.
+/// The statistics of one source (a ring): requests, bytes, errors, latency, since it was made.
 #[derive(Debug, Default)]
 pub struct SourceGauges {
     /// Reads that were answered.
@@ -67,24 +67,24 @@ pub struct SourceGauges {
     /// The same of requests that were carried out and waited for a turn to be answered in.
     pub answer_wait_ns: Gauge,
     /// How long requests took.
-    pub latency: Latency,
+    pub latency: LatencyHistogram,
 }
 
-/// A histogram of how long requests took, from when they were taken until their answer was ready to be shown.
+/// Histogram of request latencies, from when requests were taken until their answers were ready.
 ///
 /// A request that left for the kernel, or is held, counts from when its batch was submitted: too short by the time of
 /// that, some microseconds. Of those that are carried out at once, only the requests of one turn in 64 are in it. A
 /// bucket is at most a quarter as wide as what is in it is long.
 #[derive(Debug)]
-pub struct Latency([Gauge; BUCKETS]);
+pub struct LatencyHistogram([Gauge; BUCKETS]);
 
-impl Default for Latency {
+impl Default for LatencyHistogram {
     fn default() -> Self {
         Self(std::array::from_fn(|_| Gauge::default()))
     }
 }
 
-impl Latency {
+impl LatencyHistogram {
     /// The requests that took at least the first and less than the second, for all that are not empty, in order.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, Duration, u64)> {
         self.0.iter().enumerate().filter_map(|(place, count)| {
@@ -116,7 +116,7 @@ fn bucket(ticks: u32) -> usize {
     }
 }
 
-/// A time in ticks. It wraps around after 18 minutes: what takes longer counts as shorter.
+/// A time in units of 256 ns. It wraps around after 18 minutes: what takes longer counts as shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticks(u32);
 
@@ -161,18 +161,18 @@ impl Sampler {
     }
 }
 
-/// How long a request counts as open, by how it was timed.
+/// How many requests a timed one stands for: itself, or [`Sampler::EVERY`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Weight {
+pub(crate) enum SampleWeight {
     /// All like it are timed.
     One,
     /// One in [`Sampler::EVERY`] is.
     Sampled,
 }
 
-/// The requests of a source that were there when a turn began.
+/// How many requests of a source were there when a turn began, by how they came.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Waits {
+pub(crate) struct WaitingCounts {
     /// New ones that the turn before it has left.
     pub(crate) left: u32,
     /// New ones that have come since.
@@ -181,15 +181,15 @@ pub(crate) struct Waits {
     pub(crate) carried_out: u32,
 }
 
-/// Keeps a source's gauges.
+/// Writes a source's gauges at the end of each turn, and samples latencies.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct SourceMeter {
     writer: GaugeWriter<SourceGauges>,
     shown: Counters,
     turns: Sampler,
 }
 
-impl Meter {
+impl SourceMeter {
     pub(crate) fn new() -> Self {
         Self {
             writer: GaugeWriter::default(),
@@ -213,8 +213,8 @@ impl Meter {
     }
 
     /// In a sampled round the turn came so long after the one before it, while the iothread served others.
-    pub(crate) fn waited(&mut self, time: Duration, waits: Waits) {
-        let Waits { left, came, carried_out } = waits;
+    pub(crate) fn waited(&mut self, time: Duration, waits: WaitingCounts) {
+        let WaitingCounts { left, came, carried_out } = waits;
         let half = nanoseconds(time) / 2;
         let of_each = |count: u64| half.saturating_mul(count).saturating_mul(SAMPLED);
         // Those that were left have waited all the time, the others half of it.
@@ -223,12 +223,12 @@ impl Meter {
     }
 
     /// A request that began then is answered.
-    pub(crate) fn answered(&mut self, begun: Ticks, now: Ticks, weight: Weight) {
+    pub(crate) fn answered(&mut self, begun: Ticks, now: Ticks, weight: SampleWeight) {
         let ticks = now.0.wrapping_sub(begun.0);
         self.writer.add(|it| &it.latency.0[bucket(ticks)], 1);
         let each = match weight {
-            Weight::One => 1,
-            Weight::Sampled => SAMPLED,
+            SampleWeight::One => 1,
+            SampleWeight::Sampled => SAMPLED,
         };
         self.writer.add(|it| &it.open_ns, (u64::from(ticks) << TICK_SHIFT).saturating_mul(each));
     }
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_turn_that_did_nothing_is_none() {
-        let mut meter = Meter::new();
+        let mut meter = SourceMeter::new();
         let gauges = meter.gauges();
         let mut counters = Counters::default();
         meter.show(&counters, 0, false);
@@ -300,25 +300,25 @@ mod tests {
 
     #[test]
     fn a_time_that_wraps_around_is_still_a_difference() {
-        let mut meter = Meter::new();
-        meter.answered(Ticks(u32::MAX - 1), Ticks(6), Weight::One);
+        let mut meter = SourceMeter::new();
+        meter.answered(Ticks(u32::MAX - 1), Ticks(6), SampleWeight::One);
         let gauges = meter.gauges();
         let found: Vec<_> = gauges.latency.buckets().collect();
         let ticks = |count: u64| Duration::from_nanos(count << TICK_SHIFT);
         assert_eq!(found, [(ticks(8), ticks(10), 1)]);
         assert_eq!(gauges.open_ns.get(), 8 << TICK_SHIFT);
-        meter.answered(Ticks(6), Ticks(7), Weight::Sampled);
+        meter.answered(Ticks(6), Ticks(7), SampleWeight::Sampled);
         assert_eq!(gauges.open_ns.get(), (8 + 64) << TICK_SHIFT);
     }
 
     #[test]
     fn new_requests_wait_half_of_the_time_and_those_that_were_left_all_of_it() {
-        let mut meter = Meter::new();
+        let mut meter = SourceMeter::new();
         let gauges = meter.gauges();
         let time = Duration::from_nanos(100);
-        meter.waited(time, Waits { left: 0, came: 3, carried_out: 5 });
+        meter.waited(time, WaitingCounts { left: 0, came: 3, carried_out: 5 });
         assert_eq!([&gauges.take_wait_ns, &gauges.answer_wait_ns].map(Gauge::get), [9600, 16_000]);
-        meter.waited(time, Waits { left: 1, came: 0, carried_out: 0 });
+        meter.waited(time, WaitingCounts { left: 1, came: 0, carried_out: 0 });
         assert_eq!([&gauges.take_wait_ns, &gauges.answer_wait_ns].map(Gauge::get), [16_000; 2]);
     }
 }

@@ -3,7 +3,7 @@
 //! Invariants: a lane stays open as long as a ring uses it or a request of it is not over, which a ring
 //! that has moved away may have left behind. While the graph below a node is changed, no lane is open on
 //! it, nothing of it is in flight here, and rings that use it, or come meanwhile, bring nothing new. After each call of a
-//! lane its due time is known, and whether it has errands or has to be called ([`Lanes::with`]).
+//! lane its due time is known, and whether it has internal I/Os or has to be called ([`Lanes::with`]).
 //! Limits: [`REQUESTS`] in flight and [`PIECES`] of them; [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides.
 
 mod control;
@@ -13,25 +13,25 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Buffers, ChannelNumbers, Due, Errand, FailKind, Lane, LaneError, LaneIo, LeafLane,
-    MakeLane, Mapping, Node, Operation, Outcome, PieceList, Token, Told,
+    Answer, Buffers, ChannelIds, FailKind, InternalIo, Lane, LaneContext, LaneError, LaneOpener,
+    LeafLane, Mapping, Node, Operation, PieceList, WakeTime,
 };
-use kernel_io::{Budget, Notifier};
+use kernel_io::{FairShare, Notifier};
 
-use crate::called::{Called, Calls};
 use crate::channels::Channels;
+use crate::lane_wakeups::{LaneWaker, LaneWakeups};
 
-/// The requests and errands that are carried out: of a lane that is alone sixteen full rings of 256. A disk that hangs
-/// keeps what it has for ever.
-const REQUESTS: Budget = Budget::new(4096, 64);
+/// The requests and internal I/Os that are carried out: of a lane that is alone sixteen full rings of 256. A disk that
+/// hangs keeps what it has for ever.
+const REQUESTS: FairShare = FairShare::new(4096, 64);
 
 /// Their pieces: who has that many gets nothing new. Together with what one batch may add it bounds the memory that
 /// requests take which are spread over many small chunks.
-const PIECES: Budget = Budget::new(1 << 20, 1 << 12);
+const PIECES: FairShare = FairShare::new(1 << 20, 1 << 12);
 
 /// The segments of their memory, and of that of requests which are held: who has that many gets nothing new. The dirty log
 /// takes as much again for reads (`noted`).
-const SEGMENTS: Budget = Budget::new(1 << 20, 1 << 12);
+const SEGMENTS: FairShare = FairShare::new(1 << 20, 1 << 12);
 
 /// With so many bytes of requests that are not over nothing new is taken for their lane: a stop, and whoever takes the
 /// process's place, waits for all of them, and zeroes of that many bytes are written by hand within a second or two.
@@ -45,8 +45,8 @@ const HELD_MAX: usize = 4096;
 /// small chunks.
 const HELD_BYTES_MAX: usize = 1 << 30;
 
-/// With so many bytes of errands, of memory kept for answers and of copied memory nothing new is taken for the lane that they belong to:
-/// what it makes of requests may be much larger than they are.
+/// With so many bytes of internal I/Os, of memory kept for answers and of copied memory nothing new is taken for the
+/// lane that they belong to: what it makes of requests may be much larger than they are.
 const INTERNAL_BYTES_MAX: usize = 64 << 20;
 
 /// What a request counts for against [`REQUEST_BYTES_MAX`]: the bytes that may have to be moved for it. A host that cannot
@@ -62,7 +62,7 @@ pub(crate) fn weight(operation: Operation, memory: &Buffers) -> usize {
     }
 }
 
-/// Names an open lane of one [`crate::Engine`].
+/// The index of an open lane of one `crate::Engine`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a lane stays open until it is closed"]
 pub struct LaneIndex(usize);
@@ -79,33 +79,35 @@ impl LaneIndex {
     }
 }
 
+/// All lanes that one iothread has open, with what each has in flight and holds.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     /// How others have them called.
-    calls: Arc<Calls>,
+    calls: Arc<LaneWakeups>,
     places: Vec<Option<OpenLane>>,
-    /// Those that have errands or may have to be called, in order.
-    attended: VecDeque<LaneIndex>,
+    /// Those that have internal I/Os or may have to be called, in order.
+    to_run: VecDeque<LaneIndex>,
     /// When the first of them has something to resume.
-    due: Option<Due>,
+    due: Option<WakeTime>,
     /// The segments of all requests.
     segments: usize,
     /// What the lanes have entered. Each goes with its lane.
     pub(crate) channels: Channels,
-    numbers: ChannelNumbers,
+    numbers: ChannelIds,
 }
 
+/// A lane and its accounts: users, requests, pieces, segments, bytes.
 #[derive(Debug)]
 struct OpenLane {
     node: Arc<dyn Node>,
     /// What its lanes use of this iothread.
-    io: LaneIo,
+    io: LaneContext,
     /// Whether they have to be called.
-    called: Arc<Called>,
-    state: State,
+    called: Arc<LaneWaker>,
+    state: LaneState,
     /// The rings that use it.
     users: usize,
-    /// Its requests and errands that are not over.
+    /// Its requests and internal I/Os that are not over.
     requests: usize,
     /// The pieces of those.
     pieces: usize,
@@ -113,7 +115,7 @@ struct OpenLane {
     segments: usize,
     /// What those count for, in bytes.
     request_bytes: usize,
-    /// The memory of its errands, and copies of that of its requests, in bytes.
+    /// The memory of its internal I/Os, and copies of that of its requests, in bytes.
     internal_bytes: usize,
     /// Those of them that it holds.
     held: usize,
@@ -121,27 +123,27 @@ struct OpenLane {
     held_bytes: usize,
     /// Those of these that were released, and that a layer may still hold.
     released: usize,
-    due: Option<Due>,
+    due: Option<WakeTime>,
     /// Whether the lane is in the iothread's list of those that it attends to.
-    attended: bool,
+    to_run: bool,
 }
 
-/// What a request or an errand that is over took of its lane.
+/// The resources of its lane that a finished request had used.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ended {
+pub(crate) struct LaneUsage {
     /// The pieces of its last answer.
     pub(crate) pieces: usize,
     /// The segments of a request's memory.
     pub(crate) segments: usize,
     /// What it counted for, in bytes.
     pub(crate) request_bytes: usize,
-    /// The bytes of an errand's memory, or of a copy of a request's.
+    /// The bytes of an internal I/O's memory, or of a copy of a request's.
     pub(crate) internal_bytes: usize,
 }
 
-/// Whether there is a lane, and who may use it.
+/// Whether a lane is open, being drained, closed for a change of the graph, or opened again and not yet in use.
 #[derive(Debug)]
-enum State {
+enum LaneState {
     /// Everybody.
     Open(Box<dyn Lane>),
     /// Only what was begun.
@@ -153,12 +155,12 @@ enum State {
 }
 
 impl Lanes {
-    /// None yet, of the calling iothread, which this bell wakes.
-    pub(crate) fn new(bell: Arc<Notifier>) -> Self {
-        let (places, attended) = (Vec::new(), VecDeque::new());
-        let (channels, numbers) = (Channels::default(), ChannelNumbers::default());
-        let calls = Calls::new(bell);
-        Self { calls, places, attended, due: None, segments: 0, channels, numbers }
+    /// None yet, of the calling iothread, which this notifier wakes.
+    pub(crate) fn new(notifier: Arc<Notifier>) -> Self {
+        let (places, to_run) = (Vec::new(), VecDeque::new());
+        let (channels, numbers) = (Channels::default(), ChannelIds::default());
+        let calls = LaneWakeups::new(notifier);
+        Self { calls, places, to_run, due: None, segments: 0, channels, numbers }
     }
 
     /// The lane on the node, opened if it is not yet.
@@ -174,10 +176,10 @@ impl Lanes {
     pub(crate) fn open_with(
         &mut self,
         node: &Arc<dyn Node>,
-        make: &mut MakeLane<'_>,
+        make: &mut LaneOpener<'_>,
     ) -> Result<LaneIndex, LaneError> {
         let mut open = self.new_entry(node);
-        open.state = State::Open(make(&open.io)?);
+        open.state = LaneState::Open(make(&open.io)?);
         let index = self.enter(open);
         self.get(index).users = 1;
         self.enter_channels(index);
@@ -214,10 +216,10 @@ impl Lanes {
             return self.enter(self.new_entry(node));
         };
         let open = self.get(index);
-        let State::Open(lane) = std::mem::replace(&mut open.state, State::Drained) else {
+        let LaneState::Open(lane) = std::mem::replace(&mut open.state, LaneState::Drained) else {
             panic!("a node is drained twice at once")
         };
-        open.state = State::Draining(lane);
+        open.state = LaneState::Draining(lane);
         index
     }
 
@@ -227,7 +229,7 @@ impl Lanes {
         if !open.is_over() {
             return false;
         }
-        open.state = State::Drained;
+        open.state = LaneState::Drained;
         open.due = None;
         self.channels.close(index);
         self.find_due();
@@ -238,15 +240,15 @@ impl Lanes {
     pub(crate) fn give_up_drain(&mut self, node: &Arc<dyn Node>) -> (LaneIndex, bool) {
         let index = self.find(node).expect("a node that is drained has an entry");
         let open = self.get(index);
-        match std::mem::replace(&mut open.state, State::Drained) {
-            State::Draining(lane) => {
-                open.state = State::Open(lane);
+        match std::mem::replace(&mut open.state, LaneState::Drained) {
+            LaneState::Draining(lane) => {
+                open.state = LaneState::Open(lane);
                 self.note(index);
                 self.close_if_over(index);
                 (index, false)
             }
-            State::Drained | State::Ready(_) => (index, true),
-            State::Open(_) => panic!("nobody drains this node"),
+            LaneState::Drained | LaneState::Ready(_) => (index, true),
+            LaneState::Open(_) => panic!("nobody drains this node"),
         }
     }
 
@@ -258,7 +260,7 @@ impl Lanes {
         (open.called, open.io) = (called, io);
         let opened = node.open_lane(&open.io);
         // What it has entered goes with a lane that could not be opened.
-        open.state = State::Ready(opened.inspect_err(|_| drop(open.io.take_entered()))?);
+        open.state = LaneState::Ready(opened.inspect_err(|_| drop(open.io.take_entered()))?);
         self.enter_channels(index);
         Ok(())
     }
@@ -266,16 +268,18 @@ impl Lanes {
     /// Closes that lane again.
     pub(crate) fn withdraw(&mut self, node: &Arc<dyn Node>) {
         let (index, open) = self.drained(node);
-        open.state = State::Drained;
+        open.state = LaneState::Drained;
         self.channels.close(index);
     }
 
     /// Lets everybody use the lane that was prepared. If there is none, all requests fail.
     pub(crate) fn admit(&mut self, node: &Arc<dyn Node>) {
         let (index, open) = self.drained(node);
-        open.state = match std::mem::replace(&mut open.state, State::Drained) {
-            State::Ready(lane) => State::Open(lane),
-            State::Open(_) | State::Draining(_) | State::Drained => State::Open(Box::new(NoLane)),
+        open.state = match std::mem::replace(&mut open.state, LaneState::Drained) {
+            LaneState::Ready(lane) => LaneState::Open(lane),
+            LaneState::Open(_) | LaneState::Draining(_) | LaneState::Drained => {
+                LaneState::Open(Box::new(FailingLane))
+            }
         };
         self.note(index);
         self.close_if_over(index);
@@ -285,7 +289,7 @@ impl Lanes {
         let index = self.find(node).expect("a node that is drained has an entry");
         let open = self.get(index);
         assert!(
-            matches!(open.state, State::Drained | State::Ready(_)),
+            matches!(open.state, LaneState::Drained | LaneState::Ready(_)),
             "a lane that is in use is not replaced: {:?}",
             open.state
         );
@@ -314,10 +318,10 @@ impl Lanes {
     /// How many more requests may be brought now; all lanes together carry out so many, which have so many pieces.
     pub(crate) fn room(&self, index: LaneIndex, requests: usize, pieces: usize) -> usize {
         let Some(open) = &self.places[index.0] else { return 0 };
-        if !matches!(open.state, State::Open(_))
+        if !matches!(open.state, LaneState::Open(_))
             || open.held_bytes >= HELD_BYTES_MAX
             || open.request_bytes >= REQUEST_BYTES_MAX
-            || open.internal_bytes + open.io.bytes_kept() >= INTERNAL_BYTES_MAX
+            || open.internal_bytes + open.io.answer_memory_bytes() >= INTERNAL_BYTES_MAX
             || PIECES.room(pieces, open.pieces) == 0
             || SEGMENTS.room(self.segments, open.segments) == 0
         {
@@ -337,7 +341,7 @@ impl Lanes {
     }
 
     /// Calls a lane. There is no other way to one.
-    fn with<T>(&mut self, index: LaneIndex, call: impl FnOnce(&mut dyn Lane) -> T) -> T {
+    pub(crate) fn with<T>(&mut self, index: LaneIndex, call: impl FnOnce(&mut dyn Lane) -> T) -> T {
         let open = self.get(index);
         let lane = open.lane();
         let result = call(lane);
@@ -354,18 +358,18 @@ impl Lanes {
         self.with(index, |lane| lane.map(batch, pieces));
     }
 
-    /// So many bytes more are used for the lane: an errand's memory, or a copy of a request's.
+    /// So many bytes more are used for the lane: an internal I/O's memory, or a copy of a request's.
     pub(crate) fn internal_begun(&mut self, index: LaneIndex, bytes: usize) {
         self.get(index).internal_bytes += bytes;
     }
 
     /// Answers of so many pieces are carried out from now on.
-    pub(crate) fn opened_pieces(&mut self, index: LaneIndex, pieces: usize) {
+    pub(crate) fn add_pieces(&mut self, index: LaneIndex, pieces: usize) {
         self.get(index).pieces += pieces;
     }
 
     /// It was carried out, and its request is not over.
-    pub(crate) fn closed_pieces(&mut self, index: LaneIndex, pieces: usize) {
+    pub(crate) fn remove_pieces(&mut self, index: LaneIndex, pieces: usize) {
         self.get(index).pieces -= pieces;
     }
 
@@ -377,7 +381,7 @@ impl Lanes {
     }
 
     /// So many bytes belonged to what the lane has just let go.
-    pub(crate) fn let_go(&mut self, index: LaneIndex, bytes: usize) {
+    pub(crate) fn remove_held(&mut self, index: LaneIndex, bytes: usize) {
         self.get(index).held_bytes -= bytes;
     }
 
@@ -425,43 +429,38 @@ impl Lanes {
         }
     }
 
-    /// Tells the lane that an answer was carried out.
-    pub(crate) fn carried_out(&mut self, index: LaneIndex, token: Token, outcome: Outcome) -> Told {
-        self.with(index, |lane| lane.carried_out(token, outcome))
-    }
-
-    /// Takes the errands that the lane has submitted since; of a lane that is closed there are none.
-    pub(crate) fn take_errands(&mut self, index: LaneIndex, into: &mut Vec<Errand>) {
+    /// Takes the internal I/Os that the lane has submitted since; of a lane that is closed there are none.
+    pub(crate) fn take_internal_io(&mut self, index: LaneIndex, into: &mut Vec<InternalIo>) {
         let Some(open) = &mut self.places[index.0] else { return };
         let begun = into.len();
         open.io.take_submitted(into);
         open.requests += into.len() - begun;
     }
 
-    /// Notes that the lane has submitted errands or has to be called, if so.
+    /// Notes that the lane has submitted internal I/Os or has to be called, if so.
     fn note(&mut self, index: LaneIndex) {
-        if self.needs_attention(index)
+        if self.must_run(index)
             && let Some(open) = &mut self.places[index.0]
-            && !std::mem::replace(&mut open.attended, true)
+            && !std::mem::replace(&mut open.to_run, true)
         {
-            self.attended.push_back(index);
+            self.to_run.push_back(index);
         }
     }
 
     /// Takes the next of those lanes.
-    pub(crate) fn next_attended(&mut self) -> Option<LaneIndex> {
-        while let Some(index) = self.attended.pop_front() {
+    pub(crate) fn next_to_run(&mut self) -> Option<LaneIndex> {
+        while let Some(index) = self.to_run.pop_front() {
             if let Some(open) = &mut self.places[index.0] {
-                open.attended = false;
+                open.to_run = false;
             }
-            if self.needs_attention(index) {
+            if self.must_run(index) {
                 return Some(index);
             }
         }
         None
     }
 
-    fn needs_attention(&self, index: LaneIndex) -> bool {
+    fn must_run(&self, index: LaneIndex) -> bool {
         let open = self.places[index.0].as_ref();
         open.is_some_and(|open| {
             open.has_lane() && (open.io.has_submitted() || open.called.is_set())
@@ -469,7 +468,7 @@ impl Lanes {
     }
 
     /// Notes lanes that others have called since.
-    pub(crate) fn note_called(&mut self) {
+    pub(crate) fn collect_woken(&mut self) {
         if self.calls.take() {
             (0..self.places.len()).map(LaneIndex).for_each(|lane| self.note(lane));
             self.channels.call_closed();
@@ -477,16 +476,16 @@ impl Lanes {
     }
 
     /// Whether lanes may have something to do that this thread knows of.
-    pub(crate) fn are_called(&self) -> bool {
-        !self.attended.is_empty() || self.calls.is_any()
+    pub(crate) fn any_woken(&self) -> bool {
+        !self.to_run.is_empty() || self.calls.is_any()
     }
 
     /// Whether the lane had to be called; it is, now.
-    pub(crate) fn take_call(&self, index: LaneIndex) -> bool {
+    pub(crate) fn take_wakeup(&self, index: LaneIndex) -> bool {
         self.places[index.0].as_ref().is_some_and(|open| open.called.take())
     }
 
-    /// How many requests and errands of the lane are not over.
+    /// How many requests and internal I/Os of the lane are not over.
     pub(crate) fn requests_of(&self, index: LaneIndex) -> usize {
         self.places[index.0].as_ref().map_or(0, |open| open.requests)
     }
@@ -497,12 +496,12 @@ impl Lanes {
     }
 
     /// When the first lane has something to resume.
-    pub(crate) fn due(&self) -> Option<Due> {
+    pub(crate) fn due(&self) -> Option<WakeTime> {
         self.due
     }
 
-    /// A request or an errand is over.
-    pub(crate) fn over(&mut self, index: LaneIndex, ended: Ended) {
+    /// A request or an internal I/O is over.
+    pub(crate) fn over(&mut self, index: LaneIndex, ended: LaneUsage) {
         self.segments -= ended.segments;
         let open = self.get(index);
         open.pieces -= ended.pieces;
@@ -521,14 +520,14 @@ impl Lanes {
 
     fn find_due(&mut self) {
         let all = self.places.iter().flatten().map(|open| open.due);
-        self.due = all.fold(None, Due::first);
+        self.due = all.fold(None, WakeTime::first);
     }
 
     /// Closes a lane that nobody uses and that has nothing left to do.
     pub(crate) fn close_if_over(&mut self, index: LaneIndex) {
         let place = &mut self.places[index.0];
         let is_over = |open: &OpenLane| {
-            open.users == 0 && open.is_over() && matches!(open.state, State::Open(_))
+            open.users == 0 && open.is_over() && matches!(open.state, LaneState::Open(_))
         };
         if place.as_ref().is_some_and(is_over) {
             *place = None;
@@ -540,12 +539,12 @@ impl Lanes {
 
 impl OpenLane {
     /// The entry of a node on which no lane is open.
-    fn drained(node: &Arc<dyn Node>, called: Arc<Called>, io: LaneIo) -> Self {
+    fn drained(node: &Arc<dyn Node>, called: Arc<LaneWaker>, io: LaneContext) -> Self {
         Self {
             node: Arc::clone(node),
             io,
             called,
-            state: State::Drained,
+            state: LaneState::Drained,
             users: 0,
             requests: 0,
             pieces: 0,
@@ -556,39 +555,41 @@ impl OpenLane {
             held_bytes: 0,
             released: 0,
             due: None,
-            attended: false,
+            to_run: false,
         }
     }
 
-    /// Whether nothing of it is in flight, nor an errand about to be, nor does it have to be called: a
-    /// task of its own may be between two errands.
+    /// Whether nothing of it is in flight, nor an internal I/O about to be, nor does it have to be called: a
+    /// task of its own may be between two internal I/Os.
     fn is_over(&self) -> bool {
         self.requests == 0 && !self.io.has_submitted() && !self.called.is_set()
     }
 
     fn has_lane(&self) -> bool {
-        matches!(self.state, State::Open(_) | State::Draining(_))
+        matches!(self.state, LaneState::Open(_) | LaneState::Draining(_))
     }
 
     fn lane(&mut self) -> &mut dyn Lane {
         match &mut self.state {
-            State::Open(lane) | State::Draining(lane) => &mut **lane,
-            State::Drained | State::Ready(_) => panic!("nothing is in flight while it is drained"),
+            LaneState::Open(lane) | LaneState::Draining(lane) => &mut **lane,
+            LaneState::Drained | LaneState::Ready(_) => {
+                panic!("nothing is in flight while it is drained")
+            }
         }
     }
 }
 
 /// What a new lane of the iothread with these calls uses of it, and what says that it has to be called.
-fn new_io(calls: &Arc<Calls>, numbers: &ChannelNumbers) -> (Arc<Called>, LaneIo) {
-    let called = Arc::new(Called::new(Arc::clone(calls)));
-    (Arc::clone(&called), LaneIo::numbered(called.into(), numbers))
+fn new_io(calls: &Arc<LaneWakeups>, numbers: &ChannelIds) -> (Arc<LaneWaker>, LaneContext) {
+    let called = Arc::new(LaneWaker::new(Arc::clone(calls)));
+    (Arc::clone(&called), LaneContext::numbered(called.into(), numbers))
 }
 
-/// Stands where no lane can be opened any more: every request fails, and no ring hangs.
+/// Stands in for a lane that could not be opened: fails every request.
 #[derive(Debug)]
-struct NoLane;
+struct FailingLane;
 
-impl LeafLane for NoLane {
+impl LeafLane for FailingLane {
     fn answer(&mut self, mapping: &mut Mapping, _: &mut PieceList) {
         mapping.answer = Answer::Refused(FailKind::Io);
     }

@@ -14,11 +14,11 @@
 
 use std::sync::Arc;
 
-use block::{FailKind, Outcome, Slot};
+use block::{FailKind, Outcome, RequestSlot};
 
 use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
 
-/// Something that can wake an iothread.
+/// Something by which another thread wakes an iothread.
 pub trait Wake: std::fmt::Debug + Send + Sync {
     /// Makes the iothread look at its mailboxes soon.
     fn wake(&self);
@@ -30,7 +30,7 @@ impl Wake for kernel_io::Notifier {
     }
 }
 
-/// The mailbox of one source.
+/// Outcomes of a source's requests that finished on an iothread which it has left, until its owner takes them.
 #[derive(Debug)]
 pub struct Mailbox {
     /// One bit for each slot whose outcome waits.
@@ -59,7 +59,7 @@ impl Mailbox {
     }
 
     /// Leaves an outcome for the source's owner and wakes it. From any thread.
-    pub fn post(&self, slot: Slot, outcome: Outcome) {
+    pub fn post(&self, slot: RequestSlot, outcome: Outcome) {
         let slot = usize::from(slot.0);
         self.outcomes[slot].store(encode(outcome), Ordering::Relaxed);
         let bit = 1 << (slot % SLOTS_PER_WORD);
@@ -74,7 +74,7 @@ impl Mailbox {
     }
 
     /// Takes out all outcomes that wait. Only the owner may call it.
-    pub fn drain(&self, mut take: impl FnMut(Slot, Outcome)) {
+    pub fn drain(&self, mut take: impl FnMut(RequestSlot, Outcome)) {
         for (place, word) in self.waiting.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
@@ -84,7 +84,7 @@ impl Mailbox {
                 let slot = place * SLOTS_PER_WORD + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 let outcome = decode(self.outcomes[slot].load(Ordering::Relaxed));
-                take(Slot(u16::try_from(slot).expect("slots are 16 bit")), outcome);
+                take(RequestSlot(u16::try_from(slot).expect("slots are 16 bit")), outcome);
             }
         }
     }
@@ -146,7 +146,7 @@ mod tests {
         ];
         let slots = [0, 1, 63, 64, 127, 200, 255];
         for (slot, outcome) in slots.into_iter().zip(kinds) {
-            mailbox.post(Slot(slot), outcome);
+            mailbox.post(RequestSlot(slot), outcome);
         }
         assert!(!mailbox.is_empty());
         assert_eq!(drained(&mailbox), slots.into_iter().zip(kinds).collect::<Vec<_>>());
@@ -158,7 +158,7 @@ mod tests {
     fn a_full_mailbox_holds_an_outcome_for_every_slot() {
         let mailbox = Mailbox::new(100, Arc::new(Nobody));
         for slot in 0..100 {
-            mailbox.post(Slot(slot), Outcome::Done);
+            mailbox.post(RequestSlot(slot), Outcome::Done);
         }
         assert_eq!(drained(&mailbox).len(), 100);
     }
@@ -171,7 +171,7 @@ mod loom_tests {
     use super::*;
     use loom::sync::atomic::AtomicUsize;
 
-    /// An iothread's door bell: counts how often it was rung.
+    /// An iothread's notifier: counts how often it was signalled.
     #[derive(Debug, Default)]
     struct Bell {
         rung: AtomicUsize,
@@ -190,9 +190,9 @@ mod loom_tests {
         });
     }
 
-    /// What an iothread does after it was woken: clear the bell first, then look.
-    fn serve(mailbox: &Mailbox, bell: &Bell, seen: &mut [u32]) {
-        if bell.rung.swap(0, Ordering::SeqCst) > 0 {
+    /// What an iothread does after it was woken: clear the notifier first, then look.
+    fn serve(mailbox: &Mailbox, notifier: &Bell, seen: &mut [u32]) {
+        if notifier.rung.swap(0, Ordering::SeqCst) > 0 {
             drain(mailbox, seen);
         }
     }
@@ -204,7 +204,9 @@ mod loom_tests {
             let mailbox = Arc::new(Mailbox::new(2, a.clone() as Arc<dyn Wake>));
             let poster = {
                 let mailbox = mailbox.clone();
-                loom::thread::spawn(move || mailbox.post(Slot(1), Outcome::Failed(FailKind::Io)))
+                loom::thread::spawn(move || {
+                    mailbox.post(RequestSlot(1), Outcome::Failed(FailKind::Io))
+                })
             };
             // The ring moves from A to B: B becomes the owner, then drains once unconditionally.
             let arrival = {
@@ -219,7 +221,7 @@ mod loom_tests {
             };
             poster.join().unwrap();
             let mut seen = arrival.join().unwrap();
-            // B sleeps now. If the outcome is still in the box, its bell must be ringing.
+            // B sleeps now. If the outcome is still in the box, its notifier must be readable.
             serve(&mailbox, &b, &mut seen);
             assert_eq!(seen, [0, 1]);
         });
@@ -232,11 +234,15 @@ mod loom_tests {
             let mailbox = Arc::new(Mailbox::new(2, a.clone() as Arc<dyn Wake>));
             let late_on_a = {
                 let mailbox = mailbox.clone();
-                loom::thread::spawn(move || mailbox.post(Slot(0), Outcome::Failed(FailKind::Io)))
+                loom::thread::spawn(move || {
+                    mailbox.post(RequestSlot(0), Outcome::Failed(FailKind::Io))
+                })
             };
             let late_on_b = {
                 let mailbox = mailbox.clone();
-                loom::thread::spawn(move || mailbox.post(Slot(1), Outcome::Failed(FailKind::Io)))
+                loom::thread::spawn(move || {
+                    mailbox.post(RequestSlot(1), Outcome::Failed(FailKind::Io))
+                })
             };
             // A to B, B drains; B to A, A drains.
             let mut seen = [0; 2];

@@ -4,14 +4,14 @@
 //! for each, also if a front end or an iothread is wrong.
 //! Threads: travels with its source.
 
-use block::{ByteCount, Operation, Outcome, SECTOR_BYTES, Slot};
+use block::{ByteCount, Operation, Outcome, RequestSlot, SECTOR_BYTES};
 
 use crate::Counters;
-use crate::gauges::{Meter, Ticks, Weight};
+use crate::gauges::{SampleWeight, SourceMeter, Ticks};
 
-/// What a request is counted as.
+/// What a request is counted as in the statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RequestKind {
     Read,
     Write,
     Flush,
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-impl Kind {
+impl RequestKind {
     pub(crate) fn of(operation: &Operation) -> Self {
         match operation {
             Operation::Read(_) => Self::Read,
@@ -35,8 +35,8 @@ impl Kind {
 
 /// A request that is not answered yet.
 #[derive(Debug, Clone, Copy)]
-struct Request<R> {
-    kind: Kind,
+struct OpenRequest<R> {
+    kind: RequestKind,
     /// Of the disk; of a flush none.
     sectors: u32,
     /// When it began, if that is measured.
@@ -44,15 +44,15 @@ struct Request<R> {
     reply: R,
 }
 
-/// The requests of one source, by slot, with what their answers need.
+/// The requests of one source that are not answered yet, by slot.
 #[derive(Debug)]
 pub(crate) struct OpenRequests<R> {
-    places: Box<[Option<Request<R>>]>,
+    places: Box<[Option<OpenRequest<R>>]>,
     count: usize,
     /// How many of them have a time at which they began.
     timed: usize,
     /// Those without one that may get it yet.
-    new: Vec<Slot>,
+    new: Vec<RequestSlot>,
     /// When the requests that are brought now began, if that is measured.
     pub(crate) begin: Option<Ticks>,
     /// What the clock says for the answers that are given now.
@@ -93,10 +93,16 @@ impl<R: Copy> OpenRequests<R> {
     /// A request was brought. Panics if another one has its slot.
     // A call would store the fields of `reply` one by one and load them together, which waits for the stores: 6 ns.
     #[inline(always)]
-    pub(crate) fn enter(&mut self, slot: Slot, kind: Kind, bytes: ByteCount, reply: R) {
+    pub(crate) fn enter(
+        &mut self,
+        slot: RequestSlot,
+        kind: RequestKind,
+        bytes: ByteCount,
+        reply: R,
+    ) {
         // Requests are below 2 GiB.
         let sectors = u32::try_from(bytes.0 / SECTOR_BYTES).unwrap_or(u32::MAX);
-        let request = Request { kind, sectors, begun: self.begin, reply };
+        let request = OpenRequest { kind, sectors, begun: self.begin, reply };
         let place = &mut self.places[usize::from(slot.0)];
         assert!(place.is_none(), "request {} was brought twice", slot.0);
         *place = Some(request);
@@ -130,7 +136,12 @@ impl<R: Copy> OpenRequests<R> {
     /// A request is answered. Panics if it was before.
     // As above.
     #[inline(always)]
-    pub(crate) fn answer(&mut self, slot: Slot, outcome: Outcome, meter: &mut Meter) -> R {
+    pub(crate) fn answer(
+        &mut self,
+        slot: RequestSlot,
+        outcome: Outcome,
+        meter: &mut SourceMeter,
+    ) -> R {
         let Some(request) = self.places[usize::from(slot.0)].take() else {
             panic!("request {} was completed twice", slot.0)
         };
@@ -140,7 +151,11 @@ impl<R: Copy> OpenRequests<R> {
             if let Some(now) = self.now {
                 // Of the others of its turn nobody knows, since none of them is timed.
                 let is_sample = self.begin == Some(begun);
-                meter.answered(begun, now, if is_sample { Weight::Sampled } else { Weight::One });
+                meter.answered(
+                    begun,
+                    now,
+                    if is_sample { SampleWeight::Sampled } else { SampleWeight::One },
+                );
             }
         }
         self.counters.add(request.kind, request.sectors, outcome);
@@ -149,24 +164,24 @@ impl<R: Copy> OpenRequests<R> {
 }
 
 impl Counters {
-    fn add(&mut self, kind: Kind, sectors: u32, outcome: Outcome) {
+    fn add(&mut self, kind: RequestKind, sectors: u32, outcome: Outcome) {
         let bytes = match outcome {
             Outcome::Done => u64::from(sectors) * SECTOR_BYTES,
             Outcome::Failed(_) => 0,
         };
         match kind {
-            Kind::Read => {
+            RequestKind::Read => {
                 self.reads += 1;
                 self.read_bytes += bytes;
             }
-            Kind::Write => {
+            RequestKind::Write => {
                 self.writes += 1;
                 self.written_bytes += bytes;
             }
-            Kind::Flush => self.flushes += 1,
-            Kind::Discard => self.discards += 1,
-            Kind::WriteZeroes => self.write_zeroes += 1,
-            Kind::Other => {}
+            RequestKind::Flush => self.flushes += 1,
+            RequestKind::Discard => self.discards += 1,
+            RequestKind::WriteZeroes => self.write_zeroes += 1,
+            RequestKind::Other => {}
         }
         if let Outcome::Failed(_) = outcome {
             self.errors += 1;
@@ -184,14 +199,14 @@ mod tests {
 
     #[test]
     fn an_answer_has_what_the_request_came_with_and_is_counted() {
-        let (mut open, mut meter) = (OpenRequests::new(4), Meter::new());
-        open.enter(Slot(3), Kind::Read, BLOCK, 'r');
-        open.enter(Slot(0), Kind::Flush, ByteCount(0), 'f');
-        open.enter(Slot(1), Kind::Other, ByteCount(0), 'o');
+        let (mut open, mut meter) = (OpenRequests::new(4), SourceMeter::new());
+        open.enter(RequestSlot(3), RequestKind::Read, BLOCK, 'r');
+        open.enter(RequestSlot(0), RequestKind::Flush, ByteCount(0), 'f');
+        open.enter(RequestSlot(1), RequestKind::Other, ByteCount(0), 'o');
         assert_eq!(open.count(), 3);
-        assert_eq!(open.answer(Slot(3), Outcome::Done, &mut meter), 'r');
-        assert_eq!(open.answer(Slot(0), Outcome::Failed(FailKind::Io), &mut meter), 'f');
-        assert_eq!(open.answer(Slot(1), Outcome::Done, &mut meter), 'o');
+        assert_eq!(open.answer(RequestSlot(3), Outcome::Done, &mut meter), 'r');
+        assert_eq!(open.answer(RequestSlot(0), Outcome::Failed(FailKind::Io), &mut meter), 'f');
+        assert_eq!(open.answer(RequestSlot(1), Outcome::Done, &mut meter), 'o');
         assert_eq!(open.count(), 0);
         let counters = Counters {
             reads: 1,
@@ -201,26 +216,26 @@ mod tests {
             ..Counters::default()
         };
         assert_eq!(*open.counters(), counters);
-        open.enter(Slot(3), Kind::Write, BLOCK, 'w');
-        assert_eq!(open.answer(Slot(3), Outcome::Failed(FailKind::Io), &mut meter), 'w');
+        open.enter(RequestSlot(3), RequestKind::Write, BLOCK, 'w');
+        assert_eq!(open.answer(RequestSlot(3), Outcome::Failed(FailKind::Io), &mut meter), 'w');
         assert_eq!((open.counters().writes, open.counters().written_bytes), (1, 0));
     }
 
     #[test]
     fn what_is_open_after_its_batch_was_started_is_timed_from_then_on() {
-        let (mut open, mut meter) = (OpenRequests::new(4), Meter::new());
+        let (mut open, mut meter) = (OpenRequests::new(4), SourceMeter::new());
         let ticks = |count: u64| Ticks::after(std::time::Duration::from_nanos(count * 256));
-        open.enter(Slot(0), Kind::Read, BLOCK, ());
-        open.enter(Slot(1), Kind::Read, BLOCK, ());
-        open.answer(Slot(0), Outcome::Done, &mut meter);
+        open.enter(RequestSlot(0), RequestKind::Read, BLOCK, ());
+        open.enter(RequestSlot(1), RequestKind::Read, BLOCK, ());
+        open.answer(RequestSlot(0), Outcome::Done, &mut meter);
         assert!(open.has_untimed() && !open.are_timed());
         open.time(ticks(100));
         assert!(!open.has_untimed() && open.are_timed());
         open.begin = Some(ticks(101));
-        open.enter(Slot(0), Kind::Read, BLOCK, ());
+        open.enter(RequestSlot(0), RequestKind::Read, BLOCK, ());
         open.now = Some(ticks(103));
-        open.answer(Slot(0), Outcome::Done, &mut meter);
-        open.answer(Slot(1), Outcome::Done, &mut meter);
+        open.answer(RequestSlot(0), Outcome::Done, &mut meter);
+        open.answer(RequestSlot(1), Outcome::Done, &mut meter);
         assert!(!open.are_timed());
         let gauges = meter.gauges();
         let found: Vec<_> =
@@ -232,17 +247,17 @@ mod tests {
     #[test]
     #[should_panic(expected = "request 2 was completed twice")]
     fn a_second_answer_is_a_mistake() {
-        let (mut open, mut meter) = (OpenRequests::new(4), Meter::new());
-        open.enter(Slot(2), Kind::Read, BLOCK, ());
-        open.answer(Slot(2), Outcome::Done, &mut meter);
-        open.answer(Slot(2), Outcome::Done, &mut meter);
+        let (mut open, mut meter) = (OpenRequests::new(4), SourceMeter::new());
+        open.enter(RequestSlot(2), RequestKind::Read, BLOCK, ());
+        open.answer(RequestSlot(2), Outcome::Done, &mut meter);
+        open.answer(RequestSlot(2), Outcome::Done, &mut meter);
     }
 
     #[test]
     #[should_panic(expected = "request 2 was brought twice")]
     fn a_slot_that_is_in_flight_is_not_brought_again() {
         let mut open = OpenRequests::new(4);
-        open.enter(Slot(2), Kind::Read, BLOCK, ());
-        open.enter(Slot(2), Kind::Write, BLOCK, ());
+        open.enter(RequestSlot(2), RequestKind::Read, BLOCK, ());
+        open.enter(RequestSlot(2), RequestKind::Write, BLOCK, ());
     }
 }

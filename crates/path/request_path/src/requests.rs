@@ -4,15 +4,15 @@
 
 use std::sync::Arc;
 
-use block::{Buffers, LaneError, Node, Operation, Outcome, Slot};
+use block::{Buffers, LaneError, Node, Operation, Outcome, RequestSlot};
 
 use crate::mailbox::Wake;
-use crate::{Engine, EngineKernel, LaneIndex, Mailbox, Seat, SourceKey};
+use crate::{Engine, EngineKernel, LaneIndex, Mailbox, RouteIndex, SourceKey};
 
 /// The requests of one thread to one disk.
 #[derive(Debug)]
 pub struct Requests {
-    seat: Seat,
+    route: RouteIndex,
     lane: LaneIndex,
 }
 
@@ -33,7 +33,7 @@ impl Requests {
     ) -> Result<Self, LaneError> {
         let lane = engine.open_lanes(std::slice::from_ref(disk))?.remove(0);
         let mailbox = Arc::new(Mailbox::new(slots, Arc::new(Nobody)));
-        Ok(Self { seat: engine.sit(&mailbox, slots, SourceKey(0)), lane })
+        Ok(Self { route: engine.attach(&mailbox, slots, SourceKey(0)), lane })
     }
 
     /// Begins these as one batch. Each names a slot that is free, and memory as long as what it reads or writes, which
@@ -41,10 +41,10 @@ impl Requests {
     pub fn begin<K: EngineKernel>(
         &self,
         engine: &mut Engine<K>,
-        batch: impl Iterator<Item = (Slot, Operation, Buffers)>,
+        batch: impl Iterator<Item = (RequestSlot, Operation, Buffers)>,
     ) {
         for (slot, operation, mut memory) in batch {
-            engine.add(self.seat, self.lane, slot, operation, &mut memory);
+            engine.add(self.route, self.lane, slot, operation, &mut memory);
         }
         engine.start_batch(self.lane);
     }
@@ -53,9 +53,9 @@ impl Requests {
     pub fn take_finished<K: EngineKernel>(
         &self,
         engine: &mut Engine<K>,
-        into: &mut Vec<(Slot, Outcome)>,
+        into: &mut Vec<(RequestSlot, Outcome)>,
     ) {
-        engine.take_finished(self.seat, into);
+        engine.take_finished(self.route, into);
     }
 
     /// Has the lane let go at once what it holds.
@@ -65,7 +65,7 @@ impl Requests {
 
     /// Closes the lane. All requests are over, and taken.
     pub fn close<K: EngineKernel>(self, engine: &mut Engine<K>) {
-        engine.leave(self.seat);
+        engine.leave(self.route);
         engine.close_lane(self.lane);
     }
 }

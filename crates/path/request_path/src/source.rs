@@ -12,45 +12,44 @@ use block::{ByteCount, Node};
 
 use crate::{Engine, Interest, LaneIndex, Mailbox};
 
-/// What an iothread calls a source that it serves now.
+/// The index of a source in its iothread's table, while it is served there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SourceKey(pub u32);
 
-/// How much a source may take on in a turn.
+/// How many new requests a source may take in a turn.
 #[derive(Debug, Clone, Copy)]
-pub enum Appetite<'a> {
+pub enum TurnBudget<'a> {
     /// At most so many new requests.
-    Pop(u32),
+    Alone(u32),
     /// What is fair while other sources are served too.
-    Share(Share<'a>),
+    Shared(SharedBudget<'a>),
     /// None: only finish what is in flight.
-    DrainOnly,
+    CompletionsOnly,
 }
 
-/// How much a source may take on beside others: a step, and further steps while nobody else has
-/// something new.
+/// The budget of a turn beside other sources: batches, as long as no other source has new requests.
 #[derive(Debug, Clone, Copy)]
-pub struct Share<'a> {
+pub struct SharedBudget<'a> {
     /// At most so many new requests in the whole turn; at least 1.
     pub requests: u32,
     /// How far to go before the others are asked.
-    pub step: Step,
+    pub step: BatchLimit,
     /// The same while requests are carried out by this thread itself (`kernel_io::inline`).
-    pub inline_step: Step,
+    pub inline_step: BatchLimit,
     /// Whom to ask.
-    pub others: &'a dyn Others,
+    pub others: &'a dyn OtherSources,
 }
 
-/// How many new requests a source takes on at once.
+/// The most requests and bytes of one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Step {
+pub struct BatchLimit {
     /// At most so many; at least 1.
     pub requests: u32,
     /// None after those that have so many bytes together; at least 1.
     pub bytes: ByteCount,
 }
 
-impl Step {
+impl BatchLimit {
     /// The most bytes before the last request of any step: how many pieces a batch may have goes with them.
     const BYTES_MAX: ByteCount = ByteCount(16 << 20);
 
@@ -61,17 +60,17 @@ impl Step {
     }
 }
 
-/// The other sources of the iothread.
-pub trait Others: std::fmt::Debug {
+/// The other sources of the iothread, as a turn asks about them.
+pub trait OtherSources: std::fmt::Debug {
     /// Whether one of them has something new that nobody knew of before the turn. Cheap, but not
-    /// for nothing: asked once per [`Step`].
+    /// for nothing: asked once per [`BatchLimit`].
     fn have_new(&self) -> bool;
 }
 
-/// What a turn left behind.
+/// How a turn ended: idle, more to do, out of room, or the client broke the protocol.
 #[derive(Debug)]
 #[must_use = "a source that has more to do must get another turn"]
-pub enum Turn {
+pub enum TurnResult {
     /// Nothing to do until there is something new, its mailbox or an outcome calls.
     Idle,
     /// There is more; give it another turn soon.
@@ -79,21 +78,21 @@ pub enum Turn {
     /// There may be more, but the iothread has no room; give it another turn after completions.
     Full,
     /// The client broke the rules: it is not served any more.
-    Broken(Fault),
+    Broken(SourceFault),
 }
 
-/// Whether a source lets its iothread sleep.
+/// Whether a source lets its iothread sleep: kicks are on, or new requests have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "what came meanwhile comes without a kick"]
-pub enum Rest {
+pub enum SleepDecision {
     /// It will kick when there is something new.
-    Kicks,
+    MaySleep,
     /// Something new came meanwhile, for which no kick may come: give it a turn.
-    More,
+    MoreWork,
 }
 
-/// Why a source cannot be served any more, as its front end says it.
-pub type Fault = Box<dyn std::error::Error + Send + Sync>;
+/// Why a source cannot be served any more.
+pub type SourceFault = Box<dyn std::error::Error + Send + Sync>;
 
 /// How many requests of each kind a source has completed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -116,7 +115,7 @@ pub struct Counters {
     pub written_bytes: u64,
 }
 
-/// Something that brings requests: a front end that is [`Served`](crate::Served), whatever its protocol.
+/// What an iothread serves in turns: a source of requests, such as a virtqueue.
 pub trait Source: Any + std::fmt::Debug + Send {
     /// The descriptor that becomes ready when it needs a turn.
     fn kick(&self) -> BorrowedFd<'_>;
@@ -138,7 +137,7 @@ pub trait Source: Any + std::fmt::Debug + Send {
 
     /// Does a bounded piece of work. Afterwards new requests need not come with a kick: before
     /// the iothread sleeps it must look ([`Source::has_new`]) or call [`Source::rest`].
-    fn turn(&mut self, engine: &mut Engine, appetite: Appetite<'_>) -> Turn;
+    fn turn(&mut self, engine: &mut Engine, budget: TurnBudget<'_>) -> TurnResult;
 
     /// The time from the end of its last turn to its next one is measured.
     fn begin_wait(&mut self);
@@ -154,10 +153,10 @@ pub trait Source: Any + std::fmt::Debug + Send {
     fn has_room(&self, engine: &Engine) -> bool;
 
     /// Whether there was ever anything in it since it arrived.
-    fn has_brought(&self) -> bool;
+    fn has_had_requests(&self) -> bool;
 
     /// Asks for kicks, so that the iothread need not look any more.
-    fn rest(&mut self) -> Rest;
+    fn rest(&mut self) -> SleepDecision;
 
     /// Leaves the calling iothread and its lanes: takes along what is finished, leaves what is in flight.
     fn depart(&mut self, engine: &mut Engine);

@@ -7,20 +7,20 @@ use block::{
     Alignments, Buffers, ByteCount, ByteOffset, Durability, FailKind, Medium, Operation, Piece,
     Segment, StableWrites, StorageId, Tag, Unmap,
 };
-use kernel_io::{Allocation, IoFailure};
+use kernel_io::{AllocationGoal, IoFailure};
 
 use crate::EngineKernel;
-use crate::job::{Addressee, Job, Phase};
-use crate::staged::{Staged, StagedKind};
-use crate::storages::Storages;
+use crate::bounce_transfer::{BounceKind, BounceTransfer};
+use crate::io_request::{EventTarget, IoRequest, RequestPhase};
+use crate::storage_backends::StorageBackends;
 
 /// How many pieces of an answer are begun in one go, and the most that go to the kernel together: 1 MiB of chunks of
 /// 4 KiB.
 pub(crate) const WINDOW: usize = 256;
 
-/// Pieces of a job that follow each other in one storage.
+/// Neighbouring pieces of a request that are contiguous in one file and are submitted together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Run<'a> {
+pub(crate) struct PieceRun<'a> {
     pub(crate) storage: StorageId,
     pub(crate) offset: ByteOffset,
     pub(crate) count: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Run<'a> {
     pub(crate) pieces: &'a [Piece],
 }
 
-impl<'a> Run<'a> {
+impl<'a> PieceRun<'a> {
     /// Where the window ends that this place is in.
     pub(crate) fn window(pieces: &[Piece], place: usize) -> usize {
         pieces.len().min((place / WINDOW + 1) * WINDOW)
@@ -74,14 +74,14 @@ fn bytes(piece: &Piece) -> usize {
 /// Submits one run and returns how many operations that is. What direct I/O cannot do in place is
 /// added to `staged`.
 pub(crate) fn submit_run(
-    storages: &mut Storages<'_, impl EngineKernel>,
+    storages: &mut StorageBackends<'_, impl EngineKernel>,
     operation: Operation,
-    run: Run<'_>,
+    run: PieceRun<'_>,
     memory: &Buffers,
-    staged: &mut Vec<Staged>,
-    addressee: Addressee,
+    staged: &mut Vec<BounceTransfer>,
+    addressee: EventTarget,
 ) -> u32 {
-    let Run { storage, offset, pieces, .. } = run;
+    let PieceRun { storage, offset, pieces, .. } = run;
     let tag = addressee.to_tag();
     let is_lent = storages.takes_guest_memory(storage);
     let medium = storages.medium(storage);
@@ -96,14 +96,20 @@ pub(crate) fn submit_run(
     let mut stage = |kind| {
         let mut at = offset.0;
         for piece in pieces {
-            staged.push(Staged::new(kind, (storage, medium), at, skip(piece), piece.count.0));
+            staged.push(BounceTransfer::new(
+                kind,
+                (storage, medium),
+                at,
+                skip(piece),
+                piece.count.0,
+            ));
             at += piece.count.0;
         }
         0
     };
     match operation {
-        Operation::Read(_) if !in_place => stage(StagedKind::Read),
-        Operation::Write(..) if !in_place => stage(StagedKind::Write),
+        Operation::Read(_) if !in_place => stage(BounceKind::Read),
+        Operation::Write(..) if !in_place => stage(BounceKind::Write),
         Operation::Read(_) => match pieces {
             [one] => storages.read((storage, offset), memory.range(skip(one), bytes(one)), tag),
             _ => storages.read((storage, offset), run.memory(memory), tag),
@@ -119,11 +125,13 @@ pub(crate) fn submit_run(
                 _ => storages.write((storage, offset), durability, run.memory(memory), tag),
             }
         }
-        Operation::Discard(..) => submit_allocation(storages, run, Allocation::Discard, None, tag),
+        Operation::Discard(..) => {
+            submit_allocation(storages, run, AllocationGoal::Discard, None, tag)
+        }
         Operation::WriteZeroes(_, unmap, _) => {
             let how = match unmap {
-                Unmap::Allowed => Allocation::PunchHole,
-                Unmap::Keep => Allocation::Zero,
+                Unmap::Allowed => AllocationGoal::PunchHole,
+                Unmap::Keep => AllocationGoal::Zero,
             };
             submit_allocation(storages, run, how, Some(staged), tag)
         }
@@ -134,10 +142,10 @@ pub(crate) fn submit_run(
 /// Discards or zeroes the whole blocks of a run and returns how many operations that is. The
 /// parts of blocks at its ends are added to `zero_ends`, or left alone.
 fn submit_allocation(
-    storages: &mut Storages<'_, impl EngineKernel>,
-    run: Run<'_>,
-    how: Allocation,
-    zero_ends: Option<&mut Vec<Staged>>,
+    storages: &mut StorageBackends<'_, impl EngineKernel>,
+    run: PieceRun<'_>,
+    how: AllocationGoal,
+    zero_ends: Option<&mut Vec<BounceTransfer>>,
     tag: Tag,
 ) -> u32 {
     let medium = storages.medium(run.storage);
@@ -147,7 +155,13 @@ fn submit_allocation(
         for end in [bytes.start..whole.start, whole.end..bytes.end] {
             let (at, left) = (end.start, end.end - end.start);
             if left > 0 {
-                staged.push(Staged::new(StagedKind::Zero, (run.storage, medium), at, 0, left));
+                staged.push(BounceTransfer::new(
+                    BounceKind::Zero,
+                    (run.storage, medium),
+                    at,
+                    0,
+                    left,
+                ));
             }
         }
     }
@@ -160,8 +174,11 @@ fn submit_allocation(
 }
 
 /// Whether a job whose bytes are there has to sync their storage before it is over.
-pub(crate) fn must_sync(job: &Job, storages: &mut Storages<'_, impl EngineKernel>) -> bool {
-    if job.phase == Phase::Sync {
+pub(crate) fn must_sync(
+    job: &IoRequest,
+    storages: &mut StorageBackends<'_, impl EngineKernel>,
+) -> bool {
+    if job.phase == RequestPhase::Sync {
         return false;
     }
     let stable = job.operation.durability() == Durability::Stable;
@@ -213,7 +230,7 @@ mod tests {
 
     #[track_caller]
     fn check_run(operation: Operation, pieces: &[Piece], expected: Option<(usize, u64)>) {
-        let run = Run::first_of(pieces, operation);
+        let run = PieceRun::first_of(pieces, operation);
         assert_eq!(run.map(|run| (run.pieces.len(), run.count)), expected);
     }
 

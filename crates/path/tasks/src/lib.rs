@@ -1,24 +1,26 @@
 //! Tools for lanes that cannot answer everything at once: tasks, and what they wait for.
 //!
-//! Where it stands in the life of a request: a format holds a request and has a task serve it ([`Tasks`]). The task asks
-//! the children ([`Storage`], [`Questions`]), has its own I/O carried out, and collects what its request is to be
-//! carried out on ([`Parts`]). Tasks take turns ([`Turns`], [`Room`], [`Pauses`]). A thread that owns no ring does the
-//! same with [`Control`].
+//! Where it stands in the life of a request: a format holds a request and has a task serve it ([`TaskExecutor`]). The
+//! task asks the children ([`ChildIo`], [`MapBatch`]), has its own I/O carried out, and collects what its request is to
+//! be carried out on ([`RequestParts`]). Tasks take turns ([`AsyncMutex`], [`Semaphore`], [`YieldQueue`]). A thread
+//! that owns no ring does the same with [`ControlExecutor`].
 //!
 //! Not here: what a format does with it (`qcow2`), I/O (`kernel_io`).
 
 #![forbid(unsafe_code)]
 
-mod control;
-mod parts;
-mod questions;
-mod room;
-mod storage;
-mod task;
+mod child_io;
+mod control_executor;
+mod executor;
+mod map_batch;
+mod request_parts;
+mod semaphore;
 
-pub use control::Control;
-pub use parts::Parts;
-pub use questions::{Questions, is_over};
-pub use room::{Pauses, Room, Taken};
-pub use storage::{Found, Next, Reply, Storage, Telling, Waiting, extent};
-pub use task::{Tasks, Turn, Turns, block_on};
+pub use child_io::{
+    ChildAnswer, ChildIo, ChildReply, CompletionNotice, HeldQuery, NoticeReply, extent,
+};
+pub use control_executor::ControlExecutor;
+pub use executor::{AsyncMutex, AsyncMutexGuard, TaskExecutor, block_on};
+pub use map_batch::{MapBatch, is_over};
+pub use request_parts::RequestParts;
+pub use semaphore::{Semaphore, SemaphorePermit, YieldQueue};

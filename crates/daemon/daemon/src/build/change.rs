@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Claim, ClaimError, LaneError, Rights, SystemClock};
-use iothread::{Drained, GaveUp};
-use kernel_io::{HandOver, Succession};
+use iothread::{DrainTimeout, DrainedSection};
+use kernel_io::{FileReplacement, LockHandOver};
 
 use super::{Daemon, ExportClaim};
 use crate::activation::{ActivationPolicy, ClaimLock};
@@ -59,7 +59,7 @@ pub enum GraphChangeError {
     },
     /// What is in flight on a disk that hangs cannot be waited for.
     #[error(transparent)]
-    Busy(#[from] GaveUp),
+    Busy(#[from] DrainTimeout),
     /// What was written might be lost with the old node.
     #[error("export {export}: a flush failed")]
     Flush {
@@ -96,9 +96,9 @@ struct GraphTransaction<'a> {
     change: Option<GraphChange>,
     // Dropped in this order, once the places are as they were: requests go on, and what was claimed for the change is
     // given back.
-    drained: Option<Drained>,
+    drained: Option<DrainedSection>,
     above: Vec<AffectedExport<'a>>,
-    _hand_over: HandOver<'a>,
+    _hand_over: LockHandOver<'a>,
     graph: &'a mut Graph,
 }
 
@@ -232,9 +232,9 @@ impl Daemon {
         above.iter_mut().try_for_each(AffectedExport::flush)?;
         let nodes = above.iter().map(|above| Arc::clone(&above.offer.node)).collect();
         let iothreads = iothreads.values().cloned().collect();
-        let drained = Some(Drained::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?);
+        let drained = Some(DrainedSection::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?);
         above.iter_mut().try_for_each(AffectedExport::flush)?;
-        for Succession { before, after } in &change.successions {
+        for FileReplacement { before, after } in &change.successions {
             let path = before.path().to_owned();
             after.measure().map_err(|source| GraphChangeError::Measure { path, source })?;
         }

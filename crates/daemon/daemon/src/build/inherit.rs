@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use block::Owner;
+use block::OwnerProcess;
 use kernel_io::{ImageLocks, InheritError, OpenFile};
 use qcow2::{ImageState, Qcow2Node};
 
@@ -101,7 +101,7 @@ impl Daemon {
     /// Proves that the other process owns every file below an export: none can be changed here.
     pub(crate) fn check_inherited(&self, export: &str) -> Result<(), InheritError> {
         let ExportStorage { files, images: _ } = self.graph.storage_below(export);
-        match files.into_values().find(|file| file.medium().owner() == Owner::This) {
+        match files.into_values().find(|file| file.medium().owner() == OwnerProcess::This) {
             Some(file) => Err(InheritError::Missing(file.path().to_path_buf())),
             None => Ok(()),
         }

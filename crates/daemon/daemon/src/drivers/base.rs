@@ -2,7 +2,7 @@
 
 use block::Access;
 use disk::DiscardPolicy;
-use kernel_io::Flushes;
+use kernel_io::FlushPolicy;
 
 use crate::model::{Activity, ChildRole};
 use crate::syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
@@ -54,7 +54,7 @@ pub(crate) struct BaseOptions {
     /// Whether the host's page cache is left out.
     pub(crate) cache_direct: bool,
     /// What becomes of flushes (`cache.no-flush`).
-    pub(crate) flushes: Flushes,
+    pub(crate) flushes: FlushPolicy,
     /// Whether others may do with its image what they like. Only with `read_only`.
     pub(crate) force_share: bool,
 }
@@ -89,7 +89,7 @@ impl BaseOptions {
         auto_read_only: AutoReadOnly::Off,
         discard: DiscardPolicy::Ignore,
         cache_direct: false,
-        flushes: Flushes::Obeyed,
+        flushes: FlushPolicy::Obeyed,
         force_share: false,
     };
 
@@ -132,12 +132,12 @@ impl BaseOptions {
     }
 
     /// Whether the page cache is left out, and what becomes of flushes.
-    fn cache(self, fields: &mut OptionFields) -> Result<(bool, Flushes), ArgumentError> {
+    fn cache(self, fields: &mut OptionFields) -> Result<(bool, FlushPolicy), ArgumentError> {
         let Some(mut cache) = fields.object("cache")? else {
             return Ok((self.cache_direct, self.flushes));
         };
         let direct = cache.flag("direct")?.unwrap_or(self.cache_direct);
-        let flushes = cache.either("no-flush", Flushes::Ignored, Flushes::Obeyed)?;
+        let flushes = cache.either("no-flush", FlushPolicy::Ignored, FlushPolicy::Obeyed)?;
         Ok((direct, flushes.unwrap_or(self.flushes)))
     }
 
@@ -154,7 +154,7 @@ impl BaseOptions {
             pair("read-only", on_off(*read_only)),
             pair("discard", discard),
             pair("cache.direct", on_off(*cache_direct)),
-            pair("cache.no-flush", on_off(*flushes == Flushes::Ignored)),
+            pair("cache.no-flush", on_off(*flushes == FlushPolicy::Ignored)),
             pair("force-share", on_off(*force_share)),
         ]
     }

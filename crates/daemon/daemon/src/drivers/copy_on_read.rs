@@ -34,6 +34,7 @@ pub(super) static COPY_ON_READ: Driver = Driver {
     read,
 };
 
+/// The options of `driver=copy-on-read`.
 #[derive(Debug)]
 struct CopyOnReadOptions {
     /// The lowest image of the chain that is copied from.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use block::ByteCount;
 use disk::DiscardPolicy;
-use qcow2::{Children, Discards, Header, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, Header, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use request_path::ControlEngines;
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
@@ -234,14 +234,20 @@ impl DriverOptions for Qcow2Options {
         let sizes = sizes(self.caches, &header).map_err(CacheTooBig);
         let (l2_cache, refcount_cache) = sizes.map_err(|error| context.failed(error))?;
         let discards = match context.base.discard {
-            DiscardPolicy::Ignore => Discards::Ignored,
-            DiscardPolicy::Unmap => Discards::Passed,
+            DiscardPolicy::Ignore => Qcow2Discards::Ignored,
+            DiscardPolicy::Unmap => Qcow2Discards::Passed,
         };
         let seconds = self.clean_seconds.unwrap_or(CLEAN_SECONDS);
         let clean_after = (seconds > 0).then_some(Duration::from_secs(seconds));
         let (access, overlap_check) = (context.base.access(), self.overlap_check);
-        let settings =
-            Settings { access, discards, l2_cache, refcount_cache, clean_after, overlap_check };
+        let settings = Qcow2Settings {
+            access,
+            discards,
+            l2_cache,
+            refcount_cache,
+            clean_after,
+            overlap_check,
+        };
         let node = Qcow2Node::open(context.name, children, settings, Arc::new(engines(context)));
         let node = Arc::new(node.map_err(|error| context.failed(error))?);
         Ok(MadeNode { image: Some(Arc::clone(&node)), ..MadeNode::of(node) })

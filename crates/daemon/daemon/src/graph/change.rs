@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use block::{Child, Node};
-use kernel_io::{OpenFile, Succession};
+use kernel_io::{FileReplacement, OpenFile};
 
 use super::Graph;
 use crate::model::{GraphModel, ModelError, NodeUser};
@@ -33,7 +33,7 @@ pub(crate) struct GraphChange {
     /// Which exports stand above, by id.
     pub(crate) exports: BTreeSet<String>,
     /// Where a file takes the place of another one of the same image, which no export uses any more afterwards.
-    pub(crate) successions: Vec<Succession>,
+    pub(crate) successions: Vec<FileReplacement>,
     /// The graph with it.
     model: GraphModel,
 }
@@ -120,7 +120,7 @@ impl Graph {
 
     /// The files below the one node that take the place of files below the other. Not those below an image: what it
     /// knows of its file would be from before the change.
-    fn successions(&self, after: &GraphModel, old: &str, new: &str) -> Vec<Succession> {
+    fn successions(&self, after: &GraphModel, old: &str, new: &str) -> Vec<FileReplacement> {
         let mut leaving = self.plain_files_below(old);
         leaving.retain(|(node, _)| {
             after.exports_above(&NodeUser::Node((*node).to_owned())).is_empty()
@@ -130,7 +130,7 @@ impl Graph {
                 other.identity() == file.identity() && !Arc::ptr_eq(other, file)
             };
             let (_, before) = leaving.iter().find(same)?;
-            Some(Succession { before: Arc::clone(before), after: Arc::clone(file) })
+            Some(FileReplacement { before: Arc::clone(before), after: Arc::clone(file) })
         };
         self.plain_files_below(new).into_iter().filter_map(succession).collect()
     }

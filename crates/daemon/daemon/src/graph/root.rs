@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node, Rights,
+    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Node,
+    Rights,
 };
 
 /// The top of the graph below one export.
@@ -36,7 +37,7 @@ impl Node for RootNode {
         self.place.node().size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.place.node().limits()
     }
 
@@ -52,7 +53,7 @@ impl Node for RootNode {
         self.place.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         self.place.node().open_lane(io)
     }
 }

@@ -5,7 +5,7 @@ mod layers;
 use std::fs;
 use std::path::Path;
 
-use block::{Outlook, Rights, SystemClock};
+use block::{RetryHint, Rights, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use kernel_io::OpenOptions;
 use tempfile::TempDir;
@@ -66,7 +66,7 @@ fn is_free(path: &Path) -> bool {
     match node.claim(Rights::of_user(Access::ReadWrite)) {
         Ok(_claim) => true,
         Err(error) => {
-            assert_eq!(error.outlook, Outlook::MayPass);
+            assert_eq!(error.outlook, RetryHint::Transient);
             false
         }
     }

@@ -1,7 +1,7 @@
 //! Whole command lines: what they mean (here) and what is said about wrong ones (`refused`). The
 //! cases were tried on qemu-storage-daemon 10.0.2; `docs/options.md` lists the differences.
 //!
-//! The tests run in the crate's directory: `Cargo.toml` is a regular file, `src` a directory.
+//! The tests run in the crate's directory: `SourceBundle.toml` is a regular file, `src` a directory.
 
 mod delay;
 mod qcow2;
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::{env, fs, iter, process};
 
 use disk::DiscardPolicy;
-use kernel_io::Flushes;
+use kernel_io::FlushPolicy;
 
 use super::{
     AttachFormat, Daemonize, ExportOptions, HelpTopic, ObjectKind, ObjectOptions, Plan, PlanStep,
@@ -259,7 +259,7 @@ fn inactive_nodes_read_the_same_in_both_notations() {
 
 #[test]
 fn a_node_inside_another_takes_what_becomes_of_flushes() {
-    let flushes = Flushes::Ignored;
+    let flushes = FlushPolicy::Ignored;
     let raw = check_node(
         &[
             "raw,node-name=a,cache.no-flush=on,file.driver=file,file.filename=Cargo.toml",

@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use block::{Clock, SentenceRate};
-use qcow2::{ImageState, StateError};
+use block::{Clock, LogRateLimit};
+use qcow2::{ImageState, ImageStateError};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -120,7 +120,7 @@ enum Rejection {
         export: String,
         place: String,
         #[source]
-        source: StateError,
+        source: ImageStateError,
     },
     #[error("export {export}: cannot copy its descriptors")]
     Copy {
@@ -135,7 +135,7 @@ pub(crate) fn answer(
     takeover_listener: &TakeoverListener,
     built: &Daemon,
     clock: &dyn Clock,
-    rate: &mut SentenceRate,
+    rate: &mut LogRateLimit,
 ) -> TakeoverResult {
     let successor = match takeover_listener.visitor() {
         Ok(successor) => successor,

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use iothread::{Iothread, Placed};
+use iothread::{Iothread, PlacedSource};
 use load::Latency;
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_blk::BlkRing;
@@ -104,7 +104,7 @@ impl Fairness {
     }
 }
 
-fn stop(busy: Option<(Placed<Refilling>, Arc<Answers>)>, quiet: Vec<Quiet>) -> Result<()> {
+fn stop(busy: Option<(PlacedSource<Refilling>, Arc<Answers>)>, quiet: Vec<Quiet>) -> Result<()> {
     let busy = busy.into_iter().map(|(placed, _)| placed.stop().counters());
     let quiet = quiet.into_iter().map(|quiet| quiet.placed.stop().counters());
     let errors: u64 = busy.chain(quiet).map(|counters| counters.errors).sum();
@@ -117,7 +117,7 @@ fn stop(busy: Option<(Placed<Refilling>, Arc<Answers>)>, quiet: Vec<Quiet>) -> R
 struct Quiet {
     guest: Guest,
     kick: OwnedFd,
-    placed: Placed<BlkRing>,
+    placed: PlacedSource<BlkRing>,
     /// When its request was made available.
     since: Instant,
 }

@@ -8,9 +8,9 @@ use std::sync::mpsc::channel;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use block::{Durability, Node, Operation, Outcome};
-use iothread::{Iothread, Placed};
+use iothread::{Iothread, PlacedSource};
 use kernel_io::Notifier;
-use request_path::{FrontEnd, Served, UnitIndex};
+use request_path::{FrontEnd, FrontEndSource, UnitIndex};
 use testkit::conformance::workload::{Ended, Request};
 use testkit::plain_front::{PlainClient, PlainFront, PlainRequest};
 use testkit::rng::Rng;
@@ -53,7 +53,7 @@ pub(crate) struct OnRing {
     guest: Guest,
     durability: Durability,
     base: RingBase,
-    placed: Option<Placed<BlkRing>>,
+    placed: Option<PlacedSource<BlkRing>>,
 }
 
 impl OnRing {
@@ -139,7 +139,7 @@ pub(crate) struct OnPlainMemory {
     client: PlainClient,
     /// By slot.
     open: [Option<Open>; SLOTS],
-    placed: Option<Placed<PlainFront>>,
+    placed: Option<PlacedSource<PlainFront>>,
 }
 
 impl OnPlainMemory {
@@ -220,18 +220,21 @@ fn place<F: FrontEnd>(
     node: &Arc<dyn Node>,
     on: &Arc<Iothread>,
     watch: Watch,
-) -> Result<Placed<F>> {
-    let source = Served::new(front, vec![Arc::clone(node)], Arc::new(Notifier::new()?));
-    let placed = Placed::on(on, source, Arc::new(watch));
+) -> Result<PlacedSource<F>> {
+    let source = FrontEndSource::new(front, vec![Arc::clone(node)], Arc::new(Notifier::new()?));
+    let placed = PlacedSource::on(on, source, Arc::new(watch));
     placed.map_err(|error| anyhow!("place a client: {error}"))
 }
 
-fn to_the_other<F: FrontEnd>(placed: &Placed<F>, iothreads: &[Arc<Iothread>; 2]) -> Result<()> {
+fn to_the_other<F: FrontEnd>(
+    placed: &PlacedSource<F>,
+    iothreads: &[Arc<Iothread>; 2],
+) -> Result<()> {
     let on_first = Arc::ptr_eq(&placed.iothread(), &iothreads[0]);
     Ok(placed.move_to(&iothreads[usize::from(on_first)])?)
 }
 
-fn stop<F: FrontEnd>(placed: Placed<F>) -> Result<Box<Served<F>>> {
+fn stop<F: FrontEnd>(placed: PlacedSource<F>) -> Result<Box<FrontEndSource<F>>> {
     let (stopped, source) = channel();
     // It has no limit of its own.
     std::thread::spawn(move || {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use block::{Access, Child, Claim, Clock, Node, Rights, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use kernel_io::{Aio, Caching, FileTable, OpenOptions};
-use qcow2::{Children, Qcow2Node, Settings};
+use qcow2::{Children, Qcow2Node, Qcow2Settings};
 use request_path::ControlEngines;
 use testkit::channel::{self, Remote, RemoteNode};
 use testkit::conformance::layout::Layout;
@@ -47,7 +47,7 @@ struct Habits {
     caching: Caching,
     aio: Aio,
     discard: DiscardPolicy,
-    settings: Settings,
+    settings: Qcow2Settings,
 }
 
 impl Image {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use block::{
-    Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Mapping, Node,
-    Operation, PieceList, Rights, Target,
+    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Mapping,
+    Node, Operation, PieceList, Rights, Target,
 };
 use layers::{CopyOnReadNode, CopySource};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
@@ -87,8 +87,8 @@ impl Node for Deeper {
         self.child.node().size()
     }
 
-    fn limits(&self) -> Limits {
-        Limits { allocation_unit: self.unit, ..self.child.node().limits() }
+    fn limits(&self) -> BlockLimits {
+        BlockLimits { allocation_unit: self.unit, ..self.child.node().limits() }
     }
 
     fn access(&self) -> Access {
@@ -103,7 +103,7 @@ impl Node for Deeper {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(DeeperLane { below: self.child.node().open_lane(io)?, depth: self.depth }))
     }
 }
@@ -122,7 +122,7 @@ impl Lane for DeeperLane {
         }
     }
 
-    fn due(&self) -> Option<block::Due> {
+    fn due(&self) -> Option<block::WakeTime> {
         self.below.due()
     }
 
@@ -136,8 +136,12 @@ impl Lane for DeeperLane {
         self.below.release();
     }
 
-    fn carried_out(&mut self, token: block::Token, outcome: block::Outcome) -> block::Told {
-        self.below.carried_out(token, outcome)
+    fn completed(
+        &mut self,
+        token: block::Token,
+        outcome: block::Outcome,
+    ) -> block::CompletionDecision {
+        self.below.completed(token, outcome)
     }
 }
 
@@ -165,7 +169,7 @@ mod tests {
     use std::collections::HashMap;
     use std::time::Instant;
 
-    use block::{Due, Outcome, Token, Told};
+    use block::{CompletionDecision, Outcome, Token, WakeTime};
     use testkit::conformance::play::play;
     use testkit::conformance::stack::Which;
 
@@ -254,7 +258,7 @@ mod tests {
             self.copies.size()
         }
 
-        fn limits(&self) -> Limits {
+        fn limits(&self) -> BlockLimits {
             self.copies.limits()
         }
 
@@ -270,7 +274,7 @@ mod tests {
             self.copies.claim(rights)
         }
 
-        fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+        fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
             let (copies, past) = (self.copies.open_lane(io)?, self.child.node().open_lane(io)?);
             let (changes, is_past) = (self.changes, HashMap::new());
             Ok(Box::new(ForkLane { copies, past, changes, is_past }))
@@ -287,8 +291,8 @@ mod tests {
             }
         }
 
-        fn due(&self) -> Option<Due> {
-            Due::first(self.copies.due(), self.past.due())
+        fn due(&self) -> Option<WakeTime> {
+            WakeTime::first(self.copies.due(), self.past.due())
         }
 
         fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -301,9 +305,9 @@ mod tests {
             self.past.release();
         }
 
-        fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+        fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
             let lane = if self.is_past[&token] { &mut self.past } else { &mut self.copies };
-            lane.carried_out(token, outcome)
+            lane.completed(token, outcome)
         }
     }
 

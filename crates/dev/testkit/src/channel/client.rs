@@ -9,8 +9,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use block::{
-    Begun, Buffers, ByteOffset, Cancel, Channel, Clock, Due, Interest, IoFailure, Medium,
-    Operation, Segment, SystemClock, Tag, Wants,
+    BeginResult, Buffers, ByteOffset, Cancellation, Channel, ChannelWakeup, Clock, Interest,
+    IoFailure, Medium, Operation, Segment, SystemClock, Tag, WakeTime,
 };
 use rustix::io::Errno;
 
@@ -63,7 +63,7 @@ impl RemoteChannel {
     /// Whether the server uses the memory itself.
     fn lends_memory(&self) -> bool {
         let habits = self.remote.habits;
-        habits.cancel == Cancel::Impossible || habits.mischief == Mischief::KeepsMemory
+        habits.cancel == Cancellation::Impossible || habits.mischief == Mischief::KeepsMemory
     }
 
     fn send(&self, sent: &Sent) {
@@ -133,14 +133,14 @@ impl Channel for RemoteChannel {
         &self.remote.medium
     }
 
-    fn cancel(&self) -> Cancel {
+    fn cancel(&self) -> Cancellation {
         self.remote.habits.cancel
     }
 
-    fn begin(&mut self, operation: Operation, memory: &[Segment], tag: Tag) -> Begun {
+    fn begin(&mut self, operation: Operation, memory: &[Segment], tag: Tag) -> BeginResult {
         self.check(operation, memory);
         if self.in_flight.len() >= self.remote.habits.room {
-            return Begun::Full;
+            return BeginResult::Full;
         }
         let memory = copy(memory);
         let mut bytes = Vec::new();
@@ -151,7 +151,7 @@ impl Channel for RemoteChannel {
         let sent = Sent { tag, operation, bytes, memory };
         self.send(&sent);
         self.in_flight.push(sent);
-        Begun::Started
+        BeginResult::Started
     }
 
     fn collect(&mut self, done: &mut Vec<(Tag, Result<(), IoFailure>)>) {
@@ -172,20 +172,20 @@ impl Channel for RemoteChannel {
         }
     }
 
-    fn wants(&self) -> Wants<'_> {
+    fn wants(&self) -> ChannelWakeup<'_> {
         let hears = self.remote.habits.hears == Hears::Descriptor;
         let connection = self.connection.as_ref();
         let descriptor = connection.filter(|_| hears);
         let has_replies = connection.is_some_and(Connection::has_replies);
-        Wants {
+        ChannelWakeup {
             descriptor: descriptor.map(|connection| (connection.bell(), Interest::Read)),
             again: has_replies || !self.over.is_empty() || !self.again.is_empty(),
-            due: self.reconnect.map(|at| Due { at, slack: Duration::from_millis(1) }),
+            due: self.reconnect.map(|at| WakeTime { at, slack: Duration::from_millis(1) }),
         }
     }
 
     fn abandon(&mut self) {
-        if self.remote.habits.cancel == Cancel::Impossible {
+        if self.remote.habits.cancel == Cancellation::Impossible {
             return;
         }
         let failed = |sent: Sent| {

@@ -136,7 +136,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let keeps = self.remote.habits.mischief == Mischief::KeepsMemory
-            || self.remote.habits.cancel == block::Cancel::Impossible;
+            || self.remote.habits.cancel == block::Cancellation::Impossible;
         if keeps { self.leave() } else { self.shut() }
     }
 }

@@ -19,9 +19,9 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use block::{
-    Access, After, Answer, Claim, ClaimError, Clock, DiskSize, Due, FailKind, Lane, LaneError,
-    LaneIo, Limits, Mapping, MemoryUse, Node, Operation, Outcome, Piece, PieceList, PieceMark,
-    PieceRange, Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, Claim, ClaimError, Clock, CompletionAction, CompletionDecision,
+    DiskSize, FailKind, Lane, LaneContext, LaneError, Mapping, MemoryUse, Node, Operation, Outcome,
+    Piece, PieceList, PieceMark, PieceRange, Rights, Target, Token, WakeTime,
 };
 
 use super::stack::Sizes;
@@ -97,7 +97,7 @@ struct Judge {
 pub enum Waiting {
     /// A time.
     ForTime,
-    /// A time, an errand, or other requests.
+    /// A time, an internal I/O, or other requests.
     ForOthers,
 }
 
@@ -139,7 +139,7 @@ impl Node for CheckedNode {
         self.node.size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let limits = self.node.limits();
         let (request, physical) = (limits.request_alignment, limits.physical_block);
         if !request.is_power_of_two() || request.get() < 512 || !physical.is_power_of_two() {
@@ -160,7 +160,7 @@ impl Node for CheckedNode {
         self.node.claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(CheckedLane {
             below: self.node.open_lane(io)?,
             judge: self.judge.clone(),
@@ -254,7 +254,7 @@ impl Lane for CheckedLane {
         self.look_at_due("map");
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         self.below.due()
     }
 
@@ -302,13 +302,13 @@ impl Lane for CheckedLane {
         self.look_at_due("release");
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
         let Some(asked) = self.telling.remove(&token) else {
             self.judge.complain(&format!("it is told of {token:?}, which it did not ask for"));
-            return Told::Over(outcome);
+            return CompletionDecision::Finish(outcome);
         };
-        let told = self.below.carried_out(token, outcome);
-        if let Told::Over(_) = told {
+        let told = self.below.completed(token, outcome);
+        if let CompletionDecision::Finish(_) = told {
             self.over(token);
         } else {
             self.judge.complaints.kept.fetch_add(1, Ordering::Relaxed);
@@ -321,7 +321,7 @@ impl Lane for CheckedLane {
 
 impl CheckedLane {
     fn note_answer(&mut self, asked: Asked, answered: &Mapping) {
-        if let (Answer::Now(_), After::Tell) = (answered.answer, answered.after) {
+        if let (Answer::Now(_), CompletionAction::NotifyLane) = (answered.answer, answered.after) {
             self.telling.insert(answered.token, asked);
         } else {
             self.over(answered.token);
@@ -365,7 +365,7 @@ impl Judge {
             Answer::Now(range) => {
                 // Of what the lane is told of there may be more to come, and a status may end early.
                 let is_status = matches!(asked, Operation::Status(_));
-                let is_part = again || answered.after == After::Tell || is_status;
+                let is_part = again || answered.after == CompletionAction::NotifyLane || is_status;
                 let may_overlap = answered.memory == MemoryUse::Copied;
                 self.pieces(asked, (is_part, may_overlap), range, pieces, mark);
             }

@@ -1,5 +1,5 @@
 //! A node that passes requests on, and refuses, holds or splits them as a test wants it, or wants to be told of
-//! them, keeps them, has errands, and answers again.
+//! them, keeps them, has internal I/Os, and answers again.
 //!
 //! Invariants: the rules may change while requests are under way: what a request meets on its way through is what the
 //! rules said when it arrived, or when it was let go.
@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
-    ErrandDone, FailKind, HostMemory, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation,
-    Outcome, Piece, PieceList, PieceRange, Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock,
+    CompletionAction, CompletionDecision, DiskSize, FailKind, HostMemory, InternalIoFuture, Lane,
+    LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, PieceRange,
+    Rights, Target, Token, WakeTime,
 };
 
 use super::number;
@@ -72,7 +73,7 @@ pub struct Mischief {
     pub hold_longest: Duration,
     /// Have their pieces cut and mixed.
     pub split_one_in: u64,
-    /// Are kept when they were carried out, for an errand and another answer, up to three times.
+    /// Are kept when they were carried out, for an internal I/O and another answer, up to three times.
     pub keep_one_in: u64,
 }
 
@@ -113,7 +114,7 @@ impl Faults {
         self.with(|rules| rules.mischief = mischief);
     }
 
-    /// Whether it has errands.
+    /// Whether it has internal I/Os.
     pub(super) fn has_errands(&self) -> bool {
         self.has_errands
     }
@@ -226,7 +227,7 @@ impl Node for FaultyNode {
         self.child.node().size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.child.node().limits()
     }
 
@@ -242,7 +243,7 @@ impl Node for FaultyNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(FaultyLane {
             below: self.child.node().open_lane(io)?,
             faults: Arc::clone(&self.faults),
@@ -262,15 +263,15 @@ struct FaultyLane {
     below: Box<dyn Lane>,
     faults: Arc<Faults>,
     clock: Arc<dyn Clock>,
-    io: LaneIo,
+    io: LaneContext,
     held: Vec<(Instant, Mapping)>,
     asked: Vec<Mapping>,
     /// What is to be told of.
     telling: HashMap<Token, Telling>,
     /// How often what the lane below has kept is to be kept here besides.
     kept_below: HashMap<Token, Option<u64>>,
-    /// What is kept for an errand.
-    errands: Vec<(Telling, ErrandDone)>,
+    /// What is kept for an internal I/O.
+    errands: Vec<(Telling, InternalIoFuture)>,
 }
 
 /// An answer that somebody wants to be told of.
@@ -318,10 +319,10 @@ impl Lane for FaultyLane {
         self.asked = asked;
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         let own = self.held.iter().map(|(until, _)| *until).min();
-        let own = own.map(|at| Due { at, slack: Duration::ZERO });
-        Due::first(own, self.below.due())
+        let own = own.map(|at| WakeTime { at, slack: Duration::ZERO });
+        WakeTime::first(own, self.below.due())
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -357,20 +358,20 @@ impl Lane for FaultyLane {
         self.below.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
         let mut telling = self.telling.remove(&token).expect("told once of each answer");
         let mut outcome = outcome;
         if telling.below {
-            match self.below.carried_out(token, outcome) {
-                Told::Kept => {
+            match self.below.completed(token, outcome) {
+                CompletionDecision::HoldAgain => {
                     self.kept_below.insert(token, Some(telling.rounds));
-                    return Told::Kept;
+                    return CompletionDecision::HoldAgain;
                 }
-                Told::Over(said) => outcome = said,
+                CompletionDecision::Finish(said) => outcome = said,
             }
         }
         if telling.rounds == 0 || outcome != Outcome::Done {
-            return Told::Over(outcome);
+            return CompletionDecision::Finish(outcome);
         }
         telling.rounds -= 1;
         let mut done = self.begin_errand(&telling);
@@ -378,13 +379,13 @@ impl Lane for FaultyLane {
         let begun = Pin::new(&mut done).poll(&mut TaskContext::from_waker(self.io.waker()));
         assert!(begun.is_pending(), "an errand begins when the lane returns");
         self.errands.push((telling, done));
-        Told::Kept
+        CompletionDecision::HoldAgain
     }
 }
 
 impl FaultyLane {
     /// Reads what the answer was about, if that was bytes in memory, or zeroes.
-    fn begin_errand(&self, telling: &Telling) -> ErrandDone {
+    fn begin_errand(&self, telling: &Telling) -> InternalIoFuture {
         let about = telling.mapping.operation.extent().map_or(0, |extent| extent.count().0);
         let has_memory =
             matches!(telling.mapping.operation, Operation::Read(_) | Operation::Write(..));
@@ -399,7 +400,7 @@ impl FaultyLane {
         self.io.submit(read, &pieces, HostMemory::zeroed(super::index(count)))
     }
 
-    /// Answers again what was kept for errands that are over: there is nothing left, or all of it is done again.
+    /// Answers again what was kept for internal I/Os that are over: there is nothing left, or all of it is done again.
     fn go_on(&mut self, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         let waker = self.io.waker().clone();
         let mut context = TaskContext::from_waker(&waker);
@@ -420,7 +421,7 @@ impl FaultyLane {
                     Answer::Now(pieces.since(mark))
                 }
             };
-            mapping.after = After::Over;
+            mapping.after = CompletionAction::Finish;
             self.ask_to_be_told(&mut mapping, Some(rounds), pieces);
             late.push(mapping);
         }
@@ -440,9 +441,9 @@ impl FaultyLane {
 
     fn ask_to_be_told(&mut self, mapping: &mut Mapping, rounds: Option<u64>, pieces: &PieceList) {
         let Answer::Now(range) = mapping.answer else { return };
-        let below = mapping.after == After::Tell;
+        let below = mapping.after == CompletionAction::NotifyLane;
         if below || rounds.is_some() {
-            mapping.after = After::Tell;
+            mapping.after = CompletionAction::NotifyLane;
             let pieces = pieces.get(range).to_vec();
             let mapping = *mapping;
             self.telling.insert(

@@ -12,8 +12,9 @@ use std::task::Wake;
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    After, Answer, BlockStatus, ByteCount, Clock, Due, Errand, FileId, Lane, LaneIo, Mapping, Node,
-    Operation, Outcome, Piece, PieceList, StatusRecord, StatusRuns, Target, Token, Told,
+    Answer, BlockStatus, ByteCount, Clock, CompletionAction, CompletionDecision, FileId,
+    InternalIo, Lane, LaneContext, Mapping, Node, Operation, Outcome, Piece, PieceList,
+    StatusRecord, StatusRuns, Target, Token, WakeTime,
 };
 
 use super::checked::Complaints;
@@ -70,11 +71,11 @@ struct Side {
     /// By token.
     jobs: Vec<Option<Job>>,
     held: usize,
-    io: LaneIo,
+    io: LaneContext,
     /// Whether the lane has to be called.
     called: Arc<Called>,
     /// With what is still to be carried out.
-    errands: Vec<(Errand, Vec<Piece>, StatusRuns)>,
+    errands: Vec<(InternalIo, Vec<Piece>, StatusRuns)>,
 }
 
 #[derive(Debug, Default)]
@@ -98,7 +99,7 @@ struct Job {
 enum State {
     Held,
     /// With what is still to be carried out, and whether the lane is told then.
-    Running(Operation, Vec<Piece>, After),
+    Running(Operation, Vec<Piece>, CompletionAction),
 }
 
 struct Player {
@@ -218,7 +219,7 @@ impl Player {
         self.attend(side)
     }
 
-    /// Takes errands, and calls the lane if it has to be.
+    /// Takes internal I/Os, and calls the lane if it has to be.
     fn attend(&mut self, side: usize) -> Result<()> {
         let Side { io, called, errands, .. } = &mut self.sides[side];
         let mut new = Vec::new();
@@ -246,7 +247,7 @@ impl Player {
                     let is_nothing = pieces.is_empty();
                     job.state = State::Running(mapping.operation, pieces, mapping.after);
                     if is_nothing {
-                        self.carried_out(side, token, mapping.after)?;
+                        self.completed(side, token, mapping.after)?;
                     }
                 }
             }
@@ -255,24 +256,26 @@ impl Player {
     }
 
     /// All of an answer was carried out. The lane may have to be called after that.
-    fn carried_out(&mut self, side: usize, token: usize, after: After) -> Result<()> {
-        if after == After::Over {
+    fn completed(&mut self, side: usize, token: usize, after: CompletionAction) -> Result<()> {
+        if after == CompletionAction::Finish {
             return self.over(side, token, Ended::Well);
         }
         let Side { lane, jobs, held, .. } = &mut self.sides[side];
         let name = Token(u32::try_from(token).context("a few tokens")?);
-        match lane.carried_out(name, Outcome::Done) {
-            Told::Kept => {
+        match lane.completed(name, Outcome::Done) {
+            CompletionDecision::HoldAgain => {
                 *held += 1;
                 jobs[token].as_mut().context("it was answered")?.state = State::Held;
             }
-            Told::Over(Outcome::Done) => self.over(side, token, Ended::Well)?,
-            Told::Over(Outcome::Failed(kind)) => self.over(side, token, Ended::Failed(kind))?,
+            CompletionDecision::Finish(Outcome::Done) => self.over(side, token, Ended::Well)?,
+            CompletionDecision::Finish(Outcome::Failed(kind)) => {
+                self.over(side, token, Ended::Failed(kind))?
+            }
         }
         Ok(())
     }
 
-    /// Carries out one piece of any errand of the side.
+    /// Carries out one piece of any internal I/O of the side.
     fn carry_out_errand(&mut self, side: usize) -> Result<bool> {
         let Self { sides, rng, store, .. } = self;
         let errands = &mut sides[side].errands;
@@ -305,7 +308,7 @@ impl Player {
         Ok(true)
     }
 
-    /// Carries out one piece of any request or errand of the side.
+    /// Carries out one piece of any request or internal I/O of the side.
     fn carry_out_one(&mut self, side: usize) -> Result<bool> {
         if self.rng.one_in(2) && self.carry_out_errand(side)? {
             return Ok(true);
@@ -334,7 +337,7 @@ impl Player {
         };
         done.with_context(|| format!("{piece:?} of {operation:?}"))?;
         if is_last {
-            self.carried_out(side, token, after)?;
+            self.completed(side, token, after)?;
             self.attend(side)?;
         }
         Ok(true)
@@ -359,8 +362,8 @@ impl Player {
 
     /// Goes to the moment when the first lane has something to do, or a little later, and lets all go on that may.
     fn jump(&mut self) -> Result<()> {
-        let due = self.sides.iter().map(|side| side.lane.due()).fold(None, Due::first);
-        let Some(Due { at, slack }) = due else { return Ok(()) };
+        let due = self.sides.iter().map(|side| side.lane.due()).fold(None, WakeTime::first);
+        let Some(WakeTime { at, slack }) = due else { return Ok(()) };
         let late = if self.rng.one_in(2) { slack } else { slack * 100 };
         let late = if self.rng.one_in(2) { late } else { std::time::Duration::ZERO };
         self.clock.jump_to(at + late);
@@ -412,7 +415,7 @@ impl Player {
             jumps = if self.sides[side].in_flight() < left { 0 } else { jumps + 1 };
             ensure!(jumps < JUMPS_MAX, "{left} requests are not answered");
         }
-        let kept = self.sides[side].io.bytes_kept();
+        let kept = self.sides[side].io.answer_memory_bytes();
         ensure!(kept == 0, "{kept} bytes are kept for answers that are over");
         Ok(())
     }
@@ -462,7 +465,7 @@ impl Player {
 impl Side {
     fn open(node: &dyn Node) -> Result<Self> {
         let called = Arc::new(Called::default());
-        let io = LaneIo::new(Arc::clone(&called).into());
+        let io = LaneContext::new(Arc::clone(&called).into());
         let lane = node.open_lane(&io)?;
         let jobs = std::iter::repeat_with(|| None).take(DEPTH).collect();
         Ok(Self { lane, jobs, held: 0, io, called, errands: Vec::new() })

@@ -78,7 +78,7 @@ pub trait Chosen: fmt::Debug {
         None
     }
 
-    /// Whether it holds requests for errands, and not only for a time.
+    /// Whether it holds requests for internal I/Os, and not only for a time.
     fn has_errands(&self) -> bool {
         self.faults().is_some_and(|faults| faults.has_errands())
     }

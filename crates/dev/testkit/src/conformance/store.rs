@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability, FileId, Lane,
-    LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Piece, PieceList, Rights, Target,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability,
+    FileId, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Piece, PieceList, Rights,
+    Target,
 };
 
 use super::stack::{Chosen, Home, Parts, Shape, Subject};
@@ -228,9 +229,9 @@ impl Node for MemoryNode {
         self.size
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let block = NonZeroU32::new(512).expect("512 is not zero");
-        Limits {
+        BlockLimits {
             request_alignment: block,
             physical_block: block,
             discard: true,
@@ -251,7 +252,7 @@ impl Node for MemoryNode {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(MemoryLane { file: self.file }))
     }
 }

@@ -10,9 +10,10 @@ use super::stamp::SECTOR_BYTES;
 use crate::rng::Rng;
 use anyhow::Result;
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Due,
-    Durability, FailKind, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome,
-    Piece, PieceList, Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock,
+    CompletionAction, CompletionDecision, DiskSize, Durability, FailKind, Lane, LaneContext,
+    LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, Target, Token,
+    WakeTime,
 };
 use std::sync::Arc;
 
@@ -173,7 +174,7 @@ impl Node for WindowNode {
         DiskSize(ByteCount(self.chosen.size))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.child.node().limits()
     }
 
@@ -189,7 +190,7 @@ impl Node for WindowNode {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let node = self.child.node();
         Ok(Box::new(WindowLane {
             below: node.open_lane(io)?,
@@ -273,9 +274,9 @@ impl WindowLane {
 
     fn spoil(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
         if self.is(Mistake::HidesTell) {
-            mapping.after = After::Over;
+            mapping.after = CompletionAction::Finish;
         } else if self.is(Mistake::TellsUnasked) {
-            mapping.after = After::Tell;
+            mapping.after = CompletionAction::NotifyLane;
         }
         match mapping.answer {
             Answer::Refused(_) if self.is(Mistake::OtherFailure) => {
@@ -359,10 +360,10 @@ impl Lane for WindowLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         let own = self.held.front().filter(|_| !self.is(Mistake::NeverDue));
-        let own = own.map(|(at, _)| Due { at: *at, slack: std::time::Duration::ZERO });
-        Due::first(own, self.below.due())
+        let own = own.map(|(at, _)| WakeTime { at: *at, slack: std::time::Duration::ZERO });
+        WakeTime::first(own, self.below.due())
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -403,17 +404,19 @@ impl Lane for WindowLane {
         self.below.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
         if self.is(Mistake::NeverTells) {
-            return Told::Over(outcome);
+            return CompletionDecision::Finish(outcome);
         }
-        let told = self.below.carried_out(token, outcome);
+        let told = self.below.completed(token, outcome);
         match (self.chosen.mistake, told) {
-            (Mistake::TellsTwice, _) => self.below.carried_out(token, outcome),
-            (Mistake::LosesKept, Told::Kept) => Told::Over(outcome),
-            (Mistake::NeverAgain, Told::Kept) => {
+            (Mistake::TellsTwice, _) => self.below.completed(token, outcome),
+            (Mistake::LosesKept, CompletionDecision::HoldAgain) => {
+                CompletionDecision::Finish(outcome)
+            }
+            (Mistake::NeverAgain, CompletionDecision::HoldAgain) => {
                 self.kept.insert(token);
-                Told::Kept
+                CompletionDecision::HoldAgain
             }
             _ => told,
         }

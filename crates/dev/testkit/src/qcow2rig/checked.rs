@@ -14,9 +14,10 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use block::{
-    Access, After, Answer, ByteOffset, Claim, ClaimError, DiskSize, Due, Errand, ErrandDone,
-    FailKind, HostMemory, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome,
-    Piece, PieceList, Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, ByteOffset, Claim, ClaimError, CompletionAction,
+    CompletionDecision, DiskSize, FailKind, HostMemory, InternalIo, InternalIoFuture, Lane,
+    LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, Target,
+    Token, WakeTime,
 };
 
 use super::Mischief;
@@ -41,7 +42,7 @@ impl Node for CheckedNode {
         self.node.size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.node.limits()
     }
 
@@ -57,8 +58,8 @@ impl Node for CheckedNode {
         self.node.claim(rights)
     }
 
-    fn open_lane(&self, outer: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
-        let inner = LaneIo::new(outer.waker().clone());
+    fn open_lane(&self, outer: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
+        let inner = LaneContext::new(outer.waker().clone());
         Ok(Box::new(CheckedLane {
             lane: Some(self.node.open_lane(&inner)?),
             inner,
@@ -101,14 +102,14 @@ struct CheckedLane {
     /// There until it is dropped.
     lane: Option<Box<dyn Lane>>,
     /// What the lane uses.
-    inner: LaneIo,
+    inner: LaneContext,
     /// What the engine serves.
-    outer: LaneIo,
+    outer: LaneContext,
     world: SharedWorld,
     thread: usize,
     asked: BTreeMap<u32, Asked>,
-    /// The lane's errands that are under way.
-    errands: Vec<(Errand, ErrandDone)>,
+    /// The lane's internal I/Os that are under way.
+    errands: Vec<(InternalIo, InternalIoFuture)>,
     /// An empty list, kept for its room.
     late: Vec<Mapping>,
 }
@@ -127,7 +128,7 @@ impl Lane for CheckedLane {
         self.pass_errands_on();
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         self.lane.as_ref().and_then(|lane| lane.due())
     }
 
@@ -148,14 +149,14 @@ impl Lane for CheckedLane {
         self.pass_errands_on();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
         let asked = self.asked.get_mut(&token.0).expect("its answer was passed on");
         match std::mem::replace(&mut asked.phase, Phase::Held) {
-            Phase::ToldEarly => return Told::Kept,
+            Phase::ToldEarly => return CompletionDecision::HoldAgain,
             Phase::AnsweredSince(mapping, pieces) => {
                 asked.phase = Phase::Due(mapping, pieces);
                 self.outer.waker().wake_by_ref();
-                return Told::Kept;
+                return CompletionDecision::HoldAgain;
             }
             Phase::Answered => {}
             other @ (Phase::New | Phase::Held | Phase::Due(..)) => {
@@ -163,8 +164,8 @@ impl Lane for CheckedLane {
             }
         }
         asked.again = true;
-        let told = self.lane().carried_out(token, outcome);
-        if let Told::Over(_) = told {
+        let told = self.lane().completed(token, outcome);
+        if let CompletionDecision::Finish(_) = told {
             self.asked.remove(&token.0);
         }
         self.pass_errands_on();
@@ -202,10 +203,10 @@ impl CheckedLane {
             let Some(asked) = self.asked.get_mut(&token.0) else { continue };
             match (mapping.answer, mapping.after) {
                 (Answer::Held, _) => asked.phase = Phase::Held,
-                (Answer::Refused(_), _) | (Answer::Now(_), After::Over) => {
+                (Answer::Refused(_), _) | (Answer::Now(_), CompletionAction::Finish) => {
                     self.asked.remove(&token.0);
                 }
-                (Answer::Now(range), After::Tell) => {
+                (Answer::Now(range), CompletionAction::NotifyLane) => {
                     asked.phase = Phase::Answered;
                     let in_file = |piece: &Piece| matches!(piece.target, Target::File { .. });
                     let is_early = self.world.lock().mischief == Mischief::EarlyEnds;
@@ -220,12 +221,12 @@ impl CheckedLane {
     /// Tells the lane that its answer was carried out, which has not begun.
     fn tell_early(&mut self, mapping: &mut Mapping) {
         let token = mapping.token;
-        match self.lane().carried_out(token, Outcome::Done) {
-            Told::Over(_) => {
-                mapping.after = After::Over;
+        match self.lane().completed(token, Outcome::Done) {
+            CompletionDecision::Finish(_) => {
+                mapping.after = CompletionAction::Finish;
                 self.asked.remove(&token.0);
             }
-            Told::Kept => {
+            CompletionDecision::HoldAgain => {
                 let asked = self.asked.get_mut(&token.0).expect("it was answered");
                 (asked.phase, asked.again) = (Phase::ToldEarly, true);
             }
@@ -276,8 +277,8 @@ impl CheckedLane {
         };
         let found = pieces.get(range);
         let covers = match (mapping.after, asked.again) {
-            (After::Over, false) => Covers::All,
-            (After::Tell, _) | (After::Over, true) => Covers::Part,
+            (CompletionAction::Finish, false) => Covers::All,
+            (CompletionAction::NotifyLane, _) | (CompletionAction::Finish, true) => Covers::Part,
         };
         self.log_pieces(mapping, found);
         self.check_pieces(mapping.operation, asked.bytes, found, covers)
@@ -338,7 +339,7 @@ impl CheckedLane {
         }
     }
 
-    fn pass_errand_on(&mut self, mut errand: Errand) {
+    fn pass_errand_on(&mut self, mut errand: InternalIo) {
         let (operation, pieces) = (errand.operation(), errand.pieces().to_vec());
         let mut memory = HostMemory::zeroed(errand.memory().count());
         errand.memory().copy_to(0, &mut memory);
@@ -365,7 +366,7 @@ impl CheckedLane {
         self.end_errands();
     }
 
-    /// Tells the lane of its errands that are over.
+    /// Tells the lane of its internal I/Os that are over.
     fn end_errands(&mut self) {
         let waker = self.outer.waker().clone();
         let mut context = Context::from_waker(&waker);
@@ -397,7 +398,7 @@ impl Drop for CheckedLane {
             // Nobody waits; it frees its memory.
             errand.finish(Outcome::Failed(FailKind::Io));
         }
-        let bytes = self.inner.bytes_kept();
+        let bytes = self.inner.answer_memory_bytes();
         if bytes > 0 && !self.world.lock().is_dead {
             self.wrong(Err(anyhow::anyhow!("{bytes} bytes are kept for answers that are over")));
         }

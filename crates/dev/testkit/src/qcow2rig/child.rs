@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, ControlEngine, DiskSize,
-    EngineFactory, Errand, FailKind, FileId, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, ControlEngine, DiskSize,
+    EngineFactory, FailKind, FileId, InternalIo, Lane, LaneContext, LaneError, LeafLane, Mapping,
     Node, Operation, Piece, PieceList, Rights, SystemClock, Target,
 };
 use kernel_io::Notifier;
@@ -88,9 +88,9 @@ impl Node for FileChild {
         DiskSize(ByteCount(self.disk.bytes(self.file)))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let least = NonZeroU32::new(512).expect("512 is not zero");
-        Limits {
+        BlockLimits {
             request_alignment: least,
             physical_block: least,
             discard: self.discards,
@@ -114,7 +114,7 @@ impl Node for FileChild {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(FileLane { file: self.file, access: self.access, discards: self.discards }))
     }
 }
@@ -161,8 +161,8 @@ impl EngineFactory for ControlThread {
 }
 
 impl ControlThread {
-    /// Carries out an errand that some lane has submitted.
-    pub fn run(&self, errand: Errand) {
+    /// Carries out an internal I/O that some lane has submitted.
+    pub fn run(&self, errand: InternalIo) {
         crate::errands::run(self, errand);
     }
 

@@ -146,7 +146,7 @@ impl Disk {
     }
 
     /// Reads bytes. Behind the end of the file are zeroes, which a format asks for
-    /// ([`block::BehindEnd`]).
+    /// ([`block::EofPolicy`]).
     pub fn read(&self, file: FileId, offset: u64, into: &mut [u8]) {
         let mut state = self.state();
         let file = state.file(file);

@@ -12,9 +12,9 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use block::{
     Alignments, Buffers, ByteCount, ByteOffset, Clock, Durability, FileId, Interest, IoFailure,
-    Medium, Node, Operation, Outcome, Segment, Slot, StableWrites, Tag,
+    Medium, Node, Operation, Outcome, RequestSlot, Segment, StableWrites, Tag,
 };
-use kernel_io::{Allocation, BounceBuffer, Event, InlineShare, Notifier, Wait};
+use kernel_io::{AllocationGoal, BounceBuffer, Event, Notifier, ServedRings, WaitMode};
 use request_path::{Engine, EngineKernel, Requests};
 use rustix::io::Errno;
 
@@ -86,7 +86,7 @@ pub(crate) struct Iothread {
     engine: Engine<RigKernel>,
     requests: Requests,
     open: Vec<Option<Open>>,
-    finished: Vec<(Slot, Outcome)>,
+    finished: Vec<(RequestSlot, Outcome)>,
     world: SharedWorld,
 }
 
@@ -122,7 +122,7 @@ impl Iothread {
 
     /// Whether the engine has something to do.
     pub(crate) fn is_called(&mut self) -> bool {
-        self.engine.has_news()
+        self.engine.has_pending()
     }
 
     /// When the lane has something to do.
@@ -136,7 +136,7 @@ impl Iothread {
         for (number, operation, memory) in requests {
             let slot = self.open.iter().position(Option::is_none).expect("few requests");
             let open = self.open[slot].insert(Open { number, memory: RequestMemory::of(&memory) });
-            let slot = Slot(u16::try_from(slot).expect("few requests"));
+            let slot = RequestSlot(u16::try_from(slot).expect("few requests"));
             batch.push((slot, operation, open.memory.name()));
         }
         self.requests.begin(&mut self.engine, batch.into_iter());
@@ -145,7 +145,7 @@ impl Iothread {
 
     /// A round of the engine.
     pub(crate) fn round(&mut self, now: Instant) {
-        self.engine.wait(Wait::Poll).expect("the rig's kernel can be waited for");
+        self.engine.wait(WaitMode::Poll).expect("the rig's kernel can be waited for");
         if self.engine.due().is_some() {
             self.engine.resume(now);
         }
@@ -322,7 +322,7 @@ impl EngineKernel for RigKernel {
         file: FileId,
         offset: ByteOffset,
         count: ByteCount,
-        _: Allocation,
+        _: AllocationGoal,
         tag: Tag,
     ) {
         self.begin(file, offset, count.0, Order::Zero, tag);
@@ -350,19 +350,19 @@ impl EngineKernel for RigKernel {
         panic!("there is no client")
     }
 
-    fn share_inline(&mut self, _: InlineShare) {}
+    fn share_inline(&mut self, _: ServedRings) {}
 
-    fn wait(&mut self, wait: Wait) -> io::Result<()> {
+    fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
         if self.bell_rings() {
             let tag = self.bell.as_ref().expect("it rings").1;
             self.events(|events| events.push_back(Event::Ready { tag }));
         }
-        let waits_for_ever = wait == Wait::Block && self.events(|events| events.is_empty());
+        let waits_for_ever = wait == WaitMode::Block && self.events(|events| events.is_empty());
         assert!(!waits_for_ever, "a control thread waits for what nobody does");
         Ok(())
     }
 
-    fn has_news(&mut self) -> bool {
+    fn has_pending(&mut self) -> bool {
         !self.events(|events| events.is_empty()) || self.bell_rings()
     }
 
@@ -370,7 +370,7 @@ impl EngineKernel for RigKernel {
         false
     }
 
-    fn is_misled(&self) -> bool {
+    fn has_stale_flag(&self) -> bool {
         false
     }
 

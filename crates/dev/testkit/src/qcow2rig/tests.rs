@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, HostMemory, Lane,
-    LaneError, LaneIo, LeafLane, Limits, Mapping, Operation, Piece, PieceList, Rights, Target,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, HostMemory,
+    Lane, LaneContext, LaneError, LeafLane, Mapping, Operation, Piece, PieceList, Rights, Target,
     Token,
 };
 
@@ -155,7 +155,7 @@ fn open_full(setup: &Setup) -> Result<FullNode> {
     let bytes = setup.file.size();
     let read = |at: u64, count: usize| -> Result<HostMemory> {
         let extent = bytes.check(ByteOffset(at), ByteCount(number(count)))?;
-        let io = LaneIo::idle();
+        let io = LaneContext::idle();
         let mut lane = setup.file.open_lane(&io)?;
         let mut batch = [Mapping::new(Token(0), Operation::Read(extent))];
         let mut pieces = PieceList::default();
@@ -189,9 +189,9 @@ impl Node for FullNode {
         self.size
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let least = NonZeroU32::new(512).expect("512 is not zero");
-        Limits {
+        BlockLimits {
             request_alignment: least,
             physical_block: least,
             discard: true,
@@ -212,7 +212,7 @@ impl Node for FullNode {
         self.file.claim(rights)
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(FullLane {
             cluster: self.cluster,
             hosts: Arc::clone(&self.hosts),

@@ -3,7 +3,7 @@
 //! hold up or keep busy a thread that serves other clients too.
 //!
 //! Limits: the mode is shared with the front end, which could change it back; so an iothread writes none
-//! where the host has Linux AIO (`kernel_io::ringer`).
+//! where the host has Linux AIO (`kernel_io::guest_notifier`).
 
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use block::{Claim, FileId, Held, Permission, Permissions, Rights};
+use block::{Claim, ClaimGuard, FileId, Permission, Permissions, Rights};
 use kernel_io::{FileTable, ImageLocks, LockError, Sharing};
 
 /// The claims on one file.
@@ -65,7 +65,7 @@ struct FileClaim {
     rights: Rights,
 }
 
-impl Held for FileClaim {
+impl ClaimGuard for FileClaim {
     /// Also without flushes (`cache.no-flush`): whoever claims the file next, perhaps on another host, finds what
     /// was written.
     fn flush(&self) -> io::Result<()> {
@@ -96,7 +96,7 @@ impl Drop for FileClaim {
 mod tests {
     use super::*;
     use block::Access;
-    use kernel_io::{Flushes, OpenFile, OpenOptions};
+    use kernel_io::{FlushPolicy, OpenFile, OpenOptions};
 
     const READER: Rights = Rights::of_user(Access::ReadOnly);
     const WRITER: Rights = Rights::of_user(Access::ReadWrite);
@@ -109,7 +109,7 @@ mod tests {
     /// A failed sync is remembered, which shows whether there was one.
     #[test]
     fn what_was_written_is_made_durable_before_it_is_given_back_whatever_becomes_of_flushes() {
-        for flushes in [Flushes::Obeyed, Flushes::Ignored] {
+        for flushes in [FlushPolicy::Obeyed, FlushPolicy::Ignored] {
             let image = tempfile::NamedTempFile::new().unwrap();
             let options =
                 OpenOptions { flushes, ..OpenOptions::regular(image.path(), Access::ReadWrite) };

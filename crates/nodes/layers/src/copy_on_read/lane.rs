@@ -9,36 +9,37 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use block::{
-    Access, After, Answer, DiskSize, Due, Durability, FailKind, HostMemory, Lane, LaneIo, Mapping,
-    Operation, Outcome, PieceList, RangeGuard, RangeLock, Token, Told, Unmap,
+    Access, Answer, CompletionAction, CompletionDecision, DiskSize, Durability, FailKind,
+    HostMemory, Lane, LaneContext, Mapping, Operation, Outcome, PieceList, RangeGuard, RangeLock,
+    Token, Unmap, WakeTime,
 };
-use tasks::{Room, Storage, Tasks, extent};
+use tasks::{ChildIo, Semaphore, TaskExecutor, extent};
 
 use super::{CHUNK_BYTES, COPIED_BYTES, CopySource};
 
-/// What the copies of a lane share.
+/// What the tasks of one lane share that copy what is read into the image below.
 #[derive(Debug)]
-pub(super) struct Copies {
-    storage: Storage,
+pub(super) struct CopyTasks {
+    storage: ChildIo,
     ranges: RangeLock,
     source: CopySource,
     size: u64,
     /// What the image gives a place to at once, in bytes.
     unit: u64,
-    room: Room,
+    room: Semaphore,
     /// The reads whose bytes are there, or cannot be.
     over: RefCell<Vec<(Token, Result<(), FailKind>)>>,
 }
 
-impl Copies {
+impl CopyTasks {
     pub(super) fn new(
-        storage: Storage,
+        storage: ChildIo,
         ranges: RangeLock,
         source: CopySource,
         DiskSize(size): DiskSize,
         unit: u64,
     ) -> Self {
-        let (room, over) = (Room::new(COPIED_BYTES), RefCell::default());
+        let (room, over) = (Semaphore::new(COPIED_BYTES), RefCell::default());
         Self { storage, ranges, source, size: size.0, unit, room, over }
     }
 
@@ -103,39 +104,45 @@ impl Copies {
     }
 }
 
-/// The range of a change that is under way.
+/// A write, zeroing or discard that is carried out, with its locked range.
 #[derive(Debug)]
-struct Change {
+struct InFlightChange {
     /// Given back when the change is carried out.
     _held: RangeGuard,
     /// Whether the lane below wants to be told of its last answer.
-    below: After,
+    below: CompletionAction,
 }
 
+/// One iothread's handle on a copy-on-read node: answers reads from copies, and passes on the rest.
 #[derive(Debug)]
 pub(super) struct CopyOnReadLane {
     below: Box<dyn Lane>,
-    io: LaneIo,
-    copies: Rc<Copies>,
-    tasks: Tasks,
+    io: LaneContext,
+    copies: Rc<CopyTasks>,
+    tasks: TaskExecutor,
     access: Access,
     /// Reads that wait for their copies.
     reads: HashMap<Token, Mapping>,
     /// Changes that wait for their ranges, in order.
     waiting: VecDeque<Mapping>,
     /// Those that are under way.
-    changes: HashMap<Token, Change>,
+    changes: HashMap<Token, InFlightChange>,
     /// What is asked below. Empty between calls.
     asked: Vec<Mapping>,
 }
 
 impl CopyOnReadLane {
-    pub(super) fn new(below: Box<dyn Lane>, io: &LaneIo, copies: Copies, access: Access) -> Self {
+    pub(super) fn new(
+        below: Box<dyn Lane>,
+        io: &LaneContext,
+        copies: CopyTasks,
+        access: Access,
+    ) -> Self {
         Self {
             below,
             io: io.clone(),
             copies: Rc::new(copies),
-            tasks: Tasks::new(io.waker().clone()),
+            tasks: TaskExecutor::new(io.waker().clone()),
             access,
             reads: HashMap::new(),
             waiting: VecDeque::new(),
@@ -175,7 +182,8 @@ impl CopyOnReadLane {
             return true;
         }
         let Some(held) = self.copies.ranges.try_lock(bytes, self.io.waker()) else { return false };
-        self.changes.insert(mapping.token, Change { _held: held, below: After::Over });
+        self.changes
+            .insert(mapping.token, InFlightChange { _held: held, below: CompletionAction::Finish });
         true
     }
 
@@ -209,12 +217,12 @@ impl CopyOnReadLane {
 }
 
 /// The lane below has answered: the end of a change is to be told.
-fn answered(changes: &mut HashMap<Token, Change>, mapping: &mut Mapping) {
+fn answered(changes: &mut HashMap<Token, InFlightChange>, mapping: &mut Mapping) {
     match mapping.answer {
         Answer::Held => {}
         Answer::Now(_) => {
             if let Some(change) = changes.get_mut(&mapping.token) {
-                change.below = std::mem::replace(&mut mapping.after, After::Tell);
+                change.below = std::mem::replace(&mut mapping.after, CompletionAction::NotifyLane);
             }
         }
         Answer::Refused(_) => drop(changes.remove(&mapping.token)),
@@ -236,8 +244,8 @@ impl Lane for CopyOnReadLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
-        Due::first(self.below.due(), self.copies.storage.due())
+    fn due(&self) -> Option<WakeTime> {
+        WakeTime::first(self.below.due(), self.copies.storage.due())
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -256,13 +264,14 @@ impl Lane for CopyOnReadLane {
         self.copies.storage.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        let below = self.changes.get(&token).map_or(After::Tell, |change| change.below);
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        let below =
+            self.changes.get(&token).map_or(CompletionAction::NotifyLane, |change| change.below);
         let told = match below {
-            After::Tell => self.below.carried_out(token, outcome),
-            After::Over => Told::Over(outcome),
+            CompletionAction::NotifyLane => self.below.completed(token, outcome),
+            CompletionAction::Finish => CompletionDecision::Finish(outcome),
         };
-        if let Told::Over(_) = told {
+        if let CompletionDecision::Finish(_) = told {
             self.changes.remove(&token);
         }
         told

@@ -7,7 +7,10 @@
 
 use std::collections::VecDeque;
 
-use block::{After, Answer, Lane, Mapping, Operation, Outcome, PieceList, Token, Told};
+use block::{
+    Answer, CompletionAction, CompletionDecision, Lane, Mapping, Operation, Outcome, PieceList,
+    Token,
+};
 
 /// The requests of a lane that complete in the order in which they came (`ordered=on`).
 #[derive(Debug, Default)]
@@ -21,7 +24,7 @@ struct OrderedRequest {
     token: Token,
     operation: Operation,
     /// Whether the lane below wants to be told of its last answer.
-    below: After,
+    below: CompletionAction,
     /// How it ended, while it waits for those before it.
     ended: Option<Outcome>,
 }
@@ -30,7 +33,12 @@ impl CompletionOrder {
     /// Adds a request that is asked for, behind the others.
     pub(super) fn enter(&mut self, asked: &Mapping) {
         let Mapping { token, operation, .. } = *asked;
-        self.open.push_back(OrderedRequest { token, operation, below: After::Over, ended: None });
+        self.open.push_back(OrderedRequest {
+            token,
+            operation,
+            below: CompletionAction::Finish,
+            ended: None,
+        });
     }
 
     /// The lane below has answered. A refusal that comes too early is held.
@@ -41,10 +49,11 @@ impl CompletionOrder {
         match mapping.answer {
             Answer::Held => {}
             Answer::Now(_) => {
-                self.open[place].below = std::mem::replace(&mut mapping.after, After::Tell);
+                self.open[place].below =
+                    std::mem::replace(&mut mapping.after, CompletionAction::NotifyLane);
             }
             Answer::Refused(kind) => {
-                if self.end(place, Outcome::Failed(kind)) == Told::Kept {
+                if self.end(place, Outcome::Failed(kind)) == CompletionDecision::HoldAgain {
                     mapping.answer = Answer::Held;
                 }
             }
@@ -52,33 +61,33 @@ impl CompletionOrder {
     }
 
     /// An answer was carried out.
-    pub(super) fn carried_out(
+    pub(super) fn completed(
         &mut self,
         below: &mut dyn Lane,
         token: Token,
         outcome: Outcome,
-    ) -> Told {
+    ) -> CompletionDecision {
         let Some(place) = self.open.iter().position(|open| open.token == token) else {
-            return below.carried_out(token, outcome);
+            return below.completed(token, outcome);
         };
         let told = match self.open[place].below {
-            After::Over => Told::Over(outcome),
-            After::Tell => below.carried_out(token, outcome),
+            CompletionAction::Finish => CompletionDecision::Finish(outcome),
+            CompletionAction::NotifyLane => below.completed(token, outcome),
         };
         match told {
-            Told::Over(outcome) => self.end(place, outcome),
-            Told::Kept => Told::Kept,
+            CompletionDecision::Finish(outcome) => self.end(place, outcome),
+            CompletionDecision::HoldAgain => CompletionDecision::HoldAgain,
         }
     }
 
     /// A request has ended: it is over if it is the first one.
-    fn end(&mut self, place: usize, outcome: Outcome) -> Told {
+    fn end(&mut self, place: usize, outcome: Outcome) -> CompletionDecision {
         if place == 0 {
             self.open.pop_front();
-            return Told::Over(outcome);
+            return CompletionDecision::Finish(outcome);
         }
         self.open[place].ended = Some(outcome);
-        Told::Kept
+        CompletionDecision::HoldAgain
     }
 
     /// Whether somebody has waited for those before it, who are over.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::task::Wake;
 
-use block::{After, ByteCount, ByteOffset, Durability, FailKind, SystemClock, Unmap};
+use block::{ByteCount, ByteOffset, CompletionAction, Durability, FailKind, SystemClock, Unmap};
 
 use super::*;
 
@@ -61,9 +61,9 @@ impl Node for Below {
         SIZE
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let block = 512.try_into().unwrap();
-        Limits {
+        BlockLimits {
             request_alignment: block,
             physical_block: block,
             discard: true,
@@ -84,7 +84,7 @@ impl Node for Below {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(BelowLane { calls: Arc::clone(&self.calls) }))
     }
 }
@@ -109,7 +109,7 @@ impl Lane for BelowLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         None
     }
 
@@ -117,8 +117,8 @@ impl Lane for BelowLane {
 
     fn release(&mut self) {}
 
-    fn carried_out(&mut self, _: Token, outcome: Outcome) -> Told {
-        Told::Over(outcome)
+    fn completed(&mut self, _: Token, outcome: Outcome) -> CompletionDecision {
+        CompletionDecision::Finish(outcome)
     }
 }
 
@@ -170,7 +170,7 @@ impl Rig {
 
     fn with(clock: Arc<Hand>, node: Arc<DelayNode>, calls: Arc<Mutex<Vec<Vec<u32>>>>) -> Self {
         let called = Arc::new(Called::default());
-        let lane = node.open_lane(&LaneIo::new(Arc::clone(&called).into())).unwrap();
+        let lane = node.open_lane(&LaneContext::new(Arc::clone(&called).into())).unwrap();
         Self { clock, node, lane, calls, called, pieces: PieceList::default() }
     }
 
@@ -236,10 +236,10 @@ impl Rig {
 fn carry_out(lane: &mut dyn Lane, mapping: &Mapping) -> bool {
     match (mapping.answer, mapping.after) {
         (Answer::Held, _) => false,
-        (Answer::Now(_), After::Tell) => {
-            lane.carried_out(mapping.token, Outcome::Done) != Told::Kept
+        (Answer::Now(_), CompletionAction::NotifyLane) => {
+            lane.completed(mapping.token, Outcome::Done) != CompletionDecision::HoldAgain
         }
-        (Answer::Now(_), After::Over) | (Answer::Refused(_), _) => true,
+        (Answer::Now(_), CompletionAction::Finish) | (Answer::Refused(_), _) => true,
     }
 }
 
@@ -319,12 +319,20 @@ fn ordered_requests_are_over_in_their_order_however_they_end() {
         (batch[2].answer, rig.calls.lock().unwrap().clone()),
         (Answer::Held, vec![vec![0, 1, 2, 3]])
     );
-    assert!(batch.iter().filter(|mapping| now(mapping)).all(|it| it.after == After::Tell));
-    assert_eq!(rig.lane.carried_out(Token(3), Outcome::Done), Told::Kept);
+    assert!(
+        batch
+            .iter()
+            .filter(|mapping| now(mapping))
+            .all(|it| it.after == CompletionAction::NotifyLane)
+    );
+    assert_eq!(rig.lane.completed(Token(3), Outcome::Done), CompletionDecision::HoldAgain);
     let failed = Outcome::Failed(FailKind::Io);
-    assert_eq!(rig.lane.carried_out(Token(1), failed), Told::Kept);
+    assert_eq!(rig.lane.completed(Token(1), failed), CompletionDecision::HoldAgain);
     assert_eq!((rig.late_tokens(), rig.lane.due()), (vec![], None));
-    assert_eq!(rig.lane.carried_out(Token(0), Outcome::Done), Told::Over(Outcome::Done));
+    assert_eq!(
+        rig.lane.completed(Token(0), Outcome::Done),
+        CompletionDecision::Finish(Outcome::Done)
+    );
     assert!(rig.called.0.load(Ordering::Relaxed));
     let late = rig.late();
     let ends: Vec<_> = late.iter().map(|it| (it.token.0, it.operation, it.answer)).collect();
@@ -337,7 +345,7 @@ fn ordered_requests_are_over_in_their_order_however_they_end() {
             (3, read(), Answer::Now(rig.pieces.none())),
         ]
     );
-    assert!(late.iter().all(|it| it.after == After::Over));
+    assert!(late.iter().all(|it| it.after == CompletionAction::Finish));
 }
 
 #[test]
@@ -393,7 +401,7 @@ fn new_settings_hold_from_the_next_batch_on_and_change_nothing_that_is_held() {
     assert_eq!(rig.map(1, &[read(), write()]), [true, false]);
     assert_eq!(rig.run(), [(1, 2), (0, 10)]);
     // Other lanes and later ones follow too.
-    let mut other = rig.node.open_lane(&LaneIo::idle()).unwrap();
+    let mut other = rig.node.open_lane(&LaneContext::idle()).unwrap();
     let mut batch = [Mapping::new(Token(0), write())];
     other.map(&mut batch, &mut rig.pieces);
     assert_ne!(batch[0].answer, Answer::Held);
@@ -447,7 +455,7 @@ fn a_seed_repeats_the_delays_and_lanes_do_not_repeat_each_other() {
     let (mut one, mut other) = (Rig::new(random()), Rig::new(random()));
     let first = first_due(&mut one);
     assert_eq!(first, first_due(&mut other));
-    other.lane = other.node.open_lane(&LaneIo::idle()).unwrap();
+    other.lane = other.node.open_lane(&LaneContext::idle()).unwrap();
     assert_ne!(first, first_due(&mut other));
 }
 
@@ -463,7 +471,7 @@ fn settings_change_while_two_threads_serve() {
     std::thread::scope(|scope| {
         let serve = || {
             let (mut lane, mut pieces, mut late) =
-                (node.open_lane(&LaneIo::idle()).unwrap(), PieceList::default(), Vec::new());
+                (node.open_lane(&LaneContext::idle()).unwrap(), PieceList::default(), Vec::new());
             let (mut open, mut token, mut held) = (std::collections::BTreeSet::new(), 0, 0);
             loop {
                 let last_round = is_over.load(Ordering::Acquire);

@@ -11,8 +11,8 @@
 use std::collections::HashMap;
 
 use block::{
-    After, Answer, BehindEnd, ByteCount, Durability, FailKind, Mapping, Operation, Outcome,
-    PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Token, Unmap,
+    Answer, ByteCount, CompletionAction, Durability, EofPolicy, FailKind, Mapping, Operation,
+    Outcome, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Token, Unmap,
 };
 
 use super::layout::{Layout, Split};
@@ -56,8 +56,8 @@ impl StripedOperation {
             Some(operation) => self.asked.operation = operation,
             None => self.refuse(FailKind::Unsupported),
         }
-        if part.behind_end == BehindEnd::Zeroes {
-            self.asked.behind_end = BehindEnd::Zeroes;
+        if part.eof_policy == EofPolicy::Zeroes {
+            self.asked.eof_policy = EofPolicy::Zeroes;
         }
         self.asked.memory = self.asked.memory.and(part.memory);
     }
@@ -218,7 +218,9 @@ impl JoinTable {
                 join.held += 1;
                 return None;
             }
-            Answer::Now(_) if part.after == After::Tell => join.to_notify |= 1 << member,
+            Answer::Now(_) if part.after == CompletionAction::NotifyLane => {
+                join.to_notify |= 1 << member
+            }
             Answer::Now(_) | Answer::Refused(_) => {}
         }
         if let MemberSpread::One(_) = join.whole.spread {
@@ -247,7 +249,11 @@ impl JoinTable {
     ) -> Mapping {
         let join = self.get(name);
         join.notifying = std::mem::take(&mut join.to_notify);
-        let after = if join.notifying == 0 { After::Over } else { After::Tell };
+        let after = if join.notifying == 0 {
+            CompletionAction::Finish
+        } else {
+            CompletionAction::NotifyLane
+        };
         Mapping { after, ..join.answered(AnswerBuilder::new(layout, pieces)) }
     }
 

@@ -14,8 +14,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, DiskSize, Due, Extent, FailKind, Lane, LaneIo,
-    Mapping, Operation, Outcome, PIECES_MAX, PieceList, Token, Told, Unmap,
+    Access, Answer, ByteCount, ByteOffset, CompletionAction, CompletionDecision, DiskSize, Extent,
+    FailKind, Lane, LaneContext, Mapping, Operation, Outcome, PIECES_MAX, PieceList, Token, Unmap,
+    WakeTime,
 };
 
 use super::StripeDiscards;
@@ -29,7 +30,7 @@ const STATUS_CHUNKS: u64 = 1024;
 #[derive(Debug)]
 pub(super) struct StripeLane {
     shape: StripeParameters,
-    io: LaneIo,
+    io: LaneContext,
     members: Vec<Member>,
     joins: JoinTable,
     /// The batch as it was spread, in its order.
@@ -62,7 +63,7 @@ impl StripeLane {
     /// A lane over those of all members. It does not know how large they are: they may grow.
     pub(super) fn new(
         layout: Layout,
-        io: &LaneIo,
+        io: &LaneContext,
         lanes: Vec<Box<dyn Lane>>,
         access: Access,
         discards: StripeDiscards,
@@ -215,7 +216,7 @@ impl Member {
         let part = &self.parts[self.taken];
         match part.answer {
             Answer::Held => true,
-            Answer::Now(_) => part.after == After::Tell,
+            Answer::Now(_) => part.after == CompletionAction::NotifyLane,
             Answer::Refused(_) => false,
         }
     }
@@ -245,8 +246,8 @@ impl Lane for StripeLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
-        self.members.iter().fold(None, |due, member| Due::first(due, member.lane.due()))
+    fn due(&self) -> Option<WakeTime> {
+        self.members.iter().fold(None, |due, member| WakeTime::first(due, member.lane.due()))
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -266,13 +267,13 @@ impl Lane for StripeLane {
         }
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
         let Self { io, members, joins, again, .. } = self;
         let name = joins.notified(token);
         let outcome = tell(members, joins, name, outcome);
         if joins.is_over(name) {
             joins.give_back(name);
-            return Told::Over(joins.outcome(name, outcome));
+            return CompletionDecision::Finish(joins.outcome(name, outcome));
         }
         if let Outcome::Failed(kind) = outcome {
             joins.refuse(name, kind);
@@ -281,7 +282,7 @@ impl Lane for StripeLane {
             again.push(name);
             io.waker().wake_by_ref();
         }
-        Told::Kept
+        CompletionDecision::HoldAgain
     }
 
     fn release(&mut self) {
@@ -306,7 +307,7 @@ fn conclude(
     let mut whole = joins.answer(name, layout, pieces);
     if let Answer::Refused(kind) = whole.answer {
         joins.refuse(name, kind);
-        whole.after = After::Over;
+        whole.after = CompletionAction::Finish;
         // Nothing of what the others have answered is carried out.
         let _refused = tell(members, joins, name, Outcome::Failed(kind));
         if joins.is_held(name) {
@@ -321,13 +322,13 @@ fn conclude(
 fn tell(members: &mut [Member], joins: &mut JoinTable, name: Token, outcome: Outcome) -> Outcome {
     let mut result = outcome;
     while let Some(member) = joins.next_told(name) {
-        match members[member].lane.carried_out(name, outcome) {
-            Told::Kept => joins.hold(name),
-            Told::Over(said) if joins.is_of_one(name) => result = said,
-            Told::Over(Outcome::Failed(kind)) if result == Outcome::Done => {
+        match members[member].lane.completed(name, outcome) {
+            CompletionDecision::HoldAgain => joins.hold(name),
+            CompletionDecision::Finish(said) if joins.is_of_one(name) => result = said,
+            CompletionDecision::Finish(Outcome::Failed(kind)) if result == Outcome::Done => {
                 result = Outcome::Failed(kind);
             }
-            Told::Over(_) => {}
+            CompletionDecision::Finish(_) => {}
         }
     }
     result

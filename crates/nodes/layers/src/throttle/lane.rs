@@ -9,7 +9,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::{Answer, Clock, Due, FailKind, Lane, Mapping, Outcome, PieceList, Token, Told};
+use block::{
+    Answer, Clock, CompletionDecision, FailKind, Lane, Mapping, Outcome, PieceList, Token, WakeTime,
+};
 
 use super::bucket::Nanos;
 use super::bucket_set::{BucketSet, DIRECTIONS};
@@ -128,10 +130,10 @@ impl Lane for ThrottleLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         let own = self.queues.iter().filter_map(ThrottleQueue::due).min();
-        let own = own.map(|at| Due { at: self.group.instant(at), slack: SLACK });
-        Due::first(own, self.below.due())
+        let own = own.map(|at| WakeTime { at: self.group.instant(at), slack: SLACK });
+        WakeTime::first(own, self.below.due())
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -159,8 +161,8 @@ impl Lane for ThrottleLane {
         self.below.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        self.below.completed(token, outcome)
     }
 }
 

@@ -13,8 +13,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, Child, Claim, ClaimError, DiskSize, Due, Durability, Lane, LaneError, LaneIo,
-    Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, Told, Unmap,
+    Access, Answer, BlockLimits, Child, Claim, ClaimError, CompletionDecision, DiskSize,
+    Durability, Lane, LaneContext, LaneError, Mapping, Node, Operation, Outcome, PieceList, Rights,
+    Token, Unmap, WakeTime,
 };
 use simulation::{
     EmptyNode, FakeClock, Load, MICROSECOND, MILLISECOND, Passed, SECOND, Simulation, disk, extent,
@@ -140,7 +141,7 @@ fn a_limit_of_reads_does_not_hold_writes() {
     // And on one lane: of 64 requests at once the 32 writes pass.
     let clock = FakeClock::new();
     let node = disk(&group("iops-read=1", &clock));
-    let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
+    let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
     let answers = ask(&mut *lane, (0..64).map(|token| both.operations[token % 2]));
     let held: Vec<usize> = (0..64).filter(|token| answers[*token] == Answer::Held).collect();
     assert_eq!(held, (2..64).step_by(2).collect::<Vec<_>>());
@@ -175,7 +176,7 @@ fn discards_and_zeroings_are_writes_of_their_size_and_flushes_are_free() {
     for change in changes {
         let clock = FakeClock::new();
         let node = disk(&group("bps-write=1048576", &clock));
-        let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
+        let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
         let answers = ask(&mut *lane, [change, change, Operation::Flush, read(1 << 20)]);
         let held: Vec<_> = answers.iter().map(|answer| *answer == Answer::Held).collect();
         assert_eq!(held, [false, true, false, false], "{change:?}");
@@ -200,7 +201,7 @@ fn large_requests_count_as_several_operations_in_fractions() {
 fn a_small_request_does_not_overtake_a_large_one() {
     let clock = FakeClock::new();
     let node = disk(&group("bps-total=1048576", &clock));
-    let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
+    let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
     // Of the first one's four seconds, one is there at once.
     assert_eq!(ask(&mut *lane, [read(4 << 20)]), [Answer::Held]);
     let mut batch = [Mapping::new(Token(1), read(512))];
@@ -288,7 +289,7 @@ fn new_limits_hold_at_once_for_what_waits_as_well() {
 fn requests_keep_their_order_under_new_limits() {
     let clock = FakeClock::new();
     let group = group("iops-read=1,iops-write=1", &clock);
-    let mut lane = disk(&group).open_lane(&LaneIo::idle()).unwrap();
+    let mut lane = disk(&group).open_lane(&LaneContext::idle()).unwrap();
     let operations = [write(512), read(512), write(512), write(512), read(512), read(512)];
     let answers = ask(&mut *lane, operations);
     assert_eq!(answers.iter().filter(|answer| **answer == Answer::Held).count(), 4);
@@ -303,7 +304,7 @@ fn requests_keep_their_order_under_new_limits() {
 fn limits_that_do_not_limit_need_neither_clock_nor_budget() {
     let clock = FakeClock::new();
     let group = group("iops-total=10000000,bps-total=100000000000", &clock);
-    let mut lane = disk(&group).open_lane(&LaneIo::idle()).unwrap();
+    let mut lane = disk(&group).open_lane(&LaneContext::idle()).unwrap();
     let (mut answered, before) = (0, clock.reads());
     for batch in 0..10_000 {
         // A million a second, a tenth of what is allowed.
@@ -333,7 +334,7 @@ impl Node for SlowNode {
     fn size(&self) -> DiskSize {
         EmptyNode.size()
     }
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         EmptyNode.limits()
     }
     fn access(&self) -> Access {
@@ -345,7 +346,7 @@ impl Node for SlowNode {
     fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
         Ok(Claim::nothing())
     }
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(SlowLane { clock: Arc::clone(&self.0), held: Vec::new() }))
     }
 }
@@ -358,9 +359,9 @@ impl Lane for SlowLane {
             self.held.push((at, *mapping));
         }
     }
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         let at = self.held.iter().map(|(at, _)| *at).min()?;
-        Some(Due { at: self.clock.instant(at), slack: std::time::Duration::ZERO })
+        Some(WakeTime { at: self.clock.instant(at), slack: std::time::Duration::ZERO })
     }
     fn resume(&mut self, now: std::time::Instant, late: &mut Vec<Mapping>, list: &mut PieceList) {
         let now = self.clock.nanos(now);
@@ -373,8 +374,8 @@ impl Lane for SlowLane {
             *at = 0;
         }
     }
-    fn carried_out(&mut self, _: Token, outcome: Outcome) -> Told {
-        Told::Over(outcome)
+    fn completed(&mut self, _: Token, outcome: Outcome) -> CompletionDecision {
+        CompletionDecision::Finish(outcome)
     }
 }
 
@@ -385,7 +386,7 @@ fn what_is_held_here_and_below_comes_once() {
     let slow = Child::new(Arc::new(SlowNode(Arc::clone(&clock))));
     let node = ThrottleNode::new("throttle", slow, group, Access::ReadOnly);
     assert_eq!((node.access(), node.flush().is_err()), (Access::ReadOnly, true));
-    let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
+    let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
     assert_eq!(ask(&mut *lane, [read(512); 10]), [Answer::Held; 10]);
     let mut seen = HashSet::new();
     let mut time = 0;

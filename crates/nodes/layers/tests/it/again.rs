@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use block::{
-    Access, After, Answer, ByteCount, Child, Claim, ClaimError, Clock, DiskSize, Due, Lane,
-    LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, Told,
+    Access, Answer, BlockLimits, ByteCount, Child, Claim, ClaimError, Clock, CompletionAction,
+    CompletionDecision, DiskSize, Lane, LaneContext, LaneError, Mapping, Node, Operation, Outcome,
+    PieceList, Rights, Token, WakeTime,
 };
 use layers::{
     DelayNode, DelayOrder, DelaySettings, Distribution, Latency, LimitKind, ThrottleGroup,
@@ -44,7 +45,7 @@ impl Node for Keeping {
         DiskSize(ByteCount(1 << 30))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         limits(512, 512)
     }
 
@@ -60,7 +61,7 @@ impl Node for Keeping {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(KeepingLane { rounds: self.0, open: Vec::new(), kept: Vec::new() }))
     }
 }
@@ -69,7 +70,7 @@ impl KeepingLane {
     fn answer(&mut self, mapping: &mut Mapping, rounds: u32, pieces: &PieceList) {
         mapping.answer = Answer::Now(pieces.none());
         if rounds > 0 {
-            mapping.after = After::Tell;
+            mapping.after = CompletionAction::NotifyLane;
             self.open.push((mapping.token, mapping.operation, rounds - 1));
         }
     }
@@ -80,7 +81,7 @@ impl Lane for KeepingLane {
         batch.iter_mut().for_each(|mapping| self.answer(mapping, self.rounds, pieces));
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         None
     }
 
@@ -94,10 +95,10 @@ impl Lane for KeepingLane {
         }
     }
 
-    fn carried_out(&mut self, token: Token, _: Outcome) -> Told {
+    fn completed(&mut self, token: Token, _: Outcome) -> CompletionDecision {
         let place = self.open.iter().position(|open| open.0 == token);
         self.kept.push(self.open.remove(place.expect("it asked to be told")));
-        Told::Kept
+        CompletionDecision::HoldAgain
     }
 }
 
@@ -119,31 +120,34 @@ fn resume(lane: &mut dyn Lane, ms: u64) -> Vec<Mapping> {
 
 /// Has a request that was answered carried out again and again.
 #[track_caller]
-fn check_rounds(lane: &mut dyn Lane, token: u32, rounds: u32, ms: u64, last: After) {
+fn check_rounds(lane: &mut dyn Lane, token: u32, rounds: u32, ms: u64, last: CompletionAction) {
     for left in (0..rounds).rev() {
-        assert_eq!(lane.carried_out(Token(token), Outcome::Done), Told::Kept);
+        assert_eq!(lane.completed(Token(token), Outcome::Done), CompletionDecision::HoldAgain);
         let late = resume(lane, ms);
         let [again] = late[..] else { panic!("{late:?}") };
         assert!(matches!(again.answer, Answer::Now(_)), "{again:?}");
-        let after = if left > 0 { After::Tell } else { last };
+        let after = if left > 0 { CompletionAction::NotifyLane } else { last };
         assert_eq!((again.token, again.after), (Token(token), after));
     }
-    if last == After::Tell {
-        assert_eq!(lane.carried_out(Token(token), Outcome::Done), Told::Over(Outcome::Done));
+    if last == CompletionAction::NotifyLane {
+        assert_eq!(
+            lane.completed(Token(token), Outcome::Done),
+            CompletionDecision::Finish(Outcome::Done)
+        );
     }
 }
 
 /// When the second of two requests is due if the first one was kept so many times.
-fn due_behind(rounds: u32) -> Option<Due> {
+fn due_behind(rounds: u32) -> Option<WakeTime> {
     let mut settings = ThrottleSettings::default();
     settings.limit_mut(LimitKind::IopsTotal).rate = 10;
     let limits = ThrottleLimits::check(settings).unwrap();
     let group = ThrottleGroup::new("group", limits, Arc::new(Hand::default()));
     let below = Child::new(Arc::new(Keeping(rounds)));
     let node = ThrottleNode::new("throttle", below, group, Access::ReadWrite);
-    let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
+    let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
     assert!(matches!(map(&mut *lane, 0).answer, Answer::Now(_)));
-    check_rounds(&mut *lane, 0, rounds, 0, After::Over);
+    check_rounds(&mut *lane, 0, rounds, 0, CompletionAction::Finish);
     assert_eq!(map(&mut *lane, 1).answer, Answer::Held);
     lane.due()
 }
@@ -158,17 +162,20 @@ fn a_throttle_charges_a_request_once_however_often_it_is_answered() {
 
 #[test]
 fn a_delay_holds_a_request_once_and_keeps_its_order() {
-    for (order, last) in [(DelayOrder::Any, After::Over), (DelayOrder::AsBegun, After::Tell)] {
+    for (order, last) in [
+        (DelayOrder::Any, CompletionAction::Finish),
+        (DelayOrder::AsBegun, CompletionAction::NotifyLane),
+    ] {
         let read = Distribution::Fixed(Latency::from_ns(5_000_000).unwrap());
         let (write, flush) = (Distribution::NONE, Distribution::NONE);
         let settings = DelaySettings { read, write, flush, order };
         let (below, clock) = (Child::new(Arc::new(Keeping(3))), Arc::new(Hand::default()));
         let node = DelayNode::new("delay", below, Access::ReadWrite, settings, 1, clock);
-        let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
+        let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
         assert_eq!(map(&mut *lane, 0).answer, Answer::Held);
         assert!(resume(&mut *lane, 4).is_empty());
         let [first] = resume(&mut *lane, 5)[..] else { panic!("it is due") };
-        assert_eq!(first.after, After::Tell);
+        assert_eq!(first.after, CompletionAction::NotifyLane);
         check_rounds(&mut *lane, 0, 3, 5, last);
     }
 }

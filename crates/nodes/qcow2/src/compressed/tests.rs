@@ -15,15 +15,15 @@ fn cluster(bytes: usize) -> Vec<u8> {
     cluster
 }
 
-fn compress(method: Method, cluster: &[u8]) -> Vec<u8> {
+fn compress(method: CompressionMethod, cluster: &[u8]) -> Vec<u8> {
     let mut compressed = vec![0; cluster.len() * 2 + 1024];
     let count = match method {
-        Method::Deflate => {
+        CompressionMethod::Deflate => {
             let mut stream = Compress::new(Compression::default(), false);
             stream.compress(cluster, &mut compressed, FlushCompress::Finish).unwrap();
             usize::try_from(stream.total_out()).unwrap()
         }
-        Method::Zstd => zstd_safe::compress(&mut compressed[..], cluster, 3).unwrap(),
+        CompressionMethod::Zstd => zstd_safe::compress(&mut compressed[..], cluster, 3).unwrap(),
     };
     compressed.truncate(count);
     compressed
@@ -31,16 +31,16 @@ fn compress(method: Method, cluster: &[u8]) -> Vec<u8> {
 
 /// Decodes a cluster to its end.
 fn decode(
-    method: Method,
+    method: CompressionMethod,
     bytes: &[u8],
     cluster_bytes: usize,
 ) -> Result<HostMemory, CompressedError> {
-    let mut decoding = Decoding::new(method, cluster_bytes);
-    while decoding.go_on(bytes)? == Progress::More {}
+    let mut decoding = Decompression::new(method, cluster_bytes);
+    while decoding.go_on(bytes)? == DecodeProgress::More {}
     Ok(decoding.finish())
 }
 
-const METHODS: [Method; 2] = [Method::Deflate, Method::Zstd];
+const METHODS: [CompressionMethod; 2] = [CompressionMethod::Deflate, CompressionMethod::Zstd];
 
 #[test]
 fn a_place_ends_with_its_last_sector() {
@@ -84,8 +84,8 @@ fn a_cluster_that_is_cut_off_or_of_another_size_is_refused() {
     // Deflate may go on behind the cluster, as for QEMU; a frame of zstd may not.
     let longer = cluster(65536 * 2);
     let decode = |method| decode(method, &compress(method, &longer), 65536);
-    assert_eq!(*decode(Method::Deflate).unwrap(), longer[..65536]);
-    assert!(decode(Method::Zstd).is_err());
+    assert_eq!(*decode(CompressionMethod::Deflate).unwrap(), longer[..65536]);
+    assert!(decode(CompressionMethod::Zstd).is_err());
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_window_that_would_take_much_memory_is_refused() {
             &mut InBuffer::around(&frame(bits)),
         );
         assert_eq!(result.is_ok(), bits == 23, "{bits}");
-        assert!(decode(Method::Zstd, &frame(bits), 512).is_err());
+        assert!(decode(CompressionMethod::Zstd, &frame(bits), 512).is_err());
     }
 }
 
@@ -128,7 +128,7 @@ fn damaged_data_gives_an_error_or_a_whole_cluster() {
 
 #[test]
 fn the_clusters_that_were_used_last_are_kept() {
-    let mut decoded = Decoded::new(3 * 512, 8);
+    let mut decoded = ClusterCache::new(3 * 512, 8);
     let memory = || Rc::new(HostMemory::zeroed(512));
     (0..3).for_each(|descriptor| decoded.keep(descriptor, memory()));
     assert!(decoded.get(0).is_some());

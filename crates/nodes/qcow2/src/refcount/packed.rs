@@ -4,15 +4,15 @@
 
 use std::ops::Range;
 
-/// A refcount block.
+/// A refcount block in memory, and which of its bytes are not written yet.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct RefcountBlock {
     pub(super) bytes: Vec<u8>,
     /// What is not yet in the file.
     pub(super) changed: Option<Range<usize>>,
 }
 
-impl Block {
+impl RefcountBlock {
     /// One that counts nothing.
     pub(crate) fn zeroed(bytes: usize) -> Self {
         Self { bytes: vec![0; bytes], changed: None }
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn refcounts_of_all_widths_stand_beside_each_other() {
         for order in 0..=6 {
-            let mut block = Block { bytes: vec![0; 512], changed: None };
+            let mut block = RefcountBlock { bytes: vec![0; 512], changed: None };
             let most = if order == 6 { u64::MAX } else { (1 << (1_u32 << order)) - 1 };
             let count = (512 * 8) >> order;
             for index in (0..count).step_by(3) {

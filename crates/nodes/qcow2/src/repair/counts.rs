@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::tables::Damage;
+use crate::table_reader::MetadataError;
 
 /// The most memory that counting takes: for 134 million clusters if they are near each other, 8 TiB with
 /// clusters of 64 KiB.
@@ -14,9 +14,9 @@ pub(crate) const BYTES_MAX: u64 = 256 << 20;
 /// Clusters that are counted together.
 const CHUNK: u64 = 4096;
 
-/// The counts of an image's clusters.
+/// How often each cluster is referred to, counted in memory.
 #[derive(Debug)]
-pub(crate) struct Counts {
+pub(crate) struct ReferenceCounts {
     cluster_bits: u32,
     /// Which of `chunks` has those clusters.
     places: BTreeMap<u64, usize>,
@@ -26,7 +26,7 @@ pub(crate) struct Counts {
     bytes_max: u64,
 }
 
-impl Counts {
+impl ReferenceCounts {
     pub(crate) fn new(cluster_bits: u32, bytes_max: u64) -> Self {
         let (places, chunks) = (BTreeMap::new(), Vec::new());
         Self { cluster_bits, places, chunks, last: None, bytes_max }
@@ -41,11 +41,11 @@ impl Counts {
     }
 
     /// Counts references to a cluster.
-    pub(crate) fn add(&mut self, cluster: u64, times: u16) -> Result<(), Damage> {
+    pub(crate) fn add(&mut self, cluster: u64, times: u16) -> Result<(), MetadataError> {
         let offset = cluster << self.cluster_bits;
         let count = &mut self.chunk(cluster / CHUNK)?[index(cluster)];
         let sum = count.checked_add(times);
-        *count = sum.ok_or(Damage::References { offset, most: u64::from(u16::MAX) })?;
+        *count = sum.ok_or(MetadataError::References { offset, most: u64::from(u16::MAX) })?;
         Ok(())
     }
 
@@ -56,7 +56,7 @@ impl Counts {
         }
     }
 
-    fn chunk(&mut self, chunk: u64) -> Result<&mut [u16], Damage> {
+    fn chunk(&mut self, chunk: u64) -> Result<&mut [u16], MetadataError> {
         let place = match self.last {
             Some((last, place)) if last == chunk => place,
             Some(_) | None => match self.places.get(&chunk) {
@@ -68,10 +68,13 @@ impl Counts {
         Ok(&mut self.chunks[place])
     }
 
-    fn new_chunk(&mut self, chunk: u64) -> Result<usize, Damage> {
+    fn new_chunk(&mut self, chunk: u64) -> Result<usize, MetadataError> {
         let place = self.chunks.len();
         if (place as u64 + 1) * CHUNK * 2 > self.bytes_max {
-            return Err(Damage::TooMuch { what: "the counted clusters", bound: self.bytes_max });
+            return Err(MetadataError::TooMuch {
+                what: "the counted clusters",
+                bound: self.bytes_max,
+            });
         }
         self.chunks.push(vec![0; index(CHUNK - 1) + 1].into());
         self.places.insert(chunk, place);
@@ -121,7 +124,7 @@ mod tests {
 
     #[test]
     fn clusters_are_counted_where_there_are_any() {
-        let mut counts = Counts::new(16, BYTES_MAX);
+        let mut counts = ReferenceCounts::new(16, BYTES_MAX);
         for (cluster, times) in [(7, 1), (1 << 40, 2), (7, 3), (4096, 1)] {
             counts.add(cluster, times).unwrap();
         }
@@ -133,20 +136,20 @@ mod tests {
         assert_eq!((counts.get(7), counts.get(8), counts.get(1 << 50)), (4, 0, 0));
         counts.forget(7);
         assert_eq!(counts.get(7), 0);
-        let most = Damage::References { offset: 4096 << 16, most: 65535 };
+        let most = MetadataError::References { offset: 4096 << 16, most: 65535 };
         assert_eq!(counts.add(4096, 65535), Err(most));
     }
 
     #[test]
     fn memory_has_a_bound() {
-        let mut counts = Counts::new(16, 3 * 2 * CHUNK);
+        let mut counts = ReferenceCounts::new(16, 3 * 2 * CHUNK);
         let added = (0..10).filter(|at| counts.add(at * CHUNK * 7, 1).is_ok()).count();
         assert_eq!(added, 3);
     }
 
     #[test]
     fn free_runs_lie_between_what_is_used() {
-        let mut counts = Counts::new(16, BYTES_MAX);
+        let mut counts = ReferenceCounts::new(16, BYTES_MAX);
         [0, 1, 3, 6, 4095].into_iter().for_each(|cluster| counts.add(cluster, 1).unwrap());
         let free = |from, count| counts.free(from, count);
         assert_eq!((free(0, 1), free(0, 2), free(0, 3), free(4090, 6)), (2, 4, 7, 4096));

@@ -2,14 +2,14 @@
 
 use block::HostMemory;
 
-use crate::refcount::Block;
-use crate::repair::{Repaired, STEP, Walk};
-use crate::shape::{COPIED, Cluster, Entry, OFFSET, Words};
-use crate::tables::{Damage, words};
+use crate::geometry::{COPIED, L2Entry, OFFSET, RawL2Entry, StandardCluster};
+use crate::refcount::RefcountBlock;
+use crate::repair::{ImageWalk, RepairSummary, STEP};
+use crate::table_reader::{MetadataError, words};
 
-/// Where the refcounts will be.
+/// Where the repaired refcount table and blocks will be.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct RefcountLayout {
     /// The place of each block.
     pub(super) table: Vec<u64>,
     /// The first cluster of a new table and how many it has.
@@ -23,8 +23,11 @@ const INCOMPATIBLE_AT: usize = 72;
 const DIRTY_AT: usize = INCOMPATIBLE_AT + 7;
 const HEADER_BYTES: u64 = 512;
 
-impl Walk<'_> {
-    pub(super) async fn write(&self, target: &Target) -> Result<Repaired, Damage> {
+impl ImageWalk<'_> {
+    pub(super) async fn write(
+        &self,
+        target: &RefcountLayout,
+    ) -> Result<RepairSummary, MetadataError> {
         self.check_width()?;
         let storage = self.tables.storage;
         let blocks = self.write_blocks(target).await?;
@@ -35,25 +38,25 @@ impl Walk<'_> {
         storage.sync().await?;
         self.write_header(target).await?;
         storage.sync().await?;
-        Ok(Repaired { blocks, tables })
+        Ok(RepairSummary { blocks, tables })
     }
 
     /// Proves that a refcount can say what was counted.
-    fn check_width(&self) -> Result<(), Damage> {
+    fn check_width(&self) -> Result<(), MetadataError> {
         let header = self.tables.header;
         let most = 1_u64.checked_shl(1 << header.refcount_order).map_or(u64::MAX, |end| end - 1);
         let too_many = self.counts.used().find(|(_, count)| u64::from(*count) > most);
         too_many.map_or(Ok(()), |(cluster, _)| {
-            Err(Damage::References { offset: cluster << header.cluster_bits, most })
+            Err(MetadataError::References { offset: cluster << header.cluster_bits, most })
         })
     }
 
-    async fn write_blocks(&self, target: &Target) -> Result<u64, Damage> {
+    async fn write_blocks(&self, target: &RefcountLayout) -> Result<u64, MetadataError> {
         let (bytes, per_block) = (self.tables.cluster_bytes(), self.per_block());
         let mut written = 0;
         for (offset, number) in target.table.iter().zip(0_u64..).filter(|(offset, _)| **offset > 0)
         {
-            let mut block = Block::zeroed(usize::try_from(bytes).expect("at most 2 MiB"));
+            let mut block = RefcountBlock::zeroed(usize::try_from(bytes).expect("at most 2 MiB"));
             let first = number * per_block;
             for (cluster, count) in self.counts.used_in(first..first + per_block) {
                 block.set(self.tables.header.refcount_order, cluster - first, count.into());
@@ -73,7 +76,7 @@ impl Walk<'_> {
     }
 
     /// Says in the active tables what is ours alone. Returns how many parts of tables changed.
-    async fn write_flags(&self) -> Result<u64, Damage> {
+    async fn write_flags(&self) -> Result<u64, MetadataError> {
         let header = self.tables.header;
         let bits = header.cluster_bits;
         let mut changed = 0;
@@ -99,10 +102,10 @@ impl Walk<'_> {
         for table in active {
             let memory =
                 self.tables.read("an L2 table", table, self.tables.cluster_bytes()).await?;
-            let step = self.shape.entry_words();
+            let step = self.geometry.entry_words();
             let flag = |_, words: &[u64]| {
                 let bitmap = words.get(1).copied().unwrap_or_default();
-                self.flag_of_entry(Words { word: words[0], bitmap })
+                self.flag_of_entry(RawL2Entry { word: words[0], bitmap })
             };
             changed += self.write_if_changed(table, &memory, step, flag).await?;
         }
@@ -110,14 +113,14 @@ impl Walk<'_> {
     }
 
     /// Whether the entry's cluster is ours alone; `None` if that cannot be said of it.
-    fn flag_of_entry(&self, words: Words) -> Option<bool> {
+    fn flag_of_entry(&self, words: RawL2Entry) -> Option<bool> {
         if self.tables.header.features.external_data {
             return None;
         }
-        match self.shape.read(words).ok()? {
-            Entry::Cluster(Cluster { place: None, .. }) => None,
-            Entry::Compressed { .. } => Some(false),
-            Entry::Cluster(Cluster { place: Some(place), .. }) => {
+        match self.geometry.read(words).ok()? {
+            L2Entry::Cluster(StandardCluster { place: None, .. }) => None,
+            L2Entry::Compressed { .. } => Some(false),
+            L2Entry::Cluster(StandardCluster { place: Some(place), .. }) => {
                 Some(self.counts.get(place.host >> self.tables.header.cluster_bits) == 1)
             }
         }
@@ -130,7 +133,7 @@ impl Walk<'_> {
         memory: &[u8],
         entry_words: usize,
         flag: impl Fn(usize, &[u64]) -> Option<bool>,
-    ) -> Result<u64, Damage> {
+    ) -> Result<u64, MetadataError> {
         let mut table: Vec<u64> = words(memory).collect();
         let mut is_changed = false;
         for (place, entry) in table.chunks_exact_mut(entry_words).enumerate() {
@@ -149,7 +152,7 @@ impl Walk<'_> {
         Ok(u64::from(is_changed))
     }
 
-    async fn write_table(&self, target: &Target) -> Result<(), Damage> {
+    async fn write_table(&self, target: &RefcountLayout) -> Result<(), MetadataError> {
         if target.moved.is_none() && target.table == self.refcount_table {
             return Ok(());
         }
@@ -163,7 +166,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    async fn write_header(&self, target: &Target) -> Result<(), Damage> {
+    async fn write_header(&self, target: &RefcountLayout) -> Result<(), MetadataError> {
         let storage = self.tables.storage;
         let mut memory = storage.read(0..HEADER_BYTES).await?;
         memory[DIRTY_AT] &= !1;

@@ -17,10 +17,10 @@ use std::task::{Poll, Waker};
 
 use block::{ByteCount, FailKind, HostMemory, Piece, Target};
 
-use crate::compressed::{Decoded, Decoding, Progress, place};
-use crate::core::Core;
-use crate::refcount::Clusters;
-use crate::shape::GuestCluster;
+use crate::compressed::{ClusterCache, DecodeProgress, Decompression, place};
+use crate::geometry::GuestCluster;
+use crate::lane_core::LaneCore;
+use crate::refcount::HostClusters;
 
 /// How much one lane keeps of what it has decoded, in bytes: two of the largest clusters.
 const DECODED_BYTES_MAX: usize = 4 << 20;
@@ -31,34 +31,35 @@ const DECODED_CLUSTERS_MAX: usize = 64;
 /// What bytes are read by, in the file.
 const SECTOR: u64 = 512;
 
-/// The compressed clusters that one lane has decoded, or is at.
+/// Decompresses clusters for one lane, each once, and caches them.
 #[derive(Debug)]
-pub(crate) struct Decoder {
+pub(crate) struct ClusterDecoder {
     state: RefCell<State>,
 }
 
+/// The cached clusters, and those that a task is decoding.
 #[derive(Debug)]
 struct State {
-    decoded: Decoded,
+    decoded: ClusterCache,
     /// Descriptors of those that a task is at, and who waits for it.
     busy: BTreeMap<u64, Vec<Waker>>,
 }
 
 /// The right to decode a cluster. Dropped, whoever waits looks again.
-struct Turn<'a> {
-    decoder: &'a Decoder,
+struct DecodeGuard<'a> {
+    decoder: &'a ClusterDecoder,
     descriptor: u64,
 }
 
-impl Decoder {
+impl ClusterDecoder {
     /// With nothing in it.
     pub(crate) fn new() -> Self {
-        let decoded = Decoded::new(DECODED_BYTES_MAX, DECODED_CLUSTERS_MAX);
+        let decoded = ClusterCache::new(DECODED_BYTES_MAX, DECODED_CLUSTERS_MAX);
         Self { state: RefCell::new(State { decoded, busy: BTreeMap::new() }) }
     }
 
     /// The cluster, if it is here, or the right to make it.
-    async fn find(&self, descriptor: u64) -> Result<Rc<HostMemory>, Turn<'_>> {
+    async fn find(&self, descriptor: u64) -> Result<Rc<HostMemory>, DecodeGuard<'_>> {
         poll_fn(|context| {
             let State { decoded, busy } = &mut *self.state.borrow_mut();
             if let Some(cluster) = decoded.get(descriptor) {
@@ -69,20 +70,20 @@ impl Decoder {
                 return Poll::Pending;
             }
             busy.insert(descriptor, Vec::new());
-            Poll::Ready(Err(Turn { decoder: self, descriptor }))
+            Poll::Ready(Err(DecodeGuard { decoder: self, descriptor }))
         })
         .await
     }
 }
 
-impl Turn<'_> {
+impl DecodeGuard<'_> {
     fn done(self, cluster: &Rc<HostMemory>) {
         let state = &mut *self.decoder.state.borrow_mut();
         state.decoded.keep(self.descriptor, Rc::clone(cluster));
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for DecodeGuard<'_> {
     fn drop(&mut self) {
         let waiting = self.decoder.state.borrow_mut().busy.remove(&self.descriptor);
         waiting.into_iter().flatten().for_each(Waker::wake);
@@ -91,7 +92,7 @@ impl Drop for Turn<'_> {
 
 /// A compressed cluster of the disk as it was.
 pub(super) async fn cluster(
-    core: &Core,
+    core: &LaneCore,
     cluster: GuestCluster,
     descriptor: u64,
 ) -> Result<Rc<HostMemory>, FailKind> {
@@ -100,21 +101,21 @@ pub(super) async fn cluster(
         Err(turn) => turn,
     };
     let image = &core.image;
-    let cluster_bytes = image.shape().cluster_bytes();
+    let cluster_bytes = image.geometry().cluster_bytes();
     let bytes = place(descriptor, cluster_bytes.ilog2())
         .map_err(|error| image.refuse_compressed(cluster, &error))?;
     // The data may end with the file, in the middle of a sector.
     let start = bytes.start - bytes.start % SECTOR;
     let read = start..bytes.end.min(image.file_bytes()).max(bytes.start);
-    let _one = core.rooms.compressed.take(1).await;
+    let _one = core.limits.compressed.take(1).await;
     let memory = core.file.read(read).await?;
     let skip = usize::try_from(bytes.start - start).expect("less than a sector");
     let count = usize::try_from(cluster_bytes).expect("a cluster fits into memory");
     let decoded = {
-        let _turn = core.rooms.decoding.take(1).await;
+        let _turn = core.limits.decoding.take(1).await;
         let wrong = |error| image.refuse_compressed(cluster, &error);
-        let mut decoding = Decoding::new(image.compression(), count);
-        while decoding.go_on(&memory[skip..]).map_err(wrong)? == Progress::More {
+        let mut decoding = Decompression::new(image.compression(), count);
+        while decoding.go_on(&memory[skip..]).map_err(wrong)? == DecodeProgress::More {
             core.pause().await;
         }
         Rc::new(decoding.finish())
@@ -125,7 +126,7 @@ pub(super) async fn cluster(
 
 /// A piece that names these bytes of a decoded cluster.
 pub(super) fn keep(
-    core: &Core,
+    core: &LaneCore,
     cluster: &Rc<HostMemory>,
     skip: u64,
     within: Range<usize>,
@@ -137,7 +138,7 @@ pub(super) fn keep(
         (Rc::new(HostMemory::of(&cluster[within])), 0)
     };
     let memory = core.file.io().keep(memory).map_err(|error| {
-        core.image.sentences().error(format_args!("a compressed cluster cannot be read: {error}"));
+        core.image.log().error(format_args!("a compressed cluster cannot be read: {error}"));
         FailKind::Io
     })?;
     let target = Target::Memory { memory, offset };
@@ -145,10 +146,10 @@ pub(super) fn keep(
 }
 
 /// The clusters of the file that a compressed cluster has a reference to each: those of its sectors.
-pub(super) fn host_clusters(core: &Core, descriptor: u64) -> Clusters {
-    let shape = core.image.shape();
-    match place(descriptor, shape.cluster_bytes().ilog2()) {
-        Ok(bytes) => shape.cluster_of(bytes.start).0..shape.cluster_of(bytes.end - 1).0 + 1,
+pub(super) fn host_clusters(core: &LaneCore, descriptor: u64) -> HostClusters {
+    let geometry = core.image.geometry();
+    match place(descriptor, geometry.cluster_bytes().ilog2()) {
+        Ok(bytes) => geometry.cluster_of(bytes.start).0..geometry.cluster_of(bytes.end - 1).0 + 1,
         // It was never there.
         Err(_reserved) => 0..0,
     }

@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{ByteCount, Extent, FailKind, Operation, Piece, Target, Token};
-use tasks::{Parts, Taken};
+use tasks::{RequestParts, SemaphorePermit};
 
 use super::compressed;
-use crate::core::Core;
-use crate::shape::{Entry, Unit};
-use crate::slice::Pinned;
+use crate::geometry::{L2Entry, Subcluster};
+use crate::lane_core::LaneCore;
+use crate::slice::PinnedSlice;
 
 /// A read of more pieces than that is one of few at once.
 const SMALL_PIECES: usize = 64;
@@ -24,8 +24,8 @@ const STEP_CLUSTERS: usize = 512;
 const ROUND_KEPT: usize = 256 << 10;
 
 /// Serves a read.
-pub(crate) async fn read(core: Rc<Core>, token: Token, bytes: Extent) {
-    let mut parts = Parts::default();
+pub(crate) async fn read(core: Rc<LaneCore>, token: Token, bytes: Extent) {
+    let mut parts = RequestParts::default();
     let mut large = None;
     if let Err(kind) = find(&core, token, bytes, &mut parts, &mut large).await {
         parts.fail(kind);
@@ -41,52 +41,53 @@ pub(crate) async fn read(core: Rc<Core>, token: Token, bytes: Extent) {
 /// Asks where the bytes of a read are. What is there is carried out when it is much, and before the task
 /// waits for anything that others may have who wait for that.
 async fn find<'a>(
-    core: &'a Core,
+    core: &'a LaneCore,
     token: Token,
     bytes: Extent,
-    parts: &mut Parts,
-    large: &mut Option<Taken<'a>>,
+    parts: &mut RequestParts,
+    large: &mut Option<SemaphorePermit<'a>>,
 ) -> Result<(), FailKind> {
     let image = &core.image;
-    let shape = image.shape();
+    let geometry = image.geometry();
     let (start, end) = (bytes.bytes().start, bytes.bytes().end);
     let operation = Operation::Read(bytes);
     let mut at = start;
-    let mut pinned: Option<Pinned> = None;
+    let mut pinned: Option<PinnedSlice> = None;
     let mut clusters = 0_usize;
     while at < end {
         clusters += 1;
         if clusters.is_multiple_of(STEP_CLUSTERS) {
-            if parts.is_to_be_told() {
+            if parts.has_notices() {
                 core.carry_out(token, operation, parts).await?;
             }
             core.pause().await;
         }
-        let cluster = shape.cluster_of(at);
-        let next = (at - shape.within(at) + shape.cluster_bytes()).min(end);
-        let number = shape.slice_of(cluster);
+        let cluster = geometry.cluster_of(at);
+        let next = (at - geometry.within(at) + geometry.cluster_bytes()).min(end);
+        let number = geometry.slice_of(cluster);
         let known = pinned.take().filter(|pinned| pinned.slice().number() == number);
         let here = match known {
             Some(here) => here,
             None => {
-                if parts.is_to_be_told() {
+                if parts.has_notices() {
                     core.carry_out(token, operation, parts).await?;
                 }
                 image.slice(&core.file, number).await?
             }
         };
-        let cluster_start = shape.start_of(cluster);
+        let cluster_start = geometry.start_of(cluster);
         match image.entry(here.slice(), cluster)? {
-            Entry::Cluster(found) => {
-                for (unit, part) in shape.parts(found, at - cluster_start..next - cluster_start) {
+            L2Entry::Cluster(found) => {
+                for (unit, part) in geometry.parts(found, at - cluster_start..next - cluster_start)
+                {
                     let guest = cluster_start + part.start..cluster_start + part.end;
                     add_unit(core, operation, guest.start - start, (unit, part), guest, parts);
                 }
             }
-            Entry::Compressed { descriptor } => {
+            L2Entry::Compressed { descriptor } => {
                 // While this waits for its turn, others may have the memory.
-                let waits = core.rooms.compressed.is_full() && parts.kept() > 0;
-                if waits || parts.is_to_be_told() || parts.kept() >= ROUND_KEPT {
+                let waits = core.limits.compressed.is_full() && parts.kept() > 0;
+                if waits || parts.has_notices() || parts.kept() >= ROUND_KEPT {
                     core.carry_out(token, operation, parts).await?;
                 }
                 let decoded = compressed::cluster(core, cluster, descriptor).await?;
@@ -98,11 +99,11 @@ async fn find<'a>(
         parts.result()?;
         pinned = Some(here);
         if parts.count() > SMALL_PIECES && large.is_none() {
-            if parts.is_to_be_told() {
+            if parts.has_notices() {
                 core.carry_out(token, operation, parts).await?;
             }
-            pinned = pinned.filter(|_| !core.rooms.large.is_full());
-            *large = Some(core.rooms.large.take(1).await);
+            pinned = pinned.filter(|_| !core.limits.large.is_full());
+            *large = Some(core.limits.large.take(1).await);
         }
         if parts.count() >= ROUND_PIECES {
             core.carry_out(token, operation, parts).await?;
@@ -114,26 +115,28 @@ async fn find<'a>(
 
 /// Adds what of a read is in one unit of a cluster, or shines through there.
 fn add_unit(
-    core: &Core,
+    core: &LaneCore,
     operation: Operation,
     skip: u64,
-    (unit, part): (Unit, Range<u64>),
+    (unit, part): (Subcluster, Range<u64>),
     guest: Range<u64>,
-    parts: &mut Parts,
+    parts: &mut RequestParts,
 ) {
     match (unit, &core.backing) {
-        (Unit::Data(found), _) => {
+        (Subcluster::Data(found), _) => {
             let host = found.host + part.start..found.host + part.end;
             parts.ask(&core.data.storage, operation, skip, host);
         }
-        (Unit::Nothing, Some(backing)) if guest.start < backing.size => {
+        (Subcluster::Nothing, Some(backing)) if guest.start < backing.size => {
             let end = guest.end.min(backing.size);
             parts.ask(&backing.storage, operation, skip, guest.start..end);
             if end < guest.end {
                 parts.push(zeroes(skip + end - guest.start, guest.end - end));
             }
         }
-        (Unit::Zero | Unit::Nothing, _) => parts.push(zeroes(skip, guest.end - guest.start)),
+        (Subcluster::Zero | Subcluster::Nothing, _) => {
+            parts.push(zeroes(skip, guest.end - guest.start))
+        }
     }
 }
 

@@ -12,9 +12,9 @@ use block::{
     BlockStatus, ByteCount, Extent, FailKind, Operation, Piece, StatusRuns, Target, Token,
 };
 
-use crate::core::Core;
-use crate::shape::{Entry, Unit};
-use crate::slice::Pinned;
+use crate::geometry::{L2Entry, Subcluster};
+use crate::lane_core::LaneCore;
+use crate::slice::PinnedSlice;
 
 /// As many runs an answer has at most, and what the backing file tells at once: together with those of other members
 /// of a stripe they are pieces of one answer.
@@ -27,9 +27,10 @@ const CLUSTERS_MAX: usize = 1 << 16;
 const STEP_CLUSTERS: usize = 512;
 
 /// Serves a status.
-pub(crate) async fn status(core: Rc<Core>, token: Token, bytes: Extent) {
+pub(crate) async fn status(core: Rc<LaneCore>, token: Token, bytes: Extent) {
     let start = bytes.start().0;
-    let mut map = Map { core: &core, start, runs: StatusRuns::default(), below: start..start };
+    let mut map =
+        StatusLookup { core: &core, start, runs: StatusRuns::default(), below: start..start };
     let result = map.look_up(bytes.bytes()).await;
     let pieces = result.map(|()| {
         let runs = map.runs.in_order().iter().take(RUNS_MAX);
@@ -39,22 +40,22 @@ pub(crate) async fn status(core: Rc<Core>, token: Token, bytes: Extent) {
     core.end_with(token, Operation::Status(bytes), pieces);
 }
 
-/// What was found out about the bytes from there on.
-struct Map<'a> {
-    core: &'a Core,
+/// The block status of a range of an image while it is looked up: runs, and bytes that the backing file is asked about.
+struct StatusLookup<'a> {
+    core: &'a LaneCore,
     start: u64,
     runs: StatusRuns,
     /// Bytes behind those that the image does not have.
     below: Range<u64>,
 }
 
-impl Map<'_> {
+impl StatusLookup<'_> {
     /// Looks at the clusters of these bytes, as far as one answer goes.
     async fn look_up(&mut self, bytes: Range<u64>) -> Result<(), FailKind> {
         let image = &self.core.image;
-        let shape = image.shape();
+        let geometry = image.geometry();
         let mut at = bytes.start;
-        let mut pinned: Option<Pinned> = None;
+        let mut pinned: Option<PinnedSlice> = None;
         for looked_at in 1..=CLUSTERS_MAX {
             if at >= bytes.end || self.runs.count() >= RUNS_MAX {
                 break;
@@ -62,22 +63,22 @@ impl Map<'_> {
             if looked_at.is_multiple_of(STEP_CLUSTERS) {
                 self.core.pause().await;
             }
-            let cluster = shape.cluster_of(at);
-            let start = shape.start_of(cluster);
-            let next = (start + shape.cluster_bytes()).min(bytes.end);
-            let number = shape.slice_of(cluster);
+            let cluster = geometry.cluster_of(at);
+            let start = geometry.start_of(cluster);
+            let next = (start + geometry.cluster_bytes()).min(bytes.end);
+            let number = geometry.slice_of(cluster);
             let here = match pinned.take().filter(|pinned| pinned.slice().number() == number) {
                 Some(here) => here,
                 None => image.slice(&self.core.file, number).await?,
             };
             match image.entry(here.slice(), cluster)? {
-                Entry::Compressed { .. } => self.add(at..next, Some(BlockStatus::DATA)).await?,
-                Entry::Cluster(found) => {
-                    for (unit, part) in shape.parts(found, at - start..next - start) {
+                L2Entry::Compressed { .. } => self.add(at..next, Some(BlockStatus::DATA)).await?,
+                L2Entry::Cluster(found) => {
+                    for (unit, part) in geometry.parts(found, at - start..next - start) {
                         let status = match unit {
-                            Unit::Data(_) => Some(BlockStatus::DATA),
-                            Unit::Zero => Some(BlockStatus::ZEROES),
-                            Unit::Nothing => None,
+                            Subcluster::Data(_) => Some(BlockStatus::DATA),
+                            Subcluster::Zero => Some(BlockStatus::ZEROES),
+                            Subcluster::Nothing => None,
                         };
                         self.add(start + part.start..start + part.end, status).await?;
                     }

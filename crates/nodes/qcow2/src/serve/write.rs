@@ -10,13 +10,15 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Durability, Extent, FailKind, HostMemory, Operation, Target, Token};
-use tasks::{Parts, extent};
+use tasks::{RequestParts, extent};
 
 use super::compressed;
 use super::read::in_memory;
-use crate::core::Core;
-use crate::refcount::Clusters;
-use crate::shape::{Cluster, Entry, GuestCluster, Place, Unit, Words, bits_of};
+use crate::geometry::{
+    GuestCluster, HostCluster, L2Entry, RawL2Entry, StandardCluster, Subcluster, bits_of,
+};
+use crate::lane_core::LaneCore;
+use crate::refcount::HostClusters;
 
 /// How much is copied at once.
 const COPY_BYTES: u64 = 64 << 10;
@@ -25,9 +27,9 @@ const COPY_BYTES: u64 = 64 << 10;
 const ROUND_CLUSTERS: u64 = 256;
 
 /// Serves a write.
-pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durability: Durability) {
+pub(crate) async fn write(core: Rc<LaneCore>, token: Token, bytes: Extent, durability: Durability) {
     let operation = Operation::Write(bytes, durability);
-    let round_bytes = ROUND_CLUSTERS * core.image.shape().cluster_bytes();
+    let round_bytes = ROUND_CLUSTERS * core.image.geometry().cluster_bytes();
     let Range { start, end } = bytes.bytes();
     if end - start <= round_bytes {
         return write_at_once(core, token, bytes, durability).await;
@@ -45,14 +47,14 @@ pub(crate) async fn write(core: Rc<Core>, token: Token, bytes: Extent, durabilit
 
 /// Carries out a part of a write. What must be durable is made so at the end.
 async fn write_round(
-    core: &Core,
+    core: &LaneCore,
     token: Token,
     bytes: Extent,
     part: Range<u64>,
 ) -> Result<(), FailKind> {
     let _claimed = core.image.claim(clusters_of(core, &part)).await;
     let skip = part.start - bytes.bytes().start;
-    let change = Change::prepare(core, part).await?;
+    let change = WriteAllocation::prepare(core, part).await?;
     let round = Operation::Write(bytes, Durability::Cached);
     let mut parts = change.parts(core, round, skip);
     match core.carry_out(token, round, &mut parts).await {
@@ -64,20 +66,21 @@ async fn write_round(
     }
 }
 
-fn clusters_of(core: &Core, bytes: &Range<u64>) -> Range<u64> {
-    let shape = core.image.shape();
-    shape.cluster_of(bytes.start).0..shape.cluster_of(bytes.end - 1).0 + 1
+fn clusters_of(core: &LaneCore, bytes: &Range<u64>) -> Range<u64> {
+    let geometry = core.image.geometry();
+    geometry.cluster_of(bytes.start).0..geometry.cluster_of(bytes.end - 1).0 + 1
 }
 
 /// Serves a write of few clusters.
-async fn write_at_once(core: Rc<Core>, token: Token, bytes: Extent, durability: Durability) {
+async fn write_at_once(core: Rc<LaneCore>, token: Token, bytes: Extent, durability: Durability) {
     let operation = Operation::Write(bytes, durability);
     let claimed = core.image.claim(clusters_of(&core, &bytes.bytes())).await;
-    let change = match Change::prepare(&core, bytes.bytes()).await {
+    let change = match WriteAllocation::prepare(&core, bytes.bytes()).await {
         Ok(change) => change,
         Err(kind) => return core.end(token, operation, Err(kind)),
     };
-    if change.is_in_place() && (durability == Durability::Cached || core.image.links_are_durable())
+    if change.is_in_place()
+        && (durability == Durability::Cached || core.image.table_writes_are_durable())
     {
         drop(claimed);
         return core.answer(token, operation, change.parts(&core, operation, 0)).await;
@@ -98,7 +101,7 @@ async fn write_at_once(core: Rc<Core>, token: Token, bytes: Extent, durability: 
 
 /// Ends a change that was handed to the kernel: with a sync if it has to be durable.
 pub(super) async fn finish(
-    core: &Core,
+    core: &LaneCore,
     token: Token,
     operation: Operation,
     durability: Durability,
@@ -111,27 +114,27 @@ pub(super) async fn finish(
     core.end(token, operation, result);
 }
 
-/// New places for the clusters of a write.
+/// The clusters that are allocated for a write, and the L2 entries that will name them.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct WriteAllocation {
     /// The bytes of the disk that are written.
     guest: Range<u64>,
     /// The place of each cluster.
     hosts: Vec<u64>,
     /// What the tables will say, of clusters whose entry changes.
-    entries: Vec<(GuestCluster, Words)>,
+    entries: Vec<(GuestCluster, RawL2Entry)>,
     /// Clusters of the file that were taken, and those of them without a use.
-    taken: Vec<Clusters>,
-    spare: Clusters,
+    taken: Vec<HostClusters>,
+    spare: HostClusters,
     /// Clusters of the file that one reference less will have.
-    left: Vec<Clusters>,
+    left: Vec<HostClusters>,
     /// Whether anything but zeroes was there.
     must_sync: bool,
 }
 
-impl Change {
+impl WriteAllocation {
     /// Takes clusters, and copies what the write leaves of them. The clusters of the disk are claimed.
-    pub(super) async fn prepare(core: &Core, guest: Range<u64>) -> Result<Self, FailKind> {
+    pub(super) async fn prepare(core: &LaneCore, guest: Range<u64>) -> Result<Self, FailKind> {
         let before = look(core, &guest).await?;
         let mut change = Self {
             guest,
@@ -158,8 +161,8 @@ impl Change {
 
     async fn place_all(
         &mut self,
-        core: &Core,
-        before: &[(GuestCluster, Entry)],
+        core: &LaneCore,
+        before: &[(GuestCluster, L2Entry)],
     ) -> Result<(), FailKind> {
         let mut missing =
             before.iter().filter(|(at, entry)| own(core, *at, *entry).is_none()).count() as u64;
@@ -170,7 +173,8 @@ impl Change {
                 None => self.take_one(core, &mut missing).await?,
             };
             self.hosts.push(host);
-            let freshness = if own.is_some() { Freshness::Unknown } else { Freshness::Zeroes };
+            let freshness =
+                if own.is_some() { PriorContent::Unknown } else { PriorContent::Zeroes };
             self.change(core, cluster, entry, host, freshness).await?;
         }
         Ok(())
@@ -179,22 +183,22 @@ impl Change {
     /// Copies what the write leaves of a cluster, and notes what the tables will say of it.
     async fn change(
         &mut self,
-        core: &Core,
+        core: &LaneCore,
         cluster: GuestCluster,
-        entry: Entry,
+        entry: L2Entry,
         host: u64,
-        freshness: Freshness,
+        freshness: PriorContent,
     ) -> Result<(), FailKind> {
-        let shape = core.image.shape();
-        let start = shape.start_of(cluster);
+        let geometry = core.image.geometry();
+        let start = geometry.start_of(cluster);
         let within = self.guest.start.max(start) - start
-            ..self.guest.end.min(start + shape.cluster_bytes()) - start;
-        let touched = shape.units_of(&within);
+            ..self.guest.end.min(start + geometry.cluster_bytes()) - start;
+        let touched = geometry.units_of(&within);
         let bits = bits_of(touched.clone());
-        let place = Place { host, is_ours: true };
+        let place = HostCluster { host, is_exclusive: true };
         let before = match entry {
-            Entry::Cluster(before) => before,
-            Entry::Compressed { descriptor } => {
+            L2Entry::Cluster(before) => before,
+            L2Entry::Compressed { descriptor } => {
                 self.left.push(compressed::host_clusters(core, descriptor));
                 return self.unpack(core, cluster, entry, within, place).await;
             }
@@ -204,27 +208,27 @@ impl Change {
             return Ok(());
         }
         core.ensure_table(cluster).await?;
-        let unit_bytes = shape.unit_bytes();
-        let whole = u64::from(touched.start) * unit_bytes..u64::from(touched.end) * unit_bytes;
+        let bytes = geometry.subcluster_bytes();
+        let whole = u64::from(touched.start) * bytes..u64::from(touched.end) * bytes;
         let below_is_zero = is_zero(core, start + whole.start..start + whole.end).await?;
         for unit in touched {
-            let first = u64::from(unit) * unit_bytes;
-            let rest = [
-                first..within.start.max(first),
-                within.end.min(first + unit_bytes)..first + unit_bytes,
-            ];
-            let before = before.unit(unit);
+            let first = u64::from(unit) * bytes;
+            let rest =
+                [first..within.start.max(first), within.end.min(first + bytes)..first + bytes];
+            let before = before.subcluster(unit);
             match before {
-                Unit::Data(_) if is_in_place => continue,
-                Unit::Zero | Unit::Nothing if before == Unit::Zero || below_is_zero => {
-                    if freshness == Freshness::Unknown {
+                Subcluster::Data(_) if is_in_place => continue,
+                Subcluster::Zero | Subcluster::Nothing
+                    if before == Subcluster::Zero || below_is_zero =>
+                {
+                    if freshness == PriorContent::Unknown {
                         self.must_sync = true;
                         for part in rest.into_iter().filter(|part| !part.is_empty()) {
                             core.data.storage.zero(host + part.start..host + part.end).await?;
                         }
                     }
                 }
-                Unit::Data(_) | Unit::Zero | Unit::Nothing => {
+                Subcluster::Data(_) | Subcluster::Zero | Subcluster::Nothing => {
                     self.must_sync = true;
                     for part in rest {
                         self.copy(core, entry, start, part, host).await?;
@@ -235,16 +239,18 @@ impl Change {
         // The other subclusters leave the place of a snapshot as well.
         if !is_in_place && before.data & !bits != 0 {
             self.must_sync = true;
-            for unit in (0..shape.units()).filter(|unit| before.data & !bits & 1 << unit != 0) {
-                let first = u64::from(unit) * unit_bytes;
-                self.copy(core, entry, start, first..first + unit_bytes, host).await?;
+            for unit in
+                (0..geometry.subclusters()).filter(|unit| before.data & !bits & 1 << unit != 0)
+            {
+                let first = u64::from(unit) * bytes;
+                self.copy(core, entry, start, first..first + bytes, host).await?;
             }
         }
-        let after =
-            Cluster { place: Some(place), data: before.data | bits, zero: before.zero & !bits };
-        self.entries.push((cluster, shape.write(after)));
-        if let Some(old) = before.place.filter(|place| !place.is_ours && !core.has_data_file()) {
-            let old = shape.cluster_of(old.host).0;
+        let (data, zero) = (before.data | bits, before.zero & !bits);
+        let after = StandardCluster { place: Some(place), data, zero };
+        self.entries.push((cluster, geometry.write(after)));
+        if let Some(old) = before.place.filter(|old| !old.is_exclusive && !core.has_data_file()) {
+            let old = geometry.cluster_of(old.host).0;
             self.left.push(old..old + 1);
         }
         Ok(())
@@ -253,42 +259,43 @@ impl Change {
     /// Copies what the write leaves of a compressed cluster.
     async fn unpack(
         &mut self,
-        core: &Core,
+        core: &LaneCore,
         cluster: GuestCluster,
-        entry: Entry,
+        entry: L2Entry,
         within: Range<u64>,
-        place: Place,
+        place: HostCluster,
     ) -> Result<(), FailKind> {
-        let shape = core.image.shape();
+        let geometry = core.image.geometry();
         core.ensure_table(cluster).await?;
         self.must_sync = true;
-        for part in [0..within.start, within.end..shape.cluster_bytes()] {
-            self.copy(core, entry, shape.start_of(cluster), part, place.host).await?;
+        for part in [0..within.start, within.end..geometry.cluster_bytes()] {
+            self.copy(core, entry, geometry.start_of(cluster), part, place.host).await?;
         }
-        let after = Cluster { place: Some(place), data: shape.all_units(), zero: 0 };
-        self.entries.push((cluster, shape.write(after)));
+        let after =
+            StandardCluster { place: Some(place), data: geometry.all_subclusters(), zero: 0 };
+        self.entries.push((cluster, geometry.write(after)));
         Ok(())
     }
 
     /// Copies a part of a cluster, which begins there on the disk, to its new place.
     async fn copy(
         &self,
-        core: &Core,
-        entry: Entry,
+        core: &LaneCore,
+        entry: L2Entry,
         start: u64,
         part: Range<u64>,
         host: u64,
     ) -> Result<(), FailKind> {
         // Bit by bit, or many small writes to large clusters would take all memory.
         let most = match entry {
-            Entry::Cluster(_) => COPY_BYTES,
-            Entry::Compressed { .. } => core.image.shape().cluster_bytes(),
+            L2Entry::Cluster(_) => COPY_BYTES,
+            L2Entry::Compressed { .. } => core.image.geometry().cluster_bytes(),
         };
         let mut at = part.start;
         while at < part.end {
             let next = part.end.min(at + most);
             let bytes = usize::try_from(next - at).expect("at most a cluster");
-            let _copied = core.rooms.copied.take(bytes).await;
+            let _copied = core.limits.copied.take(bytes).await;
             let memory = read_before(core, entry, start + at..start + next).await?;
             core.data.storage.write(host + at, memory).await?;
             at = next;
@@ -297,7 +304,7 @@ impl Change {
     }
 
     /// The place of the next cluster of those that are missing. They follow each other if they can.
-    async fn take_one(&mut self, core: &Core, missing: &mut u64) -> Result<u64, FailKind> {
+    async fn take_one(&mut self, core: &LaneCore, missing: &mut u64) -> Result<u64, FailKind> {
         if self.spare.is_empty() {
             self.spare = core.image.take_clusters(&core.file, *missing).await?;
             self.taken.push(self.spare.clone());
@@ -305,12 +312,12 @@ impl Change {
         *missing -= 1;
         let cluster = self.spare.start;
         self.spare.start += 1;
-        Ok(core.image.shape().start_of(GuestCluster(cluster)))
+        Ok(core.image.geometry().start_of(GuestCluster(cluster)))
     }
 
     /// Where the bytes go that begin there in the write.
-    fn parts(&self, core: &Core, operation: Operation, first: u64) -> Parts {
-        let mut parts = Parts::default();
+    fn parts(&self, core: &LaneCore, operation: Operation, first: u64) -> RequestParts {
+        let mut parts = RequestParts::default();
         for (skip, bytes) in self.runs(core) {
             parts.ask(&core.data.storage, operation, first + skip, bytes);
         }
@@ -318,7 +325,7 @@ impl Change {
     }
 
     /// Makes zeroes of the bytes that are written, for a write that has no others.
-    pub(super) async fn write_zeroes(&self, core: &Core) -> Result<(), FailKind> {
+    pub(super) async fn write_zeroes(&self, core: &LaneCore) -> Result<(), FailKind> {
         for (_, bytes) in self.runs(core) {
             core.data.storage.zero(bytes).await?;
         }
@@ -327,13 +334,13 @@ impl Change {
 
     /// The bytes of the file that are written, where they begin in the write, and together what follows
     /// each other.
-    fn runs(&self, core: &Core) -> Vec<(u64, Range<u64>)> {
-        let shape = core.image.shape();
+    fn runs(&self, core: &LaneCore) -> Vec<(u64, Range<u64>)> {
+        let geometry = core.image.geometry();
         let mut runs: Vec<(u64, Range<u64>)> = Vec::new();
         let mut at = self.guest.start;
         for host in &self.hosts {
-            let start = host + shape.within(at);
-            let count = (shape.cluster_bytes() - shape.within(at)).min(self.guest.end - at);
+            let start = host + geometry.within(at);
+            let count = (geometry.cluster_bytes() - geometry.within(at)).min(self.guest.end - at);
             match runs.last_mut() {
                 Some((_, last)) if last.end == start => last.end += count,
                 Some(_) | None => runs.push((at - self.guest.start, start..start + count)),
@@ -344,7 +351,7 @@ impl Change {
     }
 
     /// The bytes were handed to the kernel: has the tables name them, if they do not yet.
-    pub(super) async fn link(self, core: &Core) -> Result<(), FailKind> {
+    pub(super) async fn link(self, core: &LaneCore) -> Result<(), FailKind> {
         if self.is_in_place() {
             return Ok(());
         }
@@ -363,16 +370,16 @@ impl Change {
     }
 
     /// Nothing names what was taken: gives it back.
-    pub(super) fn abandon(self, core: &Core) {
+    pub(super) fn abandon(self, core: &LaneCore) {
         if let Ok(space) = core.image.space() {
             self.taken.into_iter().for_each(|clusters| space.free(clusters));
         }
     }
 }
 
-/// What is known of a place where the tables name nothing.
+/// What a newly allocated cluster contains: zeroes, or anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Freshness {
+enum PriorContent {
     /// It reads as zeroes, durably.
     Zeroes,
     /// Anything may be there.
@@ -380,25 +387,25 @@ enum Freshness {
 }
 
 /// The place that a cluster has for itself: in a data file each has one.
-fn own(core: &Core, cluster: GuestCluster, entry: Entry) -> Option<u64> {
+fn own(core: &LaneCore, cluster: GuestCluster, entry: L2Entry) -> Option<u64> {
     match entry {
-        _ if core.has_data_file() => Some(core.image.shape().start_of(cluster)),
-        Entry::Cluster(cluster) => cluster.own_place(),
-        Entry::Compressed { .. } => None,
+        _ if core.has_data_file() => Some(core.image.geometry().start_of(cluster)),
+        L2Entry::Cluster(cluster) => cluster.exclusive_host(),
+        L2Entry::Compressed { .. } => None,
     }
 }
 
 /// What the tables say of the clusters that these bytes are in, in memory and in the file. The clusters
 /// are claimed.
 pub(super) async fn look(
-    core: &Core,
+    core: &LaneCore,
     guest: &Range<u64>,
-) -> Result<Vec<(GuestCluster, Entry)>, FailKind> {
-    let shape = core.image.shape();
-    let clusters = shape.cluster_of(guest.start).0..shape.cluster_of(guest.end - 1).0 + 1;
+) -> Result<Vec<(GuestCluster, L2Entry)>, FailKind> {
+    let geometry = core.image.geometry();
+    let clusters = geometry.cluster_of(guest.start).0..geometry.cluster_of(guest.end - 1).0 + 1;
     let mut entries = Vec::new();
     for cluster in clusters.map(GuestCluster) {
-        let pinned = core.image.slice(&core.file, shape.slice_of(cluster)).await?;
+        let pinned = core.image.slice(&core.file, geometry.slice_of(cluster)).await?;
         core.image.settle(&core.file, pinned.slice()).await?;
         entries.push((cluster, core.image.entry(pinned.slice(), cluster)?));
     }
@@ -406,7 +413,7 @@ pub(super) async fn look(
 }
 
 /// Whether bytes that the image does not have read as zeroes, as far as the lanes below know.
-pub(super) async fn is_zero(core: &Core, guest: Range<u64>) -> Result<bool, FailKind> {
+pub(super) async fn is_zero(core: &LaneCore, guest: Range<u64>) -> Result<bool, FailKind> {
     let Some(backing) = core.backing.as_ref().filter(|backing| guest.start < backing.size) else {
         return Ok(true);
     };
@@ -418,24 +425,30 @@ pub(super) async fn is_zero(core: &Core, guest: Range<u64>) -> Result<bool, Fail
 
 /// What the disk has there, inside one cluster that has no place of its own. Of a cluster with
 /// subclusters it is inside one of them.
-async fn read_before(core: &Core, entry: Entry, guest: Range<u64>) -> Result<HostMemory, FailKind> {
-    let shape = core.image.shape();
-    let within = shape.within(guest.start);
+async fn read_before(
+    core: &LaneCore,
+    entry: L2Entry,
+    guest: Range<u64>,
+) -> Result<HostMemory, FailKind> {
+    let geometry = core.image.geometry();
+    let within = geometry.within(guest.start);
     let unit = match entry {
-        Entry::Compressed { descriptor } => {
-            let cluster = shape.cluster_of(guest.start);
+        L2Entry::Compressed { descriptor } => {
+            let cluster = geometry.cluster_of(guest.start);
             let decoded = compressed::cluster(core, cluster, descriptor).await?;
             return Ok(HostMemory::of(&decoded[in_memory(within, guest.end - guest.start)]));
         }
-        Entry::Cluster(cluster) => cluster.unit(shape.units_of(&(within..within + 1)).start),
+        L2Entry::Cluster(cluster) => {
+            cluster.subcluster(geometry.units_of(&(within..within + 1)).start)
+        }
     };
     let count = usize::try_from(guest.end - guest.start).expect("at most a cluster");
     match (unit, &core.backing) {
-        (Unit::Data(place), _) => {
+        (Subcluster::Data(place), _) => {
             let start = place.host + within;
             core.data.storage.read(start..start + (guest.end - guest.start)).await
         }
-        (Unit::Nothing, Some(backing)) if guest.start < backing.size => {
+        (Subcluster::Nothing, Some(backing)) if guest.start < backing.size => {
             let mut memory = backing.storage.read(guest.start..guest.end.min(backing.size)).await?;
             if memory.len() < count {
                 let mut longer = HostMemory::zeroed(count);
@@ -444,6 +457,6 @@ async fn read_before(core: &Core, entry: Entry, guest: Range<u64>) -> Result<Hos
             }
             Ok(memory)
         }
-        (Unit::Zero | Unit::Nothing, _) => Ok(HostMemory::zeroed(count)),
+        (Subcluster::Zero | Subcluster::Nothing, _) => Ok(HostMemory::zeroed(count)),
     }
 }

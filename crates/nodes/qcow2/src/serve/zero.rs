@@ -9,16 +9,16 @@ use std::rc::Rc;
 use block::{Durability, Extent, FailKind, Operation, Token, Unmap};
 
 use super::compressed;
-use super::write::{Change, finish, is_zero as is_zero_below, look};
-use crate::core::{Core, DataKind};
-use crate::shape::{Cluster, Entry, GuestCluster, Unit, Words};
+use super::write::{WriteAllocation, finish, is_zero as is_zero_below, look};
+use crate::geometry::{GuestCluster, L2Entry, RawL2Entry, StandardCluster, Subcluster};
+use crate::lane_core::{DataLocation, LaneCore};
 
 /// How many clusters are changed in one go: others wait for those.
 const CLUSTERS_AT_ONCE: u64 = 512;
 
-/// What is wanted.
+/// What a zeroing or discard does with the space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Zeroing {
+pub(crate) enum ZeroMode {
     /// Zeroes; the space is kept.
     Keep,
     /// Zeroes; the space may go.
@@ -29,24 +29,24 @@ pub(crate) enum Zeroing {
 
 /// Serves a zeroing or a discard.
 pub(crate) async fn zero(
-    core: Rc<Core>,
+    core: Rc<LaneCore>,
     token: Token,
     bytes: Extent,
-    how: Zeroing,
+    how: ZeroMode,
     durability: Durability,
 ) {
     let operation = match how {
-        Zeroing::Keep => Operation::WriteZeroes(bytes, Unmap::Keep, durability),
-        Zeroing::Unmap => Operation::WriteZeroes(bytes, Unmap::Allowed, durability),
-        Zeroing::Discard => Operation::Discard(bytes, durability),
+        ZeroMode::Keep => Operation::WriteZeroes(bytes, Unmap::Keep, durability),
+        ZeroMode::Unmap => Operation::WriteZeroes(bytes, Unmap::Allowed, durability),
+        ZeroMode::Discard => Operation::Discard(bytes, durability),
     };
     let result = zero_all(&core, bytes.bytes(), how).await;
     finish(&core, token, operation, durability, result).await;
 }
 
-async fn zero_all(core: &Core, bytes: Range<u64>, how: Zeroing) -> Result<(), FailKind> {
-    let shape = core.image.shape();
-    let cluster_bytes = shape.cluster_bytes();
+async fn zero_all(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<(), FailKind> {
+    let geometry = core.image.geometry();
+    let cluster_bytes = geometry.cluster_bytes();
     let first = bytes.start.div_ceil(cluster_bytes);
     // Of the last cluster of the disk nothing more may be there.
     let end = if bytes.end == core.image.size() {
@@ -70,14 +70,14 @@ async fn zero_all(core: &Core, bytes: Range<u64>, how: Zeroing) -> Result<(), Fa
 }
 
 /// Zeroes a part of a cluster.
-async fn zero_part(core: &Core, bytes: Range<u64>, how: Zeroing) -> Result<(), FailKind> {
-    if bytes.is_empty() || how == Zeroing::Discard {
+async fn zero_part(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<(), FailKind> {
+    if bytes.is_empty() || how == ZeroMode::Discard {
         return Ok(());
     }
-    let shape = core.image.shape();
-    let cluster = shape.cluster_of(bytes.start);
+    let geometry = core.image.geometry();
+    let cluster = geometry.cluster_of(bytes.start);
     // It may reach over a border, if it fills neither cluster.
-    let border = shape.start_of(cluster) + shape.cluster_bytes();
+    let border = geometry.start_of(cluster) + geometry.cluster_bytes();
     for part in [bytes.start..bytes.end.min(border), bytes.end.min(border)..bytes.end] {
         if !part.is_empty() {
             zero_in_cluster(core, part).await?;
@@ -86,22 +86,22 @@ async fn zero_part(core: &Core, bytes: Range<u64>, how: Zeroing) -> Result<(), F
     Ok(())
 }
 
-async fn zero_in_cluster(core: &Core, bytes: Range<u64>) -> Result<(), FailKind> {
-    let cluster = core.image.shape().cluster_of(bytes.start);
+async fn zero_in_cluster(core: &LaneCore, bytes: Range<u64>) -> Result<(), FailKind> {
+    let cluster = core.image.geometry().cluster_of(bytes.start);
     let _claimed = core.image.claim(cluster.0..cluster.0 + 1).await;
-    let start = core.image.shape().start_of(cluster);
+    let start = core.image.geometry().start_of(cluster);
     let mut is_zero = true;
     match look(core, &bytes).await?[0].1 {
-        Entry::Compressed { .. } => is_zero = false,
-        Entry::Cluster(before) => {
-            let parts = core.image.shape().parts(before, bytes.start - start..bytes.end - start);
+        L2Entry::Compressed { .. } => is_zero = false,
+        L2Entry::Cluster(before) => {
+            let parts = core.image.geometry().parts(before, bytes.start - start..bytes.end - start);
             for (unit, part) in parts {
                 is_zero &= match unit {
-                    Unit::Zero => true,
-                    Unit::Nothing => {
+                    Subcluster::Zero => true,
+                    Subcluster::Nothing => {
                         is_zero_below(core, start + part.start..start + part.end).await?
                     }
-                    Unit::Data(_) => false,
+                    Subcluster::Data(_) => false,
                 };
             }
         }
@@ -113,31 +113,35 @@ async fn zero_in_cluster(core: &Core, bytes: Range<u64>) -> Result<(), FailKind>
 }
 
 /// Zeroes whole clusters.
-async fn zero_clusters(core: &Core, clusters: Range<u64>, how: Zeroing) -> Result<(), FailKind> {
+async fn zero_clusters(
+    core: &LaneCore,
+    clusters: Range<u64>,
+    how: ZeroMode,
+) -> Result<(), FailKind> {
     let image = &core.image;
-    let shape = image.shape();
+    let geometry = image.geometry();
     let _claimed = image.claim(clusters.clone()).await;
-    let bytes =
-        shape.start_of(GuestCluster(clusters.start))..shape.start_of(GuestCluster(clusters.end));
+    let bytes = geometry.start_of(GuestCluster(clusters.start))
+        ..geometry.start_of(GuestCluster(clusters.end));
     let mut changes = Vec::new();
     let mut left = Vec::new();
     for (cluster, entry) in look(core, &bytes).await? {
         match after(core, cluster, entry, how) {
-            After::Same => {}
-            After::Written => {
-                let start = shape.start_of(cluster);
-                write_over(core, start..start + shape.cluster_bytes()).await?;
+            ClusterUpdate::Same => {}
+            ClusterUpdate::Written => {
+                let start = geometry.start_of(cluster);
+                write_over(core, start..start + geometry.cluster_bytes()).await?;
             }
-            After::Entry(after) => {
+            ClusterUpdate::Entry(after) => {
                 core.ensure_table(cluster).await?;
-                changes.push((cluster, shape.write(after)));
-                if let Entry::Cluster(Cluster { place: Some(place), .. }) = entry
+                changes.push((cluster, geometry.write(after)));
+                if let L2Entry::Cluster(StandardCluster { place: Some(place), .. }) = entry
                     && after.place.is_none()
                     && !core.has_data_file()
                 {
-                    left.push(shape.cluster_of(place.host).0);
+                    left.push(geometry.cluster_of(place.host).0);
                 }
-                if let Entry::Compressed { descriptor } = entry {
+                if let L2Entry::Compressed { descriptor } = entry {
                     left.extend(compressed::host_clusters(core, descriptor));
                 }
             }
@@ -158,26 +162,27 @@ async fn zero_clusters(core: &Core, clusters: Range<u64>, how: Zeroing) -> Resul
 /// Has the tables say so. A data file that is the disk by itself has zeroes first; one that is not may
 /// lose the space afterwards, while nobody can begin to use it.
 async fn link(
-    core: &Core,
-    changes: &[(GuestCluster, Words)],
-    how: Zeroing,
+    core: &LaneCore,
+    changes: &[(GuestCluster, RawL2Entry)],
+    how: ZeroMode,
 ) -> Result<(), FailKind> {
-    let (image, shape) = (&core.image, core.image.shape());
-    let next_to =
-        |one: &(GuestCluster, Words), next: &(GuestCluster, Words)| one.0.0 + 1 == next.0.0;
+    let (image, geometry) = (&core.image, core.image.geometry());
+    let next_to = |one: &(GuestCluster, RawL2Entry), next: &(GuestCluster, RawL2Entry)| {
+        one.0.0 + 1 == next.0.0
+    };
     let runs = || {
         changes.chunk_by(next_to).map(|run| {
-            let start = shape.start_of(run[0].0);
-            start..start + run.len() as u64 * shape.cluster_bytes()
+            let start = geometry.start_of(run[0].0);
+            start..start + run.len() as u64 * geometry.cluster_bytes()
         })
     };
-    if core.data.kind == DataKind::Raw {
+    if core.data.kind == DataLocation::Raw {
         for bytes in runs() {
             core.data.storage.zero(bytes.start..bytes.end.min(image.size())).await?;
         }
     }
     image.link(&core.file, changes).await?;
-    if core.data.kind == DataKind::External && how != Zeroing::Keep {
+    if core.data.kind == DataLocation::External && how != ZeroMode::Keep {
         for bytes in runs() {
             core.data.storage.discard(bytes).await?;
         }
@@ -185,51 +190,51 @@ async fn link(
     Ok(())
 }
 
-/// What becomes of a cluster.
+/// What a zeroing does to a cluster's L2 entry.
 #[derive(Debug, Clone, Copy)]
-enum After {
+enum ClusterUpdate {
     /// The tables say already what they shall.
     Same,
     /// The tables shall say that.
-    Entry(Cluster),
+    Entry(StandardCluster),
     /// The tables cannot say it: only version 2.
     Written,
 }
 
-fn after(core: &Core, cluster: GuestCluster, entry: Entry, how: Zeroing) -> After {
-    let shape = core.image.shape();
-    let start = shape.start_of(cluster);
+fn after(core: &LaneCore, cluster: GuestCluster, entry: L2Entry, how: ZeroMode) -> ClusterUpdate {
+    let geometry = core.image.geometry();
+    let start = geometry.start_of(cluster);
     let shines_through = core.backing.as_ref().is_some_and(|backing| start < backing.size);
     let can_say = core.image.has_zero_clusters();
-    let zeroes = Cluster::zeroes(shape);
+    let zeroes = StandardCluster::zeroes(geometry);
     let empty = match (shines_through, can_say) {
-        (false, _) => After::Entry(Cluster::default()),
-        (true, true) => After::Entry(zeroes),
-        (true, false) if how == Zeroing::Discard => After::Same,
-        (true, false) => After::Written,
+        (false, _) => ClusterUpdate::Entry(StandardCluster::default()),
+        (true, true) => ClusterUpdate::Entry(zeroes),
+        (true, false) if how == ZeroMode::Discard => ClusterUpdate::Same,
+        (true, false) => ClusterUpdate::Written,
     };
-    let Entry::Cluster(before) = entry else { return empty };
-    let is_zero = before.zero == shape.all_units();
-    let keeps = how == Zeroing::Keep || core.has_data_file();
+    let L2Entry::Cluster(before) = entry else { return empty };
+    let is_zero = before.zero == geometry.all_subclusters();
+    let keeps = how == ZeroMode::Keep || core.has_data_file();
     match before.place {
-        None if is_zero => After::Same,
+        None if is_zero => ClusterUpdate::Same,
         // With and without subclusters that are zeroes.
-        None if before.data == 0 && !shines_through => After::Same,
+        None if before.data == 0 && !shines_through => ClusterUpdate::Same,
         // A discard uncovers nothing: like QEMU it leaves zeroes where the tables can say that.
         None => empty,
-        Some(_) if keeps && is_zero => After::Same,
-        Some(place) if keeps && place.is_ours => match (can_say, how) {
-            (true, _) => After::Entry(Cluster { place: Some(place), ..zeroes }),
-            (false, Zeroing::Discard) => After::Same,
-            (false, Zeroing::Keep | Zeroing::Unmap) => After::Written,
+        Some(_) if keeps && is_zero => ClusterUpdate::Same,
+        Some(place) if keeps && place.is_exclusive => match (can_say, how) {
+            (true, _) => ClusterUpdate::Entry(StandardCluster { place: Some(place), ..zeroes }),
+            (false, ZeroMode::Discard) => ClusterUpdate::Same,
+            (false, ZeroMode::Keep | ZeroMode::Unmap) => ClusterUpdate::Written,
         },
         Some(_) => empty,
     }
 }
 
 /// Writes zeroes over bytes whose clusters are claimed.
-async fn write_over(core: &Core, bytes: Range<u64>) -> Result<(), FailKind> {
-    let change = Change::prepare(core, bytes).await?;
+async fn write_over(core: &LaneCore, bytes: Range<u64>) -> Result<(), FailKind> {
+    let change = WriteAllocation::prepare(core, bytes).await?;
     if let Err(kind) = change.write_zeroes(core).await {
         change.abandon(core);
         return Err(kind);

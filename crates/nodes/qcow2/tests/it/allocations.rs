@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, Extent, Lane,
-    LaneIo, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Token, Told,
+    Access, Answer, ByteCount, ByteOffset, Child, Clock, CompletionAction, CompletionDecision,
+    DiskSize, Durability, Extent, Lane, LaneContext, Mapping, Node, Operation, Outcome, PieceList,
+    Rights, SystemClock, Token,
 };
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::qcow2rig::make::Recipe;
@@ -28,7 +29,7 @@ enum Requests {
 /// The iothread of a lane on an image.
 struct Iothread {
     lane: Box<dyn Lane>,
-    io: LaneIo,
+    io: LaneContext,
     runner: ControlThread,
     pieces: PieceList,
     late: Vec<Mapping>,
@@ -65,10 +66,10 @@ impl Iothread {
     fn is_over(&mut self, mapping: &Mapping) -> bool {
         assert!(matches!(mapping.answer, Answer::Now(_)), "{mapping:?}");
         let told = match mapping.after {
-            After::Over => Told::Over(Outcome::Done),
-            After::Tell => self.lane.carried_out(mapping.token, Outcome::Done),
+            CompletionAction::Finish => CompletionDecision::Finish(Outcome::Done),
+            CompletionAction::NotifyLane => self.lane.completed(mapping.token, Outcome::Done),
         };
-        told == Told::Over(Outcome::Done)
+        told == CompletionDecision::Finish(Outcome::Done)
     }
 }
 
@@ -107,9 +108,9 @@ fn check(recipe: &Recipe, access: Access, requests: Requests, bytes: u64) {
     let file = child("file", &made.image, access);
     let backing = made.backing.map(|content| child("backing", &content, Access::ReadOnly));
     let runner = || ControlThread { disk: Arc::clone(&disk), life: Arc::clone(&life) };
-    let settings = Settings {
+    let settings = Qcow2Settings {
         access,
-        discards: Discards::Passed,
+        discards: Qcow2Discards::Passed,
         l2_cache: ByteCount(1 << 20),
         refcount_cache: ByteCount(1 << 20),
         clean_after: None,
@@ -118,7 +119,7 @@ fn check(recipe: &Recipe, access: Access, requests: Requests, bytes: u64) {
     let children = Children { file, backing, data_file: None };
     let node = Qcow2Node::open("image", children, settings, Arc::new(runner())).unwrap();
     let _claim = node.claim(Rights::of_user(access)).unwrap();
-    let io = LaneIo::idle();
+    let io = LaneContext::idle();
     let lane = node.open_lane(&io).unwrap();
     let (pieces, late) = (PieceList::default(), Vec::new());
     let mut iothread = Iothread { lane, io, runner: runner(), pieces, late };

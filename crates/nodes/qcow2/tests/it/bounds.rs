@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, EngineFactory, Errand, Lane,
-    LaneIo, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Token, Told,
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, CompletionAction,
+    CompletionDecision, EngineFactory, InternalIo, Lane, LaneContext, Mapping, Node, Operation,
+    Outcome, PieceList, Rights, SystemClock, Token,
 };
 use kernel_io::FileTable;
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use testkit::counting::{bytes, bytes_most};
 use testkit::rng::Rng;
 
@@ -23,9 +24,9 @@ const MIB: u64 = 1 << 20;
 /// A lane, and what its iothread would have for each request that is carried out: its pieces.
 struct Iothread {
     lane: Box<dyn Lane>,
-    io: LaneIo,
+    io: LaneContext,
     engines: Arc<dyn EngineFactory>,
-    errands: Vec<Errand>,
+    errands: Vec<InternalIo>,
     pieces: PieceList,
     node: Arc<Qcow2Node>,
     _claim: Claim,
@@ -34,9 +35,9 @@ struct Iothread {
 impl Iothread {
     fn open(path: &Path, access: Access) -> Result<Self> {
         let table = Arc::new(FileTable::default());
-        let settings = Settings {
+        let settings = Qcow2Settings {
             access,
-            discards: Discards::Passed,
+            discards: Qcow2Discards::Passed,
             l2_cache: ByteCount(8 << 20),
             refcount_cache: ByteCount(1 << 20),
             clean_after: None,
@@ -47,7 +48,7 @@ impl Iothread {
         let engines = engines(&table);
         let node = Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&engines))?);
         let _claim = node.claim(Rights::of_user(access))?;
-        let io = LaneIo::idle();
+        let io = LaneContext::idle();
         let (lane, pieces, errands) = (node.open_lane(&io)?, PieceList::default(), Vec::new());
         Ok(Self { lane, io, engines, errands, pieces, node, _claim })
     }
@@ -75,9 +76,10 @@ impl Iothread {
             };
             count += self.pieces.get(range).iter().map(|piece| piece.count.0).sum::<u64>();
             over += usize::from(match mapping.after {
-                After::Over => true,
-                After::Tell => {
-                    self.lane.carried_out(mapping.token, Outcome::Done) == Told::Over(Outcome::Done)
+                CompletionAction::Finish => true,
+                CompletionAction::NotifyLane => {
+                    self.lane.completed(mapping.token, Outcome::Done)
+                        == CompletionDecision::Finish(Outcome::Done)
                 }
             });
         }

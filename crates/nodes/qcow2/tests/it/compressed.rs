@@ -8,11 +8,11 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, ensure};
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, Durability, EngineFactory,
-    FailKind, FileId, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, Piece,
-    PieceList, Rights, SystemClock, Token, Told, Unmap,
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, CompletionAction,
+    CompletionDecision, Durability, EngineFactory, FailKind, FileId, HostMemory, Lane, LaneContext,
+    Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, SystemClock, Token, Unmap,
 };
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::rng::Rng;
@@ -31,8 +31,8 @@ struct Bench {
 
 struct Thread {
     lane: Box<dyn Lane>,
-    io: LaneIo,
-    /// How many errands it had.
+    io: LaneContext,
+    /// How many internal I/Os it had.
     errands: u64,
 }
 
@@ -56,9 +56,9 @@ impl Bench {
             }
             let backing = below.take().map(Child::new);
             let children = Children { file: Child::new(file), backing, data_file: None };
-            let settings = Settings {
+            let settings = Qcow2Settings {
                 access,
-                discards: Discards::Passed,
+                discards: Qcow2Discards::Passed,
                 l2_cache: ByteCount(1 << 20),
                 refcount_cache: ByteCount(1 << 20),
                 clean_after: None,
@@ -71,7 +71,7 @@ impl Bench {
         let node = below.context("a chain has an image")?;
         let claim = Some(node.claim(Rights::of_user(access))?);
         let open = |_| {
-            let io = LaneIo::idle();
+            let io = LaneContext::idle();
             Ok(Thread { lane: node.open_lane(&io)?, io, errands: 0 })
         };
         let threads: Result<_> = (0..2).map(open).collect();
@@ -120,11 +120,13 @@ impl Bench {
                     }
                 };
                 match result {
-                    Ok((memory, Told::Over(Outcome::Done))) => ended[place] = Some(Ok(memory)),
-                    Ok((_, Told::Over(Outcome::Failed(kind)))) | Err(kind) => {
+                    Ok((memory, CompletionDecision::Finish(Outcome::Done))) => {
+                        ended[place] = Some(Ok(memory))
+                    }
+                    Ok((_, CompletionDecision::Finish(Outcome::Failed(kind)))) | Err(kind) => {
                         ended[place] = Some(Err(kind));
                     }
-                    Ok((memory, Told::Kept)) => memories[place] = Some(memory),
+                    Ok((memory, CompletionDecision::HoldAgain)) => memories[place] = Some(memory),
                 }
             }
             pieces.clear();
@@ -133,7 +135,7 @@ impl Bench {
             // They may be at what this one waits for.
             others.iter_mut().for_each(|other| other.go_on(runner));
         }
-        assert_eq!(thread.io.bytes_kept(), 0, "of what is over nothing is kept");
+        assert_eq!(thread.io.answer_memory_bytes(), 0, "of what is over nothing is kept");
         ended.into_iter().flatten().collect()
     }
 
@@ -152,7 +154,7 @@ impl Bench {
     }
 }
 
-type Carried = Result<(HostMemory, Told), FailKind>;
+type Carried = Result<(HostMemory, CompletionDecision), FailKind>;
 
 impl Thread {
     fn run_errands(&mut self, runner: &ControlThread) {
@@ -172,7 +174,7 @@ impl Thread {
         assert!(late.is_empty(), "nothing was asked of it");
     }
 
-    /// Carries out an answer as an errand would be.
+    /// Carries out an answer as an internal I/O would be.
     fn carry_out(
         &mut self,
         runner: &ControlThread,
@@ -186,8 +188,10 @@ impl Thread {
         let Poll::Ready(result) = done.as_mut().poll(context) else { panic!("it was carried out") };
         let memory = result?;
         Ok(match mapping.after {
-            After::Over => (memory, Told::Over(Outcome::Done)),
-            After::Tell => (memory, self.lane.carried_out(mapping.token, Outcome::Done)),
+            CompletionAction::Finish => (memory, CompletionDecision::Finish(Outcome::Done)),
+            CompletionAction::NotifyLane => {
+                (memory, self.lane.completed(mapping.token, Outcome::Done))
+            }
         })
     }
 }

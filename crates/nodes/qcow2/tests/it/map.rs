@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use block::{Access, BlockStatus, ByteCount, Child, Node, Rights};
 use disk::{DiscardPolicy, RawNode, RawWindow};
 use kernel_io::FileTable;
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
-use tasks::Control;
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use tasks::ControlExecutor;
 use testkit::rng::Rng;
 
 use crate::node::{engines, file, sentence};
@@ -188,7 +188,7 @@ impl Chain<'_> {
         }
         let node = node.context("a level")?;
         let _claim = node.claim(Rights::of_user(Access::ReadOnly))?;
-        let mut control = Control::open(&*engines, &node)?;
+        let mut control = ControlExecutor::open(&*engines, &node)?;
         let storage = control.storage();
         let (mut map, mut at, end) = (Map::new(), 0, node.size().0.0);
         while at < end {
@@ -204,9 +204,9 @@ impl Chain<'_> {
     }
 }
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: Qcow2Settings = Qcow2Settings {
     access: Access::ReadWrite,
-    discards: Discards::Passed,
+    discards: Qcow2Discards::Passed,
     l2_cache: ByteCount(0),
     refcount_cache: ByteCount(0),
     clean_after: None,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use block::{Access, ByteCount, Child, EngineFactory, Node};
 use kernel_io::FileTable;
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 
 use crate::node::{engines, file, sentence};
 use crate::player::Player;
@@ -22,9 +22,9 @@ pub(crate) fn image(
     backing: Option<Arc<dyn Node>>,
     engines: &Arc<dyn EngineFactory>,
 ) -> Result<Arc<dyn Node>> {
-    let settings = Settings {
+    let settings = Qcow2Settings {
         access: Access::ReadWrite,
-        discards: Discards::Passed,
+        discards: Qcow2Discards::Passed,
         // So little that tables come and go.
         l2_cache: ByteCount(0),
         refcount_cache: ByteCount(0),

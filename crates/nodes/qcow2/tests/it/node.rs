@@ -6,13 +6,13 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, bail};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, DiskSize, Durability,
-    EngineFactory, Extent, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, PieceList,
-    Rights, SystemClock, Token, Told,
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, CompletionDecision, DiskSize,
+    Durability, EngineFactory, Extent, HostMemory, Lane, LaneContext, Mapping, Node, Operation,
+    Outcome, PieceList, Rights, SystemClock, Token,
 };
 use disk::{DiscardPolicy, FileNode};
 use kernel_io::{FileTable, OpenFile, OpenOptions};
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use request_path::ControlEngines;
 
 /// A file of the host as a node, for writing.
@@ -42,9 +42,9 @@ impl Image {
         let table = Arc::new(FileTable::default());
         let node = file(path, &table)?;
         let file = Arc::clone(node.file());
-        let settings = Settings {
+        let settings = Qcow2Settings {
             access: Access::ReadWrite,
-            discards: Discards::Passed,
+            discards: Qcow2Discards::Passed,
             l2_cache: ByteCount(1 << 20),
             refcount_cache: ByteCount(1 << 20),
             clean_after: None,
@@ -62,7 +62,7 @@ impl Image {
 pub(crate) struct Guest {
     size: DiskSize,
     lane: Box<dyn Lane>,
-    io: LaneIo,
+    io: LaneContext,
     engines: Arc<dyn EngineFactory>,
     // Dropped last: with it the image is closed.
     _claim: Claim,
@@ -84,7 +84,7 @@ impl Guest {
         let node = &image.node;
         let claim = node.claim(Rights::of_user(Access::ReadWrite));
         let claim = claim.map_err(|error| anyhow::anyhow!("{}", sentence(&error)))?;
-        let io = LaneIo::idle();
+        let io = LaneContext::idle();
         let lane = node.open_lane(&io)?;
         let engines = Arc::clone(&image.engines);
         Ok(Self { size: node.size(), lane, io, engines, _claim: claim })
@@ -139,7 +139,7 @@ impl Guest {
         loop {
             mapping = self.wait(mapping, &mut pieces)?;
             let Answer::Now(range) = mapping.answer else { bail!("{:?}", mapping.answer) };
-            let io = LaneIo::idle();
+            let io = LaneContext::idle();
             let mut done = io.submit(mapping.operation, pieces.get(range), memory);
             self.carry_out(&io);
             let context = &mut TaskContext::from_waker(Waker::noop());
@@ -148,12 +148,14 @@ impl Guest {
             };
             memory = result.map_err(|kind| anyhow::anyhow!("{kind:?}"))?;
             match mapping.after {
-                block::After::Over => return Ok(memory),
-                block::After::Tell => match self.lane.carried_out(token, Outcome::Done) {
-                    Told::Over(Outcome::Done) => return Ok(memory),
-                    Told::Over(Outcome::Failed(kind)) => bail!("{kind:?}"),
-                    Told::Kept => mapping.answer = Answer::Held,
-                },
+                block::CompletionAction::Finish => return Ok(memory),
+                block::CompletionAction::NotifyLane => {
+                    match self.lane.completed(token, Outcome::Done) {
+                        CompletionDecision::Finish(Outcome::Done) => return Ok(memory),
+                        CompletionDecision::Finish(Outcome::Failed(kind)) => bail!("{kind:?}"),
+                        CompletionDecision::HoldAgain => mapping.answer = Answer::Held,
+                    }
+                }
             }
             pieces.clear();
         }
@@ -175,7 +177,7 @@ impl Guest {
         bail!("it is held for ever")
     }
 
-    fn carry_out(&self, io: &LaneIo) {
+    fn carry_out(&self, io: &LaneContext) {
         let mut errands = Vec::new();
         io.take_submitted(&mut errands);
         errands.into_iter().for_each(|errand| testkit::errands::run(&*self.engines, errand));

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, Clock, Durability, Errand, Extent,
-    FailKind, FileId, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, PieceList,
-    Rights, SystemClock, Target, Token, Told, Unmap,
+    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, CompletionAction,
+    CompletionDecision, Durability, Extent, FailKind, FileId, HostMemory, InternalIo, Lane,
+    LaneContext, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Target, Token,
+    Unmap,
 };
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::qcow2rig::make::Recipe;
@@ -31,15 +32,15 @@ struct Bench {
 
 struct Thread {
     lane: Box<dyn Lane>,
-    io: LaneIo,
+    io: LaneContext,
     pieces: PieceList,
     mapping: Mapping,
     memory: Vec<u8>,
     /// Whether the request was answered and carried out before.
     is_carried_out: bool,
-    /// What becomes of the lane's own errands.
+    /// What becomes of the lane's own internal I/Os.
     errands: Errands,
-    held: Vec<Errand>,
+    held: Vec<InternalIo>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,9 +72,9 @@ impl Bench {
             Child::new(Arc::new(FileChild { name, disk, file, access, discards: true, life }))
         };
         let children = Children { file: child(image), backing: None, data_file: data.map(child) };
-        let settings = Settings {
+        let settings = Qcow2Settings {
             access,
-            discards: Discards::Passed,
+            discards: Qcow2Discards::Passed,
             l2_cache: ByteCount(1 << 20),
             refcount_cache: ByteCount(1 << 20),
             clean_after: None,
@@ -83,7 +84,7 @@ impl Bench {
         let node = Qcow2Node::open("image", children, settings, Arc::new(runner())).unwrap();
         let claim = node.claim(Rights::of_user(access)).unwrap();
         let thread = |_| {
-            let io = LaneIo::idle();
+            let io = LaneContext::idle();
             let lane = node.open_lane(&io).unwrap();
             let mapping = Mapping::new(Token(0), Operation::Flush);
             let (pieces, errands) = (PieceList::default(), Errands::Run);
@@ -182,7 +183,7 @@ impl Thread {
     /// Carries out an answer; the end of the request, unless the lane keeps it.
     fn carry_out(&mut self, runner: &ControlThread) -> Option<Ended> {
         let Answer::Now(range) = self.mapping.answer else { panic!("it is answered") };
-        let (io, memory) = (LaneIo::idle(), HostMemory::of(&self.memory));
+        let (io, memory) = (LaneContext::idle(), HostMemory::of(&self.memory));
         let done = io.submit(self.mapping.operation, self.pieces.get(range), memory);
         let mut errands = Vec::new();
         io.take_submitted(&mut errands);
@@ -195,19 +196,19 @@ impl Thread {
         self.is_carried_out = true;
         self.pieces.clear();
         self.mapping.answer = Answer::Held;
-        if self.mapping.after == After::Over {
+        if self.mapping.after == CompletionAction::Finish {
             return Some(Ok(byte));
         }
-        match self.lane.carried_out(self.mapping.token, Outcome::Done) {
-            Told::Over(Outcome::Done) => Some(Ok(byte)),
-            Told::Over(Outcome::Failed(kind)) => Some(Err(kind)),
-            Told::Kept => None,
+        match self.lane.completed(self.mapping.token, Outcome::Done) {
+            CompletionDecision::Finish(Outcome::Done) => Some(Ok(byte)),
+            CompletionDecision::Finish(Outcome::Failed(kind)) => Some(Err(kind)),
+            CompletionDecision::HoldAgain => None,
         }
     }
 }
 
 /// Carries out a write, and says that it has failed.
-fn fail(disk: &Disk, mut errand: Errand) {
+fn fail(disk: &Disk, mut errand: InternalIo) {
     for piece in errand.pieces().to_vec() {
         let Target::File { file, offset: ByteOffset(offset) } = piece.target else {
             panic!("of a file")

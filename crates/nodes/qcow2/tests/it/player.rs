@@ -8,9 +8,9 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    After, Answer, ByteCount, ByteOffset, Claim, Clock, Durability, EngineFactory, Errand,
-    ErrandDone, Extent, HostMemory, Lane, LaneIo, Mapping, Node, Operation, Outcome, Piece,
-    PieceList, Rights, SystemClock, Token, Told, Unmap,
+    Answer, ByteCount, ByteOffset, Claim, Clock, CompletionAction, CompletionDecision, Durability,
+    EngineFactory, Extent, HostMemory, InternalIo, InternalIoFuture, Lane, LaneContext, Mapping,
+    Node, Operation, Outcome, Piece, PieceList, Rights, SystemClock, Token, Unmap,
 };
 use testkit::rng::Rng;
 
@@ -23,10 +23,10 @@ const IDLE_MAX: u32 = 10_000;
 pub(crate) struct Player {
     node: Arc<dyn Node>,
     lane: Box<dyn Lane>,
-    io: LaneIo,
+    io: LaneContext,
     engines: Arc<dyn EngineFactory>,
     jobs: Vec<Option<Job>>,
-    errands: Vec<Errand>,
+    errands: Vec<InternalIo>,
     pieces: PieceList,
     /// Sectors that requests in flight change, and those that others read.
     changing: BTreeSet<u64>,
@@ -46,8 +46,8 @@ struct Job {
 
 enum Phase {
     Held(HostMemory),
-    Answered(Operation, Vec<Piece>, After, HostMemory),
-    CarriedOut(ErrandDone, After),
+    Answered(Operation, Vec<Piece>, CompletionAction, HostMemory),
+    CarriedOut(InternalIoFuture, CompletionAction),
 }
 
 impl Player {
@@ -59,7 +59,7 @@ impl Player {
         seed: u64,
     ) -> Result<Self> {
         let claim = node.claim(Rights::of_user(node.access()))?;
-        let io = LaneIo::idle();
+        let io = LaneContext::idle();
         let lane = node.open_lane(&io)?;
         Ok(Self {
             node,
@@ -261,22 +261,29 @@ impl Player {
                     return Ok(false);
                 };
                 let memory = result.map_err(|kind| anyhow::anyhow!("{kind:?}"))?;
-                self.carried_out(place, after, memory)?;
+                self.completed(place, after, memory)?;
                 Ok(true)
             }
         }
     }
 
-    fn carried_out(&mut self, place: usize, after: After, memory: HostMemory) -> Result<()> {
+    fn completed(
+        &mut self,
+        place: usize,
+        after: CompletionAction,
+        memory: HostMemory,
+    ) -> Result<()> {
         let told = match after {
-            After::Over => Told::Over(Outcome::Done),
-            After::Tell => self.lane.carried_out(Token(u32::try_from(place)?), Outcome::Done),
+            CompletionAction::Finish => CompletionDecision::Finish(Outcome::Done),
+            CompletionAction::NotifyLane => {
+                self.lane.completed(Token(u32::try_from(place)?), Outcome::Done)
+            }
         };
         self.io.take_submitted(&mut self.errands);
         match told {
-            Told::Over(Outcome::Done) => {}
-            Told::Over(Outcome::Failed(kind)) => bail!("a request fails: {kind:?}"),
-            Told::Kept => {
+            CompletionDecision::Finish(Outcome::Done) => {}
+            CompletionDecision::Finish(Outcome::Failed(kind)) => bail!("a request fails: {kind:?}"),
+            CompletionDecision::HoldAgain => {
                 self.jobs[place].as_mut().context("a request")?.phase = Phase::Held(memory);
                 return Ok(());
             }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use block::{
-    Access, Answer, Claim, ClaimError, DiskSize, FailKind, Lane, LaneError, LaneIo, Limits,
-    Mapping, Node, PieceList, Rights,
+    Access, Answer, BlockLimits, Claim, ClaimError, DiskSize, FailKind, Lane, LaneContext,
+    LaneError, Mapping, Node, PieceList, Rights,
 };
 use kernel_io::FileTable;
 use testkit::process::Bench;
@@ -105,7 +105,7 @@ impl Node for Dying {
         self.file.size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.file.limits()
     }
 
@@ -121,7 +121,7 @@ impl Node for Dying {
         self.file.claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let (below, left) = (self.file.open_lane(io)?, Arc::clone(&self.left));
         Ok(Box::new(DyingLane { below, left }))
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
-use qcow2::{Children, Discards, OverlapCheck, Qcow2Node, Settings};
+use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::make::Recipe;
 use testkit::qcow2rig::{Mischief, Options, Played, Setup, Subject, peer, play};
 use testkit::report;
@@ -27,9 +27,9 @@ impl Subject for Image {
             backing: setup.backing.as_ref().map(child),
             data_file: setup.data_file.as_ref().map(child),
         };
-        let settings = Settings {
+        let settings = Qcow2Settings {
             access: Access::ReadWrite,
-            discards: if rng.one_in(2) { Discards::Passed } else { Discards::Ignored },
+            discards: if rng.one_in(2) { Qcow2Discards::Passed } else { Qcow2Discards::Ignored },
             // Often so little that tables come and go.
             l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
             refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, FailKind, LaneIo, Mapping, Node, Operation,
+    Access, Answer, ByteCount, ByteOffset, Claim, FailKind, LaneContext, Mapping, Node, Operation,
     PieceList, Rights, Token,
 };
 use kernel_io::FileTable;
@@ -83,7 +83,7 @@ fn a_lane_whose_image_is_closed_answers_with_errors() -> Result<()> {
     let engines = engines(&table);
     let node = image("a", file(&directory.path().join("a.qcow2"), &table)?, None, &engines)?;
     let claim = node.claim(WRITER)?;
-    let mut lane = node.open_lane(&LaneIo::idle())?;
+    let mut lane = node.open_lane(&LaneContext::idle())?;
     let extent = node.size().check(ByteOffset(0), ByteCount(4096))?;
     drop(claim);
     let _again = node.claim(WRITER)?;

@@ -10,13 +10,13 @@ use super::{Buffers, Segment};
 /// What it is aligned to: files that want more are not opened for direct I/O.
 const ALIGNMENT: usize = 4096;
 
-/// Zeroed memory, aligned for direct I/O.
+/// Memory of this process (not a guest's), zeroed and aligned for direct I/O.
 pub struct HostMemory {
     base: NonNull<u8>,
     count: usize,
 }
 
-// SAFETY: it owns its memory; whoever else knows the address only copies while an errand is under way,
+// SAFETY: it owns its memory; whoever else knows the address only copies while an internal I/O is under way,
 // when the memory belongs to nobody else.
 unsafe impl Send for HostMemory {}
 
@@ -45,7 +45,7 @@ impl HostMemory {
     /// Names it for an operation. Whoever carries that out keeps `self` until it is over, or for ever.
     pub(crate) fn name(&mut self) -> Buffers {
         let mut buffers = Buffers::with_capacity(1);
-        // SAFETY: the memory is ours, readable and writable; an errand that was begun gives it back when
+        // SAFETY: the memory is ours, readable and writable; an internal I/O that was begun gives it back when
         // it is over, and never frees it otherwise.
         buffers.push(unsafe { Segment::new(self.base, self.count) });
         buffers

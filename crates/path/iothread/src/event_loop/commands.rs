@@ -5,7 +5,7 @@
 //! 1. The control thread asks the front end whether it stays, and has B open lanes on the source's nodes, all or none. If
 //!    one of them refuses, nothing has happened.
 //! 2. A stops popping and cancels the kick poll, and waits until the kernel says that it is cancelled.
-//! 3. A takes back what is finished and publishes it, leaves its seat, makes B the mailbox's owner, and sends the source
+//! 3. A takes back what is finished and publishes it, leaves its route, makes B the mailbox's owner, and sends the source
 //!    to B's inbox. What A has in flight stays there, and its outcomes are posted to the mailbox.
 //! 4. B arms the poll and gives the source one turn unconditionally: A may have consumed a kick.
 //!
@@ -17,43 +17,47 @@ use std::sync::Arc;
 
 use request_path::{LaneIndex, SourceKey};
 
-use super::source_entry::{Life, SourceEntry, Watch};
+use super::source_entry::{KickWatch, SourceEntry, SourceState};
 use super::{EventLoop, answer};
-use crate::command::{Cargo, Command, SourceId};
-use crate::polling::{Adaptive, LookedFor};
+use crate::command::{Command, SourceBundle, SourceId};
+use crate::polling::{AdaptivePolling, PollTarget};
 
 impl EventLoop {
-    pub(super) fn answer_bell(&mut self) {
+    pub(super) fn process_inbox(&mut self) {
         for command in self.inbox.take() {
-            self.obey(command);
+            self.execute(command);
         }
         for place in 0..self.sources.len() {
             let mail = self.sources[place]
                 .as_ref()
-                .is_some_and(|served| !served.cargo.source.mailbox().is_empty());
+                .is_some_and(|served| !served.bundle.source.mailbox().is_empty());
             if mail {
-                self.call(SourceKey(u32::try_from(place).expect("fewer sources than descriptors")));
+                self.schedule(SourceKey(
+                    u32::try_from(place).expect("fewer sources than descriptors"),
+                ));
             }
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         match command {
             Command::Prepare { nodes, reply } => answer(&reply, self.engine.open_lanes(&nodes)),
-            Command::Arrive { cargo, lanes, reply } => {
-                self.arrive(cargo, lanes);
+            Command::Arrive { bundle, lanes, reply } => {
+                self.arrive(bundle, lanes);
                 answer(&reply, ());
             }
             Command::Depart { id, to, lanes, reply } => {
-                self.leave_when_unwatched(id, Life::Departing { to, lanes, reply });
+                self.leave_when_unwatched(id, SourceState::Departing { to, lanes, reply });
             }
-            Command::Stop { id, reply } => self.leave_when_unwatched(id, Life::Stopping { reply }),
+            Command::Stop { id, reply } => {
+                self.leave_when_unwatched(id, SourceState::Stopping { reply })
+            }
             Command::Visit { id, visit } | Command::Post { id, visit } => {
                 let key = self.find(id);
                 let served = self.sources[key.0 as usize].as_mut().expect("it was found");
-                visit.pay(&mut *served.cargo.source, &mut self.engine);
+                visit.run(&mut *served.bundle.source, &mut self.engine);
                 // It may have something new now, for which no kick comes.
-                self.call(key);
+                self.schedule(key);
             }
             Command::Release { node } => self.engine.release_on(&node),
             Command::Abandon { node } => self.engine.abandon(&node),
@@ -68,52 +72,52 @@ impl EventLoop {
             }
             Command::Admit { node } => self.engine.admit(&node),
             Command::GoOn { node, reply } => {
-                let (lane, result) = self.engine.go_on(&node);
+                let (lane, result) = self.engine.cancel_drain(&node);
                 self.draining.retain(|(drained, _)| *drained != lane);
                 answer(&reply, result);
             }
             Command::SetPolling { settings } => {
-                self.looker.set(settings);
+                self.gate.set(settings);
                 for served in self.sources.iter_mut().flatten() {
-                    served.adaptive = Adaptive::new(LookedFor::Requests);
+                    served.adaptive = AdaptivePolling::new(PollTarget::Requests);
                 }
             }
             Command::Retire => self.retiring = true,
         }
     }
 
-    fn arrive(&mut self, cargo: Cargo, lanes: Vec<LaneIndex>) {
+    fn arrive(&mut self, bundle: SourceBundle, lanes: Vec<LaneIndex>) {
         let place = self.sources.iter().position(Option::is_none).unwrap_or(self.sources.len());
         if place == self.sources.len() {
             self.sources.push(None);
         }
         let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
-        let (life, watch) = (Life::Serving, Watch::On);
+        let (state, watch) = (SourceState::Serving, KickWatch::On);
         let served = self.sources[place].insert(SourceEntry {
-            cargo,
-            life,
+            bundle,
+            state,
             watch,
             called: false,
             full: false,
             awake: false,
-            adaptive: Adaptive::new(LookedFor::Requests),
+            adaptive: AdaptivePolling::new(PollTarget::Requests),
             last_new: self.now,
             turn_ended: self.now,
             kicks: 0,
         });
-        served.cargo.source.arrive(&mut self.engine, lanes, key);
-        let source = &served.cargo.source;
+        served.bundle.source.arrive(&mut self.engine, lanes, key);
+        let source = &served.bundle.source;
         self.engine.watch(source.kick(), source.interest(), key);
-        self.call(key);
+        self.schedule(key);
     }
 
     /// Stops popping, cancels the poll and leaves the rest to [`EventLoop::unwatched`].
-    fn leave_when_unwatched(&mut self, id: SourceId, life: Life) {
+    fn leave_when_unwatched(&mut self, id: SourceId, state: SourceState) {
         let key = self.find(id);
         let served = self.served(key);
-        assert!(served.watch == Watch::On, "a source leaves once");
-        served.life = life;
-        served.watch = Watch::Ending;
+        assert!(served.watch == KickWatch::On, "a source leaves once");
+        served.state = state;
+        served.watch = KickWatch::Ending;
         self.engine.unwatch(key);
         self.release_if_stopping(key);
     }
@@ -121,50 +125,53 @@ impl EventLoop {
     /// Who stops is waited for: nothing of it is held any longer, however it got there.
     pub(super) fn release_if_stopping(&mut self, key: SourceKey) {
         if let Some(served) = &self.sources[key.0 as usize]
-            && let Life::Stopping { .. } = served.life
+            && let SourceState::Stopping { .. } = served.state
         {
-            served.cargo.source.lanes().iter().for_each(|lane| self.engine.release(*lane));
+            served.bundle.source.lanes().iter().for_each(|lane| self.engine.release(*lane));
         }
     }
 
     pub(super) fn unwatched(&mut self, key: SourceKey) {
         let served = self.served(key);
-        served.watch = Watch::Off;
-        match served.life {
-            Life::Departing { .. } => self.hand_over(key),
-            Life::Stopping { .. } => self.call(key),
-            Life::Serving | Life::Broken => panic!("nobody asked to end this poll"),
+        served.watch = KickWatch::Off;
+        match served.state {
+            SourceState::Departing { .. } => self.hand_over(key),
+            SourceState::Stopping { .. } => self.schedule(key),
+            SourceState::Serving | SourceState::Broken => panic!("nobody asked to end this poll"),
         }
     }
 
     fn hand_over(&mut self, key: SourceKey) {
         let served = self.sources[key.0 as usize].take().expect("an unwatched source is here");
-        let SourceEntry { mut cargo, life: Life::Departing { to, lanes, reply }, .. } = served
+        let SourceEntry { mut bundle, state: SourceState::Departing { to, lanes, reply }, .. } =
+            served
         else {
             panic!("only a departing source is handed over")
         };
-        cargo.source.depart(&mut self.engine);
+        bundle.source.depart(&mut self.engine);
         self.awake.retain(|awake| *awake != key);
-        cargo.source.mailbox().set_owner(Arc::clone(to.bell()) as Arc<dyn request_path::Wake>);
-        to.send(Command::Arrive { cargo, lanes, reply });
+        bundle.source.mailbox().set_owner(Arc::clone(to.notifier()) as Arc<dyn request_path::Wake>);
+        to.send(Command::Arrive { bundle, lanes, reply });
     }
 
     pub(super) fn finish_stop(&mut self, key: SourceKey) {
         let place = &mut self.sources[key.0 as usize];
         let over = place.as_ref().is_some_and(|served| {
-            matches!(served.life, Life::Stopping { .. })
-                && served.watch == Watch::Off
-                && served.cargo.source.in_flight() == 0
+            matches!(served.state, SourceState::Stopping { .. })
+                && served.watch == KickWatch::Off
+                && served.bundle.source.in_flight() == 0
         });
         if !over {
             return;
         }
-        if let Some(SourceEntry { mut cargo, life: Life::Stopping { reply }, .. }) = place.take() {
+        if let Some(SourceEntry { mut bundle, state: SourceState::Stopping { reply }, .. }) =
+            place.take()
+        {
             // Whoever serves the ring next may rely on kicks; what came meanwhile is theirs.
-            let _more = cargo.source.rest();
-            cargo.source.depart(&mut self.engine);
+            let _more = bundle.source.rest();
+            bundle.source.depart(&mut self.engine);
             self.awake.retain(|awake| *awake != key);
-            answer(&reply, cargo.source);
+            answer(&reply, bundle.source);
         }
     }
 
@@ -175,7 +182,7 @@ impl EventLoop {
 
     fn find(&self, id: SourceId) -> SourceKey {
         let known =
-            |served: &Option<SourceEntry>| served.as_ref().is_some_and(|s| s.cargo.id == id);
+            |served: &Option<SourceEntry>| served.as_ref().is_some_and(|s| s.bundle.id == id);
         let place = self.sources.iter().position(known);
         let place = place.expect("a source is asked for where its controller placed it");
         SourceKey(u32::try_from(place).expect("fewer sources than descriptors"))

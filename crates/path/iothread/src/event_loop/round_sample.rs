@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use block::Clock;
 use request_path::Sampler;
 
-/// How far a pair of rounds is.
+/// A sampled pair of rounds of the event loop, while it is timed.
 #[derive(Debug, Default)]
 pub(super) struct RoundSample {
     rounds: Sampler,

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use request_path::{LaneIndex, Source};
 
-use crate::command::{Cargo, Inbox};
-use crate::polling::Adaptive;
+use crate::command::{Inbox, SourceBundle};
+use crate::polling::AdaptivePolling;
 
-/// What the iothread does with a source.
+/// What an iothread does with a source: serves it, or stops serving it and why.
 #[derive(Debug)]
-pub(super) enum Life {
+pub(super) enum SourceState {
     /// Serves it.
     Serving,
     /// Does not take anything from it: its guest broke the rules.
@@ -24,26 +24,26 @@ pub(super) enum Life {
     Stopping { reply: mpsc::Sender<Box<dyn Source>> },
 }
 
-impl Life {
+impl SourceState {
     pub(super) fn is_serving(&self) -> bool {
         matches!(self, Self::Serving)
     }
 }
 
-/// Whether the kernel watches the kick of a source.
+/// Whether the kernel watches a source's kick descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Watch {
+pub(super) enum KickWatch {
     On,
     Ending,
     Off,
 }
 
-/// A source with what the loop knows of it.
+/// A source in the event loop's table, with which of the loop's lists it is in.
 #[derive(Debug)]
 pub(crate) struct SourceEntry {
-    pub(super) cargo: Cargo,
-    pub(super) life: Life,
-    pub(super) watch: Watch,
+    pub(super) bundle: SourceBundle,
+    pub(super) state: SourceState,
+    pub(super) watch: KickWatch,
     /// It is in `ready` already.
     pub(super) called: bool,
     /// It is in `full`: it has more to do, and there was no room for it.
@@ -51,7 +51,7 @@ pub(crate) struct SourceEntry {
     /// It is in `awake`: new requests may come without a kick.
     pub(super) awake: bool,
     /// How long it is worth looking for.
-    pub(super) adaptive: Adaptive,
+    pub(super) adaptive: AdaptivePolling,
     /// When it last had something new, as far as the loop has looked at the clock.
     pub(super) last_new: Instant,
     /// When its last turn ended that was timed.
@@ -65,21 +65,21 @@ pub(super) const KICKS_IN_VAIN: u8 = 2;
 
 impl SourceEntry {
     /// Counts a kick; whether it is the one with which there must have been something in the source, and there never was.
-    pub(super) fn is_kicked_in_vain(&mut self) -> bool {
+    pub(super) fn is_kicked_while_empty(&mut self) -> bool {
         if self.kicks == KICKS_IN_VAIN {
             return false;
         }
         self.kicks += 1;
-        let source = &self.cargo.source;
+        let source = &self.bundle.source;
         self.kicks == KICKS_IN_VAIN
-            && self.life.is_serving()
+            && self.state.is_serving()
             && !source.has_new()
             && source.in_flight() == 0
-            && !source.has_brought()
+            && !source.has_had_requests()
     }
 
     /// Whether it has something new that it was not called for yet.
     pub(crate) fn has_new(&self) -> bool {
-        !self.called && !self.full && self.life.is_serving() && self.cargo.source.has_new()
+        !self.called && !self.full && self.state.is_serving() && self.bundle.source.has_new()
     }
 }

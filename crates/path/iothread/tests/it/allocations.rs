@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
-use kernel_io::{FileTable, Notifier, Reactors, Wait};
+use kernel_io::{FileTable, Notifier, ReactorChoice, WaitMode};
 use layers::{ChunkSize, StripeDiscards, StripeNode};
-use request_path::{Appetite, Engine, Rest, Served, Signal, Source, SourceKey, Turn};
+use request_path::{
+    Engine, EngineEvent, FrontEndSource, SleepDecision, Source, SourceKey, TurnBudget, TurnResult,
+};
 use testkit::counting::{Counting, allocations};
 use virtio_blk::BlkRing;
 
@@ -20,16 +22,17 @@ static COUNTING: Counting = Counting;
 /// Serves the ring on this thread as an iothread would, and counts what that allocates.
 struct Rig {
     engine: Engine,
-    source: Served<BlkRing>,
-    signals: Vec<Signal>,
+    source: FrontEndSource<BlkRing>,
+    signals: Vec<EngineEvent>,
     allocations: u64,
 }
 
 impl Rig {
     fn new(guest: &Guest, node: &Arc<dyn Node>, files: &Arc<FileTable>) -> Self {
-        let bell = Arc::new(Notifier::new().unwrap());
+        let notifier = Arc::new(Notifier::new().unwrap());
         let mut engine =
-            Engine::new(Arc::clone(files), bell, Arc::new(SystemClock), Reactors::Any).unwrap();
+            Engine::new(Arc::clone(files), notifier, Arc::new(SystemClock), ReactorChoice::Any)
+                .unwrap();
         let mut source = source(guest, node);
         let lanes = engine.open_lanes(source.nodes()).unwrap();
         source.arrive(&mut engine, lanes, SourceKey(0));
@@ -38,12 +41,13 @@ impl Rig {
 
     fn serve_once(&mut self) {
         let before = allocations();
-        match self.source.turn(&mut self.engine, Appetite::Pop(64)) {
-            Turn::Idle | Turn::More | Turn::Full => {}
-            Turn::Broken(fault) => panic!("{fault}"),
+        match self.source.turn(&mut self.engine, TurnBudget::Alone(64)) {
+            TurnResult::Idle | TurnResult::More | TurnResult::Full => {}
+            TurnResult::Broken(fault) => panic!("{fault}"),
         }
-        let resting = self.source.rest() == Rest::Kicks;
-        let wait = if resting && self.source.in_flight() > 0 { Wait::Block } else { Wait::Poll };
+        let resting = self.source.rest() == SleepDecision::MaySleep;
+        let wait =
+            if resting && self.source.in_flight() > 0 { WaitMode::Block } else { WaitMode::Poll };
         self.engine.wait(wait).unwrap();
         self.engine.dispatch(&mut self.signals);
         self.signals.clear();

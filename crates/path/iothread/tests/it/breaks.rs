@@ -6,10 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use block::{Outcome, Slot};
-use iothread::{Placed, Watcher};
+use block::{Outcome, RequestSlot};
+use iothread::{PlacedSource, SourceObserver};
 use kernel_io::FileTable;
-use request_path::{FrontEnd, Interest, NewRequest, Port, Rest};
+use request_path::{FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision};
 use virtio::RingError;
 use virtio_blk::{BlkReply, BlkRing, BlkRingFault};
 
@@ -54,11 +54,11 @@ impl FrontEnd for BreaksAtTheEnd {
         self.ring.begin_batch();
     }
 
-    fn answer(&mut self, slot: Slot, reply: BlkReply, outcome: Outcome) {
+    fn answer(&mut self, slot: RequestSlot, reply: BlkReply, outcome: Outcome) {
         self.ring.answer(slot, reply, outcome);
     }
 
-    fn publish(&mut self, port: &mut Port<'_>) {
+    fn publish(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.publish(port);
     }
 
@@ -66,7 +66,7 @@ impl FrontEnd for BreaksAtTheEnd {
         self.ring.check()
     }
 
-    fn report_fault(&self, port: &mut Port<'_>) {
+    fn report_fault(&self, port: &mut FrontEndContext<'_>) {
         self.ring.report_fault(port);
     }
 
@@ -78,7 +78,7 @@ impl FrontEnd for BreaksAtTheEnd {
         self.ring.waiting()
     }
 
-    fn rest(&mut self) -> Rest {
+    fn rest(&mut self) -> SleepDecision {
         self.ring.rest()
     }
 
@@ -86,11 +86,11 @@ impl FrontEnd for BreaksAtTheEnd {
         self.ring.stays()
     }
 
-    fn arrive(&mut self, port: &mut Port<'_>) {
+    fn arrive(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.arrive(port);
     }
 
-    fn leave(&mut self, port: &mut Port<'_>) {
+    fn leave(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.leave(port);
     }
 }
@@ -99,12 +99,12 @@ impl FrontEnd for BreaksAtTheEnd {
 #[derive(Debug, Default)]
 struct Hears(AtomicU32);
 
-impl Watcher for Hears {
+impl SourceObserver for Hears {
     fn broken(&self, _: &(dyn Error + 'static)) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn kicked_in_vain(&self) {}
+    fn kicked_while_empty(&self) {}
 }
 
 #[test]
@@ -117,8 +117,8 @@ fn a_ring_that_breaks_while_it_stops_is_given_back_all_the_same() {
         for _ in 0..50 {
             let mut guest = Guest::new();
             let front = BreaksAtTheEnd { ring: ring(&guest, &node), is_ending: Cell::new(false) };
-            let watcher = Arc::clone(&hears) as Arc<dyn Watcher>;
-            let placed = Placed::on(&iothread, served(front, &node), watcher);
+            let observer = Arc::clone(&hears) as Arc<dyn SourceObserver>;
+            let placed = PlacedSource::on(&iothread, served(front, &node), observer);
             let slot = guest.free_slot().unwrap();
             guest.submit(slot, Ask::Read, 0);
             assert_eq!(placed.unwrap().stop().in_flight(), 0);

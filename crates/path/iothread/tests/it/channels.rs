@@ -6,13 +6,13 @@ use std::task::Waker;
 use std::time::Duration;
 
 use block::{
-    Alignments, Answer, Begun, ByteCount, ByteOffset, Cancel, Channel, ChannelId, IoFailure,
-    LeafLane, Mapping, Medium, Node, Operation, Piece, PieceList, Segment, StableWrites,
-    SystemClock, Tag, Target, Wants,
+    Alignments, Answer, BeginResult, ByteCount, ByteOffset, Cancellation, Channel, ChannelId,
+    ChannelWakeup, IoFailure, LeafLane, Mapping, Medium, Node, Operation, Piece, PieceList,
+    Segment, StableWrites, SystemClock, Tag, Target,
 };
 use disk::ReadContent;
-use iothread::{Drained, Iothread};
-use kernel_io::{FileTable, Reactors};
+use iothread::{DrainedSection, Iothread};
+use kernel_io::{FileTable, ReactorChoice};
 use testkit::channel::{Habits, Hears, Mischief, Remote, RemoteNode};
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS, WIDE};
@@ -24,7 +24,8 @@ const BLOCKS: u64 = 256;
 const BEGUN: usize = 16;
 const LATE: Duration = Duration::from_secs(60);
 
-const LIBRARY: Habits = Habits { cancel: Cancel::Impossible, hears: Hears::Waker, ..Habits::PLAIN };
+const LIBRARY: Habits =
+    Habits { cancel: Cancellation::Impossible, hears: Hears::Waker, ..Habits::PLAIN };
 
 /// An iothread and a disk.
 struct Rig {
@@ -34,7 +35,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(habits: Habits, reactors: Reactors) -> Self {
+    fn new(habits: Habits, reactors: ReactorChoice) -> Self {
         let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
         let file = tempfile::tempfile().unwrap();
         let bytes = BLOCKS * BLOCK as u64;
@@ -131,14 +132,14 @@ impl Channel for Hesitant {
         &self.medium
     }
 
-    fn cancel(&self) -> Cancel {
-        Cancel::Possible
+    fn cancel(&self) -> Cancellation {
+        Cancellation::Possible
     }
 
-    fn begin(&mut self, _: Operation, _: &[Segment], tag: Tag) -> Begun {
+    fn begin(&mut self, _: Operation, _: &[Segment], tag: Tag) -> BeginResult {
         self.tags.push(tag);
         self.calls = 0;
-        Begun::Started
+        BeginResult::Started
     }
 
     fn collect(&mut self, done: &mut Vec<(Tag, Result<(), IoFailure>)>) {
@@ -150,8 +151,8 @@ impl Channel for Hesitant {
         }
     }
 
-    fn wants(&self) -> Wants<'_> {
-        Wants { descriptor: None, again: false, due: None }
+    fn wants(&self) -> ChannelWakeup<'_> {
+        ChannelWakeup { descriptor: None, again: false, due: None }
     }
 
     fn abandon(&mut self) {}
@@ -192,7 +193,7 @@ fn a_channel_that_is_called_while_it_is_collected_from_is_collected_from_again()
 
 /// Has requests wait for a server that stands still, gives them up and stops the ring; the server goes on after that.
 /// Whether it has touched the memory that reads were to go to.
-fn touches_memory_late(habits: Habits, reactors: Reactors) -> bool {
+fn touches_memory_late(habits: Habits, reactors: ReactorChoice) -> bool {
     let rig = Rig::new(habits, reactors);
     let mut guest = Guest::new();
     let placed = place(&guest, &rig.node, &rig.iothread);
@@ -279,7 +280,7 @@ fn nothing_is_written_while_a_write_may_come_late() {
         // Nobody waits for the server, but what it has been told.
         let iothreads = vec![Arc::clone(&rig.iothread)];
         let nodes = vec![Arc::clone(&rig.node)];
-        let drained = Drained::begin(iothreads, nodes, LATE, &SystemClock).unwrap();
+        let drained = DrainedSection::begin(iothreads, nodes, LATE, &SystemClock).unwrap();
         drained.end().unwrap();
         rig.remote.go_on();
         rig.remote.wait_until_idle();

@@ -6,13 +6,13 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
 use block::SystemClock;
-use iothread::{Confine, Host, Iothread, PollSettings, Polling, SpawnError};
-use kernel_io::{FileTable, Reactors};
+use iothread::{Confinement, Iothread, IothreadResources, PollArbiter, PollSettings, SpawnError};
+use kernel_io::{FileTable, ReactorChoice};
 
 #[derive(Debug)]
 struct Tell(Sender<(ThreadId, Option<String>)>);
 
-impl Confine for Tell {
+impl Confinement for Tell {
     fn confine(&self) -> io::Result<()> {
         let thread = std::thread::current();
         self.0.send((thread.id(), thread.name().map(str::to_owned))).unwrap();
@@ -23,18 +23,18 @@ impl Confine for Tell {
 #[derive(Debug)]
 struct Refuse;
 
-impl Confine for Refuse {
+impl Confinement for Refuse {
     fn confine(&self) -> io::Result<()> {
         Err(io::ErrorKind::PermissionDenied.into())
     }
 }
 
-fn spawn(confine: Arc<dyn Confine>) -> Result<Iothread, SpawnError> {
-    let host = Host {
+fn spawn(confine: Arc<dyn Confinement>) -> Result<Iothread, SpawnError> {
+    let host = IothreadResources {
         files: Arc::new(FileTable::default()),
         clock: Arc::new(SystemClock),
-        polling: Arc::new(Polling::of_process().unwrap()),
-        reactors: Reactors::Any,
+        polling: Arc::new(PollArbiter::of_process().unwrap()),
+        reactors: ReactorChoice::Any,
         confine: Some(confine),
     };
     Iothread::spawn("t0", host, PollSettings::default())

@@ -8,10 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use block::{
-    Access, Child, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Mapping, Node,
-    PieceList, Rights, SystemClock,
+    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Mapping,
+    Node, PieceList, Rights, SystemClock,
 };
-use iothread::{Drained, Iothread};
+use iothread::{DrainedSection, Iothread};
 use kernel_io::FileTable;
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
@@ -65,7 +65,7 @@ impl Node for Top {
         self.child.node().size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.child.node().limits()
     }
 
@@ -81,7 +81,7 @@ impl Node for Top {
         self.child.node().claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         if self.refuses.load(Ordering::SeqCst) {
             let source = std::io::Error::other("told so");
             return Err(LaneError { node: "top".to_owned(), source });
@@ -106,8 +106,8 @@ impl Drop for TopLane {
     }
 }
 
-pub(crate) fn drain(iothreads: &[Arc<Iothread>], node: &Arc<dyn Node>) -> Drained {
-    Drained::begin(iothreads.to_vec(), vec![Arc::clone(node)], LIMIT, &SystemClock).unwrap()
+pub(crate) fn drain(iothreads: &[Arc<Iothread>], node: &Arc<dyn Node>) -> DrainedSection {
+    DrainedSection::begin(iothreads.to_vec(), vec![Arc::clone(node)], LIMIT, &SystemClock).unwrap()
 }
 
 /// Serves requests of another node until the threads have had some rounds.
@@ -242,7 +242,7 @@ fn a_drain_is_given_up_after_a_while_and_all_go_on() {
         let limit = Duration::from_millis(50);
         let nodes = || vec![Arc::clone(&node)];
         for _ in 0..3 {
-            let gave_up = Drained::begin(threads.to_vec(), nodes(), limit, &SystemClock);
+            let gave_up = DrainedSection::begin(threads.to_vec(), nodes(), limit, &SystemClock);
             let gave_up = gave_up.unwrap_err();
             assert_eq!((&*gave_up.iothread, &*gave_up.node), ("t0", "top"));
             assert_eq!(top.lanes(), 2);

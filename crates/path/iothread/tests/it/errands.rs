@@ -1,4 +1,4 @@
-//! A lane that works for its requests: it has errands before and after an answer, keeps what was carried
+//! A lane that works for its requests: it has internal I/Os before and after an answer, keeps what was carried
 //! out, waits for other threads, and answers again; while rings are moved and stopped and the graph below
 //! them changes.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use block::{Access, Node};
 use disk::{DiscardPolicy, FileNode};
-use kernel_io::{Aio, Caching, FileKind, FileTable, OpenOptions, Reactors};
+use kernel_io::{Aio, Caching, FileKind, FileTable, OpenOptions, ReactorChoice};
 
 use crate::drains::drain;
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
@@ -48,7 +48,7 @@ fn directories() -> Vec<&'static str> {
 }
 
 /// Loads rings while they move and the graph is drained; then looks at all bytes.
-fn load(reactors: Reactors, directory: &str, aio: Aio, behaviour: Behaviour) {
+fn load(reactors: ReactorChoice, directory: &str, aio: Aio, behaviour: Behaviour) {
     let files = Arc::new(FileTable::default());
     let threads = iothreads::<3>(&files, reactors);
     let (below, image) = image(&files, directory, aio);
@@ -162,7 +162,7 @@ fn a_stop_waits_for_the_work_of_a_lane_and_the_lane_closes_after_it() {
                 assert_eq!(done.len() as u64, served);
                 assert!(done.into_iter().all(|slot| guest.status(slot) == 0));
             }
-            // Errands that nobody waits for keep a lane open for as long as they last.
+            // Internal I/Os that nobody waits for keep a lane open for as long as they last.
             let drained = drain(&threads, &top);
             assert_eq!(node.lanes_open(), 0);
             drained.end().unwrap();

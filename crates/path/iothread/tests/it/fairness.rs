@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use block::{Lane, Mapping, Node, Outcome, PieceList, Slot};
+use block::{Lane, Mapping, Node, Outcome, PieceList, RequestSlot};
 use disk::ReadContent;
-use iothread::{Iothread, Placed};
+use iothread::{Iothread, PlacedSource};
 use kernel_io::FileTable;
-use request_path::{FrontEnd, Interest, NewRequest, Port, Rest};
+use request_path::{FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision};
 use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BULKS, Guest};
@@ -186,11 +186,11 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
         self.ring.take()
     }
 
-    fn answer(&mut self, slot: Slot, reply: Self::Reply, outcome: Outcome) {
+    fn answer(&mut self, slot: RequestSlot, reply: Self::Reply, outcome: Outcome) {
         self.ring.answer(slot, reply, outcome);
     }
 
-    fn publish(&mut self, port: &mut Port<'_>) {
+    fn publish(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.publish(port);
         if self.player.get_mut().after_turn() {
             port.call();
@@ -201,7 +201,7 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
         self.ring.check()
     }
 
-    fn report_fault(&self, port: &mut Port<'_>) {
+    fn report_fault(&self, port: &mut FrontEndContext<'_>) {
         self.ring.report_fault(port);
     }
 
@@ -217,9 +217,9 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
         self.ring.waiting()
     }
 
-    fn rest(&mut self) -> Rest {
+    fn rest(&mut self) -> SleepDecision {
         let rest = self.ring.rest();
-        if rest == Rest::Kicks {
+        if rest == SleepDecision::MaySleep {
             self.player.get_mut().rests();
         }
         rest
@@ -233,11 +233,11 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
         self.ring.stays()
     }
 
-    fn arrive(&mut self, port: &mut Port<'_>) {
+    fn arrive(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.arrive(port);
     }
 
-    fn leave(&mut self, port: &mut Port<'_>) {
+    fn leave(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.leave(port);
     }
 }
@@ -248,13 +248,13 @@ pub(crate) fn play<P: Player + 'static>(
     player: P,
     node: &Arc<dyn Node>,
     on: &Arc<Iothread>,
-) -> Placed<Played<P>> {
+) -> PlacedSource<Played<P>> {
     let player = RefCell::new(player);
     place_source(served(Played { ring, player }, node), on)
 }
 
 /// So many rings that are always full, on one disk that stores nothing.
-pub(crate) fn saturated(count: usize, on: &Arc<Iothread>) -> Vec<Placed<impl FrontEnd>> {
+pub(crate) fn saturated(count: usize, on: &Arc<Iothread>) -> Vec<PlacedSource<impl FrontEnd>> {
     let node = null_disk(1 << 20, ReadContent::Untouched);
     let full = |_| {
         let mut guest = Guest::new();
@@ -268,7 +268,7 @@ pub(crate) fn saturated(count: usize, on: &Arc<Iothread>) -> Vec<Placed<impl Fro
 }
 
 /// What each request of a quiet ring waits for beside so many saturated ones.
-fn waits(reactors: kernel_io::Reactors, saturated: usize) -> Vec<Vec<u64>> {
+fn waits(reactors: kernel_io::ReactorChoice, saturated: usize) -> Vec<Vec<u64>> {
     let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
     let mut placed = Vec::new();
     let mut counters = Vec::new();

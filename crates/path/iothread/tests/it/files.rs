@@ -38,7 +38,7 @@ fn a_file_is_closed_when_its_node_is_gone() {
             placed.stop();
             assert!(is_open(&image));
             drop(node);
-            // The iothreads hear of it by their bells.
+            // The iothreads hear of it by their notifiers.
             let start = SystemClock.now();
             while is_open(&image) {
                 let waited = SystemClock.now() - start;

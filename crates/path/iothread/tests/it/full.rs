@@ -7,12 +7,12 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Answer, Clock, Due, Lane, Mapping, Node, Operation, Outcome, PieceList, SystemClock, Token,
-    Told,
+    Answer, Clock, CompletionDecision, Lane, Mapping, Node, Operation, Outcome, PieceList,
+    SystemClock, Token, WakeTime,
 };
 use disk::ReadContent;
-use iothread::Placed;
-use kernel_io::{FileTable, Reactors};
+use iothread::PlacedSource;
+use kernel_io::{FileTable, ReactorChoice};
 
 use crate::fairness::{Played, Player, play};
 use crate::guest::{Ask, Guest, SLOTS};
@@ -41,9 +41,10 @@ impl Lane for DrippingLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         let drips = self.released || self.drops > 0;
-        (drips && !self.held.is_empty()).then_some(Due { at: self.always, slack: Duration::ZERO })
+        (drips && !self.held.is_empty())
+            .then_some(WakeTime { at: self.always, slack: Duration::ZERO })
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -60,8 +61,8 @@ impl Lane for DrippingLane {
         self.released = true;
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        self.below.completed(token, outcome)
     }
 }
 
@@ -99,7 +100,7 @@ impl Player for Greedy {
 
 /// Rings of greedy guests on an iothread.
 struct Crowd {
-    placed: Vec<Placed<Played<Greedy>>>,
+    placed: Vec<PlacedSource<Played<Greedy>>>,
     turns: Arc<AtomicU64>,
     /// Of each ring.
     done: Vec<Arc<AtomicU64>>,
@@ -107,7 +108,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn new(node: &Arc<dyn Node>, reactors: Reactors) -> Self {
+    fn new(node: &Arc<dyn Node>, reactors: ReactorChoice) -> Self {
         let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
         let (told, tells) = mpsc::channel();
         let turns = Arc::new(AtomicU64::new(0));

@@ -6,8 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, Child, Clock, Due, Lane, Mapping, Node, Operation, Outcome, PieceList,
-    SystemClock, Token, Told,
+    Access, Answer, Child, Clock, CompletionDecision, Lane, Mapping, Node, Operation, Outcome,
+    PieceList, SystemClock, Token, WakeTime,
 };
 use disk::ReadContent;
 use kernel_io::{Caching, FileTable};
@@ -44,9 +44,9 @@ impl Lane for HoldingLane {
         let _heard = self.told.send(());
     }
 
-    fn due(&self) -> Option<Due> {
-        let own = self.held.front().map(|held| Due { at: held.0, slack: Duration::ZERO });
-        Due::first(own, self.below.due())
+    fn due(&self) -> Option<WakeTime> {
+        let own = self.held.front().map(|held| WakeTime { at: held.0, slack: Duration::ZERO });
+        WakeTime::first(own, self.below.due())
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -65,8 +65,8 @@ impl Lane for HoldingLane {
         self.below.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
-        self.below.carried_out(token, outcome)
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        self.below.completed(token, outcome)
     }
 }
 

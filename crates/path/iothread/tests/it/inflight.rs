@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use block::{Node, SystemClock};
-use kernel_io::{FileTable, Notifier, Reactors, Wait};
-use request_path::{Appetite, Engine, Served, Source, SourceKey, Turn};
+use kernel_io::{FileTable, Notifier, ReactorChoice, WaitMode};
+use request_path::{Engine, FrontEndSource, Source, SourceKey, TurnBudget, TurnResult};
 use virtio::{InflightGeometry, InflightQueue, InflightRegion, Ring, RingBase, RingSetup};
 use virtio_blk::BlkRing;
 
@@ -21,11 +21,11 @@ struct Rig {
     node: Arc<dyn Node>,
     guest: Guest,
     inflight: InflightQueue,
-    reactors: Reactors,
+    reactors: ReactorChoice,
 }
 
 impl Rig {
-    fn new(node: Arc<dyn Node>, files: Arc<FileTable>, reactors: Reactors) -> Self {
+    fn new(node: Arc<dyn Node>, files: Arc<FileTable>, reactors: ReactorChoice) -> Self {
         let shape = InflightGeometry::check(1, RING_SIZE).unwrap();
         let (region, _fd) = InflightRegion::create(shape, &Arc::default()).unwrap();
         let inflight = InflightQueue { region: Arc::new(region), queue: 0 };
@@ -37,8 +37,9 @@ impl Rig {
     }
 
     fn engine(&self) -> Engine {
-        let bell = Arc::new(Notifier::new().unwrap());
-        Engine::new(Arc::clone(&self.files), bell, Arc::new(SystemClock), self.reactors).unwrap()
+        let notifier = Arc::new(Notifier::new().unwrap());
+        Engine::new(Arc::clone(&self.files), notifier, Arc::new(SystemClock), self.reactors)
+            .unwrap()
     }
 
     fn ring(&self) -> Ring {
@@ -46,34 +47,34 @@ impl Rig {
         Ring::tracked(self.guest.memory(), setup, &self.inflight).unwrap()
     }
 
-    fn source(&self, ring: Ring) -> Served<BlkRing> {
+    fn source(&self, ring: Ring) -> FrontEndSource<BlkRing> {
         source_of(ring, &self.guest, &self.node)
     }
 }
 
-fn arrive(source: &mut Served<BlkRing>, engine: &mut Engine) {
+fn arrive(source: &mut FrontEndSource<BlkRing>, engine: &mut Engine) {
     let lanes = engine.open_lanes(source.nodes()).unwrap();
     source.arrive(engine, lanes, KEY);
 }
 
 /// Gives turns without an appetite for new requests until nothing is in flight.
-fn drain(source: &mut Served<BlkRing>, engine: &mut Engine) {
+fn drain(source: &mut FrontEndSource<BlkRing>, engine: &mut Engine) {
     while source.in_flight() > 0 {
-        match source.turn(engine, Appetite::DrainOnly) {
-            Turn::More => {}
-            Turn::Idle | Turn::Full => {
+        match source.turn(engine, TurnBudget::CompletionsOnly) {
+            TurnResult::More => {}
+            TurnResult::Idle | TurnResult::Full => {
                 let left = source.in_flight();
                 assert!(left == 0 || engine.is_busy(), "{left} requests are left lying");
                 wait(engine);
             }
-            Turn::Broken(fault) => panic!("{fault}"),
+            TurnResult::Broken(fault) => panic!("{fault}"),
         }
     }
 }
 
 fn wait(engine: &mut Engine) {
     if engine.is_busy() {
-        engine.wait(Wait::Block).unwrap();
+        engine.wait(WaitMode::Block).unwrap();
         engine.dispatch(&mut Vec::new());
     }
 }
@@ -94,7 +95,7 @@ fn a_ring_that_stops_at_once_serves_what_was_in_flight_before() {
         let mut first = rig.engine();
         let mut killed = rig.source(rig.ring());
         arrive(&mut killed, &mut first);
-        assert!(matches!(killed.turn(&mut first, Appetite::Pop(5)), Turn::More));
+        assert!(matches!(killed.turn(&mut first, TurnBudget::Alone(5)), TurnResult::More));
         let ring = rig.ring();
         assert_eq!(ring.pending(), 5);
         let mut engine = rig.engine();
@@ -116,7 +117,7 @@ fn a_crash_between_two_iothreads_loses_nothing() {
         let mut a = rig.engine();
         let mut killed = rig.source(rig.ring());
         arrive(&mut killed, &mut a);
-        assert!(matches!(killed.turn(&mut a, Appetite::Pop(64)), Turn::Idle));
+        assert!(matches!(killed.turn(&mut a, TurnBudget::Alone(64)), TurnResult::Idle));
         killed.depart(&mut a);
         // What A finishes now goes to the mailbox, which nobody empties any more.
         while a.is_busy() {

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use block::{Access, Claim, ClaimError, DiskSize, Lane, LaneError, LaneIo, Limits, Node, Rights};
+use block::{
+    Access, BlockLimits, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Node, Rights,
+};
 use disk::{NullNode, ReadContent};
 
 /// A disk like another one, but for its lanes.
@@ -15,7 +17,7 @@ struct WithLanes<F> {
 /// A disk that is like the one below, with lanes which this opens beside one of the disk below.
 pub(crate) fn with_lanes<F>(below: Arc<dyn Node>, open: F) -> Arc<dyn Node>
 where
-    F: Fn(Box<dyn Lane>, &LaneIo) -> Box<dyn Lane> + Send + Sync + 'static,
+    F: Fn(Box<dyn Lane>, &LaneContext) -> Box<dyn Lane> + Send + Sync + 'static,
 {
     Arc::new(WithLanes { below, open })
 }
@@ -34,7 +36,7 @@ impl<F> fmt::Debug for WithLanes<F> {
 
 impl<F> Node for WithLanes<F>
 where
-    F: Fn(Box<dyn Lane>, &LaneIo) -> Box<dyn Lane> + Send + Sync,
+    F: Fn(Box<dyn Lane>, &LaneContext) -> Box<dyn Lane> + Send + Sync,
 {
     fn name(&self) -> &str {
         self.below.name()
@@ -44,7 +46,7 @@ where
         self.below.size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.below.limits()
     }
 
@@ -60,7 +62,7 @@ where
         self.below.claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok((self.open)(self.below.open_lane(io)?, io))
     }
 }

@@ -5,11 +5,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    Answer, BehindEnd, ByteCount, ByteOffset, FileId, HostMemory, LaneIo, LeafLane, Mapping, Piece,
-    PieceList, Target,
+    Answer, ByteCount, ByteOffset, EofPolicy, FileId, HostMemory, LaneContext, LeafLane, Mapping,
+    Piece, PieceList, Target,
 };
 use disk::ReadContent;
-use kernel_io::{Aio, FileTable, OpenFile, Reactors};
+use kernel_io::{Aio, FileTable, OpenFile, ReactorChoice};
 
 use crate::guest::{Ask, BULKS, Guest};
 use crate::lanes::{null_disk, with_lanes};
@@ -30,7 +30,7 @@ const FILE_BYTES: usize = BYTES / 2 + 100;
 #[derive(Debug)]
 struct MosaicLane {
     file: FileId,
-    io: LaneIo,
+    io: LaneContext,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl LeafLane for MosaicLane {
             pieces.push(Piece { skip, count: ByteCount(STONE as u64), target });
         }
         mapping.answer = Answer::Now(pieces.since(mark));
-        mapping.behind_end = BehindEnd::Zeroes;
+        mapping.eof_policy = EofPolicy::Zeroes;
     }
 }
 
@@ -134,7 +134,7 @@ impl LeafLane for BrokenLane {
 fn what_has_failed_is_not_carried_out_to_its_end() {
     // Not with workers: whether one of them has failed before all of it is begun is up to the host.
     let files = Arc::new(FileTable::default());
-    let [iothread] = iothreads::<1>(&files, Reactors::Any);
+    let [iothread] = iothreads::<1>(&files, ReactorChoice::Any);
     let file = |fd, name: &str| {
         let file = OpenFile::adopt(fd, name.into(), BYTES as u64, Aio::Automatic);
         files.insert(Arc::new(file))

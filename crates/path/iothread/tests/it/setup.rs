@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use block::{Access, Clock, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
-use iothread::{Host, Iothread, Placed, PollSettings, Polling, Watcher};
-use kernel_io::{Caching, FileTable, OpenOptions, Reactors};
-use request_path::{FrontEnd, Served};
+use iothread::{
+    Iothread, IothreadResources, PlacedSource, PollArbiter, PollSettings, SourceObserver,
+};
+use kernel_io::{Caching, FileTable, OpenOptions, ReactorChoice};
+use request_path::{FrontEnd, FrontEndSource};
 use virtio::{BlkRules, Ring, RingDirtyLog};
 use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
 
@@ -17,43 +19,43 @@ use crate::guest::Guest;
 #[derive(Debug)]
 pub(crate) struct NoFault;
 
-impl Watcher for NoFault {
+impl SourceObserver for NoFault {
     fn broken(&self, fault: &(dyn Error + 'static)) {
         panic!("a well-behaved ring was found broken: {fault}");
     }
 
-    fn kicked_in_vain(&self) {}
+    fn kicked_while_empty(&self) {}
 }
 
 /// Has this log, or none, mark what is written from now on.
-pub(crate) fn set_log(placed: &Placed<BlkRing>, log: Option<RingDirtyLog>) {
+pub(crate) fn set_log(placed: &PlacedSource<BlkRing>, log: Option<RingDirtyLog>) {
     placed.visit(|ring, port| ring.set_log(log, port));
 }
 
 /// Runs a test on both reactors.
-pub(crate) fn on_both(test: impl Fn(Reactors)) {
-    test(Reactors::Any);
-    test(Reactors::EpollOnly);
+pub(crate) fn on_both(test: impl Fn(ReactorChoice)) {
+    test(ReactorChoice::Any);
+    test(ReactorChoice::EpollOnly);
 }
 
 pub(crate) fn iothreads<const N: usize>(
     files: &Arc<FileTable>,
-    reactors: Reactors,
+    reactors: ReactorChoice,
 ) -> [Arc<Iothread>; N] {
     iothreads_with(files, reactors, &(Arc::new(SystemClock) as Arc<dyn Clock>))
 }
 
 pub(crate) fn iothreads_with<const N: usize>(
     files: &Arc<FileTable>,
-    reactors: Reactors,
+    reactors: ReactorChoice,
     clock: &Arc<dyn Clock>,
 ) -> [Arc<Iothread>; N] {
-    let polling = Arc::new(Polling::of_process().unwrap());
+    let polling = Arc::new(PollArbiter::of_process().unwrap());
     std::array::from_fn(|i| {
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::clone(clock));
         let polling = Arc::clone(&polling);
-        let host = Host { files, clock, polling, reactors, confine: None };
+        let host = IothreadResources { files, clock, polling, reactors, confine: None };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
@@ -78,7 +80,7 @@ pub(crate) fn cached_file_node(
     (Arc::new(node), image.into_temp_path())
 }
 
-pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> Served<BlkRing> {
+pub(crate) fn source(guest: &Guest, node: &Arc<dyn Node>) -> FrontEndSource<BlkRing> {
     served(ring(guest, node), node)
 }
 
@@ -88,14 +90,18 @@ pub(crate) fn ring(guest: &Guest, node: &Arc<dyn Node>) -> BlkRing {
 }
 
 /// The source of a ring of the guest that was started already.
-pub(crate) fn source_of(ring: Ring, guest: &Guest, node: &Arc<dyn Node>) -> Served<BlkRing> {
+pub(crate) fn source_of(
+    ring: Ring,
+    guest: &Guest,
+    node: &Arc<dyn Node>,
+) -> FrontEndSource<BlkRing> {
     served(blk_ring(ring, guest, node, Durability::Cached), node)
 }
 
 /// A front end whose requests go to one node.
-pub(crate) fn served<F: FrontEnd>(front: F, node: &Arc<dyn Node>) -> Served<F> {
+pub(crate) fn served<F: FrontEnd>(front: F, node: &Arc<dyn Node>) -> FrontEndSource<F> {
     let owner = Arc::new(kernel_io::Notifier::new().unwrap());
-    Served::new(front, vec![Arc::clone(node)], owner)
+    FrontEndSource::new(front, vec![Arc::clone(node)], owner)
 }
 
 fn blk_ring(ring: Ring, guest: &Guest, node: &Arc<dyn Node>, durability: Durability) -> BlkRing {
@@ -117,7 +123,11 @@ fn blk_ring(ring: Ring, guest: &Guest, node: &Arc<dyn Node>, durability: Durabil
     })
 }
 
-pub(crate) fn place(guest: &Guest, node: &Arc<dyn Node>, on: &Arc<Iothread>) -> Placed<BlkRing> {
+pub(crate) fn place(
+    guest: &Guest,
+    node: &Arc<dyn Node>,
+    on: &Arc<Iothread>,
+) -> PlacedSource<BlkRing> {
     place_source(source(guest, node), on)
 }
 
@@ -126,11 +136,14 @@ pub(crate) fn place_stable(
     guest: &Guest,
     node: &Arc<dyn Node>,
     on: &Arc<Iothread>,
-) -> Placed<BlkRing> {
+) -> PlacedSource<BlkRing> {
     let ring = Ring::new(guest.memory(), guest.setup()).unwrap();
     place_source(served(blk_ring(ring, guest, node, Durability::Stable), node), on)
 }
 
-pub(crate) fn place_source<F: FrontEnd>(source: Served<F>, on: &Arc<Iothread>) -> Placed<F> {
-    Placed::on(on, source, Arc::new(NoFault)).unwrap()
+pub(crate) fn place_source<F: FrontEnd>(
+    source: FrontEndSource<F>,
+    on: &Arc<Iothread>,
+) -> PlacedSource<F> {
+    PlacedSource::on(on, source, Arc::new(NoFault)).unwrap()
 }

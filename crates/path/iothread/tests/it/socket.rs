@@ -8,10 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Outcome, Slot};
+use block::{Outcome, RequestSlot};
 use disk::ReadContent;
 use kernel_io::FileTable;
-use request_path::{FrontEnd, Interest, NewRequest, Port, Rest, Work};
+use request_path::{FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision};
 use rustix::net::{RecvFlags, recv};
 
 use crate::lanes::null_disk;
@@ -48,17 +48,21 @@ impl FrontEnd for OnSocket {
     fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, Infallible> {
         let mut byte = [0];
         Ok(match self.socket.read(&mut byte) {
-            Ok(1) => Some(NewRequest { slot: Slot(byte[0].into()), reply: (), work: Work::Done }),
+            Ok(1) => Some(NewRequest {
+                slot: RequestSlot(byte[0].into()),
+                reply: (),
+                work: RequestAction::Done,
+            }),
             Ok(_) | Err(_) => None,
         })
     }
 
-    fn answer(&mut self, slot: Slot, (): (), _: Outcome) {
+    fn answer(&mut self, slot: RequestSlot, (): (), _: Outcome) {
         let byte = u8::try_from(slot.0).unwrap();
         self.unsent.extend([byte; ANSWER_BYTES]);
     }
 
-    fn publish(&mut self, _: &mut Port<'_>) {
+    fn publish(&mut self, _: &mut FrontEndContext<'_>) {
         while !self.unsent.is_empty() {
             match self.socket.write(self.unsent.as_slices().0) {
                 Ok(sent) => drop(self.unsent.drain(..sent)),
@@ -71,7 +75,7 @@ impl FrontEnd for OnSocket {
         Ok(())
     }
 
-    fn report_fault(&self, _: &mut Port<'_>) {}
+    fn report_fault(&self, _: &mut FrontEndContext<'_>) {}
 
     fn has_new(&self) -> bool {
         let mut byte = [0];
@@ -82,8 +86,8 @@ impl FrontEnd for OnSocket {
         self.has_new().into()
     }
 
-    fn rest(&mut self) -> Rest {
-        if self.has_new() { Rest::More } else { Rest::Kicks }
+    fn rest(&mut self) -> SleepDecision {
+        if self.has_new() { SleepDecision::MoreWork } else { SleepDecision::MaySleep }
     }
 
     fn inherited(&self) -> usize {
@@ -94,9 +98,9 @@ impl FrontEnd for OnSocket {
         None
     }
 
-    fn arrive(&mut self, _: &mut Port<'_>) {}
+    fn arrive(&mut self, _: &mut FrontEndContext<'_>) {}
 
-    fn leave(&mut self, _: &mut Port<'_>) {}
+    fn leave(&mut self, _: &mut FrontEndContext<'_>) {}
 }
 
 #[test]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use block::{Clock, FileId, Node, SyncGuard, SyncTurn, SystemClock};
+use block::{Clock, FileId, Node, SyncAction, SyncGuard, SystemClock};
 use disk::{NullNode, ReadContent};
-use iothread::{Iothread, Placed};
-use kernel_io::{FileTable, Notifier, OpenFile, Reactors};
+use iothread::{Iothread, PlacedSource};
+use kernel_io::{FileTable, Notifier, OpenFile, ReactorChoice};
 use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
@@ -26,7 +26,7 @@ struct Rig<const N: usize> {
 }
 
 impl<const N: usize> Rig<N> {
-    fn new(reactors: Reactors) -> Self {
+    fn new(reactors: ReactorChoice) -> Self {
         let files = Arc::new(FileTable::default());
         let (node, image) = file_node(&files, 64 * BLOCK as u64);
         Self {
@@ -39,13 +39,13 @@ impl<const N: usize> Rig<N> {
 
     /// Holds the turn to sync, as another thread does whose sync takes long.
     fn sync(&self) -> SyncGuard {
-        let bell = Arc::new(Notifier::new().unwrap());
+        let notifier = Arc::new(Notifier::new().unwrap());
         let turns = self.file.medium().sync_turns();
         loop {
-            match turns.try_begin(turns.ticket(), &Waker::from(Arc::clone(&bell))) {
-                SyncTurn::Mine(guard) => return guard,
-                SyncTurn::Wait => bell.wait().unwrap(),
-                SyncTurn::Over => panic!("nobody else takes tickets"),
+            match turns.try_begin(turns.ticket(), &Waker::from(Arc::clone(&notifier))) {
+                SyncAction::Sync(guard) => return guard,
+                SyncAction::Wait => notifier.wait().unwrap(),
+                SyncAction::Covered => panic!("nobody else takes tickets"),
             }
         }
     }
@@ -55,7 +55,7 @@ impl<const N: usize> Rig<N> {
     }
 
     /// So many guests on an iothread, each with as many flushes under way as its ring holds.
-    fn flushing(&self, guests: usize, on: &Arc<Iothread>) -> Vec<(Guest, Placed<BlkRing>)> {
+    fn flushing(&self, guests: usize, on: &Arc<Iothread>) -> Vec<(Guest, PlacedSource<BlkRing>)> {
         let flushing = (0..guests).map(|_| {
             let mut guest = Guest::new();
             let placed = place(&guest, &self.node, on);
@@ -85,7 +85,7 @@ fn settle(iothread: &Arc<Iothread>) {
 
 /// Waits for all flushes, which must end with this status, and stops the rings.
 #[track_caller]
-fn finish(flushing: Vec<(Guest, Placed<BlkRing>)>, status: u8) {
+fn finish(flushing: Vec<(Guest, PlacedSource<BlkRing>)>, status: u8) {
     for (mut guest, placed) in flushing {
         let mut done = 0;
         while done < usize::from(SLOTS) {
@@ -170,7 +170,7 @@ fn a_ring_goes_on_in_the_last_place_of_an_iothread() {
 }
 
 /// How long so many guests' flushes take from the moment at which they may go on.
-fn time(guests: usize, reactors: Reactors) -> (Duration, u64) {
+fn time(guests: usize, reactors: ReactorChoice) -> (Duration, u64) {
     let rig = Rig::<1>::new(reactors);
     let running = rig.sync();
     let flushing = rig.flushing(guests, &rig.iothreads[0]);

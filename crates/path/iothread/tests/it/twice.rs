@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use block::{Cancel, Child, MemoryUse, Node, StableWrites};
+use block::{Cancellation, Child, MemoryUse, Node, StableWrites};
 use iothread::Iothread;
-use kernel_io::{FileTable, Reactors};
+use kernel_io::{FileTable, ReactorChoice};
 use testkit::channel::{Habits, Hears, Mischief, Remote, RemoteNode};
 use testkit::rng::Rng;
 use testkit::twice::TwiceNode;
@@ -27,7 +27,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(memory: MemoryUse, habits: [Habits; 2], reactors: Reactors) -> Self {
+    fn new(memory: MemoryUse, habits: [Habits; 2], reactors: ReactorChoice) -> Self {
         let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
         let bytes = BLOCKS * BLOCK as u64;
         let remotes = habits.map(|habits| {
@@ -47,7 +47,7 @@ impl Rig {
 }
 
 /// Whether both disks hold the same after a write that one of them has carried out late, when the memory was another.
-fn are_equal_after_a_change(memory: MemoryUse, reactors: Reactors) -> bool {
+fn are_equal_after_a_change(memory: MemoryUse, reactors: ReactorChoice) -> bool {
     let rig = Rig::new(memory, [LATE; 2], reactors);
     let mut guest = Guest::new();
     let placed = place(&guest, &rig.node, &rig.iothread);
@@ -80,7 +80,7 @@ fn two_copies_of_a_write_are_equal_whatever_its_client_does_meanwhile() {
 fn all_copies_of_many_writes_are_equal_while_their_client_changes_its_memory_all_the_time() {
     let slow = Habits { delay_max: Duration::from_micros(30), room: 5, ..LATE };
     let library = Habits {
-        cancel: Cancel::Impossible,
+        cancel: Cancellation::Impossible,
         hears: Hears::Waker,
         alignment: 4096,
         transfer_max: 8192,

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Node, Operation, Outcome, Slot,
+    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Node, Operation, Outcome, RequestSlot,
     SystemClock,
 };
 use disk::ReadContent;
-use iothread::{Iothread, Placed};
-use kernel_io::{FileTable, Notifier, Reactors};
-use request_path::{Appetite, Engine, Served, Source, SourceKey, Turn, UnitIndex};
+use iothread::{Iothread, PlacedSource};
+use kernel_io::{FileTable, Notifier, ReactorChoice};
+use request_path::{Engine, FrontEndSource, Source, SourceKey, TurnBudget, TurnResult, UnitIndex};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use testkit::plain_front::{Habit, PlainClient, PlainFront, PlainRequest};
 use testkit::rng::Rng;
@@ -34,11 +34,11 @@ impl Client {
         Self(PlainClient::new(SLOTS, usize::from(SLOTS) * BLOCK).unwrap())
     }
 
-    fn source(&self, nodes: &[&Arc<dyn Node>]) -> Served<PlainFront> {
+    fn source(&self, nodes: &[&Arc<dyn Node>]) -> FrontEndSource<PlainFront> {
         source(self.0.front(), nodes)
     }
 
-    fn place(&self, nodes: &[&Arc<dyn Node>], on: &Arc<Iothread>) -> Placed<PlainFront> {
+    fn place(&self, nodes: &[&Arc<dyn Node>], on: &Arc<Iothread>) -> PlacedSource<PlainFront> {
         place_source(self.source(nodes), on)
     }
 
@@ -66,7 +66,7 @@ impl Client {
         let at = usize::from(slot) * BLOCK;
         // Not in one piece.
         let segments = vec![(at, 512), (at + 512, BLOCK - 512)];
-        let (slot, unit) = (Slot(slot), UnitIndex(unit));
+        let (slot, unit) = (RequestSlot(slot), UnitIndex(unit));
         self.0.submit(PlainRequest { slot, unit, operation, segments }).unwrap();
     }
 
@@ -93,9 +93,9 @@ impl Client {
     }
 }
 
-fn source(front: PlainFront, nodes: &[&Arc<dyn Node>]) -> Served<PlainFront> {
+fn source(front: PlainFront, nodes: &[&Arc<dyn Node>]) -> FrontEndSource<PlainFront> {
     let nodes = nodes.iter().map(|node| Arc::clone(node)).collect();
-    Served::new(front, nodes, Arc::new(Notifier::new().unwrap()))
+    FrontEndSource::new(front, nodes, Arc::new(Notifier::new().unwrap()))
 }
 
 /// What each slot is doing: a read of what must be found, or a write.
@@ -120,7 +120,7 @@ fn requests_reach_the_disk_of_their_unit_while_the_source_moves() {
         let mut done = 0;
         while done < 3000 {
             // A block is one slot's, so that no two requests meet.
-            while let Some(Slot(slot)) = client.0.free_slot() {
+            while let Some(RequestSlot(slot)) = client.0.free_slot() {
                 let (unit, byte) = (rng.index(3), u8::try_from(rng.below(256)).unwrap());
                 let block = usize::from(slot) + usize::from(SLOTS) * rng.index(2);
                 let (unit_index, block_index) = (u16::try_from(unit).unwrap(), block as u64);
@@ -237,14 +237,14 @@ fn what_a_source_asks_of_one_disk_goes_on_while_another_one_hangs() {
 
 #[test]
 fn a_source_is_given_back_if_one_of_its_disks_opens_no_lane() {
-    let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), Reactors::Any);
+    let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), ReactorChoice::Any);
     let top = || Top::over(null_disk(DISK_BYTES, ReadContent::Zeroes));
     let (opens, refuses) = (top(), top());
     refuses.refuse(true);
     let nodes: [Arc<dyn Node>; 2] = [opens.clone(), refuses.clone()];
     let client = Client::new();
     let source = client.source(&[&nodes[0], &nodes[1]]);
-    let refused = Placed::on(&iothread, source, Arc::new(NoFault)).unwrap_err();
+    let refused = PlacedSource::on(&iothread, source, Arc::new(NoFault)).unwrap_err();
     assert_eq!((opens.lanes(), refuses.lanes()), (0, 0));
     refuses.refuse(false);
     let placed = place_source(*refused.rejected, &iothread);
@@ -277,12 +277,14 @@ fn a_front_end_that_brings_a_request_twice_is_found() {
     let node = null_disk(DISK_BYTES, ReadContent::Zeroes);
     let mut client = Client::new();
     client.read(3, 0, 0);
-    let (files, bell) = (Arc::new(FileTable::default()), Arc::new(Notifier::new().unwrap()));
-    let mut engine = Engine::new(files, bell, Arc::new(SystemClock), Reactors::Any).unwrap();
+    let (files, notifier) = (Arc::new(FileTable::default()), Arc::new(Notifier::new().unwrap()));
+    let mut engine =
+        Engine::new(files, notifier, Arc::new(SystemClock), ReactorChoice::Any).unwrap();
     let mut source = source(client.0.front_with(Habit::BringsTwice), &[&node]);
     let lanes = engine.open_lanes(source.nodes()).unwrap();
     source.arrive(&mut engine, lanes, SourceKey(0));
-    let turn = AssertUnwindSafe(|| -> Turn { source.turn(&mut engine, Appetite::Pop(8)) });
+    let turn =
+        AssertUnwindSafe(|| -> TurnResult { source.turn(&mut engine, TurnBudget::Alone(8)) });
     let panic = catch_unwind(turn).unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
     assert_eq!(message, "request 3 was brought twice");

@@ -20,7 +20,7 @@ const SLACK: Duration = Duration::from_millis(25);
 
 /// Work, looks and sleep up to now.
 fn times(of: &LoopGauges) -> [Duration; 3] {
-    [&of.work_ns, &of.look_ns, &of.sleep_ns].map(|it| Duration::from_nanos(it.get()))
+    [&of.work_ns, &of.poll_ns, &of.sleep_ns].map(|it| Duration::from_nanos(it.get()))
 }
 
 fn null_disk() -> Arc<dyn Node> {
@@ -158,8 +158,8 @@ fn an_iothread_that_is_told_so_looks_no_more() {
         let gauges = iothread.usage().gauges();
         // Not while others want all CPUs.
         let look = |guest: &mut Guest| {
-            let (before, start) = (gauges.looks.get(), SystemClock.now());
-            while gauges.looks.get() == before {
+            let (before, start) = (gauges.polls.get(), SystemClock.now());
+            while gauges.polls.get() == before {
                 assert!(start.elapsed() < Duration::from_secs(60), "it does not look");
                 keep_busy(guest, PART);
             }
@@ -168,9 +168,9 @@ fn an_iothread_that_is_told_so_looks_no_more() {
         iothread.set_polling(PollSettings::OFF);
         // Comes after it.
         placed.visit(|_, _| ());
-        let looks = gauges.looks.get();
+        let polls = gauges.polls.get();
         keep_busy(&mut guest, PART);
-        assert_eq!(gauges.looks.get(), looks);
+        assert_eq!(gauges.polls.get(), polls);
         iothread.set_polling(PollSettings::default());
         look(&mut guest);
         drop(placed.stop());

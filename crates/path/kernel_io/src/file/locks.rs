@@ -10,22 +10,22 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use block::Owner;
+use block::OwnerProcess;
 use rustix::fs::OFlags;
 
-use super::{Identity, OpenFile};
+use super::{FileIdentity, OpenFile};
 use crate::exchange::exchange_file;
-use crate::image_lock::{self, Holder, ImageLocks, LockError, Locking};
+use crate::image_lock::{self, ImageLocks, LockError, LockHolder, Locking};
 
-/// What a description has locked.
+/// The image locks of one open file description: those held, those wanted, and which process owns it.
 #[derive(Debug, Default)]
-pub(super) struct Locks {
+pub(super) struct LockState {
     held: ImageLocks,
     /// What is wanted: `held`, unless the other process owns the description.
     wanted: ImageLocks,
 }
 
-/// A description of another process cannot be used in the place of this one's.
+/// Why a descriptor of the old process cannot be used by the new one in a takeover.
 #[derive(Debug, thiserror::Error)]
 pub enum InheritError {
     /// It is of another file.
@@ -74,15 +74,16 @@ impl OpenFile {
     pub(crate) fn set_locks(&self, wanted: ImageLocks) -> Result<(), LockError> {
         let mut locks = self.lock_state();
         match self.medium.owner() {
-            Owner::This => {
+            OwnerProcess::This => {
                 image_lock::change(self.fd.as_fd(), &self.path, locks.held, wanted)?;
                 locks.held = wanted;
             }
-            Owner::Other if self.locking == Locking::Off || wanted.is_within(locks.held) => {}
+            OwnerProcess::Other if self.locking == Locking::Off || wanted.is_within(locks.held) => {
+            }
             // The other process goes without, because the host cannot lock; `own` tries once more.
-            Owner::Other
+            OwnerProcess::Other
                 if self.locking == Locking::Automatic && locks.held == ImageLocks::NONE => {}
-            Owner::Other => return Err(LockError::NotInherited { path: self.path.clone() }),
+            OwnerProcess::Other => return Err(LockError::NotInherited { path: self.path.clone() }),
         }
         locks.wanted = wanted;
         Ok(())
@@ -97,8 +98,8 @@ impl OpenFile {
     ) -> Result<(), LockError> {
         let theirs = before.lock_state();
         let mut locks = self.lock_state();
-        let beside = Holder { fd: before.fd.as_fd(), held: theirs.held };
-        let ours = Holder { fd: self.fd.as_fd(), held: locks.held };
+        let beside = LockHolder { fd: before.fd.as_fd(), held: theirs.held };
+        let ours = LockHolder { fd: self.fd.as_fd(), held: locks.held };
         image_lock::change_beside(ours, &self.path, wanted, beside)?;
         (locks.held, locks.wanted) = (wanted, wanted);
         Ok(())
@@ -113,7 +114,7 @@ impl OpenFile {
             source: source.into(),
         };
         let mut locks = self.lock_state();
-        if self.medium.owner() == Owner::Other || locks.held != ImageLocks::NONE {
+        if self.medium.owner() == OwnerProcess::Other || locks.held != ImageLocks::NONE {
             return Err(InheritError::InUse(path()));
         }
         let flags = |fd: BorrowedFd<'_>| {
@@ -124,20 +125,20 @@ impl OpenFile {
         if ours != other {
             return Err(InheritError::OtherFlags { path: path(), theirs: other, ours });
         }
-        if Identity::of(&rustix::fs::fstat(theirs).map_err(failed)?) != self.identity {
+        if FileIdentity::of(&rustix::fs::fstat(theirs).map_err(failed)?) != self.identity {
             return Err(InheritError::OtherFile(path()));
         }
         exchange_file(&self.fd, theirs)
             .map_err(|source| InheritError::Kernel { path: path(), source })?;
-        *locks = Locks { held, wanted: ImageLocks::NONE };
-        self.medium.set_owner(Owner::Other);
+        *locks = LockState { held, wanted: ImageLocks::NONE };
+        self.medium.set_owner(OwnerProcess::Other);
         Ok(())
     }
 
     /// From now on this process owns the description: what it does not want of the locks is given back.
     pub fn own(&self) {
         let mut locks = self.lock_state();
-        if self.medium.owner() == Owner::This {
+        if self.medium.owner() == OwnerProcess::This {
             return;
         }
         if let Err(error) =
@@ -147,16 +148,16 @@ impl OpenFile {
             tracing::warn!("{error}");
         }
         locks.held = locks.wanted;
-        self.medium.set_owner(Owner::This);
+        self.medium.set_owner(OwnerProcess::This);
     }
 
     /// From now on the other process owns the description, and its locks are not touched here any more.
     pub fn leave(&self) {
         let _locks = self.lock_state();
-        self.medium.set_owner(Owner::Other);
+        self.medium.set_owner(OwnerProcess::Other);
     }
 
-    fn lock_state(&self) -> std::sync::MutexGuard<'_, Locks> {
+    fn lock_state(&self) -> std::sync::MutexGuard<'_, LockState> {
         self.locks.lock().expect("no holder of this lock panics")
     }
 }
@@ -165,7 +166,7 @@ impl OpenFile {
 mod tests {
     use super::*;
     use crate::OpenOptions;
-    use crate::{FileTable, Succession};
+    use crate::{FileReplacement, FileTable};
     use block::{Access, Permission, Permissions};
     use std::sync::Arc;
 
@@ -260,7 +261,7 @@ mod tests {
         other.set_locks(alone).unwrap();
         let error = table.lock(ids[1], WRITES).unwrap_err();
         assert!(matches!(error, LockError::OwnNode { .. }), "{error}");
-        let succession = Succession { before: Arc::clone(&before), after: Arc::clone(&after) };
+        let succession = FileReplacement { before: Arc::clone(&before), after: Arc::clone(&after) };
         let hand_over = table.hand_over(vec![succession]);
         let error = table.lock(ids[1], WRITES).unwrap_err();
         let write = Permission::Write;

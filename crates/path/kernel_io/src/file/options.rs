@@ -19,7 +19,7 @@ pub struct OpenOptions {
     /// Which engine does its I/O.
     pub aio: Aio,
     /// What becomes of flushes.
-    pub flushes: Flushes,
+    pub flushes: FlushPolicy,
     /// How it is locked. Opening it locks nothing.
     pub lock: LockOptions,
 }
@@ -33,15 +33,15 @@ impl OpenOptions {
             access,
             caching: Caching::Buffered,
             aio: Aio::Automatic,
-            flushes: Flushes::Obeyed,
+            flushes: FlushPolicy::Obeyed,
             lock: LockOptions::default(),
         }
     }
 }
 
-/// What becomes of flushes (`cache.no-flush`).
+/// Whether flushes are carried out (`cache.no-flush`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flushes {
+pub enum FlushPolicy {
     /// They make durable what was written.
     Obeyed,
     /// They complete without any effect: a power loss may cost everything.
@@ -61,7 +61,7 @@ pub enum Aio {
     Threads,
 }
 
-/// What sort of file holds the bytes.
+/// The kind of a file that stores bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.

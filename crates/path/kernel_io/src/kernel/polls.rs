@@ -1,6 +1,7 @@
-//! Descriptors that are watched: those of the caller, and the bells of the engines.
+//! Descriptors that are watched: those of the caller, and the notifiers of the engines.
 //!
-//! Where it stands in the life of a request: a kick becomes [`Event::Ready`]; an engine's bell brings its completions.
+//! Where it stands in the life of a request: a kick becomes [`Event::Ready`]; an engine's notifier brings its
+//! completions.
 //!
 //! Invariants: after [`Event::PollEnded`] nothing of a poll comes any more. One that the kernel refuses is told and stays,
 //! deaf, until it is cancelled.
@@ -8,10 +9,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use crate::judgement::errno_of;
+use crate::completion_kind::errno_of;
 
 use super::{Event, Kernel};
-use crate::parked::{Content, PollOwner, PollPhase, PollState};
+use crate::in_flight::{PollOwner, PollPhase, PollState, SlotContent};
 use crate::reactor::Completion;
 use crate::{Interest, Tag};
 
@@ -23,7 +24,7 @@ impl Kernel {
         self.watch_for(fd.as_raw_fd(), interest, PollOwner::Caller(tag));
     }
 
-    /// Watches the bell of an engine.
+    /// Watches the notifier of an engine.
     pub(super) fn watch(&mut self, fd: RawFd, owner: PollOwner) {
         self.watch_for(fd, Interest::Read, owner);
     }
@@ -37,7 +38,7 @@ impl Kernel {
     /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
     pub fn cancel_poll(&mut self, tag: Tag) {
         let index = self.in_flight.find_poll(tag).expect("only a running poll is cancelled");
-        let Some(Content::Poll(poll)) = self.in_flight.get(index) else {
+        let Some(SlotContent::Poll(poll)) = self.in_flight.get(index) else {
             panic!("slot {} was found to be a poll", index.0)
         };
         let fd = poll.fd;
@@ -50,8 +51,8 @@ impl Kernel {
         }
     }
 
-    /// Somebody rang one of the engines' bells.
-    pub(super) fn answer_bell(&mut self, owner: PollOwner) -> io::Result<()> {
+    /// Somebody signalled one of the engines' notifiers.
+    pub(super) fn collect_completions(&mut self, owner: PollOwner) -> io::Result<()> {
         let mut done = std::mem::take(&mut self.done);
         match owner {
             PollOwner::Native => {
@@ -75,7 +76,7 @@ impl Kernel {
         let Completion { index, result, more } = completion;
         let armed = poll.phase == PollPhase::Armed;
         if result >= 0 && armed {
-            self.answer_bell(poll.owner)?;
+            self.collect_completions(poll.owner)?;
         }
         if more {
             return Ok(());
@@ -85,7 +86,7 @@ impl Kernel {
         } else if armed {
             let errno = errno_of(result);
             tracing::error!("descriptor {} cannot be polled: {errno}", poll.fd);
-            if let Some(Content::Poll(poll)) = self.in_flight.get(index) {
+            if let Some(SlotContent::Poll(poll)) = self.in_flight.get(index) {
                 poll.phase = PollPhase::Deaf;
             }
         } else {

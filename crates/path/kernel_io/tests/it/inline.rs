@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId};
 use kernel_io::{
-    Aio, Allocation, Event, FileTable, InlineShare, Interest, IoFailure, Kernel, Notifier,
-    OpenFile, Reactors, Residence, Tag, Wait,
+    Aio, AllocationGoal, Event, FileTable, Interest, IoFailure, Kernel, Notifier, OpenFile,
+    ReactorChoice, ServedRings, StorageKind, Tag, WaitMode,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -20,12 +20,12 @@ fn memory_file(table: &FileTable, bytes: usize) -> FileId {
         rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
     let file = OpenFile::adopt(fd, "image".into(), bytes as u64, Aio::Automatic);
-    assert_eq!(file.residence(), Residence::Memory);
+    assert_eq!(file.residence(), StorageKind::Memory);
     table.insert(Arc::new(file))
 }
 
 fn on_both(test: impl Fn(Rig)) {
-    for reactors in [Reactors::Any, Reactors::EpollOnly] {
+    for reactors in [ReactorChoice::Any, ReactorChoice::EpollOnly] {
         test(Rig { reactors, aio: Aio::Automatic });
     }
 }
@@ -52,7 +52,7 @@ fn what_is_written_inline_is_an_event_at_once_and_read_back() {
         let found = read_back(base, 4000);
         assert!(found[..512].iter().all(|byte| *byte == 0));
         assert_eq!(found[512..3512], bytes);
-        kernel.allocate(id, ByteOffset(0), ByteCount(4096), Allocation::PunchHole, Tag(2));
+        kernel.allocate(id, ByteOffset(0), ByteCount(4096), AllocationGoal::PunchHole, Tag(2));
         finished(&mut kernel, Tag(2)).unwrap();
         kernel.sync(id, Tag(3));
         finished(&mut kernel, Tag(3)).unwrap();
@@ -73,7 +73,7 @@ fn failures_inline_are_told_like_any_other() {
         let failure = finished(&mut kernel, Tag(0)).unwrap_err();
         assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
         rustix::fs::fcntl_add_seals(table.get(id), SealFlags::WRITE).unwrap();
-        kernel.allocate(id, ByteOffset(0), ByteCount(4096), Allocation::Zero, Tag(1));
+        kernel.allocate(id, ByteOffset(0), ByteCount(4096), AllocationGoal::Zero, Tag(1));
         let failure = finished(&mut kernel, Tag(1)).unwrap_err();
         assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::PERM });
     });
@@ -89,11 +89,11 @@ fn what_is_zeroed_in_memory_keeps_its_space_and_what_is_punched_does_not() {
         let mut tag = 0;
         // A large range is filled by somebody else than this thread.
         for (how, bytes, mib_left) in [
-            (Allocation::Zero, 2 * MIB, 4),
-            (Allocation::Zero, MIB, 4),
-            (Allocation::PunchHole, MIB, 3),
-            (Allocation::Discard, MIB, 3),
-            (Allocation::Zero, MIB, 4),
+            (AllocationGoal::Zero, 2 * MIB, 4),
+            (AllocationGoal::Zero, MIB, 4),
+            (AllocationGoal::PunchHole, MIB, 3),
+            (AllocationGoal::Discard, MIB, 3),
+            (AllocationGoal::Zero, MIB, 4),
         ] {
             let whole = || std::iter::once(all(0, 4 * MIB));
             kernel.write(id, ByteOffset(0), Durability::Cached, whole(), Tag(tag));
@@ -121,16 +121,16 @@ fn a_turn_is_bounded_and_polls_get_theirs_between_two() {
         let table = Arc::new(FileTable::default());
         let id = memory_file(&table, 4 * MIB);
         let mut kernel = rig.kernel(table);
-        let bell = Notifier::new().unwrap();
-        kernel.poll(bell.as_fd(), Interest::Read, Tag(9));
-        kernel.wait(Wait::Poll).unwrap();
+        let notifier = Notifier::new().unwrap();
+        kernel.poll(notifier.as_fd(), Interest::Read, Tag(9));
+        kernel.wait(WaitMode::Poll).unwrap();
         let (_, to) = memory(&vec![0; 4 * MIB]);
         kernel.read(id, ByteOffset(0), std::iter::once(to(0, 3 * MIB + 5)), Tag(0));
         kernel.read(id, ByteOffset(0), std::iter::once(to(0, MIB)), Tag(1));
         assert!(kernel.next_event().is_none(), "3 MiB are more than a turn's bytes");
-        bell.wake();
+        notifier.wake();
         // The next turn goes to the large read as well; the call must not block.
-        kernel.wait(Wait::Block).unwrap();
+        kernel.wait(WaitMode::Block).unwrap();
         let found = events(&mut kernel);
         assert!(matches!(found[..], [Event::Ready { tag: Tag(9) }]), "{found:?}");
         // What is left of the larger read has queued behind the other.
@@ -170,7 +170,7 @@ fn small_operations_do_not_wait_for_large_ones() {
         while kernel.next_event().is_none_or(|event| {
             !matches!(event, Event::Finished { tag: Tag(0), result: Ok(()), .. })
         }) {
-            kernel.wait(Wait::Block).unwrap();
+            kernel.wait(WaitMode::Block).unwrap();
         }
         kernel.read(id, ByteOffset(MIB as u64), std::iter::once(at(0, MIB)), Tag(1000));
         while !matches!(next(&mut kernel), Event::Finished { tag: Tag(1000), .. }) {}
@@ -185,13 +185,13 @@ fn beside_others_a_turn_is_shorter() {
         let id = memory_file(&table, MIB);
         let mut kernel = rig.kernel(Arc::clone(&table));
         let (_, to) = memory(&vec![0; MIB]);
-        let mut turns = [InlineShare::Alone, InlineShare::Beside].map(|share| {
+        let mut turns = [ServedRings::One, ServedRings::Several].map(|share| {
             kernel.share_inline(share);
-            kernel.wait(Wait::Poll).unwrap();
+            kernel.wait(WaitMode::Poll).unwrap();
             kernel.read(id, ByteOffset(0), std::iter::once(to(0, MIB)), Tag(0));
             let mut turns = 1;
             while kernel.next_event().is_none() {
-                kernel.wait(Wait::Block).unwrap();
+                kernel.wait(WaitMode::Block).unwrap();
                 turns += 1;
             }
             turns

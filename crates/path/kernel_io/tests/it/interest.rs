@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use kernel_io::{Event, Interest, Kernel, Tag, Wait};
+use kernel_io::{Event, Interest, Kernel, Tag, WaitMode};
 
 use crate::waits::on_both;
 
@@ -18,7 +18,7 @@ fn fill(mut socket: &UnixStream) -> usize {
 }
 
 fn wait(kernel: &mut Kernel) {
-    kernel.wait(Wait::Block).unwrap();
+    kernel.wait(WaitMode::Block).unwrap();
     let event = kernel.next_event();
     assert!(matches!(event, Some(Event::Ready { tag: Tag(1) })), "{event:?}");
     while kernel.next_event().is_some() {}
@@ -34,13 +34,13 @@ fn a_socket_is_told_of_again_when_its_other_side_makes_room_or_writes() {
         wait(&mut kernel);
         for _ in 0..3 {
             let written = fill(&ours);
-            kernel.wait(Wait::Poll).unwrap();
+            kernel.wait(WaitMode::Poll).unwrap();
             while kernel.next_event().is_some() {}
             theirs.read_exact(&mut vec![0; written]).unwrap();
             wait(&mut kernel);
         }
         fill(&ours);
-        kernel.wait(Wait::Poll).unwrap();
+        kernel.wait(WaitMode::Poll).unwrap();
         while kernel.next_event().is_some() {}
         theirs.write_all(&[1]).unwrap();
         wait(&mut kernel);

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use kernel_io::{
-    Aio, Allocation, Event, FileTable, Interest, IoFailure, Kernel, Notifier, OpenFile, Reactors,
-    Tag, Wait, WaitsWith,
+    Aio, AllocationGoal, Event, FileTable, Interest, IoFailure, Kernel, Notifier, OpenFile,
+    ReactorChoice, ReactorKind, Tag, WaitMode,
 };
 use rustix::io::Errno;
 
@@ -46,7 +46,7 @@ fn fill(base: NonNull<u8>, count: usize, byte: u8) {
 /// What a test runs on.
 #[derive(Debug, Clone, Copy)]
 struct Rig {
-    reactors: Reactors,
+    reactors: ReactorChoice,
     aio: Aio,
 }
 
@@ -59,7 +59,7 @@ impl Rig {
 /// Runs a test on every engine and reactor.
 #[expect(clippy::print_stdout, reason = "a failure has to say on what it happened")]
 fn on_all(test: impl Fn(Rig)) {
-    for reactors in [Reactors::Any, Reactors::EpollOnly] {
+    for reactors in [ReactorChoice::Any, ReactorChoice::EpollOnly] {
         for aio in [Aio::Automatic, Aio::IoUring, Aio::Native, Aio::Threads] {
             let rig = Rig { reactors, aio };
             println!("{rig:?}");
@@ -80,7 +80,7 @@ fn next(kernel: &mut Kernel) -> Event {
         if let Some(event) = kernel.next_event() {
             return event;
         }
-        kernel.wait(Wait::Block).unwrap();
+        kernel.wait(WaitMode::Block).unwrap();
     }
 }
 
@@ -126,8 +126,8 @@ fn what_is_queued_is_news_until_it_is_submitted() {
         let (_, to) = memory(&[0; 64]);
         // Workers have it at once, and may be done.
         let is_queued = |kernel: &mut Kernel| match (rig.aio, kernel.waits_with()) {
-            (Aio::Native, _) | (Aio::Automatic | Aio::IoUring, WaitsWith::IoUring) => {
-                assert!(kernel.has_news(), "nobody hands it to the kernel");
+            (Aio::Native, _) | (Aio::Automatic | Aio::IoUring, ReactorKind::IoUring) => {
+                assert!(kernel.has_pending(), "nobody hands it to the kernel");
             }
             (Aio::Automatic | Aio::IoUring | Aio::Threads, _) => {}
         };
@@ -138,7 +138,7 @@ fn what_is_queued_is_news_until_it_is_submitted() {
         kernel.read(id, ByteOffset(0), std::iter::once(to(0, 64)), Tag(2));
         is_queued(&mut kernel);
         finished(&mut kernel, Tag(2)).unwrap();
-        assert!(!kernel.has_news(), "nothing is left");
+        assert!(!kernel.has_pending(), "nothing is left");
     });
 }
 
@@ -158,14 +158,14 @@ fn what_waits_for_room_is_carried_out() {
         let mut ended = 0;
         while ended < OPERATIONS {
             // Without blocking as long as there are news, as an iothread does that looks.
-            let wait = if kernel.has_news() { Wait::Poll } else { Wait::Block };
+            let wait = if kernel.has_pending() { WaitMode::Poll } else { WaitMode::Block };
             kernel.wait(wait).unwrap();
             while let Some((_, result, _)) = kernel.next_finished() {
                 result.unwrap();
                 ended += 1;
             }
         }
-        assert!(!kernel.has_news(), "nothing is left");
+        assert!(!kernel.has_pending(), "nothing is left");
     });
 }
 
@@ -230,7 +230,7 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
         let null = OpenFile::adopt(null.into(), "null".into(), 0, rig.aio);
         let null = table.insert(Arc::new(null));
         let mut kernel = rig.kernel(table);
-        kernel.allocate(id, ByteOffset(4096), ByteCount(4096), Allocation::PunchHole, Tag(0));
+        kernel.allocate(id, ByteOffset(4096), ByteCount(4096), AllocationGoal::PunchHole, Tag(0));
         finished(&mut kernel, Tag(0)).unwrap();
         let mut found = vec![0; 8192];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
@@ -238,7 +238,7 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
         assert!(found[4096..].iter().all(|byte| *byte == 0));
         // What has no space can do none of it: said the first time by the host, then by us.
         for tag in 2..4 {
-            for how in [Allocation::Zero, Allocation::PunchHole, Allocation::Discard] {
+            for how in [AllocationGoal::Zero, AllocationGoal::PunchHole, AllocationGoal::Discard] {
                 kernel.allocate(null, ByteOffset(0), ByteCount(4096), how, Tag(tag));
                 let failure = finished(&mut kernel, Tag(tag)).unwrap_err();
                 let errno = Errno::OPNOTSUPP;
@@ -255,21 +255,21 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
 fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
     on_all(|rig| {
         let mut kernel = rig.kernel(Arc::new(FileTable::default()));
-        let bell = Arc::new(Notifier::new().unwrap());
+        let notifier = Arc::new(Notifier::new().unwrap());
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let ringer = {
-            let (bell, stop) = (Arc::clone(&bell), Arc::clone(&stop));
+            let (notifier, stop) = (Arc::clone(&notifier), Arc::clone(&stop));
             std::thread::spawn(move || {
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    bell.wake();
+                    notifier.wake();
                 }
             })
         };
         // POLL_REMOVE gave up here within some hundred rounds.
         for round in 0..5000 {
-            kernel.poll(bell.as_fd(), Interest::Read, Tag(round));
+            kernel.poll(notifier.as_fd(), Interest::Read, Tag(round));
             if round % 2 == 0 {
-                kernel.wait(Wait::Poll).unwrap();
+                kernel.wait(WaitMode::Poll).unwrap();
             }
             kernel.cancel_poll(Tag(round));
             loop {
@@ -279,7 +279,7 @@ fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
                     other @ (Event::Finished { .. } | Event::Extent { .. }) => panic!("{other:?}"),
                 }
             }
-            bell.clear();
+            notifier.clear();
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         ringer.join().unwrap();
@@ -295,7 +295,7 @@ fn a_descriptor_that_cannot_be_polled_is_cancelled_like_any_other() {
         // SAFETY: nobody has this descriptor, and a poll of a closed one only fails.
         let closed = unsafe { std::os::fd::BorrowedFd::borrow_raw(closed) };
         kernel.poll(closed, Interest::Read, Tag(5));
-        kernel.wait(Wait::Poll).unwrap();
+        kernel.wait(WaitMode::Poll).unwrap();
         kernel.cancel_poll(Tag(5));
         assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(5) }));
     });
@@ -375,22 +375,22 @@ fn what_is_in_flight_is_waited_for_before_the_kernel_is_given_up() {
 fn a_counter_that_nobody_reads_is_told_once_for_each_write() {
     on_all(|rig| {
         let mut kernel = rig.kernel(Arc::new(FileTable::default()));
-        let bell = Notifier::new().unwrap();
-        bell.wake();
-        kernel.poll(bell.as_fd(), Interest::Read, Tag(1));
+        let notifier = Notifier::new().unwrap();
+        notifier.wake();
+        kernel.poll(notifier.as_fd(), Interest::Read, Tag(1));
         assert!(matches!(next(&mut kernel), Event::Ready { tag: Tag(1) }));
         for _ in 0..10 {
-            kernel.wait(Wait::Poll).unwrap();
+            kernel.wait(WaitMode::Poll).unwrap();
             assert!(kernel.next_event().is_none(), "an unread counter must not spin");
         }
-        bell.wake();
+        notifier.wake();
         assert!(matches!(next(&mut kernel), Event::Ready { tag: Tag(1) }));
-        bell.wake();
-        kernel.wait(Wait::Poll).unwrap();
+        notifier.wake();
+        kernel.wait(WaitMode::Poll).unwrap();
         kernel.cancel_poll(Tag(1));
         while !matches!(next(&mut kernel), Event::PollEnded { tag: Tag(1) }) {}
-        bell.wake();
-        kernel.wait(Wait::Poll).unwrap();
+        notifier.wake();
+        kernel.wait(WaitMode::Poll).unwrap();
         assert!(kernel.next_event().is_none(), "an event after the end");
     });
 }
@@ -399,16 +399,16 @@ fn a_counter_that_nobody_reads_is_told_once_for_each_write() {
 fn two_descriptors_of_one_counter_are_watched_each_for_itself() {
     on_all(|rig| {
         let mut kernel = rig.kernel(Arc::new(FileTable::default()));
-        let bell = Notifier::new().unwrap();
-        let second = bell.as_fd().try_clone_to_owned().unwrap();
-        kernel.poll(bell.as_fd(), Interest::Read, Tag(1));
+        let notifier = Notifier::new().unwrap();
+        let second = notifier.as_fd().try_clone_to_owned().unwrap();
+        kernel.poll(notifier.as_fd(), Interest::Read, Tag(1));
         kernel.poll(second.as_fd(), Interest::Read, Tag(2));
         kernel.cancel_poll(Tag(1));
         assert!(matches!(next(&mut kernel), Event::PollEnded { tag: Tag(1) }));
-        bell.wake();
+        notifier.wake();
         assert!(matches!(next(&mut kernel), Event::Ready { tag: Tag(2) }));
         // The number is free for another watch.
-        kernel.poll(bell.as_fd(), Interest::Read, Tag(3));
+        kernel.poll(notifier.as_fd(), Interest::Read, Tag(3));
         assert!(matches!(next(&mut kernel), Event::Ready { tag: Tag(3) }));
     });
 }
@@ -432,7 +432,7 @@ fn files_that_were_taken_out_are_closed() {
             kernel.forget_files();
             // What a ring has given up may be closed by work of the kernel that is still to be done.
             while rustix::io::write(&writer, b"more") != Err(Errno::PIPE) {
-                kernel.wait(Wait::Poll).unwrap();
+                kernel.wait(WaitMode::Poll).unwrap();
             }
         }
     });

@@ -1,31 +1,31 @@
 //! The kernel's flag for deferred work, under wake-ups from another thread at every moment: it may
-//! stay up with nothing behind it, but then the kernel is said to mislead, and a bell ends it.
+//! stay up with nothing behind it, but then the kernel is said to mislead, and a notifier ends it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kernel_io::{Event, FileTable, Interest, Kernel, Notifier, Reactors, Tag, Wait};
+use kernel_io::{Event, FileTable, Interest, Kernel, Notifier, ReactorChoice, Tag, WaitMode};
 
 const ROUNDS: u64 = 30_000;
 const ENTERS_MAX: u32 = 100;
 
-/// Collects events until there is no news, ringing the bell as an iothread does; returns whether
+/// Collects events until there is no news, signalling the notifier as an iothread does; returns whether
 /// the flag was up without reason.
-fn settle(kernel: &mut Kernel, bell: &Notifier) -> bool {
+fn settle(kernel: &mut Kernel, notifier: &Notifier) -> bool {
     let mut misled = false;
     for _ in 0..ENTERS_MAX {
-        kernel.wait(Wait::Poll).unwrap();
-        if kernel.is_misled() {
+        kernel.wait(WaitMode::Poll).unwrap();
+        if kernel.has_stale_flag() {
             misled = true;
-            bell.wake();
+            notifier.wake();
         }
-        let mut quiet = !kernel.has_news();
+        let mut quiet = !kernel.has_pending();
         while let Some(event) = kernel.next_event() {
             assert!(matches!(event, Event::Ready { tag: Tag(1) }), "{event:?}");
-            quiet = !kernel.has_news();
+            quiet = !kernel.has_pending();
         }
-        if quiet && !kernel.is_misled() {
+        if quiet && !kernel.has_stale_flag() {
             return misled;
         }
     }
@@ -34,18 +34,18 @@ fn settle(kernel: &mut Kernel, bell: &Notifier) -> bool {
 
 #[test]
 fn a_flag_with_nothing_behind_it_is_noticed_and_taken_down() {
-    let mut kernel = Kernel::new(Arc::new(FileTable::default()), Reactors::Any).unwrap();
-    let bell = Arc::new(Notifier::new().unwrap());
-    kernel.poll(bell.as_fd(), Interest::Read, Tag(1));
+    let mut kernel = Kernel::new(Arc::new(FileTable::default()), ReactorChoice::Any).unwrap();
+    let notifier = Arc::new(Notifier::new().unwrap());
+    kernel.poll(notifier.as_fd(), Interest::Read, Tag(1));
     let round = Arc::new(AtomicU64::new(0));
     let ringer = {
-        let (bell, round) = (Arc::clone(&bell), Arc::clone(&round));
+        let (notifier, round) = (Arc::clone(&notifier), Arc::clone(&round));
         std::thread::spawn(move || {
             let mut last = 0;
             while last < ROUNDS {
                 let now = round.load(Ordering::Acquire);
                 if now != last {
-                    bell.wake();
+                    notifier.wake();
                     last = now;
                 }
             }
@@ -55,11 +55,11 @@ fn a_flag_with_nothing_behind_it_is_noticed_and_taken_down() {
         round.store(number, Ordering::Release);
         // Meets the other thread in the middle of adding work, now and then.
         for _ in 0..number % 64 {
-            kernel.wait(Wait::Poll).unwrap();
+            kernel.wait(WaitMode::Poll).unwrap();
         }
-        settle(&mut kernel, &bell);
+        settle(&mut kernel, &notifier);
     }
     ringer.join().unwrap();
-    settle(&mut kernel, &bell);
-    assert!(!kernel.has_news());
+    settle(&mut kernel, &notifier);
+    assert!(!kernel.has_pending());
 }

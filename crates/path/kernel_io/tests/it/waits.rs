@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, SystemClock};
-use kernel_io::{Event, FileTable, Interest, Kernel, Notifier, Reactors, Tag, Wait};
+use kernel_io::{Event, FileTable, Interest, Kernel, Notifier, ReactorChoice, Tag, WaitMode};
 use rustix::thread::nanosleep;
 use rustix::time::Timespec;
 
 pub(crate) fn on_both(test: impl Fn(Kernel)) {
-    for reactors in [Reactors::Any, Reactors::EpollOnly] {
+    for reactors in [ReactorChoice::Any, ReactorChoice::EpollOnly] {
         test(Kernel::new(Arc::new(FileTable::default()), reactors).unwrap());
     }
 }
 
-fn took(kernel: &mut Kernel, wait: Wait) -> Duration {
+fn took(kernel: &mut Kernel, wait: WaitMode) -> Duration {
     let start = SystemClock.now();
     kernel.wait(wait).unwrap();
     SystemClock.now().saturating_duration_since(start)
@@ -25,7 +25,7 @@ fn took(kernel: &mut Kernel, wait: Wait) -> Duration {
 fn a_wait_ends_after_its_limit_to_a_fraction_of_a_millisecond() {
     on_both(|mut kernel| {
         let limit = Duration::from_micros(200);
-        let all: Vec<_> = (0..50).map(|_| took(&mut kernel, Wait::AtMost(limit))).collect();
+        let all: Vec<_> = (0..50).map(|_| took(&mut kernel, WaitMode::AtMost(limit))).collect();
         // A timer in milliseconds would take a whole one at least. On a busy machine most are late, and the
         // kernel may end a wait for nothing.
         let shortest = all.iter().filter(|took| **took >= limit).min().unwrap();
@@ -36,17 +36,17 @@ fn a_wait_ends_after_its_limit_to_a_fraction_of_a_millisecond() {
 #[test]
 fn what_happens_ends_a_wait_before_its_limit_and_later_ones_are_as_long_as_they_should() {
     on_both(|mut kernel| {
-        let bell = Notifier::new().unwrap();
-        kernel.poll(bell.as_fd(), Interest::Read, Tag(1));
+        let notifier = Notifier::new().unwrap();
+        kernel.poll(notifier.as_fd(), Interest::Read, Tag(1));
         let mut shortened = 0;
         for _ in 0..20 {
-            bell.wake();
+            notifier.wake();
             let long = Duration::from_secs(3600);
-            assert!(took(&mut kernel, Wait::AtMost(long)) < Duration::from_secs(60));
+            assert!(took(&mut kernel, WaitMode::AtMost(long)) < Duration::from_secs(60));
             assert!(matches!(kernel.next_event(), Some(Event::Ready { tag: Tag(1) })));
-            bell.clear();
+            notifier.clear();
             let start = SystemClock.now();
-            kernel.wait(Wait::AtMost(Duration::from_millis(2))).unwrap();
+            kernel.wait(WaitMode::AtMost(Duration::from_millis(2))).unwrap();
             let took = SystemClock.now().saturating_duration_since(start);
             shortened += u32::from(took < Duration::from_millis(2));
             assert!(kernel.next_event().is_none());
@@ -58,17 +58,17 @@ fn what_happens_ends_a_wait_before_its_limit_and_later_ones_are_as_long_as_they_
                 // There is no event that says that the other thread sleeps.
                 scope.spawn(|| {
                     let _left = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 });
-                    bell.wake();
+                    notifier.wake();
                 });
                 // The kernel may end a wait for nothing, but not again and again.
                 let mut waits = 0;
                 while kernel.next_event().is_none() {
-                    kernel.wait(Wait::AtMost(long)).unwrap();
+                    kernel.wait(WaitMode::AtMost(long)).unwrap();
                     waits += 1;
                 }
                 assert!(waits < 50, "{waits} waits for {long:?}");
             });
-            bell.clear();
+            notifier.clear();
         }
     });
 }

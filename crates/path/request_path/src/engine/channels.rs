@@ -10,9 +10,9 @@ use block::{ChannelId, IoFailure, Node, Tag};
 use super::Engine;
 use crate::EngineKernel;
 use crate::LaneIndex;
-use crate::channels::Ended;
-use crate::job::{Addressee, JobIndex};
-use crate::report::Trouble;
+use crate::channels::ChannelEvent;
+use crate::failure_reporter::FailureCause;
+use crate::io_request::{EventTarget, RequestIndex};
 
 impl<K: EngineKernel> Engine<K> {
     /// Gives up the storage behind the channels of the lane on that node, if there is one: all requests that are being
@@ -22,23 +22,23 @@ impl<K: EngineKernel> Engine<K> {
         let Some(lane) = self.lanes.find(node) else { return };
         self.lanes.channels.abandon(lane);
         for (index, storage) in self.jobs.on_channels(lane) {
-            self.fail(index, storage, Trouble::GivenUp);
+            self.fail(index, storage, FailureCause::GivenUp);
         }
         self.settle_waiting(lane);
     }
 
     /// Ends those jobs of a lane that have failed and wait for something else than storage.
     fn settle_waiting(&mut self, lane: LaneIndex) {
-        let Self { want_range, want_buffer, jobs, .. } = self;
-        let mut has_failed = |index: &JobIndex| {
+        let Self { range_waiters, buffer_waiters, jobs, .. } = self;
+        let mut has_failed = |index: &RequestIndex| {
             let job = jobs.get(*index);
             job.lane == lane && job.failure.is_some()
         };
-        let mut failed: Vec<JobIndex> =
-            want_range.iter().copied().filter(&mut has_failed).collect();
-        want_range.retain(|index| !failed.contains(index));
-        failed.extend(want_buffer.withdraw(lane.place(), has_failed));
-        failed.into_iter().for_each(|index| self.settle(index));
+        let mut failed: Vec<RequestIndex> =
+            range_waiters.iter().copied().filter(&mut has_failed).collect();
+        range_waiters.retain(|index| !failed.contains(index));
+        failed.extend(buffer_waiters.withdraw(lane.place(), has_failed));
+        failed.into_iter().for_each(|index| self.advance(index));
     }
 
     /// Calls channels that have something to do; whether there were any.
@@ -47,11 +47,13 @@ impl<K: EngineKernel> Engine<K> {
         let any = lanes.channels.attend(kernel);
         while let Some(ended) = self.lanes.channels.next_ended() {
             match ended {
-                Ended::Over { tag, result, bounce } => self.operation_over(tag, result, bounce),
-                Ended::Abandoned { channel, tag, failure, is_staged } => {
+                ChannelEvent::Over { tag, result, bounce } => {
+                    self.operation_over(tag, result, bounce)
+                }
+                ChannelEvent::Abandoned { channel, tag, failure, is_staged } => {
                     self.abandoned(channel, tag, failure, is_staged);
                 }
-                Ended::Returned { bounce } => self.bounce.put(bounce),
+                ChannelEvent::Returned { bounce } => self.bounce.put(bounce),
             }
         }
         any
@@ -59,18 +61,18 @@ impl<K: EngineKernel> Engine<K> {
 
     /// An operation ends that the storage may still carry out. What its job has locked stays locked.
     fn abandoned(&mut self, channel: ChannelId, tag: Tag, failure: IoFailure, is_staged: bool) {
-        let Addressee::Job(index, _) = Addressee::from_tag(tag) else {
+        let EventTarget::Job(index, _) = EventTarget::from_tag(tag) else {
             return self.operation_over(tag, Err(failure), None);
         };
         let Self { jobs, lanes, .. } = self;
         let job = jobs.get(index);
         if job.operation.is_change() {
-            lanes.channels.keep_locked(channel, &mut job.holds);
+            lanes.channels.keep_locked(channel, &mut job.range_guards);
         }
         if is_staged {
             job.outstanding -= 1;
             let lane = job.lane;
-            self.want_buffer.done(lane.place());
+            self.buffer_waiters.done(lane.place());
             self.staged_step_failed(index, failure, None);
             self.hand_out_buffers();
         } else {

@@ -1,7 +1,8 @@
 //! Engines of threads that own no ring: they open images, look at them and close them.
 //!
-//! Where it stands: the same tasks that run on iothreads run here, on lanes that no client uses, and have their errands
-//! carried out like everywhere else; only that this thread makes the calls itself, and sleeps if one waits.
+//! Where it stands: the same tasks that run on iothreads run here, on lanes that no client uses, and have their
+//! internal I/Os carried out like everywhere else; only that this thread makes the calls itself, and sleeps if one
+//! waits.
 //!
 //! Threads: each engine belongs to the thread that made it, which it blocks.
 
@@ -10,13 +11,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use block::{Clock, ControlEngine, EngineFactory, LaneError, MakeLane, Node};
-use kernel_io::{FileTable, Kernel, Notifier, Wait};
+use block::{Clock, ControlEngine, EngineFactory, LaneError, LaneOpener, Node};
+use kernel_io::{FileTable, Kernel, Notifier, WaitMode};
 
 use super::Engine;
 use crate::EngineKernel;
 
-/// Makes engines for threads that own no ring, on the files of one table.
+/// Makes the engines of control threads, which own no ring, on the files of one table.
 #[derive(Debug)]
 pub struct ControlEngines {
     table: Arc<FileTable>,
@@ -32,14 +33,14 @@ impl ControlEngines {
 
 impl EngineFactory for ControlEngines {
     fn make(&self) -> io::Result<Box<dyn ControlEngine>> {
-        let bell = Arc::new(Notifier::new()?);
+        let notifier = Arc::new(Notifier::new()?);
         let kernel = Kernel::blocking(Arc::clone(&self.table)).map_err(io::Error::other)?;
-        Ok(Box::new(Engine::with(kernel, bell, Arc::clone(&self.clock))))
+        Ok(Box::new(Engine::with(kernel, notifier, Arc::clone(&self.clock))))
     }
 }
 
 impl<K: EngineKernel> ControlEngine for Engine<K> {
-    fn open(&mut self, node: &Arc<dyn Node>, make: &mut MakeLane<'_>) -> Result<(), LaneError> {
+    fn open(&mut self, node: &Arc<dyn Node>, make: &mut LaneOpener<'_>) -> Result<(), LaneError> {
         // Open as long as the engine is there.
         self.lanes.open_with(node, make).map(|_lane| ())
     }
@@ -71,15 +72,15 @@ impl<K: EngineKernel> Engine<K> {
         self.lanes.note_all();
         let now = self.clock.now();
         let wait = match self.due() {
-            _ if self.has_own_work() => Wait::Poll,
-            Some(due) => Wait::AtMost(due.at.saturating_duration_since(now)),
-            None => Wait::Block,
+            _ if self.has_own_work() => WaitMode::Poll,
+            Some(due) => WaitMode::AtMost(due.at.saturating_duration_since(now)),
+            None => WaitMode::Block,
         };
         self.wait(wait).expect("an epoll of our own can be waited with");
         if self.due().is_some() {
             self.resume(self.clock.now());
         }
-        // Nobody kicks, and the bell was only to wake.
+        // Nobody kicks, and the notifier was only to wake.
         self.dispatch(&mut Vec::new());
     }
 }

@@ -7,34 +7,39 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use block::{
-    BehindEnd, ByteCount, ByteOffset, FailKind, Node, Operation, Outcome, Piece, StableWrites,
+    ByteCount, ByteOffset, EofPolicy, FailKind, Node, Operation, Outcome, Piece, StableWrites,
     StorageId, Target,
 };
 use kernel_io::{Alarm, Interest, IoFailure};
 
 use super::Engine;
 use crate::EngineKernel;
-use crate::job::{Addressee, JobIndex, Phase, PieceIndex};
-use crate::report::Trouble;
-use crate::staged::{Staged, StagedKind};
-use crate::storages::Storages;
-use crate::submit::{Run, may_hide_lost_data};
+use crate::bounce_transfer::{BounceKind, BounceTransfer};
+use crate::failure_reporter::FailureCause;
+use crate::io_request::{EventTarget, PieceIndex, RequestIndex, RequestPhase};
+use crate::storage_backends::StorageBackends;
+use crate::submit::{PieceRun, may_hide_lost_data};
 
 impl<K: EngineKernel> Engine<K> {
     /// A piece failed: some failures mean another way, the others are the guest's.
-    pub(super) fn piece_failed(&mut self, index: JobIndex, piece: PieceIndex, failure: IoFailure) {
+    pub(super) fn piece_failed(
+        &mut self,
+        index: RequestIndex,
+        piece: PieceIndex,
+        failure: IoFailure,
+    ) {
         let Self { jobs, kernel, lanes, .. } = self;
         let job = jobs.get(index);
         if let IoFailure::EndOfFile { offset } = failure
-            && job.behind_end == BehindEnd::Zeroes
+            && job.eof_policy == EofPolicy::Zeroes
         {
             return self.zero_behind_end(index, piece, offset);
         }
         let Piece { target, count, .. } = &job.pieces[piece.place()];
         let (storage, offset) = target.storage().expect("only operations on storage fail");
-        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
         let medium = storages.medium(storage);
-        if job.phase == Phase::Sync {
+        if job.phase == RequestPhase::Sync {
             medium.remember_failed_sync();
         } else if failure.is_unsupported() {
             match job.operation {
@@ -44,7 +49,7 @@ impl<K: EngineKernel> Engine<K> {
                     let whole = medium.allocation_blocks(&(offset.0..offset.0 + count.0));
                     let (at, left) = (whole.start, whole.end - whole.start);
                     let place = (storage, medium);
-                    job.staged.push(Staged::new(StagedKind::Zero, place, at, 0, left));
+                    job.staged.push(BounceTransfer::new(BounceKind::Zero, place, at, 0, left));
                     return;
                 }
                 Operation::Read(_)
@@ -58,15 +63,15 @@ impl<K: EngineKernel> Engine<K> {
         {
             medium.remember_failed_sync();
         }
-        self.fail(index, storage, Trouble::Failure(failure));
+        self.fail(index, storage, FailureCause::Failure(failure));
     }
 
     /// Of the run that begins with this piece, a read has found the end of the file there. What lies behind it becomes
     /// pieces of zeroes.
-    fn zero_behind_end(&mut self, index: JobIndex, first: PieceIndex, end: ByteOffset) {
+    fn zero_behind_end(&mut self, index: RequestIndex, first: PieceIndex, end: ByteOffset) {
         let job = self.jobs.get(index);
         let (lane, before) = (job.lane, job.pieces.len());
-        let run = Run::of(&job.pieces, first.place(), job.operation);
+        let run = PieceRun::of(&job.pieces, first.place(), job.operation);
         let count = run.expect("it begins with a piece in a file").pieces.len();
         for place in first.place()..first.place() + count {
             let Piece { skip, count, target } = &job.pieces[place];
@@ -85,32 +90,33 @@ impl<K: EngineKernel> Engine<K> {
         }
         let more = job.pieces.len() - before;
         self.pieces_open += more;
-        self.lanes.opened_pieces(lane, more);
+        self.lanes.add_pieces(lane, more);
         self.add_pieces_later(index);
     }
 
     /// Notes that a request fails, and says so; only once for each request.
-    pub(super) fn fail(&mut self, index: JobIndex, storage: StorageId, trouble: Trouble) {
+    pub(super) fn fail(&mut self, index: RequestIndex, storage: StorageId, cause: FailureCause) {
         let Self { jobs, kernel, lanes, report, .. } = self;
         let job = jobs.get(index);
         if job.failure.is_some() {
             return;
         }
-        job.failure = Some(match trouble {
-            Trouble::Failure(failure) => failure.kind(),
-            Trouble::EarlierSync | Trouble::GivenUp | Trouble::Unfenced | Trouble::Foreign => {
-                FailKind::Io
-            }
+        job.failure = Some(match cause {
+            FailureCause::Failure(failure) => failure.kind(),
+            FailureCause::EarlierSync
+            | FailureCause::GivenUp
+            | FailureCause::Unfenced
+            | FailureCause::Foreign => FailKind::Io,
         });
         let (operation, phase) = (job.operation, job.phase);
-        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
         let name = storages.medium(storage).name();
-        let wait = report.failed(name, operation, phase, trouble);
+        let wait = report.failed(name, operation, phase, cause);
         self.catch_up_after(wait);
     }
 
     /// A lane does not carry a request out, or says in the end that it has failed.
-    pub(super) fn refused(&mut self, index: JobIndex, kind: FailKind) {
+    pub(super) fn refused(&mut self, index: RequestIndex, kind: FailKind) {
         let job = self.jobs.get(index);
         let node = &**self.lanes.node(job.lane);
         let wait = self.report.refused(node, job.operation, kind);
@@ -148,7 +154,7 @@ impl<K: EngineKernel> Engine<K> {
             return alarm.set(after);
         }
         let alarm = Alarm::new()?;
-        self.kernel.poll(alarm.as_fd(), Interest::Read, Addressee::Alarm.to_tag());
+        self.kernel.poll(alarm.as_fd(), Interest::Read, EventTarget::Alarm.to_tag());
         let set = alarm.set(after);
         self.alarm = Some(alarm);
         set
@@ -158,7 +164,7 @@ impl<K: EngineKernel> Engine<K> {
         if let Some(alarm) = &self.alarm {
             alarm.clear();
         }
-        let wait = self.report.catch_up();
+        let wait = self.report.report_suppressed();
         self.catch_up_after(wait);
     }
 }

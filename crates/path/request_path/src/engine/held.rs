@@ -5,21 +5,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use block::{Due, Node};
+use block::{Node, WakeTime};
 
 use super::Engine;
 use crate::EngineKernel;
 use crate::LaneIndex;
-use crate::job::JobIndex;
+use crate::io_request::RequestIndex;
 
 impl<K: EngineKernel> Engine<K> {
     /// When [`Engine::resume`] has something to do.
-    pub fn due(&self) -> Option<Due> {
-        let due = Due::first(self.lanes.due(), self.lanes.channels.due());
+    pub fn due(&self) -> Option<WakeTime> {
+        let due = WakeTime::first(self.lanes.due(), self.lanes.channels.due());
         if self.timed_turns.is_empty() {
             return due;
         }
-        Due::first(due, self.timed_turns.due())
+        WakeTime::first(due, self.timed_turns.due())
     }
 
     /// Goes on with what was held and may go on by now. What is over at once is told by the next
@@ -30,7 +30,7 @@ impl<K: EngineKernel> Engine<K> {
         while let Some(lane) = self.lanes.next_due(from, now) {
             from = lane.next();
             self.resume_lane(lane, now);
-            self.work_off_finished();
+            self.deliver_finished();
         }
     }
 
@@ -40,8 +40,8 @@ impl<K: EngineKernel> Engine<K> {
         self.held -= self.mappings.len();
         self.release_rest(lane);
         let Self { mappings, jobs, lanes, .. } = self;
-        let late = mappings.iter().map(|mapping| JobIndex::of(mapping.token));
-        lanes.let_go(lane, late.map(|index| jobs.get(index).memory.count()).sum());
+        let late = mappings.iter().map(|mapping| RequestIndex::of(mapping.token));
+        lanes.remove_held(lane, late.map(|index| jobs.get(index).memory.count()).sum());
         let (held, _) = self.start_answered(lane);
         assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
     }
@@ -74,8 +74,9 @@ impl<K: EngineKernel> Engine<K> {
     fn release_rest(&mut self, lane: LaneIndex) {
         if self.lanes.is_releasing(lane) {
             let Self { mappings, jobs, lanes, .. } = self;
-            let over =
-                mappings.iter().filter(|mapping| jobs.get(JobIndex::of(mapping.token)).released);
+            let over = mappings
+                .iter()
+                .filter(|mapping| jobs.get(RequestIndex::of(mapping.token)).released);
             lanes.release_rest(lane, over.count());
         }
     }

@@ -11,75 +11,75 @@ use kernel_io::InlineBudget;
 
 use super::Engine;
 use crate::EngineKernel;
-use crate::job::{Addressee, Job, JobIndex, PieceIndex};
-use crate::storages::Storages;
-use crate::submit::{Run, submit_run};
+use crate::io_request::{EventTarget, IoRequest, PieceIndex, RequestIndex};
+use crate::storage_backends::StorageBackends;
+use crate::submit::{PieceRun, submit_run};
 
 /// How many jobs go on in one turn.
 const JOBS_MAX: usize = 4;
 
-/// How far a job has come with its pieces.
+/// Whether all pieces of a request were submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pieces {
+enum PieceProgress {
     AllBegun,
     MoreLater,
 }
 
 impl<K: EngineKernel> Engine<K> {
     /// Begins with a job's pieces. It counts what comes later as something outstanding.
-    pub(super) fn begin_pieces(&mut self, index: JobIndex) {
-        if self.go_through(index) == Pieces::MoreLater {
+    pub(super) fn begin_pieces(&mut self, index: RequestIndex) {
+        if self.submit_window(index) == PieceProgress::MoreLater {
             self.add_pieces_later(index);
         }
     }
 
     /// The job has pieces that were not begun.
-    pub(super) fn add_pieces_later(&mut self, index: JobIndex) {
+    pub(super) fn add_pieces_later(&mut self, index: RequestIndex) {
         let job = self.jobs.get(index);
         if !std::mem::replace(&mut job.has_pieces_later, true) {
             job.outstanding += 1;
-            self.begun.push_back(index);
+            self.partly_submitted.push_back(index);
         }
     }
 
     /// Goes on with jobs that have such pieces, as far as this turn has room.
-    pub(super) fn go_on_with_pieces(&mut self) {
-        for _ in 0..self.begun.len().min(JOBS_MAX) {
-            let Some(index) = self.begun.pop_front() else { return };
-            match self.go_through(index) {
-                Pieces::MoreLater => self.begun.push_back(index),
-                Pieces::AllBegun => {
+    pub(super) fn submit_later_pieces(&mut self) {
+        for _ in 0..self.partly_submitted.len().min(JOBS_MAX) {
+            let Some(index) = self.partly_submitted.pop_front() else { return };
+            match self.submit_window(index) {
+                PieceProgress::MoreLater => self.partly_submitted.push_back(index),
+                PieceProgress::AllBegun => {
                     let job = self.jobs.get(index);
                     job.has_pieces_later = false;
                     job.outstanding -= 1;
-                    self.settle(index);
+                    self.advance(index);
                 }
             }
         }
     }
 
     /// Begins some of a job's next pieces.
-    fn go_through(&mut self, index: JobIndex) -> Pieces {
-        let Self { jobs, kernel, lanes, by_hand, .. } = self;
-        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+    fn submit_window(&mut self, index: RequestIndex) -> PieceProgress {
+        let Self { jobs, kernel, lanes, copy_budget, .. } = self;
+        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         if job.failure.is_some() {
             // Nobody waits for the rest of what has failed.
             job.next_piece = job.pieces.len();
             job.moved = 0;
         }
-        let end = Run::window(&job.pieces, job.next_piece);
+        let end = PieceRun::window(&job.pieces, job.next_piece);
         while job.next_piece < end {
             let place = job.next_piece;
             let piece = &job.pieces[place];
-            let tag = Addressee::Job(index, PieceIndex::new(place));
+            let tag = EventTarget::Job(index, PieceIndex::new(place));
             match (&piece.target, job.operation) {
                 (_, Operation::Status(_)) => {
                     job.begin_status_piece(place, storages.kernel, tag.to_tag());
                 }
                 (Target::Zeroes | Target::Memory { .. }, Operation::Read(_)) => {
-                    if !move_by_hand(job, place, by_hand) {
-                        return Pieces::MoreLater;
+                    if !copy_inline(job, place, copy_budget) {
+                        return PieceProgress::MoreLater;
                     }
                 }
                 (Target::Memory { .. } | Target::Status(_), _) => {
@@ -96,10 +96,10 @@ impl<K: EngineKernel> Engine<K> {
                 // A flush has no bytes; it only syncs.
                 (Target::File { .. } | Target::Channel { .. }, _) if piece.count.0 == 0 => {}
                 (Target::File { .. } | Target::Channel { .. }, operation) => {
-                    let Job { pieces, next_piece, memory, copy, staged, outstanding, .. } =
+                    let IoRequest { pieces, next_piece, memory, copy, staged, outstanding, .. } =
                         &mut *job;
                     let memory = copy.as_ref().map_or(&*memory, MemoryCopy::buffers);
-                    let run = Run::of(pieces, place, operation);
+                    let run = PieceRun::of(pieces, place, operation);
                     let run = run.expect("it begins with a piece in storage");
                     *next_piece += run.pieces.len() - 1;
                     *outstanding += submit_run(&mut storages, operation, run, memory, staged, tag);
@@ -108,19 +108,19 @@ impl<K: EngineKernel> Engine<K> {
             job.next_piece += 1;
         }
         if job.next_piece < job.pieces.len() {
-            return Pieces::MoreLater;
+            return PieceProgress::MoreLater;
         }
-        Pieces::AllBegun
+        PieceProgress::AllBegun
     }
 }
 
 /// Gives a read the next bytes of a piece that are in no file; whether those were the last.
-fn move_by_hand(job: &mut Job, place: usize, by_hand: &mut InlineBudget) -> bool {
+fn copy_inline(job: &mut IoRequest, place: usize, copy_budget: &mut InlineBudget) -> bool {
     let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
-    let Job { pieces, memory, moved, .. } = job;
+    let IoRequest { pieces, memory, moved, .. } = job;
     let piece = &pieces[place];
     let left = piece.count.0 - *moved;
-    let count = by_hand.charge(left);
+    let count = copy_budget.charge(left);
     let (from, skip) = (bytes(*moved), bytes(piece.skip + *moved));
     match piece.in_memory() {
         Some(found) => {

@@ -10,9 +10,9 @@ use kernel_io::{FileExtent, Tag};
 
 use super::Engine;
 use crate::EngineKernel;
-use crate::job::{Addressee, Job};
+use crate::io_request::{EventTarget, IoRequest};
 
-impl Job {
+impl IoRequest {
     /// Takes what a piece of a status says, or has the file tell it.
     pub(super) fn begin_status_piece(
         &mut self,
@@ -65,7 +65,7 @@ impl Job {
 impl<K: EngineKernel> Engine<K> {
     /// A file has told what it has at the beginning of what is left of a piece.
     pub(super) fn extent_found(&mut self, tag: Tag, found: FileExtent) {
-        let Addressee::Job(index, piece) = Addressee::from_tag(tag) else {
+        let EventTarget::Job(index, piece) = EventTarget::from_tag(tag) else {
             panic!("only requests ask for extents")
         };
         let Self { jobs, kernel, .. } = self;
@@ -77,6 +77,6 @@ impl<K: EngineKernel> Engine<K> {
         *count = ByteCount(count.0 - found.count.0);
         *skip += found.count.0;
         job.begin_status_piece(piece.place(), kernel, tag);
-        self.settle(index);
+        self.advance(index);
     }
 }

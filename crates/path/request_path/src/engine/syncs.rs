@@ -4,24 +4,24 @@
 //! durable. Files and channels are synced each for itself.
 //!
 //! Invariants: a request is served only by syncs that began after its bytes were there
-//! (`block::SyncTurns`), on whichever iothread. Who comes while one runs waits for the next one.
+//! (`block::SyncCoalescer`), on whichever iothread. Who comes while one runs waits for the next one.
 //! A sync that fails fails all whom it was to serve, here and elsewhere.
 //! Limits: as many requests as the iothread has in flight. A file's list keeps its room.
 
 use std::collections::VecDeque;
 
-use block::{ChannelId, StorageId, SyncGuard, SyncTicket, SyncTurn};
+use block::{ChannelId, StorageId, SyncAction, SyncGuard, SyncTicket};
 use kernel_io::IoFailure;
 
 use super::Engine;
 use crate::EngineKernel;
-use crate::job::{Addressee, JobIndex, PieceIndex};
-use crate::report::Trouble;
-use crate::storages::Storages;
+use crate::failure_reporter::FailureCause;
+use crate::io_request::{EventTarget, PieceIndex, RequestIndex};
+use crate::storage_backends::StorageBackends;
 
-/// The syncs of one iothread.
+/// Requests on this iothread that wait for syncs, by file.
 #[derive(Debug, Default)]
-pub(super) struct Syncs {
+pub(super) struct PendingSyncs {
     /// By the number of the file.
     files: Vec<MediumSyncs>,
     /// In the order of their numbers.
@@ -38,24 +38,24 @@ pub(super) struct Syncs {
 #[derive(Debug, Default)]
 struct MediumSyncs {
     /// In the order in which they came, which is that of their tickets.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<SyncWaiter>,
     /// Whom the sync that runs here serves.
-    served: Vec<Waiting>,
+    served: Vec<SyncWaiter>,
     /// The turn of that sync.
     turn: Option<SyncGuard>,
     /// Whether it is named in `elsewhere`.
     is_elsewhere: bool,
 }
 
-/// A request, and the piece for which it waits.
+/// A request that waits for the sync of a file.
 #[derive(Debug, Clone, Copy)]
-struct Waiting {
+struct SyncWaiter {
     ticket: SyncTicket,
-    job: JobIndex,
+    job: RequestIndex,
     piece: PieceIndex,
 }
 
-impl Syncs {
+impl PendingSyncs {
     fn of(&mut self, storage: StorageId) -> &mut MediumSyncs {
         let file = match storage {
             StorageId::File(file) => file,
@@ -83,7 +83,7 @@ impl Syncs {
 
 impl<K: EngineKernel> Engine<K> {
     /// Makes a job's bytes durable, which are all there.
-    pub(super) fn sync(&mut self, index: JobIndex) {
+    pub(super) fn sync(&mut self, index: RequestIndex) {
         let mut wanted = std::mem::take(&mut self.syncs.wanted);
         let job = self.jobs.get(index);
         wanted.extend(job.pieces.iter().enumerate().filter_map(|(place, piece)| {
@@ -94,12 +94,12 @@ impl<K: EngineKernel> Engine<K> {
         wanted.dedup_by_key(|(storage, _)| *storage);
         job.outstanding = u32::try_from(wanted.len()).expect("a job has few of them");
         if wanted.is_empty() {
-            self.settle(index);
+            self.advance(index);
         }
         // The job is over with the last of them at the earliest.
         for (storage, piece) in wanted.drain(..) {
             let ticket = self.storages().medium(storage).sync_turns().ticket();
-            self.syncs.of(storage).waiting.push_back(Waiting { ticket, job: index, piece });
+            self.syncs.of(storage).waiting.push_back(SyncWaiter { ticket, job: index, piece });
             self.try_sync(storage);
         }
         self.syncs.wanted = wanted;
@@ -124,19 +124,19 @@ impl<K: EngineKernel> Engine<K> {
         if turn.is_some() {
             return;
         }
-        let mut storages = Storages { kernel, channels: &mut lanes.channels };
+        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
         let medium = storages.medium(storage);
         while let Some(first) = waiting.front() {
             match medium.sync_turns().try_begin(first.ticket, waker) {
-                SyncTurn::Over => served.extend(waiting.pop_front()),
+                SyncAction::Covered => served.extend(waiting.pop_front()),
                 // No later sync can undo that. The turn is given back.
-                SyncTurn::Mine(_) if medium.has_failed_sync() => served.extend(waiting.drain(..)),
-                SyncTurn::Mine(mine) => {
+                SyncAction::Sync(_) if medium.has_failed_sync() => served.extend(waiting.drain(..)),
+                SyncAction::Sync(mine) => {
                     // Those for whom it is over are answered first.
                     *turn = Some(mine);
                     break;
                 }
-                SyncTurn::Wait => {
+                SyncAction::Wait => {
                     if !std::mem::replace(is_elsewhere, true) {
                         syncs.elsewhere.push(storage);
                     }
@@ -148,7 +148,7 @@ impl<K: EngineKernel> Engine<K> {
         let MediumSyncs { waiting, served, turn, .. } = self.syncs.of(storage);
         if turn.is_some() {
             served.extend(waiting.drain(..));
-            self.storages().sync(storage, Addressee::Sync(storage).to_tag());
+            self.storages().sync(storage, EventTarget::Sync(storage).to_tag());
         }
     }
 
@@ -167,16 +167,16 @@ impl<K: EngineKernel> Engine<K> {
     /// kernel tells each loss only once.
     fn sync_served(&mut self, storage: StorageId, result: Result<(), IoFailure>) {
         let mut served = std::mem::take(&mut self.syncs.of(storage).served);
-        for Waiting { job, piece, .. } in served.drain(..) {
+        for SyncWaiter { job, piece, .. } in served.drain(..) {
             self.jobs.get(job).outstanding -= 1;
             match result {
                 Err(failure) => self.piece_failed(job, piece, failure),
                 Ok(()) if self.storages().medium(storage).has_failed_sync() => {
-                    self.fail(job, storage, Trouble::EarlierSync);
+                    self.fail(job, storage, FailureCause::EarlierSync);
                 }
                 Ok(()) => {}
             }
-            self.settle(job);
+            self.advance(job);
         }
         self.syncs.of(storage).served = served;
     }

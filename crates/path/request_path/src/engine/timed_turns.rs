@@ -5,29 +5,29 @@
 
 use std::time::{Duration, Instant};
 
-use block::Due;
+use block::WakeTime;
 
-use super::{Engine, Signal};
+use super::{Engine, EngineEvent};
 use crate::EngineKernel;
-use crate::{Seat, SourceKey};
+use crate::{RouteIndex, SourceKey};
 
 /// How much later a turn does no harm that is put off anyway.
 const SLACK: Duration = Duration::from_millis(1);
 
-/// When which source gets a turn.
+/// Turns that sources have asked for at a time (a timer list).
 #[derive(Debug, Default)]
 pub(super) struct TimedTurns(Vec<(Instant, SourceKey)>);
 
 impl TimedTurns {
-    pub(super) fn due(&self) -> Option<Due> {
+    pub(super) fn due(&self) -> Option<WakeTime> {
         let first = self.0.iter().map(|(at, _)| *at).min()?;
-        Some(Due { at: first, slack: SLACK })
+        Some(WakeTime { at: first, slack: SLACK })
     }
 
     /// The sources whose time has come.
-    pub(super) fn take(&mut self, now: Instant) -> impl Iterator<Item = Signal> + '_ {
+    pub(super) fn take(&mut self, now: Instant) -> impl Iterator<Item = EngineEvent> + '_ {
         let over = self.0.extract_if(.., move |(at, _)| *at <= now);
-        over.map(|(_, key)| Signal::Finished(key))
+        over.map(|(_, key)| EngineEvent::Finished(key))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -41,8 +41,8 @@ impl<K: EngineKernel> Engine<K> {
         self.clock.now()
     }
 
-    /// Gives the source of that seat a turn then.
-    pub(crate) fn call_at(&mut self, at: Instant, seat: Seat) {
-        self.timed_turns.0.extend(self.seats.key(seat).map(|key| (at, key)));
+    /// Gives the source of that route a turn then.
+    pub(crate) fn call_at(&mut self, at: Instant, route: RouteIndex) {
+        self.timed_turns.0.extend(self.routes.key(route).map(|key| (at, key)));
     }
 }

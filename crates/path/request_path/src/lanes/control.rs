@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{LaneIndex, Lanes};
-use crate::called::Called;
+use crate::lane_wakeups::LaneWaker;
 
 impl Lanes {
     /// What has this thread look at its lanes again, from any thread; it need not belong to one of them.
-    pub(crate) fn new_call(&self) -> Arc<Called> {
-        Arc::new(Called::new(Arc::clone(&self.calls)))
+    pub(crate) fn new_call(&self) -> Arc<LaneWaker> {
+        Arc::new(LaneWaker::new(Arc::clone(&self.calls)))
     }
 
     /// Notes what follows for each lane from calls that were made of what it stands on.

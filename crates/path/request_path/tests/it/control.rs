@@ -9,7 +9,7 @@ use block::{
     Operation, Piece, SystemClock, Target, Unmap,
 };
 use kernel_io::{
-    Aio, Caching, FileKind, FileTable, Flushes, LockOptions, Locking, OpenFile, OpenOptions,
+    Aio, Caching, FileKind, FileTable, FlushPolicy, LockOptions, Locking, OpenFile, OpenOptions,
     Sharing,
 };
 use request_path::ControlEngines;
@@ -33,7 +33,7 @@ fn run(
 
 fn open(table: &FileTable, path: &Path, kind: FileKind, caching: Caching) -> FileId {
     let lock = LockOptions { locking: Locking::Off, sharing: Sharing::AsClaimed };
-    let (path, access, flushes) = (path.to_owned(), Access::ReadWrite, Flushes::Obeyed);
+    let (path, access, flushes) = (path.to_owned(), Access::ReadWrite, FlushPolicy::Obeyed);
     let aio = Aio::Automatic;
     let options = OpenOptions { path, kind, access, caching, aio, flushes, lock };
     table.insert(Arc::new(OpenFile::open(&options).unwrap()))
@@ -52,7 +52,7 @@ fn bytes(number: u64) -> usize {
     usize::try_from(number).unwrap()
 }
 
-/// Plays random errands on a file, against a plain buffer.
+/// Plays random internal I/Os on a file, against a plain buffer.
 fn play(path: &Path, kind: FileKind, caching: Caching, seed: u64) {
     report::note(&format!("{} {kind} {caching:?} seed {seed}", path.display()));
     let table = Arc::<FileTable>::default();
@@ -184,7 +184,7 @@ fn behind_the_end_of_a_file_are_zeroes() {
     }
 }
 
-/// Errands beside each other in one block, which is read and written as a whole.
+/// Internal I/Os beside each other in one block, which is read and written as a whole.
 #[test]
 fn changes_of_one_block_by_several_threads_lose_nothing() {
     if let Some(reason) = LoopDevice::missing() {

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use block::{Access, ByteCount, DiskSize, Lane, LaneIo, Limits, Node, SentenceRate, SystemClock};
+use block::{
+    Access, BlockLimits, ByteCount, DiskSize, Lane, LaneContext, LogRateLimit, Node, SystemClock,
+};
 use disk::{DiscardPolicy, FileNode, NullNode, ReadContent};
 use kernel_io::{FileTable, OpenOptions};
 use tempfile::TempDir;
@@ -109,7 +111,7 @@ fn built(plan: &Plan) -> Daemon {
     let mut built =
         Daemon::nothing(&files, &Arc::new(SystemClock), None, DescriptorCheck::on_thread())
             .unwrap();
-    let rate = &mut SentenceRate::default();
+    let rate = &mut LogRateLimit::default();
     let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut Never, rate };
     let prepared = built.carry_out(plan, policy).unwrap();
     for prepared in prepared {
@@ -386,7 +388,7 @@ impl Node for Laneless {
         self.0.size()
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.0.limits()
     }
 
@@ -402,7 +404,7 @@ impl Node for Laneless {
         self.0.claim(rights)
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Err(LaneError { node: "laneless".to_owned(), source: io::Error::other("told so") })
     }
 }

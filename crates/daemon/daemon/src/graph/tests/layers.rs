@@ -1,8 +1,8 @@
 //! Discards below `throttle` and `delay`: `discard=ignore` ends them above the node.
 
 use block::{
-    Answer, ByteCount, ByteOffset, Durability, LaneIo, Mapping, Operation, PieceList, SystemClock,
-    Token,
+    Answer, ByteCount, ByteOffset, Durability, LaneContext, Mapping, Operation, PieceList,
+    SystemClock, Token,
 };
 
 use super::Graph;
@@ -42,7 +42,7 @@ fn held(limits: &str, discard: &str) -> [bool; 4] {
     let mut tokens = (0..).map(Token);
     let mut batch =
         batch.each_mut().map(|operation| Mapping::new(tokens.next().unwrap(), *operation));
-    node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut PieceList::default());
+    node.open_lane(&LaneContext::idle()).unwrap().map(&mut batch, &mut PieceList::default());
     batch.map(|mapping| mapping.answer == Answer::Held)
 }
 
@@ -60,7 +60,7 @@ fn answers(graph: &Graph, name: &str) -> ([Answer; 2], PieceList) {
     let mut pieces = PieceList::default();
     let mut batch = [Operation::Read(extent), Operation::Discard(extent, Durability::Cached)]
         .map(|operation| Mapping::new(Token(0), operation));
-    node.open_lane(&LaneIo::idle()).unwrap().map(&mut batch, &mut pieces);
+    node.open_lane(&LaneContext::idle()).unwrap().map(&mut batch, &mut pieces);
     (batch.map(|mapping| mapping.answer), pieces)
 }
 

@@ -1,6 +1,6 @@
 //! How the disks of a group share it.
 
-use block::{LaneIo, Node};
+use block::{LaneContext, Node};
 
 use super::simulation::{
     FakeClock, Load, MICROSECOND, MILLISECOND, SECOND, Simulation, disk, group,
@@ -156,7 +156,7 @@ fn a_lane_that_has_gone_leaves_its_turn() {
 fn more_lanes_than_places_all_pass() {
     let clock = FakeClock::new();
     let node = disk(&group("iops-total=1000", &clock));
-    let lanes: Vec<_> = (0..130).map(|_| node.open_lane(&LaneIo::idle()).unwrap()).collect();
+    let lanes: Vec<_> = (0..130).map(|_| node.open_lane(&LaneContext::idle()).unwrap()).collect();
     drop(lanes);
     let loads: Vec<Load> = (0..130).map(|_| Load::reads(0, 1, 512)).collect();
     let mut simulation = Simulation::new("iops-total=1300", 20 * MICROSECOND, &loads);

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize, Durability,
-    Extent, Lane, LaneError, LaneIo, LeafLane, Limits, Mapping, Node, Operation, PieceList, Rights,
-    SystemClock, Token,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize,
+    Durability, Extent, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
+    PieceList, Rights, SystemClock, Token,
 };
 
 use super::super::{LimitKind, ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings};
@@ -71,9 +71,9 @@ impl Node for EmptyNode {
     fn size(&self) -> DiskSize {
         SIZE
     }
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let block = 512.try_into().unwrap();
-        Limits {
+        BlockLimits {
             request_alignment: block,
             physical_block: block,
             discard: true,
@@ -90,7 +90,7 @@ impl Node for EmptyNode {
     fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
         Ok(Claim::nothing())
     }
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(EmptyLane))
     }
 }
@@ -233,7 +233,7 @@ impl Simulation {
 
     /// Starts a load now.
     pub(super) fn start(&mut self, load: Load) {
-        let lane = self.disks[load.disk].open_lane(&LaneIo::idle()).unwrap();
+        let lane = self.disks[load.disk].open_lane(&LaneContext::idle()).unwrap();
         let (waiting, passed) = (HashSet::new(), Passed::default());
         self.threads.push(Thread { load, lane, waiting, count: 0, wake: None, passed });
         let number = self.threads.len() - 1;
@@ -286,7 +286,7 @@ impl Simulation {
         let thread = &mut self.threads[number];
         thread.waiting.clear();
         // A lane of a node that nobody looks at.
-        thread.lane = EmptyNode.open_lane(&LaneIo::idle()).unwrap();
+        thread.lane = EmptyNode.open_lane(&LaneContext::idle()).unwrap();
     }
 
     fn submit(&mut self, number: usize, count: u32) {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, Durability,
-    FileId, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome, Piece, PieceList,
-    Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
+    CompletionDecision, DiskSize, Durability, FileId, Lane, LaneContext, LaneError, Mapping, Node,
+    Operation, Outcome, Piece, PieceList, Rights, Target, Token, WakeTime,
 };
 use layers::{ChunkSize, StripeDiscards, StripeNode};
 
@@ -38,9 +38,9 @@ impl Node for Plain {
         DiskSize(ByteCount(1 << 30))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         let block = NonZeroU32::new(512).unwrap();
-        Limits {
+        BlockLimits {
             request_alignment: block,
             physical_block: block,
             discard: true,
@@ -61,7 +61,7 @@ impl Node for Plain {
         Ok(Claim::nothing())
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok(Box::new(PlainLane { holds: self.holds, held: Vec::new() }))
     }
 }
@@ -94,9 +94,9 @@ impl Lane for PlainLane {
         }
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         let slack = std::time::Duration::ZERO;
-        (!self.held.is_empty()).then(|| Due { at: Instant::start(), slack })
+        (!self.held.is_empty()).then(|| WakeTime { at: Instant::start(), slack })
     }
 
     fn resume(&mut self, _: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -108,8 +108,8 @@ impl Lane for PlainLane {
 
     fn release(&mut self) {}
 
-    fn carried_out(&mut self, _: Token, outcome: Outcome) -> Told {
-        Told::Over(outcome)
+    fn completed(&mut self, _: Token, outcome: Outcome) -> CompletionDecision {
+        CompletionDecision::Finish(outcome)
     }
 }
 
@@ -124,7 +124,7 @@ fn check(members: usize, chunks: u64, holding: usize) {
     let chunk = ChunkSize::new(ByteCount(CHUNK)).unwrap();
     let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
     let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
-    let mut lane = node.open_lane(&LaneIo::idle()).unwrap();
+    let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
     let (mut pieces, mut late) = (PieceList::default(), Vec::new());
     let mut counts = [0; 3];
     for count in &mut counts {

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, After, Answer, ByteCount, Due, Durability, FailKind, FileId, Lane, LaneIo, Mapping,
-    Node, Operation, Outcome, PIECES_MAX, Piece, PieceList, Target, Token, Told, Unmap,
+    Access, Answer, ByteCount, CompletionAction, CompletionDecision, Durability, FailKind, FileId,
+    Lane, LaneContext, Mapping, Node, Operation, Outcome, PIECES_MAX, Piece, PieceList, Target,
+    Token, Unmap, WakeTime,
 };
 use layers::{ChunkSize, StripeDiscards, StripeNode};
 
@@ -35,7 +36,7 @@ impl Pair {
         let children = fakes.into_iter().map(Fake::into_child).collect();
         let chunk = ChunkSize::new(ByteCount(CHUNK)).unwrap();
         let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
-        let lane = node.open_lane(&LaneIo::idle()).unwrap();
+        let lane = node.open_lane(&LaneContext::idle()).unwrap();
         Self { notes, lane, pieces: PieceList::default(), late: Vec::new() }
     }
 
@@ -59,8 +60,8 @@ impl Pair {
         }
     }
 
-    fn carried_out(&mut self, outcome: Outcome) -> Told {
-        self.lane.carried_out(Token(77), outcome)
+    fn completed(&mut self, outcome: Outcome) -> CompletionDecision {
+        self.lane.completed(Token(77), outcome)
     }
 
     /// What each member was told.
@@ -114,10 +115,10 @@ fn a_member_that_holds_its_part_holds_the_whole() {
     assert_eq!(pair.lane.due(), None);
     assert_eq!(pair.ask(read(2)).answer, Answer::Held);
     let slack = Duration::from_millis(1);
-    assert_eq!(pair.lane.due(), Some(Due { at: Instant::at(5), slack }));
+    assert_eq!(pair.lane.due(), Some(WakeTime { at: Instant::at(5), slack }));
     assert!(pair.resume(4).is_none());
     assert!(pair.resume(5).is_none());
-    assert_eq!(pair.lane.due(), Some(Due { at: Instant::at(9), slack }));
+    assert_eq!(pair.lane.due(), Some(WakeTime { at: Instant::at(9), slack }));
     let late = pair.resume(9).unwrap();
     assert_eq!((late.token, late.operation), (Token(77), read(2)));
     assert_eq!(pair.pieces(&late), [at(0, 0, 0, CHUNK), at(1, 0, CHUNK, CHUNK)]);
@@ -276,41 +277,41 @@ fn only_members_that_ask_for_it_are_told_and_each_once() {
     let mut pair = Pair::new([ANSWER, Conduct::Tell]);
     for (outcome, count) in [(Outcome::Done, 1), (FAILED, 2)] {
         let answer = pair.ask(read(2));
-        assert_eq!((answer.after, pair.pieces(&answer).len()), (After::Tell, 2));
-        assert_eq!(pair.carried_out(outcome), Told::Over(outcome));
+        assert_eq!((answer.after, pair.pieces(&answer).len()), (CompletionAction::NotifyLane, 2));
+        assert_eq!(pair.completed(outcome), CompletionDecision::Finish(outcome));
         let [first, second] = pair.told();
         assert_eq!((first.len(), second.len(), second.last()), (0, count, Some(&outcome)));
     }
     // What does not touch it does not ask.
-    assert_eq!(pair.ask(read(1)).after, After::Over);
+    assert_eq!(pair.ask(read(1)).after, CompletionAction::Finish);
     let alone = pair.ask(Operation::Read(extent(CHUNK..2 * CHUNK)));
-    assert_eq!(alone.after, After::Tell);
-    assert_eq!(pair.carried_out(Outcome::Done), Told::Over(Outcome::Done));
+    assert_eq!(alone.after, CompletionAction::NotifyLane);
+    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::Finish(Outcome::Done));
 }
 
 #[test]
 fn a_member_that_says_it_failed_fails_the_whole() {
     let mut pair = Pair::new([Conduct::Tell, Conduct::TellAndFail(FailKind::NoSpace)]);
-    assert_eq!(pair.ask(read(2)).after, After::Tell);
-    assert_eq!(pair.carried_out(Outcome::Done), Told::Over(FAILED));
+    assert_eq!(pair.ask(read(2)).after, CompletionAction::NotifyLane);
+    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::Finish(FAILED));
     assert_eq!(pair.told(), [vec![Outcome::Done], vec![Outcome::Done]]);
 }
 
 #[test]
 fn what_a_member_keeps_is_answered_again_without_the_others() {
     let mut pair = Pair::new([Conduct::Tell, Conduct::TellAndKeep { ms: 5 }]);
-    assert_eq!(pair.ask(read(2)).after, After::Tell);
-    assert_eq!(pair.carried_out(Outcome::Done), Told::Kept);
+    assert_eq!(pair.ask(read(2)).after, CompletionAction::NotifyLane);
+    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::HoldAgain);
     assert_eq!(pair.lane.due().map(|due| due.at), Some(Instant::at(5)));
     assert!(pair.resume(4).is_none());
     pair.pieces.clear();
     let again = pair.resume(5).unwrap();
-    assert_eq!((again.token, again.after), (Token(77), After::Over));
+    assert_eq!((again.token, again.after), (Token(77), CompletionAction::Finish));
     assert_eq!(pair.pieces(&again), [at(1, 0, CHUNK, 512)]);
     assert_eq!(pair.told(), [vec![Outcome::Done], vec![Outcome::Done]]);
     // Kept after a failure, it fails in the end.
-    assert_eq!(pair.ask(read(2)).after, After::Tell);
-    assert_eq!(pair.carried_out(FAILED), Told::Kept);
+    assert_eq!(pair.ask(read(2)).after, CompletionAction::NotifyLane);
+    assert_eq!(pair.completed(FAILED), CompletionDecision::HoldAgain);
     assert_eq!(pair.resume(5).unwrap().answer, Answer::Refused(FailKind::NoSpace));
 }
 
@@ -331,26 +332,29 @@ fn members_hear_that_the_whole_was_refused() {
 fn what_a_member_wants_to_hear_of_waits_for_no_other_part() {
     let mut pair = Pair::new([Conduct::Tell, Conduct::Hold { ms: 5 }]);
     let first = pair.ask(read(2));
-    assert_eq!((pair.pieces(&first), first.after), (&[at(0, 0, 0, CHUNK)][..], After::Tell));
-    assert_eq!(pair.carried_out(Outcome::Done), Told::Kept);
+    assert_eq!(
+        (pair.pieces(&first), first.after),
+        (&[at(0, 0, 0, CHUNK)][..], CompletionAction::NotifyLane)
+    );
+    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::HoldAgain);
     assert_eq!(pair.told(), [vec![Outcome::Done], vec![]]);
     let second = pair.resume(5).unwrap();
-    assert_eq!((second.token, second.after), (Token(77), After::Over));
+    assert_eq!((second.token, second.after), (Token(77), CompletionAction::Finish));
     assert_eq!(pair.pieces(&second), [at(1, 0, CHUNK, CHUNK)]);
     // What is answered while the first part is carried out comes after it.
     let first = pair.ask(read(2));
     assert!(matches!(first.answer, Answer::Now(_)));
     assert!(pair.resume(5).is_none());
-    assert_eq!(pair.carried_out(Outcome::Done), Told::Kept);
+    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::HoldAgain);
     let second = pair.resume(5).unwrap();
     assert_eq!(pair.pieces(&second), [at(1, 0, CHUNK, CHUNK)]);
     // A part that is refused meanwhile fails the whole, which has nothing left to do then.
     let mut pair = Pair::new([Conduct::Tell, Conduct::HoldAndRefuse { ms: 3 }]);
     assert!(matches!(pair.ask(read(2)).answer, Answer::Now(_)));
     assert!(pair.resume(3).is_none());
-    assert_eq!(pair.carried_out(Outcome::Done), Told::Over(FAILED));
+    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::Finish(FAILED));
     // And one that is refused later, too.
     assert!(matches!(pair.ask(read(2)).answer, Answer::Now(_)));
-    assert_eq!(pair.carried_out(Outcome::Done), Told::Kept);
+    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::HoldAgain);
     assert_eq!(pair.resume(3).unwrap().answer, Answer::Refused(FailKind::NoSpace));
 }

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize, Due, Extent,
-    FailKind, FileId, Held, Lane, LaneError, LaneIo, Limits, Mapping, Node, Operation, Outcome,
-    Outlook, Piece, PieceList, PieceRange, Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, ClaimGuard,
+    CompletionAction, CompletionDecision, DiskSize, Extent, FailKind, FileId, Lane, LaneContext,
+    LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, PieceRange, RetryHint, Rights,
+    Target, Token, WakeTime,
 };
 
 /// What a child does with what it is asked for.
@@ -63,7 +64,7 @@ pub(crate) struct Fake {
     file: FileId,
     size: DiskSize,
     access: Access,
-    limits: Limits,
+    limits: BlockLimits,
     notes: Arc<Mutex<Notes>>,
 }
 
@@ -80,7 +81,7 @@ impl Fake {
         }
     }
 
-    pub(crate) fn with_limits(self, limits: Limits) -> Self {
+    pub(crate) fn with_limits(self, limits: BlockLimits) -> Self {
         Self { limits, ..self }
     }
 
@@ -94,9 +95,9 @@ impl Fake {
     }
 }
 
-pub(crate) fn limits(request_alignment: u32, physical_block: u32) -> Limits {
+pub(crate) fn limits(request_alignment: u32, physical_block: u32) -> BlockLimits {
     let block = |bytes| NonZeroU32::new(bytes).unwrap();
-    Limits {
+    BlockLimits {
         request_alignment: block(request_alignment),
         physical_block: block(physical_block),
         discard: true,
@@ -114,7 +115,7 @@ impl Node for Fake {
         self.size
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.limits
     }
 
@@ -131,14 +132,14 @@ impl Node for Fake {
     fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
         let mut notes = self.notes.lock().unwrap();
         if notes.refuses_claim {
-            let (node, outlook) = (self.name.clone(), Outlook::MayPass);
+            let (node, outlook) = (self.name.clone(), RetryHint::Transient);
             return Err(ClaimError { node, outlook, source: "somebody has it".into() });
         }
         notes.claims += 1;
         Ok(Claim::of(Claimed(Arc::clone(&self.notes))))
     }
 
-    fn open_lane(&self, _: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let notes = Arc::clone(&self.notes);
         Ok(Box::new(FakeLane {
             file: self.file,
@@ -154,7 +155,7 @@ impl Node for Fake {
 #[derive(Debug)]
 struct Claimed(Arc<Mutex<Notes>>);
 
-impl Held for Claimed {
+impl ClaimGuard for Claimed {
     fn flush(&self) -> std::io::Result<()> {
         Ok(())
     }
@@ -236,7 +237,7 @@ impl Lane for FakeLane {
             mapping.answer = match conduct {
                 Conduct::Answer { run } => Answer::Now(self.pieces(mapping.operation, run, pieces)),
                 Conduct::Tell | Conduct::TellAndKeep { .. } | Conduct::TellAndFail(_) => {
-                    mapping.after = After::Tell;
+                    mapping.after = CompletionAction::NotifyLane;
                     self.telling.push((*mapping, conduct));
                     Answer::Now(self.pieces(mapping.operation, u64::MAX, pieces))
                 }
@@ -255,9 +256,9 @@ impl Lane for FakeLane {
         self.notes().calls.push(call);
     }
 
-    fn due(&self) -> Option<Due> {
+    fn due(&self) -> Option<WakeTime> {
         let at = self.held.iter().map(|(at, _, _)| *at).min()?;
-        Some(Due { at, slack: Duration::from_millis(1) })
+        Some(WakeTime { at, slack: Duration::from_millis(1) })
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
@@ -270,7 +271,7 @@ impl Lane for FakeLane {
             mapping.answer = if let Conduct::HoldAndRefuse { .. } = conduct {
                 Answer::Refused(FailKind::NoSpace)
             } else if let Conduct::TellAndKeep { .. } = conduct {
-                mapping.after = After::Over;
+                mapping.after = CompletionAction::Finish;
                 Answer::Now(self.pieces(Operation::Read(extent(0..512)), 512, pieces))
             } else {
                 Answer::Now(self.pieces(mapping.operation, 4096, pieces))
@@ -286,15 +287,15 @@ impl Lane for FakeLane {
         }
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
         self.notes().told.push(outcome);
         let place = self.telling.iter().position(|(mapping, _)| mapping.token == token);
         let (mapping, conduct) = self.telling.remove(place.expect("it asked to be told"));
         if let Conduct::TellAndKeep { ms } = conduct {
             self.held.push((self.start + Duration::from_millis(ms), mapping, conduct));
-            return Told::Kept;
+            return CompletionDecision::HoldAgain;
         }
-        Told::Over(if let Conduct::TellAndFail(kind) = conduct {
+        CompletionDecision::Finish(if let Conduct::TellAndFail(kind) = conduct {
             Outcome::Failed(kind)
         } else {
             outcome

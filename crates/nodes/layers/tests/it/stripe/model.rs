@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use block::{
-    Access, Answer, ByteCount, Durability, FailKind, FileId, Lane, LaneIo, Mapping, Node,
+    Access, Answer, ByteCount, Durability, FailKind, FileId, Lane, LaneContext, Mapping, Node,
     Operation, Piece, PieceList, SECTOR_BYTES, Target, Token, Unmap,
 };
 use layers::{ChunkSize, StripeDiscards, StripeNode};
@@ -138,7 +138,7 @@ impl Run {
         let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
         let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
         assert_eq!(node.size().0.0, shape.size());
-        let lane = node.open_lane(&LaneIo::idle()).unwrap();
+        let lane = node.open_lane(&LaneContext::idle()).unwrap();
         Self { shape, notes, lane, pieces: PieceList::default(), open: HashMap::new() }
     }
 

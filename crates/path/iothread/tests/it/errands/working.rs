@@ -1,10 +1,10 @@
 //! A disk whose lanes work for their requests as those of a format do.
 //!
 //! Of each block of the disk there is a note behind its end: how often the block was written.
-//! - A read looks at the note first, with an errand.
-//! - A write is answered, kept when it was carried out, noted with an errand, and handed over to another
+//! - A read looks at the note first, with an internal I/O.
+//! - A write is answered, kept when it was carried out, noted with an internal I/O, and handed over to another
 //!   lane, if there is one, which hands it back; then it is answered with nothing to do.
-//! - A flush is answered at once, and begins an errand that nobody waits for.
+//! - A flush is answered at once, and begins an internal I/O that nobody waits for.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -15,9 +15,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use block::{
-    Access, After, Answer, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Due, Durability,
-    ErrandDone, Extent, FailKind, HostMemory, Lane, LaneError, LaneIo, Limits, Mapping, Node,
-    Operation, Outcome, Piece, PieceList, Rights, Target, Token, Told,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, CompletionAction,
+    CompletionDecision, DiskSize, Durability, Extent, FailKind, HostMemory, InternalIoFuture, Lane,
+    LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, Target,
+    Token, WakeTime,
 };
 
 use crate::guest::BLOCK;
@@ -122,7 +123,7 @@ impl Node for WorkingNode {
         DiskSize(ByteCount(self.bytes))
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> BlockLimits {
         self.below.limits()
     }
 
@@ -138,7 +139,7 @@ impl Node for WorkingNode {
         self.below.claim(rights)
     }
 
-    fn open_lane(&self, io: &LaneIo) -> Result<Box<dyn Lane>, LaneError> {
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let (below, second) = (self.below.open_lane(io)?, self.second.open_lane(io)?);
         self.shared.lanes.fetch_add(1, Ordering::SeqCst);
         let mut meeting = self.shared.meeting.lock().unwrap();
@@ -172,15 +173,15 @@ struct WorkingLane {
     below_size: DiskSize,
     behaviour: Behaviour,
     bytes: u64,
-    io: LaneIo,
+    io: LaneContext,
     shared: Arc<Shared>,
     /// What was answered and is to be told, or is held below, and how often it was asked about.
     asked: HashMap<Token, (Operation, u32)>,
-    /// What waits for an errand.
-    errands: Vec<(Token, Operation, ErrandDone)>,
+    /// What waits for an internal I/O.
+    errands: Vec<(Token, Operation, InternalIoFuture)>,
     /// What waits for another lane.
     elsewhere: Vec<(Token, Operation)>,
-    background: Vec<ErrandDone>,
+    background: Vec<InternalIoFuture>,
 }
 
 impl WorkingLane {
@@ -189,13 +190,13 @@ impl WorkingLane {
         self.below_size.check(place, ByteCount(BLOCK as u64)).expect("the file has room for notes")
     }
 
-    fn errand(&mut self, operation: Operation, memory: HostMemory) -> ErrandDone {
+    fn errand(&mut self, operation: Operation, memory: HostMemory) -> InternalIoFuture {
         let mut pieces = PieceList::default();
         let mut asked = [Mapping::new(Token(u32::MAX), operation)];
         self.below.map(&mut asked, &mut pieces);
         let Answer::Now(range) = asked[0].answer else { panic!("a file answers at once") };
         let done = self.io.submit(asked[0].operation, pieces.get(range), memory);
-        // The first poll of an errand says whom it wakes.
+        // The first poll of an internal I/O says whom it wakes.
         self.io.waker().wake_by_ref();
         done
     }
@@ -203,7 +204,7 @@ impl WorkingLane {
     fn ask(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
         self.asked.insert(mapping.token, (mapping.operation, 1));
         self.below.map(std::slice::from_mut(mapping), pieces);
-        mapping.after = After::Tell;
+        mapping.after = CompletionAction::NotifyLane;
     }
 
     fn begin(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
@@ -233,7 +234,7 @@ impl WorkingLane {
         }
     }
 
-    /// An errand is over: what becomes of its request.
+    /// An internal I/O is over: what becomes of its request.
     fn go_on(
         &mut self,
         token: Token,
@@ -283,17 +284,17 @@ impl Lane for WorkingLane {
         batch.iter_mut().for_each(|mapping| self.begin(mapping, pieces));
     }
 
-    fn due(&self) -> Option<Due> {
-        Due::first(self.below.due(), self.second.due())
+    fn due(&self) -> Option<WakeTime> {
+        WakeTime::first(self.below.due(), self.second.due())
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         // What was answered before was carried out at once.
-        assert_eq!(self.io.bytes_kept(), 0);
+        assert_eq!(self.io.answer_memory_bytes(), 0);
         let first = late.len();
         self.below.resume(now, late, pieces);
         self.second.resume(now, late, pieces);
-        late[first..].iter_mut().for_each(|mapping| mapping.after = After::Tell);
+        late[first..].iter_mut().for_each(|mapping| mapping.after = CompletionAction::NotifyLane);
         if self.behaviour == Behaviour::Spinning && !self.asked.is_empty() {
             if !self.shared.is_let_go.load(Ordering::SeqCst) {
                 return self.io.waker().wake_by_ref();
@@ -330,7 +331,7 @@ impl Lane for WorkingLane {
         self.second.release();
     }
 
-    fn carried_out(&mut self, token: Token, outcome: Outcome) -> Told {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
         let (operation, times) = self.asked.remove(&token).expect("told once of each answer");
         match (self.behaviour, operation) {
             (Behaviour::AskingTwice, _) if times == 1 => {
@@ -338,7 +339,7 @@ impl Lane for WorkingLane {
                 self.second.map(&mut again, &mut PieceList::default());
                 assert_eq!(again[0].answer, Answer::Held);
                 self.asked.insert(token, (operation, 2));
-                return Told::Kept;
+                return CompletionDecision::HoldAgain;
             }
             (Behaviour::Working, Operation::Write(extent, _)) if outcome == Outcome::Done => {
                 self.shared.kept.fetch_add(1, Ordering::SeqCst);
@@ -354,7 +355,7 @@ impl Lane for WorkingLane {
                 let write = Operation::Write(self.note_of(extent), Durability::Cached);
                 let done = self.errand(write, note);
                 self.errands.push((token, operation, done));
-                return Told::Kept;
+                return CompletionDecision::HoldAgain;
             }
             (Behaviour::Working, Operation::Flush) => {
                 let all = self.below_size.check(ByteOffset(0), ByteCount(BLOCK as u64)).unwrap();
@@ -364,13 +365,13 @@ impl Lane for WorkingLane {
             }
             (_, _) => {}
         }
-        Told::Over(outcome)
+        CompletionDecision::Finish(outcome)
     }
 }
 
 impl Drop for WorkingLane {
     fn drop(&mut self) {
-        assert_eq!(self.io.bytes_kept(), 0, "nothing is in flight");
+        assert_eq!(self.io.answer_memory_bytes(), 0, "nothing is in flight");
         // What others have left here still has to be done.
         let mut meeting = self.shared.meeting.lock().unwrap();
         let own = meeting.lanes.remove(&self.number).unwrap();

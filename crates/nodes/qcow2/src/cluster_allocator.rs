@@ -1,0 +1,332 @@
+//! The clusters of the file: runs that were taken ahead, and those that were given back and may still be
+//! in use.
+//!
+//! Where it stands: writes take clusters from a run, for nothing; when the runs are used up, one task
+//! fetches the next ([`Refcounts::reserve`]). What leaves the tables goes into limbo, and is free when
+//! its going is durable and no request can be on its way to it.
+//!
+//! Invariants: clusters of a run read as zeroes, and their refcounts are durable. A cluster in limbo
+//! keeps its refcount. Crashes leak what is in runs and in limbo.
+//! Threads: any.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use block::FailKind;
+use tasks::{AsyncMutex, AsyncMutexGuard, ChildIo};
+
+use crate::epoch::{Epoch, Epochs};
+use crate::handover::ImageState;
+use crate::refcount::{HostClusters, RefcountTablePlace, Refcounts};
+
+/// The first run of an image, in clusters; each is twice as long as the one before.
+const RUN_FIRST: u64 = 16;
+
+/// The longest run, in clusters.
+const RUN_MAX: u64 = 1024;
+
+/// The longest run, in bytes.
+const RUN_BYTES_MAX: u64 = 256 << 20;
+
+/// With so many clusters in limbo their going is made durable without waiting for a guest's flush.
+const LIMBO_MAX: u64 = 1024;
+
+/// The allocator of host clusters: free runs, clusters in limbo, refcounts.
+#[derive(Debug)]
+pub(crate) struct ClusterAllocator {
+    cluster_bits: u32,
+    epochs: Arc<Epochs>,
+    runs: Mutex<FreeRuns>,
+    refcounts: AsyncMutex<Refcounts>,
+    limbo: Mutex<Limbo>,
+    /// Whether something in limbo may be free by now. A hint.
+    may_reclaim: AtomicBool,
+    /// How many writes of tables the kernel has, and how many of them are durable.
+    links: AtomicU64,
+    durable_table_writes: AtomicU64,
+    discards: Qcow2Discards,
+}
+
+/// Whether freed clusters are discarded on the host (`discard=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Qcow2Discards {
+    /// It is.
+    Passed,
+    /// It stays in the file.
+    Ignored,
+}
+
+/// Runs of clusters that were taken ahead of need and read as zeroes.
+#[derive(Debug)]
+struct FreeRuns {
+    clean: VecDeque<HostClusters>,
+    /// How long the next run should be.
+    next: u64,
+}
+
+/// Freed clusters that requests in flight may still use, or whose freeing is not durable yet.
+#[derive(Debug, Default)]
+struct Limbo {
+    freed: VecDeque<FreedClusters>,
+    clusters: u64,
+    /// The number of the next one.
+    next: u64,
+    /// Those with smaller numbers are durably out of the tables.
+    durable: u64,
+}
+
+/// Clusters that were freed, and in which epoch.
+#[derive(Debug)]
+struct FreedClusters {
+    number: u64,
+    epoch: Epoch,
+    clusters: HostClusters,
+}
+
+/// Which table writes and freed clusters a sync makes durable that begins now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SyncMark {
+    freed: u64,
+    links: u64,
+}
+
+impl ClusterAllocator {
+    pub(crate) fn new(
+        cluster_bits: u32,
+        refcounts: Refcounts,
+        epochs: Arc<Epochs>,
+        discards: Qcow2Discards,
+    ) -> Self {
+        Self {
+            cluster_bits,
+            epochs,
+            runs: Mutex::new(FreeRuns { clean: VecDeque::new(), next: RUN_FIRST }),
+            refcounts: AsyncMutex::new(refcounts),
+            limbo: Mutex::default(),
+            may_reclaim: AtomicBool::new(false),
+            links: AtomicU64::new(0),
+            durable_table_writes: AtomicU64::new(0),
+            discards,
+        }
+    }
+
+    /// Takes clusters that follow each other and read as zeroes: at most `count`, at least one. If the
+    /// refcount table moves for that, `name` has the header name it, durably.
+    pub(crate) async fn take(
+        &self,
+        storage: &ChildIo,
+        count: u64,
+        name: impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
+    ) -> Result<HostClusters, FailKind> {
+        let mut has_reclaimed = false;
+        loop {
+            if let Some(clusters) = self.take_from_runs(count) {
+                return Ok(clusters);
+            }
+            let mut refcounts = self.refcounts.take().await;
+            // Whoever had the turn before may have fetched enough.
+            if let Some(clusters) = self.take_from_runs(count) {
+                return Ok(clusters);
+            }
+            let want = self.runs().next.max(count).min(self.run_max());
+            let mark = self.mark();
+            let reserved = match refcounts.reserve(storage, want, &name).await {
+                Err(FailKind::NoSpace) if !has_reclaimed => {
+                    has_reclaimed = true;
+                    drop(refcounts);
+                    self.reclaim(storage, true).await?;
+                    continue;
+                }
+                reserved => reserved?,
+            };
+            self.is_durable(mark);
+            reserved.left.into_iter().for_each(|clusters| self.free(clusters));
+            let mut runs = self.runs();
+            runs.next = (runs.next * 2).min(self.run_max());
+            runs.clean.extend(reserved.runs);
+        }
+    }
+
+    fn run_max(&self) -> u64 {
+        RUN_MAX.min(RUN_BYTES_MAX >> self.cluster_bits)
+    }
+
+    fn take_from_runs(&self, count: u64) -> Option<HostClusters> {
+        let mut runs = self.runs();
+        let run = runs.clean.front_mut()?;
+        let end = run.end.min(run.start + count);
+        let taken = run.start..end;
+        run.start = end;
+        if run.is_empty() {
+            runs.clean.pop_front();
+        }
+        Some(taken)
+    }
+
+    fn runs(&self) -> MutexGuard<'_, FreeRuns> {
+        self.runs.lock().expect("nobody panics here")
+    }
+
+    fn limbo(&self) -> MutexGuard<'_, Limbo> {
+        self.limbo.lock().expect("nobody panics here")
+    }
+
+    /// These clusters are no longer in the tables, as far as requests that come now can see, and that
+    /// was handed to the kernel.
+    pub(crate) fn free(&self, clusters: HostClusters) {
+        let epoch = self.epochs.end();
+        let mut limbo = self.limbo();
+        let number = limbo.next;
+        limbo.next += 1;
+        limbo.clusters += clusters.end - clusters.start;
+        limbo.freed.push_back(FreedClusters { number, epoch, clusters });
+        if limbo.clusters >= LIMBO_MAX {
+            self.may_reclaim.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The kernel has a write of a table. Call it before others see what was written.
+    pub(crate) fn count_table_write(&self) {
+        self.links.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether all is durable that the tables in memory say, as the caller has seen them.
+    pub(crate) fn table_writes_are_durable(&self) -> bool {
+        // Whoever has seen an entry sees that it was counted.
+        self.durable_table_writes.load(Ordering::Acquire) >= self.links.load(Ordering::Acquire)
+    }
+
+    /// Before a sync begins.
+    pub(crate) fn mark(&self) -> SyncMark {
+        SyncMark { freed: self.limbo().next, links: self.links.load(Ordering::Acquire) }
+    }
+
+    /// The sync has succeeded.
+    pub(crate) fn is_durable(&self, mark: SyncMark) {
+        if self.note_durable(mark) {
+            self.may_reclaim.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The same; whether anything is in limbo.
+    fn note_durable(&self, mark: SyncMark) -> bool {
+        self.durable_table_writes.fetch_max(mark.links, Ordering::Release);
+        let mut limbo = self.limbo();
+        limbo.durable = limbo.durable.max(mark.freed);
+        !limbo.freed.is_empty()
+    }
+
+    /// Whether to call [`ClusterAllocator::reclaim`] now; asked after each request.
+    pub(crate) fn begin_reclaim(&self) -> bool {
+        self.may_reclaim.load(Ordering::Relaxed) && self.may_reclaim.swap(false, Ordering::Relaxed)
+    }
+
+    /// Frees what is in limbo and can be. With `all`, or when it is much, syncs first.
+    pub(crate) async fn reclaim(&self, storage: &ChildIo, all: bool) -> Result<(), FailKind> {
+        if self.must_sync(all) {
+            let mark = self.mark();
+            storage.sync().await?;
+            // Not a reason to come back: what is still in use comes with the next flush.
+            self.note_durable(mark);
+        }
+        let mut refcounts = self.refcounts.take().await;
+        let passed = self.take_passed();
+        if passed.is_empty() {
+            return Ok(());
+        }
+        self.give_up(storage, &mut refcounts, passed).await
+    }
+
+    /// Whether what is in limbo has to be made durable without waiting for others.
+    fn must_sync(&self, all: bool) -> bool {
+        let limbo = self.limbo();
+        limbo.durable < limbo.next && (all || limbo.clusters >= LIMBO_MAX)
+    }
+
+    /// Takes what nobody can find any more out of limbo.
+    fn take_passed(&self) -> Vec<HostClusters> {
+        let oldest = self.epochs.oldest();
+        let mut limbo = self.limbo();
+        let durable = limbo.durable;
+        // Both numbers rise along the queue.
+        let passed = |freed: &FreedClusters| freed.number < durable && freed.epoch < oldest;
+        let count = limbo.freed.iter().take_while(|freed| passed(freed)).count();
+        let mut clusters: Vec<_> = limbo.freed.drain(..count).map(|freed| freed.clusters).collect();
+        limbo.clusters -=
+            clusters.iter().map(|clusters| clusters.end - clusters.start).sum::<u64>();
+        clusters.sort_unstable_by_key(|clusters| clusters.start);
+        clusters
+    }
+
+    /// Lowers the refcounts of clusters that nobody can find, and gives their space back before that:
+    /// afterwards they may be used again.
+    async fn give_up(
+        &self,
+        storage: &ChildIo,
+        refcounts: &mut AsyncMutexGuard<'_, Refcounts>,
+        clusters: Vec<HostClusters>,
+    ) -> Result<(), FailKind> {
+        if self.discards == Qcow2Discards::Passed {
+            let mut unused: Vec<HostClusters> = Vec::new();
+            for cluster in clusters.iter().flat_map(Clone::clone) {
+                // Others may be a snapshot's as well.
+                if refcounts.get(storage, cluster).await? != 1 {
+                    continue;
+                }
+                match unused.last_mut() {
+                    Some(last) if last.end == cluster => last.end += 1,
+                    Some(_) | None => unused.push(cluster..cluster + 1),
+                }
+            }
+            for clusters in unused {
+                let bytes = clusters.start << self.cluster_bits..clusters.end << self.cluster_bits;
+                storage.discard(bytes).await?;
+            }
+        }
+        for clusters in clusters {
+            refcounts.lower(storage, clusters).await?;
+        }
+        refcounts.write_changed(storage).await
+    }
+
+    /// What the file does not say. Fails if a write of refcounts has failed.
+    pub(crate) async fn state(&self) -> Result<ImageState, FailKind> {
+        let refcounts = self.refcounts.take().await;
+        let (raised, is_written) = refcounts.raised();
+        if !is_written {
+            return Err(FailKind::Io);
+        }
+        let freed =
+            self.limbo().freed.iter().map(|freed| freed.clusters.clone()).collect::<Vec<_>>();
+        Ok(ImageState {
+            reserved: self.runs().clean.iter().cloned().collect(),
+            // Refcounts that may not be durable yet are lowered like those of what was freed.
+            freed: [freed.as_slice(), raised].concat(),
+            tables_durable: self.table_writes_are_durable(),
+        })
+    }
+
+    /// Goes on from what another process knew. Nobody uses the image yet.
+    pub(crate) fn inherit(&self, state: ImageState) {
+        let ImageState { reserved, freed, tables_durable } = state;
+        self.runs().clean.extend(reserved);
+        freed.into_iter().for_each(|clusters| self.free(clusters));
+        if !tables_durable {
+            self.count_table_write();
+        }
+    }
+
+    /// Gives back all that was taken ahead or is in limbo, durably: nothing leaks. Nobody uses the image
+    /// any more.
+    pub(crate) async fn close(&self, storage: &ChildIo) -> Result<(), FailKind> {
+        self.reclaim(storage, true).await?;
+        let clean: Vec<HostClusters> = self.runs().clean.drain(..).collect();
+        let mut refcounts = self.refcounts.take().await;
+        for clusters in clean.into_iter().chain(refcounts.take_raised()) {
+            refcounts.lower(storage, clusters).await?;
+        }
+        refcounts.write_changed(storage).await?;
+        storage.sync().await
+    }
+}

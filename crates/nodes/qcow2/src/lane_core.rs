@@ -1,0 +1,361 @@
+//! What a lane and its tasks share: the image, the ways to the children, and what was said about
+//! requests.
+//!
+//! Where it stands in the life of a request: the lane opens an entry for each request it has to be told
+//! of, and tasks answer under it.
+//!
+//! Threads: belongs to one lane. Borrows of the state never last over an `await`.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use block::{
+    Answer, CompletionAction, CompletionDecision, EofPolicy, FailKind, Mapping, MemoryUse,
+    Operation, Outcome, Piece, PieceList, Token,
+};
+use tasks::{ChildIo, RequestParts, YieldQueue};
+
+use crate::cluster_allocator::SyncMark;
+use crate::epoch::{Epoch, LaneEpochs};
+use crate::geometry::GuestCluster;
+use crate::image::Image;
+use crate::serve::ClusterDecoder;
+use crate::task_limits::TaskLimits;
+
+/// What a lane and its tasks share: image, children, and the state of requests.
+#[derive(Debug)]
+pub(crate) struct LaneCore {
+    pub(crate) image: Arc<Image>,
+    /// The image file.
+    pub(crate) file: ChildIo,
+    /// Where data are: the same, or a file of its own.
+    pub(crate) data: DataStore,
+    pub(crate) backing: Option<BackingFile>,
+    pub(crate) decoder: ClusterDecoder,
+    pub(crate) limits: TaskLimits,
+    pauses: Rc<YieldQueue>,
+    state: RefCell<State>,
+}
+
+/// The child that an image's data are in, and whether it is the image file or a data file.
+#[derive(Debug, Clone)]
+pub(crate) struct DataStore {
+    pub(crate) storage: ChildIo,
+    pub(crate) kind: DataLocation,
+}
+
+/// Where the data of an image are: in the image file, in an external data file, or in a raw one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DataLocation {
+    /// They are, and refcounts say where.
+    Inside,
+    /// They are in a file of their own, each cluster at its place on the disk.
+    External,
+    /// The same, and that file alone is the disk.
+    Raw,
+}
+
+/// The backing file of an image, and its size.
+#[derive(Debug, Clone)]
+pub(crate) struct BackingFile {
+    pub(crate) storage: ChildIo,
+    /// Its size in bytes; behind it are zeroes.
+    pub(crate) size: u64,
+}
+
+/// The state of requests, and answers of tasks that the lane has not taken.
+#[derive(Debug)]
+struct State {
+    epochs: LaneEpochs,
+    /// By token.
+    open: Vec<RequestState>,
+    /// What tasks have answered since the lane was called.
+    answers: Vec<TaskAnswer>,
+}
+
+/// What a request is doing whose completion the lane is notified of: mapped in an epoch, a flush, or served by a task.
+#[derive(Debug)]
+enum RequestState {
+    Nothing,
+    /// It uses what the tables said in that epoch.
+    Mapped(Epoch),
+    /// It is a flush of what was out of the tables.
+    Flush(Epoch, SyncMark),
+    /// A task serves it.
+    Served {
+        epoch: Option<Epoch>,
+        told: Option<Outcome>,
+        waker: Option<Waker>,
+    },
+}
+
+/// A task's answer to its request.
+#[derive(Debug)]
+struct TaskAnswer {
+    token: Token,
+    operation: Operation,
+    result: Result<Vec<Piece>, FailKind>,
+    memory: MemoryUse,
+    after: CompletionAction,
+}
+
+impl LaneCore {
+    pub(crate) fn new(
+        image: Arc<Image>,
+        file: ChildIo,
+        data: DataStore,
+        backing: Option<BackingFile>,
+        pauses: &Rc<YieldQueue>,
+    ) -> Self {
+        let epochs = image.epochs().join();
+        let state = RefCell::new(State { epochs, open: Vec::new(), answers: Vec::new() });
+        let (decoder, limits, pauses) =
+            (ClusterDecoder::new(), TaskLimits::default(), Rc::clone(pauses));
+        Self { image, file, data, backing, decoder, limits, pauses, state }
+    }
+
+    /// Has the table that names these clusters be ours.
+    pub(crate) async fn ensure_table(&self, cluster: GuestCluster) -> Result<(), FailKind> {
+        if self.image.has_table(cluster) {
+            return Ok(());
+        }
+        let bytes = usize::try_from(self.image.geometry().cluster_bytes()).expect("it fits");
+        let _copied = self.limits.copied.take(bytes).await;
+        self.image.ensure_table(&self.file, cluster).await
+    }
+
+    /// For a task that has worked for a while: lets everybody else on the iothread come first.
+    pub(crate) async fn pause(&self) {
+        self.pauses.pause().await;
+    }
+
+    /// A request is about to look at the tables; `None` if clusters are never freed.
+    pub(crate) fn enter(&self) -> Option<Epoch> {
+        self.image.is_written().then(|| self.state.borrow_mut().epochs.enter())
+    }
+
+    /// It did, and does not need them.
+    pub(crate) fn leave(&self, epoch: Option<Epoch>) {
+        if let Some(epoch) = epoch {
+            self.state.borrow_mut().epochs.leave(epoch);
+        }
+    }
+
+    /// The request is carried out on what the tables said in that epoch.
+    pub(crate) fn begin_mapped(&self, token: Token, epoch: Option<Epoch>) -> CompletionAction {
+        self.note(token, epoch.map(RequestState::Mapped))
+    }
+
+    /// What a flush covers that is asked for now. A damaged image frees nothing.
+    pub(crate) fn mark(&self) -> Option<SyncMark> {
+        self.image.space().ok().map(|space| space.mark())
+    }
+
+    /// The request is a flush.
+    pub(crate) fn begin_flush(
+        &self,
+        token: Token,
+        epoch: Option<Epoch>,
+        mark: Option<SyncMark>,
+    ) -> CompletionAction {
+        let open = match (epoch, mark) {
+            (Some(epoch), Some(mark)) => Some(RequestState::Flush(epoch, mark)),
+            (epoch, _) => epoch.map(RequestState::Mapped),
+        };
+        self.note(token, open)
+    }
+
+    /// A task serves the request.
+    pub(crate) fn begin_served(&self, token: Token, epoch: Option<Epoch>) {
+        self.note(token, Some(RequestState::Served { epoch, told: None, waker: None }));
+    }
+
+    fn note(&self, token: Token, open: Option<RequestState>) -> CompletionAction {
+        let Some(open) = open else { return CompletionAction::Finish };
+        let state = &mut *self.state.borrow_mut();
+        let place = token.0 as usize;
+        if place >= state.open.len() {
+            state.open.resize_with(place + 1, || RequestState::Nothing);
+        }
+        state.open[place] = open;
+        CompletionAction::NotifyLane
+    }
+
+    /// The lane is told of a request.
+    pub(crate) fn completed(&self, token: Token, outcome: Outcome) -> CompletionDecision {
+        let state = &mut *self.state.borrow_mut();
+        let open = &mut state.open[token.0 as usize];
+        match open {
+            RequestState::Nothing => panic!("the lane did not ask to be told of {token:?}"),
+            RequestState::Served { told, waker, .. } => {
+                *told = Some(outcome);
+                if let Some(waker) = waker.take() {
+                    waker.wake();
+                }
+                return CompletionDecision::HoldAgain;
+            }
+            RequestState::Mapped(epoch) => state.epochs.leave(*epoch),
+            RequestState::Flush(epoch, mark) => {
+                state.epochs.leave(*epoch);
+                if let (Outcome::Done, Ok(space)) = (outcome, self.image.space()) {
+                    space.is_durable(*mark);
+                }
+            }
+        }
+        *open = RequestState::Nothing;
+        CompletionDecision::Finish(outcome)
+    }
+
+    /// A task has an answer: its request is carried out on these parts, and then over.
+    pub(crate) async fn answer(&self, token: Token, operation: Operation, mut parts: RequestParts) {
+        parts.settle().await;
+        if parts.has_notices() || parts.result().is_err() {
+            let result = self.carry_out(token, operation, &mut parts).await;
+            return self.end(token, operation, result);
+        }
+        let epoch = self.end_serving(token);
+        let after = self.begin_mapped(token, epoch);
+        let (pieces, memory) = parts.take_pieces();
+        self.reply(TaskAnswer { token, operation, result: Ok(pieces), memory, after });
+    }
+
+    /// A task has a flush carried out on these parts, and then it is over. It covers what is in front of
+    /// the mark.
+    pub(crate) async fn answer_flush(
+        &self,
+        token: Token,
+        mark: Option<SyncMark>,
+        mut parts: RequestParts,
+    ) {
+        parts.settle().await;
+        let operation = Operation::Flush;
+        if parts.has_notices() || parts.result().is_err() {
+            let result = self.carry_out(token, operation, &mut parts).await;
+            if let (Ok(()), Some(mark), Ok(space)) = (result, mark, self.image.space()) {
+                space.is_durable(mark);
+            }
+            return self.end(token, operation, result);
+        }
+        let epoch = self.end_serving(token);
+        let after = self.begin_flush(token, epoch, mark);
+        let (pieces, memory) = parts.take_pieces();
+        self.reply(TaskAnswer { token, operation, result: Ok(pieces), memory, after });
+    }
+
+    /// A task is done with its request.
+    pub(crate) fn end(&self, token: Token, operation: Operation, result: Result<(), FailKind>) {
+        self.end_with(token, operation, result.map(|()| Vec::new()));
+    }
+
+    /// The same, with what is still to be done for it: nothing that the tables say.
+    pub(crate) fn end_with(
+        &self,
+        token: Token,
+        operation: Operation,
+        result: Result<Vec<Piece>, FailKind>,
+    ) {
+        let epoch = self.end_serving(token);
+        self.leave(epoch);
+        let (memory, after) = (MemoryUse::Live, CompletionAction::Finish);
+        self.reply(TaskAnswer { token, operation, result, memory, after });
+    }
+
+    /// A task has its request carried out on these parts, and waits for that, in as many rounds as the
+    /// lanes below make of it.
+    pub(crate) async fn carry_out(
+        &self,
+        token: Token,
+        operation: Operation,
+        parts: &mut RequestParts,
+    ) -> Result<(), FailKind> {
+        while !parts.is_over() {
+            parts.settle().await;
+            let (pieces, memory) = parts.take_pieces();
+            let outcome = match parts.result() {
+                Err(kind) => Outcome::Failed(kind),
+                Ok(()) if pieces.is_empty() => Outcome::Done,
+                Ok(()) => self.carry_out_round(token, operation, pieces, memory).await,
+            };
+            parts.tell(outcome);
+        }
+        parts.result()
+    }
+
+    async fn carry_out_round(
+        &self,
+        token: Token,
+        operation: Operation,
+        pieces: Vec<Piece>,
+        memory: MemoryUse,
+    ) -> Outcome {
+        let (result, after) = (Ok(pieces), CompletionAction::NotifyLane);
+        self.reply(TaskAnswer { token, operation, result, memory, after });
+        std::future::poll_fn(|context| {
+            let state = &mut *self.state.borrow_mut();
+            let RequestState::Served { told, waker, .. } = &mut state.open[token.0 as usize] else {
+                panic!("a task serves {token:?}")
+            };
+            match told.take() {
+                Some(outcome) => Poll::Ready(outcome),
+                None => {
+                    *waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    fn end_serving(&self, token: Token) -> Option<Epoch> {
+        let open = &mut self.state.borrow_mut().open[token.0 as usize];
+        match std::mem::replace(open, RequestState::Nothing) {
+            RequestState::Served { epoch, .. } => epoch,
+            other @ (RequestState::Nothing | RequestState::Mapped(_) | RequestState::Flush(..)) => {
+                panic!("a task serves {token:?}, which is {other:?}")
+            }
+        }
+    }
+
+    fn reply(&self, reply: TaskAnswer) {
+        self.state.borrow_mut().answers.push(reply);
+    }
+
+    /// Takes the answers that tasks have given.
+    pub(crate) fn take_answers(&self, pieces: &mut PieceList, mut each: impl FnMut(Mapping)) {
+        let answers = std::mem::take(&mut self.state.borrow_mut().answers);
+        for TaskAnswer { token, operation, result, memory, after } in answers {
+            let answer = match result {
+                Err(kind) => Answer::Refused(kind),
+                Ok(answer) => {
+                    let mark = pieces.end();
+                    answer.into_iter().for_each(|piece| pieces.push(piece));
+                    Answer::Now(pieces.since(mark))
+                }
+            };
+            let eof_policy = EofPolicy::Zeroes;
+            each(Mapping { answer, after, eof_policy, memory, ..Mapping::new(token, operation) });
+        }
+    }
+
+    /// All children, each once.
+    pub(crate) fn storages(&self) -> impl Iterator<Item = &ChildIo> {
+        let data = self.has_data_file().then_some(&self.data.storage);
+        let backing = self.backing.as_ref().map(|backing| &backing.storage);
+        std::iter::once(&self.file).chain(data).chain(backing)
+    }
+
+    /// Whether data are in a file of their own.
+    pub(crate) fn has_data_file(&self) -> bool {
+        self.data.kind != DataLocation::Inside
+    }
+
+    /// Makes durable what was written so far.
+    pub(crate) async fn sync(&self) -> Result<(), FailKind> {
+        if self.has_data_file() {
+            self.data.storage.sync().await?;
+        }
+        self.image.sync(&self.file).await
+    }
+}

@@ -1,0 +1,141 @@
+//! Reading tables of an image that nobody has checked: with a bound, and never outside the file.
+//!
+//! Where it stands: below whoever walks through an image before it is written (`repair`, `bitmaps`,
+//! `snapshots`).
+//!
+//! Limits: [`TABLE_BYTES_MAX`] for one walk.
+
+use std::cell::Cell;
+
+use block::{FailKind, HostMemory};
+use tasks::ChildIo;
+
+use crate::header::Header;
+
+/// How much of an image's tables is read in one walk: the L2 tables of 16 TiB with clusters of 64 KiB.
+pub(crate) const TABLE_BYTES_MAX: u64 = 2 << 30;
+
+/// Why the metadata of an image cannot be used: inconsistent, too large, or unreadable.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MetadataError {
+    /// A table or an entry of one is not what the format allows.
+    #[error("{what} at byte {offset:#x} of the image {problem}")]
+    Wrong {
+        /// What.
+        what: &'static str,
+        /// Where it is, or where it points to.
+        offset: u64,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A cluster has more references than its refcount can say.
+    #[error("the cluster at byte {offset:#x} of the image has more than {most} references")]
+    References {
+        /// The cluster.
+        offset: u64,
+        /// What can be said.
+        most: u64,
+    },
+    /// It would take too much memory or time.
+    #[error("{what} of the image take more than {bound} bytes")]
+    TooMuch {
+        /// What.
+        what: &'static str,
+        /// How much is allowed.
+        bound: u64,
+    },
+    /// The file cannot be read or written; the operator was told why.
+    #[error("the image cannot be read or written ({0:?})")]
+    Io(FailKind),
+}
+
+impl From<FailKind> for MetadataError {
+    fn from(kind: FailKind) -> Self {
+        Self::Io(kind)
+    }
+}
+
+pub(crate) fn wrong(what: &'static str, offset: u64, problem: &'static str) -> MetadataError {
+    MetadataError::Wrong { what, offset, problem }
+}
+
+/// The largest block of direct I/O that files are opened with.
+pub(crate) const BLOCK_MAX: u64 = 4096;
+
+/// How long a file of that size may be: with direct I/O the size lacks what is left of a block at the end.
+/// Behind the end are zeroes.
+pub(crate) fn may_have(file_bytes: u64) -> u64 {
+    file_bytes.saturating_add(BLOCK_MAX)
+}
+
+/// Reads the tables of an image that nobody has checked, with a bound.
+#[derive(Debug)]
+pub(crate) struct TableReader<'a> {
+    pub(crate) header: &'a Header,
+    pub(crate) storage: &'a ChildIo,
+    /// See [`may_have`].
+    pub(crate) file_bytes: u64,
+    /// How much may still be read.
+    left: Cell<u64>,
+}
+
+impl<'a> TableReader<'a> {
+    pub(crate) fn new(header: &'a Header, storage: &'a ChildIo, file_bytes: u64) -> Self {
+        let file_bytes = may_have(file_bytes);
+        Self { header, storage, file_bytes, left: Cell::new(TABLE_BYTES_MAX) }
+    }
+
+    pub(crate) fn cluster_bytes(&self) -> u64 {
+        1 << self.header.cluster_bits
+    }
+
+    /// Proves that something that begins a cluster is inside the file; its last cluster may be cut off.
+    pub(crate) fn check_place(
+        &self,
+        what: &'static str,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), MetadataError> {
+        if !offset.is_multiple_of(self.cluster_bytes()) {
+            return Err(wrong(what, offset, "does not begin a cluster"));
+        }
+        let file_end = self.file_bytes.next_multiple_of(self.cluster_bytes());
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= file_end);
+        if is_inside { Ok(()) } else { Err(wrong(what, offset, "is outside the file")) }
+    }
+
+    /// Reads something that may have any place; what is behind the end of the file is zeroes.
+    pub(crate) async fn read(
+        &self,
+        what: &'static str,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<HostMemory, MetadataError> {
+        let left = self.left.get().checked_sub(bytes);
+        self.left.set(
+            left.ok_or(MetadataError::TooMuch { what: "the tables", bound: TABLE_BYTES_MAX })?,
+        );
+        let file_end = self.file_bytes.next_multiple_of(self.cluster_bytes());
+        let end = offset.checked_add(bytes).filter(|end| *end <= file_end);
+        let end = end.ok_or_else(|| wrong(what, offset, "is outside the file"))?;
+        let there = end.min(self.file_bytes).max(offset);
+        let memory = self.storage.read(offset..there).await?;
+        if there == end {
+            return Ok(memory);
+        }
+        let count = usize::try_from(bytes).expect("one read is small");
+        let mut whole = HostMemory::zeroed(count);
+        whole[..memory.len()].copy_from_slice(&memory);
+        Ok(whole)
+    }
+}
+
+/// The big-endian words of a table.
+pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks_exact(8).map(|word| u64::from_be_bytes(word.try_into().expect("8 bytes")))
+}
+
+/// A big-endian number inside an entry, which was found to be long enough.
+pub(crate) fn number<const BYTES: usize>(entry: &[u8], at: usize) -> u64 {
+    entry[at..at + BYTES].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
+}

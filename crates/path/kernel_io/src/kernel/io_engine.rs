@@ -1,0 +1,132 @@
+//! Which engine does the I/O of a file on this iothread; engines are made when one first needs them.
+//!
+//! Where it stands in the life of a request: `Kernel` asks for the way of an operation's file when it submits it.
+//!
+//! Invariants: a file keeps its way, and stays open until it was taken out of the table and no operation of it is left.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use block::FileId;
+
+use super::Kernel;
+use crate::in_flight::PollOwner;
+use crate::linux_aio::LinuxAio;
+use crate::reactor::Reactor;
+use crate::uring::{NowaitTransfers, UringFd};
+use crate::{Aio, Caching, OpenFile, StorageKind};
+
+/// Which threads make system calls that may block: workers, or the thread itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BlockingCallPolicy {
+    /// The engines of the files: the thread serves rings.
+    OnWorkers,
+    /// The thread itself.
+    OnThisThread,
+}
+
+/// Which engine does the I/O of a file on this iothread: io_uring, Linux AIO, or worker threads.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum IoEngine {
+    /// What needs no worker of the kernel ([`UringOp`](crate::uring::UringOp)); the rest is for the workers.
+    Uring(UringFd, NowaitTransfers),
+    Native,
+    Workers,
+    /// The thread itself, whether it waits or not.
+    ByThread,
+}
+
+/// A file as one iothread uses it: its engine, and whether short I/O is done inline.
+#[derive(Debug)]
+pub(super) struct IothreadFile {
+    pub(super) file: Arc<OpenFile>,
+    pub(super) way: IoEngine,
+    /// Whether what is short is done at once instead.
+    pub(super) inline: bool,
+}
+
+impl Kernel {
+    pub(super) fn iothread_file(&mut self, id: FileId) -> &IothreadFile {
+        let number = id.0 as usize;
+        if number >= self.files.len() {
+            self.files.resize_with(number + 1, || None);
+        }
+        if self.files[number].is_none() {
+            let file = self.table.get(id);
+            let way = self.engine(&file);
+            let inline = self.calls == BlockingCallPolicy::OnWorkers
+                && file.residence() == StorageKind::Memory
+                && file.aio() != Aio::Threads;
+            self.files[number] = Some(IothreadFile { file, way, inline });
+        }
+        self.files[number].as_ref().expect("just opened")
+    }
+
+    /// Closes the files that were taken out of the table, as far as this thread has them open and nothing of them is in
+    /// flight any more. Call it when the table rang.
+    pub fn forget_files(&mut self) {
+        let removed = self.table.removed();
+        if removed == self.removed {
+            return;
+        }
+        let mut is_all = true;
+        for number in 0..self.files.len() {
+            let id = FileId(u32::try_from(number).expect("files are numbered by u32"));
+            if self.files[number].is_none() || self.table.has(id) {
+                continue;
+            }
+            if self.in_flight.works_on(id) {
+                // Nobody takes a file out that is in use. If somebody does, it is closed later.
+                is_all = false;
+                continue;
+            }
+            if let Some(IothreadFile { way: IoEngine::Uring(place, _), .. }) =
+                self.files[number].take()
+                && let Reactor::Uring(uring) = &mut *self.reactor
+            {
+                uring.unregister_file(place);
+            }
+        }
+        if is_all {
+            self.removed = removed;
+        }
+    }
+
+    fn engine(&mut self, file: &OpenFile) -> IoEngine {
+        if self.calls == BlockingCallPolicy::OnThisThread {
+            return IoEngine::ByThread;
+        }
+        let engine = match file.aio() {
+            Aio::Threads => return IoEngine::Workers,
+            Aio::Native => return self.native_or_workers(),
+            Aio::Automatic | Aio::IoUring => &mut *self.reactor,
+        };
+        match (file.residence(), engine, file.caching()) {
+            // Every call may wait: in a worker of the kernel, which others need, or in this thread.
+            (StorageKind::Memory | StorageKind::Elsewhere, _, _) => IoEngine::Workers,
+            (StorageKind::Device, Reactor::Uring(uring), _) => {
+                IoEngine::Uring(uring.place(file.as_fd()), NowaitTransfers::of(file))
+            }
+            (StorageKind::Device, Reactor::Epoll(_), Caching::Direct) => self.native_or_workers(),
+            (StorageKind::Device, Reactor::Epoll(_), Caching::Buffered) => IoEngine::Workers,
+        }
+    }
+
+    fn native_or_workers(&mut self) -> IoEngine {
+        if self.native.is_some() {
+            return IoEngine::Native;
+        }
+        match LinuxAio::new() {
+            Ok(native) => {
+                let notifier = native.notifier().as_raw_fd();
+                self.watch(notifier, PollOwner::Native);
+                self.native = Some(native);
+                IoEngine::Native
+            }
+            Err(error) => {
+                tracing::warn!("no Linux AIO (see fs.aio-max-nr), so threads are used: {error}");
+                IoEngine::Workers
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The steps of transfers that go through a bounce buffer, one after the other; what is next is decided in
+//! [`crate::bounce_transfer`].
+
+use block::{EofPolicy, MemoryCopy};
+use kernel_io::{BounceBuffer, IoFailure};
+
+use super::Engine;
+use crate::EngineKernel;
+use crate::LaneIndex;
+use crate::bounce_transfer::{BounceAction, BounceChunk, BounceKind, BounceStep};
+use crate::failure_reporter::FailureCause;
+use crate::io_request::{EventTarget, PieceIndex, RequestIndex};
+use crate::storage_backends::StorageBackends;
+use crate::submit::{may_hide_lost_data, staged_durability};
+
+impl<K: EngineKernel> Engine<K> {
+    pub(super) fn staged_step_over(
+        &mut self,
+        index: RequestIndex,
+        result: Result<(), IoFailure>,
+        mut buffer: BounceBuffer,
+    ) {
+        let job = self.jobs.get(index);
+        let staged = job.staged.last_mut().expect("a bounce buffer belongs to a staged transfer");
+        let mut result = result;
+        if let Err(IoFailure::EndOfFile { offset }) = result
+            && job.eof_policy == EofPolicy::Zeroes
+            && staged.step == BounceStep::Reading
+        {
+            let chunk = staged.chunk();
+            let found = usize::try_from(offset.0 - chunk.start.0).expect("inside the chunk");
+            buffer.zero(found, chunk.count - found);
+            result = Ok(());
+        }
+        if let Err(failure) = result {
+            return self.staged_step_failed(index, failure, Some(buffer));
+        }
+        if staged.kind == BounceKind::Read && staged.step == BounceStep::Reading {
+            let chunk = staged.chunk();
+            buffer.drain(chunk.lead, &mut job.memory, staged.skip, chunk.body);
+        }
+        let next = staged.proceed();
+        self.staged_next(index, next, buffer);
+    }
+
+    /// A step has failed. Without the buffer, the storage still has that.
+    pub(super) fn staged_step_failed(
+        &mut self,
+        index: RequestIndex,
+        failure: IoFailure,
+        buffer: Option<BounceBuffer>,
+    ) {
+        let job = self.jobs.get(index);
+        let staged = job.staged.last().expect("a step belongs to a staged transfer");
+        let (storage, step, lane) = (staged.storage, staged.step, job.lane);
+        let operation = job.operation;
+        let mut storages = self.storages();
+        let medium = storages.medium(storage);
+        let durability = staged_durability(operation, medium);
+        if step == BounceStep::Writing && may_hide_lost_data(durability, failure) {
+            medium.remember_failed_sync();
+        }
+        self.fail(index, storage, FailureCause::Failure(failure));
+        if let Some(buffer) = buffer {
+            self.take_back(lane, buffer);
+        }
+        self.advance(index);
+    }
+
+    pub(super) fn staged_next(
+        &mut self,
+        index: RequestIndex,
+        next: BounceAction,
+        mut buffer: BounceBuffer,
+    ) {
+        let Self { jobs, kernel, lanes, .. } = self;
+        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let job = jobs.get(index);
+        let staged = job.staged.last().expect("the current staged transfer");
+        let tag = EventTarget::Job(index, PieceIndex::FIRST).to_tag();
+        match next {
+            BounceAction::Read(BounceChunk { start, count, .. }) => {
+                storages.read_bounce((staged.storage, start), count, buffer, tag);
+                job.outstanding += 1;
+            }
+            BounceAction::FillAndWrite(BounceChunk { start, count, lead, body }) => {
+                if staged.kind == BounceKind::Zero {
+                    buffer.zero(lead, body);
+                } else {
+                    let memory = job.copy.as_ref().map_or(&job.memory, MemoryCopy::buffers);
+                    buffer.fill(lead, memory, staged.skip, body);
+                }
+                let medium = storages.medium(staged.storage);
+                let durability = staged_durability(job.operation, medium);
+                storages.write_bounce((staged.storage, start), durability, count, buffer, tag);
+                job.outstanding += 1;
+            }
+            BounceAction::Finished => {
+                let lane = job.lane;
+                job.staged.pop();
+                self.take_back(lane, buffer);
+                self.advance(index);
+            }
+        }
+    }
+
+    /// Goes on with those that wait for a buffer, as far as their lanes may have one.
+    pub(super) fn hand_out_buffers(&mut self) {
+        while let Some((_, index)) = self.buffer_waiters.take() {
+            let buffer = self.bounce.take();
+            let staged = self.jobs.get(index).staged.last_mut();
+            let next = staged.expect("it waits for a buffer for that").begin();
+            self.staged_next(index, next, buffer);
+        }
+    }
+
+    /// Takes a buffer back that a job of that lane had.
+    pub(super) fn take_back(&mut self, lane: LaneIndex, buffer: BounceBuffer) {
+        self.bounce.put(buffer);
+        self.buffer_waiters.done(lane.place());
+        self.hand_out_buffers();
+    }
+}

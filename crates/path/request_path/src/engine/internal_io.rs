@@ -1,0 +1,97 @@
+//! What lanes do on their own account: internal I/Os, and requests that they go on with.
+//!
+//! Where it stands in the life of a request: after each call of a lane, its internal I/Os are begun; when one
+//! is over, or another thread has woken a task of the lane, the lane is called again.
+//!
+//! Limits: a lane bounds its internal I/Os by its requests; they count as requests in flight.
+
+use block::{CompletionAction, CompletionDecision, Outcome, OwnerProcess, Piece};
+
+use super::Engine;
+use crate::EngineKernel;
+use crate::failure_reporter::FailureCause;
+use crate::io_request::{RequestIndex, RequestPhase};
+use crate::storage_backends::StorageBackends;
+
+impl<K: EngineKernel> Engine<K> {
+    /// Goes on with lanes that have something to do, as far as this round has room; whether there was any.
+    /// What is left keeps the iothread awake.
+    pub(super) fn run_woken_lanes(&mut self) -> bool {
+        if self.lane_calls_left > 0 {
+            self.lanes.collect_woken();
+        }
+        let mut any = self.attend_channels();
+        while self.lane_calls_left > 0
+            && let Some(lane) = self.lanes.next_to_run()
+        {
+            if self.lanes.take_wakeup(lane) {
+                any = true;
+                self.lane_calls_left -= 1;
+                self.lanes.channels.call_of(lane);
+                self.resume_lane(lane, self.clock.now());
+            }
+            let mut internal_ios = std::mem::take(&mut self.internal_ios);
+            self.lanes.take_internal_io(lane, &mut internal_ios);
+            any |= !internal_ios.is_empty();
+            for internal_io in internal_ios.drain(..) {
+                let index = self.jobs.add_internal_io(internal_io, lane);
+                let job = self.jobs.get(index);
+                job.phase = RequestPhase::Start;
+                self.pieces_open += job.pieces.len();
+                self.lanes.add_pieces(lane, job.pieces.len());
+                self.lanes.internal_begun(lane, job.memory.count());
+                self.start_errand(index);
+            }
+            self.internal_ios = internal_ios;
+            self.lanes.close_if_over(lane);
+        }
+        any
+    }
+
+    /// Starts an internal I/O, unless it changes what another process goes on with.
+    fn start_errand(&mut self, index: RequestIndex) {
+        let Self { jobs, kernel, lanes, .. } = self;
+        let job = jobs.get(index);
+        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let is_foreign = |piece: &Piece| {
+            let (storage, _) = piece.target.storage()?;
+            (storages.medium(storage).owner() == OwnerProcess::Other).then_some(storage)
+        };
+        let foreign = job.operation.is_change().then(|| job.pieces.iter().find_map(is_foreign));
+        match foreign.flatten() {
+            None => self.start(index),
+            Some(storage) => {
+                self.fail(index, storage, FailureCause::Foreign);
+                self.advance(index);
+            }
+        }
+    }
+
+    /// An answer was carried out, or was not: the request is over, or with its lane again.
+    pub(super) fn notify_lane(&mut self, index: RequestIndex, outcome: Outcome) {
+        let job = self.jobs.get(index);
+        let lane = job.lane;
+        match (outcome, self.lanes.with(lane, |it| it.completed(index.token(), outcome))) {
+            (Outcome::Done, CompletionDecision::Finish(Outcome::Failed(kind))) => {
+                self.refused(index, kind)
+            }
+            (_, CompletionDecision::Finish(outcome)) => self.finish(index, outcome),
+            (_, CompletionDecision::HoldAgain) => {
+                let job = self.jobs.get(index);
+                self.pieces_open -= job.pieces.len();
+                self.lanes.remove_pieces(lane, job.pieces.len());
+                job.forget_answer(index);
+                job.failure = None;
+                job.phase = RequestPhase::Held;
+                job.after = CompletionAction::Finish;
+                let (bytes, released) = (job.memory.count(), job.released);
+                self.held += 1;
+                self.lanes.held(lane, 1, bytes);
+                if released {
+                    // Whoever waited for its end still does.
+                    self.lanes.release(lane, 1);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The files and channels of an iothread, for those who carry pieces out on either.
+//!
+//! Where it stands in the life of a request: `submit`, `bounce_transfer` and the syncs begin operations here, which end
+//! as events of the kernel or of the channels.
+
+use block::{
+    ByteCount, ByteOffset, DiskSize, Durability, Extent, Medium, Operation, Piece, Segment,
+    StorageId, Tag, Unmap,
+};
+use kernel_io::{AllocationGoal, BounceBuffer};
+
+use crate::EngineKernel;
+use crate::channels::Channels;
+use crate::io_request::IoRequest;
+
+/// The two ways of an iothread to storage: kernel files and channels.
+#[derive(Debug)]
+pub(crate) struct StorageBackends<'a, K> {
+    pub(crate) kernel: &'a mut K,
+    pub(crate) channels: &'a mut Channels,
+}
+
+impl<K: EngineKernel> StorageBackends<'_, K> {
+    /// What does not depend on the kind of storage.
+    pub(crate) fn medium(&mut self, storage: StorageId) -> &Medium {
+        match storage {
+            StorageId::File(file) => self.kernel.medium(file),
+            StorageId::Channel(channel) => self.channels.medium(channel),
+        }
+    }
+
+    /// Whether the memory of a request may be lent to it. If not, it is given memory of the engine.
+    pub(crate) fn takes_guest_memory(&self, storage: StorageId) -> bool {
+        match storage {
+            StorageId::File(_) => true,
+            StorageId::Channel(channel) => self.channels.takes_guest_memory(channel),
+        }
+    }
+
+    /// Of what a job is about, what must not be used now.
+    pub(crate) fn unfenced(&self, job: &IoRequest) -> Option<StorageId> {
+        let is_unfenced = |piece: &Piece| match piece.target.storage() {
+            Some((StorageId::Channel(channel), _)) => {
+                self.channels.medium(channel).is_unfenced().then_some(StorageId::Channel(channel))
+            }
+            Some((StorageId::File(_), _)) | None => None,
+        };
+        if self.channels.is_empty() { None } else { job.pieces.iter().find_map(is_unfenced) }
+    }
+
+    /// Reads into the memory of a request; returns how many operations that is.
+    pub(crate) fn read(
+        &mut self,
+        (storage, offset): (StorageId, ByteOffset),
+        memory: impl Iterator<Item = Segment>,
+        tag: Tag,
+    ) -> u32 {
+        match storage {
+            StorageId::File(file) => {
+                self.kernel.read(file, offset, memory, tag);
+                1
+            }
+            StorageId::Channel(channel) => {
+                self.channels.transfer(channel, offset, memory, tag, Operation::Read)
+            }
+        }
+    }
+
+    /// Writes the memory of a request; returns how many operations that is.
+    pub(crate) fn write(
+        &mut self,
+        (storage, offset): (StorageId, ByteOffset),
+        durability: Durability,
+        memory: impl Iterator<Item = Segment>,
+        tag: Tag,
+    ) -> u32 {
+        match storage {
+            StorageId::File(file) => {
+                self.kernel.write(file, offset, durability, memory, tag);
+                1
+            }
+            StorageId::Channel(channel) => {
+                let write = |extent| Operation::Write(extent, durability);
+                self.channels.transfer(channel, offset, memory, tag, write)
+            }
+        }
+    }
+
+    /// Reads `count` bytes into a bounce buffer, which comes back with the end.
+    pub(crate) fn read_bounce(
+        &mut self,
+        (storage, offset): (StorageId, ByteOffset),
+        count: usize,
+        buffer: BounceBuffer,
+        tag: Tag,
+    ) {
+        match storage {
+            StorageId::File(file) => self.kernel.read_bounce(file, offset, count, buffer, tag),
+            StorageId::Channel(channel) => {
+                let operation = Operation::Read(extent(offset, count as u64));
+                self.channels.begin_bounce(channel, operation, count, buffer, tag);
+            }
+        }
+    }
+
+    /// Writes the first `count` bytes of a bounce buffer, which comes back with the end.
+    pub(crate) fn write_bounce(
+        &mut self,
+        (storage, offset): (StorageId, ByteOffset),
+        durability: Durability,
+        count: usize,
+        buffer: BounceBuffer,
+        tag: Tag,
+    ) {
+        match storage {
+            StorageId::File(file) => {
+                self.kernel.write_bounce(file, offset, durability, count, buffer, tag);
+            }
+            StorageId::Channel(channel) => {
+                let operation = Operation::Write(extent(offset, count as u64), durability);
+                self.channels.begin_bounce(channel, operation, count, buffer, tag);
+            }
+        }
+    }
+
+    /// Makes durable what was written.
+    pub(crate) fn sync(&mut self, storage: StorageId, tag: Tag) {
+        match storage {
+            StorageId::File(file) => self.kernel.sync(file, tag),
+            StorageId::Channel(channel) => self.channels.begin(channel, Operation::Flush, tag),
+        }
+    }
+
+    /// Discards or zeroes a range.
+    pub(crate) fn allocate(
+        &mut self,
+        (storage, offset): (StorageId, ByteOffset),
+        count: ByteCount,
+        how: AllocationGoal,
+        tag: Tag,
+    ) {
+        match storage {
+            StorageId::File(file) => self.kernel.allocate(file, offset, count, how, tag),
+            StorageId::Channel(channel) => {
+                let extent = extent(offset, count.0);
+                let zeroes = |unmap| Operation::WriteZeroes(extent, unmap, Durability::Cached);
+                let operation = match how {
+                    AllocationGoal::Discard => Operation::Discard(extent, Durability::Cached),
+                    AllocationGoal::PunchHole => zeroes(Unmap::Allowed),
+                    AllocationGoal::Zero => zeroes(Unmap::Keep),
+                };
+                self.channels.begin(channel, operation, tag);
+            }
+        }
+    }
+}
+
+/// Bytes of storage, as an operation names them.
+pub(crate) fn extent(offset: ByteOffset, count: u64) -> Extent {
+    let all = DiskSize(ByteCount(u64::MAX));
+    all.check(offset, ByteCount(count)).expect("pieces end before 2^64")
+}
