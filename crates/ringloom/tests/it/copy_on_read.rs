@@ -105,11 +105,14 @@ struct Kind {
     present: bool,
 }
 
+/// The ranges of an image, each with its end.
+type Map = Vec<(u64, u64, Kind)>;
+
 /// What QEMU says of the image, without places in files; neighbours that are alike are one.
-fn map(bench: &Bench) -> Result<Vec<(u64, u64, Kind)>> {
+fn map(bench: &Bench) -> Result<Map> {
     let said = qemu_img(bench, "map -f qcow2 --output=json top")?;
     let ranges: Vec<Value> = serde_json::from_str(&said)?;
-    let mut map: Vec<(u64, u64, Kind)> = Vec::new();
+    let mut map = Map::new();
     for range in ranges {
         let number = |name: &str| range[name].as_u64().context("a number");
         let (start, count) = (number("start")?, number("length")?);
@@ -129,8 +132,8 @@ fn map(bench: &Bench) -> Result<Vec<(u64, u64, Kind)>> {
     Ok(map)
 }
 
-/// What a server makes of the chain.
-fn served(program: &Program, case: Case) -> Result<Vec<(u64, u64, Kind)>> {
+/// The chain before it is served and after that.
+fn served(program: &Program, case: Case) -> Result<[Map; 2]> {
     let bench = Bench::new()?;
     make_chain(&bench, case)?;
     qemu_img(&bench, "convert -f qcow2 -O raw top before")?;
@@ -146,7 +149,7 @@ fn served(program: &Program, case: Case) -> Result<Vec<(u64, u64, Kind)>> {
     ensure!(std::fs::read(bench.path("after"))? == model, "other bytes are in the image");
     let after = map(&bench)?;
     ensure!(after != before, "nothing was copied");
-    Ok(after)
+    Ok([before, after])
 }
 
 #[track_caller]
@@ -154,7 +157,8 @@ fn check(case: Case) {
     let mut maps = Vec::new();
     for program in [Program::qemu_storage_daemon(), ringloom()] {
         with(&program, |program| {
-            maps.push(served(program, case).with_context(|| format!("{case:?}"))?);
+            let [_, after] = served(program, case).with_context(|| format!("{case:?}"))?;
+            maps.push(after);
             Ok(())
         });
     }
@@ -176,4 +180,23 @@ fn what_is_read_is_copied_as_by_the_peer() {
         check(Case { seed: seed + 10, options, node: "", writable: true });
     }
     check(Case { seed: 21, options: plain, node: ",read-only=on", writable: false });
+}
+
+/// Of the peer's daemon a read of this chain returns wrong bytes.
+#[test]
+fn what_is_below_bottom_is_not_copied() {
+    const CLUSTER: usize = 64 << 10;
+    let case = Case { seed: 22, options: "cluster_size=64k", node: ",bottom=one", writable: false };
+    with(&ringloom(), |program| {
+        let depth = |map: &Map, at: u64| {
+            map.iter().find(|(_, end, _)| at < *end).map(|(_, _, kind)| kind.depth)
+        };
+        let [before, after] = served(program, case)?;
+        for at in (0..4 << 20).step_by(CLUSTER) {
+            let depths = [&before, &after].map(|map| depth(map, at));
+            ensure!(depths[0] != Some(2) || depths[1] == Some(2), "{at}: {depths:?}");
+        }
+        ensure!(before.iter().any(|(_, _, kind)| kind.depth == 2), "all is above the base");
+        Ok(())
+    });
 }

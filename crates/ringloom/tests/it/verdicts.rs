@@ -195,7 +195,7 @@ fn who_copies_on_read_writes_to_what_is_below_and_ends_in_its_chain() {
     check(&format!("{null} {copy} c>>0"), Served(1));
     check(&format!("{null} {copy},read-only=on c>0"), Served(1));
     check(&format!("{null} {copy},read-only=on c>>0"), Refused(&["'c'", "read-only"]));
-    check(&format!("{null} {copy},bottom=n c>0 n>>1"), Served(2));
+    check(&format!("{null} {copy},bottom=n c>0 n>1"), Served(2));
     check(&format!("{null},read-only=on {copy},read-only=on c>0"), Refused(&["'n'", "read-only"]));
     check(&format!("{null} {copy},bottom=m c>0"), Refused(&["Bottom node 'm' not found"]));
     check(&format!("{null} {copy},bottom=c c>0"), Refused(&["Bottom node 'c' is a filter"]));
@@ -203,6 +203,12 @@ fn who_copies_on_read_writes_to_what_is_below_and_ends_in_its_chain() {
     check(&format!("{null} {copy} {twice} d>0"), Refused(&["Bottom node 'c' is a filter"]));
     let image = "file,node-name=n,filename=IMAGE,auto-read-only=on";
     check(&format!("{image} {copy} c>0"), Served(1));
+    // The peer holds off the writes of others; here nobody else may write.
+    let writer = format!("{null} {copy} c>0 n>>1");
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        judged(program, &bench, &writer, &[], Refused(&["'n'", "write"]))
+    });
     // Here the peer never answers.
     let other = format!("{null} null-co,node-name=m {copy},bottom=m c>0");
     with(&ringloom(), |program| {

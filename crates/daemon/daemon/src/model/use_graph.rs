@@ -223,7 +223,11 @@ impl UseGraph {
         let kept = reads.and(unchanged);
         match (above.role, self.users[&above.user].access) {
             (ChildRole::Filtered, _) => Rights { uses, shares },
-            (ChildRole::CopiedTo, _) => Rights { uses: uses.and(unchanged), shares },
+            // Between a look at what is missing and the copy of it nobody else may write it; QEMU holds off such writes at
+            // the child instead.
+            (ChildRole::CopiedTo, _) => {
+                Rights { uses: uses.and(unchanged), shares: shares.both(kept) }
+            }
             (ChildRole::Member, _) => Rights { uses, shares: shares.both(kept) },
             (ChildRole::Backing, _) => Rights { uses: uses.both(reads), shares: kept },
             (ChildRole::Metadata | ChildRole::Data, Access::ReadOnly) => {
