@@ -99,6 +99,8 @@ pub enum MalformedRequest {
 }
 
 /// Decodes a chain; takes the status byte off its writable and the header off its readable memory.
+// Returned through memory, and read back in other parts than it was written, it waits for the stores: 4 ns.
+#[inline(always)]
 pub fn decode(chain: &mut Chain, rules: &BlkRules) -> Result<BlkRequest, MalformedRequest> {
     let status = chain.writable.take_last(1).ok_or(MalformedRequest::Status)?;
     let header: [u8; HEADER_BYTES] = take_first(&mut chain.readable)
@@ -226,11 +228,6 @@ impl DiscardRange {
 
 /// Copies the first bytes and drops them; `None` if there are fewer.
 fn take_first<const N: usize>(buffers: &mut Buffers) -> Option<[u8; N]> {
-    let mut bytes = [0; N];
-    if buffers.copy_to(0, &mut bytes) < N {
-        return None;
-    }
-    buffers.skip_first(N);
     // What is checked must be what is used: the compiler may not read the guest's memory again.
-    Some(std::hint::black_box(bytes))
+    buffers.take_first().map(std::hint::black_box)
 }

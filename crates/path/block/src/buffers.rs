@@ -124,9 +124,34 @@ impl Buffers {
         Some(taken)
     }
 
+    /// Copies the first `N` bytes and drops them; `None`, and nothing is dropped, if there are fewer.
+    #[inline]
+    pub fn take_first<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        let copied = match self.segments.first() {
+            // Nearly always, and the compiler knows the length.
+            Some(first) if first.count >= N => {
+                // SAFETY: as in `copy_to`, for the first `N` bytes.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(first.base.as_ptr(), bytes.as_mut_ptr(), N);
+                }
+                N
+            }
+            Some(_) | None => self.copy_to(0, &mut bytes),
+        };
+        if copied < N {
+            return None;
+        }
+        self.skip_first(N);
+        Some(bytes)
+    }
+
     /// Drops `count` bytes from the front; fewer if there are fewer.
     pub fn skip_first(&mut self, count: usize) {
-        let mut left = count.min(self.count);
+        if count >= self.count {
+            return self.clear();
+        }
+        let mut left = count;
         self.count -= left;
         let mut whole = 0;
         for segment in &mut self.segments {
@@ -261,6 +286,19 @@ mod tests {
         buffers.skip_first(99);
         assert_eq!(buffers.count(), 0);
         assert!(buffers.segments().is_empty());
+    }
+
+    #[test]
+    fn the_first_bytes_are_taken_out_of_one_segment_or_several() {
+        let mut buffers = over(&[4, 1, 3]);
+        assert_eq!(buffers.take_first(), Some([0, 1, 2]));
+        assert_eq!(buffers.take_first(), Some([3]));
+        assert_eq!(buffers.take_first(), Some([4, 5]));
+        assert_eq!(buffers.take_first::<3>(), None);
+        assert_eq!((bytes(&buffers), buffers.count()), (vec![6, 7], 2));
+        assert_eq!(buffers.take_first(), Some([6, 7]));
+        assert!(buffers.segments().is_empty());
+        assert_eq!(buffers.take_first::<1>(), None);
     }
 
     #[test]
