@@ -197,8 +197,8 @@ pub(crate) fn must_sync(
     }
 }
 
-/// As what the chunks of a job's staged transfers are written: those of a zeroing are synced together at its end.
-pub(crate) fn staged_durability(operation: Operation, medium: &Medium) -> Durability {
+/// As what the bytes of a request are written to its storage: those of a zeroing are synced together at its end.
+pub(crate) fn write_durability(operation: Operation, medium: &Medium) -> Durability {
     match operation {
         Operation::Write(_, durability) => medium.write_as(durability),
         Operation::Read(_)

@@ -11,7 +11,7 @@ use crate::bounce_transfer::{BounceAction, BounceChunk, BounceKind, BounceStep};
 use crate::failure_reporter::FailureCause;
 use crate::io_request::{EventTarget, PieceIndex, RequestIndex};
 use crate::storage_backends::StorageBackends;
-use crate::submit::{may_hide_lost_data, staged_durability};
+use crate::submit::{may_hide_lost_data, write_durability};
 
 impl<K: EngineKernel> Engine<K> {
     pub(super) fn staged_step_over(
@@ -56,7 +56,7 @@ impl<K: EngineKernel> Engine<K> {
         let operation = job.operation;
         let mut storages = self.storages();
         let medium = storages.medium(storage);
-        let durability = staged_durability(operation, medium);
+        let durability = write_durability(operation, medium);
         if step == BounceStep::Writing && may_hide_lost_data(durability, failure) {
             medium.remember_failed_sync();
         }
@@ -91,7 +91,7 @@ impl<K: EngineKernel> Engine<K> {
                     buffer.fill(lead, memory, staged.skip, body);
                 }
                 let medium = storages.medium(staged.storage);
-                let durability = staged_durability(job.operation, medium);
+                let durability = write_durability(job.operation, medium);
                 storages.write_bounce((staged.storage, start), durability, count, buffer, tag);
                 job.outstanding += 1;
             }

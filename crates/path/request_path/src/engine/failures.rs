@@ -7,8 +7,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use block::{
-    ByteCount, ByteOffset, EofPolicy, FailKind, Node, Operation, Outcome, Piece, StableWrites,
-    StorageId, Target,
+    ByteCount, ByteOffset, EofPolicy, FailKind, Node, Operation, Outcome, Piece, StorageId, Target,
 };
 use kernel_io::{Alarm, Interest, IoFailure};
 
@@ -18,7 +17,7 @@ use crate::bounce_transfer::{BounceKind, BounceTransfer};
 use crate::failure_reporter::FailureCause;
 use crate::io_request::{EventTarget, PieceIndex, RequestIndex, RequestPhase};
 use crate::storage_backends::StorageBackends;
-use crate::submit::{PieceRun, may_hide_lost_data};
+use crate::submit::{PieceRun, may_hide_lost_data, write_durability};
 
 impl<K: EngineKernel> Engine<K> {
     /// A piece failed: some failures mean another way, the others are the guest's.
@@ -57,10 +56,7 @@ impl<K: EngineKernel> Engine<K> {
                 | Operation::Write(..)
                 | Operation::Flush => {}
             }
-        } else if let Operation::Write(_, durability) = job.operation
-            && may_hide_lost_data(durability, failure)
-            && medium.stable_writes() == StableWrites::ByThemselves
-        {
+        } else if may_hide_lost_data(write_durability(job.operation, medium), failure) {
             medium.remember_failed_sync();
         }
         self.fail(index, storage, FailureCause::Failure(failure));
