@@ -573,7 +573,7 @@ impl<K: EngineKernel> Engine<K> {
     /// A request is over.
     fn finish(&mut self, index: RequestIndex, outcome: Outcome) {
         let job = self.jobs.get(index);
-        let outcome = job.end_status(outcome);
+        let outcome = job.end_status(index, outcome);
         let (lane, pieces) = (job.lane, job.pieces.len());
         let (segments, bytes) = (job.memory.segments().len(), job.memory.count());
         let request_bytes = job.weight;

@@ -28,7 +28,8 @@ const WARM_JOBS: u32 = 256;
 pub(crate) struct RequestIndex(u32);
 
 impl RequestIndex {
-    fn room_kept(self) -> usize {
+    /// For how many segments, or runs of a status, it keeps room when its request is over.
+    pub(crate) fn room_kept(self) -> usize {
         if self.0 < WARM_JOBS { ROOM_KEPT } else { ROOM_KEPT_BEYOND }
     }
 
@@ -171,7 +172,6 @@ impl RequestTable {
         assert_eq!(job.outstanding, 0, "a request ends while the kernel works on it");
         job.memory.clear();
         job.memory.shrink_to(index.room_kept());
-        job.status.clear(index.room_kept());
         job.forget_answer(index);
         assert!(job.copy.is_none(), "whoever ends a request frees its copy");
         let owner = job.owner.take().expect("a request ends once");

@@ -10,7 +10,7 @@ use kernel_io::{FileExtent, Tag};
 
 use super::Engine;
 use crate::EngineKernel;
-use crate::io_request::{EventTarget, IoRequest};
+use crate::io_request::{EventTarget, IoRequest, RequestIndex};
 
 impl IoRequest {
     /// Takes what a piece of a status says, or has the file tell it.
@@ -43,22 +43,17 @@ impl IoRequest {
         self.status.count() < self.memory.count() / StatusRecord::BYTES
     }
 
-    /// Leaves the records in the memory of a status that went well.
-    pub(super) fn end_status(&mut self, outcome: Outcome) -> Outcome {
-        match (self.operation, outcome) {
-            (Operation::Status(extent), Outcome::Done) if extent.count().0 > 0 => {
+    /// Leaves the records in the memory of a status that went well, and forgets them.
+    pub(super) fn end_status(&mut self, index: RequestIndex, outcome: Outcome) -> Outcome {
+        let Operation::Status(extent) = self.operation else { return outcome };
+        let told = match outcome {
+            Outcome::Done if extent.count().0 > 0 => {
                 self.status.write(&mut self.memory).map_or_else(Outcome::Failed, |()| outcome)
             }
-            (
-                Operation::Status(_)
-                | Operation::Read(_)
-                | Operation::Write(..)
-                | Operation::Discard(..)
-                | Operation::WriteZeroes(..)
-                | Operation::Flush,
-                outcome,
-            ) => outcome,
-        }
+            Outcome::Done | Outcome::Failed(_) => outcome,
+        };
+        self.status.clear(index.room_kept());
+        told
     }
 }
 
