@@ -191,17 +191,13 @@ impl RequestTable {
 
     /// Those of a lane that are carried out on channels, each with one of these.
     pub(crate) fn on_channels(&self, lane: LaneIndex) -> Vec<(RequestIndex, StorageId)> {
-        let channel = |piece: &Piece| match piece.target.storage() {
-            Some((storage @ StorageId::Channel(_), _)) => Some(storage),
-            Some((StorageId::File(_), _)) | None => None,
-        };
         let is_carried_out = |job: &IoRequest| {
             job.owner.is_some() && job.lane == lane && job.phase != RequestPhase::Held
         };
         let jobs = self.jobs.iter().enumerate().filter(|(_, job)| is_carried_out(job));
         let found = jobs.filter_map(|(place, job)| {
             let index = u32::try_from(place).expect("jobs are numbered by u32");
-            Some((RequestIndex(index), job.pieces.iter().find_map(channel)?))
+            Some((RequestIndex(index), StorageId::Channel(job.channels().next()?)))
         });
         found.collect()
     }
@@ -225,6 +221,14 @@ impl RequestTable {
 }
 
 impl IoRequest {
+    /// The channels that its pieces are on, in their order; one as often as there are such pieces.
+    pub(crate) fn channels(&self) -> impl Iterator<Item = ChannelId> {
+        self.pieces.iter().filter_map(|piece| match piece.target.storage() {
+            Some((StorageId::Channel(channel), _)) => Some(channel),
+            Some((StorageId::File(_), _)) | None => None,
+        })
+    }
+
     /// Has a write carried out with the memory as it is now, if that was not done for an earlier answer; returns how many
     /// bytes that takes.
     pub(crate) fn copy_memory(&mut self) -> usize {

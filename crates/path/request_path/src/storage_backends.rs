@@ -4,7 +4,7 @@
 //! as events of the kernel or of the channels.
 
 use block::{
-    ByteCount, ByteOffset, DiskSize, Durability, Extent, Medium, Operation, Piece, Segment,
+    ByteCount, ByteOffset, ChannelId, DiskSize, Durability, Extent, Medium, Operation, Segment,
     StorageId, Tag, Unmap,
 };
 use kernel_io::{AllocationGoal, BounceBuffer};
@@ -39,13 +39,11 @@ impl<K: EngineKernel> StorageBackends<'_, K> {
 
     /// Of what a job is about, what must not be used now.
     pub(crate) fn unfenced(&self, job: &IoRequest) -> Option<StorageId> {
-        let is_unfenced = |piece: &Piece| match piece.target.storage() {
-            Some((StorageId::Channel(channel), _)) => {
-                self.channels.medium(channel).is_unfenced().then_some(StorageId::Channel(channel))
-            }
-            Some((StorageId::File(_), _)) | None => None,
-        };
-        if self.channels.is_empty() { None } else { job.pieces.iter().find_map(is_unfenced) }
+        if self.channels.is_empty() {
+            return None;
+        }
+        let is_unfenced = |channel: &ChannelId| self.channels.medium(*channel).is_unfenced();
+        job.channels().find(is_unfenced).map(StorageId::Channel)
     }
 
     /// Reads into the memory of a request; returns how many operations that is.

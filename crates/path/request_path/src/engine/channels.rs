@@ -3,6 +3,7 @@
 //! Where it stands in the life of a request: channels are called once after each batch and each wait; what has ended goes
 //! on as if the kernel had told it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use block::{ChannelId, IoFailure, Node, Tag};
@@ -34,9 +35,9 @@ impl<K: EngineKernel> Engine<K> {
             let job = jobs.get(*index);
             job.lane == lane && job.failure.is_some()
         };
-        let mut failed: Vec<RequestIndex> =
-            range_waiters.iter().copied().filter(&mut has_failed).collect();
-        range_waiters.retain(|index| !failed.contains(index));
+        let (mut failed, waiting): (VecDeque<_>, VecDeque<_>) =
+            range_waiters.drain(..).partition(&mut has_failed);
+        *range_waiters = waiting;
         failed.extend(buffer_waiters.withdraw(lane.place(), has_failed));
         failed.into_iter().for_each(|index| self.advance(index));
     }
