@@ -2,7 +2,7 @@
 //!
 //! Threads: shared by all; the lock is taken once per file and iothread, not per request. When a file is taken out, the
 //! notifiers of all iothreads that use the table are signalled, and those that have it open close it
-//! ([`crate::Kernel::forget_files`]).
+//! ([`crate::EngineKernel::forget_files`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};

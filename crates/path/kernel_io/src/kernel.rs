@@ -5,7 +5,7 @@
 //!
 //! Invariants: what an operation works on is parked until its last completion; short transfers
 //! and interrupted calls are carried on here, so an event is final. Threads: belongs to the
-//! thread that made it (SINGLE_ISSUER); only [`Kernel::wait`] blocks.
+//! thread that made it (SINGLE_ISSUER); only [`EngineKernel::wait`] blocks.
 //! Limits: the caller bounds the operations in flight.
 //! Files that live in memory are read and written inline (`inline`), which bounds each turn.
 //! Not here: which engine a file is given (`io_engine`), descriptors that are watched (`polls`).
@@ -40,8 +40,8 @@ use crate::reactor::{Completion, Reactor, ReactorChoice, ReactorKind};
 use crate::uring::{UringFd, UringOp};
 use crate::workers::Workers;
 use crate::{
-    AllocationGoal, BOUNCE_BYTES, BounceBuffer, FairQueue, FairShare, FileKind, FileTable,
-    IoFailure, Tag, WaitMode,
+    AllocationGoal, BOUNCE_BYTES, BounceBuffer, EngineKernel, FairQueue, FairShare, FileKind,
+    FileTable, Interest, IoFailure, Tag, WaitMode,
 };
 
 /// Transfers through the page cache that io_uring has at once: for one file 32, if it is alone. For reads the kernel reads ahead
@@ -157,27 +157,22 @@ impl Kernel {
             done: Vec::new(),
             events: VecDeque::new(),
         };
-        kernel.watch(notifier, PollOwner::Workers);
+        kernel.watch(notifier, Interest::Read, PollOwner::Workers);
         Ok(kernel)
-    }
-
-    /// Adds one to the counter of an eventfd that another process shares (`GuestNotifier::ring`).
-    pub fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.ringer.ring(fd)
     }
 
     /// What it waits with.
     pub fn waits_with(&self) -> &ReactorKind {
         &self.waits_with
     }
+}
 
-    /// What I/O on the file behind an id needs.
-    pub fn medium(&mut self, id: FileId) -> &Medium {
+impl EngineKernel for Kernel {
+    fn medium(&mut self, id: FileId) -> &Medium {
         self.iothread_file(id).file.medium()
     }
 
-    /// Reads from the file into the memory.
-    pub fn read(
+    fn read(
         &mut self,
         file: FileId,
         offset: ByteOffset,
@@ -187,8 +182,7 @@ impl Kernel {
         self.start(IoKind::Read, file, offset, memory, None, tag);
     }
 
-    /// Writes the memory to the file.
-    pub fn write(
+    fn write(
         &mut self,
         file: FileId,
         offset: ByteOffset,
@@ -199,8 +193,7 @@ impl Kernel {
         self.start(IoKind::Write(durability), file, offset, memory, None, tag);
     }
 
-    /// Reads `count` bytes into a bounce buffer, which comes back with the event.
-    pub fn read_bounce(
+    fn read_bounce(
         &mut self,
         file: FileId,
         offset: ByteOffset,
@@ -213,8 +206,7 @@ impl Kernel {
         self.start(IoKind::Read, file, offset, memory, Some(buffer), tag);
     }
 
-    /// Writes the first `count` bytes of a bounce buffer, which comes back with the event.
-    pub fn write_bounce(
+    fn write_bounce(
         &mut self,
         file: FileId,
         offset: ByteOffset,
@@ -228,14 +220,11 @@ impl Kernel {
         self.start(IoKind::Write(durability), file, offset, memory, Some(buffer), tag);
     }
 
-    /// Makes the file's data durable.
-    pub fn sync(&mut self, file: FileId, tag: Tag) {
+    fn sync(&mut self, file: FileId, tag: Tag) {
         self.start(IoKind::Sync, file, ByteOffset(0), std::iter::empty(), None, tag);
     }
 
-    /// Discards or zeroes a range of the file, whose size stays as it is, in the best way that the host has.
-    /// Fails with EOPNOTSUPP if it has none; then the range may hold zeroes already.
-    pub fn allocate(
+    fn allocate(
         &mut self,
         file: FileId,
         offset: ByteOffset,
@@ -255,8 +244,7 @@ impl Kernel {
         }
     }
 
-    /// Looks what a file has from there on, of so many bytes: an [`Event::Extent`] follows. Devices do not tell.
-    pub fn find_extent(&mut self, file: FileId, offset: ByteOffset, count: ByteCount, tag: Tag) {
+    fn find_extent(&mut self, file: FileId, offset: ByteOffset, count: ByteCount, tag: Tag) {
         if self.iothread_file(file).file.kind() == FileKind::BlockDevice {
             let found = FileExtent { count, is_hole: false };
             return self.events.push_back(Event::Extent { tag, found });
@@ -264,14 +252,27 @@ impl Kernel {
         self.start(IoKind::Extent(count.0), file, offset, std::iter::empty(), None, tag);
     }
 
-    /// How much may be done inline from the next turn on.
-    pub fn share_inline(&mut self, share: ServedRings) {
+    fn forget_files(&mut self) {
+        self.close_removed_files();
+    }
+
+    fn poll(&mut self, fd: BorrowedFd<'_>, interest: Interest, tag: Tag) {
+        self.watch(fd.as_raw_fd(), interest, PollOwner::Caller(tag));
+    }
+
+    fn cancel_poll(&mut self, tag: Tag) {
+        self.unwatch(tag);
+    }
+
+    fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.ringer.ring(fd)
+    }
+
+    fn share_inline(&mut self, share: ServedRings) {
         self.inline.budget().share(share);
     }
 
-    /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told
-    /// unless events, or work for another turn, are there already.
-    pub fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
+    fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
         self.inline.budget().begin();
         self.work_inline();
         self.submit_native();
@@ -284,26 +285,33 @@ impl Kernel {
         Ok(())
     }
 
-    /// Whether [`Kernel::has_pending`] keeps saying so without reason, until a polled descriptor
-    /// becomes readable: make one so.
-    pub fn has_stale_flag(&self) -> bool {
-        self.reactor.has_stale_flag()
-    }
-
-    /// Whether [`Kernel::wait`] without blocking would do anything, as far as can be seen without a
-    /// system call: bring something, or hand over what is queued.
-    pub fn has_pending(&mut self) -> bool {
+    fn has_pending(&mut self) -> bool {
         !self.events.is_empty()
             || !self.inline.is_empty()
             || self.native.as_ref().is_some_and(LinuxAio::can_submit)
             || self.reactor.has_pending()
     }
 
-    /// Whether something waits to be done inline in the next turns.
-    pub fn has_inline_work(&self) -> bool {
+    fn has_inline_work(&self) -> bool {
         !self.inline.is_empty()
     }
 
+    fn has_stale_flag(&self) -> bool {
+        self.reactor.has_stale_flag()
+    }
+
+    fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)> {
+        let finished = self.events.pop_front_if(|event| matches!(event, Event::Finished { .. }));
+        let Some(Event::Finished { tag, result, bounce }) = finished else { return None };
+        Some((tag, result, bounce))
+    }
+}
+
+impl Kernel {
     fn submit_native(&mut self) {
         if let Some(native) = &mut self.native {
             let mut refused = std::mem::take(&mut self.done);
@@ -319,19 +327,6 @@ impl Kernel {
             }
         }
         self.done = done;
-    }
-
-    /// The next event, if there is one.
-    pub fn next_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
-    }
-
-    /// The next event, if it says that an operation is over: whose, how, and its bounce buffer. So
-    /// what was done at once can be worked off before the next turn.
-    pub fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)> {
-        let finished = self.events.pop_front_if(|event| matches!(event, Event::Finished { .. }));
-        let Some(Event::Finished { tag, result, bounce }) = finished else { return None };
-        Some((tag, result, bounce))
     }
 
     fn start(

@@ -14,6 +14,7 @@ mod blocking_calls;
 mod bounce;
 mod completion_kind;
 mod cpu;
+mod engine_kernel;
 mod epoll;
 mod exchange;
 mod extent;
@@ -38,6 +39,7 @@ pub use allocation::AllocationGoal;
 pub use block::{Interest, IoFailure, Tag};
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use cpu::{Cpus, ThreadStat, ThreadTimes, process_cpu_time, thread_cpu_time};
+pub use engine_kernel::EngineKernel;
 pub use extent::FileExtent;
 pub use fair_share::{FairQueue, FairShare};
 pub use file::{

@@ -22,12 +22,12 @@ use block::{
     BeginResult, ByteOffset, Cancellation, Channel, ChannelId, Extent, IoFailure, LaneContext,
     Medium, Operation, RangeGuard, Segment, Tag, WakeTime,
 };
-use kernel_io::BounceBuffer;
+use kernel_io::{BounceBuffer, EngineKernel};
 use rustix::io::Errno;
 
+use crate::LaneIndex;
 use crate::lane_wakeups::LaneWaker;
 use crate::storage_backends::extent;
-use crate::{EngineKernel, LaneIndex};
 use watch::ChannelWatch;
 
 /// For so many segments a slot keeps room when its operation is over.

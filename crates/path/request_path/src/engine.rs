@@ -31,12 +31,11 @@ use block::{
     Operation, Outcome, PieceList, RequestSlot,
 };
 use kernel_io::{
-    Alarm, BounceBuffer, BouncePool, Event, FairQueue, FairShare, FileTable, InlineBudget,
-    Interest, IoFailure, Kernel, KernelError, Notifier, ReactorChoice, ReactorKind, ServedRings,
-    WaitMode,
+    Alarm, BounceBuffer, BouncePool, EngineKernel, Event, FairQueue, FairShare, FileTable,
+    InlineBudget, Interest, IoFailure, Kernel, KernelError, Notifier, ReactorChoice, ReactorKind,
+    ServedRings, WaitMode,
 };
 
-use crate::EngineKernel;
 use crate::completion_routes::{CompletionRoutes, RouteIndex};
 use crate::failure_reporter::{FailureCause, FailureReporter};
 use crate::io_request::{EventTarget, RequestIndex, RequestOrigin, RequestPhase, RequestTable};

@@ -12,7 +12,6 @@ mod bounce_transfer;
 mod channels;
 mod completion_routes;
 mod engine;
-mod engine_kernel;
 mod failure_reporter;
 mod front_end;
 mod front_end_context;
@@ -32,7 +31,6 @@ mod sync;
 
 pub(crate) use completion_routes::RouteIndex;
 pub use engine::{ControlEngines, Engine, EngineEvent};
-pub use engine_kernel::EngineKernel;
 pub use front_end::{FrontEnd, NewRequest, RequestAction, RequestDescription, UnitIndex};
 pub use front_end_context::FrontEndContext;
 pub use front_end_source::FrontEndSource;

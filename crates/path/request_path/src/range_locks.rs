@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::task::Waker;
 
 use block::{RangeGuard, StorageId};
+use kernel_io::EngineKernel;
 
-use crate::EngineKernel;
 use crate::io_request::IoRequest;
 use crate::storage_backends::StorageBackends;
 

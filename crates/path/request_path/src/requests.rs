@@ -5,9 +5,10 @@
 use std::sync::Arc;
 
 use block::{Buffers, LaneError, Node, Operation, Outcome, RequestSlot};
+use kernel_io::EngineKernel;
 
 use crate::mailbox::Wake;
-use crate::{Engine, EngineKernel, LaneIndex, Mailbox, RouteIndex, SourceKey};
+use crate::{Engine, LaneIndex, Mailbox, RouteIndex, SourceKey};
 
 /// The requests of one thread to one disk.
 #[derive(Debug)]

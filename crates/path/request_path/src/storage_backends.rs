@@ -7,9 +7,8 @@ use block::{
     ByteCount, ByteOffset, ChannelId, DiskSize, Durability, Extent, Medium, Operation, Segment,
     StorageId, Tag, Unmap,
 };
-use kernel_io::{AllocationGoal, BounceBuffer};
+use kernel_io::{AllocationGoal, BounceBuffer, EngineKernel};
 
-use crate::EngineKernel;
 use crate::channels::Channels;
 use crate::io_request::IoRequest;
 

@@ -7,9 +7,8 @@ use block::{
     Alignments, Buffers, ByteCount, ByteOffset, Durability, FailKind, Medium, Operation, Piece,
     Segment, StableWrites, StorageId, Tag, Unmap,
 };
-use kernel_io::{AllocationGoal, IoFailure};
+use kernel_io::{AllocationGoal, EngineKernel, IoFailure};
 
-use crate::EngineKernel;
 use crate::bounce_transfer::{BounceKind, BounceTransfer};
 use crate::io_request::{EventTarget, IoRequest, RequestPhase};
 use crate::storage_backends::StorageBackends;

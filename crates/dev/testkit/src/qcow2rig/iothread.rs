@@ -14,8 +14,10 @@ use block::{
     Alignments, Buffers, ByteCount, ByteOffset, Clock, Durability, FileId, Interest, IoFailure,
     Medium, Node, Operation, Outcome, RequestSlot, Segment, StableWrites, Tag,
 };
-use kernel_io::{AllocationGoal, BounceBuffer, Event, Notifier, ServedRings, WaitMode};
-use request_path::{Engine, EngineKernel, Requests};
+use kernel_io::{
+    AllocationGoal, BounceBuffer, EngineKernel, Event, Notifier, ServedRings, WaitMode,
+};
+use request_path::{Engine, Requests};
 use rustix::io::Errno;
 
 use super::Mischief;

@@ -14,7 +14,7 @@ use crate::in_flight::PollOwner;
 use crate::linux_aio::LinuxAio;
 use crate::reactor::Reactor;
 use crate::uring::{NowaitTransfers, UringFd};
-use crate::{Aio, Caching, OpenFile, StorageKind};
+use crate::{Aio, Caching, Interest, OpenFile, StorageKind};
 
 /// Which threads make system calls that may block: workers, or the thread itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,9 +62,8 @@ impl Kernel {
         self.files[number].as_ref().expect("just opened")
     }
 
-    /// Closes the files that were taken out of the table, as far as this thread has them open and nothing of them is in
-    /// flight any more. Call it when the table rang.
-    pub fn forget_files(&mut self) {
+    /// Closes the files that were taken out of the table, as far as nothing of them is in flight any more.
+    pub(super) fn close_removed_files(&mut self) {
         let removed = self.table.removed();
         if removed == self.removed {
             return;
@@ -119,7 +118,7 @@ impl Kernel {
         match LinuxAio::new() {
             Ok(native) => {
                 let notifier = native.notifier().as_raw_fd();
-                self.watch(notifier, PollOwner::Native);
+                self.watch(notifier, Interest::Read, PollOwner::Native);
                 self.native = Some(native);
                 IoEngine::Native
             }

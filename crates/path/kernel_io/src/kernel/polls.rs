@@ -7,7 +7,7 @@
 //! deaf, until it is cancelled.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 
 use crate::completion_kind::errno_of;
 
@@ -17,26 +17,15 @@ use crate::reactor::Completion;
 use crate::{Interest, Tag};
 
 impl Kernel {
-    /// Watches a descriptor until [`Kernel::cancel_poll`]: it is told each time that it becomes ready, and need not be if
-    /// it stays so. The kernel keeps the descriptor's file alive meanwhile. Neither its counter nor its flags are touched:
-    /// the front end shares them.
-    pub fn poll(&mut self, fd: BorrowedFd<'_>, interest: Interest, tag: Tag) {
-        self.watch_for(fd.as_raw_fd(), interest, PollOwner::Caller(tag));
-    }
-
-    /// Watches the notifier of an engine.
-    pub(super) fn watch(&mut self, fd: RawFd, owner: PollOwner) {
-        self.watch_for(fd, Interest::Read, owner);
-    }
-
-    fn watch_for(&mut self, fd: RawFd, interest: Interest, owner: PollOwner) {
+    /// Watches a descriptor for its owner.
+    pub(super) fn watch(&mut self, fd: RawFd, interest: Interest, owner: PollOwner) {
         let poll = PollState { owner, fd, interest, phase: PollPhase::Armed };
         let index = self.in_flight.park_poll(poll);
         self.reactor.watch(index, fd, interest);
     }
 
-    /// Ends a poll; [`Event::PollEnded`] follows. The descriptor must stay open until then.
-    pub fn cancel_poll(&mut self, tag: Tag) {
+    /// Ends a poll of the caller's.
+    pub(super) fn unwatch(&mut self, tag: Tag) {
         let index = self.in_flight.find_poll(tag).expect("only a running poll is cancelled");
         let Some(SlotContent::Poll(poll)) = self.in_flight.get(index) else {
             panic!("slot {} was found to be a poll", index.0)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId};
 use kernel_io::{
-    Aio, AllocationGoal, Event, FileTable, Interest, IoFailure, Kernel, Notifier, OpenFile,
-    ReactorChoice, ServedRings, StorageKind, Tag, WaitMode,
+    Aio, AllocationGoal, EngineKernel, Event, FileTable, Interest, IoFailure, Kernel, Notifier,
+    OpenFile, ReactorChoice, ServedRings, StorageKind, Tag, WaitMode,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use kernel_io::{Event, Interest, Kernel, Tag, WaitMode};
+use kernel_io::{EngineKernel, Event, Interest, Kernel, Tag, WaitMode};
 
 use crate::waits::on_both;
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use kernel_io::{
-    Aio, AllocationGoal, Event, FileTable, Interest, IoFailure, Kernel, Notifier, OpenFile,
-    ReactorChoice, ReactorKind, Tag, WaitMode,
+    Aio, AllocationGoal, EngineKernel, Event, FileTable, Interest, IoFailure, Kernel, Notifier,
+    OpenFile, ReactorChoice, ReactorKind, Tag, WaitMode,
 };
 use rustix::io::Errno;
 

@@ -5,7 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kernel_io::{Event, FileTable, Interest, Kernel, Notifier, ReactorChoice, Tag, WaitMode};
+use kernel_io::{
+    EngineKernel, Event, FileTable, Interest, Kernel, Notifier, ReactorChoice, Tag, WaitMode,
+};
 
 const ROUNDS: u64 = 30_000;
 const ENTERS_MAX: u32 = 100;

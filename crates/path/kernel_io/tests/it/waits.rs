@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, SystemClock};
-use kernel_io::{Event, FileTable, Interest, Kernel, Notifier, ReactorChoice, Tag, WaitMode};
+use kernel_io::{
+    EngineKernel, Event, FileTable, Interest, Kernel, Notifier, ReactorChoice, Tag, WaitMode,
+};
 use rustix::thread::nanosleep;
 use rustix::time::Timespec;
 

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::EngineKernel;
 use block::{ChannelId, Interest};
+use kernel_io::EngineKernel;
 
 use crate::io_request::EventTarget;
 

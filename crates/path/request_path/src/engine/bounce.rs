@@ -2,10 +2,9 @@
 //! [`crate::bounce_transfer`].
 
 use block::{EofPolicy, MemoryCopy};
-use kernel_io::{BounceBuffer, IoFailure};
+use kernel_io::{BounceBuffer, EngineKernel, IoFailure};
 
 use super::Engine;
-use crate::EngineKernel;
 use crate::LaneIndex;
 use crate::bounce_transfer::{BounceAction, BounceChunk, BounceKind, BounceStep};
 use crate::failure_reporter::FailureCause;

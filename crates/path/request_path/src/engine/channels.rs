@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use block::{ChannelId, IoFailure, Node, Tag};
+use kernel_io::EngineKernel;
 
 use super::Engine;
-use crate::EngineKernel;
 use crate::LaneIndex;
 use crate::channels::ChannelEvent;
 use crate::failure_reporter::FailureCause;

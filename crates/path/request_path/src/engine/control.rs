@@ -12,10 +12,9 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use block::{Clock, ControlEngine, EngineFactory, LaneError, LaneOpener, Node};
-use kernel_io::{FileTable, Kernel, Notifier, WaitMode};
+use kernel_io::{EngineKernel, FileTable, Kernel, Notifier, WaitMode};
 
 use super::Engine;
-use crate::EngineKernel;
 
 /// Makes the engines of control threads, which own no ring, on the files of one table.
 #[derive(Debug)]

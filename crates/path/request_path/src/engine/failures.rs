@@ -9,10 +9,9 @@ use std::time::Duration;
 use block::{
     ByteCount, ByteOffset, EofPolicy, FailKind, Node, Operation, Outcome, Piece, StorageId, Target,
 };
-use kernel_io::{Alarm, Interest, IoFailure};
+use kernel_io::{Alarm, EngineKernel, Interest, IoFailure};
 
 use super::Engine;
-use crate::EngineKernel;
 use crate::bounce_transfer::{BounceKind, BounceTransfer};
 use crate::failure_reporter::FailureCause;
 use crate::io_request::{EventTarget, PieceIndex, RequestIndex, RequestPhase};

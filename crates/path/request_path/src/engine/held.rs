@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{Node, WakeTime};
+use kernel_io::EngineKernel;
 
 use super::Engine;
-use crate::EngineKernel;
 use crate::LaneIndex;
 use crate::io_request::RequestIndex;
 

@@ -6,9 +6,9 @@
 //! Limits: a lane bounds its internal I/Os by its requests; they count as requests in flight.
 
 use block::{CompletionAction, CompletionDecision, Outcome, OwnerProcess, Piece};
+use kernel_io::EngineKernel;
 
 use super::Engine;
-use crate::EngineKernel;
 use crate::failure_reporter::FailureCause;
 use crate::io_request::{RequestIndex, RequestPhase};
 use crate::storage_backends::StorageBackends;

@@ -7,10 +7,9 @@
 //! like inline I/O ([`InlineBudget`]).
 
 use block::{MemoryCopy, Operation, Target};
-use kernel_io::InlineBudget;
+use kernel_io::{EngineKernel, InlineBudget};
 
 use super::Engine;
-use crate::EngineKernel;
 use crate::io_request::{EventTarget, IoRequest, PieceIndex, RequestIndex};
 use crate::storage_backends::StorageBackends;
 use crate::submit::{PieceRun, submit_run};

@@ -6,10 +6,9 @@
 //! Limits: a piece is looked at until there are as many runs as the memory has room for, and once in any case.
 
 use block::{ByteCount, Operation, Outcome, Piece, StatusRecord, Target};
-use kernel_io::{FileExtent, Tag};
+use kernel_io::{EngineKernel, FileExtent, Tag};
 
 use super::Engine;
-use crate::EngineKernel;
 use crate::io_request::{EventTarget, IoRequest, RequestIndex};
 
 impl IoRequest {

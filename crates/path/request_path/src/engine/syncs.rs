@@ -11,10 +11,9 @@
 use std::collections::VecDeque;
 
 use block::{ChannelId, StorageId, SyncAction, SyncGuard, SyncTicket};
-use kernel_io::IoFailure;
+use kernel_io::{EngineKernel, IoFailure};
 
 use super::Engine;
-use crate::EngineKernel;
 use crate::failure_reporter::FailureCause;
 use crate::io_request::{EventTarget, PieceIndex, RequestIndex};
 use crate::storage_backends::StorageBackends;

@@ -6,9 +6,9 @@
 use std::time::{Duration, Instant};
 
 use block::WakeTime;
+use kernel_io::EngineKernel;
 
 use super::{Engine, EngineEvent};
-use crate::EngineKernel;
 use crate::{RouteIndex, SourceKey};
 
 /// How much later a turn does no harm that is put off anyway.

@@ -11,7 +11,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Interest, IoFailure, Medium, Segment, Tag};
-use kernel_io::{AllocationGoal, BounceBuffer, Event, Kernel, ServedRings, WaitMode};
+
+use crate::{AllocationGoal, BounceBuffer, Event, ServedRings, WaitMode};
 
 /// What an engine uses of its iothread's kernel interface: file I/O, polls of descriptors, waiting for events.
 pub trait EngineKernel: Debug {
@@ -61,7 +62,8 @@ pub trait EngineKernel: Debug {
     /// Makes the file's data durable.
     fn sync(&mut self, file: FileId, tag: Tag);
 
-    /// Discards or zeroes a range of the file, whose size stays as it is. Fails with EOPNOTSUPP if that cannot be.
+    /// Discards or zeroes a range of the file, whose size stays as it is, in the best way that the host has. Fails with
+    /// EOPNOTSUPP if it has none; then the range may hold zeroes already.
     fn allocate(
         &mut self,
         file: FileId,
@@ -71,13 +73,16 @@ pub trait EngineKernel: Debug {
         tag: Tag,
     );
 
-    /// Looks what a file has from there on, of so many bytes: an [`Event::Extent`] follows.
+    /// Looks what a file has from there on, of so many bytes: an [`Event::Extent`] follows. Devices do not tell.
     fn find_extent(&mut self, file: FileId, offset: ByteOffset, count: ByteCount, tag: Tag);
 
-    /// Closes the files that nobody will ask for again.
+    /// Closes the files that were taken out of the table, as far as nothing of them is in flight any more. For when the
+    /// table rang.
     fn forget_files(&mut self);
 
-    /// Watches a descriptor until [`EngineKernel::cancel_poll`]: an [`Event::Ready`] each time that it becomes ready.
+    /// Watches a descriptor until [`EngineKernel::cancel_poll`]: an [`Event::Ready`] each time that it becomes ready, which
+    /// need not come if it stays so. The kernel keeps the descriptor's file alive meanwhile. Neither its counter nor its
+    /// flags are touched: the front end shares them.
     fn poll(&mut self, fd: BorrowedFd<'_>, interest: Interest, tag: Tag);
 
     /// Ends watching; [`Event::PollEnded`] follows. The descriptor must stay open until then.
@@ -89,63 +94,25 @@ pub trait EngineKernel: Debug {
     /// How much may be done inline from the next turn on.
     fn share_inline(&mut self, share: ServedRings);
 
-    /// Submits what is queued and waits as told, unless there are events already.
+    /// Begins a turn: does what waits to be done inline, submits what is queued, and waits as told unless events, or work
+    /// for another turn, are there already.
     fn wait(&mut self, wait: WaitMode) -> io::Result<()>;
 
-    /// Whether waiting without blocking would do anything, as far as can be seen without a system call.
+    /// Whether waiting without blocking would do anything, as far as can be seen without a system call: bring something,
+    /// or hand over what is queued.
     fn has_pending(&mut self) -> bool;
 
     /// Whether something waits to be done inline in the next turns.
     fn has_inline_work(&self) -> bool;
 
-    /// Whether [`EngineKernel::has_pending`] keeps saying so without reason, until a watched descriptor becomes readable.
+    /// Whether [`EngineKernel::has_pending`] keeps saying so without reason, until a watched descriptor becomes readable:
+    /// make one so.
     fn has_stale_flag(&self) -> bool;
 
     /// The next event, if there is one.
     fn next_event(&mut self) -> Option<Event>;
 
-    /// The next event, if it says that an operation is over: whose, how, and its bounce buffer.
+    /// The next event, if it says that an operation is over: whose, how, and its bounce buffer. So what was done at once
+    /// can be worked off before the next turn.
     fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)>;
-}
-
-/// Has a type's own methods be those of the trait.
-macro_rules! by_own_methods {
-    ($(fn $name:ident(&mut self $(, $value:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
-        $(#[inline]
-        fn $name(&mut self $(, $value: $type)*) $(-> $result)? {
-            Self::$name(self $(, $value)*)
-        })*
-    };
-}
-
-impl EngineKernel for Kernel {
-    by_own_methods! {
-        fn medium(&mut self, file: FileId) -> &Medium;
-        fn read(&mut self, file: FileId, at: ByteOffset, memory: impl Iterator<Item = Segment>, tag: Tag);
-        fn write(&mut self, file: FileId, at: ByteOffset, durability: Durability, memory: impl Iterator<Item = Segment>, tag: Tag);
-        fn read_bounce(&mut self, file: FileId, at: ByteOffset, count: usize, buffer: BounceBuffer, tag: Tag);
-        fn write_bounce(&mut self, file: FileId, at: ByteOffset, durability: Durability, count: usize, buffer: BounceBuffer, tag: Tag);
-        fn sync(&mut self, file: FileId, tag: Tag);
-        fn allocate(&mut self, file: FileId, at: ByteOffset, count: ByteCount, how: AllocationGoal, tag: Tag);
-        fn find_extent(&mut self, file: FileId, at: ByteOffset, count: ByteCount, tag: Tag);
-        fn forget_files(&mut self);
-        fn poll(&mut self, fd: BorrowedFd<'_>, interest: Interest, tag: Tag);
-        fn cancel_poll(&mut self, tag: Tag);
-        fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()>;
-        fn share_inline(&mut self, share: ServedRings);
-        fn wait(&mut self, wait: WaitMode) -> io::Result<()>;
-        fn has_pending(&mut self) -> bool;
-        fn next_event(&mut self) -> Option<Event>;
-        fn next_finished(&mut self) -> Option<(Tag, Result<(), IoFailure>, Option<BounceBuffer>)>;
-    }
-
-    #[inline]
-    fn has_inline_work(&self) -> bool {
-        Self::has_inline_work(self)
-    }
-
-    #[inline]
-    fn has_stale_flag(&self) -> bool {
-        Self::has_stale_flag(self)
-    }
 }
