@@ -172,12 +172,13 @@ impl Graph {
 
     /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.
     pub(crate) fn add(&mut self, blockdev: &Blockdev) -> Result<(), GraphError> {
-        let mut made = Vec::new();
+        let (mut made, before) = (Vec::new(), self.model.clone());
         let name = blockdev.name_below("", "");
         let result = self.build(blockdev, &name, NodeOwner::Operator, &mut made);
         if result.is_err() {
-            // Upper ones first. One may be gone already with the one that it was written in.
-            made.iter().rev().for_each(|name| drop(self.remove(name)));
+            self.model = before;
+            // Upper ones first.
+            made.iter().rev().for_each(|name| drop(self.vertices.remove(name)));
         }
         result
     }

@@ -50,6 +50,13 @@ fn blockdev(line: &str) -> Blockdev {
     blockdev
 }
 
+/// A node over one that there is, with these options.
+fn above(child: &str, options: &str) -> Blockdev {
+    let mut blockdev = blockdev(&format!("{options},file.driver=null-co,file.node-name=x"));
+    blockdev.children[0].node = BlockdevRef::Reference(child.to_owned());
+    blockdev
+}
+
 /// How many descriptors of this process lead there.
 fn descriptors(directory: &TempDir, name: &str) -> usize {
     let path = directory.path().join(name);
@@ -72,6 +79,25 @@ fn is_free(path: &Path) -> bool {
     }
 }
 
+/// A node that was written inside another one and lost its place there is the operator's business.
+#[test]
+fn a_node_that_cannot_be_made_takes_none_away_that_was_there() {
+    let directory = images();
+    let mut graph = graph();
+    let line = "raw,node-name=r,file.driver=null-co,file.node-name=inner null-co,node-name=n";
+    add(&mut graph, &directory, line).unwrap();
+    let user = NodeUser::Node("r".to_owned());
+    let mut change = graph
+        .change(&[NodeReplacement { user, key: "file".to_owned(), by: "n".to_owned() }])
+        .unwrap();
+    change.swap();
+    graph.changed(change);
+    let refused = graph.add(&above("inner", "raw,node-name=q,offset=1099511627776,size=512"));
+    assert!(matches!(refused, Err(GraphError::Driver(_))), "{refused:?}");
+    graph.node("inner").unwrap();
+    graph.add(&above("inner", "raw,node-name=q")).unwrap();
+}
+
 /// Lines are checked before; whoever adds nodes later, one by one, gets the same answers.
 #[test]
 fn what_the_graph_refuses_by_itself_leaves_what_was_there() {
@@ -86,11 +112,7 @@ fn what_the_graph_refuses_by_itself_leaves_what_was_there() {
     ] {
         assert_eq!(add(&mut graph, &directory, line), Err(expected.to_owned()), "{line}");
     }
-    let above = |child: &str| {
-        let mut blockdev = blockdev("raw,node-name=r,file.driver=null-co,file.node-name=x");
-        blockdev.children[0].node = BlockdevRef::Reference(child.to_owned());
-        blockdev
-    };
+    let above = |child: &str| above(child, "raw,node-name=r");
     let refused = graph.add(&above("i")).unwrap_err().to_string();
     assert_eq!(refused, "Inactive 'i' can't be a file child of active 'r'");
     assert!(graph.node("m").is_err() && graph.node("r").is_err());
