@@ -6,7 +6,7 @@
 //! Invariants: the replacements are judged in their order on a copy of the model, where each may meet a circle, permissions
 //! that conflict, or what is read-only below a writer. A node of another size is refused, but not a file below an image.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use block::{Child, Node};
@@ -41,7 +41,6 @@ pub(crate) struct GraphChange {
 /// One edge of a change, with the node that goes there.
 #[derive(Debug)]
 struct ReplacedChild {
-    replacement: NodeReplacement,
     child: Arc<Child>,
     node: Arc<dyn Node>,
 }
@@ -104,12 +103,10 @@ impl Graph {
                 let (child, user) = (by.clone(), user.clone());
                 return Err(GraphChangeRefusal::Size { child, found, wanted, user });
             }
-            places.push(ReplacedChild { replacement: replacement.clone(), child, node });
+            places.push(ReplacedChild { child, node });
         }
-        let succession = |(old, place): (&String, &ReplacedChild)| {
-            self.successions(&model, old, &place.replacement.by)
-        };
-        let successions = left.iter().zip(&places).flat_map(succession).collect();
+        let new = replacements.iter().map(|replacement| &*replacement.by);
+        let successions = self.successions(&model, left.iter().map(String::as_str), new);
         Ok(GraphChange { places, exports, successions, model })
     }
 
@@ -118,31 +115,40 @@ impl Graph {
         self.model = change.model;
     }
 
-    /// The files below the one node that take the place of files below the other. Not those below an image: what it
-    /// knows of its file would be from before the change.
-    fn successions(&self, after: &GraphModel, old: &str, new: &str) -> Vec<FileReplacement> {
-        let mut leaving = self.plain_files_below(old);
-        leaving.retain(|(node, _)| {
-            after.exports_above(&NodeUser::Node((*node).to_owned())).is_empty()
-        });
-        let succession = |(_, file): (&str, &Arc<OpenFile>)| {
-            let same = |(_, other): &&(&str, &Arc<OpenFile>)| {
+    /// The files below new nodes that take the place of files below old ones, as the model is after the change. Not those
+    /// below an image: what it knows of its file would be from before the change.
+    fn successions<'a>(
+        &'a self,
+        after: &'a GraphModel,
+        old: impl Iterator<Item = &'a str>,
+        new: impl Iterator<Item = &'a str>,
+    ) -> Vec<FileReplacement> {
+        let mut leaving = self.plain_files_below(&self.model, old);
+        leaving
+            .retain(|node, _| after.exports_above(&NodeUser::Node((*node).to_owned())).is_empty());
+        let succession = |file: &Arc<OpenFile>| {
+            let same = |other: &&&Arc<OpenFile>| {
                 other.identity() == file.identity() && !Arc::ptr_eq(other, file)
             };
-            let (_, before) = leaving.iter().find(same)?;
-            Some(FileReplacement { before: Arc::clone(before), after: Arc::clone(file) })
+            let before = Arc::clone(leaving.values().find(same)?);
+            Some(FileReplacement { before, after: Arc::clone(file) })
         };
-        self.plain_files_below(new).into_iter().filter_map(succession).collect()
+        self.plain_files_below(after, new).into_values().filter_map(succession).collect()
     }
 
-    /// The files below a node, with the nodes that opened them, without those below an image.
-    fn plain_files_below<'a>(&'a self, name: &'a str) -> Vec<(&'a str, &'a Arc<OpenFile>)> {
-        let (mut files, mut next) = (Vec::new(), vec![name]);
+    /// The files below nodes of a model, by the names of the nodes that opened them, without those below an image.
+    fn plain_files_below<'a>(
+        &'a self,
+        model: &'a GraphModel,
+        nodes: impl Iterator<Item = &'a str>,
+    ) -> BTreeMap<&'a str, &'a Arc<OpenFile>> {
+        let (mut files, mut next) = (BTreeMap::new(), nodes.collect::<Vec<_>>());
         while let Some(name) = next.pop() {
             let vertex = &self.vertices[name];
             if vertex.made.image.is_none() {
                 files.extend(vertex.made.file.iter().map(|file| (name, file)));
-                next.extend(self.below(name).iter().map(|edge| edge.node.as_str()));
+                let below = model.below(&NodeUser::Node(name.to_owned()));
+                next.extend(below.iter().map(|edge| edge.node.as_str()));
             }
         }
         files

@@ -337,6 +337,25 @@ fn an_image_opened_in_another_way_takes_its_place_and_the_lock_is_never_free() {
     assert!(is_free(&path), "a lock is left");
 }
 
+/// What goes below an export gets its own file in the same change.
+#[test]
+fn an_image_that_another_place_of_the_change_brings_takes_its_place() {
+    let mut place = Place::serving(
+        "file,node-name=f,filename=DIR/a file,node-name=d,filename=DIR/a,cache.direct=on \
+         file,node-name=b,filename=DIR/b raw,node-name=r,file=f raw,node-name=s,file=b r>e",
+    );
+    let mut client = place.client("e");
+    client.write(0, &[0x44; 4096], 0).unwrap();
+    place.replace_all(&[(node("s"), "file", "d"), (export("e"), "root", "s")]).unwrap();
+    assert_eq!(client.read(0, 4096, 0).unwrap(), [0x44; 4096]);
+    assert!(!is_free(&place.path("a")));
+    client.write(0, &[0x45; 4096], 0).unwrap();
+    // And back, where the place that is left loses its file in the same change.
+    place.replace_all(&[(node("s"), "file", "b"), (export("e"), "root", "r")]).unwrap();
+    assert_eq!(client.read(0, 4096, 0).unwrap(), [0x45; 4096]);
+    assert!(!is_free(&place.path("a")));
+}
+
 #[test]
 fn an_image_that_somebody_still_uses_or_knows_is_not_opened_twice() {
     let mut place = Place::serving(
