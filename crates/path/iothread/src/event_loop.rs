@@ -267,6 +267,7 @@ impl EventLoop {
                     self.kicked(key, slept);
                     self.schedule(key);
                 }
+                EngineEvent::Writable(key) => self.schedule(key),
                 EngineEvent::Finished(key) => {
                     completed = true;
                     self.schedule(key);

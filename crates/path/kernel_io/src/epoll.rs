@@ -95,7 +95,10 @@ impl Epoll {
         // An alarm of before, which nobody waits for any more, ends a wait as well: that does no harm.
         for event in self.ready.iter().filter(|event| event.data.u64() != ALARM) {
             let index = u32::try_from(event.data.u64()).expect("the data is a slot's number");
-            let completion = Completion { index: SlotIndex(index), result: 1, more: true };
+            // The bits are those of poll(2), as io_uring has them.
+            let readiness = event.flags;
+            let result = readiness.bits().into();
+            let completion = Completion { index: SlotIndex(index), result, more: true };
             self.completed.push_back(completion);
         }
         Ok(())

@@ -72,6 +72,11 @@ pub enum Event {
         /// Whose.
         tag: Tag,
     },
+    /// The same, and all that it is ready for is to be written: there is nothing to read, and it has not failed.
+    Writable {
+        /// Whose.
+        tag: Tag,
+    },
     /// A cancelled poll is over: no [`Event::Ready`] of it comes any more.
     PollEnded {
         /// Whose.

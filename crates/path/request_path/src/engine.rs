@@ -12,6 +12,7 @@
 mod bounce;
 mod channels;
 mod control;
+mod events;
 mod failures;
 mod held;
 mod internal_io;
@@ -31,9 +32,8 @@ use block::{
     Operation, Outcome, PieceList, RequestSlot,
 };
 use kernel_io::{
-    Alarm, BounceBuffer, BouncePool, EngineKernel, Event, FairQueue, FairShare, FileTable,
-    InlineBudget, Interest, IoFailure, Kernel, KernelError, Notifier, ReactorChoice, ReactorKind,
-    ServedRings, WaitMode,
+    Alarm, BouncePool, EngineKernel, FairQueue, FairShare, FileTable, InlineBudget, Interest,
+    Kernel, KernelError, Notifier, ReactorChoice, ReactorKind, ServedRings, WaitMode,
 };
 
 use crate::completion_routes::{CompletionRoutes, RouteIndex};
@@ -60,6 +60,8 @@ const LANE_CALLS_MAX: u32 = 64;
 pub enum EngineEvent {
     /// The client has kicked: give the source a turn.
     Kicked(SourceKey),
+    /// What the client is told by has room again, which is no kick: give the source a turn.
+    Writable(SourceKey),
     /// Finished requests wait at the source's route: give it a turn.
     Finished(SourceKey),
     /// The source's kick is not watched any more.
@@ -433,80 +435,6 @@ impl<K: EngineKernel> Engine<K> {
     pub fn is_over(&self) -> bool {
         let lanes = &self.lanes;
         self.jobs.open() == 0 && !lanes.any_woken() && !lanes.channels.any_woken()
-    }
-
-    /// Works off all kernel events; what concerns the event loop goes to `signals`.
-    pub fn dispatch(&mut self, signals: &mut Vec<EngineEvent>) {
-        self.take_events(signals);
-        while self.run_woken_lanes() {
-            self.take_events(signals);
-        }
-        signals.extend(self.routes.drain_called().map(EngineEvent::Finished));
-        if !self.timed_turns.is_empty() {
-            signals.extend(self.timed_turns.take(self.clock.now()));
-        }
-    }
-
-    fn take_events(&mut self, signals: &mut Vec<EngineEvent>) {
-        while let Some(event) = self.kernel.next_event() {
-            match event {
-                Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
-                Event::Extent { tag, found } => self.extent_found(tag, found),
-                Event::Ready { tag } => match EventTarget::from_tag(tag) {
-                    EventTarget::Kick(key) => signals.push(EngineEvent::Kicked(key)),
-                    EventTarget::Bell => {
-                        self.notifier.clear();
-                        self.kernel.forget_files();
-                        self.retry_ranges();
-                        self.retry_syncs();
-                        signals.push(EngineEvent::Bell);
-                    }
-                    EventTarget::Alarm => self.alarm_rang(),
-                    EventTarget::Channel(channel) => self.lanes.channels.ready(channel),
-                    EventTarget::Job(..) | EventTarget::Sync(_) => {
-                        panic!("an operation is no descriptor")
-                    }
-                },
-                Event::PollEnded { tag } => match EventTarget::from_tag(tag) {
-                    EventTarget::Kick(key) => signals.push(EngineEvent::Unwatched(key)),
-                    EventTarget::Channel(channel) => self.lanes.channels.unwatched(channel),
-                    EventTarget::Bell
-                    | EventTarget::Alarm
-                    | EventTarget::Job(..)
-                    | EventTarget::Sync(_) => {
-                        panic!("only kicks and channels are unwatched")
-                    }
-                },
-            }
-        }
-    }
-
-    fn operation_over(
-        &mut self,
-        tag: kernel_io::Tag,
-        result: Result<(), IoFailure>,
-        bounce: Option<BounceBuffer>,
-    ) {
-        let (index, piece) = match EventTarget::from_tag(tag) {
-            EventTarget::Job(index, piece) => (index, piece),
-            EventTarget::Sync(storage) => return self.sync_over(storage, result),
-            EventTarget::Kick(_)
-            | EventTarget::Bell
-            | EventTarget::Alarm
-            | EventTarget::Channel(_) => {
-                panic!("only requests have operations")
-            }
-        };
-        self.jobs.get(index).outstanding -= 1;
-        match bounce {
-            Some(buffer) => self.staged_step_over(index, result, buffer),
-            None => {
-                if let Err(failure) = result {
-                    self.piece_failed(index, piece, failure);
-                }
-                self.advance(index);
-            }
-        }
     }
 
     /// Starts a mapped job, once nobody else is changing what it changes.

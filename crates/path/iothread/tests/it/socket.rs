@@ -2,14 +2,17 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::error::Error;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use block::{Outcome, RequestSlot};
 use disk::ReadContent;
+use iothread::{PlacedSource, SourceObserver};
 use kernel_io::FileTable;
 use request_path::{FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision};
 use rustix::net::{RecvFlags, recv};
@@ -126,6 +129,50 @@ fn answers_that_find_no_room_in_a_socket_are_sent_when_there_is_some() {
                 assert!(answer.iter().all(|found| *found == byte));
             }
         }
+        assert_eq!(placed.stop().in_flight(), 0);
+    });
+}
+
+/// Counts what is said of a client that kicks for nothing.
+#[derive(Debug, Default)]
+struct InVain(AtomicU32);
+
+impl SourceObserver for InVain {
+    fn broken(&self, fault: &(dyn Error + 'static)) {
+        panic!("{fault}");
+    }
+
+    fn kicked_while_empty(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn room_to_write_is_no_kick() {
+    on_both(|reactors| {
+        let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
+        let (mut socket, mut client) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let front = OnSocket { socket: socket.try_clone().unwrap(), unsent: VecDeque::new() };
+        let node = null_disk(1 << 20, ReadContent::Untouched);
+        let in_vain = Arc::new(InVain::default());
+        let placed =
+            PlacedSource::on(&iothread, served(front, &node), Arc::clone(&in_vain) as _).unwrap();
+        for _ in 0..5 {
+            let mut filled = 0;
+            while let Ok(count) = socket.write(&[0; 4096]) {
+                filled += count;
+            }
+            // There is no room now; with what is read there is some, of which the iothread is told before it pays a visit.
+            client.read_exact(&mut vec![0; filled]).unwrap();
+            placed.visit(|_, _| ());
+        }
+        assert_eq!(in_vain.0.load(Ordering::SeqCst), 0);
+        // A request is a kick, and finds something.
+        client.write_all(&[7]).unwrap();
+        client.read_exact(&mut [0; ANSWER_BYTES]).unwrap();
+        assert_eq!(in_vain.0.load(Ordering::SeqCst), 0);
         assert_eq!(placed.stop().in_flight(), 0);
     });
 }

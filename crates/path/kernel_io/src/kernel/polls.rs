@@ -40,8 +40,8 @@ impl Kernel {
         }
     }
 
-    /// Somebody signalled one of the engines' notifiers.
-    pub(super) fn collect_completions(&mut self, owner: PollOwner) -> io::Result<()> {
+    /// A descriptor is ready: that of the caller, or one of the engines' notifiers. `readiness` has the bits of poll(2).
+    fn collect_completions(&mut self, owner: PollOwner, readiness: i64) -> io::Result<()> {
         let mut done = std::mem::take(&mut self.done);
         match owner {
             PollOwner::Native => {
@@ -51,7 +51,14 @@ impl Kernel {
             PollOwner::Workers => {
                 done = self.workers.take_done();
             }
-            PollOwner::Caller(tag) => self.events.push_back(Event::Ready { tag }),
+            PollOwner::Caller(tag) => {
+                let is_only_writable = readiness == i64::from(libc::POLLOUT);
+                self.events.push_back(if is_only_writable {
+                    Event::Writable { tag }
+                } else {
+                    Event::Ready { tag }
+                });
+            }
         }
         self.conclude_all(done);
         Ok(())
@@ -65,7 +72,7 @@ impl Kernel {
         let Completion { index, result, more } = completion;
         let armed = poll.phase == PollPhase::Armed;
         if result >= 0 && armed {
-            self.collect_completions(poll.owner)?;
+            self.collect_completions(poll.owner, result)?;
         }
         if more {
             return Ok(());

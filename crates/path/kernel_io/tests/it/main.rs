@@ -91,6 +91,7 @@ fn finished(kernel: &mut Kernel, expected: Tag) -> Result<(), IoFailure> {
         other @ (Event::Finished { .. }
         | Event::Extent { .. }
         | Event::Ready { .. }
+        | Event::Writable { .. }
         | Event::PollEnded { .. }) => {
             panic!("expected the end of {expected:?}, got {other:?}")
         }
@@ -276,7 +277,9 @@ fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
                 match next(&mut kernel) {
                     Event::PollEnded { tag } => break assert_eq!(tag, Tag(round)),
                     Event::Ready { tag } => assert_eq!(tag, Tag(round)),
-                    other @ (Event::Finished { .. } | Event::Extent { .. }) => panic!("{other:?}"),
+                    other @ (Event::Finished { .. }
+                    | Event::Extent { .. }
+                    | Event::Writable { .. }) => panic!("{other:?}"),
                 }
             }
             notifier.clear();
