@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use arguments::{Invocation, Subcommand};
 use clap::Parser;
-use daemon::help;
 use daemon::log::Log;
 use daemon::options::{self, ServeCommand};
 use daemon::serve::{self, ServeError};
@@ -33,21 +32,21 @@ fn main() -> ExitCode {
         Subcommand::Tune => run_tune(rest),
         Subcommand::Report => run_report(rest),
         Subcommand::Help => output::print(&arguments::help()),
-        Subcommand::Version => output::print(&help::version()),
+        Subcommand::Version => output::print(&options::version()),
     }
 }
 
 fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
     let plan = match options::parse(arguments) {
-        Ok(ServeCommand::Help(topic)) => return output::print(&help::text(topic)),
-        Ok(ServeCommand::Version) => return output::print(&help::version()),
+        Ok(ServeCommand::Help(topic)) => return output::print(&options::help(topic)),
+        Ok(ServeCommand::Version) => return output::print(&options::version()),
         Ok(ServeCommand::Serve(plan)) => plan,
         Err(error) => return output::fail(program, &error),
     };
     if let Err(error) = serve::close_inherited(&plan) {
         return output::fail(program, &error);
     }
-    let log = match plan.open_log() {
+    let log = match Log::open(&plan) {
         Ok(log) => Arc::new(log),
         Err(error) => return output::fail(program, &error),
     };

@@ -95,7 +95,6 @@ impl OnDemandClaim {
 /// A lock on an on-demand claim: nobody takes or gives it back meanwhile.
 #[derive(Debug)]
 pub(crate) struct ClaimLock<'a> {
-    rights: Rights,
     slot: MutexGuard<'a, ClaimSlot>,
 }
 
@@ -104,19 +103,13 @@ impl ClaimLock<'_> {
     pub(crate) fn claim(&mut self) -> &mut Option<Claim> {
         &mut self.slot.claim
     }
-
-    /// What is claimed.
-    pub(crate) fn rights(&self) -> Rights {
-        self.rights
-    }
 }
 
 impl OnDemandClaim {
     /// Lets nobody claim or give back meanwhile; `None` while a session does so just now, which may
     /// take it as long as it waits for a lock.
     pub(crate) fn lock_claim(&self) -> Option<ClaimLock<'_>> {
-        let rights = self.rights;
-        self.slot.try_lock().ok().map(|slot| ClaimLock { rights, slot })
+        self.slot.try_lock().ok().map(|slot| ClaimLock { slot })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The lines that attach a guest to the exports of a plan.
 //!
-//! Where it stands: the daemon prints what [`render`] gives once it listens. The one thing that
+//! Where it stands: the daemon prints what [`attach_lines`] gives once it listens. The one thing that
 //! everybody gets wrong first is in all of them: the guest's memory must be shared, or the daemon
 //! cannot reach it.
 //!
@@ -9,28 +9,41 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::options::{AttachFormat, ExportOptions, Plan};
+use crate::export_options::ExportOptions;
 
 /// The example of a guest's memory.
 const MEMORY_EXAMPLE: &str = "4G";
 
+/// For whom to print the lines that attach a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachFormat {
+    /// A QEMU command line.
+    Qemu,
+    /// Elements of a libvirt domain.
+    Libvirt,
+}
+
 /// Gives the lines for every export, ending in a newline. Relative socket paths are taken from
 /// `directory`, the one the process was started in.
-pub fn render(format: AttachFormat, plan: &Plan, directory: &Path) -> String {
+pub(crate) fn attach_lines<'a>(
+    format: AttachFormat,
+    exports: impl Iterator<Item = &'a ExportOptions>,
+    directory: &Path,
+) -> String {
     match format {
-        AttachFormat::Qemu => qemu(plan, directory),
-        AttachFormat::Libvirt => libvirt(plan, directory),
+        AttachFormat::Qemu => qemu(exports, directory),
+        AttachFormat::Libvirt => libvirt(exports, directory),
     }
 }
 
 /// A QEMU command line without its head: memory once, then each disk.
-fn qemu(plan: &Plan, directory: &Path) -> String {
+fn qemu<'a>(exports: impl Iterator<Item = &'a ExportOptions>, directory: &Path) -> String {
     let mut arguments = vec![
         format!("-m {MEMORY_EXAMPLE}"),
         format!("-object memory-backend-memfd,id=mem0,size={MEMORY_EXAMPLE},share=on"),
         "-machine q35,memory-backend=mem0".to_owned(),
     ];
-    for export in plan.exports() {
+    for export in exports {
         let id = &export.id;
         // In QEMU's keyval a comma in a value is doubled.
         let path = socket_path(export, directory).replace(',', ",,");
@@ -51,14 +64,14 @@ fn qemu(plan: &Plan, directory: &Path) -> String {
 }
 
 /// Elements of a libvirt domain.
-fn libvirt(plan: &Plan, directory: &Path) -> String {
+fn libvirt<'a>(exports: impl Iterator<Item = &'a ExportOptions>, directory: &Path) -> String {
     let mut text = String::from(
         "<!-- start the daemon first: without it virsh start waits, and at a hot-plug the guest stands still -->\n\
          <!-- in <domain>: the guest's memory must be shared -->\n\
          <memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
          <!-- in <devices>; each target has a name that no other disk of the domain has -->\n",
     );
-    for (number, export) in plan.exports().enumerate() {
+    for (number, export) in exports.enumerate() {
         let queues = num_queues(export, |queues| format!(" queues='{queues}'"));
         let path = escape_xml(&socket_path(export, directory));
         let target = disk_name(number);
@@ -124,24 +137,14 @@ fn disk_name(number: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
-    use std::path::Path;
-
-    use super::{disk_name, render};
-    use crate::options::{AttachFormat, ServeCommand, parse};
+    use super::*;
+    use crate::export_options::parse;
 
     #[track_caller]
     fn check(format: AttachFormat, exports: &[&str], expected: &str) {
-        let mut line = vec!["--blockdev=null-co,node-name=n".to_owned()];
-        line.extend(
-            exports.iter().map(|export| {
-                format!("--export=vhost-user-blk,node-name=n,addr.type=unix,{export}")
-            }),
-        );
-        let Ok(ServeCommand::Serve(plan)) = parse(line.into_iter().map(OsString::from)) else {
-            panic!("{exports:?} should be a plan");
-        };
-        assert_eq!(render(format, &plan, Path::new("/run/x")), expected);
+        let export = |export| format!("vhost-user-blk,node-name=n,addr.type=unix,{export}");
+        let exports: Vec<_> = exports.iter().map(|it| parse(&export(it)).unwrap()).collect();
+        assert_eq!(attach_lines(format, exports.iter(), Path::new("/run/x")), expected);
     }
 
     #[test]

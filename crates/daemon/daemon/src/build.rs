@@ -1,6 +1,6 @@
-//! From a plan to running iothreads, nodes and exports, in the order of the command line.
+//! The parts of a running daemon: iothreads, nodes and exports, made step by step.
 //!
-//! A plan is first prepared, up to everything that touches no other process: iothreads run and images
+//! All exports are first prepared, up to everything that touches no other process: iothreads run and images
 //! are open. Then each export claims its node and listens, or goes on with a socket that was taken over.
 //!
 //! Invariants: an export's node is claimed before its socket exists, and until everything is
@@ -11,40 +11,37 @@ mod inherit;
 mod remove;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use block::{Access, Claim, Clock, Node, Rights};
+use block::{Claim, Clock};
 use iothread::{
     Confinement, Iothread, IothreadResources, PollArbiter, PollLimit, PollSettings, SpawnError,
 };
-use kernel_io::{FileTable, Notifier, ReactorChoice};
-use virtio::{BlkConfig, CacheMode, MemoryRules};
+use kernel_io::{FileTable, ReactorChoice};
 
-use crate::activation::{ActivationPolicy, OnDemandClaim};
+use crate::activation::ActivationPolicy;
 use crate::claim::{ExportClaimError, WaitPolicy, claim};
 use crate::descriptor_check::DescriptorCheck;
 use crate::descriptor_limits;
-use crate::device::ExportedDisk;
-use crate::export::{AdoptedSession, Export, ExportError};
-use crate::export_size::ExportSize;
-use crate::graph::{Graph, GraphError};
-use crate::guest_memory::{self, MemoryDirectoryError};
-use crate::model::{Activity, ModelError};
-use crate::options::{ExportOptions, ObjectKind, ObjectOptions, Plan, PlanStep, PollOptions};
+use crate::device::{DiskParts, ExportedDisk};
+use crate::drivers::Blockdev;
+use crate::export::{AdoptedSession, Export};
+use crate::export_error::ExportError;
+use crate::export_options::ExportOptions;
+use crate::graph::{Graph, GraphError, NamedFilesPolicy};
+use crate::guest_memory::MemoryDirectoryError;
+use crate::model::ModelError;
+use crate::objects::{ObjectKind, ObjectOptions, PollOptions};
 use crate::sandbox::Sandbox;
 use crate::socket::{self, ExportSocket, SocketError};
 use crate::storage_watchdog::StorageWatchdog;
-use crate::unshared_memory::UnsharedMemoryRate;
 
 pub use change::GraphChangeError;
 
 /// The name of the iothread that serves exports which name none.
 const MAIN: &str = "main";
-
-/// The queues of an export that offers as many as a front end asks for.
-const QUEUES_MAX: u16 = 256;
 
 /// All running parts of the daemon: iothreads, block graph, claims, exports.
 #[derive(Debug)]
@@ -66,14 +63,12 @@ pub(crate) struct Daemon {
 pub(crate) struct PreparedExport {
     pub(crate) options: ExportOptions,
     pub(crate) offer: Arc<ExportedDisk>,
-    rights: Rights,
 }
 
-/// The claim of an export on its node, with its rights.
+/// The claim of an export on its node.
 #[derive(Debug)]
 struct ExportClaim {
     export: String,
-    rights: Rights,
     /// There is none while a change of the graph is under way.
     claim: Option<Claim>,
 }
@@ -96,21 +91,6 @@ pub enum BuildError {
     /// An object or an export does not fit what there is.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// An export's disk cannot be shown in blocks of the size asked for.
-    #[error(
-        "export {export}: the size of node {node}, {bytes} bytes, is no multiple of the logical \
-         block size of {block} bytes"
-    )]
-    Size {
-        /// The export.
-        export: String,
-        /// Its node.
-        node: String,
-        /// The node's size.
-        bytes: u64,
-        /// The block size.
-        block: u32,
-    },
     /// An export could not claim its node.
     #[error(transparent)]
     Claim(#[from] ExportClaimError),
@@ -163,39 +143,58 @@ impl Daemon {
         self.graph.set_watchdog(watch);
     }
 
-    /// Carries the plan out, step by step, up to the first that fails: what is returned lacks only
-    /// its socket. Blocks.
-    pub(crate) fn carry_out(
-        &mut self,
-        plan: &Plan,
-        policy: &mut WaitPolicy<'_>,
-    ) -> Result<Vec<PreparedExport>, BuildError> {
-        let prepared = self.prepare(plan)?;
-        prepared.iter().try_for_each(|prepared| self.claim(prepared, policy))?;
-        Ok(prepared)
+    /// Files that only images name are opened from now on as far as this says.
+    pub(crate) fn allow_named_files(&mut self, allowed: &NamedFilesPolicy) {
+        self.graph.allow_named_files(allowed);
     }
 
-    /// Starts the plan's iothreads and opens its images, and checks its exports. Blocks.
-    pub(crate) fn prepare(&mut self, plan: &Plan) -> Result<Vec<PreparedExport>, BuildError> {
-        let mut prepared = Vec::new();
-        self.graph.allow_named_files(&plan.named_files);
-        let memory_files = Arc::clone(self.descriptor_check.memory_files());
-        let (bytes_max, exports) = (plan.guest_memory.bytes_max, plan.exports().count());
-        let rules = || Arc::new(guest_memory::rules(&memory_files, bytes_max, exports));
-        for step in &plan.steps {
-            match step {
-                PlanStep::Object(object) => self.add_object(object)?,
-                PlanStep::Blockdev(blockdev) => self.graph.add(blockdev)?,
-                PlanStep::Export(export) => prepared.push(self.prepare_export(export, rules())?),
+    /// Makes an object: starts an iothread, or makes a throttle group.
+    pub(crate) fn add_object(&mut self, object: &ObjectOptions) -> Result<(), BuildError> {
+        match object.kind {
+            ObjectKind::Iothread(polling) => {
+                self.graph.add_object(object.name())?;
+                self.spawn(&object.id, settings(polling))?;
+            }
+            ObjectKind::ThrottleGroup(limits) => {
+                self.graph.add_throttle_group(&object.id, limits)?;
             }
         }
+        Ok(())
+    }
+
+    /// Makes a node, and the nodes written inside it. Blocks.
+    pub(crate) fn add_node(&mut self, blockdev: &Blockdev) -> Result<(), BuildError> {
+        Ok(self.graph.add(blockdev)?)
+    }
+
+    /// Checks an export and makes what it lacks but its claim and its socket. A session of it may map so many bytes.
+    pub(crate) fn prepare_export(
+        &mut self,
+        options: &ExportOptions,
+        memory_bytes_max: u64,
+    ) -> Result<PreparedExport, BuildError> {
+        let config = options.blk_config(&**self.graph.node(&options.node_name)?)?;
+        let activity = self.graph.activity(&options.node_name)?;
+        let node = self.graph.add_export(options.entry())?;
+        let parts = DiskParts {
+            node,
+            config,
+            activity,
+            files: self.graph.files_below(&options.node_name),
+            iothreads: self.iothreads_of(options)?,
+            memory_bytes_max,
+            clock: Arc::clone(&self.clock),
+        };
+        let offer = ExportedDisk::new(&options.id, parts, &self.descriptor_check)?;
+        Ok(PreparedExport { options: options.clone(), offer: Arc::new(offer) })
+    }
+
+    /// Shares what the process may have open among the sessions of all exports.
+    pub(crate) fn share_descriptors(prepared: &[PreparedExport]) {
         let queues: Vec<u16> = prepared.iter().map(|it| it.offer.config.queues).collect();
-        for (PreparedExport { offer, .. }, share) in
-            prepared.iter().zip(descriptor_limits::shares(&queues))
-        {
-            offer.descriptors_max.store(share, Ordering::Relaxed);
+        for (it, share) in prepared.iter().zip(descriptor_limits::shares(&queues)) {
+            it.offer.descriptors_max.store(share, Ordering::Relaxed);
         }
-        Ok(prepared)
     }
 
     /// Claims what the export needs, unless it does that only when it serves rings. Blocks.
@@ -204,14 +203,10 @@ impl Daemon {
         prepared: &PreparedExport,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), BuildError> {
-        let (ExportedDisk { id, node, activation, .. }, rights) =
-            (&*prepared.offer, prepared.rights);
-        match activation {
-            ActivationPolicy::Always => {
-                let claim = Some(claim(id, &**node, rights, &*self.clock, policy)?);
-                self.claims.push(ExportClaim { export: id.clone(), rights, claim });
-            }
-            ActivationPolicy::WhileServed(_) => {}
+        let ExportedDisk { id, node, activation, .. } = &*prepared.offer;
+        if let ActivationPolicy::Always = activation {
+            let claim = Some(claim(id, &**node, prepared.offer.rights(), &*self.clock, policy)?);
+            self.claims.push(ExportClaim { export: id.clone(), claim });
         }
         Ok(())
     }
@@ -296,19 +291,6 @@ impl Daemon {
         }
     }
 
-    fn add_object(&mut self, object: &ObjectOptions) -> Result<(), BuildError> {
-        match object.kind {
-            ObjectKind::Iothread(polling) => {
-                self.graph.add_object(object.name())?;
-                self.spawn(&object.id, settings(polling))?;
-            }
-            ObjectKind::ThrottleGroup(limits) => {
-                self.graph.add_throttle_group(&object.id, limits)?;
-            }
-        }
-        Ok(())
-    }
-
     fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
         let host = IothreadResources {
             files: Arc::clone(&self.files),
@@ -320,45 +302,6 @@ impl Daemon {
         let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
         Ok(iothread)
-    }
-
-    fn prepare_export(
-        &mut self,
-        options: &ExportOptions,
-        memory_rules: Arc<MemoryRules>,
-    ) -> Result<PreparedExport, BuildError> {
-        let config = config(options, &**self.graph.node(&options.node_name)?)?;
-        let rights = Rights::of_user(config.access);
-        let activation = match self.graph.activity(&options.node_name)? {
-            Activity::Active => ActivationPolicy::Always,
-            Activity::Inactive => ActivationPolicy::WhileServed(Box::new(OnDemandClaim::new(
-                rights,
-                Arc::clone(&self.clock),
-            ))),
-        };
-        let freeze_notifier =
-            Notifier::new().map_err(|source| ExportError::of(&options.id, source))?;
-        let node = self.graph.add_export(options.entry())?;
-        let iothreads = self.iothreads_of(options)?;
-        let files = self.graph.files_below(&options.node_name);
-        let size = ExportSize::new(&options.id, &node, config.logical_block, files);
-        size.warn_if_empty();
-        let offer = Arc::new(ExportedDisk {
-            id: options.id.clone(),
-            node,
-            memory_rules,
-            descriptors_max: AtomicUsize::new(usize::MAX),
-            descriptor_check: self.descriptor_check.for_export(),
-            activation,
-            config,
-            size,
-            cache: Mutex::new(config.cache),
-            iothreads,
-            freeze_notifier,
-            resumption: Mutex::new(None),
-            unshared: Arc::new(UnsharedMemoryRate::new(Arc::clone(&self.clock))),
-        });
-        Ok(PreparedExport { options: options.clone(), offer, rights })
     }
 
     /// The iothreads that serve an export, all of which there are.
@@ -382,29 +325,4 @@ fn settings(options: PollOptions) -> PollSettings {
             PollSettings { max: Duration::from_nanos(ns), grow, shrink, limit: PollLimit::Strict }
         }
     }
-}
-
-/// What a guest is told about the disk.
-fn config(options: &ExportOptions, node: &dyn Node) -> Result<BlkConfig, BuildError> {
-    let (export, name) = (options.id.clone(), node.name().to_owned());
-    let block = options.logical_block_size;
-    let bytes = node.size().0.0;
-    if !bytes.is_multiple_of(u64::from(block)) {
-        return Err(BuildError::Size { export, node: name, bytes, block });
-    }
-    let access = options.entry().access;
-    let changes = access == Access::ReadWrite;
-    let limits = node.limits();
-    Ok(BlkConfig {
-        size: node.size(),
-        logical_block: block,
-        physical_block: limits.physical_block.get().max(block),
-        queues: options.num_queues.unwrap_or(QUEUES_MAX),
-        access,
-        discard: changes,
-        discard_granularity: limits.discard_granularity.get().max(block),
-        unmap: limits.discard,
-        write_zeroes: changes,
-        cache: if options.writethrough { CacheMode::WriteThrough } else { CacheMode::WriteBack },
-    })
 }

@@ -31,7 +31,7 @@ use rustix::net::{
 use vhost_user::CloseRisk;
 use virtio::MemoryFiles;
 
-use crate::options::SandboxMode;
+use crate::sandbox::SandboxMode;
 
 /// How long an answer may take that asks nobody. More than a host takes that is short of CPU.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);

@@ -10,9 +10,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use block::{DiskSize, Durability, Node};
+use block::{Clock, DiskSize, Durability, Node, Rights};
 use iothread::{Iothread, PlacedSource, SourceObserver};
-use kernel_io::Notifier;
+use kernel_io::{Notifier, OpenFile};
 use request_path::FrontEndSource;
 use vhost_user::{
     BackendChannel, CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
@@ -20,12 +20,14 @@ use vhost_user::{
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingDirtyLog};
 use virtio_blk::{BlkRing, BlkRingSetup};
 
-use crate::activation::{ActivationPolicy, ActivationResult, ConnectionWait};
+use crate::activation::{ActivationPolicy, ActivationResult, ConnectionWait, OnDemandClaim};
 use crate::client_log::ClientLog;
 use crate::connection::Connection;
-use crate::descriptor_check::{self, DescriptorCheckError, ExportDescriptorCheck};
+use crate::descriptor_check::{self, DescriptorCheck, DescriptorCheckError, ExportDescriptorCheck};
 use crate::error_chain::chain_of;
+use crate::export_error::ExportError;
 use crate::export_size::ExportSize;
+use crate::model::Activity;
 use crate::queue_statistics::QueueStatistics;
 use crate::takeover_pause::TakeoverPause;
 use crate::unshared_memory::{UnsharedMemoryRate, UnsharedMemoryWarning};
@@ -60,7 +62,64 @@ pub(crate) struct ExportedDisk {
     pub(crate) unshared: Arc<UnsharedMemoryRate>,
 }
 
+/// What a disk is offered with.
+pub(crate) struct DiskParts {
+    pub(crate) node: Arc<dyn Node>,
+    /// What a guest is told ([`ExportOptions::blk_config`](crate::export_options::ExportOptions::blk_config)).
+    pub(crate) config: BlkConfig,
+    /// Whether the node is held from the start.
+    pub(crate) activity: Activity,
+    /// The files below the node.
+    pub(crate) files: Vec<Arc<OpenFile>>,
+    /// Who serves the rings, round-robin; never empty.
+    pub(crate) iothreads: Vec<Arc<Iothread>>,
+    /// How many bytes a session may map.
+    pub(crate) memory_bytes_max: u64,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
 impl ExportedDisk {
+    /// A disk that is not claimed and not offered yet. Says if there is nothing on it.
+    pub(crate) fn new(
+        id: &str,
+        parts: DiskParts,
+        check: &Arc<DescriptorCheck>,
+    ) -> Result<Self, ExportError> {
+        let DiskParts { node, config, activity, files, iothreads, memory_bytes_max, clock } = parts;
+        let rights = Rights::of_user(config.access);
+        let size = ExportSize::new(id, &node, config.logical_block, files);
+        size.warn_if_empty();
+        Ok(Self {
+            id: id.to_owned(),
+            node,
+            memory_rules: Arc::new(MemoryRules::new(
+                Arc::clone(check.memory_files()),
+                memory_bytes_max,
+            )),
+            descriptors_max: AtomicUsize::new(usize::MAX),
+            descriptor_check: check.for_export(),
+            activation: match activity {
+                Activity::Active => ActivationPolicy::Always,
+                Activity::Inactive => ActivationPolicy::WhileServed(Box::new(OnDemandClaim::new(
+                    rights,
+                    Arc::clone(&clock),
+                ))),
+            },
+            config,
+            size,
+            cache: Mutex::new(config.cache),
+            iothreads,
+            freeze_notifier: Notifier::new().map_err(|source| ExportError::of(id, source))?,
+            resumption: Mutex::new(None),
+            unshared: Arc::new(UnsharedMemoryRate::new(clock)),
+        })
+    }
+
+    /// What it claims of its node.
+    pub(crate) fn rights(&self) -> Rights {
+        Rights::of_user(self.config.access)
+    }
+
     /// The front end is served again: says how long that took, once.
     fn log_takeover_pause(&self) {
         let resumption = self.resumption.lock().expect("no holder of this lock panics").take();

@@ -25,6 +25,7 @@ use crate::client_log::{ClientLog, ClientLogRates, ClientOrigin};
 use crate::connection::Connection;
 use crate::device::{BlkDevice, ExportedDisk};
 use crate::error_chain::chain_of;
+use crate::export_error::ExportError;
 use crate::queue_statistics::QueueStatistics;
 use crate::socket::{ExportSocket, SocketIdentity};
 use crate::takeover_pause::TakeoverPause;
@@ -93,22 +94,6 @@ enum ExportState {
     Serving(Arc<Connection>),
     /// No client is accepted any more.
     Stopped,
-}
-
-/// An export could not be started.
-#[derive(Debug, thiserror::Error)]
-#[error("export {id}: cannot start its thread")]
-pub struct ExportError {
-    id: String,
-    #[source]
-    source: io::Error,
-}
-
-impl ExportError {
-    /// Something that the export's thread needs could not be had.
-    pub(crate) fn of(id: &str, source: io::Error) -> Self {
-        Self { id: id.to_owned(), source }
-    }
 }
 
 impl Export {

@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{fstat, fstatfs};
-use virtio::{MemoryFiles, MemoryRules, SESSION_BYTES_MAX, mappable_bytes};
-
-use crate::options::GuestMemoryOptions;
+use virtio::{MemoryFiles, SESSION_BYTES_MAX, mappable_bytes};
 
 /// File systems of which a page is had from a disk of this host, by what `statfs` calls them (linux/magic.h).
 /// A page of all others may have to be had from a server, on which nobody can rely.
@@ -26,6 +24,15 @@ const LOCAL: [(u64, &str); 7] = [
     (0x2fc1_2fc1, "zfs"),
     (0x0102_1994, "tmpfs"),
 ];
+
+/// What front ends may share.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GuestMemoryOptions {
+    /// Files of the file systems of these directories, besides what is nothing but memory.
+    pub directories: Vec<PathBuf>,
+    /// How many bytes a session may map, if it was said.
+    pub bytes_max: Option<u64>,
+}
 
 /// A directory that cannot hold guest memory.
 #[derive(Debug, thiserror::Error)]
@@ -54,14 +61,9 @@ pub enum MemoryDirectoryError {
     },
 }
 
-/// The rules of an export, if there are so many.
-pub(crate) fn rules(
-    files: &Arc<MemoryFiles>,
-    bytes_max: Option<u64>,
-    exports: usize,
-) -> MemoryRules {
-    let share = mappable_bytes() / exports.max(1) as u64;
-    MemoryRules::new(Arc::clone(files), bytes_max.unwrap_or(share.min(SESSION_BYTES_MAX)))
+/// How many bytes a session of an export may map, if there are so many exports and nobody has said it.
+pub(crate) fn session_bytes_max(exports: usize) -> u64 {
+    (mappable_bytes() / exports.max(1) as u64).min(SESSION_BYTES_MAX)
 }
 
 /// From which files memory is taken.
@@ -124,9 +126,7 @@ mod tests {
     #[test]
     fn the_exports_share_what_can_be_mapped() {
         let all = mappable_bytes();
-        let bytes = |exports| rules(&Arc::default(), None, exports).bytes_max();
-        assert_eq!(bytes(1), all.min(SESSION_BYTES_MAX));
-        assert_eq!(bytes(1 << 10), all >> 10);
-        assert_eq!(rules(&Arc::default(), Some(7), 100).bytes_max(), 7);
+        assert_eq!(session_bytes_max(1), all.min(SESSION_BYTES_MAX));
+        assert_eq!(session_bytes_max(1 << 10), all >> 10);
     }
 }

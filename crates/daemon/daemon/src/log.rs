@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 
+use crate::options::{Daemonize, Plan};
 use queue::{LineDestination, LogLine, LogQueue};
 use system::SystemLog;
 
@@ -107,20 +108,17 @@ impl Log {
         Self { outlet, queue: Arc::new(LogQueue::new(WAITING_MAX)) }
     }
 
-    /// Of a process that stays at its terminal.
-    pub(crate) fn of_foreground(file: Option<&Path>) -> Result<Self, LogFileError> {
-        let place = file.map(LogDestination::open).transpose()?;
-        let stderr = if place.is_some() { StderrMode::Quiet } else { StderrMode::Told };
-        Ok(Self::new(place, stderr))
-    }
-
-    /// Of a process that goes to the background later.
-    pub(crate) fn of_background(file: Option<&Path>) -> Result<Self, LogFileError> {
-        let place = match file {
-            Some(file) => Some(LogDestination::open(file)?),
-            None => SystemLog::connect().map(LogDestination::System),
-        };
-        Ok(Self::new(place, StderrMode::Told))
+    /// The log that a plan asks for. Call it before the process goes to the background.
+    pub fn open(plan: &Plan) -> Result<Self, LogFileError> {
+        let file = plan.log_file.as_deref().map(LogDestination::open).transpose()?;
+        Ok(match (plan.daemonize, file) {
+            (Daemonize::Foreground, Some(file)) => Self::new(Some(file), StderrMode::Quiet),
+            (Daemonize::Foreground, None) => Self::on_stderr(),
+            (Daemonize::Background, file) => {
+                let system = || SystemLog::connect().map(LogDestination::System);
+                Self::new(file.or_else(system), StderrMode::Told)
+            }
+        })
     }
 
     /// Writes a line, which ends in a newline; once there is a thread that writes, this waits for nothing.

@@ -17,7 +17,7 @@ mod seccomp;
 mod tests;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,10 +27,31 @@ pub use landlock::LandlockError;
 pub use seccomp::SeccompError;
 
 use crate::error_chain::chain_of;
-use crate::options::{Plan, SandboxMode};
 use file_grants::GrantPurpose;
 use landlock::LandlockRules;
 use seccomp::{FilterNeeds, SeccompFilters};
+
+/// Whether the sandbox is off, used as far as possible, or required (`--sandbox`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SandboxMode {
+    /// Nothing.
+    Off,
+    /// What the host lets it; the rest is said.
+    Possible,
+    /// All of it; if something cannot be given up, it does not serve.
+    Required,
+}
+
+/// What the daemon still does behind the fences, which have to let that through.
+#[derive(Debug, Default)]
+pub(crate) struct SandboxNeeds<'a> {
+    /// Sockets and the pidfile: removed at the end.
+    pub(crate) removed: Vec<&'a Path>,
+    /// The log file, which may be made anew.
+    pub(crate) log_file: Option<&'a Path>,
+    /// Whether a block device may be written.
+    pub(crate) writes_devices: bool,
+}
 
 /// The sandbox of the process: landlock, dropped capabilities, seccomp filters.
 #[derive(Debug)]
@@ -88,16 +109,19 @@ pub enum SandboxError {
 impl Sandbox {
     /// Finds out which fences can be had, and says which cannot. Call it in the process that
     /// stays, in the directory that paths are relative to; fences nothing yet.
-    pub(crate) fn prepare(plan: &Plan) -> Result<Option<Arc<Self>>, SandboxError> {
-        let required = match plan.sandbox {
+    pub(crate) fn prepare(
+        mode: SandboxMode,
+        needs: &SandboxNeeds<'_>,
+    ) -> Result<Option<Arc<Self>>, SandboxError> {
+        let required = match mode {
             SandboxMode::Off => return Ok(None),
             SandboxMode::Possible => FenceRequirement::No,
             SandboxMode::Required => FenceRequirement::Yes,
         };
-        let grants = file_grants::of(plan);
+        let grants = file_grants::of(&needs.removed, needs.log_file);
         let opening = grants.iter().any(|grant| grant.for_what.opens());
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
-        let needs = FilterNeeds { opening, discards: plan.may_write_devices(), ids };
+        let needs = FilterNeeds { opening, discards: needs.writes_devices, ids };
         let files = LandlockRules::new(&grants).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
             version.map_err(LandlockError::Share)?.map(|version| (fence, version))

@@ -17,15 +17,15 @@ use block::{LogRateLimit, OwnerProcess, SystemClock};
 use host::{DaemonizeError, ForkResult, ReadinessPipe, StartOutcome};
 use kernel_io::{FileKind, FileTable};
 
-use crate::attach;
-use crate::build::{BuildError, Daemon};
+use crate::attach::attach_lines;
+use crate::build::{BuildError, Daemon, PreparedExport};
 use crate::claim::{ExportClaimError, LOCK_WAIT_MAX, WaitPolicy};
 use crate::descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
 use crate::error_chain::chain_of;
 use crate::guest_memory;
 use crate::inherited_descriptors;
 use crate::log::Log;
-use crate::options::{Daemonize, Plan, TakeoverMode};
+use crate::options::{Daemonize, Plan, PlanStep, TakeoverMode};
 use crate::pidfile::{Pidfile, PidfileError};
 use crate::sandbox::{Sandbox, SandboxError};
 use crate::signals::{MainEvent, SignalListener};
@@ -117,7 +117,8 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let mut attention = SignalListener::of(&plan).map_err(failed("catch signals"))?;
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
-    let sandbox = Sandbox::prepare(&plan).map_err(ServeError::Sandbox)?;
+    let sandbox =
+        Sandbox::prepare(plan.sandbox, &plan.sandbox_needs()).map_err(ServeError::Sandbox)?;
     let watch = start_threads(log, sandbox.as_deref()).map_err(failed("start its threads"))?;
     let (clock, checked) = (Arc::new(SystemClock), Arc::clone(&check));
     let mut built = Daemon::nothing(&files, &clock, sandbox.as_ref(), checked)?;
@@ -174,7 +175,11 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
 /// Starts the threads that write the log, and that tell of storage which does not answer.
 fn start_threads(log: &Arc<Log>, sandbox: Option<&Sandbox>) -> io::Result<Arc<StorageWatchdog>> {
     let watch = Arc::new(StorageWatchdog::default());
-    let start = || log.leave_to_thread().and_then(|()| watch.start(log));
+    let start = || {
+        log.leave_to_thread()?;
+        let log = Arc::clone(log);
+        watch.start(move || log.settle())
+    };
     match sandbox {
         Some(sandbox) => sandbox.inside(start).flatten(),
         None => start(),
@@ -201,7 +206,8 @@ fn start(
             // Before any wait for an image: whoever serves the socket has the image, too.
             plan.exports().try_for_each(Daemon::check_unserved)?;
             let policy = &mut WaitPolicy { limit: LOCK_WAIT_MAX, wait: attention, rate };
-            let prepared = built.carry_out(plan, policy)?;
+            let prepared = prepare(plan, built)?;
+            prepared.iter().try_for_each(|prepared| built.claim(prepared, policy))?;
             // Whoever sees a socket may count on an end in good order.
             attention.shut_down_gracefully();
             let listen = |prepared| Daemon::listen(&prepared).map(|socket| (prepared, socket));
@@ -211,13 +217,30 @@ fn start(
         TakeoverMode::WhereServed => {
             // Who serves goes on, and whoever upgrades is to hear that it came to nothing.
             watch.set_limit(Some(OPEN_LIMIT));
-            let prepared = built.prepare(plan)?;
+            let prepared = prepare(plan, built)?;
             watch.set_limit(None);
             attention.shut_down_gracefully();
             let policy = &mut WaitPolicy { limit: LOCK_WAIT_MAX, wait: attention, rate };
             Ok(take_over(prepared, plan.pidfile.as_deref(), built, policy)?)
         }
     }
+}
+
+/// Makes what the plan asks for, in its order, up to what the exports claim. Blocks.
+fn prepare(plan: &Plan, built: &mut Daemon) -> Result<Vec<PreparedExport>, BuildError> {
+    let mut prepared = Vec::new();
+    built.allow_named_files(&plan.named_files);
+    let bytes_max = plan.guest_memory.bytes_max;
+    let bytes_max = bytes_max.unwrap_or(guest_memory::session_bytes_max(plan.exports().count()));
+    for step in &plan.steps {
+        match step {
+            PlanStep::Object(object) => built.add_object(object)?,
+            PlanStep::Blockdev(blockdev) => built.add_node(blockdev)?,
+            PlanStep::Export(export) => prepared.push(built.prepare_export(export, bytes_max)?),
+        }
+    }
+    Daemon::share_descriptors(&prepared);
+    Ok(prepared)
 }
 
 /// Whether guests are served already when the last steps of the start are taken: then an error there is logged instead
@@ -420,7 +443,7 @@ fn fork(plan: &Plan) -> Result<ForkSide, ServeError> {
 
 fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
     let Some(format) = plan.print else { return Ok(()) };
-    let lines = attach::render(format, plan, directory);
+    let lines = attach_lines(format, plan.exports(), directory);
     let mut stdout = io::stdout().lock();
     match stdout.write_all(lines.as_bytes()).and_then(|()| stdout.flush()) {
         // Whoever does not want to read on is served all the same.

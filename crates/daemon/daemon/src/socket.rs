@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::options::SocketOptions;
+use crate::export_options::SocketOptions;
 
 /// Clients that wait to be accepted while one is served.
 const BACKLOG: i32 = 64;

@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 
 use block::{Clock, SystemClock};
 
-use crate::log::Log;
-
 /// How long storage may take to answer before that is said.
 const TOLD_AFTER: Duration = Duration::from_secs(3);
 
@@ -42,10 +40,13 @@ struct StorageWait {
 }
 
 impl StorageWatchdog {
-    /// Begins to watch, and to say it there.
-    pub(crate) fn start(self: &Arc<Self>, log: &Arc<Log>) -> io::Result<()> {
-        let (watch, log) = (Arc::clone(self), Arc::clone(log));
-        thread::Builder::new().name("watch".to_owned()).spawn(move || watch.run(&log))?;
+    /// Begins to watch. `before_end` is called before it ends the process, for what is not written yet of the log.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        before_end: impl Fn() + Send + 'static,
+    ) -> io::Result<()> {
+        let watch = Arc::clone(self);
+        thread::Builder::new().name("watch".to_owned()).spawn(move || watch.run(&before_end))?;
         Ok(())
     }
 
@@ -68,7 +69,7 @@ impl StorageWatchdog {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    fn run(&self, log: &Log) {
+    fn run(&self, before_end: &dyn Fn()) {
         let mut state = self.state();
         loop {
             let limit = state.limit;
@@ -82,7 +83,7 @@ impl StorageWatchdog {
                     }
                     if limit.is_some_and(|limit| passed >= limit) {
                         // With the lock, so that the first thread does not go on any more.
-                        end(&wait.what, passed, log);
+                        end(&wait.what, passed, before_end);
                     }
                     let next = if wait.is_told { limit } else { Some(TOLD_AFTER) };
                     next.map(|next| next.saturating_sub(passed))
@@ -100,12 +101,12 @@ impl StorageWatchdog {
 }
 
 /// Ends the process, whose first thread cannot do it.
-fn end(what: &str, passed: Duration, log: &Log) {
+fn end(what: &str, passed: Duration, before_end: &dyn Fn()) {
     let seconds = passed.as_secs();
     tracing::error!(
         "{what}: its storage has not answered for {seconds} s: given up; who serves goes on"
     );
-    log.settle();
+    before_end();
     signal_hook::low_level::exit(1);
 }
 

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Claim, ClaimError, LaneError, Rights, SystemClock};
+use block::{Claim, ClaimError, LaneError, SystemClock};
 use iothread::{DrainTimeout, DrainedSection};
 use kernel_io::{FileReplacement, LockHandOver};
 
@@ -105,7 +105,6 @@ struct GraphTransaction<'a> {
 /// An export above a change of the graph, with its claims before and after.
 struct AffectedExport<'a> {
     offer: &'a ExportedDisk,
-    rights: Rights,
     held: ClaimAccess<'a>,
     /// What is held of the new nodes besides.
     new_claims: Vec<Claim>,
@@ -145,7 +144,7 @@ impl AffectedExport<'_> {
     fn claim_ahead(&mut self, change: &GraphChange) -> Result<(), GraphChangeError> {
         if self.claim().is_some() {
             for node in change.nodes() {
-                let claimed = node.claim(self.rights);
+                let claimed = node.claim(self.offer.rights());
                 let failed = |source| GraphChangeError::Claim { export: self.export(), source };
                 self.new_claims.push(claimed.map_err(failed)?);
             }
@@ -157,7 +156,7 @@ impl AffectedExport<'_> {
     fn claim_after(&mut self) -> Result<(), GraphChangeError> {
         let export = self.export();
         if self.claim().is_some() {
-            let claimed = self.offer.node.claim(self.rights);
+            let claimed = self.offer.node.claim(self.offer.rights());
             let failed = |source| GraphChangeError::Claim { export, source };
             self.after = Some(claimed.map_err(failed)?);
         }
@@ -178,24 +177,20 @@ fn aboves<'a>(
     offers: impl Iterator<Item = &'a ExportedDisk>,
     claims: &'a mut [ExportClaim],
 ) -> Result<Vec<AffectedExport<'a>>, GraphChangeError> {
-    let mut always: HashMap<&str, (Rights, &mut Option<Claim>)> = claims
-        .iter_mut()
-        .map(|claimed| (claimed.export.as_str(), (claimed.rights, &mut claimed.claim)))
-        .collect();
+    let mut always: HashMap<&str, &mut Option<Claim>> =
+        claims.iter_mut().map(|it| (it.export.as_str(), &mut it.claim)).collect();
     let above = |offer: &'a ExportedDisk| {
-        let (rights, held) = match &offer.activation {
+        let held = match &offer.activation {
             ActivationPolicy::Always => {
                 let held = always.remove(offer.id.as_str());
-                let (rights, claim) = held.expect("an export that was started has its claim");
-                (rights, ClaimAccess::Always(claim))
+                ClaimAccess::Always(held.expect("an export that was started has its claim"))
             }
             ActivationPolicy::WhileServed(on_demand) => {
                 let busy = || GraphChangeError::Activation { export: offer.id.clone() };
-                let still = on_demand.lock_claim().ok_or_else(busy)?;
-                (still.rights(), ClaimAccess::OnDemand(still))
+                ClaimAccess::OnDemand(on_demand.lock_claim().ok_or_else(busy)?)
             }
         };
-        Ok(AffectedExport { offer, rights, held, new_claims: Vec::new(), after: None })
+        Ok(AffectedExport { offer, held, new_claims: Vec::new(), after: None })
     };
     offers.map(above).collect()
 }

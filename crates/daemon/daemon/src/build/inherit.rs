@@ -113,13 +113,12 @@ impl Daemon {
         prepared: &PreparedExport,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), BuildError> {
-        let (ExportedDisk { id, node, activation, .. }, rights) =
-            (&*prepared.offer, prepared.rights);
-        let claimed = claim(id, &**node, rights, &*self.clock, policy)?;
+        let ExportedDisk { id, node, activation, .. } = &*prepared.offer;
+        let claimed = claim(id, &**node, prepared.offer.rights(), &*self.clock, policy)?;
         match activation {
             ActivationPolicy::Always => {
                 let (export, claim) = (id.clone(), Some(claimed));
-                self.claims.push(ExportClaim { export, rights, claim });
+                self.claims.push(ExportClaim { export, claim });
             }
             ActivationPolicy::WhileServed(on_demand) => on_demand.hold(claimed),
         }

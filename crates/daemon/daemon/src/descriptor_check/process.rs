@@ -24,8 +24,7 @@ use vhost_user::{DESCRIPTORS_PER_MESSAGE, HEADER_BYTES};
 use virtio::MemoryFiles;
 
 use super::{ASKS_NOBODY, HelperConfinement, MAY_WAIT, NO_ROOM};
-use crate::options::SandboxMode;
-use crate::sandbox;
+use crate::sandbox::{self, SandboxMode};
 
 /// How many of an export are being closed, or wait for that.
 pub(super) const KEPT_MAX: usize = 64;

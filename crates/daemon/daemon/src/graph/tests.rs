@@ -11,8 +11,8 @@ use kernel_io::OpenOptions;
 use tempfile::TempDir;
 
 use super::*;
-use crate::drivers::BlockdevRef;
-use crate::options::{Plan, PlanStep, ServeCommand, parse};
+use crate::drivers::parse;
+use crate::error_chain::chain_of;
 
 /// A directory with the images `a` and `b` of 64 KiB.
 fn images() -> TempDir {
@@ -30,31 +30,14 @@ fn graph() -> Graph {
 /// Adds nodes, up to the first that cannot be made; says what is wrong with it.
 fn add(graph: &mut Graph, directory: &TempDir, line: &str) -> Result<(), String> {
     let line = line.replace("DIR", directory.path().to_str().unwrap());
-    let words = line.split_whitespace().flat_map(|word| ["--blockdev", word]);
-    let ServeCommand::Serve(Plan { steps, .. }) = parse(words.map(Into::into)).unwrap() else {
-        panic!("{line} is no plan")
-    };
-    steps.iter().try_for_each(|step| {
-        let PlanStep::Blockdev(blockdev) = step else { panic!("{step:?} is no node") };
-        graph.add(blockdev).map_err(|error| crate::error_chain::chain_of(&error).to_string())
+    line.split_whitespace().try_for_each(|word| {
+        graph.add(&parse(word).unwrap()).map_err(|error| chain_of(&error).to_string())
     })
-}
-
-/// A node as a line names it.
-fn blockdev(line: &str) -> Blockdev {
-    let words = ["--blockdev", line].map(Into::into);
-    let ServeCommand::Serve(Plan { steps, .. }) = parse(words).unwrap() else {
-        panic!("{line} is no plan")
-    };
-    let Some(PlanStep::Blockdev(blockdev)) = steps.into_iter().next() else { panic!("{line}") };
-    blockdev
 }
 
 /// A node over one that there is, with these options.
 fn above(child: &str, options: &str) -> Blockdev {
-    let mut blockdev = blockdev(&format!("{options},file.driver=null-co,file.node-name=x"));
-    blockdev.children[0].node = BlockdevRef::Reference(child.to_owned());
-    blockdev
+    parse(&format!("{options},file={child}")).unwrap()
 }
 
 /// How many descriptors of this process lead there.

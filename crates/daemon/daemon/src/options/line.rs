@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 
 use super::fault::{CommandLineError, LineError};
 use super::getopt::{CommonOption, OptionKind, ParsedOption, ShortFormOption};
-use super::plan::{
-    AttachFormat, Daemonize, GuestMemoryOptions, HelpTopic, Plan, PlanStep, SandboxMode,
-    ServeCommand, TakeoverMode,
-};
-#[cfg(test)]
-use super::{export, object};
+use super::plan::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, TakeoverMode};
 use super::{getopt, long, short};
+use crate::attach::AttachFormat;
 use crate::drivers;
 use crate::graph::NamedFilesPolicy;
+use crate::guest_memory::GuestMemoryOptions;
+use crate::sandbox::SandboxMode;
 #[cfg(test)]
 use crate::syntax::Keys;
 use crate::syntax::{ArgumentError, parse_flag, parse_size};
@@ -214,10 +212,12 @@ pub(crate) fn documented_names() -> Vec<String> {
         .iter()
         .filter(|known| known.name != OptionKind::Later)
         .map(|known| known.long.to_owned());
-    let objects = object::TABLE.iter().map(|entry| &entry.keys);
+    let objects = crate::objects::TABLE.iter().map(|entry| &entry.keys);
     let drivers = drivers::ALL.iter().map(|driver| &driver.keys);
-    let all =
-        objects.chain(drivers).chain([&export::VHOST_USER_BLK]).flat_map(|keys| names(keys, ""));
+    let all = objects
+        .chain(drivers)
+        .chain([&crate::export_options::VHOST_USER_BLK])
+        .flat_map(|keys| names(keys, ""));
     // A property of a throttle group is an `x-` before what is a limit as well; the texts say that and name the limits.
     options.chain(all.filter(|name| !name.starts_with("x-"))).collect()
 }

@@ -4,10 +4,9 @@ use super::fault::CommandLineError;
 use super::getopt::{LongFormOption, OptionKind, ParsedOption};
 use super::plan::{HelpTopic, PlanStep};
 use super::references;
-use super::{export, object};
-use crate::drivers;
 use crate::model::GraphModel;
 use crate::syntax::{ArgumentError, asks_for_help};
+use crate::{drivers, export_options, objects};
 
 /// The help an argument asks for, as `--object help` does.
 pub(super) fn help_topic(word: &ParsedOption) -> Option<HelpTopic> {
@@ -66,9 +65,9 @@ pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLine
 fn step(name: LongFormOption, word: &ParsedOption) -> Result<PlanStep, CommandLineError> {
     let text = word.text()?;
     let step = match name {
-        LongFormOption::Object => object::parse(text).map(PlanStep::Object),
+        LongFormOption::Object => objects::parse(text).map(PlanStep::Object),
         LongFormOption::Blockdev => drivers::parse(text).map(PlanStep::Blockdev),
-        LongFormOption::Export => export::parse(text).map(PlanStep::Export),
+        LongFormOption::Export => export_options::parse(text).map(PlanStep::Export),
     };
     step.map_err(|fault| word.wrong(fault))
 }

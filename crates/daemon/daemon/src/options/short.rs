@@ -11,12 +11,15 @@ use std::path::{Path, PathBuf};
 use formats::FileExtension;
 use kernel_io::FileKind;
 
-use super::export::{LOGICAL_BLOCK_BYTES, check_num_queues, check_socket_path};
 use super::fault::{CommandLineError, LineError};
 use super::getopt::{OptionKind, ParsedOption, ShortFormOption};
 use super::long::check_files;
-use super::plan::{ExportOptions, ObjectKind, ObjectOptions, PlanStep, PollOptions, SocketOptions};
+use super::plan::PlanStep;
 use crate::drivers::{self, BaseOptions, Blockdev, Driver};
+use crate::export_options::{
+    ExportOptions, LOGICAL_BLOCK_BYTES, SocketOptions, check_num_queues, check_socket_path,
+};
+use crate::objects::{ObjectKind, ObjectOptions, PollOptions};
 use crate::storage_watchdog::waiting_for;
 use crate::syntax::{ArgumentError, ConvertHint, nearest, parse_flag, parse_number};
 

@@ -18,12 +18,12 @@ use std::{env, fs, iter, process};
 use disk::DiscardPolicy;
 use kernel_io::FlushPolicy;
 
-use super::{
-    AttachFormat, Daemonize, ExportOptions, HelpTopic, ObjectKind, ObjectOptions, Plan, PlanStep,
-    PollOptions, ServeCommand, SocketOptions, parse,
-};
+use super::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, parse};
+use crate::attach::AttachFormat;
 use crate::drivers::{BaseOptions, Blockdev, BlockdevRef, KeyedChild};
+use crate::export_options::{ExportOptions, SocketOptions};
 use crate::model::Activity;
+use crate::objects::{ObjectKind, ObjectOptions, PollOptions};
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
 const ADDR: &str = "node-name=n,addr.type=unix,addr.path=s";

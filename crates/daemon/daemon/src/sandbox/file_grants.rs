@@ -11,8 +11,6 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::options::{Plan, PlanStep};
-
 /// What a path is granted for: removing a socket or pidfile, or new log files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GrantPurpose {
@@ -41,21 +39,13 @@ pub(super) struct FileGrant {
     pub(super) for_what: GrantPurpose,
 }
 
-/// What the plan names, seen from the current directory; each place once.
-pub(super) fn of(plan: &Plan) -> Vec<FileGrant> {
+/// The places of what is removed at the end, and of the log, seen from the current directory; each place once.
+pub(super) fn of(removed: &[&Path], log_file: Option<&Path>) -> Vec<FileGrant> {
     let mut grants = Vec::new();
-    for step in &plan.steps {
-        match step {
-            PlanStep::Object(_) | PlanStep::Blockdev(_) => {}
-            PlanStep::Export(export) => {
-                add_parent(&mut grants, &export.socket.path, GrantPurpose::Removal)
-            }
-        }
+    for path in removed {
+        add_parent(&mut grants, path, GrantPurpose::Removal);
     }
-    if let Some(pidfile) = &plan.pidfile {
-        add_parent(&mut grants, pidfile, GrantPurpose::Removal);
-    }
-    if let Some(log_file) = &plan.log_file
+    if let Some(log_file) = log_file
         && real_parent(log_file).is_some_and(|directory| holds_only_logs(&directory))
     {
         add_parent(&mut grants, log_file, GrantPurpose::Logs);
@@ -91,58 +81,39 @@ fn real_parent(path: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{ServeCommand, parse};
 
     #[test]
     fn only_the_directories_of_sockets_and_pidfile_are_granted_and_where_links_lead() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
-        for name in ["pool", "run", "pids"] {
+        for name in ["run", "pids"] {
             std::fs::create_dir(root.join(name)).unwrap();
         }
-        std::fs::write(root.join("pool/a.img"), [0; 512]).unwrap();
         std::os::unix::fs::symlink(root.join("run"), root.join("link")).unwrap();
-        let at = root.display();
-        let export = |name| {
-            let path = format!("addr.type=unix,addr.path={at}/link/{name}.sock");
-            format!("vhost-user-blk,id={name},node-name=n,{path}")
-        };
-        let line = [
-            "--blockdev",
-            &format!("file,node-name=n,filename={at}/pool/a.img"),
-            "--export",
-            &export("a"),
-            "--export",
-            &export("b"),
-            "--pidfile",
-            &format!("{at}/pids/pid"),
-        ];
-        let ServeCommand::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
-            panic!("a line that serves")
-        };
+        let removed = ["link/a.sock", "link/b.sock", "pids/pid"].map(|name| root.join(name));
         let granted = |name| FileGrant { path: root.join(name), for_what: GrantPurpose::Removal };
-        assert_eq!(of(&plan), [granted("run"), granted("pids")]);
+        assert_eq!(
+            of(&removed.each_ref().map(PathBuf::as_path), None),
+            [granted("run"), granted("pids")]
+        );
     }
 
     #[test]
     fn the_directory_of_the_log_is_granted_if_it_holds_nothing_but_logs() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
-        let file = root.join("a.log").display().to_string();
-        let line = ["--blockdev=null-co,node-name=n", "--log-file", &file];
-        let ServeCommand::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
-            panic!("a line that serves")
-        };
+        let file = root.join("a.log");
+        let of = || of(&[], Some(&file));
         let granted = [FileGrant { path: root.clone(), for_what: GrantPurpose::Logs }];
-        assert_eq!(of(&plan), granted);
+        assert_eq!(of(), granted);
         for name in ["a.log", "a.log.1.gz", "b.log"] {
             std::fs::write(root.join(name), []).unwrap();
         }
-        assert_eq!(of(&plan), granted);
+        assert_eq!(of(), granted);
         std::fs::write(root.join("disk.img"), []).unwrap();
-        assert_eq!(of(&plan), []);
+        assert_eq!(of(), []);
         std::fs::remove_file(root.join("disk.img")).unwrap();
         std::fs::create_dir(root.join("old.log")).unwrap();
-        assert_eq!(of(&plan), []);
+        assert_eq!(of(), []);
     }
 }

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
 use super::*;
-use crate::options::parse;
 
 /// A disk, its socket, its pidfile, and a file that nobody named.
 struct Place {
@@ -39,30 +38,20 @@ impl Place {
         self.root.join(name)
     }
 
-    fn sandbox(&self, sandbox: &str) -> Option<Arc<Sandbox>> {
+    fn sandbox(&self, sandbox: SandboxMode) -> Option<Arc<Sandbox>> {
         prepare(&self.root, sandbox)
     }
 }
 
-fn prepare(root: &Path, sandbox: &str) -> Option<Arc<Sandbox>> {
-    let root = root.display();
-    let words = [
-        "--blockdev".to_owned(),
-        format!("file,node-name=n,filename={root}/disks/a.img"),
-        "--export".to_owned(),
-        format!("vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={root}/sockets/a.sock"),
-        "--sandbox".to_owned(),
-        sandbox.to_owned(),
-    ];
-    let crate::options::ServeCommand::Serve(plan) = parse(words.map(Into::into)).unwrap() else {
-        panic!("a line that serves")
-    };
-    Sandbox::prepare(&plan).unwrap()
+fn prepare(root: &Path, sandbox: SandboxMode) -> Option<Arc<Sandbox>> {
+    let socket = root.join("sockets/a.sock");
+    let needs = SandboxNeeds { removed: vec![&socket], ..SandboxNeeds::default() };
+    Sandbox::prepare(sandbox, &needs).unwrap()
 }
 
 /// Runs this on a thread behind the fences that hold for a thread.
 fn confined<T: Send + 'static>(place: &Place, task: impl FnOnce() -> T + Send + 'static) -> T {
-    let sandbox = place.sandbox("on").unwrap();
+    let sandbox = place.sandbox(SandboxMode::Required).unwrap();
     let thread = std::thread::spawn(move || {
         sandbox.confine().unwrap();
         task()
@@ -155,7 +144,7 @@ fn no_capability_is_left_in_any_set() {
 fn threads_started_inside_are_inside() {
     let place = Place::new();
     let key = place.path("secrets/key");
-    let sandbox = place.sandbox("on").unwrap();
+    let sandbox = place.sandbox(SandboxMode::Required).unwrap();
     let (told, heard) = channel();
     let thread = sandbox.inside(|| std::thread::spawn(move || told.send(errno(File::open(key)))));
     assert_eq!(heard.recv().unwrap(), Some(libc::EACCES));
@@ -164,5 +153,5 @@ fn threads_started_inside_are_inside() {
 
 #[test]
 fn off_is_no_sandbox() {
-    assert!(Place::new().sandbox("off").is_none());
+    assert!(Place::new().sandbox(SandboxMode::Off).is_none());
 }

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use block::{
-    Access, BlockLimits, ByteCount, DiskSize, Lane, LaneContext, LogRateLimit, Node, SystemClock,
+    Access, BlockLimits, ByteCount, DiskSize, Lane, LaneContext, LogRateLimit, Node, Rights,
+    SystemClock,
 };
 use disk::{DiscardPolicy, FileNode, NullNode, ReadContent};
 use kernel_io::{FileTable, OpenOptions};
@@ -24,7 +25,7 @@ use crate::claim::{InterruptibleWait, WaitPolicy, WaitResult};
 use crate::descriptor_check::DescriptorCheck;
 use crate::error_chain::chain_of;
 use crate::model::NodeUser;
-use crate::options::{self, Plan, parse};
+use crate::{drivers, export_options, objects};
 
 const IMAGE_BYTES: usize = 1 << 20;
 
@@ -64,23 +65,33 @@ impl Place {
             qemu_img(&["create", "-q", "-f", "qcow2"], &image, &[&IMAGE_BYTES.to_string()]);
         }
         let root = directory.path().to_str().unwrap();
-        let mut words =
-            vec!["--object=iothread,id=t0".to_owned(), "--object=iothread,id=t1".into()];
-        for word in line.split_whitespace() {
-            words.push(match word.split_once(['>', ')']) {
-                None => format!("--blockdev={}", word.replace("DIR", root)),
-                Some((node, id)) => format!(
-                    "--export=vhost-user-blk,id={id},node-name={node},addr.type=unix,num-queues=2,\
-                     addr.path={root}/{id}.sock,iothread.0=t0,iothread.1=t1,writable={}",
-                    if word.contains('>') { "on" } else { "off" }
-                ),
-            });
+        let mut built = nothing();
+        for id in ["t0", "t1"] {
+            let iothread = objects::parse(&format!("iothread,id={id}")).unwrap();
+            built.add_object(&iothread).unwrap();
         }
-        let options::ServeCommand::Serve(plan) = parse(words.into_iter().map(Into::into)).unwrap()
-        else {
-            panic!("{line} is no plan")
-        };
-        Self { built: built(&plan), directory }
+        let mut prepared = Vec::new();
+        for word in line.split_whitespace() {
+            let Some((node, id)) = word.split_once(['>', ')']) else {
+                let blockdev = drivers::parse(&word.replace("DIR", root)).unwrap();
+                built.add_node(&blockdev).unwrap();
+                continue;
+            };
+            let export = export_options::parse(&format!(
+                "vhost-user-blk,id={id},node-name={node},addr.type=unix,num-queues=2,\
+                 addr.path={root}/{id}.sock,iothread.0=t0,iothread.1=t1,writable={}",
+                if word.contains('>') { "on" } else { "off" }
+            ));
+            prepared.push(built.prepare_export(&export.unwrap(), 1 << 40).unwrap());
+        }
+        let rate = &mut LogRateLimit::default();
+        let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut Never, rate };
+        prepared.iter().for_each(|prepared| built.claim(prepared, policy).unwrap());
+        for prepared in prepared {
+            let socket = Daemon::listen(&prepared).unwrap();
+            built.start(prepared, socket, None).unwrap();
+        }
+        Self { built, directory }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -106,19 +117,10 @@ impl Place {
     }
 }
 
-fn built(plan: &Plan) -> Daemon {
+fn nothing() -> Daemon {
     let files: Arc<FileTable> = Arc::default();
-    let mut built =
-        Daemon::nothing(&files, &Arc::new(SystemClock), None, DescriptorCheck::on_thread())
-            .unwrap();
-    let rate = &mut LogRateLimit::default();
-    let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut Never, rate };
-    let prepared = built.carry_out(plan, policy).unwrap();
-    for prepared in prepared {
-        let socket = Daemon::listen(&prepared).unwrap();
-        built.start(prepared, socket, None).unwrap();
-    }
-    built
+    let check = DescriptorCheck::on_thread();
+    Daemon::nothing(&files, &Arc::new(SystemClock), None, check).unwrap()
 }
 
 fn connect(socket: &Path, memory_bytes: usize) -> Client {

@@ -6,34 +6,26 @@ use block::{
 };
 
 use super::Graph;
-use crate::options::{ObjectKind, ObjectOptions, Plan, PlanStep, ServeCommand, parse};
+use crate::drivers;
+use crate::objects::{self, ObjectKind};
 
-/// A graph with the throttle groups and nodes of a line.
-fn graph(words: &[&str]) -> Graph {
-    let ServeCommand::Serve(Plan { steps, .. }) = parse(words.iter().map(Into::into)).unwrap()
-    else {
-        panic!("{words:?} is no plan")
-    };
+/// A graph with these nodes, and throttle groups if there are some.
+fn graph(group: Option<&str>, nodes: &[&str]) -> Graph {
     let mut graph = Graph::new(std::sync::Arc::default(), std::sync::Arc::new(SystemClock));
-    for step in &steps {
-        match step {
-            PlanStep::Object(ObjectOptions { id, kind: ObjectKind::ThrottleGroup(limits) }) => {
-                graph.add_throttle_group(id, *limits).unwrap();
-            }
-            PlanStep::Blockdev(blockdev) => graph.add(blockdev).unwrap(),
-            PlanStep::Object(_) | PlanStep::Export(_) => panic!("{step:?}"),
-        }
+    if let Some(group) = group.map(|group| objects::parse(group).unwrap()) {
+        let ObjectKind::ThrottleGroup(limits) = group.kind else { panic!("{group:?}") };
+        graph.add_throttle_group(&group.id, limits).unwrap();
     }
+    nodes.iter().for_each(|node| graph.add(&drivers::parse(node).unwrap()).unwrap());
     graph
 }
 
 /// Which of four requests of 4 KiB a disk holds that may write, or do, one in a thousand seconds:
 /// two discards, two writes.
 fn held(limits: &str, discard: &str) -> [bool; 4] {
-    let group = format!("--object=throttle-group,id=g,{limits}");
-    let node =
-        format!("--blockdev=throttle,node-name=n,throttle-group=g,file.driver=null-co{discard}");
-    let graph = graph(&[&group, &node]);
+    let group = format!("throttle-group,id=g,{limits}");
+    let node = format!("throttle,node-name=n,throttle-group=g,file.driver=null-co{discard}");
+    let graph = graph(Some(&group), &[&node]);
     let node = graph.node("n").unwrap();
     let extent = node.size().check(ByteOffset(0), ByteCount(4096)).unwrap();
     let discard = Operation::Discard(extent, Durability::Cached);
@@ -66,11 +58,12 @@ fn answers(graph: &Graph, name: &str) -> ([Answer; 2], PieceList) {
 
 #[test]
 fn discards_pass_only_if_it_may_unmap() {
-    let graph = graph(&[
-        "--blockdev=null-co,node-name=n",
-        "--blockdev=delay,node-name=kept,file=n",
-        "--blockdev=delay,node-name=unmapped,file=n,discard=unmap",
-    ]);
+    let nodes = [
+        "null-co,node-name=n",
+        "delay,node-name=kept,file=n",
+        "delay,node-name=unmapped,file=n,discard=unmap",
+    ];
+    let graph = graph(None, &nodes);
     for (name, expected) in [("kept", 0), ("unmapped", 1)] {
         let ([_, discard], pieces) = answers(&graph, name);
         let Answer::Now(range) = discard else { panic!("{discard:?}") };

@@ -3,7 +3,8 @@
 use layers::{Limit, LimitKind, ThrottleLimits, ThrottleSettings};
 
 use super::{NULL, check, children, own, plan, refuse, refuse_line};
-use crate::options::{ObjectKind, ObjectOptions, PlanStep};
+use crate::objects::{ObjectKind, ObjectOptions};
+use crate::options::PlanStep;
 
 fn group(change: impl FnOnce(&mut ThrottleSettings)) -> PlanStep {
     let mut settings = ThrottleSettings::default();

@@ -17,7 +17,7 @@ use testkit::trespass;
 
 use super::super::privileges;
 use super::super::seccomp::{FilterNeeds, SeccompFilters};
-use super::{Place, prepare};
+use super::{Place, SandboxMode, prepare};
 
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,13 +60,14 @@ fn the_attempt() {
     let Ok(name) = std::env::var(ATTEMPT) else { return };
     let scene = Scene::new(PathBuf::from(std::env::var(ROOT).unwrap()));
     let sandbox = std::env::var(SANDBOX).unwrap();
+    let mode = if sandbox == "on" { SandboxMode::Required } else { SandboxMode::Off };
     if sandbox == CALLS_ONLY {
         privileges::give_up().unwrap();
         SeccompFilters::new(FilterNeeds { opening: false, discards: false, ids: false })
             .unwrap()
             .put_up()
             .unwrap();
-    } else if let Some(sandbox) = prepare(&scene.root, &sandbox) {
+    } else if let Some(sandbox) = prepare(&scene.root, mode) {
         sandbox.close().unwrap();
     }
     let code = match scene.carry_out(&name) {

@@ -3,11 +3,11 @@
 //! Invariants: every option and key that works is in the text and in `docs/options.md`; the tests
 //! hold both against the tables that the parser reads.
 
+use super::HelpTopic;
 use crate::drivers;
-use crate::options::HelpTopic;
 
 /// The text for a topic, ending in a newline.
-pub fn text(topic: HelpTopic) -> String {
+pub fn help(topic: HelpTopic) -> String {
     match topic {
         HelpTopic::Object => OBJECT.to_owned(),
         HelpTopic::Blockdev => blockdev(),
@@ -131,7 +131,7 @@ addr.path=/run/vm1.sock,iothread.0=t0,iothread.1=t1
 
 #[cfg(test)]
 mod tests {
-    use super::{text, version};
+    use super::{help, version};
     use crate::options::{HelpTopic, documented_names};
 
     /// Whether the text has the name as a word: not as a part of a longer name.
@@ -144,17 +144,17 @@ mod tests {
 
     #[test]
     fn every_name_that_works_is_documented() {
-        let help = text(HelpTopic::Serve);
-        let document = include_str!("../../../../docs/options.md");
+        let text = help(HelpTopic::Serve);
+        let document = include_str!("../../../../../docs/options.md");
         for name in documented_names() {
-            assert!(has_name(&help, &name), "the help does not mention {name}");
+            assert!(has_name(&text, &name), "the help does not mention {name}");
             assert!(has_name(document, &name), "docs/options.md does not mention {name}");
         }
     }
 
     #[test]
     fn lines_of_the_help_fit_a_terminal() {
-        for line in text(HelpTopic::Serve).lines() {
+        for line in help(HelpTopic::Serve).lines() {
             assert!(line.chars().count() <= 100, "{line}");
         }
     }

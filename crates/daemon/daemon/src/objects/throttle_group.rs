@@ -5,8 +5,7 @@
 
 use layers::{LimitKind, ThrottleLimits, ThrottleSettings};
 
-use super::ObjectType;
-use crate::options::plan::ObjectKind;
+use super::{ObjectKind, ObjectType};
 use crate::syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 
 macro_rules! limits {

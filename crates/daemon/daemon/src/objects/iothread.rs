@@ -1,7 +1,6 @@
 //! The object type `iothread`.
 
-use super::ObjectType;
-use crate::options::plan::{ObjectKind, PollOptions};
+use super::{ObjectKind, ObjectType, PollOptions};
 use crate::syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
 
 /// `qom-type=iothread`.

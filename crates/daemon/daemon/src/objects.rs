@@ -1,35 +1,78 @@
 //! `--object`: one entry for each type, with its keys and what reads them.
 //!
-//! A new type is a file in `object/`, an entry in [`TABLE`] and a variant of [`ObjectKind`].
+//! A new type is a file in `objects/`, an entry in [`TABLE`] and a variant of [`ObjectKind`].
 //!
 //! Not here: the other objects of qemu-storage-daemon; they are refused by name.
 
 mod iothread;
-pub(super) mod throttle_group;
+mod throttle_group;
 
-use super::plan::{ObjectKind, ObjectOptions};
+use layers::ThrottleLimits;
+
+use crate::model::{IOTHREAD, ObjectName, THROTTLE_GROUP};
 use crate::syntax::{ArgumentError, Keys, OptionFields, is_identifier};
+
+/// The argument of `--object`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ObjectOptions {
+    /// Its name, which no other object has.
+    pub(crate) id: String,
+    /// What it is.
+    pub(crate) kind: ObjectKind,
+}
+
+/// What an object is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ObjectKind {
+    /// A thread, and how long it looks for work before it sleeps.
+    Iothread(PollOptions),
+    /// What the nodes that name it may do together.
+    ThrottleGroup(ThrottleLimits),
+}
+
+impl ObjectOptions {
+    /// The object for the model.
+    pub(crate) fn name(&self) -> ObjectName<'_> {
+        let kind = match self.kind {
+            ObjectKind::Iothread(_) => IOTHREAD,
+            ObjectKind::ThrottleGroup(_) => THROTTLE_GROUP,
+        };
+        ObjectName { kind, id: &self.id }
+    }
+}
+
+/// The polling of an iothread, as in QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct PollOptions {
+    /// The longest time to look, in nanoseconds; 0 switches polling off. `None` leaves it to the
+    /// daemon.
+    pub(crate) max_ns: Option<u64>,
+    /// By how much a time that was too short grows; 0 leaves it to the daemon.
+    pub(crate) grow: u32,
+    /// By how much a time that was in vain shrinks; 0 leaves it to the daemon.
+    pub(crate) shrink: u32,
+}
 
 /// A type of `--object`: its name and keys, and how it is read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ObjectType {
+pub(crate) struct ObjectType {
     /// Its name, as in `qom-type=`.
     name: &'static str,
     /// All its keys.
-    pub(super) keys: Keys,
+    pub(crate) keys: Keys,
     /// Reads the keys that only this type has.
     read: fn(&mut OptionFields) -> Result<ObjectKind, ArgumentError>,
 }
 
 /// The object types that work.
-pub(super) const TABLE: &[ObjectType] = &[iothread::ENTRY, throttle_group::ENTRY];
+pub(crate) const TABLE: &[ObjectType] = &[iothread::ENTRY, throttle_group::ENTRY];
 
 /// The object types that qemu-storage-daemon has and ringloom does not have yet.
 const LATER: &str = "authz-list authz-listfile authz-pam authz-simple main-loop pr-manager-helper \
     secret secret_keyring thread-context tls-cipher-suites tls-creds-anon tls-creds-psk tls-creds-x509";
 
 /// Reads the argument of `--object`.
-pub(super) fn parse(text: &str) -> Result<ObjectOptions, ArgumentError> {
+pub(crate) fn parse(text: &str) -> Result<ObjectOptions, ArgumentError> {
     let mut fields = OptionFields::parse(text, "qom-type")?;
     let kind = fields.required_text("qom-type")?;
     let Some(entry) = TABLE.iter().find(|entry| entry.name == kind) else {

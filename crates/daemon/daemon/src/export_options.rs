@@ -6,16 +6,20 @@
 
 use std::path::PathBuf;
 
-use super::plan::{ExportOptions, SocketOptions};
+use block::{Access, Node};
+use virtio::{BlkConfig, CacheMode};
+
+use crate::export_error::ExportError;
+use crate::model::NewExport;
 use crate::syntax::{
     ArgumentError, Keys, OptionFields, Union, ValueType, is_identifier, optional, required,
 };
 
-/// The most queues of one export.
+/// The most queues of one export; so many offers one that offers as many as a front end asks for.
 const QUEUES_MAX: u16 = 256;
 
 /// The block size without `logical-block-size`.
-pub(super) const LOGICAL_BLOCK_BYTES: u32 = 512;
+pub(crate) const LOGICAL_BLOCK_BYTES: u32 = 512;
 
 /// The largest block size, as in QEMU.
 const LOGICAL_BLOCK_BYTES_MAX: u32 = 2 << 20;
@@ -30,7 +34,7 @@ const SUPPORTED: &[&str] = &["vhost-user-blk"];
 const LATER: &[&str] = &["nbd", "fuse", "vduse-blk"];
 
 /// The keys of `type=vhost-user-blk`.
-pub(super) static VHOST_USER_BLK: Keys = Keys {
+pub(crate) static VHOST_USER_BLK: Keys = Keys {
     of: "--export type=vhost-user-blk",
     supported: &[&[
         required("type", ValueType::Text),
@@ -56,6 +60,75 @@ const UNIX: Keys = Keys {
     later: &[&["abstract", "tight"]],
 };
 
+/// The argument of `--export`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ExportOptions {
+    /// Its name.
+    pub(crate) id: String,
+    /// The node to offer.
+    pub(crate) node_name: String,
+    /// Where to listen.
+    pub(crate) socket: SocketOptions,
+    /// Whether clients may write.
+    pub(crate) writable: bool,
+    /// The block size a guest sees in bytes: a power of two, 512 to 2 MiB.
+    pub(crate) logical_block_size: u32,
+    /// How many queues are offered, 1 to 256; `None` is as many as the front end asks for.
+    pub(crate) num_queues: Option<u16>,
+    /// The iothreads that serve the queues, round-robin. Empty is `none`.
+    pub(crate) iothreads: Vec<String>,
+    /// Whether changes are durable as soon as they are answered, until a driver asks for another
+    /// mode.
+    pub(crate) writethrough: bool,
+}
+
+impl ExportOptions {
+    /// The export for the model.
+    pub(crate) fn entry(&self) -> NewExport<'_> {
+        NewExport {
+            id: &self.id,
+            node: &self.node_name,
+            access: if self.writable { Access::ReadWrite } else { Access::ReadOnly },
+            iothreads: &self.iothreads,
+            socket: &self.socket.path,
+        }
+    }
+
+    /// What a guest is told about the disk, which that node is.
+    pub(crate) fn blk_config(&self, node: &dyn Node) -> Result<BlkConfig, ExportError> {
+        let (export, name) = (self.id.clone(), node.name().to_owned());
+        let block = self.logical_block_size;
+        let bytes = node.size().0.0;
+        if !bytes.is_multiple_of(u64::from(block)) {
+            return Err(ExportError::Size { export, node: name, bytes, block });
+        }
+        let limits = node.limits();
+        Ok(BlkConfig {
+            size: node.size(),
+            logical_block: block,
+            physical_block: limits.physical_block.get().max(block),
+            queues: self.num_queues.unwrap_or(QUEUES_MAX),
+            access: self.entry().access,
+            discard: self.writable,
+            discard_granularity: limits.discard_granularity.get().max(block),
+            unmap: limits.discard,
+            write_zeroes: self.writable,
+            cache: if self.writethrough { CacheMode::WriteThrough } else { CacheMode::WriteBack },
+        })
+    }
+}
+
+/// The UNIX socket of an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SocketOptions {
+    /// Its path as written, at most 107 bytes.
+    pub(crate) path: PathBuf,
+    /// Its permission bits, if not those the umask leaves.
+    pub(crate) mode: Option<u32>,
+    /// Its group, by name or number, if not the process's.
+    pub(crate) group: Option<String>,
+}
+
 /// A value that an export's options cannot have.
 #[derive(Debug, thiserror::Error)]
 enum ExportOptionsError {
@@ -76,7 +149,7 @@ enum ExportOptionsError {
 }
 
 /// Reads the argument of `--export`.
-pub(super) fn parse(text: &str) -> Result<ExportOptions, ArgumentError> {
+pub(crate) fn parse(text: &str) -> Result<ExportOptions, ArgumentError> {
     let mut fields = OptionFields::parse(text, "type")?;
     let kind = fields.required_text("type")?;
     if LATER.contains(&kind.as_str()) {
@@ -111,7 +184,7 @@ pub(super) fn parse(text: &str) -> Result<ExportOptions, ArgumentError> {
 }
 
 /// Checks a socket's path.
-pub(super) fn check_socket_path(path: PathBuf) -> Result<PathBuf, ArgumentError> {
+pub(crate) fn check_socket_path(path: PathBuf) -> Result<PathBuf, ArgumentError> {
     let bytes = path.as_os_str().len();
     if bytes == 0 {
         return Err(ArgumentError::EmptyPath { what: "socket path" });
@@ -123,7 +196,7 @@ pub(super) fn check_socket_path(path: PathBuf) -> Result<PathBuf, ArgumentError>
 }
 
 /// Checks a number of queues.
-pub(super) fn check_num_queues(queues: u64) -> Result<u16, ArgumentError> {
+pub(crate) fn check_num_queues(queues: u64) -> Result<u16, ArgumentError> {
     u16::try_from(queues)
         .ok()
         .filter(|queues| (1..=QUEUES_MAX).contains(queues))
